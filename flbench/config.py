@@ -1,0 +1,294 @@
+"""The configuration: its schema, with every default.
+
+A method's own keys stand in its file (`algorithms/NAME.py`), a net's in `models/NAME.py`; both are
+selected by name. Every key has its meaning, unit and range here or there, and nowhere else.
+"""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SerializeAsAny,
+    ValidationInfo,
+    field_validator,
+)
+
+
+class Strict(BaseModel):
+    """Base of all configuration: frozen, unknown keys refused, no NaN and no infinity."""
+
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        allow_inf_nan=False,
+        protected_namespaces=(),
+        validate_default=True,
+    )
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_bool_for_number(cls, value: object, info: ValidationInfo) -> object:
+        """Refuse `true` where a number is expected; pydantic would read it as 1."""
+        kind = cls.model_fields[str(info.field_name)].annotation
+        if isinstance(value, bool) and kind in (int, float, int | None, float | None):
+            raise ValueError("a number")
+        return value
+
+
+def _named(value: object) -> object:
+    """Read `optimizer: adam` as `optimizer: {name: adam}`."""
+    return {"name": value} if isinstance(value, str) else value
+
+
+class DataConfig(Strict):
+    """Where samples come from."""
+
+    name: str = Field("digits", description="data set; `flbench data` lists them")
+    root: Path = Field(
+        Path("data"), description="folder where NAME.npz, NAME.zip or NAME/ is looked up"
+    )
+    path: Path | None = Field(
+        None, description="a data file or folder, instead of a look-up by name"
+    )
+    normalize: Literal["standard", "unit"] = Field(
+        "standard",
+        description="standard: zero mean, unit variance per channel over all training parts;"
+        " unit: [0, 1]",
+    )
+    augment: tuple[Literal["crop", "flip"], ...] = Field(
+        (), description="of training images: crop (4 pixels of padding), flip (left and right)"
+    )
+    label: str | None = Field(
+        None, description="tables: label column (default the last), or a rule such as `num > 0`"
+    )
+
+
+class PartitionConfig(Strict):
+    """Who holds which samples."""
+
+    scheme: Literal[
+        "iid", "dirichlet", "pathological", "grouped", "quantity", "natural", "file"
+    ] = Field("dirichlet", description="how samples are dealt to clients")
+    clients: int | None = Field(
+        None, ge=1, description="number of clients N (default 20; every group under `natural`)"
+    )
+    alpha: float = Field(
+        0.1, gt=0, description="dirichlet, quantity: concentration; smaller is more skewed"
+    )
+    balanced: bool = Field(False, description="dirichlet: clients of equal size")
+    classes_per_client: int = Field(2, ge=1, description="pathological: classes of each client")
+    main_classes: tuple[int, ...] = Field(
+        (2, 3, 5), description="grouped: number of main classes of each group, in class order"
+    )
+    main_share: float = Field(
+        0.8, gt=0, le=1, description="grouped: share of a client's samples from main classes"
+    )
+    samples_per_client: int | None = Field(
+        None,
+        ge=1,
+        description="grouped: samples of each client (default: as many as the rarest class allows)",
+    )
+    split: tuple[float, float, float] = Field(
+        (0.6, 0.2, 0.2), description="shares of a client's samples for [train, validation, test]"
+    )
+    pool: Literal["train", "merged"] = Field(
+        "train",
+        description="deal the train part (the test part is the common test set), or both merged",
+    )
+    min_samples: int = Field(10, ge=1, description="fewest samples of a client")
+    seed: int | None = Field(None, ge=0, description="seed of the partition (default: the run's)")
+    path: Path | None = Field(None, description="file: a saved partition, NAME.npz")
+
+
+class ModelConfig(Strict):
+    """The net. Further keys stand with the net of that name."""
+
+    name: str = Field("mlp", description="net")
+
+
+class AlgorithmConfig(Strict):
+    """The method. Further keys stand with the method of that name."""
+
+    name: str = Field("hfcd", description="method; `flbench algos` lists them")
+    agg_weights: Literal["samples", "uniform"] = Field(
+        "samples",
+        description="weight of a client in a mean over the cohort: its training samples, or one",
+    )
+
+
+class OptimizerConfig(Strict):
+    """The local optimiser, made anew in each phase of each round (C2)."""
+
+    name: Literal["sgd", "adam", "adamw"] = Field("sgd", description="optimiser")
+    lr: float = Field(0.01, ge=0, description="learning rate of the first round")
+    momentum: float = Field(0.0, ge=0, lt=1, description="sgd: momentum")
+    nesterov: bool = Field(False, description="sgd: Nesterov momentum (needs momentum > 0)")
+    weight_decay: float = Field(0.0, ge=0, description="weight decay")
+
+
+class ScheduleConfig(Strict):
+    """The learning rate over rounds.
+
+    A function of the round, not of how often a client was drawn.
+    """
+
+    name: Literal["constant", "cosine", "exponential", "step"] = Field(
+        "constant", description="shape"
+    )
+    decay: float = Field(
+        0.1, gt=0, le=1, description="step: factor; exponential: factor over the whole run"
+    )
+    every: int = Field(50, ge=1, description="step: rounds between two factors")
+    final: float = Field(
+        0.0, ge=0, le=1, description="cosine: last learning rate as a share of the first"
+    )
+
+    def factor(self, done: int, rounds: int) -> float:
+        """Return the factor on the learning rate after `done` of `rounds` rounds."""
+        from math import cos, pi
+
+        if self.name == "cosine":
+            return self.final + (1 - self.final) * (1 + cos(pi * done / rounds)) / 2
+        if self.name == "exponential":
+            return float(self.decay ** (done / rounds))
+        if self.name == "step":
+            return float(self.decay ** (done // self.every))
+        return 1.0
+
+
+class TrainConfig(Strict):
+    """How every method trains."""
+
+    rounds: int = Field(100, ge=1, description="communication rounds T")
+    participation: float = Field(1.0, gt=0, le=1, description="share of the clients in each round")
+    local_epochs: int = Field(5, ge=1, description="epochs E of a client in a round")
+    batch_size: int = Field(32, ge=1, description="samples B of a step")
+    last_batch: Literal["keep", "wrap", "drop"] = Field(
+        "keep",
+        description="a last batch smaller than B: keep it, fill it up from the epoch's start, or"
+        " drop it",
+    )
+    batchnorm: Literal["average", "local", "drop"] = Field(
+        "average",
+        description="BatchNorm statistics: averaged like the weights, kept by the client, or"
+        " estimated anew when judged",
+    )
+    optimizer: Annotated[OptimizerConfig, BeforeValidator(_named)] = Field(
+        OptimizerConfig(), description="local optimiser"
+    )
+    schedule: Annotated[ScheduleConfig, BeforeValidator(_named)] = Field(
+        ScheduleConfig(), description="learning rate over rounds"
+    )
+    clip: float | None = Field(None, gt=0, description="largest gradient norm of a client's step")
+    on_divergence: Literal["skip", "stop"] = Field(
+        "skip",
+        description="a client with values that are not finite: leave it out of the round, or stop",
+    )
+
+
+class EngineConfig(Strict):
+    """What trains the clients. Results do not depend on it, but for rounding."""
+
+    name: Literal["sequential"] = Field("sequential", description="client after client")
+    device: str = Field(
+        "auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto, cpu, cuda or cuda:INDEX"
+    )
+    precision: Literal["32-true", "64-true", "bf16-mixed", "16-mixed"] = Field(
+        "32-true", description="floating-point numbers"
+    )
+    threads: int | None = Field(
+        None,
+        ge=1,
+        description="CPU threads of PyTorch (default: the cores at hand); other counts give other"
+        " digests",
+    )
+
+
+class CommonConfig(Strict):
+    """Judging on the data set's own test part (GM, PM(V), PM(L))."""
+
+    every: int | None = Field(
+        None, ge=1, description="rounds between two (default: last and best round only)"
+    )
+    limit: int | None = Field(
+        1000, ge=1, description="samples of the common test set to use; null for all"
+    )
+
+
+class EvaluationConfig(Strict):
+    """When and how models are judged."""
+
+    every: int = Field(
+        10, ge=1, description="rounds between two evaluations; the last round is always judged"
+    )
+    common: CommonConfig = Field(CommonConfig(), description="judging on the common test set")
+    confusable: str | None = Field(
+        None,
+        description="reference for confusable classes: a run folder or its confusion.csv, or `own`",
+    )
+    rare: Literal["lowest", "share"] = Field(
+        "lowest",
+        description="rare classes: the 20 % with fewest training samples, or those under 5 % of"
+        " all samples",
+    )
+    target_accuracy: float | None = Field(
+        None,
+        gt=0,
+        le=1,
+        description="validation accuracy whose price in rounds and bytes is reported",
+    )
+
+
+class TrackingConfig(Strict):
+    """Where figures go besides the run folder."""
+
+    mlflow: Literal[False] = Field(
+        False, description="mirror to MLflow; not in this version, so only `false`"
+    )
+
+
+class OutputConfig(Strict):
+    """What is written, and where."""
+
+    dir: Path = Field(Path("runs"), description="runs are written to DIR/EXPERIMENT/RUN-ID/")
+    checkpoint_every: int = Field(10, ge=1, description="rounds between two checkpoints")
+    predictions: bool = Field(
+        False, description="save the predictions of the last evaluation, sample by sample"
+    )
+
+
+class Config(Strict):
+    """A whole experiment."""
+
+    seed: int = Field(0, ge=0, lt=2**63, description="of everything random")
+    data: DataConfig = DataConfig()
+    partition: PartitionConfig = PartitionConfig()
+    model: SerializeAsAny[ModelConfig] = ModelConfig()
+    algorithm: SerializeAsAny[AlgorithmConfig] = AlgorithmConfig()
+    train: TrainConfig = TrainConfig()
+    engine: EngineConfig = EngineConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+    tracking: TrackingConfig = TrackingConfig()
+    output: OutputConfig = OutputConfig()
+
+    def tree(self) -> dict[str, Any]:
+        """Return the configuration as the dicts, lists and scalars of YAML and JSON."""
+        return self.model_dump(mode="json")
+
+    def hash(self) -> str:
+        """Return the SHA-256 (hex) over what changes results.
+
+        Seed to train, without where data lie.
+        """
+        tree = {
+            key: self.tree()[key]
+            for key in ("seed", "data", "partition", "model", "algorithm", "train")
+        }
+        del tree["data"]["root"]
+        return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,167 @@
+"""From layers of configuration to one checked object; all problems are told at once."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, get_args
+
+from pydantic import BaseModel, ValidationError, create_model
+
+from flbench.algorithms import ALGORITHMS, Algorithm
+from flbench.config import AlgorithmConfig, Config, ModelConfig
+from flbench.errors import ConfigError, did_you_mean
+from flbench.layers import Layer, merge
+from flbench.models import MODELS, Net
+
+
+def resolve(layers: Sequence[Layer]) -> tuple[Config, dict[str, str]]:
+    """Merge layers, later ones over earlier ones, and check the result.
+
+    Returns: the configuration, and the origin of each key by its dotted path (`default`, a file and
+        its line, or the command line).
+    Raises: ConfigError with one line for every wrong key.
+    """
+    problems: list[str] = []
+    tree, origins = merge(layers)
+    algorithm = _select(tree, origins, "algorithm", AlgorithmConfig(), ALGORITHMS.find, problems)
+    model = _select(tree, origins, "model", ModelConfig(), MODELS.find, problems)
+    schema = create_model(
+        "Config",
+        __base__=Config,
+        algorithm=(algorithm, algorithm()),
+        model=(model, model()),
+    )
+    config: Config | None = None
+    try:
+        config = schema.model_validate(tree)
+    except ValidationError as error:
+        problems += [_explain(item, schema, origins) for item in error.errors()]
+    if config is not None:
+        problems += [
+            f"{line} ({_origin(path, origins)})." for path, line in _contradictions(config)
+        ]
+    if problems or config is None:
+        raise ConfigError("\n".join(problems))
+    return config, {path: origins.get(path, "default") for path in leaves(config.tree())}
+
+
+def leaves(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return the values of nested dicts by their dotted paths."""
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        path = f"{prefix}{key}"
+        flat |= leaves(value, f"{path}.") if isinstance(value, dict) else {path: value}
+    return flat
+
+
+def _select(
+    tree: dict[str, Any],
+    origins: dict[str, str],
+    section: str,
+    fallback: AlgorithmConfig | ModelConfig,
+    find: Callable[[str], type[Algorithm] | type[Net]],
+    problems: list[str],
+) -> type[AlgorithmConfig] | type[ModelConfig]:
+    """Return the Config class that `section.name` selects.
+
+    Note a problem and fall back if none does.
+    """
+    if isinstance(tree.get(section), str):
+        tree[section] = {"name": tree[section]}
+    part = tree.get(section)
+    name = part.get("name", fallback.name) if isinstance(part, dict) else fallback.name
+    try:
+        return find(str(name)).Config
+    except ConfigError as error:
+        problems.append(f"`{section}.name` ({_origin(f'{section}.name', origins)}): {error}")
+        tree.pop(section, None)
+        return find(fallback.name).Config
+
+
+def _contradictions(config: Config) -> list[tuple[str, str]]:
+    """Return (path, sentence) for keys that are each right and wrong together."""
+    found = []
+    split = config.partition.split
+    if min(split) < 0 or abs(sum(split) - 1) > 1e-6:
+        found.append(
+            (
+                "partition.split",
+                f"`partition.split` must be three shares >= 0 that sum to 1, got {list(split)}"
+                f" (sum {sum(split):g})",
+            )
+        )
+    elif split[0] == 0:
+        found.append(
+            (
+                "partition.split",
+                "`partition.split` leaves nothing to train on: its first share must be > 0",
+            )
+        )
+    if config.partition.scheme == "file" and config.partition.path is None:
+        found.append(
+            (
+                "partition.scheme",
+                "`partition.scheme=file` needs `partition.path`, the saved partition",
+            )
+        )
+    if config.train.optimizer.nesterov and config.train.optimizer.momentum == 0:
+        found.append(
+            (
+                "train.optimizer.nesterov",
+                "`train.optimizer.nesterov` needs `train.optimizer.momentum` > 0",
+            )
+        )
+    return found
+
+
+def _origin(path: str, origins: dict[str, str]) -> str:
+    """Return where a key was set, or the nearest key above it that was."""
+    while path not in origins and "." in path:
+        path = path.rpartition(".")[0]
+    return origins.get(path, "default")
+
+
+def _explain(item: Any, schema: type[BaseModel], origins: dict[str, str]) -> str:
+    """Turn one of pydantic's errors into a sentence: key, condition, value, place, cure."""
+    location = [part for part in item["loc"] if not (isinstance(part, str) and "[" in part)]
+    path = ".".join(str(part) for part in location)
+    place = _origin(path, origins)
+    kind, context, value = item["type"], item.get("ctx", {}), item.get("input")
+    if kind == "extra_forbidden":
+        keys = _keys_at(schema, location[:-1])
+        where = f"`{'.'.join(map(str, location[:-1]))}`" if location[1:] else "the configuration"
+        return (
+            f"`{path}` is not a key of {where} ({place}).{did_you_mean(str(location[-1]), keys)}"
+            f" Keys there: {', '.join(keys)}."
+        )
+    bounds = {
+        "greater_than": ("gt", ">"),
+        "greater_than_equal": ("ge", ">="),
+        "less_than": ("lt", "<"),
+        "less_than_equal": ("le", "<="),
+    }
+    if kind in bounds:
+        key, sign = bounds[kind]
+        return f"`{path}` must be {sign} {context[key]:g}, got {value!r} ({place})."
+    if kind == "literal_error":
+        expected = str(context["expected"])
+        choices = expected.replace("'", "").replace(" or ", ", ").split(", ")
+        hint = did_you_mean(str(value), choices)
+        return f"`{path}` must be {expected}, got {value!r} ({place}).{hint}"
+    if kind == "finite_number":
+        return f"`{path}` must be a finite number, got {value!r} ({place})."
+    if kind == "string_pattern_mismatch":
+        return f"`{path}` must match {context['pattern']}, got {value!r} ({place})."
+    said = str(item["msg"])
+    said = said.removeprefix("Input should be ").removeprefix("Value error, ")
+    return f"`{path}` must be {said}, got {value!r} ({place})."
+
+
+def _keys_at(schema: type[BaseModel], location: Sequence[Any]) -> list[str]:
+    """Return the keys that exist at a place of the schema."""
+    for part in location:
+        field = schema.model_fields.get(str(part))
+        kinds = [] if field is None else [field.annotation, *get_args(field.annotation)]
+        nested = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)]
+        if not nested:
+            return []
+        schema = nested[0]
+    return list(schema.model_fields)

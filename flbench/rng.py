@@ -1,0 +1,127 @@
+"""Randomness without position.
+
+Every stream is named by (seed, purpose, key), so nothing depends on order, workers or a resume.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+PURPOSES: Final = (
+    "partition",
+    "split",
+    "model",
+    "cohort",
+    "batch",
+    "noise",
+    "rows",
+    "common",
+    "method",
+)
+"""Append only: the position of a purpose is part of its stream."""
+
+
+def generator(seed: int, purpose: str, *key: int) -> np.random.Generator:
+    """Return the generator of the stream (seed, purpose, key).
+
+    Equal arguments give equal streams on every machine.
+    """
+    sequence = np.random.SeedSequence(seed, spawn_key=(PURPOSES.index(purpose), *key))
+    return np.random.Generator(np.random.PCG64(sequence))
+
+
+def torch_seed(seed: int, purpose: str) -> int:
+    """Return a seed for PyTorch, in [0, 2^63), for what only its own generator can draw (initial
+    weights).
+    """
+    sequence = np.random.SeedSequence(seed, spawn_key=(PURPOSES.index(purpose),))
+    return int(sequence.generate_state(1, np.uint64)[0] >> np.uint64(1))
+
+
+@dataclass(frozen=True)
+class Draw:
+    """The random streams of one round.
+
+    Attributes:
+        seed: the run's seed.
+        key: `(round,)`, and `(round, turn + 1)` in a set-up stage, whose rounds do not advance the
+            round.
+        clients: N.
+    """
+
+    seed: int
+    key: tuple[int, ...]
+    clients: int
+
+    @property
+    def round(self) -> int:
+        """Rounds done before this one."""
+        return self.key[0]
+
+    def uniform(self, participation: float) -> Tensor:
+        """Return the cohort.
+
+        Max(1, floor(participation N + 0.5)) ascending ids, drawn without replacement; equal for all
+        methods.
+        """
+        size = max(1, int(np.floor(participation * self.clients + 0.5)))
+        chosen = generator(self.seed, "cohort", *self.key).choice(
+            self.clients, size=size, replace=False
+        )
+        return torch.from_numpy(np.sort(chosen).astype(np.int64))
+
+    def order(self, client: int, epoch: int, n: int) -> NDArray[np.int64]:
+        """Return the order [n] of a client's samples in an epoch.
+
+        The phase is not in the key, so equal phases see equal batches.
+        """
+        return generator(self.seed, "batch", client, epoch, *self.key).permutation(n)
+
+    def keys(self, client: int, epoch: int, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return one noise key per sample [n] int64, from (seed, client, round, epoch) and the
+        sample's row in the data set.
+        """
+        base = np.random.SeedSequence(
+            self.seed, spawn_key=(PURPOSES.index("noise"), client, epoch, *self.key)
+        )
+        return _scramble(rows.astype(np.uint64) ^ base.generate_state(1, np.uint64)).view(np.int64)
+
+    def method(self, *key: int) -> np.random.Generator:
+        """Return a generator for what a method draws itself (starts of k-means, noise,
+        exploration).
+        """
+        return generator(self.seed, "method", *key, *self.key)
+
+
+def _scramble(z: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Spread 64-bit numbers evenly (the finaliser of SplitMix64.
+
+    Steele, Lea and Flood, OOPSLA 2014).
+    """
+    with np.errstate(over="ignore"):
+        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))
+
+
+def uniform(key: Tensor, unit: int) -> Tensor:
+    """Return one number in [0, 1) per sample, a hash of its key and of `unit`, which numbers the
+    uses of the key.
+
+    Args:
+        key: [B] int64, as in `Batch.key`.
+        unit: >= 0; different units give independent numbers.
+    """
+    z = key + (unit + 1) * 0x1E3779B97F4A7C15
+    z = (z ^ _shift(z, 30)) * -0x40A7B892E31B1A47
+    z = (z ^ _shift(z, 27)) * -0x6B2FB644ECCEEE15
+    return _shift(z ^ _shift(z, 31), 11).double() * 2.0**-53
+
+
+def _shift(z: Tensor, bits: int) -> Tensor:
+    """Shift int64 right and fill with zeros (torch fills with the sign)."""
+    return (z >> bits) & ((1 << (64 - bits)) - 1)

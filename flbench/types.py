@@ -1,0 +1,247 @@
+"""The vocabulary that every room shares: outputs, batches, views, state, and what travels between
+server and clients.
+
+Axis letters, here and everywhere: N clients, K clients of one round (the cohort), B batch, C
+classes, D features.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Literal, NamedTuple, Protocol
+
+from torch import Tensor
+
+Tree = dict[str, Tensor]
+"""A flat dict of tensors.
+
+A client's *leaves* are a Tree: parameters and buffers under the net's own names, and what a method
+adds.
+"""
+
+Taps = Mapping[str, tuple[Tensor, Tensor]]
+"""Input and output of named layers."""
+
+
+class Outputs(NamedTuple):
+    """What a net returns: features [B, D], logits [B, C], and the layers that were tapped."""
+
+    features: Tensor
+    logits: Tensor
+    taps: Taps = MappingProxyType({})
+
+
+class Batch(NamedTuple):
+    """Samples of one step.
+
+    x: [B, ...] normalised inputs. y: [B] int64 labels in [0, C). mask: [B] bool, False for padded
+        rows (only Collectors get them).
+    key: [B] int64, one number per sample and epoch, the source of per-sample noise. step: 0-dim
+        int64, steps taken in this phase.
+    """
+
+    x: Tensor
+    y: Tensor
+    mask: Tensor
+    key: Tensor
+    step: Tensor
+
+
+class Apply(Protocol):
+    """The client's net with any leaves; references run in eval mode on the statistics in `leaves`.
+
+    It writes to nothing.
+    """
+
+    def __call__(
+        self, leaves: Tree, x: Tensor, *, train: bool = False, taps: tuple[str, ...] = ()
+    ) -> Outputs:
+        """Return the net's outputs for inputs x [B, ...] with the parameters and buffers of
+        `leaves`.
+        """
+
+
+class View:
+    """What one step sees. `out` is computed when it is first asked for.
+
+    Attributes:
+        batch: the samples of this step.
+        ctx: what the server sent and what Collectors found.
+        leaves: the client's leaves now.
+        start: the leaves at the beginning of the program (for proximal terms and differences).
+        apply: the net with any other leaves.
+    """
+
+    __slots__ = ("_forward", "_out", "apply", "batch", "ctx", "leaves", "start")
+
+    def __init__(
+        self,
+        forward: Callable[[], Outputs],
+        *,
+        batch: Batch,
+        ctx: Tree,
+        leaves: Tree,
+        start: Tree,
+        apply: Apply,
+    ) -> None:
+        self._forward = forward
+        self._out: Outputs | None = None
+        self.batch = batch
+        self.ctx = ctx
+        self.leaves = leaves
+        self.start = start
+        self.apply = apply
+
+    @property
+    def out(self) -> Outputs:
+        """The net's outputs for this batch."""
+        if self._out is None:
+            self._out = self._forward()
+        return self._out
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Which of a client's samples a step of a program reads.
+
+    Attributes:
+        part: `train`, `validation`, `test`, or `common` (the data set's own test part, the same for
+            all clients).
+        low: where the range begins, as a fraction in [0, 1) of the part, in an order drawn by
+            `redraw`.
+        high: where it ends, in (0, 1].
+        limit: at most so many samples; None for all.
+        redraw: the order is drawn once per `run` or in each `round`. Of no effect when all samples
+            are taken.
+    """
+
+    part: str = "train"
+    low: float = 0.0
+    high: float = 1.0
+    limit: int | None = None
+    redraw: Literal["run", "round"] = "run"
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.low < self.high <= 1.0:
+            raise ValueError(
+                f"Rows need 0 <= low < high <= 1, got low={self.low}, high={self.high}."
+            )
+
+
+@dataclass(frozen=True)
+class Message:
+    """Tensors that cross a link. What lies outside a mask is zeroed by the loop and not charged.
+
+    Attributes:
+        values: by name; with a leading axis K where the message has one row per client.
+        mask: bool, by the same names; its axes are the first axes of the value (`[K]`, `[K, C]`, or
+            element-wise).
+    """
+
+    values: Tree = field(default_factory=dict)
+    mask: Tree = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Dispatch:
+    """What the server sends to a cohort. Names of a client's leaves overlay them, other names
+    become ctx.
+
+    Attributes:
+        shared: the same for all clients, without a client axis.
+        rows: one row per client, in the order of the ids that were asked for.
+        numbers: what both sides can compute from the round alone (schedules); becomes 0-dim ctx and
+            is not charged.
+    """
+
+    shared: Message = field(default_factory=Message)
+    rows: Message = field(default_factory=Message)
+    numbers: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class State:
+    """All that a run remembers between rounds. A checkpoint is this object.
+
+    Attributes:
+        stage: index of the current stage.
+        turn: rounds done in this stage.
+        round: rounds done, set-up stages not counted.
+        server: what the server knows.
+        clients: what each client keeps: leading axis N, written in place, by the loop alone.
+        visits: [N] int64, finished trainings of each client, counted in place by the loop.
+    """
+
+    stage: int
+    turn: int
+    round: int
+    server: Tree
+    clients: Tree
+    visits: Tensor
+
+
+@dataclass(frozen=True)
+class Update:
+    """What `aggregate` returns.
+
+    Server entries to replace, rows that go back to the cohort, and diagnostics to log.
+    """
+
+    server: Tree = field(default_factory=dict)
+    reply: Message | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A stretch of rounds with one program.
+
+    A set-up stage does not count as rounds; its bytes are listed apart.
+    """
+
+    name: str
+    rounds: int
+    setup: bool = False
+
+
+class Info(NamedTuple):
+    """What a Map may know of the training so far, each 0-dim.
+
+    Optimiser steps taken, learning rate, training samples, round.
+    """
+
+    steps: Tensor
+    lr: Tensor
+    n: Tensor
+    round: Tensor
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A client that did not finish a round with finite values."""
+
+    client: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Results:
+    """What the cohort brought, in cohort order, without the clients that failed.
+
+    Attributes:
+        ids: [K] int64 client ids.
+        steps: [K] int64 optimiser steps taken.
+        losses: [K] mean training loss over those steps; NaN for a client without a step.
+        kept: the leaves that stay with the clients, [K, ...] each.
+        sent: the leaves that go up, [K, ...] each.
+        observed: results of the observing Collectors, [K, ...] each; no algorithm ever sees them.
+        failures: the clients that were left out.
+    """
+
+    ids: Tensor
+    steps: Tensor
+    losses: Tensor
+    kept: Tree
+    sent: Message
+    observed: Tree
+    failures: tuple[Failure, ...] = ()

@@ -1,0 +1,24 @@
+import os
+
+import pytest
+import torch
+
+from tests.support import REAL_DATA
+
+
+@pytest.fixture(autouse=True)
+def _one_thread(tmp_path, monkeypatch):
+    """One thread, and a cache of the test's own."""
+    torch.set_num_threads(1)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if "gpu" in item.keywords and not torch.cuda.is_available():
+            item.add_marker(pytest.mark.skip(reason="no CUDA device"))
+        if "real_data" in item.keywords and not REAL_DATA.is_dir():
+            item.add_marker(pytest.mark.skip(reason=f"{REAL_DATA} is not there"))
+
+
+os.environ.setdefault("COLUMNS", "120")
