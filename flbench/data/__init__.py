@@ -1,0 +1,1 @@
+"""Samples, and who holds which: sources, partitions, and the federation that clients train on."""

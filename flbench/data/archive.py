@@ -1,0 +1,127 @@
+"""A folder or a .zip read alike: entries by name, in order, within limits.
+
+Nothing is written to disk.
+"""
+
+import hashlib
+import os
+import zipfile
+import zlib
+from pathlib import Path, PurePosixPath
+from typing import Final, Self
+
+from flbench.errors import DataError
+
+MAX_BYTES: Final = 16 * 2**30
+MAX_ENTRY: Final = 256 * 2**20
+MAX_ENTRIES: Final = 20_000_000
+
+
+class Archive:
+    """The files below a folder, or the entries of a .zip file.
+
+    Raises: DataError if it cannot be opened, an entry's name leads out of it, or it would unpack to
+        more than 16 GiB (256 MiB for one entry).
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._zip: zipfile.ZipFile | None = None
+        if path.is_dir():
+            self._sizes = _list_folder(path)
+        else:
+            try:
+                self._zip = zipfile.ZipFile(path)
+            except (zipfile.BadZipFile, OSError, NotImplementedError) as error:
+                raise DataError(
+                    f"{path} is neither a folder nor a whole .zip or .npz file ({error}). Fetch"
+                    " or write it again."
+                ) from error
+            self._sizes = {
+                entry.filename: entry.file_size
+                for entry in self._zip.infolist()
+                if not entry.is_dir()
+            }
+        try:
+            self._check()
+        except DataError:
+            self.__exit__()
+            raise
+        self.names = sorted(name for name in self._sizes if not _is_hidden(name))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._zip is not None:
+            self._zip.close()
+
+    def read(self, name: str) -> bytes:
+        """Return the bytes of an entry. Raises: DataError if it is damaged or encrypted."""
+        try:
+            if self._zip is None:
+                return (self.path / name).read_bytes()
+            return self._zip.read(name)
+        except (
+            zipfile.BadZipFile,
+            zlib.error,
+            EOFError,
+            OSError,
+            RuntimeError,
+            NotImplementedError,
+        ) as error:
+            raise DataError(f"{self.path}: the entry {name} cannot be read ({error}).") from error
+
+    def fingerprint(self) -> str:
+        """Return a SHA-256 (hex) that changes when the content does.
+
+        Of a .zip: its bytes. Of a folder: names, sizes and times of change, since reading all is
+        slow.
+        """
+        sha = hashlib.sha256()
+        if self._zip is not None:
+            with self.path.open("rb") as file:
+                while block := file.read(1 << 22):
+                    sha.update(block)
+            return sha.hexdigest()
+        for name in self.names:
+            status = (self.path / name).stat()
+            sha.update(f"{name}\0{status.st_size}\0{status.st_mtime_ns}\0".encode())
+        return sha.hexdigest()
+
+    def _check(self) -> None:
+        if len(self._sizes) > MAX_ENTRIES:
+            raise DataError(
+                f"{self.path} holds {len(self._sizes):,} entries; the limit is {MAX_ENTRIES:,}."
+            )
+        for name, size in self._sizes.items():
+            pure = PurePosixPath(name.replace("\\", "/"))
+            if pure.is_absolute() or ".." in pure.parts or (pure.parts and ":" in pure.parts[0]):
+                raise DataError(
+                    f"{self.path}: the entry {name!r} leads out of the archive; it is not opened."
+                )
+            if size > MAX_ENTRY:
+                raise DataError(
+                    f"{self.path}: the entry {name} would unpack to {size / 2**20:.0f} MiB; "
+                    f"the limit is {MAX_ENTRY // 2**20}."
+                )
+        total = sum(self._sizes.values())
+        if total > MAX_BYTES:
+            raise DataError(
+                f"{self.path} would unpack to {total / 2**30:.1f} GiB; the limit is"
+                f" {MAX_BYTES // 2**30}."
+            )
+
+
+def _list_folder(path: Path) -> dict[str, int]:
+    sizes = {}
+    for folder, _, files in os.walk(path):
+        for file in files:
+            full = Path(folder) / file
+            sizes[full.relative_to(path).as_posix()] = full.stat().st_size if full.exists() else 0
+    return sizes
+
+
+def _is_hidden(name: str) -> bool:
+    """Whether an entry is an operating system's leftover (`.DS_Store`, `__MACOSX/`)."""
+    return any(part.startswith(".") or part == "__MACOSX" for part in PurePosixPath(name).parts)

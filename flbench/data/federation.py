@@ -1,0 +1,253 @@
+"""The federation: one tensor of samples, and for every client the rows that it may read."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from flbench.config import DataConfig, PartitionConfig
+from flbench.data.partition import PARTS, Partition, make, split_client
+from flbench.data.schemes import Indices
+from flbench.data.sources import Dataset
+from flbench.rng import Draw, generator, uniform
+from flbench.types import Rows
+
+CROP_PADDING: Final = 4
+
+
+@dataclass(frozen=True)
+class Federation:
+    """What the clients hold.
+
+    Attributes:
+        dataset: name, class names and where the train part ends.
+        x: [n, C, H, W] uint8 or [n, F] float32, all samples, on the engine's device where it fits.
+        y: [n] int64.
+        partition: the samples of every client.
+        common: ascending rows of the data set's own test part; empty where it was dealt or there is
+            none.
+        shift: subtracted from a sample, broadcast over it ([C, 1, 1] or [F]).
+        scale: multiplied with it then.
+        augment: transformations of training batches.
+        seed: the run's.
+        notes: what a reader must know about the data.
+    """
+
+    dataset: Dataset
+    x: Tensor
+    y: Tensor
+    partition: Partition
+    common: Indices
+    shift: Tensor
+    scale: Tensor
+    augment: tuple[str, ...]
+    seed: int
+    notes: tuple[str, ...] = ()
+
+    @property
+    def clients(self) -> int:
+        """Number of clients N."""
+        return self.partition.clients
+
+    @property
+    def classes(self) -> int:
+        """Number of classes C."""
+        return len(self.dataset.classes)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of one sample."""
+        return tuple(self.x.shape[1:])
+
+    @cached_property
+    def counts(self) -> Tensor:
+        """[N, C] int64: training samples of every client and class."""
+        return self._counts("train")
+
+    @cached_property
+    def test_counts(self) -> Tensor:
+        """[N, C] int64: test samples of every client and class."""
+        return self._counts("test")
+
+    @cached_property
+    def sizes(self) -> Tensor:
+        """[N] int64: training samples of every client."""
+        return self.counts.sum(dim=1)
+
+    def rows(self, which: Rows, client: int, draw: Draw) -> Indices:
+        """Return the rows of a client's samples that a step reads.
+
+        All samples of a part come in ascending order. A range or a limit is taken from an order
+        drawn per (seed, client), and also per round with `redraw="round"`; of the common test set,
+        which is the same for all clients, a limit takes a stratified sample per seed.
+        """
+        if which.part == "common":
+            return self._common(which.limit)
+        rows = self.partition.parts[which.part][client]
+        if (
+            which.low == 0.0
+            and which.high == 1.0
+            and (which.limit is None or which.limit >= len(rows))
+        ):
+            return rows
+        key = draw.key if which.redraw == "round" else ()
+        rng = generator(self.seed, "rows", client, PARTS.index(which.part), *key)
+        order = rng.permutation(rows)
+        low, high = round(which.low * len(rows)), round(which.high * len(rows))
+        return np.asarray(order[low:high][: which.limit])
+
+    def inputs(self, rows: Indices, dtype: torch.dtype, keys: Tensor | None = None) -> Tensor:
+        """Return the normalised samples of these rows [b, ...]; with noise keys [b], augmented."""
+        x = self.x[torch.from_numpy(rows).to(self.x.device)].to(dtype)
+        x.sub_(self.shift).mul_(self.scale)
+        return x if keys is None or not self.augment else augment(x, keys, self.augment)
+
+    def to(self, device: torch.device, dtype: torch.dtype) -> "Federation":
+        """Return the federation with its samples on a device and its numbers in a precision."""
+        return replace(
+            self,
+            x=self.x.to(device),
+            y=self.y.to(device),
+            shift=self.shift.to(device, dtype),
+            scale=self.scale.to(device, dtype),
+        )
+
+    def _counts(self, part: str) -> Tensor:
+        labels = self.dataset.y
+        counts = [
+            np.bincount(labels[rows], minlength=self.classes) for rows in self.partition.parts[part]
+        ]
+        return torch.from_numpy(np.stack(counts).astype(np.int64))
+
+    def _common(self, limit: int | None) -> Indices:
+        rows = self.common
+        if limit is None or limit >= len(rows):
+            return rows
+        share = limit / len(rows)
+        rng = generator(self.seed, "common", limit)
+        return split_client(rows, self.dataset.y[rows], (share, 0.0, 1.0 - share), rng)[0]
+
+
+def build(dataset: Dataset, data: DataConfig, partition: PartitionConfig, seed: int) -> Federation:
+    """Deal a data set to clients, fill in what is missing in tables, and find the normalisation.
+
+    Raises: ConfigError where the partition cannot be made.
+    """
+    dealt = make(dataset, partition, seed)
+    notes = list(dealt.notes)
+    used = np.sort(np.concatenate([rows for part in PARTS for rows in dealt.parts[part]]))
+    test = np.arange(dataset.train, len(dataset.y))
+    # The set's test part is common only where no client holds any of it.
+    common = test if not len(np.intersect1d(test, used, assume_unique=True)) else test[:0]
+    x = dataset.x
+    if dataset.is_table:
+        x, imputed = _impute(x, dealt)
+        notes += imputed
+    shift, scale = _normalisation(x, dealt, data.normalize, dataset)
+    if data.augment and dataset.is_table:
+        notes.append("data.augment has no effect on tables.")
+    return Federation(
+        dataset,
+        torch.from_numpy(x),
+        torch.from_numpy(dataset.y),
+        dealt,
+        common,
+        torch.from_numpy(shift),
+        torch.from_numpy(scale),
+        () if dataset.is_table else data.augment,
+        seed,
+        tuple(notes),
+    )
+
+
+def _impute(x: NDArray[np.float32], partition: Partition) -> tuple[NDArray[np.float32], list[str]]:
+    """Fill missing table values with the mean of the client's own training part.
+
+    Where a client's training part has no value of a column, the mean of the other clients' means is
+    taken, and said: such a client could not know it by itself.
+    """
+    x = x.copy()
+    own = np.full((partition.clients, x.shape[1]), np.nan)
+    for client, rows in enumerate(partition.parts["train"]):
+        known = ~np.isnan(x[rows])
+        totals = np.where(known, x[rows], 0.0).sum(axis=0, dtype=np.float64)
+        own[client] = np.divide(totals, known.sum(axis=0), out=own[client], where=known.any(axis=0))
+    known = ~np.isnan(own)
+    overall = np.where(known, own, 0.0).sum(axis=0) / np.maximum(known.sum(axis=0), 1)
+    filled = np.where(known, own, overall)
+    missing = 0
+    for part in PARTS:
+        for client, rows in enumerate(partition.parts[part]):
+            gaps = np.isnan(x[rows])
+            missing += int(gaps.sum())
+            x[rows] = np.where(gaps, filled[client], x[rows])
+    notes = []
+    if missing:
+        notes.append(
+            f"data: {missing} missing values were filled with the mean of the client's training"
+            " part."
+        )
+    if (~known).any():
+        notes.append(
+            f"data: {int((~known).sum())} columns of single clients have no value at all in their"
+            " training part;"
+            " the mean over the other clients was taken."
+        )
+    return x, notes
+
+
+def _normalisation(
+    x: NDArray[Any], partition: Partition, kind: str, dataset: Dataset
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Return shift and scale of `(x - shift) * scale`, from the training parts of all clients."""
+    if kind == "unit" and not dataset.is_table:
+        return np.zeros((1, 1, 1), dtype=np.float32), np.full(
+            (1, 1, 1), 1.0 / dataset.scale, dtype=np.float32
+        )
+    train = np.sort(np.concatenate(partition.parts["train"]))
+    if kind == "unit":
+        low, high = x[train].min(axis=0), x[train].max(axis=0)
+        return low, _inverse(high - low)
+    axes = (0,) if dataset.is_table else (0, 2, 3)
+    count = 0
+    total, squares = 0.0, 0.0
+    for rows in np.array_split(
+        train, max(1, len(train) // 4096)
+    ):  # in pieces: float64 takes 8 times the memory
+        piece = x[rows].astype(np.float64)
+        count += piece.size // (piece.shape[1] if piece.ndim > 1 else 1)
+        total = total + piece.sum(axis=axes)
+        squares = squares + np.square(piece).sum(axis=axes)
+    mean = np.asarray(total / count)
+    deviation = np.sqrt(np.maximum(np.asarray(squares / count) - mean**2, 0.0))
+    shape = mean.shape if dataset.is_table else (-1, 1, 1)
+    return mean.reshape(shape).astype(np.float32), _inverse(deviation.reshape(shape))
+
+
+def _inverse(width: NDArray[Any]) -> NDArray[np.float32]:
+    """Return 1 / width, and 1 where a feature is constant."""
+    return np.where(width > 1e-8, 1.0 / np.where(width > 1e-8, width, 1.0), 1.0).astype(np.float32)
+
+
+def augment(x: Tensor, keys: Tensor, kinds: Sequence[str]) -> Tensor:
+    """Return images [b, C, H, W] cropped at random from a zero-padded frame, or flipped, by their
+    keys [b].
+    """
+    if "crop" in kinds:
+        size = 2 * CROP_PADDING + 1
+        top = (uniform(keys, 0) * size).long()
+        left = (uniform(keys, 1) * size).long()
+        padded = torch.nn.functional.pad(x, (CROP_PADDING,) * 4)
+        rows = top[:, None] + torch.arange(x.shape[2], device=x.device)
+        columns = left[:, None] + torch.arange(x.shape[3], device=x.device)
+        b = torch.arange(len(x), device=x.device)[:, None, None, None]
+        c = torch.arange(x.shape[1], device=x.device)[None, :, None, None]
+        x = padded[b, c, rows[:, None, :, None], columns[:, None, None, :]]
+    if "flip" in kinds:
+        x = torch.where((uniform(keys, 2) < 0.5)[:, None, None, None], x.flip(3), x)
+    return x

@@ -1,0 +1,141 @@
+"""Folders and .zip files of images, `train/CLASS/*` and `test/CLASS/*`, decoded once into a cache.
+
+A common top folder is allowed. Classes are the sorted names of the folders below `train/` and
+`test/`. Images are PNG, JPEG or WebP of one size; they become grey where every image of the set is
+grey.
+"""
+
+import os
+import tempfile
+import warnings
+from io import BytesIO
+from pathlib import Path, PurePosixPath
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flbench.data.archive import Archive
+from flbench.data.sources import Dataset
+from flbench.errors import DataError
+
+SUFFIXES: Final = (".png", ".jpg", ".jpeg", ".webp")
+MAX_PIXELS: Final = 1 << 22
+FORMAT: Final = "v1"
+
+
+def read(archive: Archive, name: str) -> Dataset:
+    """Read all images, from the cache if this content was decoded before.
+
+    Raises: DataError if the layout is another one, an image cannot be decoded, or sizes differ.
+    """
+    entries = _entries(archive)
+    classes = sorted({label for _, label, _ in entries})
+    cache = _cache_file(archive.fingerprint())
+    x = _from_cache(cache)
+    if x is None or len(x) != len(entries):
+        x = _decode(archive, [entry for _, _, entry in entries])
+        _to_cache(cache, x)
+    number = {label: k for k, label in enumerate(classes)}
+    return Dataset(
+        name,
+        x,
+        np.array([number[label] for _, label, _ in entries], dtype=np.int64),
+        tuple(classes),
+        train=sum(part == "train" for part, _, _ in entries),
+    )
+
+
+def _entries(archive: Archive) -> list[tuple[str, str, str]]:
+    """Return (part, class, entry) of every image, the train part first, otherwise in order of
+    names.
+    """
+    found = []
+    for entry in archive.names:
+        parts = PurePosixPath(entry).parts
+        if entry.lower().endswith(SUFFIXES) and len(parts) >= 3 and parts[-3] in ("train", "test"):
+            found.append((parts[-3], parts[-2], entry))
+    if not any(part == "train" for part, _, _ in found):
+        shown = ", ".join(archive.names[:3]) or "nothing"
+        raise DataError(
+            f"{archive.path} holds no images `train/CLASS/*{{{','.join(SUFFIXES)}}}` and no"
+            f" `*.csv`; it holds {shown}."
+        )
+    return sorted(found, key=lambda item: (item[0] != "train", item[1], item[2]))
+
+
+def _decode(archive: Archive, entries: list[str]) -> NDArray[np.uint8]:
+    """Return the images [n, 3 or 1, H, W]."""
+    images: NDArray[np.uint8] | None = None
+    for position, entry in enumerate(entries):
+        image = _decode_one(archive, entry)
+        if images is None:
+            images = np.empty((len(entries), *image.shape), dtype=np.uint8)
+        if image.shape != images.shape[1:]:
+            raise DataError(
+                f"{archive.path}: {entry} is {image.shape[1]}x{image.shape[0]} pixels, the images"
+                " before it "
+                f"{images.shape[2]}x{images.shape[1]}. Bring all images to one size."
+            )
+        images[position] = image
+    if images is None:
+        raise DataError(f"{archive.path} holds no images.")
+    grey = np.array_equal(images[..., 0], images[..., 1]) and np.array_equal(
+        images[..., 0], images[..., 2]
+    )
+    return np.ascontiguousarray(np.moveaxis(images[..., :1] if grey else images, -1, 1))
+
+
+def _decode_one(archive: Archive, entry: str) -> NDArray[Any]:
+    from PIL import Image
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", Image.DecompressionBombWarning)
+            with Image.open(BytesIO(archive.read(entry)), formats=("PNG", "JPEG", "WEBP")) as image:
+                if image.width * image.height > MAX_PIXELS:
+                    raise DataError(
+                        f"{archive.path}: {entry} has {image.width}x{image.height} pixels; the"
+                        f" limit is {MAX_PIXELS:,}."
+                    )
+                return np.asarray(image.convert("RGB"))
+    except (
+        OSError,
+        SyntaxError,
+        ValueError,
+        Image.DecompressionBombWarning,
+        Image.DecompressionBombError,
+    ) as error:
+        raise DataError(
+            f"{archive.path}: the image {entry} cannot be decoded ({error})."
+        ) from error
+
+
+def _cache_file(fingerprint: str) -> Path:
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(home) / "flbench" / f"images-{FORMAT}-{fingerprint[:32]}.npy"
+
+
+def _from_cache(file: Path) -> NDArray[np.uint8] | None:
+    """Return the decoded images, or None where there are none that can be read."""
+    try:
+        x: NDArray[np.uint8] = np.load(file, allow_pickle=False)
+    except (OSError, ValueError, EOFError):
+        return None
+    return x if x.dtype == np.uint8 and x.ndim == 4 else None
+
+
+def _to_cache(file: Path, x: NDArray[np.uint8]) -> None:
+    """Save decoded images beside the file, then rename.
+
+    Where that is not possible, go on without.
+    """
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=file.parent, suffix=".npy", delete=False) as beside:
+            np.save(beside, x, allow_pickle=False)
+        Path(beside.name).replace(file)
+    except OSError as error:
+        if "beside" in locals():
+            Path(beside.name).unlink(missing_ok=True)
+        warnings.warn(f"decoded images are not kept for next time: {error}", stacklevel=2)

@@ -1,0 +1,121 @@
+"""NPZ files in MedMNIST's layout.
+
+`train_images [n, H, W]` or `[n, H, W, C]` uint8, `train_labels [n]` or `[n, 1]`, likewise `test_*`
+and, if there, `val_*` (joined to the train part: every client has a validation part of its own).
+Optional: `*_groups [n]` (names or numbers of natural clients), `class_names [C]`.
+"""
+
+import zipfile
+import zlib
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flbench.data.sources import Dataset, check_labels
+from flbench.errors import DataError
+
+MAX_BYTES: Final = 16 * 2**30
+
+
+def read(path: Path, name: str) -> Dataset:
+    """Read one NPZ file; pickled objects in it are refused, not loaded.
+
+    Raises: DataError if it is not a NPZ file of this layout, is damaged, or unpacks to more than 16
+        GiB.
+    """
+    arrays = read_arrays(path)
+    for key in ("train_images", "train_labels"):
+        if key not in arrays:
+            raise DataError(
+                f"{path} has no array `{key}`; it holds {', '.join(sorted(arrays)) or 'nothing'}."
+            )
+    parts = [part for part in ("train", "val", "test") if f"{part}_images" in arrays]
+    images: list[NDArray[np.uint8]] = []
+    labels: list[NDArray[np.int64]] = []
+    groups: list[NDArray[Any] | None] = []
+    for part in parts:
+        x = _as_images(arrays[f"{part}_images"], f"{path}: `{part}_images`")
+        y = check_labels(arrays.get(f"{part}_labels", np.zeros(0)), f"{path}: `{part}_labels`")
+        if len(x) != len(y):
+            raise DataError(f"{path}: {len(x)} `{part}_images` but {len(y)} `{part}_labels`.")
+        if images and x.shape[1:] != images[0].shape[1:]:
+            raise DataError(
+                f"{path}: `{part}_images` are {x.shape[1:]}, `train_images` {images[0].shape[1:]}."
+            )
+        images.append(x)
+        labels.append(y)
+        groups.append(arrays.get(f"{part}_groups"))
+    y = np.concatenate(labels)
+    if not len(images[0]):
+        raise DataError(f"{path} has no training images.")
+    names = arrays.get("class_names")
+    count = int(y.max()) + 1 if names is None else len(names)
+    check_labels(y, f"{path}: labels", count)
+    return Dataset(
+        name,
+        np.concatenate(images),
+        y,
+        tuple(str(k) for k in (range(count) if names is None else names)),
+        train=sum(len(x) for part, x in zip(parts, images, strict=True) if part != "test"),
+        groups=_as_groups(groups, labels, path),
+    )
+
+
+def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
+    """Return the arrays of a NPZ file.
+
+    Raises: DataError if the file is damaged, too large, or holds pickled objects.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            size = sum(entry.file_size for entry in archive.infolist())
+        if size > MAX_BYTES:
+            raise DataError(
+                f"{path} would unpack to {size / 2**30:.1f} GiB; the limit is {MAX_BYTES // 2**30}."
+            )
+        with np.load(path, allow_pickle=False) as arrays:
+            return {key: arrays[key] for key in arrays.files}
+    except (zipfile.BadZipFile, zlib.error, EOFError, OSError, NotImplementedError) as error:
+        raise DataError(
+            f"{path} is not a whole NPZ file ({error}). Fetch or write it again."
+        ) from error
+    except (ValueError, MemoryError) as error:
+        if "pickle" in str(error):
+            raise DataError(
+                f"{path} holds pickled objects, which could run code; save plain arrays only."
+            ) from error
+        raise DataError(f"{path} cannot be read: {error}.") from error
+
+
+def _as_images(x: NDArray[Any], what: str) -> NDArray[np.uint8]:
+    if x.ndim == 3:
+        x = x[:, None]
+    elif x.ndim == 4 and x.shape[-1] in (1, 3):
+        x = np.moveaxis(x, -1, 1)
+    else:
+        raise DataError(f"{what} must be [n, H, W] or [n, H, W, 1 or 3], got {list(x.shape)}.")
+    if x.dtype != np.uint8:
+        raise DataError(f"{what} must be uint8 in [0, 255], got {x.dtype}.")
+    return np.ascontiguousarray(x)
+
+
+def _as_groups(
+    groups: list[NDArray[Any] | None], labels: list[NDArray[np.int64]], path: Path
+) -> NDArray[np.int64] | None:
+    """Number the natural clients of all parts.
+
+    A part without groups shares one unnamed client (-1).
+    """
+    if groups[0] is None:
+        return None
+    named = []
+    for group, y in zip(groups, labels, strict=True):
+        if group is not None and group.reshape(-1).shape != y.shape:
+            raise DataError(f"{path}: {group.size} groups for {len(y)} samples.")
+        named.append(
+            np.full(len(y), "", dtype=str) if group is None else group.reshape(-1).astype(str)
+        )
+    names, numbers = np.unique(np.concatenate(named), return_inverse=True)
+    return numbers.astype(np.int64) - int(names[0] == "")  # "" sorts first: no name becomes -1

@@ -1,0 +1,103 @@
+"""Partitions on disk: a NPZ that says who holds which sample, and a JSON that describes it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from flbench.config import PartitionConfig
+from flbench.data.npz_files import read_arrays
+from flbench.data.partition import PARTS, Partition, label_hash
+from flbench.data.sources import Dataset
+from flbench.errors import DataError
+
+
+def save(partition: Partition, dataset: Dataset, config: PartitionConfig, path: Path) -> None:
+    """Write `path` (NPZ.
+
+    Index, client and part of every sample) and, beside it, a JSON that describes it.
+    """
+    index = np.concatenate([indices for part in PARTS for indices in partition.parts[part]])
+    client = np.concatenate(
+        [
+            np.full(len(indices), i)
+            for part in PARTS
+            for i, indices in enumerate(partition.parts[part])
+        ]
+    )
+    part = np.concatenate(
+        [np.full(sum(map(len, partition.parts[name])), k) for k, name in enumerate(PARTS)]
+    )
+    np.savez_compressed(
+        path, index=index, client=client.astype(np.int32), part=part.astype(np.uint8)
+    )
+    description: dict[str, Any] = {
+        "format": 1,
+        "hash": partition.hash(),
+        "labels": partition.labels,
+        "dataset": dataset.name,
+        "clients": partition.clients,
+        "samples": {name: [len(indices) for indices in partition.parts[name]] for name in PARTS},
+        "config": config.model_dump(mode="json"),
+        "notes": list(partition.notes),
+    }
+    path.with_suffix(".json").write_text(json.dumps(description, indent=1) + "\n", encoding="utf-8")
+
+
+def load(path: Path, dataset: Dataset) -> Partition:
+    """Read a saved partition.
+
+    Raises: DataError if the files are damaged, were changed, or belong to another data set.
+    """
+    beside = path.with_suffix(".json")
+    try:
+        description = json.loads(beside.read_text(encoding="utf-8"))
+        clients, labels, expected = (
+            int(description["clients"]),
+            description["labels"],
+            description["hash"],
+        )
+    except FileNotFoundError as error:
+        raise DataError(
+            f"the partition {path} needs {beside.name} beside it, which is missing."
+        ) from error
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{beside} does not describe a partition ({error}).") from error
+    if not path.exists():
+        raise DataError(f"the partition {path} (`partition.path`) does not exist.")
+    if labels != label_hash(dataset):
+        raise DataError(
+            f"the partition {path} was made for other labels (data set"
+            f" `{description.get('dataset')}`),"
+            f" not for those of `{dataset.name}`."
+        )
+    arrays = read_arrays(path)
+    if (
+        set(arrays) != {"index", "client", "part"}
+        or len({array.shape for array in arrays.values()}) != 1
+    ):
+        raise DataError(
+            f"{path} is not a saved partition: it must hold `index`, `client` and `part` of one"
+            " length."
+        )
+    index, client, part = arrays["index"].astype(np.int64), arrays["client"], arrays["part"]
+    if len(index) and (
+        index.min() < 0 or index.max() >= len(dataset.y) or len(np.unique(index)) != len(index)
+    ):
+        raise DataError(
+            f"{path} names samples twice, or samples that `{dataset.name}` does not have."
+        )
+    if len(index) and (client.min() < 0 or client.max() >= clients or part.max() >= len(PARTS)):
+        raise DataError(f"{path} names clients or parts that {beside.name} does not describe.")
+    parts = {}
+    for k, name in enumerate(PARTS):
+        mine, owner = index[part == k], client[part == k]
+        mine = mine[np.lexsort((mine, owner))]
+        parts[name] = np.split(mine, np.cumsum(np.bincount(owner, minlength=clients))[:-1])
+    partition = Partition(parts, labels, tuple(description.get("notes", ())))
+    if partition.hash() != expected:
+        raise DataError(
+            f"{path} and {beside.name} do not belong together: their hashes differ. Save it again."
+        )
+    return partition

@@ -1,0 +1,169 @@
+"""Where samples come from: scikit-learn's digits, files in four layouts, torchvision's downloads.
+
+A name is looked up in `data.root` as `NAME.npz`, `NAME.zip`, `NAME/`, then asked of torchvision.
+Nothing that a file holds is ever executed or written to disk under a name that the file chooses.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flbench.config import DataConfig
+from flbench.errors import DataError, did_you_mean
+
+MAX_CLASSES = 10_000
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Samples in memory, the train part first.
+
+    Attributes:
+        name: as in the configuration.
+        x: [n, C, H, W] uint8 images, or [n, F] float32 table rows (NaN where a value is missing).
+        y: [n] int64 labels in [0, C).
+        classes: their names.
+        train: number of samples of the set's own train part; the others are its test part.
+        groups: [n] int64, the natural client of each sample; None if the set names none.
+        scale: what the images are divided by to lie in [0, 1].
+    """
+
+    name: str
+    x: NDArray[Any]
+    y: NDArray[np.int64]
+    classes: tuple[str, ...]
+    train: int
+    groups: NDArray[np.int64] | None = None
+    scale: float = 255.0
+
+    @property
+    def is_table(self) -> bool:
+        """Whether the samples are rows of a table, not images."""
+        return self.x.ndim == 2
+
+
+@dataclass(frozen=True)
+class Known:
+    """A data set that flbench knows by name."""
+
+    title: str
+    classes: int
+    shape: tuple[int, ...]
+    where: str
+    load: Callable[[Path], Dataset] | None = None
+
+
+def known() -> dict[str, Known]:
+    """Return the data sets that have a name, in the order in which they are listed."""
+    from flbench.data import torchvision_sets
+
+    sets = {"digits": Known("scikit-learn's digits, 8x8", 10, (1, 8, 8), "comes with scikit-learn")}
+    sets |= torchvision_sets.known()
+    file = "a file that you make: NPZ, or a folder or .zip of images"
+    sets["cinic10"] = Known("CINIC-10 (give its train and test parts)", 10, (3, 32, 32), file)
+    sets["tinyimagenet"] = Known("Tiny-ImageNet-200", 200, (3, 64, 64), file)
+    sets["organamnist"] = Known(
+        "OrganAMNIST of MedMNIST (MedMNISTA)", 11, (1, 28, 28), "MedMNIST's organamnist.npz"
+    )
+    return sets
+
+
+def load(config: DataConfig) -> Dataset:
+    """Return the data set that a configuration names.
+
+    Raises: DataError if it is nowhere (the message says which file to put where) or cannot be read.
+    """
+    if config.path is not None:
+        if not config.path.exists():
+            raise DataError(f"`data.path` {config.path} does not exist.")
+        return read_file(config.path, config)
+    if config.name == "digits":
+        return digits()
+    if (
+        not config.name
+        or any(part in config.name for part in ("/", "\\", "\0"))
+        or config.name.startswith(".")
+    ):
+        raise DataError(
+            f"`data.name` must be a plain name, got {config.name!r}. Use `data.path` for a file."
+        )
+    for candidate in candidates(config):
+        if candidate.exists():
+            return read_file(candidate, config)
+    entry = known().get(config.name)
+    if entry is not None and entry.load is not None:
+        return entry.load(config.root)
+    places = ", ".join(str(path) for path in candidates(config))
+    hint = (
+        f" {entry.where[0].upper()}{entry.where[1:]}."
+        if entry
+        else did_you_mean(config.name, known())
+    )
+    raise DataError(
+        f"the data set `{config.name}` was not found (data.name, data.root={config.root}).{hint}"
+        f" Put one of these files there: {places}; or name a file with `data.path`."
+    )
+
+
+def candidates(config: DataConfig) -> Sequence[Path]:
+    """Return the files under which a name is looked up, in order."""
+    return [
+        config.root / f"{config.name}.npz",
+        config.root / f"{config.name}.zip",
+        config.root / config.name,
+    ]
+
+
+def read_file(path: Path, config: DataConfig) -> Dataset:
+    """Read a file or folder in one of the layouts: NPZ, images, tables.
+
+    Raises: DataError if it is none of them, or damaged.
+    """
+    from flbench.data import image_files, npz_files, table_files
+    from flbench.data.archive import Archive
+
+    name = config.name if config.path is None else path.stem
+    if path.suffix == ".npz":
+        return npz_files.read(path, name)
+    with Archive(path) as archive:
+        if any(entry.lower().endswith(".csv") for entry in archive.names):
+            return table_files.read(archive, name, config.label)
+        return image_files.read(archive, name)
+
+
+def digits() -> Dataset:
+    """Return scikit-learn's 1,797 digits.
+
+    By flbench's convention the last 297 are the test part.
+    """
+    from sklearn.datasets import load_digits
+
+    bunch = load_digits()
+    return Dataset(
+        "digits",
+        bunch.images.astype(np.uint8)[:, None],
+        bunch.target.astype(np.int64),
+        tuple(str(digit) for digit in range(10)),
+        train=1500,
+        scale=16.0,
+    )
+
+
+def check_labels(y: NDArray[Any], what: str, classes: int | None = None) -> NDArray[np.int64]:
+    """Return labels as int64 [n].
+
+    Raises: DataError if one is not a whole number in [0, classes), or above what any data set has.
+    """
+    y = np.asarray(y).reshape(-1)
+    if y.dtype.kind not in "iub" and not (y.dtype.kind == "f" and np.array_equal(y, np.round(y))):
+        raise DataError(f"{what} must be whole numbers, got {y.dtype}.")
+    y = y.astype(np.int64)
+    top = MAX_CLASSES if classes is None else classes
+    if len(y) and (y.min() < 0 or y.max() >= top):
+        bad = int(np.flatnonzero((y < 0) | (y >= top))[0])
+        raise DataError(f"{what} must lie in [0, {top}), got {int(y[bad])} at position {bad}.")
+    return y

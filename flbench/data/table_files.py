@@ -1,0 +1,158 @@
+"""Tables: a folder or .zip with one CSV per client, the same columns in each, a header in the first
+line.
+
+Features are numbers; an empty field, `?`, `NA` or `NaN` is missing (imputed later, from the
+client's own training part). The label is the last column, `data.label=COLUMN`, or a rule such as
+`data.label="num > 0"`.
+"""
+
+import csv
+import io
+import re
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flbench.data.archive import Archive
+from flbench.data.sources import Dataset
+from flbench.errors import DataError, did_you_mean
+
+MISSING: Final = frozenset({"", "?", "na", "nan", "null", "none"})
+RULE: Final = re.compile(
+    r"^\s*(?P<column>.+?)\s*(?P<sign>>=|<=|==|>|<)\s*(?P<bound>-?[\d.]+(?:[eE]-?\d+)?)\s*$"
+)
+
+
+def read(archive: Archive, name: str, label: str | None) -> Dataset:
+    """Read the tables of all clients, in order of their file names; there is no common test part.
+
+    Raises: DataError naming file, row and column of what cannot be used.
+    """
+    files = [entry for entry in archive.names if entry.lower().endswith(".csv")]
+    header: list[str] = []
+    features, labels, groups = [], [], []
+    for group, entry in enumerate(files):
+        where = f"{archive.path}: {entry}"
+        rows = _rows(archive, entry)
+        if not header:
+            header = rows[0]
+        elif rows[0] != header:
+            raise DataError(
+                f"{where} has the columns {rows[0]}, {files[0]} has {header}. Use the same in each."
+            )
+        column, rule = _label_column(header, label, where)
+        x, y = _client(rows[1:], header, column, where)
+        features.append(x)
+        labels += [_apply(rule, text, where, row) for row, text in enumerate(y, start=2)]
+        groups += [group] * len(y)
+    names = sorted(
+        set(labels), key=lambda text: (_number(text) is None, _number(text) or 0.0, text)
+    )
+    if len(names) < 2:
+        raise DataError(
+            f"{archive.path}: the label has {len(names)} value(s) ({names}); a classifier needs"
+            " two."
+        )
+    number = {text: k for k, text in enumerate(names)}
+    return Dataset(
+        name,
+        np.concatenate(features),
+        np.array([number[text] for text in labels], dtype=np.int64),
+        tuple(names),
+        train=len(labels),
+        groups=np.array(groups, dtype=np.int64),
+    )
+
+
+def _rows(archive: Archive, entry: str) -> list[list[str]]:
+    try:
+        text = archive.read(entry).decode("utf-8-sig")
+        rows = [
+            [cell.strip() for cell in row]
+            for row in csv.reader(io.StringIO(text), strict=True)
+            if row
+        ]
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise DataError(
+            f"{archive.path}: {entry} is not a CSV table in UTF-8 ({error})."
+        ) from error
+    if len(rows) < 2:
+        raise DataError(f"{archive.path}: {entry} has no rows below its header.")
+    return rows
+
+
+def _label_column(
+    header: list[str], label: str | None, where: str
+) -> tuple[int, "re.Match[str] | None"]:
+    """Return the position of the label and the rule on its values, if there is one."""
+    if label is None:
+        return len(header) - 1, None
+    if label in header:
+        return header.index(label), None
+    rule = RULE.match(label)
+    column = label if rule is None else rule["column"]
+    if column not in header:
+        raise DataError(
+            f"`data.label` names the column `{column}`, which {where} does not have."
+            f"{did_you_mean(column, header)} Columns: {', '.join(header)}."
+        )
+    return header.index(column), rule
+
+
+def _client(
+    rows: list[list[str]], header: list[str], column: int, where: str
+) -> tuple[NDArray[np.float32], list[str]]:
+    """Return features [n, F] and label texts [n] of one table."""
+    x = np.empty((len(rows), len(header) - 1), dtype=np.float32)
+    y = []
+    for position, row in enumerate(rows):
+        if len(row) != len(header):
+            raise DataError(
+                f"{where}, row {position + 2} has {len(row)} fields, the header {len(header)}."
+            )
+        if row[column].lower() in MISSING:
+            raise DataError(
+                f"{where}, row {position + 2} has no label in column `{header[column]}`. Remove"
+                " the row."
+            )
+        y.append(row[column])
+        for k, text in enumerate(row[:column] + row[column + 1 :]):
+            value = np.nan if text.lower() in MISSING else _number(text)
+            if value is None or np.isinf(value):
+                name = (header[:column] + header[column + 1 :])[k]
+                raise DataError(
+                    f"{where}, row {position + 2}, column `{name}`: {text!r} is not a finite"
+                    " number."
+                    " Encode categories as numbers or 0/1 columns."
+                )
+            x[position, k] = value
+    return x, y
+
+
+def _apply(rule: "re.Match[str] | None", text: str, where: str, row: int) -> str:
+    """Return the class of a label text: itself, or whether it fulfils the rule."""
+    value = _number(text)
+    if rule is None:
+        return text if value is None else f"{value:g}"
+    if value is None:
+        raise DataError(
+            f"{where}, row {row}: the label {text!r} is not a number, so `{rule.string}` cannot"
+            " be asked."
+        )
+    bound = float(rule["bound"])
+    holds = {
+        ">": value > bound,
+        "<": value < bound,
+        ">=": value >= bound,
+        "<=": value <= bound,
+        "==": value == bound,
+    }
+    return "1" if holds[rule["sign"]] else "0"
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None

@@ -1,0 +1,150 @@
+import numpy as np
+import pytest
+import torch
+
+from flbench.config import DataConfig, PartitionConfig
+from flbench.data.federation import augment, build
+from flbench.data.sources import Dataset, digits
+from flbench.rng import Draw
+from flbench.types import Rows
+
+
+def table(x: np.ndarray, groups: np.ndarray) -> Dataset:
+    y = np.arange(len(x), dtype=np.int64) % 2
+    return Dataset("table", x.astype(np.float32), y, ("0", "1"), train=len(x), groups=groups)
+
+
+def federation(normalize: str = "standard", **keys):
+    return build(digits(), DataConfig(normalize=normalize), PartitionConfig(clients=5, **keys), 0)
+
+
+def test_standard_normalisation_has_zero_mean_and_unit_variance_over_training_parts():
+    made = federation()
+    train = np.sort(np.concatenate(made.partition.parts["train"]))
+
+    x = made.inputs(train, torch.float64)
+
+    assert float(x.mean()) == pytest.approx(0, abs=1e-5)
+    assert float(x.std(correction=0)) == pytest.approx(1, abs=1e-5)
+
+
+def test_unit_normalisation_lies_between_zero_and_one():
+    x = federation("unit").inputs(np.arange(1797), torch.float32)
+
+    assert float(x.min()) == 0.0
+    assert float(x.max()) == 1.0
+
+
+def test_common_test_set_is_there_only_if_nobody_holds_it():
+    assert len(federation().common) == 297
+    assert len(federation(pool="merged").common) == 0
+
+
+def test_rows_ranges_of_one_order_are_disjoint_and_redrawn_only_by_round():
+    made = federation()
+    first, second = Draw(0, (0,), 5), Draw(0, (1,), 5)
+
+    low, high = (made.rows(Rows("train", a, b), 2, first) for a, b in ((0.0, 0.2), (0.2, 1.0)))
+
+    everything = made.partition.parts["train"][2]
+    assert sorted([*low, *high]) == everything.tolist()
+    assert np.array_equal(low, made.rows(Rows("train", 0.0, 0.2), 2, second))
+    redrawn = Rows("train", 0.0, 0.5, redraw="round")
+    assert not np.array_equal(made.rows(redrawn, 2, first), made.rows(redrawn, 2, second))
+
+
+def test_common_rows_with_a_limit_are_stratified_and_the_same_for_all_clients():
+    made = federation()
+    draw = Draw(0, (0,), 5)
+
+    some = made.rows(Rows("common", limit=100), 0, draw)
+
+    assert len(some) == 100
+    assert np.array_equal(some, made.rows(Rows("common", limit=100), 4, draw))
+    shares = np.bincount(made.dataset.y[some], minlength=10) / 100
+    whole = np.bincount(made.dataset.y[made.common], minlength=10) / 297
+    assert np.abs(shares - whole).max() <= 0.011
+
+
+def test_missing_table_values_come_from_the_clients_own_training_part():
+    groups = np.repeat([0, 1], 50)
+    x = np.stack([np.where(groups == 0, 1.0, 5.0), np.arange(100.0)], axis=1)
+    x[7, 0] = x[77, 0] = np.nan
+
+    made = build(
+        table(x, groups), DataConfig(), PartitionConfig(scheme="natural", min_samples=1), 0
+    )
+
+    assert made.x[7, 0] == 1.0
+    assert made.x[77, 0] == 5.0
+    assert "2 missing values" in made.notes[0]
+
+
+def test_column_that_a_client_never_saw_is_filled_from_the_others_and_said():
+    groups = np.repeat([0, 1], 50)
+    x = np.stack([np.where(groups == 0, np.nan, 5.0), np.arange(100.0)], axis=1)
+
+    made = build(
+        table(x, groups), DataConfig(), PartitionConfig(scheme="natural", min_samples=1), 0
+    )
+
+    assert (made.x[:, 0] == 5.0).all()
+    assert any("no value at all" in note for note in made.notes)
+
+
+def test_validation_and_test_values_never_enter_the_imputation():
+    groups = np.zeros(100, dtype=np.int64)
+    x = np.random.default_rng(0).normal(size=(100, 2)).astype(np.float32)
+    config = PartitionConfig(scheme="natural", min_samples=1)
+    parts = build(table(x, groups), DataConfig(), config, 0).partition.parts
+    x[parts["train"][0][0], 0] = np.nan
+    changed = x.copy()
+    changed[parts["test"][0], 0] += 1000
+    changed[parts["validation"][0], 0] -= 1000
+
+    filled = [
+        build(table(v, groups), DataConfig(), config, 0).x[parts["train"][0][0], 0]
+        for v in (x, changed)
+    ]
+
+    assert filled[0] == filled[1]
+
+
+def test_augmentation_depends_on_keys_not_on_positions_or_batches():
+    x = torch.rand(8, 3, 12, 12)
+    keys = torch.arange(8) * 7919
+
+    whole = augment(x, keys, ("crop", "flip"))
+
+    order = torch.tensor([5, 2, 7, 0, 1, 3, 4, 6])
+    assert torch.equal(augment(x[order], keys[order], ("crop", "flip")), whole[order])
+    assert torch.equal(
+        torch.cat(
+            [
+                augment(a, k, ("crop", "flip"))
+                for a, k in zip(x.split(3), keys.split(3), strict=True)
+            ]
+        ),
+        whole,
+    )
+    assert not torch.equal(whole, x)
+
+
+def test_augmentation_of_an_image_is_a_shifted_and_maybe_flipped_copy():
+    x = torch.arange(1.0, 145.0).reshape(1, 1, 12, 12)
+
+    for key in range(40):
+        seen = augment(x, torch.tensor([key * 104729]), ("crop", "flip"))
+        inside = seen[seen > 0]
+        assert set(inside.tolist()) <= set(x.flatten().tolist())
+        assert len(inside.unique()) == len(inside)
+        assert len(inside) >= 8 * 8
+
+
+def test_flips_happen_half_of_the_time():
+    x = torch.arange(4000 * 2.0).reshape(4000, 1, 1, 2)
+
+    flipped = (augment(x, torch.arange(4000) * 7919, ("flip",)) != x).flatten(1).any(dim=1)
+
+    # 5 standard deviations of a fair coin thrown 4,000 times.
+    assert abs(float(flipped.double().mean()) - 0.5) < 5 * 0.5 / 4000**0.5

@@ -1,0 +1,315 @@
+import json
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flbench.config import PartitionConfig
+from flbench.data import partition, partition_files, sources
+from flbench.data.partition import repair, split_client
+from flbench.data.schemes import dirichlet, largest_remainder
+from flbench.data.sources import Dataset
+from flbench.errors import ConfigError, DataError
+from flbench.rng import generator
+
+
+def dataset(n: int = 600, classes: int = 6, groups: int | None = None) -> Dataset:
+    y = np.arange(n, dtype=np.int64) % classes
+    numbers = None if groups is None else np.arange(n, dtype=np.int64) % groups
+    x = np.zeros((n, 1, 2, 2), dtype=np.uint8)
+    return Dataset("made", x, y, tuple(map(str, range(classes))), train=n - n // 6, groups=numbers)
+
+
+def deal(data: Dataset, seed: int = 0, **keys):
+    return partition.make(data, PartitionConfig(**keys), seed)
+
+
+def held(made, client: int) -> np.ndarray:
+    return np.concatenate([made.parts[part][client] for part in partition.PARTS])
+
+
+SCHEMES = {
+    "iid": {},
+    "dirichlet": {"alpha": 0.1},
+    "balanced": {"scheme": "dirichlet", "alpha": 0.1, "balanced": True},
+    "pathological": {"classes_per_client": 2},
+    "grouped": {"main_classes": (1, 2, 3)},
+    "quantity": {"alpha": 0.3},
+    "natural": {},
+}
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_no_sample_has_two_owners_and_none_is_from_outside_the_pool(name):
+    keys = {"scheme": name, "clients": 10, "min_samples": 3} | SCHEMES[name]
+    data = dataset(groups=10 if name == "natural" else None)
+
+    made = deal(data, **keys)
+
+    everything = np.concatenate([held(made, i) for i in range(made.clients)])
+    assert len(set(everything.tolist())) == len(everything)
+    assert everything.max() < data.train
+    assert min(len(held(made, i)) for i in range(made.clients)) >= 3
+    if name != "grouped":  # grouped leaves over what does not fit its shares
+        assert len(everything) == data.train
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_same_seed_same_hash_other_seed_another(name):
+    keys = {"scheme": name, "clients": 10, "min_samples": 3} | SCHEMES[name]
+    data = dataset(groups=10 if name == "natural" else None)
+
+    assert deal(data, 4, **keys).hash() == deal(data, 4, **keys).hash()
+    assert deal(data, 4, **keys).hash() != deal(data, 5, **keys).hash()
+
+
+def test_hash_is_the_same_on_every_machine():
+    """The digits' default partition.
+
+    A contract between machines, so this number is written down.
+    """
+    made = partition.make(sources.digits(), PartitionConfig(), 0)
+
+    assert made.hash() == "0d6d85a5442e068426aee631a51538b0cde4fe9578665c9e2a9f6a759b92fa39"
+
+
+def test_partition_seed_wins_over_the_runs():
+    data, config = dataset(), PartitionConfig(seed=7)
+
+    assert partition.make(data, config, 1).hash() == partition.make(data, config, 2).hash()
+
+
+def test_merged_pool_deals_the_test_part_too():
+    data = dataset()
+
+    made = deal(data, scheme="iid", clients=5, pool="merged")
+
+    assert sum(len(held(made, i)) for i in range(5)) == len(data.y)
+
+
+@pytest.mark.parametrize("alpha", [1e-6, 1e-3, 0.01, 1.0, 100.0])
+def test_dirichlet_shares_are_right_for_any_alpha(alpha):
+    rng = generator(0, "partition")
+
+    shares = np.stack([dirichlet(alpha, 8, rng) for _ in range(2000)])
+
+    assert np.allclose(shares.sum(axis=1), 1.0, atol=1e-9)
+    # Mean 1/8; variance of a share is (1/8)(7/8) / (8 alpha + 1): its mean over 2,000 draws strays
+    # by 5 sigma.
+    spread = np.sqrt((1 / 8) * (7 / 8) / (8 * alpha + 1) / 2000)
+    assert np.abs(shares.mean(axis=0) - 1 / 8).max() < 5 * spread
+
+
+def test_dirichlet_variance_follows_alpha():
+    rng = generator(0, "partition")
+    shares = np.stack([dirichlet(0.5, 4, rng) for _ in range(20_000)])
+
+    assert shares.var(axis=0) == pytest.approx(
+        np.full(4, (1 / 4) * (3 / 4) / (4 * 0.5 + 1)), rel=0.05
+    )
+
+
+def test_scheme_that_misses_the_minimum_is_repaired_and_says_so():
+    made = deal(dataset(), scheme="dirichlet", clients=40, alpha=0.001, min_samples=10)
+
+    assert min(len(held(made, i)) for i in range(40)) == 10
+    assert "were moved" in made.notes[0]
+
+
+@given(st.lists(st.integers(0, 40), min_size=2, max_size=12), st.integers(0, 99))
+def test_repair_moves_no_more_than_needed(sizes, seed):
+    minimum = sum(sizes) // len(sizes)
+    bounds = np.cumsum([0, *sizes])
+    dealt = [np.arange(a, b) for a, b in pairwise(bounds)]
+
+    repaired, moved, poor = repair(dealt, minimum, np.random.default_rng(seed))
+
+    assert sorted(np.concatenate(repaired).tolist()) == list(range(sum(sizes)))
+    assert min(map(len, repaired)) >= minimum
+    assert moved == sum(max(0, minimum - size) for size in sizes)
+    assert poor == sum(size < minimum for size in sizes)
+
+
+@given(
+    st.lists(st.floats(0, 1), min_size=1, max_size=9).filter(lambda s: sum(s) > 0.01),
+    st.integers(0, 1000),
+)
+def test_largest_remainder_sums_up_and_stays_within_one(shares, total):
+    counts = largest_remainder(np.array(shares), total)
+
+    exact = np.array(shares) / sum(shares) * total
+    assert sum(counts) == total
+    assert np.abs(np.array(counts) - exact).max() <= 1 + 1e-6
+
+
+@settings(max_examples=60)
+@given(
+    st.lists(st.integers(0, 4), min_size=1, max_size=60),
+    st.sampled_from(
+        [(0.6, 0.2, 0.2), (0.5, 0.0, 0.5), (1.0, 0.0, 0.0), (0.4, 0.3, 0.3), (0.01, 0.0, 0.99)]
+    ),
+)
+def test_split_is_a_stratified_partition(labels, ratios):
+    y = np.array(labels)
+
+    parts = split_client(np.arange(len(y)), y, ratios, np.random.default_rng(0))
+
+    assert sorted(np.concatenate(parts).tolist()) == list(range(len(y)))
+    assert len(parts[0]) >= 1
+    for part, ratio in zip(parts, ratios, strict=True):
+        assert abs(len(part) - ratio * len(y)) <= 1 + 1e-6
+        for label in range(5):
+            share = ratio * (y == label).sum()
+            # Whole shares go to each side; one sample may have moved to an empty training part.
+            assert (y[part] == label).sum() >= np.floor(share + 1e-9) - 1
+
+
+def test_pathological_gives_every_client_its_number_of_classes_and_uses_all():
+    data = dataset()
+
+    made = deal(data, scheme="pathological", clients=9, classes_per_client=2)
+
+    classes = [set(data.y[held(made, i)].tolist()) for i in range(9)]
+    assert all(len(found) == 2 for found in classes)
+    assert set().union(*classes) == set(range(6))
+
+
+def test_grouped_gives_main_classes_their_share():
+    data = dataset(6000, classes=10)
+
+    made = deal(data, scheme="grouped", clients=20, pool="merged")
+
+    sizes = [len(held(made, i)) for i in range(20)]
+    for client, (low, high) in (
+        (0, (0, 2)),
+        (6, (0, 2)),
+        (7, (2, 5)),
+        (13, (2, 5)),
+        (14, (5, 10)),
+        (19, (5, 10)),
+    ):
+        y = data.y[held(made, client)]
+        assert ((y >= low) & (y < high)).mean() == pytest.approx(0.8, abs=0.02)
+    assert max(sizes) - min(sizes) <= 1
+    # The card: with disjoint main classes at most 1 / 3.24 of the first class's samples for each
+    # client.
+    assert sizes[0] == int(600 / 3.24)
+
+
+def test_balanced_dirichlet_has_equal_sizes_and_stays_skewed():
+    data = dataset(2000, classes=10)
+
+    made = deal(data, scheme="dirichlet", clients=10, alpha=0.05, balanced=True, pool="merged")
+
+    assert {len(held(made, i)) for i in range(10)} == {200}
+    shares = [np.bincount(data.y[held(made, i)], minlength=10).max() / 200 for i in range(10)]
+    assert np.mean(shares) > 0.4
+
+
+def test_quantity_skews_sizes_not_classes():
+    data = dataset(6000)
+
+    made = deal(data, scheme="quantity", clients=5, alpha=0.5)
+
+    largest = max(range(5), key=lambda i: len(held(made, i)))
+    counts = np.bincount(data.y[held(made, largest)], minlength=6)
+    assert len(held(made, largest)) > 2 * data.train / 5 * 0.6
+    assert counts.min() > 0.7 * counts.max()
+
+
+def test_natural_keeps_groups_and_draws_a_subset():
+    data = dataset(groups=12)
+
+    every = deal(data, scheme="natural")
+    some = deal(data, scheme="natural", clients=4)
+
+    assert every.clients == 12
+    assert all(len(set(data.groups[held(every, i)].tolist())) == 1 for i in range(12))
+    assert "4 of 12" in some.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"clients": 100}, "Lower one of the two"),
+        (
+            {"scheme": "pathological", "classes_per_client": 7, "clients": 5},
+            "at most the 6 classes",
+        ),
+        ({"scheme": "natural"}, "needs natural clients"),
+        ({"scheme": "grouped", "main_classes": (4, 4), "clients": 5}, "sum to at most 6"),
+        ({"scheme": "grouped", "main_classes": (1, 2, 3), "clients": 2}, "only 2 clients"),
+        (
+            {
+                "scheme": "grouped",
+                "main_classes": (1, 2, 3),
+                "clients": 5,
+                "samples_per_client": 10**6,
+            },
+            "rarest class",
+        ),
+    ],
+)
+def test_what_cannot_be_dealt_is_refused(keys, said):
+    with pytest.raises(ConfigError, match=said):
+        deal(dataset(), **keys)
+
+
+def test_more_natural_clients_than_there_are_is_refused():
+    with pytest.raises(ConfigError, match="more than the 12 natural clients"):
+        deal(dataset(groups=12), scheme="natural", clients=13)
+
+
+def saved(tmp_path):
+    data, config = dataset(), PartitionConfig(clients=7, alpha=0.3)
+    made = partition.make(data, config, 3)
+    file = tmp_path / "p.npz"
+    partition_files.save(made, data, config, file)
+    return data, made, file
+
+
+def test_saved_partition_loads_with_the_same_hash(tmp_path):
+    data, made, file = saved(tmp_path)
+
+    loaded = deal(data, scheme="file", path=file)
+
+    assert loaded.hash() == made.hash() == json.loads(file.with_suffix(".json").read_text())["hash"]
+
+
+def test_saved_partition_of_other_labels_is_refused(tmp_path):
+    _, _, file = saved(tmp_path)
+
+    with pytest.raises(DataError, match="other labels"):
+        deal(dataset(classes=5), scheme="file", path=file)
+
+
+@pytest.mark.parametrize(
+    "damage", ["missing", "no json", "bad json", "truncated", "twice", "moved", "pickle", "client"]
+)
+def test_damaged_partition_is_refused(tmp_path, damage):
+    data, _, file = saved(tmp_path)
+    beside = file.with_suffix(".json")
+    arrays = dict(np.load(file))
+    if damage == "missing":
+        file.unlink()
+    elif damage == "no json":
+        beside.unlink()
+    elif damage == "bad json":
+        beside.write_text("{")
+    elif damage == "truncated":
+        file.write_bytes(file.read_bytes()[:200])
+    elif damage == "pickle":
+        np.savez(file, **{**arrays, "part": np.array([{}], dtype=object)})
+    else:
+        if damage == "twice":
+            arrays["index"][0] = arrays["index"][1]
+        elif damage == "moved":
+            arrays["client"] = np.roll(arrays["client"], 1)
+        else:
+            arrays["client"][0] = 99
+        np.savez(file, **arrays)
+
+    with pytest.raises(DataError):
+        deal(data, scheme="file", path=file)
