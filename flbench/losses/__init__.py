@@ -1,0 +1,19 @@
+"""Loss terms: one pure function of a View per file, summed by weight into the one local loss."""
+
+from flbench.losses.cross_entropy import CrossEntropy
+from flbench.losses.linear import Linear
+from flbench.losses.prototype_contrast import PrototypeContrast
+from flbench.losses.prototype_distillation import PrototypeDistillation
+from flbench.losses.prototype_l2 import PrototypeL2
+from flbench.losses.proximal import Proximal
+from flbench.losses.semantic_kl import SemanticKL
+
+__all__ = [
+    "CrossEntropy",
+    "Linear",
+    "PrototypeContrast",
+    "PrototypeDistillation",
+    "PrototypeL2",
+    "Proximal",
+    "SemanticKL",
+]

@@ -1,0 +1,42 @@
+"""The net of FedPC: two convolutions and three linear layers; prototypes of width 192."""
+
+from collections import OrderedDict
+
+from torch import nn
+
+from flbench.config import ModelConfig
+from flbench.models.base import Net, images_only, pad_to
+from flbench.models.registry import MODELS
+
+
+@MODELS.register("cnn")
+class Cnn(Net):
+    """Two 5x5 convolutions of 64 channels with ReLU and pooling; linear 384, 192, C. No
+    normalisation.
+
+    Source: FedPC, table 3 (the net of FedNH's repository); 796,032 parameters below the head for
+        3x32x32.
+    """
+
+    def __init__(self, config: ModelConfig, shape: tuple[int, ...], classes: int) -> None:
+        super().__init__()
+        channels, height, width = images_only(shape, self.name)
+        pad, height, width = pad_to((channels, height, width), least=16)
+        flat = 64 * (((height - 4) // 2 - 4) // 2) * (((width - 4) // 2 - 4) // 2)
+        self.backbone = nn.Sequential(
+            OrderedDict(
+                pad=pad,
+                conv1=nn.Conv2d(channels, 64, 5),
+                relu1=nn.ReLU(),
+                pool1=nn.MaxPool2d(2),
+                conv2=nn.Conv2d(64, 64, 5),
+                relu2=nn.ReLU(),
+                pool2=nn.MaxPool2d(2),
+                flatten=nn.Flatten(),
+                fc1=nn.Linear(flat, 384),
+                relu3=nn.ReLU(),
+                fc2=nn.Linear(384, 192),
+                relu4=nn.ReLU(),
+            )
+        )
+        self.head = nn.Linear(192, classes)

@@ -1,0 +1,62 @@
+"""VGG-11 for 32x32 images (Simonyan and Zisserman, ICLR 2015; table 18 of FedCPMD)."""
+
+from collections import OrderedDict
+from typing import ClassVar, Literal
+
+from pydantic import Field
+from torch import nn
+
+from flbench.config import ModelConfig
+from flbench.models.base import Net, Norm, images_only, norm_2d, pad_to
+from flbench.models.registry import MODELS
+
+BLOCKS = ((64,), (128,), (256, 256), (512, 512), (512, 512))
+
+
+class Vgg11Config(ModelConfig):
+    """Options of VGG-11."""
+
+    norm: Norm = Field("none", description="after each convolution")
+    classifier: Literal[512, 4096] = Field(
+        512,
+        description="width of the two hidden linear layers; 4096 is FedCPMD's table 18: 515 MB a"
+        " client",
+    )
+
+
+@MODELS.register("vgg11")
+class Vgg11(Net):
+    """Eight 3x3 convolutions in five pooled blocks; two hidden linear layers and the head.
+
+    Width 4096 has torchvision's 7x7 average pooling before the linear layers, as in FL-bench. There
+    is no
+    dropout: its masks would come from a generator with a position.
+    """
+
+    Config: ClassVar[type[ModelConfig]] = Vgg11Config
+
+    def __init__(self, config: Vgg11Config, shape: tuple[int, ...], classes: int) -> None:
+        super().__init__()
+        size = images_only(shape, self.name)
+        pad, _, _ = pad_to(size, least=32)
+        layers: OrderedDict[str, nn.Module] = OrderedDict(pad=pad)
+        width, number = size[0], 0
+        for block, channels in enumerate(BLOCKS, start=1):
+            for out in channels:
+                number += 1
+                layers[f"conv{number}"] = nn.Conv2d(width, out, 3, padding=1)
+                layers[f"norm{number}"] = norm_2d(config.norm, out)
+                layers[f"relu{number}"] = nn.ReLU()
+                width = out
+            layers[f"pool{block}"] = nn.MaxPool2d(2)
+        grid = 7 if config.classifier == 4096 else 1
+        layers |= OrderedDict(
+            average=nn.AdaptiveAvgPool2d(grid),
+            flatten=nn.Flatten(),
+            fc1=nn.Linear(width * grid * grid, config.classifier),
+            relu_fc1=nn.ReLU(),
+            fc2=nn.Linear(config.classifier, config.classifier),
+            relu_fc2=nn.ReLU(),
+        )
+        self.backbone = nn.Sequential(layers)
+        self.head = nn.Linear(config.classifier, classes)

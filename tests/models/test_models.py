@@ -1,0 +1,148 @@
+import pytest
+import torch
+from torch import nn
+
+from flbench.errors import ConfigError
+from flbench.models import MODELS
+from flbench.models.base import build, describe, net_leaves, padding_note
+
+VARIANTS = [
+    ("lenet5", {}),
+    ("lenet5", {"norm": "none"}),
+    ("lenet5", {"norm": "group", "hidden": 1}),
+    ("cnn", {}),
+    ("mlp", {}),
+    ("mlp", {"hidden": (7,)}),
+    ("logistic", {}),
+    ("vgg11", {}),
+    ("vgg11", {"norm": "batch"}),
+    ("resnet18", {}),
+    ("resnet18", {"norm": "group"}),
+]
+
+
+def make(name: str, shape=(3, 32, 32), classes: int = 10, seed: int = 0, **options):
+    return build(MODELS.find(name).Config(name=name, **options), shape, classes, seed)
+
+
+@pytest.mark.parametrize(("name", "options"), VARIANTS)
+@pytest.mark.parametrize("shape", [(3, 32, 32), (1, 28, 28), (1, 8, 8)])
+def test_net_returns_features_and_logits_of_the_described_width(name, options, shape):
+    net = make(name, shape, 7, **options)
+    spec = describe(net, shape)
+
+    out = net.eval()(torch.rand(2, *shape))
+
+    assert out.features.shape == (2, spec.features)
+    assert out.logits.shape == (2, 7)
+    assert torch.equal(net.head(out.features), out.logits)
+
+
+@pytest.mark.parametrize(("name", "options"), VARIANTS)
+def test_roles_are_a_partition_of_the_leaves(name, options):
+    net = make(name, **options)
+    spec = describe(net, (3, 32, 32))
+
+    assert spec.names("backbone") | spec.names("head") == spec.names("all") == set(net.state_dict())
+    assert not spec.names("backbone") & spec.names("head")
+    assert spec.names("head") == {"head.weight", "head.bias"}
+    assert set(spec.parameters) == {leaf for leaf, _ in net.named_parameters()}
+    assert set(net_leaves(net)) == set(net.state_dict())
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "shape", "size"),
+    [
+        ("lenet5", {}, (3, 32, 32), 62_050),
+        ("cnn", {}, (3, 32, 32), 796_032 + 193 * 10),
+        ("cnn", {}, (1, 28, 28), 571_648 + 193 * 10),
+        ("resnet18", {"norm": "group"}, (3, 32, 32), 11_173_962),
+        ("resnet18", {"norm": "batch"}, (3, 32, 32), 11_173_962),
+        ("logistic", {}, (1, 8, 8), 650),
+    ],
+)
+def test_parameters_are_as_many_as_published(name, options, shape, size):
+    assert describe(make(name, shape, **options), shape).size == size
+
+
+def test_wide_vgg11_takes_515_megabytes():
+    with torch.device("meta"):
+        net = MODELS.find("vgg11")(
+            MODELS.find("vgg11").Config(name="vgg11", classifier=4096), (3, 32, 32), 10
+        )
+
+    assert sum(p.numel() for p in net.parameters()) * 4 == pytest.approx(515e6, rel=0.002)
+
+
+def test_batchnorm_is_found_by_type_in_shortcuts_too():
+    spec = describe(make("resnet18"), (3, 32, 32))
+
+    layers = [layer for layer in spec.layers if layer.kind == "batchnorm"]
+    assert len(layers) == 20
+    assert "backbone.stage2_block1.shortcut.1.running_mean" in spec.names("batchnorm")
+    assert len(spec.statistics) == 60
+
+
+def test_layers_come_in_forward_order():
+    names = [layer.name for layer in describe(make("lenet5"), (3, 32, 32)).layers]
+
+    body = ["conv1", "norm1", "conv2", "norm2", "fc1", "fc2"]
+    assert names == [*(f"backbone.{name}" for name in body), "head"]
+    assert [
+        layer.name
+        for layer in describe(make("lenet5"), (3, 32, 32)).layers
+        if layer.kind == "linear"
+    ] == [
+        "backbone.fc1",
+        "backbone.fc2",
+        "head",
+    ]
+
+
+def test_weights_depend_on_the_seed_alone():
+    torch.manual_seed(1)
+    first = make("lenet5", seed=5)
+    before = torch.get_rng_state()
+    torch.rand(9)
+    second = make("lenet5", seed=5)
+    other = make("lenet5", seed=6)
+
+    assert all(
+        torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True)
+    )
+    assert not torch.equal(next(first.parameters()), next(other.parameters()))
+    torch.set_rng_state(before)
+    make("lenet5", seed=7)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_small_images_are_padded_with_zeros_around_them():
+    net = make("lenet5", (1, 8, 8))
+    pad = next(module for module in net.modules() if isinstance(module, nn.ZeroPad2d))
+    x = torch.rand(2, 1, 8, 8)
+
+    padded = pad(x)
+
+    assert padded.shape == (2, 1, 16, 16)
+    assert torch.equal(padded[:, :, 4:12, 4:12], x)
+    assert float(padded.sum()) == pytest.approx(float(x.sum()))
+    assert "zero-padded by 4+4 columns" in (padding_note(net) or "")
+    assert padding_note(make("lenet5")) is None
+
+
+def test_images_only_nets_refuse_tables():
+    with pytest.raises(ConfigError, match="takes images"):
+        make("lenet5", (13,))
+    assert make("mlp", (13,))(torch.rand(2, 13)).logits.shape == (2, 10)
+
+
+def test_group_norm_is_never_instance_norm():
+    groups = [m for m in make("lenet5", norm="group").modules() if isinstance(m, nn.GroupNorm)]
+
+    assert groups
+    assert all(m.num_groups < m.num_channels for m in groups)
+
+
+def test_unknown_net_is_refused_with_a_suggestion():
+    with pytest.raises(ConfigError, match="Did you mean `lenet5`"):
+        MODELS.find("lenet")
