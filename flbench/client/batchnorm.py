@@ -1,0 +1,62 @@
+"""BatchNorm statistics estimated anew on a client's training part (`train.batchnorm=drop`)."""
+
+from dataclasses import dataclass
+
+import torch
+
+from flbench.client.program import Collector, Map, Step
+from flbench.models.base import NetSpec
+from flbench.types import Info, Tree, View
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Sum, sum of squares and count of the inputs of one BatchNorm layer, per channel."""
+
+    layer: str
+
+    def __call__(self, view: View) -> Tree:
+        """Return the sums [channels] float64 and the count [] of one batch."""
+        x, _ = view.apply(view.leaves, view.batch.x, taps=(self.layer,)).taps[self.layer]
+        x = (
+            x.double().flatten(2) if x.dim() > 2 else x.double()[:, :, None]
+        )  # [B, channels, positions]
+        x = torch.where(view.batch.mask[:, None, None], x, 0.0)
+        count = view.batch.mask.sum() * x.shape[2]
+        return {"sum": x.sum(dim=(0, 2)), "squares": x.square().sum(dim=(0, 2)), "count": count}
+
+
+@dataclass(frozen=True)
+class Write:
+    """Write the moments into the layer's running mean and (unbiased) variance."""
+
+    layer: str
+
+    def __call__(self, leaves: Tree, start: Tree, ctx: Tree, info: Info) -> Tree:
+        """Return the layer's statistics."""
+        count = ctx[f"moments.{self.layer}.count"]
+        mean = ctx[f"moments.{self.layer}.sum"] / count.clamp_min(1)
+        squares = ctx[f"moments.{self.layer}.squares"] - count * mean.square()
+        variance = (squares / (count - 1).clamp_min(1)).clamp_min(0.0)
+        names = (f"{self.layer}.running_mean", f"{self.layer}.running_var")
+        return {
+            name: torch.where(count > 0, value.to(leaves[name].dtype), leaves[name])
+            for name, value in zip(names, (mean, variance), strict=True)
+        }
+
+
+def recalibrate(net: NetSpec) -> tuple[Step, ...]:
+    """Return the steps that estimate all BatchNorm statistics, layer after layer.
+
+    A layer's inputs depend on the statistics of the layers before it, so each layer takes a pass of
+    its
+    own: exact, and dear for deep nets.
+    """
+    steps: list[Step] = []
+    for layer in net.layers:
+        if layer.kind == "batchnorm":
+            steps += [
+                Collector(f"moments.{layer.name}", Moments(layer.name)),
+                Map(Write(layer.name)),
+            ]
+    return tuple(steps)

@@ -1,0 +1,105 @@
+"""What every engine does, and the tensors of a client that each of them starts from."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from flbench.client.program import LocalProgram, Step
+from flbench.config import TrainConfig
+from flbench.errors import ConfigError
+from flbench.rng import Draw
+from flbench.types import Dispatch, Results, Tree
+
+KeptRows = Callable[[Tensor], Tree]
+"""ids [K] -> the rows that these clients keep, [K, ...] each."""
+
+Dispatcher = Callable[[Tensor], Dispatch]
+"""ids [K] -> what the server sends them.
+
+Row j depends on ids[j] alone, so it may be asked block by block.
+"""
+
+
+@dataclass(frozen=True)
+class RoundSettings:
+    """What holds for all clients of a round.
+
+    Attributes:
+        train: batch size, last batch.
+        draw: the round's random streams.
+        lr_factor: factor of the schedule on every learning rate.
+    """
+
+    train: TrainConfig
+    draw: Draw
+    lr_factor: float = 1.0
+
+
+class Engine(Protocol):
+    """Runs one program for many clients.
+
+    A client starts from the seeded net, overlaid by its kept rows, overlaid by the dispatch.
+    """
+
+    def run(
+        self,
+        program: LocalProgram,
+        ids: Tensor,
+        *,
+        rows: KeptRows,
+        dispatch: Dispatcher,
+        settings: RoundSettings,
+        observe: tuple[Step, ...] = (),
+    ) -> Results:
+        """Return what the clients `ids` [K] bring, in this order, without those that failed.
+
+        Args:
+            program: what each client does.
+            ids: [K] int64 client ids.
+            rows: what the clients keep.
+            dispatch: what the server sends; already sealed.
+            settings: of the round.
+            observe: steps after the last one, when what is kept and sent is safe;
+                `Results.observed` holds what their Collectors find, and nothing else of them
+                remains.
+        """
+
+
+class Gathered:
+    """Rows of clients put together leaf by leaf, without a second copy."""
+
+    def __init__(self, clients: int) -> None:
+        self.clients = clients
+        self.tree: Tree = {}
+
+    def add(self, position: int, row: Tree) -> None:
+        """Write one client's tensors at its position; the first client fixes names and shapes."""
+        for name, value in row.items():
+            if name not in self.tree:
+                self.tree[name] = torch.zeros(self.clients, *value.shape, dtype=value.dtype)
+            self.tree[name][position] = value.detach()
+
+    def rows(self, positions: list[int]) -> Tree:
+        """Return the rows of the clients that finished."""
+        if len(positions) == self.clients:
+            return self.tree
+        return {name: value[positions] for name, value in self.tree.items()}
+
+
+def find_device(name: str) -> torch.device:
+    """Return the device that `engine.device` names; `auto` is the first GPU, or the CPU.
+
+    Raises: ConfigError if there is no such GPU.
+    """
+    gpus = torch.cuda.device_count()
+    if name == "auto":
+        return torch.device("cuda" if gpus else "cpu")
+    device = torch.device(name)
+    if device.type == "cuda" and (device.index or 0) >= gpus:
+        raise ConfigError(
+            f"`engine.device`={name} is not there: PyTorch sees {gpus} GPUs. Use cpu or auto."
+        )
+    return device

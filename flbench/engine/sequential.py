@@ -1,0 +1,112 @@
+"""The reference engine: client after client through one net, driven by Lightning Fabric."""
+
+from copy import deepcopy
+
+import torch
+from lightning.fabric import Fabric
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from flbench.client.program import Collector, LocalProgram, Step
+from flbench.config import EngineConfig
+from flbench.data.federation import Federation
+from flbench.engine.base import Dispatcher, Gathered, KeptRows, RoundSettings, find_device
+from flbench.engine.worker import Workbench, Worker
+from flbench.errors import ConfigError
+from flbench.models.base import net_leaves
+from flbench.tree import is_finite
+from flbench.types import Failure, Message, Results
+
+
+class SequentialEngine:
+    """Trains one client after the other on one device.
+
+    The net is copied once and filled with each client's values in place. Where a phase has no hooks
+    the net is called itself (`functional_call` costs 4-6 %).
+
+    Args:
+        net: the seeded net; its values are what clients start from.
+        federation: the samples.
+        config: device and precision. Threads are the process's affair (`flbench.experiment` sets
+            them).
+    """
+
+    def __init__(self, net: nn.Module, federation: Federation, config: EngineConfig) -> None:
+        fabric = make_fabric(config)
+        dtype = torch.float64 if config.precision == "64-true" else torch.float32
+        net = fabric.to_device(deepcopy(net).to(dtype)).requires_grad_(False)
+        own = net_leaves(net)
+        self._bench = Workbench(
+            fabric=fabric,
+            net=net,
+            own=own,
+            start={name: leaf.detach().clone() for name, leaf in own.items()},
+            federation=federation.to(fabric.device, dtype),
+            dtype=dtype,
+            has_batchnorm=any(isinstance(module, _BatchNorm) for module in net.modules()),
+            scaler=dict(fabric.strategy.precision.state_dict()),
+        )
+
+    def run(
+        self,
+        program: LocalProgram,
+        ids: Tensor,
+        *,
+        rows: KeptRows,
+        dispatch: Dispatcher,
+        settings: RoundSettings,
+        observe: tuple[Step, ...] = (),
+    ) -> Results:
+        """Train the clients one by one; see `Engine.run`."""
+        kept, sent, masks, observed = (Gathered(len(ids)) for _ in range(4))
+        finished: list[int] = []
+        failures: list[Failure] = []
+        steps, losses = torch.zeros(len(ids), dtype=torch.int64), torch.full((len(ids),), torch.nan)
+        for position, client in enumerate(ids.tolist()):
+            one = ids[position : position + 1]
+            worker = Worker(self._bench, client, settings, rows(one), dispatch(one))
+            for step in program.steps:
+                worker.take(step)
+            leaves = worker.leaves
+            unknown = sorted((program.keeps | program.sends) - set(leaves))
+            if unknown:
+                raise ValueError(f"the program keeps or sends {unknown}, which no client has")
+            bounded = {
+                name: leaves[name] for name in leaves if name in program.keeps | program.sends
+            }
+            if not worker.loss_is_finite() or not is_finite(bounded):
+                failures.append(Failure(client, worker.diagnosis(bounded)))
+                continue
+            finished.append(position)
+            steps[position], losses[position] = worker.steps, worker.mean_loss()
+            kept.add(position, {n: leaves[n] for n in leaves if n in program.keeps - program.sends})
+            sent.add(position, {n: leaves[n] for n in leaves if n in program.sends})
+            masks.add(position, {name: leaves[mask] for name, mask in program.masks})
+            for step in observe:
+                worker.take(step)
+            found = tuple(f"{step.name}." for step in observe if isinstance(step, Collector))
+            observed.add(position, {n: v for n, v in worker.ctx.items() if n.startswith(found)})
+        return Results(
+            ids[finished],
+            steps[finished],
+            losses[finished],
+            kept.rows(finished),
+            Message(sent.rows(finished), masks.rows(finished)),
+            observed.rows(finished),
+            tuple(failures),
+        )
+
+
+def make_fabric(config: EngineConfig) -> Fabric:
+    """Return Fabric for a device and precision, with deterministic kernels on a GPU.
+
+    Raises: ConfigError if the device is not there, or cannot compute in that precision.
+    """
+    device = find_device(config.device)
+    if device.type == "cuda":
+        torch.backends.cudnn.deterministic = True
+        torch.backends.cudnn.benchmark = False
+    elif config.precision == "16-mixed":
+        raise ConfigError("`engine.precision=16-mixed` needs a GPU. Use bf16-mixed or 32-true.")
+    devices = 1 if device.index is None else [device.index]
+    return Fabric(accelerator=device.type, devices=devices, precision=config.precision)

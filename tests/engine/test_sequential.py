@@ -1,0 +1,529 @@
+"""The reference engine.
+
+A bare loop gives the same, and every hook of a program does what it says.
+"""
+
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+
+from flbench.client.module import apply
+from flbench.client.program import Collector, LocalProgram, Map, Phase
+from flbench.config import OptimizerConfig, TrainConfig
+from flbench.data import batches
+from flbench.engine.base import RoundSettings
+from flbench.engine.sequential import SequentialEngine
+from flbench.losses import CrossEntropy
+from flbench.models.base import net_leaves
+from flbench.rng import Draw
+from flbench.types import Dispatch, Message, Rows
+from tests.support import build
+
+SGD = OptimizerConfig(lr=0.05)
+DRAW = Draw(0, (3,), 5)
+
+
+@pytest.fixture
+def lenet():
+    return build("model.name=lenet5", "engine.precision=64-true")
+
+
+@pytest.fixture
+def mlp():
+    return build("model.name=mlp", "model.hidden=[6]", "engine.precision=64-true")
+
+
+def go(experiment, program, ids=(1,), rows=None, dispatch=None, train=None, observe=(), factor=1.0):
+    return experiment.engine.run(
+        program,
+        torch.tensor(ids),
+        rows=lambda i: {} if rows is None else {name: value[i] for name, value in rows.items()},
+        dispatch=lambda i: Dispatch() if dispatch is None else dispatch(i),
+        settings=RoundSettings(train or TrainConfig(), DRAW, factor),
+        observe=observe,
+    )
+
+
+def everything(experiment) -> frozenset[str]:
+    return experiment.algorithm.setting.net.names("all")
+
+
+def phase(**keys) -> Phase:
+    return Phase(**{"train": "*", "terms": (CrossEntropy(),), "optimizer": SGD, "epochs": 2} | keys)
+
+
+def start_of(experiment):
+    return {
+        name: leaf.detach().double() if leaf.is_floating_point() else leaf.detach()
+        for name, leaf in net_leaves(experiment.net).items()
+    }
+
+
+def bare(
+    experiment,
+    epochs=2,
+    lr=0.05,
+    client=1,
+    train=None,
+    skip=True,
+    optimizer=torch.optim.SGD,
+    **keys,
+):
+    """Ten lines of PyTorch over the same batches."""
+    net = build("model.name=lenet5").net.double() if "conv1" in str(experiment.net) else None
+    net = net or build("model.name=mlp", "model.hidden=[6]").net.double()
+    federation = experiment.federation.to(torch.device("cpu"), torch.float64)
+    optimizer = optimizer(net.parameters(), lr=lr, **keys)
+    rows = federation.partition.parts["train"][client]
+    net.train()
+    for number in range(epochs):
+        options = {"dtype": torch.float64, "skip_single": skip, "first_step": 0}
+        for batch in batches.epoch(
+            federation, rows, client, number, DRAW, train or TrainConfig(), **options
+        ):
+            optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(net(batch.x).logits, batch.y).backward()
+            optimizer.step()
+    return {name: leaf.detach() for name, leaf in net_leaves(net).items()}
+
+
+def assert_equal(tree, expected):
+    assert set(tree) == set(expected)
+    for name, value in expected.items():
+        assert torch.equal(tree[name][0], value), name
+
+
+def test_plain_phase_equals_a_bare_loop(lenet):
+    results = go(lenet, LocalProgram((phase(),), everything(lenet)))
+
+    assert_equal(results.kept, bare(lenet))
+
+
+@pytest.mark.parametrize(
+    ("config", "keys"),
+    [
+        (
+            OptimizerConfig(lr=0.05, momentum=0.9, nesterov=True, weight_decay=0.01),
+            {"momentum": 0.9, "nesterov": True},
+        ),
+        (OptimizerConfig(name="adam", lr=0.01, weight_decay=0.01), {"optimizer": torch.optim.Adam}),
+        (
+            OptimizerConfig(name="adamw", lr=0.01, weight_decay=0.01),
+            {"optimizer": torch.optim.AdamW},
+        ),
+    ],
+)
+def test_optimisers_equal_pytorchs(mlp, config, keys):
+    results = go(mlp, LocalProgram((phase(optimizer=config),), everything(mlp)))
+
+    assert_equal(results.kept, bare(mlp, lr=config.lr, skip=False, weight_decay=0.01, **keys))
+
+
+def test_learning_rate_follows_the_schedules_factor(mlp):
+    results = go(mlp, LocalProgram((phase(),), everything(mlp)), factor=0.5)
+
+    assert_equal(results.kept, bare(mlp, lr=0.025, skip=False))
+
+
+def test_each_client_starts_anew_and_order_does_not_matter(lenet):
+    program = LocalProgram((phase(optimizer=replace_momentum()),), everything(lenet))
+
+    together, swapped = go(lenet, program, (0, 2, 4)), go(lenet, program, (4, 2, 0))
+    alone = go(lenet, program, (4,))
+
+    for name, value in together.kept.items():
+        assert torch.equal(value, swapped.kept[name].flip(0))
+        assert torch.equal(value[2], alone.kept[name][0])
+    assert together.losses.tolist() == swapped.losses.flip(0).tolist()
+
+
+def replace_momentum() -> OptimizerConfig:
+    return OptimizerConfig(lr=0.05, momentum=0.9)
+
+
+def test_leaves_are_start_overlaid_by_kept_rows_overlaid_by_dispatch(mlp):
+    start = start_of(mlp)
+    names = list(start)
+    rows = {
+        names[0]: torch.full((5, *start[names[0]].shape), 2.0),
+        names[1]: torch.full((5, *start[names[1]].shape), 2.0),
+    }
+    program = LocalProgram((), everything(mlp))
+
+    results = go(
+        mlp,
+        program,
+        (3,),
+        rows,
+        lambda i: Dispatch(
+            Message({names[1]: torch.full_like(start[names[1]], 3.0), "other": torch.tensor(1.0)}),
+            Message({names[2]: torch.full((len(i), *start[names[2]].shape), 4.0)}),
+        ),
+    )
+
+    assert (results.kept[names[0]] == 2).all()
+    assert (results.kept[names[1]] == 3).all()
+    assert (results.kept[names[2]] == 4).all()
+    assert torch.equal(results.kept[names[3]][0], start[names[3]])
+    assert "other" not in results.kept
+
+
+def test_phases_have_optimisers_of_their_own_and_freezing_is_freezing(lenet):
+    heavy = OptimizerConfig(lr=0.05, momentum=0.9, weight_decay=0.1)
+    head = phase(train="head.*", optimizer=heavy, batchnorm="eval", epochs=1)
+    body = phase(train="backbone.*", optimizer=heavy, epochs=1)
+    start = start_of(lenet)
+
+    after_head = go(lenet, LocalProgram((head,), everything(lenet))).kept
+    after_both = go(lenet, LocalProgram((head, body), everything(lenet))).kept
+
+    for name, value in start.items():
+        if name.startswith("backbone"):
+            assert torch.equal(after_head[name][0], value), name
+        else:
+            assert torch.equal(after_both[name][0], after_head[name][0]), name
+            assert not torch.equal(after_head[name][0], value)
+    assert not torch.equal(after_both["backbone.conv1.weight"][0], start["backbone.conv1.weight"])
+
+
+def test_steps_count_steps_over_epochs(mlp):
+    epochs = go(mlp, LocalProgram((phase(epochs=3),), everything(mlp)))
+    steps = go(mlp, LocalProgram((phase(epochs=None, steps=int(epochs.steps)),), everything(mlp)))
+    fewer = go(mlp, LocalProgram((phase(epochs=None, steps=2),), everything(mlp)))
+
+    assert_equal(steps.kept, {name: value[0] for name, value in epochs.kept.items()})
+    assert int(fewer.steps) == 2
+
+
+def test_clip_bounds_the_gradient_over_trained_leaves(mlp):
+    start = start_of(mlp)
+    clipped = phase(epochs=None, steps=1, clip=0.01, optimizer=OptimizerConfig(lr=1.0))
+
+    results = go(mlp, LocalProgram((clipped,), everything(mlp)))
+
+    moved = (
+        sum(float((results.kept[name][0] - start[name]).square().sum()) for name in start) ** 0.5
+    )
+    assert moved == pytest.approx(0.01, rel=1e-3)
+
+
+@dataclass(frozen=True)
+class Doubled:
+    """The net is called with twice the leaves: the chain rule doubles the gradient."""
+
+    def __call__(self, leaves, ctx):
+        return {
+            name: leaf * 2 if leaf.is_floating_point() else leaf for name, leaf in leaves.items()
+        }
+
+
+def test_weights_hook_is_what_the_net_is_called_with(mlp):
+    start = start_of(mlp)
+    program = LocalProgram((phase(weights=Doubled(), epochs=None, steps=1),), everything(mlp))
+
+    results = go(mlp, program)
+
+    x, y = first_batch(mlp)
+    leaves = {name: leaf.clone().requires_grad_() for name, leaf in start.items()}
+    loss = torch.nn.functional.cross_entropy(
+        apply(mlp.net.double(), Doubled()(leaves, {}), x).logits, y
+    )
+    for name, gradient in zip(
+        leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True
+    ):
+        assert torch.allclose(
+            results.kept[name][0], start[name] - 0.05 * gradient, rtol=0, atol=1e-12
+        )
+
+
+def first_batch(experiment):
+    federation = experiment.federation.to(torch.device("cpu"), torch.float64)
+    rows = federation.partition.parts["train"][1]
+    options = {"dtype": torch.float64, "skip_single": False, "first_step": 0}
+    batch = next(batches.epoch(federation, rows, 1, 0, DRAW, TrainConfig(), **options))
+    return batch.x, batch.y
+
+
+@dataclass(frozen=True)
+class SameGradient:
+    def __call__(self, grad, parameters, batch, ctx):
+        return grad(parameters, batch)
+
+
+@dataclass(frozen=True)
+class GradientElsewhere:
+    """The gradient at twice the parameters (a look-ahead, as in SAM)."""
+
+    def __call__(self, grad, parameters, batch, ctx):
+        return grad({name: 2 * value for name, value in parameters.items()}, batch)
+
+
+def test_gradient_hook_that_changes_nothing_equals_backward(lenet):
+    plain = go(lenet, LocalProgram((phase(),), everything(lenet)))
+    hooked = go(lenet, LocalProgram((phase(gradient=SameGradient()),), everything(lenet)))
+
+    for name, value in plain.kept.items():
+        assert torch.allclose(value, hooked.kept[name], rtol=0, atol=1e-12), name
+
+
+def test_gradient_hook_decides_what_the_optimiser_sees(mlp):
+    start = start_of(mlp)
+    results = go(
+        mlp,
+        LocalProgram((phase(gradient=GradientElsewhere(), epochs=None, steps=1),), everything(mlp)),
+    )
+
+    x, y = first_batch(mlp)
+    leaves = {name: (2 * leaf).requires_grad_() for name, leaf in start.items()}
+    loss = torch.nn.functional.cross_entropy(apply(mlp.net.double(), leaves, x).logits, y)
+    for name, gradient in zip(
+        leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True
+    ):
+        assert torch.allclose(
+            results.kept[name][0], start[name] - 0.05 * gradient, rtol=0, atol=1e-12
+        )
+
+
+@dataclass(frozen=True)
+class Clamp:
+    def __call__(self, trained, ctx):
+        return {name: value.clamp(-0.01, 0.01) for name, value in trained.items()}
+
+
+def test_project_follows_every_step(mlp):
+    results = go(mlp, LocalProgram((phase(project=Clamp()),), everything(mlp)))
+
+    assert max(float(value.abs().max()) for value in results.kept.values()) <= 0.01
+
+
+@dataclass(frozen=True)
+class StopAfter:
+    epochs: int
+
+    def __call__(self, losses, done, ctx):
+        assert bool(losses[: int(done)].isfinite().all())
+        assert bool(losses[int(done) :].isnan().all())
+        return done >= self.epochs
+
+
+def test_until_is_asked_before_each_epoch(mlp):
+    stopped = go(mlp, LocalProgram((phase(epochs=9, until=StopAfter(2)),), everything(mlp)))
+
+    assert_equal(stopped.kept, bare(mlp, epochs=2, skip=False))
+
+
+@dataclass(frozen=True)
+class Count:
+    def __call__(self, view):
+        ones = view.batch.mask.to(torch.int64)
+        return {"n": ones.sum(), "low": view.out.logits.detach().min(), "labels": view.batch.y}
+
+
+def reductions() -> tuple:
+    return (("n", "sum"), ("low", "min"), ("labels", "rows"))
+
+
+def test_collector_reduces_over_all_rows_in_eval_mode(lenet):
+    collector = Collector("found", Count(), reductions(), rows=Rows("test"))
+    results = go(lenet, LocalProgram(()), observe=(collector,))
+    federation = lenet.federation
+    rows = federation.partition.parts["test"][1]
+
+    assert int(results.observed["found.n"]) == len(rows)
+    assert torch.equal(results.observed["found.labels"][0], federation.y[rows])
+    x = federation.to(torch.device("cpu"), torch.float64).inputs(rows, torch.float64)
+    expected = apply(lenet.net.double(), start_of(lenet), x).logits.min()
+    assert torch.allclose(results.observed["found.low"][0], expected, rtol=0, atol=1e-12)
+
+
+@dataclass(frozen=True)
+class Half:
+    def __call__(self, reduced, leaves, ctx):
+        return {"half": reduced["n"] / 2}
+
+
+@dataclass(frozen=True)
+class UseIt:
+    def __call__(self, leaves, start, ctx, info):
+        return {
+            "made": ctx["found.half"] + ctx["given"],
+            "facts": torch.stack(
+                [info.steps.double(), info.lr.double(), info.n.double(), info.round.double()]
+            ),
+            "head.bias": leaves["head.bias"] - start["head.bias"] + 7,
+        }
+
+
+def test_map_changes_leaves_from_what_collectors_found_and_the_server_sent(mlp):
+    collector = Collector("found", Count(), reductions(), finish=Half())
+    program = LocalProgram(
+        (phase(epochs=1), collector, Map(UseIt())), frozenset({"made", "facts", "head.bias"})
+    )
+    trained = go(mlp, LocalProgram((phase(epochs=1),), everything(mlp)))
+
+    results = go(mlp, program, dispatch=lambda i: Dispatch(numbers={"given": 0.25}))
+
+    n = int(mlp.federation.sizes[1])
+    assert float(results.kept["made"]) == n / 2 + 0.25
+    assert results.kept["facts"][0].tolist() == [int(results.steps), 0.05, n, 3]
+    start = start_of(mlp)
+    assert torch.equal(
+        results.kept["head.bias"], trained.kept["head.bias"] - start["head.bias"] + 7
+    )
+
+
+@dataclass(frozen=True)
+class Swap:
+    def __call__(self, leaves, start, ctx, info):
+        return {"a": leaves["b"], "b": leaves["a"]}
+
+
+def test_map_may_swap_two_leaves(mlp):
+    rows = {"a": torch.arange(5.0), "b": torch.arange(5.0) + 10}
+
+    results = go(mlp, LocalProgram((Map(Swap()),), frozenset({"a", "b"})), (2,), rows)
+
+    assert (float(results.kept["a"]), float(results.kept["b"])) == (12.0, 2.0)
+
+
+def test_record_sees_every_training_batch_before_its_step(mlp):
+    recording = Collector("seen", Count(), reductions(), finish=Half())
+    program = LocalProgram(
+        (phase(record=(recording,)), Map(Keep("seen.half"))), frozenset({"kept"})
+    )
+
+    results = go(mlp, program)
+
+    assert float(results.kept["kept"]) == 2 * int(mlp.federation.sizes[1]) / 2
+    plain = go(mlp, LocalProgram((phase(),), everything(mlp)))
+    recorded = go(mlp, LocalProgram((phase(record=(recording,)),), everything(mlp)))
+    assert_equal(recorded.kept, {name: value[0] for name, value in plain.kept.items()})
+
+
+@dataclass(frozen=True)
+class Keep:
+    key: str
+
+    def __call__(self, leaves, start, ctx, info):
+        return {"kept": ctx[self.key]}
+
+
+def test_equal_phases_see_equal_batches(mlp):
+    once = go(mlp, LocalProgram((phase(),), everything(mlp)))
+    again = LocalProgram((phase(), Map(Restart()), phase()), everything(mlp))
+
+    assert_equal(go(mlp, again).kept, {name: value[0] for name, value in once.kept.items()})
+
+
+@dataclass(frozen=True)
+class Restart:
+    def __call__(self, leaves, start, ctx, info):
+        return dict(start)
+
+
+def test_observers_change_nothing_of_what_is_kept_and_sent(lenet):
+    program = LocalProgram((phase(),), everything(lenet) - {"head.bias"}, frozenset({"head.bias"}))
+    observers = (Map(Restart()), Collector("late", Count(), reductions(), rows=Rows("validation")))
+
+    plain, watched = (
+        go(lenet, program, (0, 1)),
+        go(lenet, replace(program), (0, 1), observe=observers[:1]),
+    )
+
+    for name in plain.kept:
+        assert torch.equal(plain.kept[name], watched.kept[name])
+    assert torch.equal(plain.sent.values["head.bias"], watched.sent.values["head.bias"])
+    assert go(lenet, program, (0,), observe=observers).observed.keys() == {
+        "late.n",
+        "late.low",
+        "late.labels",
+    }
+
+
+def test_client_that_diverges_is_left_out_with_a_reason(mlp):
+    rows = {"head.weight": torch.zeros(5, 10, 6, dtype=torch.float64)}
+    rows["head.weight"][2] = torch.nan
+
+    results = go(mlp, LocalProgram((phase(),), everything(mlp)), (1, 2, 4), rows)
+
+    assert results.ids.tolist() == [1, 4]
+    assert [(failure.client, failure.reason) for failure in results.failures] == [
+        (2, "its training loss is not finite")
+    ]
+    assert results.kept["head.weight"].shape[0] == 2
+    alone = go(mlp, LocalProgram((phase(),), everything(mlp)), (4,), rows)
+    assert torch.equal(results.kept["head.weight"][1], alone.kept["head.weight"][0])
+
+
+def test_masks_travel_with_what_is_sent(mlp):
+    program = LocalProgram(
+        (Map(Parts()),), frozenset(), frozenset({"part"}), (("part", "present"),)
+    )
+
+    results = go(mlp, program, (0, 3))
+
+    assert results.sent.mask["part"].tolist() == [[True, False]] * 2
+
+
+@dataclass(frozen=True)
+class Parts:
+    def __call__(self, leaves, start, ctx, info):
+        return {"part": torch.tensor([1.0, 2.0]), "present": torch.tensor([True, False])}
+
+
+def test_single_sample_is_skipped_with_batchnorm_and_used_without(lenet, mlp):
+    one = Rows(limit=1)
+
+    with_norm = go(lenet, LocalProgram((phase(rows=one),), everything(lenet)))
+    without = go(mlp, LocalProgram((phase(rows=one),), everything(mlp)))
+    frozen = go(lenet, LocalProgram((phase(rows=one, batchnorm="eval"),), everything(lenet)))
+
+    assert (int(with_norm.steps), int(without.steps), int(frozen.steps)) == (0, 2, 2)
+    assert bool(with_norm.losses.isnan())
+
+
+def test_engine_leaves_its_net_and_data_alone(lenet):
+    before = {name: leaf.clone() for name, leaf in net_leaves(lenet.net).items()}
+    data = lenet.federation.x.clone()
+
+    go(lenet, LocalProgram((phase(),), everything(lenet)))
+
+    assert all(torch.equal(leaf, before[name]) for name, leaf in net_leaves(lenet.net).items())
+    assert torch.equal(lenet.federation.x, data)
+
+
+def test_phase_that_trains_nothing_is_a_mistake(mlp):
+    with pytest.raises(ValueError, match="names no parameter"):
+        go(mlp, LocalProgram((phase(train="nothing.*"),)))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed", "16-mixed"])
+def test_gpu_trains_to_about_the_same_weights(precision):
+    cpu = build("model.name=lenet5", "engine.device=cpu")
+    gpu = build("model.name=lenet5", "engine.device=cuda", f"engine.precision={precision}")
+    program = LocalProgram((phase(epochs=1),), everything(cpu))
+
+    expected, found = go(cpu, program), go(gpu, program)
+
+    tolerance = 1e-5 if precision == "32-true" else 3e-2
+    for name, value in expected.kept.items():
+        assert torch.allclose(value.double(), found.kept[name].double(), rtol=0, atol=tolerance), (
+            name
+        )
+
+
+def test_bf16_on_a_cpu_trains_and_stays_finite():
+    experiment = build("model.name=lenet5", "engine.precision=bf16-mixed")
+
+    results = go(experiment, LocalProgram((phase(),), everything(experiment)))
+
+    assert isinstance(experiment.engine, SequentialEngine)
+    assert results.failures == ()
+    assert results.kept["head.weight"].dtype == torch.float32
+
+
+def test_program_that_keeps_what_no_client_has_is_a_mistake(mlp):
+    with pytest.raises(ValueError, match="no client has"):
+        go(mlp, LocalProgram((phase(),), frozenset({"misspelt"})))
