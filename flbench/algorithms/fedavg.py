@@ -1,0 +1,53 @@
+"""FedAvg.
+
+The weighted mean of locally trained models (McMahan et al., AISTATS 2017, Algorithm 1).
+"""
+
+from dataclasses import replace
+from typing import ClassVar
+
+from pydantic import Field
+from torch import Tensor
+
+from flbench.algorithms.base import Algorithm, Deployment, Paper, Wire
+from flbench.algorithms.registry import ALGORITHMS
+from flbench.client.program import LocalProgram
+from flbench.config import AlgorithmConfig
+from flbench.types import State
+
+
+class FedAvgConfig(AlgorithmConfig):
+    """Keys of FedAvg."""
+
+    finetune_epochs: int = Field(
+        0,
+        ge=0,
+        description="epochs of local fine-tuning before a model is judged, discarded afterwards"
+        " (FedAvg-FT)",
+    )
+
+
+@ALGORITHMS.register("fedavg")
+class FedAvg(Algorithm):
+    """Server: w <- sum_{i in S_t} p_i w_i with p_i = n_i / sum_j n_j; the defaults of `Algorithm`
+    are this.
+
+    Every client is judged with w; fine-tuned models are judged beside it as `ft`.
+    """
+
+    Config: ClassVar[type[AlgorithmConfig]] = FedAvgConfig
+    config: FedAvgConfig
+    paper = Paper(
+        "Communication-Efficient Learning of Deep Networks from Decentralized Data",
+        "McMahan, Moore, Ramage, Hampson, Aguera y Arcas",
+        "AISTATS 2017",
+    )
+    wire = Wire(down="w", up="w", keeps="nothing")
+
+    def deploy(self, state: State, ids: Tensor) -> dict[str, Deployment]:
+        deployments = super().deploy(state, ids)
+        if self.config.finetune_epochs:
+            tuning = self.phase(*self.terms(), epochs=self.config.finetune_epochs)
+            model = replace(deployments["personal"], program=LocalProgram((tuning,)))
+            deployments["ft"] = model
+        return deployments

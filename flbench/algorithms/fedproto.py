@@ -1,0 +1,118 @@
+"""FedProto: clients exchange class prototypes only (Tan et al., AAAI 2022)."""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from flbench.algorithms.base import Algorithm, Deployment, Paper, Wire
+from flbench.algorithms.parts import prototypes
+from flbench.algorithms.registry import ALGORITHMS
+from flbench.client.program import LocalProgram
+from flbench.config import AlgorithmConfig
+from flbench.losses import CrossEntropy, PrototypeL2
+from flbench.tree import repeat
+from flbench.types import Dispatch, Results, State, Tree, Update, View
+
+
+class FedProtoConfig(AlgorithmConfig):
+    """Keys of FedProto."""
+
+    agg_weights: Literal["samples", "uniform"] = Field(
+        "uniform",
+        description="weight of a holder in a class's prototype: one (the authors' code), or its"
+        " samples",
+    )
+    lam: float = Field(
+        1.0, ge=0, description="strength of the pull to the prototypes (1 MNIST, 0.1 CIFAR-10)"
+    )
+    cache: bool = Field(False, description="older prototypes of absent clients enter the mean too")
+    predict: Literal["proto", "head"] = Field(
+        "proto",
+        description="the rule that is judged: nearest prototype, or the classifier; the other is"
+        " beside it",
+    )
+    predict_classes: Literal["global", "own"] = Field(
+        "global", description="nearest prototype among all classes, or among those the client holds"
+    )
+
+
+@ALGORITHMS.register("fedproto")
+class FedProto(Algorithm):
+    """Local loss: CE + lam (1/D) ||z - P[y]||^2 (eq. 6); server: P[k] = mean over holders of class
+    k (eq. 6).
+
+    Deviations: prototypes are collected in eval mode after training (the authors: in train mode
+        during
+    the last epoch); the mean is uniform over the round's holders as in their code, the paper's
+    weights by counts are `agg_weights=samples`.
+    """
+
+    Config: ClassVar[type[AlgorithmConfig]] = FedProtoConfig
+    config: FedProtoConfig
+    paper = Paper(
+        "FedProto: Federated Prototype Learning across Heterogeneous Clients",
+        "Tan, Long, Liu, Zhou, Lu, Jiang, Zhang",
+        "AAAI 2022",
+        "10.1609/aaai.v36i8.20819",
+    )
+    wire = Wire(down="C D prototypes, C flags", up="(D + 2) of each held class", keeps="w")
+
+    def init(self, start: Tree) -> tuple[Tree, Tree]:
+        table, bank = prototypes.empty(self.setting, start)
+        return table, repeat(start | bank, self.setting.clients)
+
+    def program(self, state: State) -> LocalProgram:
+        train = self.phase(CrossEntropy(), PrototypeL2(weight=self.config.lam))
+        keeps = self.setting.net.names("all") | {"prototypes", "counts"}
+        collect = prototypes.collect(self.setting.classes)
+        return LocalProgram((train, *collect), keeps, prototypes.LEAVES, prototypes.MASKS)
+
+    def dispatch(self, state: State, ids: Tensor) -> Dispatch:
+        return Dispatch(prototypes.table(state.server))
+
+    def aggregate(self, state: State, results: Results) -> Update:
+        if self.config.cache:
+            brought, sizes = state.clients["prototypes"], state.clients["counts"]
+        else:
+            brought, sizes = results.sent.values["prototypes"], results.sent.values["counts"]
+        weights = (sizes > 0) if self.config.agg_weights == "uniform" else sizes
+        weights = weights.double()  # [K, C]
+        total = weights.sum(dim=0)
+        mean = (
+            torch.einsum("kc,kcd->cd", weights, brought.double()) / total.clamp_min(1e-12)[:, None]
+        )
+        old = state.server["global.prototypes"]
+        # A class that nobody brought keeps its prototype.
+        table = torch.where((total > 0)[:, None], mean.to(old.dtype), old)
+        present = state.server["global.present"] | (total > 0)
+        return Update({"global.prototypes": table, "global.present": present})
+
+    def deploy(self, state: State, ids: Tensor) -> dict[str, Deployment]:
+        head = Deployment(self.dispatch(state, ids))
+        rule = NearestPrototype(own=self.config.predict_classes == "own")
+        proto = Deployment(head.dispatch, predict=rule)
+        if self.config.predict == "proto":
+            return {"personal": proto, "head": head}
+        return {"personal": head, "proto": proto}
+
+
+@dataclass(frozen=True)
+class NearestPrototype:
+    """Scores = -||z - P[k]||; an absent class never wins.
+
+    The classifier decides while there is no prototype.
+    """
+
+    own: bool
+
+    def __call__(self, view: View) -> Tensor:
+        """Return scores [B, C]."""
+        table, present = view.ctx["global.prototypes"], view.ctx["global.present"]
+        if self.own:
+            present = present & (view.leaves["counts"] > 0)
+        distance = torch.linalg.vector_norm(view.out.features[:, None, :] - table[None], dim=2)
+        scores = torch.where(present, -distance, -torch.inf)
+        return torch.where(present.any(), scores, view.out.logits)

@@ -1,0 +1,1 @@
+"""What methods share: prototypes, similarities, and later topologies, masks, clustering."""

@@ -1,0 +1,251 @@
+"""HFCD's server against loops over its formulas, its schedules, and its options."""
+
+from math import exp
+
+import pytest
+import torch
+
+from flbench.algorithms.parts.similarities import mean_similarity
+from flbench.losses.similarity import cosines
+from flbench.types import Message, Results, State
+from tests.algorithms.test_contract import after
+from tests.support import build, run
+
+N, C, D = 6, 5, 4
+
+
+def method(*overrides: str):
+    return build("algorithm=hfcd", "partition.clients=6", *overrides).algorithm
+
+
+def uploads(seed: int = 0):
+    """Prototypes and counts of six clients.
+
+    Class 4 has no holder, class 3 one, client 0 one class.
+    """
+    g = torch.Generator().manual_seed(seed)
+    counts = torch.randint(0, 9, (N, C), generator=g, dtype=torch.int32)
+    counts[:, 4] = 0
+    counts[:, 3] = torch.tensor([0, 0, 5, 0, 0, 0])
+    counts[0] = torch.tensor([2, 0, 0, 0, 0])
+    own = torch.randn(N, C, D, generator=g, dtype=torch.float64) * (counts > 0)[:, :, None]
+    return own, counts
+
+
+def cos(a, b) -> float:
+    return float(a @ b / (a.norm() * b.norm()).clamp_min(1e-12))
+
+
+def test_holder_weights_equal_the_formula():
+    """Card 1.4.
+
+    Wsize = n / max n, wsim = mean cosine with the others, softmax over holders of their product.
+    """
+    own, counts = uploads()
+
+    weights = method().holder_weights(own, counts)
+
+    for k in range(C):
+        holders = [i for i in range(N) if counts[i, k] > 0]
+        a = {}
+        for i in holders:
+            size = float(counts[i, k]) / max(float(counts[j, k]) for j in holders)
+            others = [cos(own[i, k], own[j, k]) for j in holders if j != i]
+            a[i] = size * (sum(others) / len(others) if others else 1.0)
+        total = sum(exp(value) for value in a.values())
+        for i in range(N):
+            expected = exp(a[i]) / total if i in holders else 0.0
+            assert float(weights[i, k]) == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        (),
+        ("algorithm.linear=true",),
+        ("algorithm.aggregation=mean",),
+        ("algorithm.temperature=0.1",),
+    ],
+)
+def test_holder_weights_sum_to_one_over_holders_and_are_zero_elsewhere(options):
+    """T7."""
+    own, counts = uploads()
+
+    weights = method(*options).holder_weights(own, counts)
+
+    assert torch.allclose(weights.sum(dim=0), (counts > 0).any(dim=0).double(), rtol=0, atol=1e-12)
+    assert (weights[counts == 0] == 0).all()
+    assert (weights >= 0).all()
+
+
+@pytest.mark.parametrize(
+    "options", [(), ("algorithm.linear=true",), ("algorithm.aggregation=mean",)]
+)
+def test_identical_clients_have_equal_weights(options):
+    own = torch.randn(1, C, D, dtype=torch.float64).expand(N, C, D)
+
+    weights = method(*options).holder_weights(own, torch.full((N, C), 3, dtype=torch.int32))
+
+    assert torch.allclose(
+        weights, torch.full((N, C), 1 / N, dtype=torch.float64), rtol=0, atol=1e-12
+    )
+
+
+def test_linear_weights_of_opposed_prototypes_fall_back_to_equal_ones():
+    own = torch.stack([torch.ones(C, D), -torch.ones(C, D)]).double()
+
+    weights = method("algorithm.linear=true").holder_weights(
+        own, torch.ones(2, C, dtype=torch.int32)
+    )
+
+    assert torch.equal(weights, torch.full((2, C), 0.5, dtype=torch.float64))
+
+
+def test_global_similarity_is_the_mean_over_joint_holders_or_the_tables_cosine():
+    own, counts = uploads()
+    held = counts > 0
+    pairs = (held[:, :, None] & held[:, None, :]).triu(1)
+    upper = torch.stack([cosines(own[i], own[i]) for i in range(N)]) * pairs
+    table = torch.randn(C, D, dtype=torch.float64)
+
+    found = mean_similarity(upper, held, table)
+
+    for p in range(C):
+        for q in range(C):
+            both = [i for i in range(N) if held[i, p] and held[i, q]]
+            expected = (
+                sum(cos(own[i, p], own[i, q]) for i in both) / len(both)
+                if both
+                else cos(table[p], table[q])
+            )
+            assert float(found[p, q]) == pytest.approx(1.0 if p == q else expected, abs=1e-12)
+    assert torch.equal(found, found.T)
+
+
+def aggregated(algorithm, own, counts, present=None, old=None):
+    held = counts > 0
+    upper = torch.stack([cosines(own[i], own[i]) for i in range(N)]) * (
+        held[:, :, None] & held[:, None, :]
+    ).triu(1)
+    server = {
+        "global.prototypes": torch.zeros(C, D, dtype=torch.float64) if old is None else old,
+        "global.present": torch.zeros(C, dtype=torch.bool) if present is None else present,
+        "global.similarity": torch.eye(C, dtype=torch.float64),
+    }
+    clients = {"prototypes": own, "counts": counts, "similarity": upper}
+    state = State(0, 1, 1, server, clients, torch.zeros(N))
+    ids = torch.arange(2)
+    results = Results(ids, torch.ones(2), torch.zeros(2), {}, Message(), {})
+    return algorithm.aggregate(state, results).server
+
+
+def test_aggregate_uses_the_last_uploads_of_absent_clients_too():
+    own, counts = uploads()
+    algorithm = method()
+
+    server = aggregated(algorithm, own, counts)
+
+    expected = torch.einsum("nc,ncd->cd", algorithm.holder_weights(own, counts), own)
+    assert torch.allclose(server["global.prototypes"], expected, rtol=0, atol=1e-12)
+    assert server["global.present"].tolist() == [True, True, True, True, False]
+
+
+def test_class_without_holder_stays_absent():
+    """T20."""
+    own, counts = uploads()
+
+    server = aggregated(method(), own, counts)
+
+    assert not server["global.present"][4]
+    assert (server["global.prototypes"][4] == 0).all()
+
+
+def test_ema_mixes_old_prototypes_only_where_there_were_some():
+    own, counts = uploads()
+    old = torch.ones(C, D, dtype=torch.float64)
+    present = torch.tensor([True, False, True, False, False])
+
+    plain = aggregated(method(), own, counts)["global.prototypes"]
+    mixed = aggregated(method("algorithm.ema=0.25"), own, counts, present, old)["global.prototypes"]
+
+    assert torch.allclose(mixed[0], 0.25 * old[0] + 0.75 * plain[0])
+    assert torch.allclose(mixed[1], plain[1])
+
+
+def test_schedules_start_with_cross_entropy_alone():
+    algorithm = method("train.rounds=100", "algorithm.lambda0=0.5")
+    state = build("algorithm=hfcd", "partition.clients=6").start()
+
+    first = algorithm.dispatch(state, torch.arange(1)).numbers
+    later = algorithm.dispatch(
+        State(0, 40, 40, state.server, state.clients, state.visits), torch.arange(1)
+    ).numbers
+
+    assert first == {"beta": 0.0, "lambda": 0.5, "beta_lambda": 0.0}
+    assert later["beta"] == pytest.approx(0.5 * (1 - exp(-0.4)))
+    assert later["lambda"] == pytest.approx(0.5 * exp(-0.4))
+    assert later["beta_lambda"] == pytest.approx(later["beta"] * later["lambda"])
+
+
+OPTIONS = [
+    "share=body",
+    "share=full",
+    "loss_form=flat",
+    "loss_form=separate",
+    "no_pos=true",
+    "top_frac=0.2",
+    "kd_temperature=0.1",
+    "kd_diagonal=false",
+    "kd_reverse=true",
+    "kd_reduction=sum",
+    "linear=true",
+    "temperature=0.1",
+    "ema=0.5",
+    "aggregation=mean",
+    "hard_negatives=false",
+    "distillation=ordinary",
+    "tau=0.5",
+    "alpha=0.95",
+    "gamma=3",
+    "lambda0=2",
+]
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_every_option_changes_the_models_and_stays_finite(tmp_path, option):
+    keys = ("algorithm=hfcd", "train.optimizer.lr=0.1", "train.rounds=4", "algorithm.alpha=0.2")
+    _, default = run(tmp_path, *keys)
+    _, changed = run(tmp_path, *keys, f"algorithm.{option}")
+
+    assert changed["weights_digest"] != default["weights_digest"]
+    assert changed["diverged"] == 0
+
+
+def test_full_similarity_changes_bytes_not_models(tmp_path):
+    _, default = run(tmp_path, "algorithm=hfcd")
+    _, full = run(tmp_path, "algorithm=hfcd", "algorithm.full_similarity=true")
+
+    assert full["weights_digest"] == default["weights_digest"]
+    assert full["communication"]["up_bytes"] > default["communication"]["up_bytes"]
+
+
+def test_clients_bank_is_the_mean_feature_of_each_class_after_training():
+    built = build("algorithm=hfcd", "engine.precision=64-true", "train.participation=1")
+
+    state = after(built, 1)
+
+    federation = built.federation.to(torch.device("cpu"), torch.float64)
+    net = built.net.double().eval()
+    names = built.algorithm.setting.net.names("all")
+    for client in range(5):
+        weights = {name: state.clients[name][client] for name in names}
+        rows = federation.partition.parts["train"][client]
+        out = torch.func.functional_call(net, weights, (federation.inputs(rows, torch.float64),))
+        y = federation.y[torch.from_numpy(rows)]
+        for k in range(10):
+            mine = out.features[y == k]
+            assert int(state.clients["counts"][client, k]) == len(mine)
+            expected = mine.mean(dim=0) if len(mine) else torch.zeros(64, dtype=torch.float64)
+            assert torch.allclose(
+                state.clients["prototypes"][client, k], expected, rtol=0, atol=1e-10
+            )

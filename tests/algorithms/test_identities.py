@@ -1,0 +1,207 @@
+"""Methods that must equal one another, bit for bit, and the bytes that they must cost."""
+
+import pytest
+import torch
+
+from flbench.models.base import net_leaves
+from tests.algorithms.test_contract import after, with_method
+from tests.support import build, run
+
+LENET = ("model.name=lenet5", "train.participation=0.6", "train.optimizer.momentum=0.9")
+
+
+def digest(tmp_path, *overrides: str) -> str:
+    return run(tmp_path, *LENET, *overrides)[1]["weights_digest"]
+
+
+def test_fedprox_without_pull_is_fedavg(tmp_path):
+    """T1."""
+    fedavg = digest(tmp_path, "algorithm=fedavg")
+
+    assert digest(tmp_path, "algorithm=fedprox", "algorithm.mu=0") == fedavg
+    assert digest(tmp_path, "algorithm=fedprox", "algorithm.mu=0.1") != fedavg
+
+
+def test_hfcd_without_strength_is_local_only(tmp_path):
+    """T13: beta(0) = 0 makes round 0 cross entropy; lambda0 = 0 makes every round so."""
+    local = digest(tmp_path, "algorithm=local")
+
+    assert (
+        digest(tmp_path, "algorithm=hfcd", "algorithm.lambda0=0", "algorithm.share=none") == local
+    )
+    assert digest(tmp_path, "algorithm=hfcd") != local
+
+
+def test_hfcd_that_shares_everything_without_strength_is_fedavg(tmp_path):
+    fedavg = digest(tmp_path, "algorithm=fedavg")
+
+    assert (
+        digest(tmp_path, "algorithm=hfcd", "algorithm.lambda0=0", "algorithm.share=full") == fedavg
+    )
+
+
+def test_fedproto_without_pull_is_local_only(tmp_path):
+    local = digest(tmp_path, "algorithm=local")
+
+    assert digest(tmp_path, "algorithm=fedproto", "algorithm.lam=0") == local
+    assert digest(tmp_path, "algorithm=fedproto") != local
+
+
+@pytest.mark.parametrize("form", ["nested", "separate"])
+def test_hfcd_first_round_is_cross_entropy_exactly(tmp_path, form):
+    one = ("train.rounds=1",)
+
+    assert digest(tmp_path, "algorithm=hfcd", f"algorithm.loss_form={form}", *one) == digest(
+        tmp_path, "algorithm=local", *one
+    )
+
+
+def test_fedavg_with_one_client_is_that_client(tmp_path):
+    """One client of weight one: the mean returns its model bit for bit."""
+    keys = ("partition.clients=1", "train.participation=1")
+
+    assert digest(tmp_path, "algorithm=fedavg", *keys) == digest(tmp_path, "algorithm=local", *keys)
+
+
+def test_fedavg_of_one_step_is_a_step_on_the_weighted_mean_gradient():
+    """One full-batch step each.
+
+    Averaging weights equals stepping along the sample-weighted gradient.
+    """
+    overrides = (
+        "algorithm=fedavg",
+        "model.name=mlp",
+        "train.participation=1",
+        "train.batch_size=1024",
+    )
+    built = build(*overrides, "engine.precision=64-true")
+
+    state = after(built, 1)
+
+    net = build(*overrides).net.double()
+    sizes = built.federation.sizes.double()
+    federation = built.federation.to(torch.device("cpu"), torch.float64)
+    loss = sum(
+        share
+        * torch.nn.functional.cross_entropy(
+            net(federation.inputs(rows, torch.float64)).logits, federation.y[torch.from_numpy(rows)]
+        )
+        for share, rows in zip(
+            sizes / sizes.sum(), federation.partition.parts["train"], strict=True
+        )
+    )
+    loss.backward()
+    for name, leaf in net_leaves(net).items():
+        assert torch.allclose(state.server[name], leaf - 0.01 * leaf.grad, rtol=0, atol=1e-12), name
+
+
+def test_uniform_weights_differ_from_sample_weights(tmp_path):
+    assert digest(tmp_path, "algorithm=fedavg", "algorithm.agg_weights=uniform") != digest(
+        tmp_path, "algorithm=fedavg"
+    )
+
+
+def test_batchnorm_policies_differ_only_where_statistics_are(tmp_path):
+    found = {
+        policy: digest(tmp_path, "algorithm=fedavg", f"train.batchnorm={policy}")
+        for policy in ("average", "local", "drop")
+    }
+
+    assert len(set(found.values())) == 3
+    plain = [
+        digest(tmp_path, "algorithm=fedavg", "model.norm=none", f"train.batchnorm={policy}")
+        for policy in ("average", "drop")
+    ]
+    assert plain[0] == plain[1]
+
+
+def test_batchnorm_local_keeps_statistics_with_the_client():
+    built = build(*with_method("fedavg", "train.batchnorm=local"))
+
+    state = after(built, 2)
+
+    statistics = built.algorithm.setting.net.statistics
+    assert statistics
+    assert set(state.clients) == statistics
+    assert not statistics & set(state.server)
+
+
+def test_local_only_never_sampled_clients_stay_at_the_start_and_are_counted(tmp_path):
+    _, summary = run(tmp_path, "algorithm=local", "train.participation=0.2", "train.rounds=2")
+    _, full = run(
+        tmp_path,
+        "algorithm=local",
+        "algorithm.budget=full",
+        "train.participation=0.2",
+        "train.rounds=2",
+    )
+
+    assert summary["clients_never_trained"] >= 3
+    assert full["clients_never_trained"] == 0
+    assert full["client_trainings"] == 10
+
+
+# Bytes (T18 and table 4.1)
+
+
+def traffic(tmp_path, *overrides: str, rounds: int = 2) -> tuple[float, float]:
+    """Bytes up and down per client and round.
+
+    The first round's dispatch is the seeded start and free.
+    """
+    _, summary = run(tmp_path, f"train.rounds={rounds}", "train.participation=1", *overrides)
+    bytes_ = summary["communication"]
+    return bytes_["up_bytes"] / (5 * rounds), bytes_["down_bytes"] / (5 * (rounds - 1))
+
+
+def test_fedavg_sends_all_weights_and_statistics_both_ways(tmp_path):
+    """LeNet-5 on 16x16 grey images, 10 classes: counted by hand below.
+
+    44 statistics, 2 counters of 8 bytes.
+    """
+    weights = (
+        (25 * 6 + 6)
+        + 12
+        + (6 * 25 * 16 + 16)
+        + 32
+        + (16 * 120 + 120)
+        + (120 * 84 + 84)
+        + (84 * 10 + 10)
+    )
+    expected = 4 * weights + 4 * 44 + 2 * 8
+
+    assert traffic(tmp_path, "algorithm=fedavg", "model.name=lenet5") == (expected, expected)
+    assert (
+        traffic(tmp_path, "algorithm=fedavg", "model.name=lenet5", "train.batchnorm=local")
+        == (4 * weights,) * 2
+    )
+
+
+def held_classes(*overrides: str) -> torch.Tensor:
+    return (build(*overrides).federation.counts > 0).sum(dim=1).double()
+
+
+def test_fedproto_sends_prototypes_counts_and_ids_of_held_classes(tmp_path):
+    up, down = traffic(tmp_path, "algorithm=fedproto")
+
+    held, d = held_classes("algorithm=fedproto"), 64
+    assert up == pytest.approx(float((held * (4 * d + 8)).mean()))
+    assert down == 4 * 10 * d + 10
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_hfcd_sends_a_similarity_for_each_pair_of_held_classes(tmp_path, full):
+    up, down = traffic(tmp_path, "algorithm=hfcd", f"algorithm.full_similarity={str(full).lower()}")
+
+    held, d = held_classes("algorithm=hfcd"), 64
+    pairs = torch.full_like(held, 100) if full else held * (held - 1) / 2
+    assert up == pytest.approx(float((held * (4 * d + 8) + 4 * pairs).mean()))
+    assert down == 4 * 10 * d + 10 + 4 * 100
+
+
+def test_hfcd_that_shares_its_body_pays_for_it(tmp_path):
+    up, _ = traffic(tmp_path, "algorithm=hfcd")
+    with_body, _ = traffic(tmp_path, "algorithm=hfcd", "algorithm.share=body")
+
+    body = 64 * 128 + 128 + 128 * 64 + 64
+    assert with_body - up == pytest.approx(4 * body)
