@@ -1,0 +1,278 @@
+"""From a configuration to a finished run: build the objects, run the loop, write what was found."""
+
+import json
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from flbench import checkpoint, outcome, remarks
+from flbench.algorithms import ALGORITHMS, Algorithm, Setting
+from flbench.algorithms.base import state_of
+from flbench.client.batchnorm import recalibrate
+from flbench.config import Config, EngineConfig
+from flbench.data import partition_files, sources
+from flbench.data.federation import Federation
+from flbench.data.federation import build as build_federation
+from flbench.engine.base import Engine, find_device
+from flbench.errors import ConfigError, DataError
+from flbench.evaluate import Evaluator
+from flbench.figures import (
+    Judgement,
+)
+from flbench.layers import Layer, from_file
+from flbench.loop import FederatedLoop, Reporter, Seconds
+from flbench.metrics.classes import confusable_classes, rare_classes, read_confusion
+from flbench.models.base import build as build_net
+from flbench.models.base import describe, net_leaves
+from flbench.resolve import leaves, resolve
+from flbench.tracking.folder import RunFolder
+from flbench.types import State, Tree
+from flbench.yaml_text import to_yaml
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """All objects of one experiment, built from its configuration.
+
+    Attributes:
+        config: resolved: with the numbers that depend on data and machine.
+        federation: the samples.
+        net: the seeded net.
+        algorithm: the method.
+        engine: trains and judges.
+        judgement: rare and confusable classes.
+        notes: what the user must know before it starts.
+    """
+
+    config: Config
+    federation: Federation
+    net: nn.Module
+    algorithm: Algorithm
+    engine: Engine
+    judgement: Judgement
+    notes: tuple[str, ...]
+
+    def start(self) -> State:
+        """Return the state before the first round."""
+        dtype = precision_of(self.config.engine)
+        start: Tree = {
+            name: leaf.detach().to(dtype) if leaf.is_floating_point() else leaf.detach()
+            for name, leaf in net_leaves(self.net).items()
+        }
+        return state_of(self.algorithm, start)
+
+    def evaluator(self) -> Evaluator:
+        """Return what judges its models."""
+        drop = self.config.train.batchnorm == "drop"
+        steps = recalibrate(self.algorithm.setting.net) if drop else ()
+        return Evaluator(
+            self.algorithm, self.engine, self.federation, self.config.evaluation, steps
+        )
+
+
+def build(config: Config) -> Experiment:
+    """Load data, deal them, build net, method and engine.
+
+    Raises: UserError where data or configuration do not fit together; all reasons at once where
+        possible.
+    """
+    config = settle(config)
+    torch.set_num_threads(config.engine.threads or 1)
+    dataset = sources.load(config.data)
+    federation = build_federation(dataset, config.data, config.partition, config.seed)
+    config = _with(config, "partition", clients=federation.clients)
+    net = build_net(config.model, federation.shape, federation.classes, config.seed)
+    setting = Setting(
+        config.seed,
+        config.train.rounds,
+        config.train,
+        federation.clients,
+        federation.sizes,
+        federation.classes,
+        describe(net, federation.shape),
+    )
+    algorithm = ALGORITHMS.find(config.algorithm.name)(config.algorithm, setting)
+    unmet = algorithm.requires()
+    if unmet:
+        raise ConfigError(
+            "\n".join(f"`algorithm.name={config.algorithm.name}`: {sentence}" for sentence in unmet)
+        )
+    rare, notes = rare_classes(federation.counts.sum(dim=0), config.evaluation.rare)
+    judgement = Judgement(tuple(rare), _confusable(config, federation), federation.counts)
+    notes = [
+        *federation.notes,
+        *notes,
+        *algorithm.remarks(),
+        *remarks.of(config, federation, net, algorithm),
+    ]
+    engine = build_engine(config, net, federation)
+    return Experiment(config, federation, net, algorithm, engine, judgement, tuple(notes))
+
+
+def build_engine(config: Config, net: nn.Module, federation: Federation) -> Engine:
+    """Return the engine that the configuration names."""
+    from flbench.engine.sequential import SequentialEngine
+
+    return SequentialEngine(net, federation, config.engine)
+
+
+def settle(config: Config) -> Config:
+    """Return the configuration with what depends on the machine and the seed filled in."""
+    threads = config.engine.threads or len(os.sched_getaffinity(0))
+    device = str(find_device(config.engine.device))
+    seed = config.seed if config.partition.seed is None else config.partition.seed
+    engine = _with(config, "engine", threads=threads, device=device)
+    return _with(engine, "partition", seed=seed)
+
+
+def precision_of(config: EngineConfig) -> torch.dtype:
+    """Return the type of weights and inputs."""
+    return torch.float64 if config.precision == "64-true" else torch.float32
+
+
+def run(config: Config, origins: dict[str, str], reporter: Reporter) -> Path:
+    """Run an experiment from its beginning; return its folder.
+
+    Raises: UserError, RunError, KeyboardInterrupt; what was written stays, and `resume` goes on.
+    """
+    begin = time.perf_counter()
+    experiment = build(config)
+    for note in experiment.notes:
+        reporter.warn(note)
+    config = experiment.config
+    folder = RunFolder.create(
+        config.output.dir,
+        f"{experiment.federation.dataset.name}-{config.partition.scheme}",
+        f"{config.algorithm.name}-seed{config.seed}",
+    )
+    try:
+        folder.write_text("config.yaml", to_yaml(config.tree(), origins))
+        _write_partition(folder, experiment)
+        _go(
+            experiment,
+            experiment.start(),
+            folder,
+            reporter,
+            Seconds(total=time.perf_counter() - begin),
+        )
+    finally:
+        folder.close()
+    return folder.path
+
+
+def resume(path: Path, overrides: Layer, reporter: Reporter) -> Path:
+    """Go on with a run from its last checkpoint, or from its beginning if there is none yet.
+
+    Args:
+        path: the run folder.
+        overrides: of keys that do not change results (`engine.*`, `output.*`).
+        reporter: is told how it goes.
+    Raises: UserError if the folder is no run, or belongs to another configuration.
+    """
+    begin = time.perf_counter()
+    folder = RunFolder.reopen(path)
+    try:
+        if (path / "summary.json").exists():
+            reporter.warn(f"{path} is finished: there is nothing to go on with.")
+            return path
+        written, _ = resolve([from_file(path / "config.yaml")])
+        config, _ = resolve([from_file(path / "config.yaml"), overrides])
+        _check_unchanged(written, config, path)
+        experiment = build(config)
+        _check_data(experiment, path)
+        state, seconds = experiment.start(), Seconds()
+        if folder.checkpoint("last").exists():
+            state, extra = checkpoint.load(folder.checkpoint("last"), config.hash())
+            seconds = Seconds(**extra["seconds"])
+            folder.rewind(int(extra["rows"]))
+        else:
+            folder.rewind(0)
+        seconds.total += time.perf_counter() - begin
+        _go(experiment, state, folder, reporter, seconds)
+    finally:
+        folder.close()
+    return folder.path
+
+
+def _go(
+    experiment: Experiment, state: State, folder: RunFolder, reporter: Reporter, seconds: Seconds
+) -> None:
+    """Run the rounds that are left, judge the best round's models, write tables and summary."""
+    config, evaluator = experiment.config, experiment.evaluator()
+    loop = FederatedLoop(
+        config,
+        experiment.algorithm,
+        experiment.engine,
+        evaluator,
+        experiment.judgement,
+        folder,
+        reporter,
+        seconds,
+    )
+    try:
+        state = loop.run(state)
+    except KeyboardInterrupt:
+        reporter.warn(f"interrupted and saved. Go on with: flbench run --resume {folder.path}")
+        raise
+    outcome.write(experiment, loop, state)
+
+
+def _write_partition(folder: RunFolder, experiment: Experiment) -> None:
+    """Save who holds which samples, for `partition.scheme=file` in other runs."""
+    path = folder.path / "partition.npz"
+    partition_files.save(
+        experiment.federation.partition,
+        experiment.federation.dataset,
+        experiment.config.partition,
+        path,
+    )
+
+
+def _confusable(config: Config, federation: Federation) -> tuple[int, ...] | None:
+    """Return the confusable classes; None to find them in the run's own validation confusion."""
+    reference = config.evaluation.confusable
+    if reference is None:
+        return ()
+    if reference == "own":
+        return None
+    return tuple(confusable_classes(read_confusion(Path(reference), federation.classes)))
+
+
+def _check_unchanged(written: Config, wanted: Config, path: Path) -> None:
+    """Raise a ConfigError for every key that a resumed run may not change."""
+    before, after = leaves(written.tree()), leaves(wanted.tree())
+    free = ("engine.device", "engine.name", "output.", "tracking.")
+    changed = [key for key in after if before.get(key) != after[key] and not key.startswith(free)]
+    if changed:
+        raise ConfigError(
+            "\n".join(
+                f"`{key}` was {before.get(key)!r} when {path} began and cannot become"
+                f" {after[key]!r} on resume."
+                " Start a new run for it."
+                for key in changed
+            )
+        )
+
+
+def _check_data(experiment: Experiment, path: Path) -> None:
+    """Raise a DataError if the data are not those that the run began with."""
+    try:
+        began = json.loads((path / "partition.json").read_text(encoding="utf-8"))["hash"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{path / 'partition.json'} cannot be read ({error}).") from error
+    now = experiment.federation.partition.hash()
+    if now != began:
+        raise DataError(
+            f"the data are not those that {path} began with (partition {now[:12]}, not"
+            f" {began[:12]})."
+            " Bring back the old files, or start a new run."
+        )
+
+
+def _with(config: Config, section: str, **values: object) -> Config:
+    """Return the configuration with other values in one section."""
+    return config.model_copy(update={section: getattr(config, section).model_copy(update=values)})

@@ -1,0 +1,132 @@
+"""What a finished run writes: tables, summary, report."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from flbench import checkpoint, results
+from flbench.config import Config
+from flbench.figures import (
+    CLASS_HEADER,
+    CLIENT_HEADER,
+    Summary,
+    best_round,
+    class_table,
+    client_table,
+    common_rows,
+    confusion_table,
+    figures_at,
+    last_round,
+    price_of,
+    totals,
+)
+from flbench.loop import FederatedLoop, Seconds
+from flbench.tracking.folder import RunFolder
+from flbench.tree import digest
+from flbench.types import State
+
+if TYPE_CHECKING:
+    from flbench.experiment import Experiment
+
+
+def write(experiment: "Experiment", loop: FederatedLoop, state: State) -> None:
+    """Judge the best round's models, and write all that is written once, the summary last.
+
+    Args:
+        experiment: that was run.
+        loop: that ran it.
+        state: after the last round.
+    """
+    config, evaluator, folder, seconds = loop.config, loop.evaluator, loop.folder, loop.seconds
+    with seconds.spend("evaluate"):
+        last = loop.last or evaluator.evaluate(state, loop.closing(state), common=False)
+        evaluations = {"last": last}
+        best = best_round(folder.rows)
+        if best is not None and best != state.round:
+            better, _ = checkpoint.load(folder.checkpoint("best"), config.hash())
+            settings = loop.closing(better)
+            judged = any(row.round == best and row.split == "common" for row in folder.rows)
+            evaluations["best"] = evaluator.evaluate(better, settings, common=not judged)
+            folder.add_metrics(common_rows(evaluations["best"], experiment.judgement))
+        weights = digest(evaluator.deployed(state, loop.closing(state)))
+    names, counts = experiment.federation.dataset.classes, experiment.judgement.train_counts
+    clients, classes = [], []
+    for moment, evaluation in evaluations.items():
+        clients += client_table(moment, evaluation.own["personal", "test"], counts, state.visits)
+        classes += class_table(moment, evaluation, experiment.judgement, names)
+    folder.write_table("clients.csv", CLIENT_HEADER, clients)
+    folder.write_table("per_class.csv", CLASS_HEADER, classes)
+    folder.write_table(
+        "confusion.csv", ("split", "true", "predicted", "count"), confusion_table(last)
+    )
+    if config.output.predictions:
+        _write_predictions(folder, experiment, evaluator.predictions(state, loop.closing(state)))
+    _finish(folder, config, _summary(experiment, folder, state, weights, seconds))
+
+
+def _finish(folder: RunFolder, config: Config, summary: Summary) -> None:
+    """Write the report, and last of all the summary: a folder that has one is finished."""
+    from flbench.reports import page
+
+    classes = results.read_classes(folder.path)
+    run = results.Run(folder.path, config, summary, folder.rows, classes, finished=True)
+    folder.write_text("report.html", page.render(run))
+    folder.write_json("summary.json", summary)
+
+
+def _summary(
+    experiment: "Experiment", folder: RunFolder, state: State, weights: str, seconds: Seconds
+) -> Summary:
+    """Return summary.json: the last round, the best by validation, the price, the digest."""
+    config, rows = experiment.config, folder.rows
+    last, best = last_round(rows) or 0, best_round(rows)
+    summary: Summary = {
+        "algorithm": config.algorithm.name,
+        "dataset": experiment.federation.dataset.name,
+        "model": config.model.name,
+        "seed": config.seed,
+        "rounds": config.train.rounds,
+        "clients": experiment.federation.clients,
+        "partition_hash": experiment.federation.partition.hash(),
+        "config_hash": config.hash(),
+        "weights_digest": weights,
+        "last": figures_at(rows, last),
+        "best": figures_at(rows, last if best is None else best),
+        "best_by": "validation accuracy"
+        if best is not None
+        else "no validation part: the last round",
+        **totals(rows),
+        "clients_never_trained": int((state.visits == 0).sum()),
+        "seconds": {name: round(value, 3) for name, value in vars(seconds).items()},
+        "engine": {
+            "name": config.engine.name,
+            "device": config.engine.device,
+            "precision": config.engine.precision,
+            "threads": config.engine.threads,
+            "torch": torch.__version__,
+        },
+        "notes": list(experiment.notes),
+    }
+    if config.evaluation.target_accuracy is not None:
+        summary["target"] = price_of(config.evaluation.target_accuracy, rows)
+    return summary
+
+
+def _write_predictions(
+    folder: RunFolder, experiment: "Experiment", predictions: Iterator[tuple[int, Tensor]]
+) -> None:
+    """Write predictions.csv.
+
+    Client, row of the data set, true and predicted class of every test sample.
+    """
+    federation = experiment.federation
+    lines: list[tuple[object, ...]] = []
+    for client, predicted in predictions:
+        rows = federation.partition.parts["test"][client]
+        truth = federation.dataset.y[rows]
+        lines += zip(
+            [client] * len(rows), rows.tolist(), truth.tolist(), predicted.tolist(), strict=True
+        )
+    folder.write_table("predictions.csv", ("client", "sample", "true", "predicted"), lines)

@@ -1,0 +1,51 @@
+"""report.html: one run on one page that needs no server and no network."""
+
+import json
+from collections.abc import Mapping
+from importlib.resources import files
+from typing import Any
+
+from flbench.reports import pictures
+from flbench.resolve import leaves
+from flbench.results import Run
+
+
+def render(run: Run) -> str:
+    """Return the page of a finished run."""
+    from jinja2 import Environment, StrictUndefined
+
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
+    environment.filters |= {"share": _share, "size": _size}
+    source = files("flbench.reports").joinpath("page.html").read_text(encoding="utf-8")
+    summary = run.summary
+    moments = [(name, split) for name in ("best", "last") for split in ("validation", "test")]
+    return environment.from_string(source).render(
+        summary=summary,
+        figures=_figures(summary, moments),
+        moments=moments,
+        classes=[line for line in run.classes if line["moment"] == "last"],
+        curves=pictures.svg(pictures.curves([(summary["algorithm"], run.rows)])),
+        settings={key: json.dumps(value) for key, value in leaves(run.config.tree()).items()},
+    )
+
+
+def _figures(
+    summary: Mapping[str, Any], moments: list[tuple[str, str]]
+) -> list[tuple[str, list[float | None]]]:
+    """Return (name, values by moment) of every figure; nested protocols as `protocol: name`."""
+    table: dict[str, list[float | None]] = {}
+    for column, (moment, split) in enumerate(moments):
+        for name, value in summary[moment][split].items():
+            nested = value if isinstance(value, dict) else {"": value}
+            for key, number in nested.items():
+                row = table.setdefault(f"{name}: {key}" if key else name, [None] * len(moments))
+                row[column] = number
+    return list(table.items())
+
+
+def _share(value: float | str | None) -> str:
+    return "-" if value in (None, "") else f"{float(value):.4f}"
+
+
+def _size(count: float) -> str:
+    return f"{count:,.0f} B"

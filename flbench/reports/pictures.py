@@ -1,0 +1,85 @@
+"""Pictures: who holds what, and curves over rounds."""
+
+from collections.abc import Sequence
+from io import StringIO
+from pathlib import Path
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.figure import Figure
+
+from flbench.data.federation import Federation
+from flbench.errors import UserError
+from flbench.tracking.metrics_file import Row
+
+# The same picture has the same bytes: no date, and ids that do not change.
+mpl.rcParams["svg.hashsalt"] = "flbench"
+
+
+def partition(federation: Federation) -> Figure:
+    """Return the training samples by client (rows) and class (columns), on a logarithmic scale."""
+    counts = federation.counts.numpy()
+    clients, classes = counts.shape
+    size = (min(12.0, 2.5 + 0.25 * classes), min(12.0, 1.5 + 0.16 * clients))
+    figure = Figure(figsize=size, layout="constrained")
+    axes = figure.add_subplot()
+    shown = np.ma.masked_equal(counts, 0)
+    image = axes.imshow(shown, aspect="auto", cmap="viridis", norm="log", interpolation="nearest")
+    axes.set(xlabel="class", ylabel="client")
+    if classes <= 20:
+        names = federation.dataset.classes
+        axes.set_xticks(range(classes), names, rotation=90 if classes > 10 else 0)
+    if clients <= 30:
+        axes.set_yticks(range(clients))
+    axes.set_title(f"{federation.dataset.name}: {clients} clients, training samples")
+    figure.colorbar(image, ax=axes, label="samples")
+    return figure
+
+
+def curves(runs: Sequence[tuple[str, Sequence[Row]]]) -> Figure:
+    """Return two charts over rounds, a line per run: validation accuracy and training loss.
+
+    Where a run has no validation part its test accuracy is drawn instead, and the axis says so.
+
+    Args:
+        runs: a name and the lines of metrics.csv for each.
+    """
+    figure = Figure(figsize=(9.0, 3.4), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    validated = all(_line(rows, "validation", "personal", "accuracy")[0] for _, rows in runs)
+    split = "validation" if validated else "test"
+    for name, rows in runs:
+        left.plot(*_line(rows, split, "personal", "accuracy"), label=name, marker=".")
+        right.plot(*_line(rows, "train", "", "loss"), label=name)
+    left.set(xlabel="round", ylabel=f"{split} accuracy", ylim=(0, 1))
+    right.set(xlabel="round", ylabel="training loss", ylim=(0, None))
+    for axes in (left, right):
+        axes.grid(alpha=0.3)
+        axes.spines[["top", "right"]].set_visible(False)
+    if len(runs) > 1:
+        left.legend(frameon=False)
+    return figure
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Write a picture; the file's ending says how. Raises: UserError if that is not possible."""
+    dated = path.suffix in (".svg", ".pdf")
+    key = "Date" if path.suffix == ".svg" else "CreationDate"
+    try:
+        figure.savefig(path, dpi=120, metadata={key: None} if dated else None)
+    except (OSError, ValueError) as error:
+        raise UserError(f"--picture: {path} cannot be written ({error}).") from error
+
+
+def svg(figure: Figure) -> str:
+    """Return a picture as an SVG element, to stand inside a page."""
+    text = StringIO()
+    figure.savefig(text, format="svg", metadata={"Date": None})
+    return text.getvalue()[text.getvalue().index("<svg") :]
+
+
+def _line(
+    rows: Sequence[Row], split: str, protocol: str, metric: str
+) -> tuple[list[int], list[float]]:
+    points = [(row.round, row.value) for row in rows if row[1:4] == (split, protocol, metric)]
+    return [number for number, _ in points], [value for _, value in points]

@@ -1,0 +1,74 @@
+"""What a run folder says: read back for tables, whether the run is finished or not."""
+
+import csv
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from flbench.config import Config
+from flbench.errors import DataError, UserError
+from flbench.figures import Summary, best_round, figures_at, last_round, totals
+from flbench.layers import from_file
+from flbench.resolve import resolve
+from flbench.tracking import metrics_file
+from flbench.tracking.metrics_file import Row
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run folder.
+
+    Attributes:
+        path: the folder.
+        config: of the run.
+        summary: summary.json, or as much of it as metrics.csv tells of an unfinished run.
+        rows: the figures.
+        classes: lines of per_class.csv; empty while unfinished.
+        finished: whether summary.json is there.
+    """
+
+    path: Path
+    config: Config
+    summary: Summary
+    rows: list[Row]
+    classes: list[dict[str, str]]
+    finished: bool
+
+
+def read(path: Path) -> Run:
+    """Read a run folder.
+
+    Raises: UserError if it is none, DataError if a file in it is damaged.
+    """
+    if not (path / "config.yaml").is_file():
+        raise UserError(f"{path} is not a run folder: it has no config.yaml.")
+    config, _ = resolve([from_file(path / "config.yaml")])
+    rows = metrics_file.read(path / "metrics.csv")
+    if not (path / "summary.json").is_file():
+        return Run(path, config, _so_far(config, rows), rows, [], finished=False)
+    try:
+        summary = json.loads((path / "summary.json").read_text(encoding="utf-8"))
+        return Run(path, config, summary, rows, read_classes(path), finished=True)
+    except (OSError, ValueError) as error:
+        raise DataError(f"the run folder {path} is damaged ({error}).") from error
+
+
+def read_classes(path: Path) -> list[dict[str, str]]:
+    """Return the lines of per_class.csv."""
+    with (path / "per_class.csv").open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def _so_far(config: Config, rows: list[Row]) -> Summary:
+    last = last_round(rows) or 0
+    best = best_round(rows)
+    return {
+        "algorithm": config.algorithm.name,
+        "dataset": config.data.name,
+        "model": config.model.name,
+        "seed": config.seed,
+        "rounds": config.train.rounds,
+        "last": figures_at(rows, last),
+        "best": figures_at(rows, last if best is None else best),
+        **totals(rows),
+    }

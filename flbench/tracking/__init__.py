@@ -1,0 +1,1 @@
+"""Where figures go: the run folder, always."""

@@ -1,0 +1,169 @@
+"""The run folder.
+
+Written as the run goes, every file beside and renamed, so that a crash harms nothing.
+"""
+
+import contextlib
+import csv
+import errno
+import fcntl
+import json
+import secrets
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
+from io import StringIO
+from pathlib import Path
+from typing import Any, Self
+
+from flbench import checkpoint
+from flbench.errors import RunError, UserError
+from flbench.tracking import metrics_file
+from flbench.tracking.metrics_file import Row
+from flbench.types import State
+
+
+class RunFolder:
+    """`config.yaml, metrics.csv, clients.csv, per_class.csv, confusion.csv, summary.json,
+    checkpoints/`.
+
+    Args:
+        path: an existing folder; `create` makes a new one, `reopen` takes up an old one.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.rows: list[Row] = []
+        self._lock: Any = None
+
+    @classmethod
+    def create(cls, root: Path, experiment: str, run: str) -> Self:
+        """Make a new run folder `root/experiment/run-DATE-TIME-xxxx/`.
+
+        Raises: UserError if it cannot be written to.
+        """
+        now = datetime.now().strftime("%Y%m%d-%H%M%S")
+        path = root / experiment / f"{run}-{now}-{secrets.token_hex(2)}"
+        try:
+            (path / "checkpoints").mkdir(parents=True)
+            probe = path / ".writable"
+            probe.touch()
+            probe.unlink()
+        except OSError as error:
+            if error.errno == errno.ENOSPC:
+                raise RunError(f"the disk of {root} is full. Free some space.") from error
+            raise UserError(
+                f"`output.dir`: {path} cannot be written ({error.strerror}). Choose another with"
+                " --out DIR."
+            ) from error
+        folder = cls(path)
+        folder._hold()
+        folder._write("metrics.csv", ",".join(metrics_file.HEADER) + "\n")
+        return folder
+
+    @classmethod
+    def reopen(cls, path: Path) -> Self:
+        """Take up an existing run folder.
+
+        Raises: UserError if it is none, or another process writes to it.
+        """
+        if not (path / "config.yaml").is_file():
+            raise UserError(f"{path} is not a run folder: it has no config.yaml.")
+        folder = cls(path)
+        folder._hold()
+        return folder
+
+    def close(self) -> None:
+        """Let other processes write to the folder."""
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    def write_text(self, name: str, text: str) -> None:
+        """Write a file of the folder, whole or not at all."""
+        self._write(name, text)
+
+    def write_table(
+        self, name: str, header: Sequence[str], rows: Iterable[Sequence[object]]
+    ) -> None:
+        """Write a CSV table."""
+        text = StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(header)
+        writer.writerows(
+            ["" if cell is None or cell != cell else cell for cell in row] for row in rows
+        )
+        self._write(name, text.getvalue())
+
+    def write_json(self, name: str, value: Mapping[str, Any]) -> None:
+        """Write a JSON file."""
+        self._write(name, json.dumps(value, indent=1) + "\n")
+
+    def add_metrics(self, rows: Sequence[Row]) -> None:
+        """Append figures to metrics.csv; one flush."""
+        with (
+            self._guard("metrics.csv"),
+            (self.path / "metrics.csv").open("a", encoding="utf-8") as file,
+        ):
+            file.write(metrics_file.to_text(rows))
+        self.rows += rows
+
+    def save_state(self, name: str, state: State, config_hash: str, extra: dict[str, Any]) -> None:
+        """Write a checkpoint, and only after metrics.csv is safe up to it."""
+        with self._guard(f"checkpoints/{name}"):
+            checkpoint.sync(self.path / "metrics.csv")
+            checkpoint.save(self.checkpoint(name), state, config_hash, extra)
+
+    def checkpoint(self, name: str) -> Path:
+        """Return the file of a checkpoint: `last` or `best`."""
+        return self.path / "checkpoints" / f"{name}.safetensors"
+
+    def rewind(self, lines: int) -> None:
+        """Drop the figures after the first `lines`.
+
+        They were written, but their state was not saved.
+        """
+        rows = metrics_file.read(self.path / "metrics.csv")[:lines]
+        self._write(
+            "metrics.csv", ",".join(metrics_file.HEADER) + "\n" + metrics_file.to_text(rows)
+        )
+        self.rows = rows
+
+    def _write(self, name: str, text: str) -> None:
+        path = self.path / name
+        beside = path.with_name(path.name + ".part")
+        with self._guard(name):
+            try:
+                beside.write_text(text, encoding="utf-8")
+                checkpoint.sync(beside)
+                beside.replace(path)
+            except OSError:
+                with contextlib.suppress(OSError):
+                    beside.unlink(missing_ok=True)
+                raise
+
+    @contextlib.contextmanager
+    def _guard(self, name: str) -> Iterator[None]:
+        """Turn a disk's failure into one message; what was written before stays."""
+        try:
+            yield
+        except OSError as error:
+            raise RunError(
+                f"{self.path / name} could not be written ({error.strerror or error})."
+                " What was saved before is unharmed: mend that, then flbench run --resume"
+                f" {self.path}"
+            ) from error
+
+    def _hold(self) -> None:
+        """Take the folder's lock for as long as this object lives."""
+        try:
+            lock = (self.path / ".lock").open("w")
+        except OSError as error:
+            raise UserError(f"{self.path} cannot be written to ({error.strerror}).") from error
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            lock.close()
+            raise UserError(
+                f"another process is writing to {self.path}. Wait for it, or end it."
+            ) from error
+        self._lock = lock

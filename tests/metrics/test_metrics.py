@@ -1,0 +1,213 @@
+"""Figures against scikit-learn and torchmetrics, and the rules for classes."""
+
+import numpy as np
+import pytest
+import torch
+from sklearn import metrics as sk
+from torchmetrics.functional.classification import multiclass_accuracy, multiclass_f1_score
+
+from flbench.errors import ConfigError
+from flbench.metrics.classes import confusable_classes, rare_classes, read_confusion
+from flbench.metrics.classification import per_class, per_client, personal_on_common, pooled
+from flbench.metrics.tally import Tally, confusion
+
+CLOSE = 1e-6  # torchmetrics counts in float32
+
+
+def predictions(clients: int = 6, classes: int = 5, n: int = 40, seed: int = 0):
+    """True and predicted classes [N, n].
+
+    Each client sees three classes, and class 4 is never true at all.
+    """
+    rng = np.random.default_rng(seed)
+    y = np.stack([rng.choice(rng.choice(classes - 1, 3, replace=False), n) for _ in range(clients)])
+    guess = np.where(rng.random(y.shape) < 0.6, y, rng.integers(0, classes, y.shape))
+    return y, guess
+
+
+def tally_of(y: np.ndarray, guess: np.ndarray, classes: int = 5) -> Tally:
+    tally = Tally.empty(len(y), classes)
+    for client in range(len(y)):
+        scores = torch.eye(classes)[torch.from_numpy(guess[client])]
+        mask = torch.ones(y.shape[1], dtype=torch.bool)
+        tally.add_(
+            torch.tensor([client]), confusion(scores, torch.from_numpy(y[client]), mask)[None]
+        )
+    return tally
+
+
+def test_confusion_equals_scikit_learns():
+    y, guess = predictions()
+
+    expected = sk.confusion_matrix(y.ravel(), guess.ravel(), labels=range(5))
+    assert np.array_equal(tally_of(y, guess).confusion.numpy(), expected)
+
+
+def test_masked_rows_do_not_count():
+    scores = torch.eye(3)[[0, 1, 2]]
+
+    found = confusion(scores, torch.tensor([0, 0, 2]), torch.tensor([True, False, True]))
+
+    assert found.tolist() == [[1, 0, 0], [0, 0, 0], [0, 0, 1]]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_pooled_figures_equal_scikit_learns(seed):
+    y, guess = predictions(seed=seed)
+
+    figures = pooled(tally_of(y, guess), rare=(0, 2), confusable=(1,))
+
+    flat, guessed = y.ravel(), guess.ravel()
+    recall = sk.recall_score(flat, guessed, labels=range(5), average=None, zero_division=0)
+    f1 = sk.f1_score(flat, guessed, labels=range(5), average=None, zero_division=0)
+    clients = (y == guess).mean(axis=1)
+    expected = {
+        "accuracy": sk.accuracy_score(flat, guessed),
+        "accuracy_mean": clients.mean(),
+        "balanced_accuracy": recall[:4].mean(),
+        "macro_f1": sk.f1_score(flat, guessed, average="macro", zero_division=0),
+        "rare_recall": recall[[0, 2]].mean(),
+        "rare_f1": f1[[0, 2]].mean(),
+        "confusable_f1": f1[1],
+        "worst10_accuracy": clients.min(),
+        "client_std": clients.std(),
+    }
+    assert figures == pytest.approx(expected, abs=CLOSE)
+
+
+def test_per_class_has_precision_recall_f1_and_support():
+    y, guess = predictions()
+
+    found = per_class(tally_of(y, guess).confusion)
+
+    expected = sk.precision_recall_fscore_support(
+        y.ravel(), guess.ravel(), labels=range(5), zero_division=0
+    )
+    for name, values in zip(("precision", "recall", "f1", "support"), expected, strict=True):
+        assert np.allclose(found[name].numpy(), values, atol=CLOSE)
+
+
+def test_per_client_equals_torchmetrics_and_scikit_learn():
+    y, guess = predictions()
+
+    found = per_client(tally_of(y, guess))
+
+    for client in range(len(y)):
+        truth, said = torch.from_numpy(y[client]), torch.from_numpy(guess[client])
+        accuracy = multiclass_accuracy(said, truth, num_classes=5, average="micro")
+        f1 = multiclass_f1_score(said, truth, num_classes=5, average="macro")
+        with np.errstate(all="ignore"):
+            recall = sk.recall_score(truth, said, labels=np.unique(truth), average="macro")
+        assert float(found["accuracy"][client]) == pytest.approx(float(accuracy), abs=CLOSE)
+        assert float(found["macro_f1"][client]) == pytest.approx(float(f1), abs=CLOSE)
+        assert float(found["balanced_accuracy"][client]) == pytest.approx(recall, abs=CLOSE)
+
+
+def test_clients_without_samples_are_left_out():
+    y, guess = predictions(clients=2)
+    tally = Tally.empty(3, 5)
+    whole = tally_of(y, guess)
+    for name in ("support", "predicted", "correct"):
+        getattr(tally, name)[:2] = getattr(whole, name)
+    tally.confusion.copy_(whole.confusion)
+
+    assert tally.judged.tolist() == [True, True, False]
+    assert pooled(tally) == pytest.approx(pooled(whole))
+    assert per_client(tally)["accuracy"][2].isnan()
+
+
+def test_nothing_judged_has_no_figures():
+    assert set(pooled(Tally.empty(3, 4), rare=(1,)).values()) == {None}
+
+
+def test_worst_tenth_is_the_mean_of_the_worst_clients():
+    tally = Tally.empty(20, 2)
+    for client in range(20):
+        right = torch.tensor([[client, 20 - client], [0, 0]])
+        tally.add_(torch.tensor([client]), right[None])
+
+    assert pooled(tally)["worst10_accuracy"] == pytest.approx((0 / 20 + 1 / 20) / 2)
+
+
+def test_personal_on_common_equals_its_definition():
+    y, guess = predictions()
+    counts = torch.randint(0, 3, (6, 5), generator=torch.Generator().manual_seed(1)) * 7
+    counts[0] = torch.tensor([0, 0, 9, 0, 0])
+
+    found = personal_on_common(tally_of(y, guess), counts)
+
+    for client in range(6):
+        held = [k for k in range(5) if counts[client, k] > 0]
+        right = {k: int(((y[client] == k) & (guess[client] == k)).sum()) for k in range(5)}
+        total = {k: int((y[client] == k).sum()) for k in range(5)}
+        share = {k: float(counts[client, k]) / float(counts[client].sum()) for k in range(5)}
+        if sum(total[k] for k in held):
+            pm_v = sum(right[k] for k in held) / sum(total[k] for k in held)
+            pm_l = sum(share[k] * right[k] for k in range(5)) / sum(
+                share[k] * total[k] for k in range(5)
+            )
+            assert float(found["pm_v"][client]) == pytest.approx(pm_v)
+            assert float(found["pm_l"][client]) == pytest.approx(pm_l)
+        else:
+            assert found["pm_v"][client].isnan()
+
+
+def test_rare_classes_are_the_lowest_fifth_with_ties_by_id():
+    counts = torch.tensor([50, 10, 30, 10, 10, 60, 70, 80, 90, 95])
+
+    assert rare_classes(counts, "lowest")[0] == [1, 3]
+    assert "ties" in rare_classes(counts, "lowest")[1][0]
+    assert rare_classes(counts + torch.arange(10), "lowest") == ([1, 3], [])
+
+
+def test_rare_classes_of_a_balanced_set_are_said_to_be_arbitrary():
+    found, notes = rare_classes(torch.full((10,), 7), "lowest")
+
+    assert found == [0, 1]
+    assert "all classes are equally frequent" in notes[0]
+
+
+@pytest.mark.parametrize(
+    ("counts", "found", "said"),
+    [
+        ([4, 96, 100], [0], []),
+        ([50, 50], [], ["no class"]),
+        ([1] * 100, list(range(100)), ["all classes"]),
+    ],
+)
+def test_rare_classes_by_share(counts, found, said):
+    classes, notes = rare_classes(torch.tensor(counts), "share")
+
+    assert classes == found
+    assert len(notes) == len(said)
+    assert all(text in note for text, note in zip(said, notes, strict=True))
+
+
+def test_confusable_classes_are_most_often_taken_for_others():
+    matrix = torch.tensor([[9, 1, 0], [5, 5, 0], [0, 0, 0]])
+
+    assert confusable_classes(matrix) == [1]
+
+
+def test_confusion_of_a_reference_run_is_read_back(tmp_path):
+    file = tmp_path / "confusion.csv"
+    file.write_text("split,true,predicted,count\nvalidation,0,1,5\ntest,1,1,9\nvalidation,1,1,2\n")
+
+    assert read_confusion(tmp_path, 2).tolist() == [[0, 5], [0, 2]]
+    assert torch.equal(read_confusion(file, 2), read_confusion(tmp_path, 2))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "a,b\n1,2\n",
+        "split,true,predicted,count\nvalidation,9,0,1\n",
+        "split,true,predicted,count\ntest,0,0,1\n",
+    ],
+)
+def test_confusion_that_is_none_is_refused(tmp_path, text):
+    (tmp_path / "confusion.csv").write_text(text)
+
+    with pytest.raises(ConfigError, match="confusable"):
+        read_confusion(tmp_path, 2)

@@ -1,0 +1,97 @@
+"""Helpers of the tests: configurations, runs in this process, tiny data files."""
+
+import json
+import os
+import signal
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from flbench import experiment
+from flbench.config import Config
+from flbench.layers import from_overrides
+from flbench.resolve import resolve
+
+REAL_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
+
+# Five clients on the digits: every round takes a few hundredths of a second.
+SMALL = (
+    "partition.clients=5",
+    "partition.alpha=0.5",
+    "train.rounds=3",
+    "train.local_epochs=1",
+    "evaluation.every=2",
+    "engine.threads=1",
+)
+
+
+class Silent:
+    """A reporter that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+        self.rounds: list[int] = []
+
+    def begin(self, done: int, rounds: int) -> None:
+        pass
+
+    def round_done(self, done: int, loss: float) -> None:
+        self.rounds.append(done)
+
+    def evaluated(self, done: int, figures: Mapping[tuple[str, str, str], float]) -> None:
+        pass
+
+    def warn(self, text: str) -> None:
+        self.notes.append(text)
+
+
+def config_of(*overrides: str) -> Config:
+    return resolve([from_overrides([*SMALL, *overrides])])[0]
+
+
+def build(*overrides: str) -> experiment.Experiment:
+    return experiment.build(config_of(*overrides))
+
+
+def run(out: Path, *overrides: str) -> tuple[Path, dict[str, Any]]:
+    config, origins = resolve([from_overrides([*SMALL, f"output.dir={out}", *overrides])])
+    path = experiment.run(config, origins, Silent())
+    return path, summary_of(path)
+
+
+def summary_of(path: Path) -> dict[str, Any]:
+    return json.loads((path / "summary.json").read_text())
+
+
+def write_npz(path: Path, n: int = 120, classes: int = 4, size: int = 8, **extra: Any) -> Path:
+    """Write a data set whose classes are bright squares at different places."""
+    rng = np.random.default_rng(0)
+    arrays: dict[str, Any] = {}
+    for part, count in (("train", n), ("test", n // 2)):
+        y = np.arange(count) % classes
+        x = rng.integers(0, 60, (count, size, size), dtype=np.uint8)
+        for i, label in enumerate(y):
+            x[i, 2 * label : 2 * label + 2, 2 * label : 2 * label + 2] += 150
+        arrays |= {f"{part}_images": x, f"{part}_labels": y[:, None]}
+    np.savez(path, **(arrays | extra))
+    return path
+
+
+class Interrupting(Silent):
+    """Sends Ctrl-C to this process after two rounds, while the loop is between two steps."""
+
+    def round_done(self, done: int, loss: float) -> None:
+        if done == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+def interrupted_run(out: Path, *overrides: str) -> Path:
+    """A run that was interrupted after two rounds; return its folder."""
+    config, origins = resolve([from_overrides([*SMALL, f"output.dir={out}", *overrides])])
+    with pytest.raises(KeyboardInterrupt):
+        experiment.run(config, origins, Interrupting())
+    [folder] = out.glob("*/*")
+    return folder
