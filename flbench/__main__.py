@@ -1,0 +1,7 @@
+"""`python -m flbench`."""
+
+import sys
+
+from flbench.cli import main
+
+sys.exit(main())

@@ -1,0 +1,207 @@
+"""The command line.
+
+Everything heavy is imported inside the commands: `flbench --help` answers at once.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flbench import __version__
+from flbench.errors import RunError, UserError
+
+app = typer.Typer(
+    name="flbench",
+    help="Compare personalized federated learning methods on non-IID data.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[key=value ...]",
+        help="Overrides, for example train.rounds=100.",
+        show_default=False,
+    ),
+]
+ConfigFile = Annotated[
+    Path | None,
+    typer.Option("--config", metavar="FILE", help="A YAML file of differences from the defaults."),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+@app.command()
+def run(
+    overrides: Overrides = None,
+    *,
+    algo: Annotated[
+        str | None,
+        typer.Option("--algo", metavar="NAME[,NAME ...]", help="Method, or several to compare."),
+    ] = None,
+    config: ConfigFile = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", metavar="DIR", help="Folder for runs (the same as output.dir=DIR)."),
+    ] = None,
+    resume: Annotated[
+        Path | None,
+        typer.Option("--resume", metavar="RUN_DIR", help="Go on with an interrupted run."),
+    ] = None,
+    dry_run: Annotated[
+        bool,
+        typer.Option(
+            "--dry-run", help="Print sizes and an estimate of time and memory; train nothing."
+        ),
+    ] = False,
+    print_config: Annotated[
+        bool,
+        typer.Option(
+            "--print-config", help="Print the resolved configuration and where each value is from."
+        ),
+    ] = False,
+) -> None:
+    """Train and judge a federation; without arguments, HFCD on scikit-learn's digits."""
+    with _exit_codes():
+        from flbench import commands
+
+        names = [None] if algo is None else [name.strip() for name in algo.split(",")]
+        if resume is not None:
+            if algo or config or out or dry_run or print_config:
+                raise UserError(
+                    "--resume takes the configuration of the run; give only engine.* or output.*"
+                    " with it."
+                )
+            commands.resume(resume, overrides or [])
+            return
+        layers = [commands.layers(config, overrides or [], name, out) for name in names]
+        if print_config:
+            commands.print_config(layers)
+        elif dry_run:
+            commands.dry_run(layers)
+        else:
+            commands.run(layers)
+
+
+@app.command()
+def algos(
+    name: Annotated[str | None, typer.Argument(help="A method.", show_default=False)] = None,
+    *,
+    as_json: AsJson = False,
+) -> None:
+    """List the methods, or show one: paper, hyper-parameters, what is sent and what is kept."""
+    with _exit_codes():
+        from flbench import commands
+
+        commands.algos(name, as_json=as_json)
+
+
+@app.command()
+def data(
+    what: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[NAME] [key=value ...]", help="A data set, and overrides.", show_default=False
+        ),
+    ] = None,
+    *,
+    config: ConfigFile = None,
+    save: Annotated[
+        Path | None,
+        typer.Option(
+            "--save", metavar="FILE.npz", help="Save the partition, for partition.path=FILE.npz."
+        ),
+    ] = None,
+    picture: Annotated[
+        Path | None,
+        typer.Option("--picture", metavar="FILE", help="Draw the partition (PNG, SVG or PDF)."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the data sets, or show who would hold what.
+
+    A picture (clients x classes) and a table.
+    """
+    with _exit_codes():
+        from flbench import commands
+
+        items = what or []
+        names = [item for item in items if "=" not in item]
+        if len(names) > 1:
+            raise UserError(f"give one data set, got {', '.join(names)}.")
+        overrides = [item for item in items if "=" in item]
+        asked = bool(overrides or config or save or picture)
+        commands.data(
+            names[0] if names else None, config, overrides, asked, save, picture, as_json=as_json
+        )
+
+
+@app.command()
+def show(
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="RUN_DIR ...", help="One run, or several to compare.")
+    ],
+    *,
+    picture: Annotated[
+        Path | None,
+        typer.Option("--picture", metavar="FILE", help="Draw their curves (PNG, SVG or PDF)."),
+    ] = None,
+) -> None:
+    """Print the tables of finished or unfinished runs."""
+    with _exit_codes():
+        from flbench import commands
+
+        commands.show(runs, picture)
+
+
+@app.callback(invoke_without_command=True)
+def _root(
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+) -> None:
+    if version:
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+@contextmanager
+def _exit_codes() -> Iterator[None]:
+    """Turn errors into one message and an exit code.
+
+    2 the user's input, 1 while running, 130 interrupted.
+    """
+    try:
+        yield
+    except UserError as error:
+        _say(error)
+        raise typer.Exit(2) from None
+    except (RunError, MemoryError) as error:
+        _say(error or "out of memory. Lower train.batch_size or choose a smaller model.")
+        raise typer.Exit(1) from None
+    except KeyboardInterrupt:
+        typer.echo("interrupted", err=True)
+        raise typer.Exit(130) from None
+    except RuntimeError as error:
+        if "out of memory" not in str(error) and "not enough memory" not in str(error):
+            raise
+        _say("out of memory. Lower train.batch_size, choose a smaller model, or engine.device=cpu.")
+        raise typer.Exit(1) from None
+
+
+def _say(error: object) -> None:
+    for line in str(error).splitlines():
+        typer.echo(f"error: {line}", err=True)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command line; return its exit code."""
+    try:
+        app(args=arguments, prog_name="flbench")
+    except SystemExit as stop:
+        return stop.code if isinstance(stop.code, int) else 0 if stop.code is None else 1
+    return 0

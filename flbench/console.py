@@ -1,0 +1,262 @@
+"""What the user sees: tables and text."""
+
+import json as json_module
+import sys
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from flbench.config import DataConfig
+
+if TYPE_CHECKING:
+    from flbench.data.federation import Federation
+    from flbench.estimate import Estimate
+    from flbench.results import Run
+
+SHADES = " ░▒▓█"
+NARROW = 120  # columns where the output is no terminal
+
+
+def open_console(*, errors: bool = False) -> Console:
+    """Return a console on standard output or error, of a fixed width where that is no terminal."""
+    stream = sys.stderr if errors else sys.stdout
+    return Console(
+        file=stream, width=None if stream.isatty() else NARROW, highlight=False, markup=False
+    )
+
+
+def text(lines: str) -> None:
+    """Print text as it is."""
+    sys.stdout.write(lines)
+
+
+def json(value: object) -> None:
+    """Print JSON."""
+    sys.stdout.write(json_module.dumps(value, indent=1, default=str) + "\n")
+
+
+def notes(lines: Sequence[str]) -> None:
+    """Print what the user must know, one line each, on the error stream."""
+    for line in lines:
+        open_console(errors=True).print(f"note: {line}", soft_wrap=True)
+
+
+FIGURES = {
+    "accuracy": "accuracy",
+    "balanced_accuracy": "balanced\naccuracy",
+    "macro_f1": "macro F1",
+    "rare_recall": "rare-class\nrecall",
+    "worst10_accuracy": "worst 10 %\nof clients",
+}
+
+
+def show(runs: "Sequence[Run]") -> None:
+    """Print one run in full, or several side by side."""
+    console = open_console()
+    if len(runs) == 1:
+        _show_one(console, runs[0])
+    console.print(_comparison(runs))
+    for run in runs:
+        report = "/report.html" if run.finished else ""
+        console.print(f"{run.summary['algorithm']}: {run.path}{report}", soft_wrap=True)
+
+
+def _table(title: str) -> Table:
+    return Table(title=title, title_justify="left", box=SIMPLE_HEAD)
+
+
+def _comparison(runs: "Sequence[Run]") -> Table:
+    """Return the table of test figures at the round that validation chose."""
+    table = _table("Test figures at the best round by validation")
+    table.add_column("method")
+    table.add_column("round", justify="right")
+    for title in (*FIGURES.values(), "up", "down", "seconds"):
+        table.add_column(title, justify="right")
+    for run in runs:
+        summary, test = run.summary, run.summary["best"]["test"]
+        traffic = summary["communication"]
+        seconds = f"{summary['seconds']['total']:.1f}" if run.finished else "unfinished"
+        up, down = (
+            traffic["up_bytes"] + traffic["peer_bytes"],
+            traffic["down_bytes"] + traffic["setup_bytes"],
+        )
+        table.add_row(
+            summary["algorithm"],
+            f"{summary['best']['round']}/{summary['rounds']}",
+            *(_share(test.get(name)) for name in FIGURES),
+            _size(up),
+            _size(down),
+            seconds,
+        )
+    return table
+
+
+def _show_one(console: Console, run: "Run") -> None:
+    summary = run.summary
+    table = _table(f"{summary['algorithm']} on {summary['dataset']}")
+    table.add_column("figure")
+    columns = [(moment, split) for moment in ("best", "last") for split in ("validation", "test")]
+    for moment, split in columns:
+        table.add_column(f"{split}, {moment} round ({summary[moment]['round']})", justify="right")
+    names = list(
+        dict.fromkeys(name for moment, split in columns for name in summary[moment][split])
+    )
+    for name in names:
+        cells = [summary[moment][split].get(name) for moment, split in columns]
+        if not any(isinstance(cell, dict) for cell in cells):
+            table.add_row(name, *(_share(cell) for cell in cells))
+    console.print(table)
+    classes = [line for line in run.classes if line["moment"] == "last"]
+    if classes:
+        console.print(_per_class(classes))
+
+
+def _per_class(lines: Sequence[Mapping[str, str]]) -> Table:
+    table = _table("Classes, last round, test")
+    for title in ("class", "train", "test", "precision", "recall", "F1", "rare", "confusable"):
+        table.add_column(title, justify="left" if title == "class" else "right")
+    for line in lines:
+        table.add_row(
+            line["name"],
+            line["train_support"],
+            line["test_support"],
+            *(_share(float(line[key])) for key in ("precision", "recall", "f1")),
+            *("yes" if line[key] == "1" else "" for key in ("rare", "confusable")),
+        )
+    return table
+
+
+def methods(entries: Sequence[Mapping[str, Any]]) -> None:
+    """Print the list of methods."""
+    table = _table("Methods (w: weights, C: classes, D: features)")
+    for title in ("name", "paper", "down", "up", "client keeps"):
+        table.add_column(title)
+    for entry in entries:
+        table.add_row(
+            entry["name"],
+            f"{entry['paper']['title']}, {entry['paper']['venue']}",
+            *(entry[key] for key in ("down", "up", "keeps")),
+        )
+    open_console().print(table)
+
+
+def method(entry: Mapping[str, Any]) -> None:
+    """Print one method."""
+    console, paper = open_console(), entry["paper"]
+    doi = f", doi {paper['doi']}" if paper["doi"] else ""
+    console.print(f"{entry['name']}: {paper['title']}\n{paper['authors']}, {paper['venue']}{doi}\n")
+    console.print(entry["about"])
+    console.print(f"\ndown: {entry['down']}\nup: {entry['up']}\nclient keeps: {entry['keeps']}\n")
+    table = _table("Hyper-parameters (algorithm.*)")
+    for title in ("name", "default", "range", "unit", "meaning"):
+        table.add_column(title)
+    for item in entry["parameters"]:
+        default = "null" if item["default"] is None else str(item["default"]).lower()
+        table.add_row(item["name"], default, item["range"], item["unit"] or "", item["meaning"])
+    console.print(table)
+
+
+def data_sets(entries: Sequence[Mapping[str, Any]], config: DataConfig) -> None:
+    """Print the list of data sets."""
+    table = _table(f"Data sets (data.root={config.root})")
+    for title in ("name", "what", "classes", "shape", "found"):
+        table.add_column(title)
+    for entry in entries:
+        shape = "" if entry["shape"] is None else "x".join(map(str, entry["shape"]))
+        table.add_row(
+            entry["name"], entry["title"], str(entry["classes"] or ""), shape, entry["found"] or "-"
+        )
+    console = open_console()
+    console.print(table)
+    console.print(
+        f"A name is looked up as {config.root}/NAME.npz, NAME.zip, NAME/, then asked of"
+        " torchvision."
+        " data.path names a file or folder directly.",
+        soft_wrap=True,
+    )
+
+
+def data_set(entry: Mapping[str, Any]) -> None:
+    """Print one data set that is not there."""
+    open_console().print(
+        f"{entry['name']}: {entry['title']}; not found.\nLooked up: {', '.join(entry['looked_up'])}"
+        f"\nComes from: {entry['from']}",
+        soft_wrap=True,
+    )
+
+
+def partition(federation: "Federation") -> None:
+    """Print who holds what: a picture of clients x classes, and a table."""
+    console = open_console()
+    notes(federation.notes)
+    counts = federation.counts
+    console.print(
+        f"{federation.dataset.name}: {federation.clients} clients, {federation.classes} classes,"
+        f" partition {federation.partition.hash()[:12]}",
+        soft_wrap=True,
+    )
+    parts = federation.partition.parts
+    table = _table("Training samples by client and class (darker: more)")
+    wide = federation.classes > 24
+    table.add_column("client", justify="right")
+    if wide:
+        table.add_column("classes 0 to " + str(federation.classes - 1))
+    else:
+        for name in federation.dataset.classes:
+            table.add_column(name, justify="right")
+    for title in ("train", "validation", "test"):
+        table.add_column(title, justify="right")
+    top = max(1, int(counts.max()))
+    for client in range(federation.clients):
+        row = counts[client].tolist()
+        cells = (
+            ["".join(_shade(n, top) for n in row)]
+            if wide
+            else [f"{_shade(n, top)} {n or ''}" for n in row]
+        )
+        table.add_row(str(client), *cells, *(str(len(parts[part][client])) for part in parts))
+    console.print(table)
+    console.print(f"common test set: {len(federation.common)} samples", soft_wrap=True)
+
+
+def estimate(found: "Estimate") -> None:
+    """Print what a run would cost."""
+    lines = {
+        "parameters": f"{found.parameters:,}",
+        "down": f"{_size(found.down)} to each client and round",
+        "up": f"{_size(found.up)} from each client and round",
+        "cohort": f"{found.cohort} clients, {found.steps} steps in a round",
+        "time": f"{found.step * 1e3:.2f} ms a step, {found.client * 1e3:.2f} ms a client besides,"
+        f" {duration(found.judge)} an evaluation; about {duration(found.total)} in all",
+        "memory": f"samples {_size(found.data)}, state {_size(found.state)}, results of a round"
+        f" {_size(found.results)}; about {_size(found.memory)} for the process",
+    }
+    for name, line in lines.items():
+        open_console().print(f"{name:>10}: {line}", soft_wrap=True)
+
+
+def _shade(count: int, top: int) -> str:
+    return SHADES[0] if count == 0 else SHADES[1 + min(3, int(4 * (count / top) ** 0.5))]
+
+
+def _share(value: object) -> str:
+    return f"{value:.4f}" if isinstance(value, float | int) else "-"
+
+
+def _size(count: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"
+
+
+def duration(seconds: float) -> str:
+    """Return a time in words."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(int(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
