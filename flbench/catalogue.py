@@ -71,6 +71,8 @@ def data_sets(config: DataConfig) -> list[Entry]:
 def data_set(config: DataConfig) -> Entry:
     """Return one data set: what it is, where it is looked up, and where it was found."""
     known = sources.known().get(config.name)
+    if known is None and not is_there(config):
+        sources.load(config)  # raises the error that says which file to put where
     places = [str(path) for path in sources.candidates(config)]
     if known is not None and known.load is not None:
         places.append(f"torchvision in {config.root}")
@@ -91,7 +93,11 @@ def found(config: DataConfig) -> str | None:
     """Return where a data set lies, without loading or downloading it."""
     if config.name == "digits":
         return "scikit-learn"
-    return next((str(path) for path in sources.candidates(config) if path.exists()), None)
+    places = list(sources.candidates(config))
+    known = sources.known().get(config.name)
+    if known is not None and known.downloaded:
+        places.append(config.root / known.downloaded)
+    return next((str(path) for path in places if path.exists()), None)
 
 
 def is_there(config: DataConfig) -> bool:

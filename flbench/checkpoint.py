@@ -1,13 +1,14 @@
 """Checkpoints: the whole state in one safetensors file, written beside, synced, renamed."""
 
+import errno
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
+from flbench import files
 from flbench.errors import DataError
 from flbench.types import State, Tree
 
@@ -47,14 +48,15 @@ def save(path: Path, state: State, config_hash: str, extra: dict[str, Any] | Non
     beside = path.with_name(path.name + ".part")
     try:
         save_file(tensors, beside, metadata)
-        sync(beside)
+        files.sync(beside)
         beside.replace(path)
-        sync(path.parent)
+        files.sync(path.parent)
     except SafetensorError as error:  # a full disk arrives here as text
-        beside.unlink(missing_ok=True)
-        raise OSError(28 if "space" in str(error).lower() else 5, str(error), str(path)) from error
+        files.drop(beside)
+        code = errno.ENOSPC if "space" in str(error).lower() else errno.EIO
+        raise OSError(code, str(error), str(path)) from error
     except OSError:
-        beside.unlink(missing_ok=True)
+        files.drop(beside)
         raise
 
 
@@ -89,12 +91,3 @@ def load(path: Path, config_hash: str) -> tuple[State, dict[str, Any]]:
     return State(
         position["stage"], position["turn"], position["round"], server, clients, loop["visits"]
     ), extra
-
-
-def sync(path: Path) -> None:
-    """Force a file or folder to the disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from flbench import __version__
+from flbench import __version__, files
 from flbench.errors import RunError, UserError
 
 app = typer.Typer(
@@ -20,6 +20,14 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+# How PyTorch says that memory is short, on GPU and CPU.
+NO_MEMORY = (
+    "out of memory",
+    "not enough memory",
+    "can't allocate memory",
+    "Storage size calculation overflowed",
 )
 
 Overrides = Annotated[
@@ -75,8 +83,8 @@ def run(
         if resume is not None:
             if algo or config or out or dry_run or print_config:
                 raise UserError(
-                    "--resume takes the configuration of the run; give only engine.* or output.*"
-                    " with it."
+                    "--resume takes the configuration of the run. With it go only keys that change"
+                    " nothing but places: data.root, engine.device, output.*."
                 )
             commands.resume(resume, overrides or [])
             return
@@ -135,10 +143,13 @@ def data(
         names = [item for item in items if "=" not in item]
         if len(names) > 1:
             raise UserError(f"give one data set, got {', '.join(names)}.")
-        overrides = [item for item in items if "=" in item]
-        asked = bool(overrides or config or save or picture)
         commands.data(
-            names[0] if names else None, config, overrides, asked, save, picture, as_json=as_json
+            names[0] if names else None,
+            [item for item in items if "=" in item],
+            config=config,
+            save=save,
+            picture=picture,
+            as_json=as_json,
         )
 
 
@@ -180,14 +191,20 @@ def _exit_codes() -> Iterator[None]:
     except UserError as error:
         _say(error)
         raise typer.Exit(2) from None
-    except (RunError, MemoryError) as error:
-        _say(error or "out of memory. Lower train.batch_size or choose a smaller model.")
+    except RunError as error:
+        _say(error)
         raise typer.Exit(1) from None
     except KeyboardInterrupt:
         typer.echo("interrupted", err=True)
         raise typer.Exit(130) from None
-    except RuntimeError as error:
-        if "out of memory" not in str(error) and "not enough memory" not in str(error):
+    except OSError as error:
+        if error.errno is None:
+            raise
+        where = f"{error.filename}: " if error.filename else ""
+        _say(f"{where}{error.strerror}. Choose another place, or mend this one.")
+        raise typer.Exit(1 if error.errno in files.DISK else 2) from None
+    except (MemoryError, RuntimeError) as error:
+        if not isinstance(error, MemoryError) and not any(text in str(error) for text in NO_MEMORY):
             raise
         _say("out of memory. Lower train.batch_size, choose a smaller model, or engine.device=cpu.")
         raise typer.Exit(1) from None

@@ -97,32 +97,32 @@ def algos(name: str | None, *, as_json: bool) -> None:
 
 def data(
     name: str | None,
-    config_file: Path | None,
     overrides: Sequence[str],
-    asked: bool,
+    *,
+    config: Path | None,
     save: Path | None,
     picture: Path | None,
-    *,
     as_json: bool,
 ) -> None:
     """List data sets, or show one and its partition."""
     from flbench import catalogue
 
-    found = layers(config_file, overrides, None, None)
+    asked = bool(overrides or config or save or picture)
+    found = layers(config, overrides, None, None)
     if name is not None:
         found.append(Layer({"data": {"name": name}}, {"data.name": "command line"}))
-    config, _ = resolve(found)
+    resolved, _ = resolve(found)
     if name is None and not asked:
-        sets = catalogue.data_sets(config.data)
-        console.json(sets) if as_json else console.data_sets(sets, config.data)
+        sets = catalogue.data_sets(resolved.data)
+        console.json(sets) if as_json else console.data_sets(sets, resolved.data)
         return
-    if not asked and not catalogue.is_there(config.data):
-        entry = catalogue.data_set(config.data)
+    if not asked and not catalogue.is_there(resolved.data):
+        entry = catalogue.data_set(resolved.data)
         console.json(entry) if as_json else console.data_set(entry)
         return
-    federation = _federation(config)
+    federation = _federation(resolved)
     if save is not None:
-        _save_partition(save, federation, config)
+        _save_partition(save, federation, resolved)
     if picture is not None:
         from flbench.reports import pictures
 
@@ -143,8 +143,5 @@ def _save_partition(path: Path, federation: "Federation", config: Config) -> Non
 
     if path.suffix != ".npz":
         raise UserError(f"--save needs a file that ends with .npz, got {path}.")
-    try:
-        partition_files.save(federation.partition, federation.dataset, config.partition, path)
-    except OSError as error:
-        raise UserError(f"--save: {path} cannot be written ({error.strerror}).") from error
+    partition_files.save(federation.partition, federation.dataset, config.partition, path)
     console.text(f"partition saved to {path} and {path.with_suffix('.json').name}\n")

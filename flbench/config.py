@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
-    BeforeValidator,
     ConfigDict,
     Field,
     SerializeAsAny,
@@ -41,19 +41,25 @@ class Strict(BaseModel):
         return value
 
 
-def _named(value: object) -> object:
-    """Read `optimizer: adam` as `optimizer: {name: adam}`."""
-    return {"name": value} if isinstance(value, str) else value
+def _expanded(path: Path) -> Path:
+    """Read `~` as the home folder, as a shell does at the start of a word."""
+    try:
+        return path.expanduser()
+    except RuntimeError as error:
+        raise ValueError(f"a path ({error})") from error
+
+
+UserPath = Annotated[Path, AfterValidator(_expanded)]
 
 
 class DataConfig(Strict):
     """Where samples come from."""
 
     name: str = Field("digits", description="data set; `flbench data` lists them")
-    root: Path = Field(
+    root: UserPath = Field(
         Path("data"), description="folder where NAME.npz, NAME.zip or NAME/ is looked up"
     )
-    path: Path | None = Field(
+    path: UserPath | None = Field(
         None, description="a data file or folder, instead of a look-up by name"
     )
     normalize: Literal["standard", "unit"] = Field(
@@ -103,7 +109,7 @@ class PartitionConfig(Strict):
     )
     min_samples: int = Field(10, ge=1, description="fewest samples of a client")
     seed: int | None = Field(None, ge=0, description="seed of the partition (default: the run's)")
-    path: Path | None = Field(None, description="file: a saved partition, NAME.npz")
+    path: UserPath | None = Field(None, description="file: a saved partition, NAME.npz")
 
 
 class ModelConfig(Strict):
@@ -179,12 +185,8 @@ class TrainConfig(Strict):
         description="BatchNorm statistics: averaged like the weights, kept by the client, or"
         " estimated anew when judged",
     )
-    optimizer: Annotated[OptimizerConfig, BeforeValidator(_named)] = Field(
-        OptimizerConfig(), description="local optimiser"
-    )
-    schedule: Annotated[ScheduleConfig, BeforeValidator(_named)] = Field(
-        ScheduleConfig(), description="learning rate over rounds"
-    )
+    optimizer: OptimizerConfig = Field(OptimizerConfig(), description="local optimiser")
+    schedule: ScheduleConfig = Field(ScheduleConfig(), description="learning rate over rounds")
     clip: float | None = Field(None, gt=0, description="largest gradient norm of a client's step")
     on_divergence: Literal["skip", "stop"] = Field(
         "skip",
@@ -256,7 +258,7 @@ class TrackingConfig(Strict):
 class OutputConfig(Strict):
     """What is written, and where."""
 
-    dir: Path = Field(Path("runs"), description="runs are written to DIR/EXPERIMENT/RUN-ID/")
+    dir: UserPath = Field(Path("runs"), description="runs are written to DIR/EXPERIMENT/RUN-ID/")
     checkpoint_every: int = Field(10, ge=1, description="rounds between two checkpoints")
     predictions: bool = Field(
         False, description="save the predictions of the last evaluation, sample by sample"
@@ -282,13 +284,12 @@ class Config(Strict):
         return self.model_dump(mode="json")
 
     def hash(self) -> str:
-        """Return the SHA-256 (hex) over what changes results.
+        """Return the SHA-256 (hex) over the keys that make the experiment.
 
-        Seed to train, without where data lie.
+        Left out: `data.root` (what the files hold is checked by the partition's hash), the engine,
+        and what is judged and written.
         """
-        tree = {
-            key: self.tree()[key]
-            for key in ("seed", "data", "partition", "model", "algorithm", "train")
-        }
+        sections = ("seed", "data", "partition", "model", "algorithm", "train")
+        tree = {key: value for key, value in self.tree().items() if key in sections}
         del tree["data"]["root"]
         return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()

@@ -230,7 +230,8 @@ def estimate(found: "Estimate") -> None:
         "up": f"{_size(found.up)} from each client and round",
         "cohort": f"{found.cohort} clients, {found.steps} steps in a round",
         "time": f"{found.step * 1e3:.2f} ms a step, {found.client * 1e3:.2f} ms a client besides,"
-        f" {duration(found.judge)} an evaluation; about {duration(found.total)} in all",
+        f" {duration(found.judge)} an evaluation, {duration(found.common)} on the common test set;"
+        f" about {duration(found.total)} in all",
         "memory": f"samples {_size(found.data)}, state {_size(found.state)}, results of a round"
         f" {_size(found.results)}; about {_size(found.memory)} for the process",
     }

@@ -3,17 +3,20 @@
 import resource
 import time
 from dataclasses import dataclass, replace
-from functools import partial
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from flbench.client.program import LocalProgram, Phase
+from flbench import rounds
+from flbench.client.program import Collector, LocalProgram, Phase
+from flbench.data import batches
 from flbench.engine.base import RoundSettings
+from flbench.evaluate import Evaluator, Judge
 from flbench.experiment import Experiment
-from flbench.loop import Meter, advance, settings_of, visible
-from flbench.tree import nbytes, put_, take
-from flbench.types import Results, Stage, State
+from flbench.rounds import Trained
+from flbench.tree import nbytes
+from flbench.types import Rows, Stage, State
 from flbench.wire import row_bytes, seal
 
 
@@ -30,6 +33,7 @@ class Estimate:
         step: seconds of one step.
         client: seconds that a client costs besides its steps.
         judge: seconds of one evaluation of all clients.
+        common: seconds of one evaluation on the common test set; 0 where there is none.
         total: seconds of the whole run.
         data: bytes of the samples.
         state: bytes of server and clients.
@@ -45,6 +49,7 @@ class Estimate:
     step: float
     client: float
     judge: float
+    common: float
     total: float
     data: int
     state: int
@@ -54,32 +59,41 @@ class Estimate:
 
 def measure(experiment: Experiment) -> Estimate:
     """Train a client of median size for a few steps, judge it, and scale up."""
-    config, setting = experiment.config, experiment.algorithm.setting
-    state = experiment.start()
+    config, algorithm = experiment.config, experiment.algorithm
+    setting, state = algorithm.setting, experiment.start()
     client = torch.argsort(setting.sizes)[len(setting.sizes) // 2][None]
     _train(experiment, state, client, 2)  # warms up
-    few, results, _ = _train(experiment, state, client, 2)
-    more, _, _ = _train(experiment, state, client, 8)
-    step = max(0.0, (more - few) / 6)
-    besides = max(0.0, few - 2 * step)
-    epochs, size = config.train.local_epochs, config.train.batch_size
-    cohort = max(1, int(config.train.participation * setting.clients + 0.5))
-    steps = int((-(-setting.sizes // size)).double().mean() * epochs * cohort)
-    _, _, down = _train(experiment, _after(experiment, state, results), client, 2)
-    judge = _judge(experiment, state, client) * setting.clients
-    evaluations = -(-config.train.rounds // config.evaluation.every)
-    kept = nbytes(results.kept) + nbytes(results.sent.values)
+    few, first = _train(experiment, state, client, 2)
+    more, _ = _train(experiment, state, client, 8)
+    phases = [step for step in first.program.steps if isinstance(step, Phase)]
+    step = max(0.0, (more - few) / 6) / max(1, len(phases))
+    besides = max(0.0, few - 2 * step * len(phases))
+    settings = _settings(experiment, state)
+    seen = rounds.visible(state, first.program)
+    cohort = len(algorithm.cohort(seen, settings.draw))
+    steps = int(_steps(experiment, phases).mean() * cohort)
+    # What is dispatched has its usual size after the first round.
+    after = rounds.exchange(algorithm, state, first).state
+    down = _train(experiment, after, client, 2)[1].down
+    evaluator = experiment.evaluator(lambda text: None)
+    judge = _judge(evaluator, experiment, after, client) * setting.clients
+    common = _common(evaluator, experiment, after, client)
+    every, rare = config.evaluation.every, config.evaluation.common.every
+    judged = -(-config.train.rounds // every) * judge
+    judged += (2 if rare is None else -(-config.train.rounds // rare)) * common
+    kept = nbytes(first.results.kept) + nbytes(first.results.sent.values)
     samples = experiment.federation
     return Estimate(
         parameters=setting.net.size,
         down=down,
-        up=int(row_bytes(seal(results.sent)).sum()),
+        up=int(row_bytes(seal(first.results.sent)).sum()),
         cohort=cohort,
         steps=steps,
         step=step,
         client=besides,
         judge=judge,
-        total=config.train.rounds * (steps * step + cohort * besides) + evaluations * judge,
+        common=common,
+        total=config.train.rounds * (steps * step + cohort * besides) + judged,
         data=nbytes({"x": samples.x, "y": samples.y}),
         state=nbytes(state.server) + nbytes(state.clients),
         results=kept * cohort,
@@ -89,55 +103,62 @@ def measure(experiment: Experiment) -> Estimate:
 
 def _train(
     experiment: Experiment, state: State, client: Tensor, steps: int
-) -> tuple[float, Results, int]:
-    """Return the seconds, results and dispatched bytes of one client with so many steps in each
-    phase.
-    """
-    algorithm = experiment.algorithm
-    program = algorithm.program(state)
-    short = LocalProgram(
-        tuple(
-            replace(step, epochs=None, steps=steps, until=None) if isinstance(step, Phase) else step
-            for step in program.steps
-        ),
-        program.keeps,
-        program.sends,
-        program.masks,
+) -> tuple[float, Trained]:
+    """Return the seconds that one client takes with so many steps in each phase, and the rest."""
+    program = experiment.algorithm.program(rounds.visible(state, LocalProgram(())))
+    short = tuple(
+        replace(step, epochs=None, steps=steps, until=None) if isinstance(step, Phase) else step
+        for step in program.steps
     )
-    meter = Meter(partial(algorithm.dispatch, visible(state, program)))
     begin = time.perf_counter()
-    results = experiment.engine.run(
-        short,
-        client,
-        rows=partial(take, state.clients),
-        dispatch=meter,
-        settings=_settings(experiment, state),
+    trained = rounds.train(
+        experiment.algorithm,
+        experiment.engine,
+        state,
+        _settings(experiment, state),
+        ids=client,
+        program=replace(program, steps=short),
     )
-    return time.perf_counter() - begin, results, meter.total()
+    return time.perf_counter() - begin, trained
 
 
-def _after(experiment: Experiment, state: State, results: Results) -> State:
-    """Return the state after a round of that one client.
-
-    What is dispatched then has its usual size.
-    """
-    program = experiment.algorithm.program(state)
-    sent = seal(results.sent)
-    stored = {name: value for name, value in sent.values.items() if name in program.keeps}
-    put_(state.clients, results.ids, {**results.kept, **stored})
-    update = experiment.algorithm.aggregate(visible(state, program), replace(results, sent=sent))
-    return advance(state, experiment.algorithm.stages()[0], update)
+def _steps(experiment: Experiment, phases: list[Phase]) -> Tensor:
+    """Return the optimiser steps [N] of each client in a round."""
+    train, single = (
+        experiment.config.train,
+        bool(experiment.algorithm.setting.net.names("batchnorm")),
+    )
+    counts = []
+    for size in experiment.algorithm.setting.sizes.tolist():
+        arranged = len(batches.arrange(np.arange(size), train, skip_single=single))
+        epoch = -(-arranged // train.batch_size)
+        counts.append(sum(phase.steps or (phase.epochs or 0) * epoch for phase in phases))
+    return torch.tensor(counts, dtype=torch.float64)
 
 
 def _settings(experiment: Experiment, state: State) -> RoundSettings:
-    return settings_of(experiment.config, experiment.algorithm, state, Stage("estimate", 1))
+    return rounds.settings_of(experiment.config, experiment.algorithm, state, Stage("estimate", 1))
 
 
-def _judge(experiment: Experiment, state: State, client: Tensor) -> float:
-    """Return the seconds that judging one client takes."""
-    evaluator = experiment.evaluator()
+def _judge(evaluator: Evaluator, experiment: Experiment, state: State, client: Tensor) -> float:
+    """Return the seconds that judging one client takes, with all its deployments."""
     settings = _settings(experiment, state)
-    name, deployment = next(iter(experiment.algorithm.deploy(state, client).items()))
     begin = time.perf_counter()
-    evaluator.run(state, settings, name, deployment, client, evaluator.collectors(deployment))
+    for name, deployment in experiment.algorithm.deploy(state, client).items():
+        if name != "gm":
+            collectors = evaluator.collectors(deployment)
+            evaluator.run(state, settings, name, deployment, client, collectors)
     return time.perf_counter() - begin
+
+
+def _common(evaluator: Evaluator, experiment: Experiment, state: State, client: Tensor) -> float:
+    """Return the seconds that judging all personal models on the common test set takes."""
+    if not len(experiment.federation.common):
+        return 0.0
+    deployment = experiment.algorithm.deploy(state, client)["personal"]
+    rows = Rows("common", limit=experiment.config.evaluation.common.limit)
+    collector = Collector("common", Judge(deployment.weights, deployment.predict), rows=rows)
+    settings = _settings(experiment, state)
+    begin = time.perf_counter()
+    evaluator.run(state, settings, "personal", deployment, client, (collector,))
+    return (time.perf_counter() - begin) * experiment.federation.clients

@@ -3,7 +3,6 @@
 Evaluation changes nothing: it is a run of a program without `keeps` and `sends`.
 """
 
-import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -16,13 +15,15 @@ from flbench.client.program import Collector, LocalProgram, Map, Step
 from flbench.config import EvaluationConfig
 from flbench.data.federation import Federation
 from flbench.engine.base import Engine, RoundSettings
+from flbench.errors import RunError
 from flbench.metrics.tally import Tally, confusion
 from flbench.tree import take
-from flbench.types import Dispatch, Info, Rows, State, Tree, View
+from flbench.types import Info, Results, Rows, State, Tree, View
 from flbench.wire import seal_dispatch
 
 BLOCK = 256  # clients that are judged at once; more would hold more confusion matrices
 PARTS = ("validation", "test")
+KEY = "common.confusion"  # what a Collector `common` finds
 
 
 @dataclass(frozen=True)
@@ -87,13 +88,15 @@ class Evaluator:
         config: when and how.
         recalibrate: steps that estimate BatchNorm statistics anew (`train.batchnorm=drop`), or
             none.
+        warn: is told of fine-tuning that diverged.
     """
 
     algorithm: Algorithm
     engine: Engine
     federation: Federation
     config: EvaluationConfig
-    recalibrate: tuple[Step, ...] = ()
+    recalibrate: tuple[Step, ...]
+    warn: Callable[[str], None]
 
     def evaluate(self, state: State, settings: RoundSettings, *, common: bool) -> Evaluation:
         """Judge all clients' models after a round (E-deploy): own parts, and the common test set if
@@ -127,21 +130,19 @@ class Evaluator:
         rows = Rows("common", limit=self.config.common.limit)
         for ids in self._blocks():
             for name, deployment in self.algorithm.deploy(state, ids).items():
-                if name not in ("personal", "gm") or (name == "gm" and name in tallies):
+                if name == "gm" and (name in tallies or self.recalibrate):
+                    # Statistics that each client estimates anew make no model that all share.
                     continue
-                # The global model is the same for all: the first client stands for it, on all
-                # samples.
+                if name not in ("personal", "gm"):
+                    continue
+                # The first client stands for the global model, and on all samples.
                 some, part = (ids[:1], Rows("common")) if name == "gm" else (ids, rows)
-                collector = (
-                    Collector("common", Judge(deployment.weights, deployment.predict), rows=part),
-                )
-                found = self.run(state, settings, name, deployment, some, collector)
+                judge = Judge(deployment.weights, deployment.predict)
+                collector = Collector("common", judge, rows=part)
+                found = self.run(state, settings, name, deployment, some, (collector,))
                 size = 1 if name == "gm" else self.federation.clients
                 tally = tallies.setdefault(name, Tally.empty(size, self.federation.classes))
-                tally.add_(
-                    torch.zeros(1, dtype=torch.int64) if name == "gm" else ids,
-                    found["common.confusion"],
-                )
+                tally.add_(torch.zeros_like(some) if name == "gm" else some, found[KEY])
         return tallies
 
     def collectors(self, deployment: Deployment) -> tuple[Collector, ...]:
@@ -168,17 +169,8 @@ class Evaluator:
         names = self.algorithm.setting.net.names("all")
         for ids in self._blocks():
             name, deployment = next(iter(self.algorithm.deploy(state, ids).items()))
-            steps = self._steps(deployment)
-            if deployment.weights is not None:
-                steps = (*steps, Map(_Called(deployment.weights)))
-            program = LocalProgram(steps, keeps=names)
-            results = self.engine.run(
-                program,
-                ids,
-                rows=self._rows(state),
-                dispatch=self._dispatch(state, name),
-                settings=settings,
-            )
+            call = () if deployment.weights is None else (Map(_Called(deployment.weights)),)
+            results = self._run(state, settings, name, deployment, ids, call, names)
             for k in range(len(ids)):
                 yield {name: value[k] for name, value in results.kept.items()}
 
@@ -191,45 +183,79 @@ class Evaluator:
         ids: Tensor,
         collectors: tuple[Collector, ...],
     ) -> Tree:
-        """Return what Collectors find at clients `ids` [K] with one of their deployments, [K, ...]
-        each.
+        """Return what Collectors find at clients `ids` [K] with their deployment, [K, ...] each.
+
+        Args:
+            state: after a round.
+            settings: of that round.
+            name: of the deployment.
+            deployment: of these clients.
+            ids: [K] of the clients.
+            collectors: look at the deployed models.
         """
+        return self._run(state, settings, name, deployment, ids, collectors).observed
+
+    def _run(
+        self,
+        state: State,
+        settings: RoundSettings,
+        name: str,
+        deployment: Deployment,
+        ids: Tensor,
+        then: tuple[Step, ...],
+        keeps: frozenset[str] = frozenset(),
+    ) -> Results:
+        """Return what the clients have after the deployment's program and further steps.
+
+        Fine-tuning that diverges is given up: those clients are judged without it.
+        """
+        maps = tuple(step for step in then if isinstance(step, Map))
+        program = LocalProgram((*self._steps(deployment), *maps), keeps)
         results = self.engine.run(
-            LocalProgram(self._steps(deployment)),
+            program,
             ids,
-            rows=self._rows(state),
-            dispatch=self._dispatch(state, name),
+            rows=partial(take, state.clients),
+            dispatch=lambda some: seal_dispatch(self.algorithm.deploy(state, some)[name].dispatch),
             settings=settings,
-            observe=collectors,
+            observe=tuple(step for step in then if isinstance(step, Collector)),
         )
-        if len(results.ids) == len(ids):
-            return results.observed
-        # Fine-tuning that diverges is given up: those clients are judged without it.
+        if not results.failures:
+            return results
         failed = torch.tensor([failure.client for failure in results.failures])
-        warnings.warn(
-            f"fine-tuning diverged at clients {failed.tolist()}; judged without it", stacklevel=2
+        if deployment.program is None:
+            raise RunError(
+                f"the models of clients {failed.tolist()} after round {state.round} are not finite"
+                f" ({results.failures[0].reason}). Lower train.optimizer.lr or set train.clip."
+            )
+        self.warn(
+            f"round {state.round}: fine-tuning diverged at clients {failed.tolist()}; they are"
+            " judged without it."
         )
-        untuned = self.run(
-            state, settings, name, replace(deployment, program=None), failed, collectors
+        plain = replace(deployment, program=None)
+        untuned = self._run(state, settings, name, plain, failed, then, keeps)
+        order = torch.argsort(torch.cat([results.ids, failed]))
+        order = order[torch.argsort(torch.argsort(ids))]
+        return replace(
+            results,
+            ids=ids,
+            kept=_joined(results.kept, untuned.kept, order),
+            observed=_joined(results.observed, untuned.observed, order),
+            failures=(),
         )
-        merged: Tree = {}
-        for key, value in untuned.items():
-            merged[key] = value.new_zeros(len(ids), *value.shape[1:])
-            merged[key][torch.isin(ids, failed)] = value
-            merged[key][torch.isin(ids, results.ids)] = results.observed[key]
-        return merged
 
     def _steps(self, deployment: Deployment) -> tuple[Step, ...]:
         return (*self.recalibrate, *(deployment.program.steps if deployment.program else ()))
 
-    def _rows(self, state: State) -> Callable[[Tensor], Tree]:
-        return partial(take, state.clients)
-
-    def _dispatch(self, state: State, name: str) -> Callable[[Tensor], Dispatch]:
-        return lambda ids: seal_dispatch(self.algorithm.deploy(state, ids)[name].dispatch)
-
     def _blocks(self) -> Iterator[Tensor]:
         yield from torch.split(torch.arange(self.federation.clients), BLOCK)
+
+
+def _joined(first: Tree, second: Tree, order: Tensor) -> Tree:
+    """Return the rows of both trees in this order; the first may be empty."""
+    return {
+        name: torch.cat([first[name], rows])[order] if name in first else rows[order]
+        for name, rows in second.items()
+    }
 
 
 @dataclass(frozen=True)

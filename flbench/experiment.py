@@ -3,8 +3,10 @@
 import json
 import os
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 import torch
 from torch import nn
@@ -20,18 +22,19 @@ from flbench.data.federation import build as build_federation
 from flbench.engine.base import Engine, find_device
 from flbench.errors import ConfigError, DataError
 from flbench.evaluate import Evaluator
-from flbench.figures import (
-    Judgement,
-)
-from flbench.layers import Layer, from_file
+from flbench.figures import Judgement
+from flbench.layers import Layer, from_file, leaves
 from flbench.loop import FederatedLoop, Reporter, Seconds
 from flbench.metrics.classes import confusable_classes, rare_classes, read_confusion
 from flbench.models.base import build as build_net
 from flbench.models.base import describe, net_leaves
-from flbench.resolve import leaves, resolve
+from flbench.resolve import resolve
 from flbench.tracking.folder import RunFolder
 from flbench.types import State, Tree
 from flbench.yaml_text import to_yaml
+
+# What a resumed run may change: where files lie and what computes, not what comes out.
+FREE: Final = ("data.root", "engine.device", "engine.name", "output.", "tracking.")
 
 
 @dataclass(frozen=True)
@@ -65,17 +68,21 @@ class Experiment:
         }
         return state_of(self.algorithm, start)
 
-    def evaluator(self) -> Evaluator:
-        """Return what judges its models."""
+    def evaluator(self, warn: Callable[[str], None]) -> Evaluator:
+        """Return what judges its models; `warn` is told what goes wrong."""
         drop = self.config.train.batchnorm == "drop"
-        steps = recalibrate(self.algorithm.setting.net) if drop else ()
         return Evaluator(
-            self.algorithm, self.engine, self.federation, self.config.evaluation, steps
+            algorithm=self.algorithm,
+            engine=self.engine,
+            federation=self.federation,
+            config=self.config.evaluation,
+            recalibrate=recalibrate(self.algorithm.setting.net) if drop else (),
+            warn=warn,
         )
 
 
 def build(config: Config) -> Experiment:
-    """Load data, deal them, build net, method and engine.
+    """Load data, deal them, build net, method and engine; sets the process's number of threads.
 
     Raises: UserError where data or configuration do not fit together; all reasons at once where
         possible.
@@ -87,13 +94,13 @@ def build(config: Config) -> Experiment:
     config = _with(config, "partition", clients=federation.clients)
     net = build_net(config.model, federation.shape, federation.classes, config.seed)
     setting = Setting(
-        config.seed,
-        config.train.rounds,
-        config.train,
-        federation.clients,
-        federation.sizes,
-        federation.classes,
-        describe(net, federation.shape),
+        seed=config.seed,
+        rounds=config.train.rounds,
+        train=config.train,
+        clients=federation.clients,
+        sizes=federation.sizes,
+        classes=federation.classes,
+        net=describe(net, federation.shape),
     )
     algorithm = ALGORITHMS.find(config.algorithm.name)(config.algorithm, setting)
     unmet = algorithm.requires()
@@ -150,15 +157,16 @@ def run(config: Config, origins: dict[str, str], reporter: Reporter) -> Path:
         f"{config.algorithm.name}-seed{config.seed}",
     )
     try:
-        folder.write_text("config.yaml", to_yaml(config.tree(), origins))
-        _write_partition(folder, experiment)
-        _go(
-            experiment,
-            experiment.start(),
-            folder,
-            reporter,
-            Seconds(total=time.perf_counter() - begin),
+        samples = experiment.federation
+        packed, description = partition_files.encode(
+            samples.partition, samples.dataset, config.partition
         )
+        folder.write("partition.npz", packed)
+        folder.write("partition.json", description)
+        # The configuration comes last: a folder that has it can be resumed.
+        folder.write("config.yaml", to_yaml(config.tree(), origins))
+        seconds = Seconds(total=time.perf_counter() - begin)
+        _go(experiment, experiment.start(), folder, reporter, seconds)
     finally:
         folder.close()
     return folder.path
@@ -169,7 +177,7 @@ def resume(path: Path, overrides: Layer, reporter: Reporter) -> Path:
 
     Args:
         path: the run folder.
-        overrides: of keys that do not change results (`engine.*`, `output.*`).
+        overrides: of keys that do not change results (FREE).
         reporter: is told how it goes.
     Raises: UserError if the folder is no run, or belongs to another configuration.
     """
@@ -202,16 +210,15 @@ def _go(
     experiment: Experiment, state: State, folder: RunFolder, reporter: Reporter, seconds: Seconds
 ) -> None:
     """Run the rounds that are left, judge the best round's models, write tables and summary."""
-    config, evaluator = experiment.config, experiment.evaluator()
     loop = FederatedLoop(
-        config,
-        experiment.algorithm,
-        experiment.engine,
-        evaluator,
-        experiment.judgement,
-        folder,
-        reporter,
-        seconds,
+        config=experiment.config,
+        algorithm=experiment.algorithm,
+        engine=experiment.engine,
+        evaluator=experiment.evaluator(reporter.warn),
+        judgement=experiment.judgement,
+        folder=folder,
+        reporter=reporter,
+        seconds=seconds,
     )
     try:
         state = loop.run(state)
@@ -219,17 +226,6 @@ def _go(
         reporter.warn(f"interrupted and saved. Go on with: flbench run --resume {folder.path}")
         raise
     outcome.write(experiment, loop, state)
-
-
-def _write_partition(folder: RunFolder, experiment: Experiment) -> None:
-    """Save who holds which samples, for `partition.scheme=file` in other runs."""
-    path = folder.path / "partition.npz"
-    partition_files.save(
-        experiment.federation.partition,
-        experiment.federation.dataset,
-        experiment.config.partition,
-        path,
-    )
 
 
 def _confusable(config: Config, federation: Federation) -> tuple[int, ...] | None:
@@ -245,14 +241,12 @@ def _confusable(config: Config, federation: Federation) -> tuple[int, ...] | Non
 def _check_unchanged(written: Config, wanted: Config, path: Path) -> None:
     """Raise a ConfigError for every key that a resumed run may not change."""
     before, after = leaves(written.tree()), leaves(wanted.tree())
-    free = ("engine.device", "engine.name", "output.", "tracking.")
-    changed = [key for key in after if before.get(key) != after[key] and not key.startswith(free)]
+    changed = [key for key in after if before.get(key) != after[key] and not key.startswith(FREE)]
     if changed:
         raise ConfigError(
             "\n".join(
                 f"`{key}` was {before.get(key)!r} when {path} began and cannot become"
-                f" {after[key]!r} on resume."
-                " Start a new run for it."
+                f" {after[key]!r} on resume. Start a new run for it."
                 for key in changed
             )
         )

@@ -11,6 +11,8 @@ from flbench.errors import ConfigError
 
 MAX_BYTES: Final = 1_000_000
 MAX_VALUES: Final = 10_000
+SHORT: Final = ("algorithm", "model", "engine", "train.optimizer", "train.schedule")
+"""Sections that a bare name stands for."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,7 @@ def from_file(path: Path) -> Layer:
                     f"{path} holds more than {MAX_VALUES:,} values: this is no configuration."
                 )
             origins[dotted] = f"{path}:{line}"
-        return Layer(loader.construct_document(node), origins)
+        return Layer(_named(loader.construct_document(node), origins), origins)
     except yaml.YAMLError as error:
         raise ConfigError(f"{_where(error, path)}: {_what(error)}") from error
     except RecursionError as error:
@@ -83,8 +85,18 @@ def from_overrides(items: Sequence[str], origin: str = "command line") -> Layer:
         tree: Any = value
         for key in reversed(keys):
             tree = {key: tree}
-        layers.append(Layer(tree, {dotted.strip(): origin}))
+        origins = dict.fromkeys((dotted.strip(), *leaves(tree)), origin)
+        layers.append(Layer(_named(tree, origins), origins))
     return Layer(*merge(layers))
+
+
+def leaves(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return the values of nested dicts by their dotted paths."""
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        path = f"{prefix}{key}"
+        flat |= leaves(value, f"{path}.") if isinstance(value, dict) else {path: value}
+    return flat
 
 
 def merge(layers: Sequence[Layer]) -> tuple[dict[str, Any], dict[str, str]]:
@@ -97,7 +109,9 @@ def merge(layers: Sequence[Layer]) -> tuple[dict[str, Any], dict[str, str]]:
     origins: dict[str, str] = {}
     for layer in layers:
         for section in ("algorithm", "model"):
-            below, above = _as_dict(tree.get(section)), _as_dict(layer.tree.get(section))
+            below, above = tree.get(section), layer.tree.get(section)
+            if not (isinstance(below, dict) and isinstance(above, dict)):
+                continue
             if "name" in above and "name" in below and above["name"] != below["name"]:
                 tree.pop(section)
                 origins = {
@@ -113,20 +127,24 @@ def merge(layers: Sequence[Layer]) -> tuple[dict[str, Any], dict[str, str]]:
 def _merge_into(below: dict[str, Any], above: dict[str, Any]) -> None:
     for key, value in above.items():
         if isinstance(value, dict):
-            below[key] = _as_dict(below.get(key))
+            there = below.get(key)
+            below[key] = dict(there) if isinstance(there, dict) else {}
             _merge_into(below[key], value)
         else:
             below[key] = value
 
 
-def _as_dict(value: object) -> dict[str, Any]:
-    """Read a bare name where keys are expected as `{name: ...}`.
-
-    Anything else but a dict counts as empty.
-    """
-    if isinstance(value, dict):
-        return dict(value)
-    return {"name": value} if isinstance(value, str) else {}
+def _named(tree: dict[str, Any], origins: dict[str, str]) -> dict[str, Any]:
+    """Read a bare name where keys are expected, `algorithm: fedprox`, as `{name: fedprox}`."""
+    for path in SHORT:
+        *above, key = path.split(".")
+        part: Any = tree
+        for name in above:
+            part = part.get(name) if isinstance(part, dict) else None
+        if isinstance(part, dict) and isinstance(part.get(key), str):
+            part[key] = {"name": part[key]}
+            origins[f"{path}.name"] = origins.pop(path)
+    return tree
 
 
 def _lines(node: yaml.MappingNode, path: str, prefix: str = "") -> Iterator[tuple[str, int]]:
@@ -135,6 +153,8 @@ def _lines(node: yaml.MappingNode, path: str, prefix: str = "") -> Iterator[tupl
     for key, value in node.value:
         line = key.start_mark.line + 1
         name = str(key.value)
+        if key.tag != "tag:yaml.org,2002:str":
+            raise ConfigError(f"{path}:{line}: a key must be a word, got `{prefix}{name}`.")
         if name in seen:
             raise ConfigError(
                 f"{path}:{line}: the key `{prefix}{name}` stands twice. Remove one of the two."
@@ -151,6 +171,8 @@ def _where(error: yaml.YAMLError, path: Path) -> str:
 
 
 def _what(error: yaml.YAMLError) -> str:
+    if "unhashable" in str(error):
+        return "a key must be a word."
     if isinstance(error, yaml.constructor.ConstructorError):
         return f"{error.problem}. Only plain values are read, never code."
     return f"{getattr(error, 'problem', None) or error}."

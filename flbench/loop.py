@@ -1,20 +1,16 @@
-"""The federated loop: cohort, local programs, store, aggregate, reply, judge, save.
-
-One direction, no back and forth.
-"""
+"""The federated loop: rounds, judgements and checkpoints, in one direction."""
 
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Protocol
 
 import torch
-from torch import Tensor
 
+from flbench import rounds
 from flbench.algorithms.base import Algorithm
-from flbench.client.program import LocalProgram, Step
+from flbench.client.program import Step
 from flbench.config import Config
 from flbench.engine.base import Engine, RoundSettings
 from flbench.errors import RunError
@@ -22,12 +18,9 @@ from flbench.evaluate import PARTS, Evaluation, Evaluator
 from flbench.figures import Judgement, best_round, rows_of
 from flbench.interrupts import Interrupts
 from flbench.metrics.tally import Tally
-from flbench.rng import Draw
 from flbench.tracking.folder import RunFolder
 from flbench.tracking.metrics_file import Row
-from flbench.tree import put_, take
-from flbench.types import Dispatch, Message, Results, Stage, State, Update
-from flbench.wire import row_bytes, seal, seal_dispatch, shared_bytes
+from flbench.types import Results, Stage, State
 
 
 class Reporter(Protocol):
@@ -98,126 +91,92 @@ class FederatedLoop:
             `on_divergence=stop` or the disk fails.
         """
         stages = self.algorithm.stages()
-        rounds = sum(stage.rounds for stage in stages if not stage.setup)
-        self.reporter.begin(state.round, rounds)
+        total = self.config.train.rounds
+        self.reporter.begin(state.round, total)
         with Interrupts() as interrupts:
             try:
-                if (
-                    state.round
-                    and self._is_due(state.round, rounds)
-                    and not self._was_judged(state.round)
-                ):
-                    self.judge(
-                        state, rounds, interrupts
-                    )  # a crash fell between a round and its judgement
+                # A crash can fall between a round and its judgement.
+                if state.round and self._is_due(state.round) and not self._was_judged(state.round):
+                    self.judge(state, interrupts)
                 while state.stage < len(stages):
                     stage = stages[state.stage]
-                    state = self.round(state, stage, rounds, interrupts)
-                    if not stage.setup and self._is_due(state.round, rounds):
-                        self.judge(state, rounds, interrupts)
+                    state = self.round(state, stage, interrupts)
+                    if not stage.setup and self._is_due(state.round):
+                        self.judge(state, interrupts)
                     every = self.config.output.checkpoint_every
-                    if not stage.setup and (state.round % every == 0 or state.round == rounds):
+                    if not stage.setup and (state.round % every == 0 or state.round == total):
                         self.save("last", state)
                     interrupts.check()
             except KeyboardInterrupt:
-                # A round that is interrupted has changed nothing: `state` is that of the round
-                # before.
+                # An interrupted round has changed nothing: `state` is that of the round before.
                 self.save("last", state)
                 raise
         return state
 
-    def round(self, state: State, stage: Stage, rounds: int, interrupts: Interrupts) -> State:
-        """Return the state after one round."""
-        algorithm = self.algorithm
-        settings = settings_of(self.config, algorithm, state, stage)
-        judged = not stage.setup and self._is_due(state.round + 1, rounds)
+    def round(self, state: State, stage: Stage, interrupts: Interrupts) -> State:
+        """Return the state after one round; write what it cost."""
+        judged = not stage.setup and self._is_due(state.round + 1)
+        settings = rounds.settings_of(self.config, self.algorithm, state, stage)
         with self.seconds.spend("train"):
-            ids = (
-                torch.arange(settings.draw.clients)
-                if stage.setup
-                else algorithm.cohort(state, settings.draw)
-            )
-            program = algorithm.program(state)
-            meter = Meter(partial(algorithm.dispatch, visible(state, program)))
+            observe = self._observers(state) if judged else ()
             with interrupts.welcome():
-                results = self.engine.run(
-                    program,
-                    ids,
-                    rows=partial(take, state.clients),
-                    dispatch=meter,
-                    settings=settings,
-                    observe=self._observers(state, ids) if judged else (),
+                trained = rounds.train(
+                    self.algorithm, self.engine, state, settings, observe=observe
                 )
-            self._complain(results, state)
-            sent = seal(results.sent)
-            stored = {name: value for name, value in sent.values.items() if name in program.keeps}
-            put_(state.clients, results.ids, {**results.kept, **stored})
-            update = algorithm.aggregate(
-                visible(state, program), replace(results, sent=sent, kept={}, observed={})
-            )
-            reply = Message() if update.reply is None else seal(update.reply)
-            put_(state.clients, results.ids, reply.values, reply.mask)
-            state.visits[results.ids] += 1
-            done = advance(state, stage, update)
-        rows = self._costs(
-            stage, results, meter.total(), sent, reply, algorithm.links(state, results.ids)
-        )
-        split = "setup" if stage.setup else "train"
-        lines = [Row(done.round, split, "", name, value) for name, value in rows.items()]
-        lines += [
-            Row(done.round, "server", "", name, value) for name, value in update.metrics.items()
-        ]
+            self._complain(trained.results, state)
+            over = rounds.exchange(self.algorithm, state, trained)
+        number, split = over.state.round, "setup" if stage.setup else "train"
+        lines = [Row(number, split, "", name, value) for name, value in over.costs.items()]
+        lines += [Row(number, "server", "", name, value) for name, value in over.metrics.items()]
         if judged:
-            lines += rows_of(
-                Evaluation(done.round, self._observed(results)), self.judgement, suffix="@local"
-            )
+            evaluation = Evaluation(number, self._observed(trained.results))
+            lines += rows_of(evaluation, self.judgement, suffix="@local")
         self.folder.add_metrics(lines)
-        self.reporter.round_done(done.round, rows.get("loss", float("nan")))
-        return done
+        self.reporter.round_done(number, over.costs.get("loss", float("nan")))
+        return over.state
 
-    def judge(self, state: State, rounds: int, interrupts: Interrupts) -> None:
-        """Judge all models after a round.
-
-        Write the figures, and the state if it is the best so far.
-        """
-        every = self.config.evaluation.common.every
-        common = state.round == rounds or (every is not None and state.round % every == 0)
+    def judge(self, state: State, interrupts: Interrupts) -> None:
+        """Judge all models after a round; save the state if it is the best so far."""
+        last = state.round == self.config.train.rounds
         with self.seconds.spend("evaluate"), interrupts.welcome():
+            common = last or self._is_common_due(state.round)
             evaluation = self.evaluator.evaluate(state, self.closing(state), common=common)
             rows = rows_of(evaluation, self.judgement)
         self.last = evaluation
         self.folder.add_metrics(rows)
-        if best_round(self.folder.rows) == state.round and state.round != rounds:
+        if best_round(self.folder.rows) == state.round and not last:
             self.save("best", state)
         self.reporter.evaluated(
             state.round, {(row.split, row.protocol, row.metric): row.value for row in rows}
         )
 
     def closing(self, state: State) -> RoundSettings:
-        """Return the settings with which the models after a round are judged.
-
-        Those of that round.
-        """
-        return settings_of(
-            self.config, self.algorithm, replace(state, round=state.round - 1), Stage("judge", 1)
-        )
+        """Return the settings with which models are judged: those of the round before `state`."""
+        before = replace(state, round=state.round - 1)
+        return rounds.settings_of(self.config, self.algorithm, before, Stage("judge", 1))
 
     def save(self, name: str, state: State) -> None:
         """Write a checkpoint."""
         extra = {"seconds": vars(self.seconds), "rows": len(self.folder.rows)}
         self.folder.save_state(name, state, self.config.hash(), extra)
 
-    def _is_due(self, done: int, rounds: int) -> bool:
-        return done % self.config.evaluation.every == 0 or done == rounds
+    def _is_due(self, done: int) -> bool:
+        last = done == self.config.train.rounds
+        return last or done % self.config.evaluation.every == 0 or self._is_common_due(done)
+
+    def _is_common_due(self, done: int) -> bool:
+        every = self.config.evaluation.common.every
+        return every is not None and done % every == 0
 
     def _was_judged(self, done: int) -> bool:
         return any(
             row.round == done and row.protocol == "personal" for row in reversed(self.folder.rows)
         )
 
-    def _observers(self, state: State, ids: Tensor) -> tuple[Step, ...]:
+    def _observers(self, state: State) -> tuple[Step, ...]:
         """Return the steps that judge the cohort's models right after local training (E-local)."""
-        first = next(iter(self.algorithm.deploy(state, ids[:1]).values()))
+        deployments = self.algorithm.deploy(state, torch.tensor([0]))
+        first = next(iter(deployments.values()))
         return (*self.evaluator.recalibrate, *self.evaluator.collectors(first))
 
     def _observed(self, results: Results) -> dict[tuple[str, str], Tally]:
@@ -244,80 +203,3 @@ class FederatedLoop:
                     f" {self.folder.path}"
                 )
             self.reporter.warn(text)
-
-    def _costs(
-        self,
-        stage: Stage,
-        results: Results,
-        dispatched: int,
-        sent: Message,
-        reply: Message,
-        links: Tensor | None,
-    ) -> dict[str, float]:
-        """Return what a round cost (bytes by direction, trainings) and the cohort's mean training
-        loss.
-        """
-        up = row_bytes(sent)
-        costs: dict[str, float] = {"down_bytes": dispatched, "up_bytes": 0, "peer_bytes": 0}
-        if links is None:
-            costs["down_bytes"] += int(row_bytes(reply).sum())
-            costs["up_bytes"] = int(up.sum())
-        else:
-            # A client's payload goes to each other client that mixes it: the non-zero rows of its
-            # column.
-            edges = (links != 0) & ~torch.eye(len(links), dtype=torch.bool)
-            costs["peer_bytes"] = int((edges.sum(dim=0) * up).sum())
-        if stage.setup:
-            costs = {"setup_bytes": sum(costs.values())}
-        costs["trainings"] = len(results.ids) + len(results.failures)
-        costs["without_step"] = int((results.steps == 0).sum())
-        costs["diverged"] = len(results.failures)
-        losses = results.losses[~results.losses.isnan()]
-        return {**costs, "loss": float(losses.mean())} if len(losses) else costs
-
-
-def settings_of(config: Config, algorithm: Algorithm, state: State, stage: Stage) -> RoundSettings:
-    """Return what holds for all clients of the round that follows `state`."""
-    key = (state.round, state.turn + 1) if stage.setup else (state.round,)
-    factor = config.train.schedule.factor(state.round, config.train.rounds)
-    return RoundSettings(config.train, Draw(config.seed, key, algorithm.setting.clients), factor)
-
-
-class Meter:
-    """Asks the algorithm what it dispatches, seals it, and counts the bytes per client."""
-
-    def __init__(self, dispatch: "partial[Dispatch]") -> None:
-        self._dispatch = dispatch
-        self._bytes: dict[int, int] = {}  # by client: an engine may ask again after a worker died
-
-    def __call__(self, ids: Tensor) -> Dispatch:
-        """Return the sealed dispatch for clients `ids` [K]."""
-        dispatch = self._dispatch(ids)
-        shared, rows = shared_bytes(dispatch.shared), row_bytes(dispatch.rows)
-        for k, client in enumerate(ids.tolist()):
-            self._bytes[client] = shared + (int(rows[k]) if len(rows) else 0)
-        return seal_dispatch(dispatch)
-
-    def total(self) -> int:
-        """Return the bytes that went down."""
-        return sum(self._bytes.values())
-
-
-def visible(state: State, program: LocalProgram) -> State:
-    """Return the state as the server may see it: of what clients keep, only what they send too."""
-    return replace(
-        state, clients={name: rows for name, rows in state.clients.items() if name in program.sends}
-    )
-
-
-def advance(state: State, stage: Stage, update: Update) -> State:
-    """Return the state after a round, in the next stage if this one is done."""
-    turn = state.turn + 1
-    over = turn >= stage.rounds
-    return replace(
-        state,
-        stage=state.stage + over,
-        turn=0 if over else turn,
-        round=state.round + (not stage.setup),
-        server={**state.server, **update.server},
-    )

@@ -42,19 +42,18 @@ def write(experiment: "Experiment", loop: FederatedLoop, state: State) -> None:
     config, evaluator, folder, seconds = loop.config, loop.evaluator, loop.folder, loop.seconds
     with seconds.spend("evaluate"):
         last = loop.last or evaluator.evaluate(state, loop.closing(state), common=False)
-        evaluations = {"last": last}
-        best = best_round(folder.rows)
-        if best is not None and best != state.round:
-            better, _ = checkpoint.load(folder.checkpoint("best"), config.hash())
-            settings = loop.closing(better)
-            judged = any(row.round == best and row.split == "common" for row in folder.rows)
-            evaluations["best"] = evaluator.evaluate(better, settings, common=not judged)
-            folder.add_metrics(common_rows(evaluations["best"], experiment.judgement))
+        evaluations = {"last": (last, state)}
+        better = _best_state(loop, state)
+        if better is not None:
+            known = any(row[:2] == (better.round, "common") for row in folder.rows)
+            evaluation = evaluator.evaluate(better, loop.closing(better), common=not known)
+            evaluations["best"] = (evaluation, better)
+            folder.add_metrics(common_rows(evaluation, experiment.judgement))
         weights = digest(evaluator.deployed(state, loop.closing(state)))
     names, counts = experiment.federation.dataset.classes, experiment.judgement.train_counts
     clients, classes = [], []
-    for moment, evaluation in evaluations.items():
-        clients += client_table(moment, evaluation.own["personal", "test"], counts, state.visits)
+    for moment, (evaluation, judged) in evaluations.items():
+        clients += client_table(moment, evaluation.own["personal", "test"], counts, judged.visits)
         classes += class_table(moment, evaluation, experiment.judgement, names)
     folder.write_table("clients.csv", CLIENT_HEADER, clients)
     folder.write_table("per_class.csv", CLASS_HEADER, classes)
@@ -66,13 +65,28 @@ def write(experiment: "Experiment", loop: FederatedLoop, state: State) -> None:
     _finish(folder, config, _summary(experiment, folder, state, weights, seconds))
 
 
+def _best_state(loop: FederatedLoop, state: State) -> State | None:
+    """Return the state after the best round by validation; None if that is the last round."""
+    best = best_round(loop.folder.rows)
+    if best is None or best == state.round:
+        return None
+    saved, _ = checkpoint.load(loop.folder.checkpoint("best"), loop.config.hash())
+    if saved.round == best:
+        return saved
+    loop.reporter.warn(
+        f"the checkpoint of the best round holds round {saved.round}, not {best}: the tables by"
+        " class and client leave the best round out."
+    )
+    return None
+
+
 def _finish(folder: RunFolder, config: Config, summary: Summary) -> None:
     """Write the report, and last of all the summary: a folder that has one is finished."""
     from flbench.reports import page
 
     classes = results.read_classes(folder.path)
     run = results.Run(folder.path, config, summary, folder.rows, classes, finished=True)
-    folder.write_text("report.html", page.render(run))
+    folder.write("report.html", page.render(run))
     folder.write_json("summary.json", summary)
 
 

@@ -9,6 +9,7 @@ from flbench.config import Config
 from flbench.data.federation import Federation
 from flbench.models.base import padding_note
 
+DEALT: Final = ("iid", "dirichlet", "pathological", "grouped", "quantity")
 SCHEME_KEYS: Final = {
     "alpha": ("dirichlet", "quantity"),
     "balanced": ("dirichlet",),
@@ -17,6 +18,9 @@ SCHEME_KEYS: Final = {
     "main_share": ("grouped",),
     "samples_per_client": ("grouped",),
     "path": ("file",),
+    "split": (*DEALT, "natural"),
+    "pool": (*DEALT, "natural"),
+    "min_samples": DEALT,
 }
 
 
@@ -33,7 +37,9 @@ def of(config: Config, federation: Federation, net: nn.Module, algorithm: Algori
         said.append(
             f"BatchNorm statistics are {policy} (train.batchnorm={config.train.batchnorm})."
         )
-    if config.partition.split[1] == 0:
+        if config.train.batchnorm == "drop" and len(federation.common):
+            said.append("train.batchnorm=drop leaves no model that all share: gm is not reported.")
+    if not any(len(rows) for rows in federation.partition.parts["validation"]):
         said.append("there is no validation part: the best round is the last one.")
     if federation.dataset.groups is not None and config.partition.scheme not in ("natural", "file"):
         clients = len(set(federation.dataset.groups.tolist()) - {-1})

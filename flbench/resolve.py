@@ -8,7 +8,7 @@ from pydantic import BaseModel, ValidationError, create_model
 from flbench.algorithms import ALGORITHMS, Algorithm
 from flbench.config import AlgorithmConfig, Config, ModelConfig
 from flbench.errors import ConfigError, did_you_mean
-from flbench.layers import Layer, merge
+from flbench.layers import SHORT, Layer, leaves, merge
 from flbench.models import MODELS, Net
 
 
@@ -43,15 +43,6 @@ def resolve(layers: Sequence[Layer]) -> tuple[Config, dict[str, str]]:
     return config, {path: origins.get(path, "default") for path in leaves(config.tree())}
 
 
-def leaves(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return the values of nested dicts by their dotted paths."""
-    flat: dict[str, Any] = {}
-    for key, value in tree.items():
-        path = f"{prefix}{key}"
-        flat |= leaves(value, f"{path}.") if isinstance(value, dict) else {path: value}
-    return flat
-
-
 def _select(
     tree: dict[str, Any],
     origins: dict[str, str],
@@ -64,8 +55,6 @@ def _select(
 
     Note a problem and fall back if none does.
     """
-    if isinstance(tree.get(section), str):
-        tree[section] = {"name": tree[section]}
     part = tree.get(section)
     name = part.get("name", fallback.name) if isinstance(part, dict) else fallback.name
     try:
@@ -148,6 +137,11 @@ def _explain(item: Any, schema: type[BaseModel], origins: dict[str, str]) -> str
         return f"`{path}` must be {expected}, got {value!r} ({place}).{hint}"
     if kind == "finite_number":
         return f"`{path}` must be a finite number, got {value!r} ({place})."
+    if kind == "invalid_key":
+        return f"`{path}` is not a word: keys must be words ({place})."
+    if kind in ("model_type", "model_attributes_type"):
+        names = " or a name" if path in SHORT else ""
+        return f"`{path}` must hold keys{names}, got {value!r} ({place})."
     if kind == "string_pattern_mismatch":
         return f"`{path}` must match {context['pattern']}, got {value!r} ({place})."
     said = str(item["msg"])

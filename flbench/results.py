@@ -4,6 +4,7 @@ import csv
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from flbench.config import Config
 from flbench.errors import DataError, UserError
@@ -12,6 +13,9 @@ from flbench.layers import from_file
 from flbench.resolve import resolve
 from flbench.tracking import metrics_file
 from flbench.tracking.metrics_file import Row
+
+# What tables and pages read of a summary.
+NEEDED: Final = ("algorithm", "dataset", "model", "seed", "last", "best", "communication")
 
 
 @dataclass(frozen=True)
@@ -48,9 +52,16 @@ def read(path: Path) -> Run:
         return Run(path, config, _so_far(config, rows), rows, [], finished=False)
     try:
         summary = json.loads((path / "summary.json").read_text(encoding="utf-8"))
-        return Run(path, config, summary, rows, read_classes(path), finished=True)
+        classes = read_classes(path)
     except (OSError, ValueError) as error:
         raise DataError(f"the run folder {path} is damaged ({error}).") from error
+    missing = [key for key in NEEDED if not isinstance(summary, dict) or key not in summary]
+    if missing:
+        raise DataError(
+            f"{path / 'summary.json'} is damaged: it has no `{missing[0]}`. Remove it, and resume"
+            f" the run: flbench run --resume {path}"
+        )
+    return Run(path, config, summary, rows, classes, finished=True)
 
 
 def read_classes(path: Path) -> list[dict[str, str]]:

@@ -98,9 +98,9 @@ class Draw:
 
 
 def _scramble(z: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Spread 64-bit numbers evenly (the finaliser of SplitMix64.
+    """Spread 64-bit numbers evenly.
 
-    Steele, Lea and Flood, OOPSLA 2014).
+    The finaliser of SplitMix64 (Steele, Lea and Flood, OOPSLA 2014).
     """
     with np.errstate(over="ignore"):
         z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -116,7 +116,8 @@ def uniform(key: Tensor, unit: int) -> Tensor:
         key: [B] int64, as in `Batch.key`.
         unit: >= 0; different units give independent numbers.
     """
-    z = key + (unit + 1) * 0x1E3779B97F4A7C15
+    step = (unit + 1) * 0x1E3779B97F4A7C15 % 2**64
+    z = key + (step - 2**64 if step >= 2**63 else step)
     z = (z ^ _shift(z, 30)) * -0x40A7B892E31B1A47
     z = (z ^ _shift(z, 27)) * -0x6B2FB644ECCEEE15
     return _shift(z ^ _shift(z, 31), 11).double() * 2.0**-53

@@ -1,5 +1,6 @@
 """The command line as a user meets it: what it prints, and the exit code."""
 
+import errno
 import json
 import os
 import pty
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from flbench import cli
+from flbench import cli, files
 from flbench.algorithms import ALGORITHMS
 from tests.support import REAL_DATA, SMALL, interrupted_run
 
@@ -302,3 +303,50 @@ def test_natural_hospitals_train_from_the_command_line(flbench):
     assert "missing values were filled" in err
     [line] = [line.split() for line in out.splitlines() if line.split()[:2] == ["fedavg", "5/5"]]
     assert float(line[2]) > 0.6
+
+
+def test_full_disk_exits_with_1_and_leaves_no_half(flbench, tmp_path, monkeypatch):
+    def full(path):
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    (tmp_path / "old.png").write_bytes(b"old")
+    monkeypatch.setattr(files, "sync", full)
+
+    for arguments in (
+        ("run", *SMALL),
+        ("data", "digits", "--save", "p.npz"),
+        ("data", "digits", "--picture", "old.png"),
+    ):
+        code, _, error = flbench(*arguments)
+        assert code == 1, error
+        assert "No space left" in error
+        assert "Traceback" not in error
+
+    assert (tmp_path / "old.png").read_bytes() == b"old"
+    assert not list(tmp_path.rglob("*.part"))
+    assert not (tmp_path / "p.npz").exists()
+
+
+def test_memory_that_runs_out_exits_with_1(flbench, monkeypatch):
+    from flbench import experiment
+
+    def greedy(*_):
+        raise RuntimeError("[enforce fail] . DefaultCPUAllocator: can't allocate memory")
+
+    monkeypatch.setattr(experiment, "build", greedy)
+
+    code, _, error = flbench("run", *SMALL)
+
+    assert code == 1
+    assert "out of memory" in error
+
+
+def test_dry_run_counts_what_the_method_trains(flbench):
+    """Local-Only with a full budget trains all clients, however few take part."""
+    keys = (*SMALL, "algorithm=local", "train.participation=0.4", "--dry-run")
+
+    few = flbench("run", *keys)[1]
+    every = flbench("run", *keys, "algorithm.budget=full")[1]
+
+    assert "2 clients" in few
+    assert "5 clients" in every

@@ -65,6 +65,10 @@ def test_all_problems_are_told_at_once():
         ("train.optimizer.nesterov=true", "needs `train.optimizer.momentum`"),
         ("engine.device=gpu", "`engine.device` must match"),
         ("tracking.mlflow=true", "must be False"),
+        ("algorithm=[1]", "`algorithm` must hold keys or a name"),
+        ("train=3", "`train` must hold keys, got 3"),
+        ("train={1: 2}", "keys must be words"),
+        ("train={[1]: 2}", "a key must be a word"),
     ],
 )
 def test_wrong_values_are_named_with_the_condition(item, said):
@@ -81,6 +85,25 @@ def test_later_layers_win_and_origins_say_so(tmp_path):
     assert origins["seed"] == f"{file}:1"
     assert origins["train.rounds"] == "command line"
     assert origins["train.local_epochs"] == "default"
+
+
+def test_every_way_to_set_a_key_has_its_origin(tmp_path):
+    file = tmp_path / "x.yaml"
+    file.write_text("algorithm: fedprox\ntrain:\n  optimizer: adam\n")
+
+    _, origins = resolve([from_file(file), from_overrides(["model=lenet5", "train={rounds: 5}"])])
+
+    assert origins["algorithm.name"] == f"{file}:1"
+    assert origins["train.optimizer.name"] == f"{file}:3"
+    assert origins["model.name"] == "command line"
+    assert origins["train.rounds"] == "command line"
+    assert origins["train.batch_size"] == "default"
+
+
+def test_a_home_folder_is_read_as_a_shell_does(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/ada")
+
+    assert str(config_of("data.root=~/data").data.root) == "/home/ada/data"
 
 
 def test_another_method_drops_the_keys_of_the_one_below():

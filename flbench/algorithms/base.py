@@ -104,10 +104,7 @@ class Algorithm:
         return (CrossEntropy(),)
 
     def requires(self) -> list[str]:
-        """Return a sentence for each need that the setting does not meet.
-
-        Any of them refuses the run.
-        """
+        """Return a sentence for each need that the setting does not meet; one refuses the run."""
         return []
 
     def remarks(self) -> list[str]:
@@ -128,11 +125,17 @@ class Algorithm:
         return only(start, sends), repeat(only(start, keeps), self.setting.clients)
 
     def cohort(self, state: State, draw: Draw) -> Tensor:
-        """Return the ascending ids [K] of the clients that take part in a round."""
+        """Return the ascending ids [K] of the clients that take part in a round.
+
+        Like `dispatch` and `links` it sees of the kept rows only what is sent too.
+        """
         return draw.uniform(self.setting.train.participation)
 
     def program(self, state: State) -> LocalProgram:
-        """Return what each of them does; equal from round to round within a stage."""
+        """Return what each of them does; equal from round to round within a stage.
+
+        It sees no kept rows at all: what is visible follows from the program.
+        """
         keeps, sends = self.split()
         return LocalProgram((self.phase(*self.terms()),), keeps, sends)
 
@@ -165,10 +168,21 @@ class Algorithm:
         return {"personal": model, "gm": model} if everything_is_shared else {"personal": model}
 
     def phase(
-        self, *terms: LossTerm, train: str | frozenset[str] = "*", epochs: int | None = None
+        self,
+        *terms: LossTerm,
+        train: str | frozenset[str] | None = None,
+        epochs: int | None = None,
     ) -> Phase:
-        """Return one stretch of training as `train.*` says."""
+        """Return one stretch of training as `train.*` says.
+
+        Args:
+            terms: of the loss.
+            train: the leaves to train; None for the net's parameters and nothing else.
+            epochs: None for `train.local_epochs`.
+        """
         config = self.setting.train
+        if train is None:
+            train = frozenset(self.setting.net.parameters)
         epochs = config.local_epochs if epochs is None else epochs
         return Phase(train, terms, config.optimizer, epochs=epochs, clip=config.clip)
 
@@ -190,20 +204,14 @@ class Algorithm:
         return keeps, sends
 
     def weights(self, results: Results) -> Tensor:
-        """Return the weight [K] float64 of each client in a mean.
-
-        Its samples or one, 0 without a step (C5).
-        """
+        """Return each client's weight [K] float64: its samples, or one; 0 without a step (C5)."""
         sizes = self.setting.sizes[results.ids].double()
         if self.config.agg_weights == "uniform":
             sizes = torch.ones_like(sizes)
         return torch.where(results.steps > 0, sizes, 0.0)
 
     def mean(self, results: Results) -> Tree:
-        """Return the weighted mean of the net's leaves that were sent (C6).
-
-        Empty if nobody made a step.
-        """
+        """Return the weighted mean of the net's sent leaves (C6); empty if nobody made a step."""
         return weighted_mean(
             only(results.sent.values, self.setting.net.names("all")), self.weights(results)
         )

@@ -41,13 +41,11 @@ class FedProtoConfig(AlgorithmConfig):
 
 @ALGORITHMS.register("fedproto")
 class FedProto(Algorithm):
-    """Local loss: CE + lam (1/D) ||z - P[y]||^2 (eq. 6); server: P[k] = mean over holders of class
-    k (eq. 6).
+    """Local loss: CE + lam (1/D) ||z - P[y]||^2; server: P[k] = mean over the holders of class k.
 
-    Deviations: prototypes are collected in eval mode after training (the authors: in train mode
-        during
-    the last epoch); the mean is uniform over the round's holders as in their code, the paper's
-    weights by counts are `agg_weights=samples`.
+    Source: eq. 6 and Algorithm 1. Deviations: prototypes are collected in eval mode after training
+    (the authors: in train mode during the last epoch); the mean is uniform over the round's holders
+    as in their code, the paper's weights by counts are `agg_weights=samples`.
     """
 
     Config: ClassVar[type[AlgorithmConfig]] = FedProtoConfig
@@ -67,28 +65,32 @@ class FedProto(Algorithm):
     def program(self, state: State) -> LocalProgram:
         train = self.phase(CrossEntropy(), PrototypeL2(weight=self.config.lam))
         keeps = self.setting.net.names("all") | {"prototypes", "counts"}
-        collect = prototypes.collect(self.setting.classes)
+        collect = prototypes.collect(self.setting)
         return LocalProgram((train, *collect), keeps, prototypes.LEAVES, prototypes.MASKS)
 
     def dispatch(self, state: State, ids: Tensor) -> Dispatch:
         return Dispatch(prototypes.table(state.server))
 
     def aggregate(self, state: State, results: Results) -> Update:
+        source, trained = results.sent.values, results.steps > 0
         if self.config.cache:
-            brought, sizes = state.clients["prototypes"], state.clients["counts"]
-        else:
-            brought, sizes = results.sent.values["prototypes"], results.sent.values["counts"]
+            source, trained = (
+                state.clients,
+                torch.ones(len(state.clients["counts"]), dtype=torch.bool),
+            )
+        brought, sizes = source["prototypes"].double(), source["counts"]
         weights = (sizes > 0) if self.config.agg_weights == "uniform" else sizes
-        weights = weights.double()  # [K, C]
+        weights = weights.double() * trained[:, None]  # [K, C]; C5: no step, no weight
         total = weights.sum(dim=0)
-        mean = (
-            torch.einsum("kc,kcd->cd", weights, brought.double()) / total.clamp_min(1e-12)[:, None]
-        )
+        mean = torch.einsum("kc,kcd->cd", weights, brought) / total.clamp_min(1e-12)[:, None]
         old = state.server["global.prototypes"]
         # A class that nobody brought keeps its prototype.
         table = torch.where((total > 0)[:, None], mean.to(old.dtype), old)
         present = state.server["global.present"] | (total > 0)
-        return Update({"global.prototypes": table, "global.present": present})
+        server = {"global.prototypes": table, "global.present": present}
+        return Update(
+            server, metrics={"prototype_distance_mean": prototypes.spread(table, present)}
+        )
 
     def deploy(self, state: State, ids: Tensor) -> dict[str, Deployment]:
         head = Deployment(self.dispatch(state, ids))
@@ -103,7 +105,7 @@ class FedProto(Algorithm):
 class NearestPrototype:
     """Scores = -||z - P[k]||; an absent class never wins.
 
-    The classifier decides while there is no prototype.
+    While there is no prototype the classifier decides.
     """
 
     own: bool
@@ -113,6 +115,7 @@ class NearestPrototype:
         table, present = view.ctx["global.prototypes"], view.ctx["global.present"]
         if self.own:
             present = present & (view.leaves["counts"] > 0)
-        distance = torch.linalg.vector_norm(view.out.features[:, None, :] - table[None], dim=2)
+        features = view.out.features.to(table.dtype)
+        distance = torch.cdist(features, table, compute_mode="donot_use_mm_for_euclid_dist")
         scores = torch.where(present, -distance, -torch.inf)
-        return torch.where(present.any(), scores, view.out.logits)
+        return torch.where(present.any(), scores, view.out.logits.to(scores.dtype))

@@ -4,6 +4,7 @@ The paper exchanges prototypes, counts and similarities, and no weights. Its for
 from the glyphs: where they are ambiguous the default is our reading, the others are options.
 """
 
+from dataclasses import replace
 from math import ceil, exp
 from typing import ClassVar, Literal
 
@@ -14,18 +15,16 @@ from torch import Tensor
 from flbench.algorithms.base import Algorithm, Paper, Wire
 from flbench.algorithms.parts import prototypes
 from flbench.algorithms.parts.similarities import WriteSimilarity, mean_similarity
+from flbench.algorithms.parts.simplex import simplex, softmax_among
 from flbench.algorithms.registry import ALGORITHMS
 from flbench.client.program import LocalProgram, LossTerm, Map
 from flbench.config import AlgorithmConfig
 from flbench.losses import CrossEntropy, PrototypeContrast, PrototypeDistillation, SemanticKL
-from flbench.losses.prototype_contrast import hard_negatives
 from flbench.tree import only, repeat
 from flbench.types import Dispatch, Message, Results, State, Tree, Update
 
-Share = Literal["none", "body", "full"]
-Form = Literal["nested", "flat", "separate"]
-# Where the weights of CE, contrast and distillation come from: numbers of the dispatch.
-FORMS: dict[Form, tuple[float | str, float | str, str]] = {
+# The weights of cross entropy, contrast and distillation; names are numbers of the dispatch.
+FORMS: dict[str, tuple[float | str, float | str, str]] = {
     "nested": (1.0, "beta", "beta_lambda"),  # CE + beta (L_cont + lambda L_KD)
     "flat": ("beta", 1.0, "lambda"),  # L_cont + lambda L_KD + beta CE
     "separate": (1.0, "beta", "lambda"),  # CE + beta L_cont + lambda L_KD
@@ -39,8 +38,8 @@ class HfcdConfig(AlgorithmConfig):
     alpha: float = Field(0.7, ge=-1, le=1, description="similarity above which a negative is hard")
     gamma: float = Field(1.3, gt=0, description="weight of hard negatives")
     lambda0: float = Field(0.7, ge=0, description="strength of both schedules, beta and lambda")
-    share: Share = Field("none", description="part of the weights that is averaged besides")
-    loss_form: Form = Field("nested", description="where beta and lambda stand in the loss")
+    share: Literal["none", "body", "full"] = Field("none", description="weights averaged besides")
+    loss_form: Literal["nested", "flat", "separate"] = Field("nested", description="place of beta")
     no_pos: bool = Field(False, description="leave the positive pair out of the denominator")
     top_frac: float | None = Field(None, gt=0, le=1, description="share of negatives that are hard")
     kd_temperature: float = Field(1.0, gt=0, description="temperature of the similarity rows")
@@ -58,13 +57,18 @@ class HfcdConfig(AlgorithmConfig):
 
 @ALGORITHMS.register("hfcd")
 class Hfcd(Algorithm):
-    """Dual-granularity prototypes (A), prototype contrast (B), semantic distillation (C)."""
+    """Dual-granularity prototypes (A), prototype contrast (B), semantic distillation (C).
+
+    Deviation from C5: a client without a step still uploads the prototypes of the net it has.
+    """
 
     Config: ClassVar[type[AlgorithmConfig]] = HfcdConfig
     config: HfcdConfig
     paper = Paper(
         "Hierarchical Federated Contrastive Distillation, based on semantic similarity",
-        *("Xu Along", "Modeling and Simulation 14(5), 2025", "10.12677/mos.2025.145437"),
+        "Xu Along",
+        "Modeling and Simulation 14(5), 2025",
+        "10.12677/mos.2025.145437",
     )
     wire = Wire("C D + C + C C", "(D + 2) per held class, 1 per held pair", "w (share=none)")
 
@@ -77,30 +81,36 @@ class Hfcd(Algorithm):
         keeps, sends = self.split()
         table, own = prototypes.empty(self.setting, start)
         eye = torch.eye(self.setting.classes, dtype=table["global.prototypes"].dtype)
-        server = only(start, sends) | table | {"global.similarity": eye}
         clients = only(start, keeps) | own | {"similarity": torch.zeros_like(eye)}
+        server = only(start, sends) | table | {"global.similarity": eye}
         return server, repeat(clients, self.setting.clients)
 
     def program(self, state: State) -> LocalProgram:
         keeps, sends = self.split()
-        collect = prototypes.collect(self.setting.classes)
         similarity = Map(WriteSimilarity(self.config.full_similarity))
         return LocalProgram(
-            (self.phase(*self.terms()), *collect, similarity),
+            (self.phase(*self.terms()), *prototypes.collect(self.setting), similarity),
             keeps | {"prototypes", "counts", "similarity"},
             sends | prototypes.LEAVES | {"similarity"},
             (*prototypes.MASKS, ("similarity", "pairs")),
         )
 
     def terms(self) -> tuple[LossTerm, ...]:
-        c = self.config
-        of_ce, of_contrast, of_kd = FORMS[c.loss_form]
-        alpha, gamma = (c.alpha, c.gamma) if c.hard_negatives else (1.0, 1.0)
-        contrast = PrototypeContrast(of_contrast, c.tau, alpha, gamma, self.top(), not c.no_pos)
-        if c.distillation == "ordinary":
-            return (CrossEntropy(of_ce), contrast, PrototypeDistillation(of_kd, c.tau))
-        kd = SemanticKL(of_kd, c.kd_temperature, c.kd_diagonal, c.kd_reverse, c.kd_reduction)
-        return (CrossEntropy(of_ce), contrast, kd)
+        of_ce, _, of_kd = FORMS[self.config.loss_form]
+        kd: LossTerm = PrototypeDistillation(of_kd, temperature=self.config.tau)
+        if self.config.distillation == "semantic":  # the keys kd_* are the term's own options
+            options = {key[3:]: value for key, value in self.config if key.startswith("kd_")}
+            kd = SemanticKL(of_kd, **options)
+        return (CrossEntropy(of_ce), self.contrast(), kd)
+
+    def contrast(self) -> PrototypeContrast:
+        """Return L_cont; without hard negatives (A+C) all negatives weigh the same."""
+        c, weight = self.config, FORMS[self.config.loss_form][1]
+        if not c.hard_negatives:
+            return PrototypeContrast(weight, c.tau, threshold=1, gamma=1, positive=not c.no_pos)
+        top = None if c.top_frac is None else ceil(c.top_frac * (self.setting.classes - 1))
+        hard = PrototypeContrast(weight, c.tau, threshold=c.alpha, gamma=c.gamma, top=top)
+        return replace(hard, positive=not c.no_pos)
 
     def dispatch(self, state: State, ids: Tensor) -> Dispatch:
         # beta = lam0 (1 - e^(-t/T)), lambda = lam0 e^(-t/T); t counts from 0: round 0 is CE alone.
@@ -122,29 +132,19 @@ class Hfcd(Algorithm):
         present = (counts > 0).any(dim=0)
         server = {"global.prototypes": table.to(old.dtype), "global.present": present}
         server["global.similarity"] = similarity.to(old.dtype)
-        hard = hard_negatives(similarity, present, self.config.alpha, self.top()).sum()
-        metrics = {"hard_negatives_mean": float(hard) / max(1, int(present.sum()))}
+        hard = self.contrast().hard(similarity, present)[present].sum(dim=1).double()
+        metrics = {"hard_negatives_mean": float(hard.mean())}
         return Update(self.mean(results) | server, metrics=metrics)
 
     def holder_weights(self, own: Tensor, counts: Tensor) -> Tensor:
-        """Return abar [N, C] of prototypes [N, C, D]: sums to 1 over the holders of a class.
-
-        wsize = n / max n; wsim = mean cosine with the other holders; abar = softmax of wsize wsim.
-        """
+        """Return abar [N, C] of prototypes [N, C, D]; it sums to 1 over the holders of a class."""
         held = counts > 0
         uniform = held / held.sum(dim=0).clamp_min(1).double()
         if self.config.aggregation == "mean":
             return uniform
+        # a = wsize wsim; wsize = n / max n; wsim = mean cosine with the other holders.
         size = counts / counts.amax(dim=0).clamp_min(1).double()
         a = size * prototypes.agreement(own, held)
         if self.config.linear:
-            a = torch.where(held, a, 0.0).clamp_min(0.0)
-            total = a.sum(dim=0)
-            return torch.where(total > 1e-12, a / total.clamp_min(1e-12), uniform)
-        share = torch.where(held, a / self.config.temperature, -torch.inf).softmax(dim=0)
-        return torch.where(held, share, 0.0)
-
-    def top(self) -> int | None:
-        """Return the number of hard negatives per class, None where alpha decides."""
-        share, others = self.config.top_frac, self.setting.classes - 1
-        return None if share is None else ceil(share * others)
+            return simplex(torch.where(held, a, 0.0), uniform, dim=0)
+        return softmax_among(a / self.config.temperature, held, dim=0)

@@ -4,6 +4,7 @@ Nothing is written to disk.
 """
 
 import hashlib
+import lzma
 import os
 import zipfile
 import zlib
@@ -65,6 +66,7 @@ class Archive:
         except (
             zipfile.BadZipFile,
             zlib.error,
+            lzma.LZMAError,
             EOFError,
             OSError,
             RuntimeError,

@@ -71,7 +71,7 @@ def epoch(
     size = train.batch_size
     piece = max(1, PIECE // size) * size
     steps = torch.arange(first_step, first_step + -(-len(order) // size), device=device)
-    ones = torch.ones(size, dtype=torch.bool, device=device)
+    ones = torch.ones(min(size, len(order)), dtype=torch.bool, device=device)
     done = 0
     for start in range(0, len(order), piece):
         chosen = order[start : start + piece]

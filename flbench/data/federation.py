@@ -26,7 +26,7 @@ class Federation:
 
     Attributes:
         dataset: name, class names and where the train part ends.
-        x: [n, C, H, W] uint8 or [n, F] float32, all samples, on the engine's device where it fits.
+        x: [n, C, H, W] uint8 or [n, F] float32, all samples; an engine has a copy on its device.
         y: [n] int64.
         partition: the samples of every client.
         common: ascending rows of the data set's own test part; empty where it was dealt or there is
@@ -67,12 +67,11 @@ class Federation:
     @cached_property
     def counts(self) -> Tensor:
         """[N, C] int64: training samples of every client and class."""
-        return self._counts("train")
-
-    @cached_property
-    def test_counts(self) -> Tensor:
-        """[N, C] int64: test samples of every client and class."""
-        return self._counts("test")
+        counts = [
+            np.bincount(self.dataset.y[rows], minlength=self.classes)
+            for rows in self.partition.parts["train"]
+        ]
+        return torch.from_numpy(np.stack(counts).astype(np.int64))
 
     @cached_property
     def sizes(self) -> Tensor:
@@ -116,13 +115,6 @@ class Federation:
             shift=self.shift.to(device, dtype),
             scale=self.scale.to(device, dtype),
         )
-
-    def _counts(self, part: str) -> Tensor:
-        labels = self.dataset.y
-        counts = [
-            np.bincount(labels[rows], minlength=self.classes) for rows in self.partition.parts[part]
-        ]
-        return torch.from_numpy(np.stack(counts).astype(np.int64))
 
     def _common(self, limit: int | None) -> Indices:
         rows = self.common

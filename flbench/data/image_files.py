@@ -21,6 +21,7 @@ from flbench.errors import DataError
 
 SUFFIXES: Final = (".png", ".jpg", ".jpeg", ".webp")
 MAX_PIXELS: Final = 1 << 22
+MAX_BYTES: Final = 16 * 2**30
 FORMAT: Final = "v1"
 
 
@@ -46,15 +47,26 @@ def read(archive: Archive, name: str) -> Dataset:
     )
 
 
+def holds_images(archive: Archive) -> bool:
+    """Return whether there is any image of a training part."""
+    return any(_place(entry)[:1] == ("train",) for entry in archive.names)
+
+
+def _place(entry: str) -> tuple[str, ...]:
+    """Return (part, class) of an image's entry; nothing for other entries."""
+    parts = PurePosixPath(entry).parts
+    right = entry.lower().endswith(SUFFIXES) and len(parts) >= 3 and parts[-3] in ("train", "test")
+    return parts[-3:-1] if right else ()
+
+
 def _entries(archive: Archive) -> list[tuple[str, str, str]]:
     """Return (part, class, entry) of every image, the train part first, otherwise in order of
     names.
     """
     found = []
     for entry in archive.names:
-        parts = PurePosixPath(entry).parts
-        if entry.lower().endswith(SUFFIXES) and len(parts) >= 3 and parts[-3] in ("train", "test"):
-            found.append((parts[-3], parts[-2], entry))
+        if place := _place(entry):
+            found.append((place[0], place[1], entry))
     if not any(part == "train" for part, _, _ in found):
         shown = ", ".join(archive.names[:3]) or "nothing"
         raise DataError(
@@ -70,6 +82,12 @@ def _decode(archive: Archive, entries: list[str]) -> NDArray[np.uint8]:
     for position, entry in enumerate(entries):
         image = _decode_one(archive, entry)
         if images is None:
+            needed = len(entries) * image.size
+            if needed > MAX_BYTES:
+                raise DataError(
+                    f"{archive.path}: {len(entries):,} images of {image.shape[1]}x{image.shape[0]}"
+                    f" pixels take {needed / 2**30:.1f} GiB; the limit is {MAX_BYTES // 2**30}."
+                )
             images = np.empty((len(entries), *image.shape), dtype=np.uint8)
         if image.shape != images.shape[1:]:
             raise DataError(
@@ -98,6 +116,11 @@ def _decode_one(archive: Archive, entry: str) -> NDArray[Any]:
                         f"{archive.path}: {entry} has {image.width}x{image.height} pixels; the"
                         f" limit is {MAX_PIXELS:,}."
                     )
+                if image.mode == "F" or image.mode.startswith("I"):
+                    raise DataError(
+                        f"{archive.path}: {entry} has more than 8 bits a channel ({image.mode}),"
+                        " which would be cut off. Convert the images to 8 bits."
+                    )
                 return np.asarray(image.convert("RGB"))
     except (
         OSError,
@@ -112,6 +135,7 @@ def _decode_one(archive: Archive, entry: str) -> NDArray[Any]:
 
 
 def _cache_file(fingerprint: str) -> Path:
+    """Return where decoded images are kept: `flbench` in the user's cache folder."""
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(home) / "flbench" / f"images-{FORMAT}-{fingerprint[:32]}.npy"
 

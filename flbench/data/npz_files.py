@@ -5,6 +5,7 @@ and, if there, `val_*` (joined to the train part: every client has a validation 
 Optional: `*_groups [n]` (names or numbers of natural clients), `class_names [C]`.
 """
 
+import lzma
 import zipfile
 import zlib
 from pathlib import Path
@@ -51,6 +52,8 @@ def read(path: Path, name: str) -> Dataset:
     if not len(images[0]):
         raise DataError(f"{path} has no training images.")
     names = arrays.get("class_names")
+    if names is not None and names.ndim != 1:
+        raise DataError(f"{path}: `class_names` must be [C], got {list(names.shape)}.")
     count = int(y.max()) + 1 if names is None else len(names)
     check_labels(y, f"{path}: labels", count)
     return Dataset(
@@ -76,8 +79,15 @@ def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
                 f"{path} would unpack to {size / 2**30:.1f} GiB; the limit is {MAX_BYTES // 2**30}."
             )
         with np.load(path, allow_pickle=False) as arrays:
-            return {key: arrays[key] for key in arrays.files}
-    except (zipfile.BadZipFile, zlib.error, EOFError, OSError, NotImplementedError) as error:
+            found = {key: arrays[key] for key in arrays.files}
+    except (
+        zipfile.BadZipFile,
+        zlib.error,
+        lzma.LZMAError,
+        EOFError,
+        OSError,
+        NotImplementedError,
+    ) as error:
         raise DataError(
             f"{path} is not a whole NPZ file ({error}). Fetch or write it again."
         ) from error
@@ -87,6 +97,10 @@ def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
                 f"{path} holds pickled objects, which could run code; save plain arrays only."
             ) from error
         raise DataError(f"{path} cannot be read: {error}.") from error
+    other = [key for key, value in found.items() if not isinstance(value, np.ndarray)]
+    if other:
+        raise DataError(f"{path}: the entry `{other[0]}` is not an array; take it out.")
+    return found
 
 
 def _as_images(x: NDArray[Any], what: str) -> NDArray[np.uint8]:

@@ -68,7 +68,13 @@ def make(dataset: Dataset, config: PartitionConfig, seed: int) -> Partition:
     if config.scheme == "file":
         from flbench.data.partition_files import load
 
-        return load(Path(str(config.path)), dataset)
+        loaded = load(Path(str(config.path)), dataset)
+        if config.clients not in (None, loaded.clients):
+            raise ConfigError(
+                f"`partition.clients`={config.clients}, but the saved partition {config.path} has"
+                f" {loaded.clients} clients. Leave partition.clients out."
+            )
+        return loaded
     pool = np.arange(len(dataset.y) if config.pool == "merged" else dataset.train)
     dealt, notes = _deal(dataset, pool, config, seed)
     # The clients are split one by one, each from a stream of its own.
@@ -109,29 +115,39 @@ def _deal(
         if min(map(len, best)) >= config.min_samples:
             drawn = f"partition: drawn {attempt + 1} times until all had the minimum."
             return [pool[np.sort(indices)] for indices in best], [drawn] if attempt else []
-    repaired, moved, poor = repair(best, config.min_samples, generator(seed, "partition", TRIES))
+    repaired, moved, poor = repair(
+        best, len(pool), config.min_samples, generator(seed, "partition", TRIES)
+    )
     note = (
         f"partition: after {TRIES} draws {poor} of {clients} clients still had fewer than"
-        f" {config.min_samples} samples; {moved} samples were moved to them from the largest."
+        f" {config.min_samples} samples; {moved} samples were moved to them."
     )
     return [pool[np.sort(indices)] for indices in repaired], [note]
 
 
 def repair(
-    dealt: list[Indices], minimum: int, rng: np.random.Generator
+    dealt: list[Indices], pool: int, minimum: int, rng: np.random.Generator
 ) -> tuple[list[Indices], int, int]:
-    """Move samples, drawn at random, from the largest clients to those below the minimum.
+    """Bring clients below the minimum up to it.
 
+    With samples that nobody was dealt as long as there are any, then with samples of the largest
+    clients, both drawn at random.
+
+    Args:
+        dealt: positions in the pool, for every client.
+        pool: its size, at least `minimum` for each client.
+        minimum: of samples.
+        rng: the stream.
     Returns: the clients' samples, how many were moved, and how many clients were below the minimum.
     """
     held = [list(rng.permutation(indices)) for indices in dealt]
+    spare = rng.permutation(np.setdiff1d(np.arange(pool), np.concatenate(dealt))).tolist()
     poor = [client for client in range(len(held)) if len(held[client]) < minimum]
     moved = 0
     for client in poor:
         while len(held[client]) < minimum:
-            # There is always a richer client: the pool holds at least `minimum` for each.
             largest = max(range(len(held)), key=lambda j: (len(held[j]), -j))
-            held[client].append(held[largest].pop())
+            held[client].append(spare.pop() if spare else held[largest].pop())
             moved += 1
     return [np.array(indices, dtype=np.int64) for indices in held], moved, len(poor)
 

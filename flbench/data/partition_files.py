@@ -1,11 +1,13 @@
 """Partitions on disk: a NPZ that says who holds which sample, and a JSON that describes it."""
 
 import json
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from flbench import files
 from flbench.config import PartitionConfig
 from flbench.data.npz_files import read_arrays
 from flbench.data.partition import PARTS, Partition, label_hash
@@ -13,36 +15,39 @@ from flbench.data.sources import Dataset
 from flbench.errors import DataError
 
 
-def save(partition: Partition, dataset: Dataset, config: PartitionConfig, path: Path) -> None:
-    """Write `path` (NPZ.
+def encode(partition: Partition, dataset: Dataset, config: PartitionConfig) -> tuple[bytes, bytes]:
+    """Return the two files of a partition.
 
-    Index, client and part of every sample) and, beside it, a JSON that describes it.
+    The NPZ holds index, client and part of every sample; the JSON describes it.
     """
     index = np.concatenate([indices for part in PARTS for indices in partition.parts[part]])
-    client = np.concatenate(
-        [
-            np.full(len(indices), i)
-            for part in PARTS
-            for i, indices in enumerate(partition.parts[part])
-        ]
-    )
-    part = np.concatenate(
-        [np.full(sum(map(len, partition.parts[name])), k) for k, name in enumerate(PARTS)]
-    )
-    np.savez_compressed(
-        path, index=index, client=client.astype(np.int32), part=part.astype(np.uint8)
-    )
+    sizes = {name: [len(indices) for indices in partition.parts[name]] for name in PARTS}
+    clients = np.arange(partition.clients, dtype=np.int32)
+    client = np.concatenate([np.repeat(clients, sizes[name]) for name in PARTS])
+    part = np.repeat(np.arange(len(PARTS), dtype=np.uint8), [sum(sizes[name]) for name in PARTS])
+    packed = BytesIO()
+    np.savez_compressed(packed, index=index, client=client, part=part)
     description: dict[str, Any] = {
         "format": 1,
         "hash": partition.hash(),
         "labels": partition.labels,
         "dataset": dataset.name,
         "clients": partition.clients,
-        "samples": {name: [len(indices) for indices in partition.parts[name]] for name in PARTS},
+        "samples": sizes,
         "config": config.model_dump(mode="json"),
         "notes": list(partition.notes),
     }
-    path.with_suffix(".json").write_text(json.dumps(description, indent=1) + "\n", encoding="utf-8")
+    return packed.getvalue(), (json.dumps(description, indent=1) + "\n").encode()
+
+
+def save(partition: Partition, dataset: Dataset, config: PartitionConfig, path: Path) -> None:
+    """Write `path` (NPZ) and, beside it, the JSON that describes it.
+
+    Raises: OSError if they cannot be written; what was there stays.
+    """
+    packed, description = encode(partition, dataset, config)
+    files.write(path, packed)
+    files.write(path.with_suffix(".json"), description)
 
 
 def load(path: Path, dataset: Dataset) -> Partition:

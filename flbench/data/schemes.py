@@ -74,10 +74,8 @@ def dirichlet(alpha: float, n: int, rng: np.random.Generator) -> NDArray[np.floa
     """Return one draw [n] from a symmetric Dirichlet, right for any alpha > 0.
 
     Gamma(alpha) underflows to 0 for small alpha and the usual ratio becomes 0/0. Here its logarithm
-    is
-    drawn: log Gamma(alpha) = log Gamma(alpha + 1) + log(U) / alpha. Shares are rounded to 12 digits
-        so
-    that the last bits of a machine's log and exp do not decide who gets a sample.
+    is drawn: log Gamma(alpha) = log Gamma(alpha + 1) + log(U) / alpha. Shares are rounded to 12
+    digits so that the last bits of a machine's log and exp do not decide who gets a sample.
     """
     logs = np.log(rng.standard_gamma(alpha + 1.0, size=n)) + np.log1p(-rng.random(n)) / alpha
     shares = np.exp(logs - logs.max())
@@ -123,8 +121,8 @@ def grouped(
     the others.
 
     Source: SLAPFL, section 4: 20 clients in groups of 7, 7 and 6 with 2, 3 and 5 main classes.
-        Groups
-    are as equal as possible; samples of a client are spread evenly over the classes of each kind.
+    Groups are as equal as possible; a client's samples are spread evenly over the classes of each
+    kind.
     """
     if min(config.main_classes, default=0) < 1 or sum(config.main_classes) > classes:
         raise ConfigError(
@@ -157,6 +155,11 @@ def grouped(
         raise ConfigError(
             f"`partition.samples_per_client`={size} is more than the {feasible} that the rarest"
             " class allows."
+        )
+    if size < config.min_samples:
+        raise ConfigError(
+            f"`partition.scheme=grouped` gives each client {size} samples here, fewer than"
+            f" `partition.min_samples`={config.min_samples}. Lower it, or have fewer clients."
         )
     queues = {
         label: rng.permutation(np.flatnonzero(y == label)).tolist() for label in range(classes)
@@ -197,14 +200,14 @@ def natural(
 
     With `clients` below their number, a drawn subset.
     """
-    if dataset.groups is None:
+    groups = np.full(len(pool), -1) if dataset.groups is None else dataset.groups[pool]
+    numbers = np.unique(groups[groups >= 0])
+    if not len(numbers):
         raise ConfigError(
             f"`partition.scheme=natural` needs natural clients, which `{dataset.name}` does not"
             " name."
             " A NPZ file names them in `train_groups`, a table by one CSV file per client."
         )
-    groups = dataset.groups[pool]
-    numbers = np.unique(groups[groups >= 0])
     notes = []
     if config.clients is not None and config.clients > len(numbers):
         raise ConfigError(

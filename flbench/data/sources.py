@@ -55,6 +55,7 @@ class Known:
     shape: tuple[int, ...]
     where: str
     load: Callable[[Path], Dataset] | None = None
+    downloaded: str = ""  # what torchvision's download leaves in data.root
 
 
 def known() -> dict[str, Known]:
@@ -130,7 +131,8 @@ def read_file(path: Path, config: DataConfig) -> Dataset:
     if path.suffix == ".npz":
         return npz_files.read(path, name)
     with Archive(path) as archive:
-        if any(entry.lower().endswith(".csv") for entry in archive.names):
+        is_table = any(entry.lower().endswith(".csv") for entry in archive.names)
+        if is_table and not image_files.holds_images(archive):
             return table_files.read(archive, name, config.label)
         return image_files.read(archive, name)
 

@@ -19,6 +19,8 @@ from flbench.data.sources import Dataset
 from flbench.errors import DataError, did_you_mean
 
 MISSING: Final = frozenset({"", "?", "na", "nan", "null", "none"})
+CONTINUOUS: Final = 20  # a label with more values than this must repeat them
+LARGEST: Final = float(np.finfo(np.float32).max)
 RULE: Final = re.compile(
     r"^\s*(?P<column>.+?)\s*(?P<sign>>=|<=|==|>|<)\s*(?P<bound>-?[\d.]+(?:[eE]-?\d+)?)\s*$"
 )
@@ -49,6 +51,15 @@ def read(archive: Archive, name: str, label: str | None) -> Dataset:
     names = sorted(
         set(labels), key=lambda text: (_number(text) is None, _number(text) or 0.0, text)
     )
+    if len(header) < 2:
+        raise DataError(
+            f"{archive.path}: the tables have no column besides the label `{header[0]}`."
+        )
+    if len(names) > CONTINUOUS and 2 * len(names) > len(labels):
+        raise DataError(
+            f"{archive.path}: the label has {len(names)} values in {len(labels)} rows, which are no"
+            " classes. Name another column, or a rule, with data.label (`num > 0`)."
+        )
     if len(names) < 2:
         raise DataError(
             f"{archive.path}: the label has {len(names)} value(s) ({names}); a classifier needs"
@@ -119,11 +130,11 @@ def _client(
         y.append(row[column])
         for k, text in enumerate(row[:column] + row[column + 1 :]):
             value = np.nan if text.lower() in MISSING else _number(text)
-            if value is None or np.isinf(value):
+            if value is None or abs(value) > LARGEST:
                 name = (header[:column] + header[column + 1 :])[k]
                 raise DataError(
                     f"{where}, row {position + 2}, column `{name}`: {text!r} is not a finite"
-                    " number."
+                    " number (of float32)."
                     " Encode categories as numbers or 0/1 columns."
                 )
             x[position, k] = value

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,8 @@ import numpy as np
 from flbench.data.sources import Dataset, Known
 from flbench.errors import DataError
 
+# What torchvision raises while it reads files that were cut short or changed.
+DAMAGED = (OSError, EOFError, ValueError, AssertionError, KeyError, IndexError, UnpicklingError)
 EMNIST_SPLITS = {
     "byclass": 62,
     "bymerge": 47,
@@ -21,41 +24,55 @@ EMNIST_SPLITS = {
 
 def known() -> dict[str, Known]:
     """Return the data sets that torchvision can load, by flbench's names."""
-    where = "a file, or torchvision's download into data.root"
+    parts: dict[str, list[Any]] = {"train": [True, False]}
+    grey, colour = (1, 28, 28), (3, 32, 32)
     sets = {
-        "mnist": Known(
-            "MNIST", 10, (1, 28, 28), where, _loader("mnist", "MNIST", train=[True, False])
+        "mnist": _known("MNIST", "mnist", "MNIST", 10, grey, "MNIST/raw", parts),
+        "fashionmnist": _known(
+            "Fashion-MNIST", "fashionmnist", "FashionMNIST", 10, grey, "FashionMNIST/raw", parts
         ),
-        "fashionmnist": Known(
-            "Fashion-MNIST",
-            10,
-            (1, 28, 28),
-            where,
-            _loader("fashionmnist", "FashionMNIST", train=[True, False]),
+        "cifar10": _known(
+            "CIFAR-10", "cifar10", "CIFAR10", 10, colour, "cifar-10-batches-py", parts
         ),
-        "cifar10": Known(
-            "CIFAR-10", 10, (3, 32, 32), where, _loader("cifar10", "CIFAR10", train=[True, False])
+        "cifar100": _known(
+            "CIFAR-100", "cifar100", "CIFAR100", 100, colour, "cifar-100-python", parts
         ),
-        "cifar100": Known(
-            "CIFAR-100",
-            100,
-            (3, 32, 32),
-            where,
-            _loader("cifar100", "CIFAR100", train=[True, False]),
-        ),
-        "svhn": Known(
+        "svhn": _known(
             "SVHN (train and test)",
+            "svhn",
+            "SVHN",
             10,
-            (3, 32, 32),
-            where,
-            _loader("svhn", "SVHN", split=["train", "test"]),
+            colour,
+            "train_32x32.mat",
+            {"split": ["train", "test"]},
         ),
     }
     for split, classes in EMNIST_SPLITS.items():
-        name = f"emnist_{split}"
-        load = _loader(name, "EMNIST", {"split": split}, train=[True, False])
-        sets[name] = Known(f"EMNIST, split {split}", classes, (1, 28, 28), where, load)
+        name, title = f"emnist_{split}", f"EMNIST, split {split}"
+        options = {"split": split}
+        sets[name] = _known(title, name, "EMNIST", classes, grey, "EMNIST/raw", parts, options)
     return sets
+
+
+def _known(
+    title: str,
+    name: str,
+    kind: str,
+    classes: int,
+    shape: tuple[int, ...],
+    downloaded: str,
+    parts: dict[str, list[Any]],
+    options: dict[str, Any] | None = None,
+) -> Known:
+    """Return the entry of torchvision's class `kind`; `parts` is what tells train from test."""
+    return Known(
+        title=title,
+        classes=classes,
+        shape=shape,
+        where="a file, or torchvision's download into data.root",
+        load=_loader(name, kind, options, **parts),
+        downloaded=downloaded,
+    )
 
 
 def _loader(
@@ -91,11 +108,15 @@ def _fetch(kind: Any, root: Path, name: str, options: dict[str, Any]) -> Any:
     """Load one part, downloading it where it is missing."""
     try:
         return kind(str(root), download=False, **options)
-    except RuntimeError:
-        pass  # torchvision's way to say that the files are not there
+    except (RuntimeError, *DAMAGED) as error:
+        if "download=True" not in str(error):  # torchvision's way to say that files are missing
+            raise DataError(
+                f"torchvision's files of `{name}` in {root} are damaged ({error}). Remove them, and"
+                " torchvision fetches them again."
+            ) from error
     try:
         return kind(str(root), download=True, **options)
-    except (OSError, RuntimeError) as error:
+    except (RuntimeError, *DAMAGED) as error:
         raise DataError(
             f"`{name}` is neither {root / name}.npz, {root / name}.zip nor {root / name}/, and"
             " torchvision could not"

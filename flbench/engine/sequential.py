@@ -1,17 +1,21 @@
 """The reference engine: client after client through one net, driven by Lightning Fabric."""
 
+import os
 from copy import deepcopy
 
 import torch
 from lightning.fabric import Fabric
+from lightning.fabric.plugins import MixedPrecision
 from torch import Tensor, nn
+from torch.amp.grad_scaler import GradScaler
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from flbench.client.program import Collector, LocalProgram, Step
 from flbench.config import EngineConfig
 from flbench.data.federation import Federation
 from flbench.engine.base import Dispatcher, Gathered, KeptRows, RoundSettings, find_device
-from flbench.engine.worker import Workbench, Worker
+from flbench.engine.workbench import Workbench
+from flbench.engine.worker import Worker
 from flbench.errors import ConfigError
 from flbench.models.base import net_leaves
 from flbench.tree import is_finite
@@ -98,15 +102,31 @@ class SequentialEngine:
 
 
 def make_fabric(config: EngineConfig) -> Fabric:
-    """Return Fabric for a device and precision, with deterministic kernels on a GPU.
+    """Return Fabric for a device and precision.
+
+    On a GPU this asks the whole process for deterministic kernels and full float32.
 
     Raises: ConfigError if the device is not there, or cannot compute in that precision.
     """
     device = find_device(config.device)
+    devices: int | list[int] = 1 if device.index is None else [device.index]
     if device.type == "cuda":
-        torch.backends.cudnn.deterministic = True
-        torch.backends.cudnn.benchmark = False
+        _be_deterministic()
     elif config.precision == "16-mixed":
         raise ConfigError("`engine.precision=16-mixed` needs a GPU. Use bf16-mixed or 32-true.")
-    devices = 1 if device.index is None else [device.index]
+    if config.precision == "16-mixed":
+        # Every client starts with a fresh scaler: PyTorch's first scale of 2**16 often overflows,
+        # and each client would lose its first steps to finding a smaller one.
+        scaler = GradScaler("cuda", init_scale=2.0**10)
+        plugin = MixedPrecision("16-mixed", "cuda", scaler)
+        return Fabric(accelerator="cuda", devices=devices, plugins=[plugin])
     return Fabric(accelerator=device.type, devices=devices, precision=config.precision)
+
+
+def _be_deterministic() -> None:
+    """Ask CUDA for kernels that give the same bits every time, without TF32's short mantissa."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when CUDA starts
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.backends.cudnn.benchmark = False
+    torch.backends.cudnn.allow_tf32 = False
+    torch.backends.cuda.matmul.allow_tf32 = False

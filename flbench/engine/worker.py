@@ -1,66 +1,21 @@
 """One client's program, step by step, on one device."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
-from lightning.fabric import Fabric
 from torch import Tensor, nn
 
-from flbench.client.module import ClientModule, apply, call, mode
-from flbench.client.program import (
-    Collector,
-    GradientHook,
-    Map,
-    Phase,
-    Step,
-    merge_context,
-)
-from flbench.client.step import local_loss
+from flbench.client.module import ClientModule, apply, mode
+from flbench.client.program import Collector, Map, Phase, Step
 from flbench.data import batches
-from flbench.data.federation import Federation
 from flbench.engine.base import RoundSettings
+from flbench.engine.recording import Recording
+from flbench.engine.training import Training
+from flbench.engine.workbench import Workbench
 from flbench.tree import is_finite
-from flbench.types import Batch, Dispatch, Info, Outputs, Tree, View
+from flbench.types import Dispatch, Info, Outputs, Tree, View
 
 COLLECT = 512  # samples of one step of a Collector
-
-
-@dataclass(frozen=True)
-class Workbench:
-    """What clients work with, one after the other.
-
-    Attributes:
-        fabric: device and precision.
-        net: the net that each client fills with its own values.
-        own: the net's own tensors by name.
-        start: their seeded values.
-        federation: the samples, on the device.
-        dtype: of weights and inputs.
-        has_batchnorm: whether a batch of one sample must be skipped.
-        scaler: the fresh state of 16-mixed's loss scaler; empty for other precisions.
-    """
-
-    fabric: Fabric
-    net: nn.Module
-    own: Tree
-    start: Tree
-    federation: Federation
-    dtype: torch.dtype
-    has_batchnorm: bool
-    scaler: dict[str, Any]
-
-    @property
-    def device(self) -> torch.device:
-        """Where the net is."""
-        return self.fabric.device
-
-    def reset_scaler(self) -> None:
-        """Give the next client a fresh loss scaler: it remembers, and clients must not."""
-        if self.scaler:
-            self.fabric.strategy.precision.load_state_dict(self.scaler)
 
 
 class Worker:
@@ -129,129 +84,19 @@ class Worker:
         return f"its leaf `{bad}` is not finite"
 
     def _train(self, phase: Phase) -> None:
-        bench = self._bench
-        fabric, train = bench.fabric, self._settings.train
+        """Train as a phase says."""
         self._lr = phase.optimizer.lr * self._settings.lr_factor
         module = ClientModule(
             self._bench.net, phase, self.leaves, self.start, self.ctx, lr=self._lr
         )
-        module.train()
-        trained = module.trained()
-        parameters = list(trained.values())
-        if not parameters:
-            raise ValueError(
-                f"the phase trains {phase.train!r}, which names no parameter of the client"
-            )
-        optimizer = module.configure_optimizers()
-        rows = self._bench.federation.rows(phase.rows, self._client, self._settings.draw)
-        skip_single = bench.has_batchnorm and phase.batchnorm == "train"
-        records = [_Recording(collector) for collector in phase.record]
-        cap = phase.epochs if phase.epochs is not None else phase.steps or 0
-        epoch_losses = torch.full((cap,), torch.nan, dtype=torch.float64, device=self._bench.device)
-        taken = 0
-        for number in range(cap):
-            if phase.until is not None and bool(
-                phase.until(epoch_losses, torch.tensor(number), self.ctx)
-            ):
-                break
-            total: Tensor | None = None
-            count = 0
-            for batch in batches.epoch(
-                self._bench.federation,
-                rows,
-                self._client,
-                number,
-                self._settings.draw,
-                train,
-                dtype=bench.dtype,
-                skip_single=skip_single,
-                first_step=taken,
-            ):
-                optimizer.zero_grad()
-                view = module.view(batch)
-                if phase.gradient is None:
-                    with fabric.autocast():
-                        loss = local_loss(phase.terms, view)
-                    fabric.backward(loss)
-                else:
-                    loss = self._hooked_gradient(phase, phase.gradient, trained, batch)
-                self._record(records, view)
-                if phase.clip is not None:
-                    fabric.strategy.precision.unscale_gradients(optimizer)
-                    nn.utils.clip_grad_norm_(parameters, phase.clip)
-                fabric.strategy.optimizer_step(optimizer)
-                if phase.project is not None:
-                    with torch.no_grad():
-                        for name, value in phase.project(trained, self.ctx).items():
-                            trained[name].copy_(value)
-                loss = loss.detach()
-                total = loss if total is None else total + loss
-                count += 1
-                taken += 1
-                if phase.steps is not None and taken >= phase.steps:
-                    break
-            if total is not None:
-                self._losses.append(total)
-                epoch_losses[number] = total / count
-            if count == 0 or (phase.steps is not None and taken >= phase.steps):
-                break
-        self.steps += taken
-        for record in records:
-            record.finish(self)
-        for leaf in parameters:
-            leaf.requires_grad_(False)
-            leaf.grad = None
-
-    def _hooked_gradient(
-        self, phase: Phase, hook: GradientHook, trained: Tree, batch: Batch
-    ) -> Tensor:
-        """Let a hook say what the optimiser sees.
-
-        Return the loss of its first look, 0 if it took none.
-        """
-        losses: list[Tensor] = []
-
-        def grad(parameters: Tree, batch: Batch) -> Tree:
-            here = {name: value.detach().requires_grad_() for name, value in parameters.items()}
-            leaves = {**self.leaves, **here}
-            view = View(
-                partial(self._forward, phase, leaves, batch.x),
-                batch=batch,
-                ctx=self.ctx,
-                leaves=leaves,
-                start=self.start,
-                apply=partial(apply, self._bench.net),
-            )
-            with torch.enable_grad(), self._bench.fabric.autocast():
-                loss = local_loss(phase.terms, view)
-            losses.append(loss.detach())
-            found = torch.autograd.grad(loss, list(here.values()), allow_unused=True)
-            return {
-                name: torch.zeros_like(value) if gradient is None else gradient
-                for (name, value), gradient in zip(here.items(), found, strict=True)
-            }
-
-        gradient = hook(
-            grad, {name: leaf.detach() for name, leaf in trained.items()}, batch, self.ctx
-        )
-        for name, leaf in trained.items():
-            leaf.grad = gradient[name].detach()
-        return losses[0] if losses else torch.zeros((), device=self._bench.device)
-
-    def _forward(self, phase: Phase, leaves: Tree, x: Tensor) -> Outputs:
-        if phase.weights is not None:
-            return call(self._bench.net, phase.weights(leaves, self.ctx), x)
-        return call(self._bench.net, {name: leaves[name] for name in self._bench.own}, x)
-
-    def _record(self, records: "list[_Recording]", view: View) -> None:
-        with torch.no_grad():
-            for record in records:
-                record.add(view)
+        training = Training(self._bench, module, self._client, self._settings)
+        self._losses += training.run()
+        self.steps += training.steps
 
     def _collect(self, collector: Collector) -> None:
         """Run a Collector over the client's rows and write what it finds into ctx."""
         rows = self._bench.federation.rows(collector.rows, self._client, self._settings.draw)
-        recording = _Recording(collector)
+        recording = Recording(collector)
         with torch.no_grad(), mode(self._bench.net, train=False):
             for batch in batches.passes(self._bench.federation, rows, self._bench.dtype, COLLECT):
                 view = View(
@@ -264,7 +109,7 @@ class Worker:
                 )
                 with self._bench.fabric.autocast():
                     recording.add(view)
-            recording.finish(self)
+            recording.finish(self.leaves, self.ctx)
 
     def _map(self, step: Map) -> None:
         """Let a Map change leaves."""
@@ -284,35 +129,6 @@ class Worker:
                     self.leaves[name].copy_(value)
                 else:
                     self.leaves[name] = value
-
-
-class _Recording:
-    """What a Collector has found so far."""
-
-    def __init__(self, collector: Collector) -> None:
-        self._collector = collector
-        self._found: dict[str, Any] = {}
-
-    def add(self, view: View) -> None:
-        """Put one batch's tensors together with those before it."""
-        together: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-            "sum": torch.add,
-            "min": torch.minimum,
-            "max": torch.maximum,
-            "rows": lambda a, b: torch.cat([a, b]),
-        }
-        for key, value in self._collector.fn(view).items():
-            reduce = together[self._collector.reduction(key)]
-            self._found[key] = reduce(self._found[key], value) if key in self._found else value
-
-    def finish(self, client: Worker) -> None:
-        """Write the result into the client's ctx."""
-        found: Tree = self._found
-        if self._collector.finish is not None:
-            found = self._collector.finish(found, client.leaves, client.ctx)
-        merge_context(
-            client.ctx, self._collector.name, {key: value.clone() for key, value in found.items()}
-        )
 
 
 def _outputs(net: nn.Module, x: Tensor) -> Outputs:

@@ -55,7 +55,7 @@ class PrototypeContrast:
             cosines(view.out.features, prototypes).to(prototypes.dtype) / self.temperature
         )  # [B, C]
         own = y[:, None] == torch.arange(scores.shape[1], device=y.device)
-        hard = hard_negatives(ctx[self.similarity], present, self.threshold, self.top)[y]
+        hard = self.hard(ctx[self.similarity], present)[y]
         denominator = torch.where(hard, scores + log(self.gamma), scores)
         allowed = present[None, :] if self.positive else present[None, :] & ~own
         denominator = torch.where(allowed, denominator, NEVER).logsumexp(dim=1)
@@ -64,25 +64,17 @@ class PrototypeContrast:
         loss = torch.where(counts, denominator - positive, 0.0)
         return loss.sum() / counts.sum().clamp_min(1).to(loss.dtype)
 
+    def hard(self, similarity: Tensor, present: Tensor) -> Tensor:
+        """Return [C, C] bool: whether class q is a hard negative of class p.
 
-def hard_negatives(
-    similarity: Tensor, present: Tensor, threshold: float, top: int | None
-) -> Tensor:
-    """Return [C, C] bool: whether class q is a hard negative of class p.
-
-    Args:
-        similarity: [C, C].
-        present: [C] bool; absent classes are nobody's negatives.
-        threshold: the least similarity of a hard negative, exclusive.
-        top: take this many most similar classes instead.
-    """
-    eye = torch.eye(similarity.shape[0], dtype=torch.bool, device=similarity.device)
-    others = present[None, :] & ~eye
-    if top is None:
-        return others & (similarity > threshold)
-    masked = torch.where(others, similarity, NEVER)
-    chosen = masked.topk(min(top, similarity.shape[0] - 1), dim=1).indices  # [C, top]
-    among = (chosen[:, :, None] == torch.arange(similarity.shape[0], device=similarity.device)).any(
-        dim=1
-    )
-    return others & among
+        Args:
+            similarity: [C, C].
+            present: [C] bool; absent classes are nobody's negatives.
+        """
+        classes = torch.arange(len(present), device=present.device)
+        others = present[None, :] & (classes[:, None] != classes[None, :])
+        if self.top is None:
+            return others & (similarity > self.threshold)
+        masked = torch.where(others, similarity, NEVER)
+        chosen = masked.topk(min(self.top, len(present) - 1), dim=1).indices  # [C, top]
+        return others & (chosen[:, :, None] == classes).any(dim=1)

@@ -48,11 +48,11 @@ class SemanticKL:
 
     def __call__(self, view: View) -> Tensor:
         """Return the term, 0-dim, in nats."""
-        bank, held = view.leaves[self.bank], view.leaves[self.held] > 0
+        bank, held = view.leaves[self.bank].detach(), view.leaves[self.held] > 0
         features = view.out.features
         sums, counts = class_sums(features, view.batch.y, bank.shape[0], view.batch.mask)
         means = torch.where(
-            (counts > 0)[:, None], sums / counts.clamp_min(1.0)[:, None], bank.to(features.dtype)
+            (counts > 0)[:, None], sums / counts.clamp_min(1.0)[:, None], bank.to(sums.dtype)
         )
         local = cosines(means, means).to(bank.dtype)
         inside = held & view.ctx[self.present]  # A

@@ -19,30 +19,30 @@ def rare_classes(counts: Tensor, rule: Literal["lowest", "share"]) -> tuple[list
     Args:
         counts: [C] training samples over all clients.
         rule: `lowest`: the ceil(0.2 C) classes with fewest samples, ties by class id (HFCD's
-            formula);
-            `share`: the classes with less than 5 % of all samples (HFCD's text).
+            formula); `share`: the classes with less than 5 % of all samples (HFCD's text).
     """
     classes = len(counts)
     if rule == "share":
         found = torch.nonzero(counts < UNDER * counts.sum()).flatten().tolist()
-        note = {
-            0: "no class has under 5 % of all samples",
-            classes: "all classes have under 5 % of all samples",
-        }
-        return found, [f"rare classes: {note[len(found)]}."] if len(found) in note else []
+        note = {0: "no class has", classes: "all classes have"}
+        notes = [f"{note[len(found)]} under 5 % of all samples"] if len(found) in note else []
+        return found, [f"rare classes: {text}." for text in notes + _without_samples(found, counts)]
     number = -(-classes // 5)
     order = torch.argsort(counts, stable=True)
     found = sorted(order[:number].tolist())
     notes = []
     if number < classes and counts[order[number - 1]] == counts[order[number]]:
-        equal = (
-            "all classes are equally frequent" if counts.min() == counts.max() else "there are ties"
-        )
-        notes.append(
-            f"rare classes: {equal}, so class ids decided which {number} of {classes} count as"
-            " rare."
-        )
-    return found, notes
+        same = counts.min() == counts.max()
+        equal = "all classes are equally frequent" if same else "there are ties"
+        notes.append(f"{equal}, so class ids decided which {number} of {classes} count as rare")
+    return found, [f"rare classes: {text}." for text in notes + _without_samples(found, counts)]
+
+
+def _without_samples(rare: list[int], counts: Tensor) -> list[str]:
+    """Return the note that rare classes without a training sample deserve."""
+    empty = [k for k in rare if counts[k] == 0]
+    shown = ", ".join(map(str, empty[:10])) + (", ..." if len(empty) > 10 else "")
+    return [f"nobody has training samples of the classes {shown}"] if empty else []
 
 
 def confusable_classes(confusion: Tensor) -> list[int]:

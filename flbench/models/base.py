@@ -1,7 +1,4 @@
-"""What every net is.
-
-A backbone, a linear head, and a description of its leaves by role and layer.
-"""
+"""What every net is: a backbone, a linear head, and a description of its leaves."""
 
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -58,8 +55,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class NetSpec:
-    """A net's leaves by role, and its layers in the order in which the net declares them (its
-    forward order).
+    """A net's leaves by role, and its layers in the order of the forward pass.
 
     Attributes:
         layers: all layers that have leaves.
@@ -80,8 +76,8 @@ class NetSpec:
         """
         layers = {
             "all": self.layers,
-            "backbone": [layer for layer in self.layers if not layer.name.startswith("head")],
-            "head": [layer for layer in self.layers if layer.name.startswith("head")],
+            "backbone": [layer for layer in self.layers if layer.name.split(".")[0] != "head"],
+            "head": [layer for layer in self.layers if layer.name.split(".")[0] == "head"],
             "batchnorm": [layer for layer in self.layers if layer.kind == "batchnorm"],
             "linear": [layer for layer in self.layers if layer.kind == "linear"],
         }[role]
@@ -116,7 +112,8 @@ def build(config: ModelConfig, shape: tuple[int, ...], classes: int, seed: int) 
     from flbench.models.registry import MODELS
 
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(torch_seed(seed, "model"))
+        # The CPU's generator alone: `torch.manual_seed` would reseed every GPU as well.
+        torch.default_generator.manual_seed(torch_seed(seed, "model"))
         return MODELS.find(config.name)(config, shape, classes)
 
 
@@ -131,8 +128,9 @@ def describe(net: nn.Module, shape: tuple[int, ...]) -> NetSpec:
     net.train(was_training)
     layers = []
     for name, module in net.named_modules():
-        parameters = tuple(f"{name}.{leaf}" for leaf, _ in module.named_parameters(recurse=False))
-        buffers = tuple(f"{name}.{leaf}" for leaf, _ in module.named_buffers(recurse=False))
+        prefix = f"{name}." if name else ""
+        parameters = tuple(prefix + leaf for leaf, _ in module.named_parameters(recurse=False))
+        buffers = tuple(prefix + leaf for leaf, _ in module.named_buffers(recurse=False))
         if parameters or buffers:
             layers.append(Layer(name, _kind(module), parameters, buffers))
     return NetSpec(

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from importlib.resources import files
 from typing import Any
 
+from flbench.layers import leaves
 from flbench.reports import pictures
-from flbench.resolve import leaves
 from flbench.results import Run
 
 

@@ -1,19 +1,17 @@
 """Pictures: who holds what, and curves over rounds."""
 
 from collections.abc import Sequence
-from io import StringIO
+from io import BytesIO
 from pathlib import Path
 
 import matplotlib as mpl
 import numpy as np
 from matplotlib.figure import Figure
 
+from flbench import files
 from flbench.data.federation import Federation
 from flbench.errors import UserError
 from flbench.tracking.metrics_file import Row
-
-# The same picture has the same bytes: no date, and ids that do not change.
-mpl.rcParams["svg.hashsalt"] = "flbench"
 
 
 def partition(federation: Federation) -> Figure:
@@ -62,20 +60,31 @@ def curves(runs: Sequence[tuple[str, Sequence[Row]]]) -> Figure:
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write a picture; the file's ending says how. Raises: UserError if that is not possible."""
-    dated = path.suffix in (".svg", ".pdf")
-    key = "Date" if path.suffix == ".svg" else "CreationDate"
-    try:
-        figure.savefig(path, dpi=120, metadata={key: None} if dated else None)
-    except (OSError, ValueError) as error:
-        raise UserError(f"--picture: {path} cannot be written ({error}).") from error
+    """Write a picture; the file's ending says how.
+
+    Raises: UserError for an ending that matplotlib does not know, OSError if the file cannot be
+        written; what was there stays.
+    """
+    form = path.suffix.removeprefix(".")
+    known = figure.canvas.get_supported_filetypes()
+    if form not in known:
+        raise UserError(f"--picture: {path} must end with .png, .svg or .pdf, not {path.suffix!r}.")
+    files.write(path, _encode(figure, form))
 
 
 def svg(figure: Figure) -> str:
     """Return a picture as an SVG element, to stand inside a page."""
-    text = StringIO()
-    figure.savefig(text, format="svg", metadata={"Date": None})
-    return text.getvalue()[text.getvalue().index("<svg") :]
+    text = _encode(figure, "svg").decode()
+    return text[text.index("<svg") :]
+
+
+def _encode(figure: Figure, form: str) -> bytes:
+    """Return the picture's bytes; the same picture has the same ones: no date, fixed ids."""
+    dated = {"svg": "Date", "pdf": "CreationDate"}.get(form)
+    content = BytesIO()
+    with mpl.rc_context({"svg.hashsalt": "flbench"}):
+        figure.savefig(content, format=form, dpi=120, metadata={dated: None} if dated else None)
+    return content.getvalue()
 
 
 def _line(

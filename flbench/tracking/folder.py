@@ -5,7 +5,6 @@ Written as the run goes, every file beside and renamed, so that a crash harms no
 
 import contextlib
 import csv
-import errno
 import fcntl
 import json
 import secrets
@@ -15,7 +14,7 @@ from io import StringIO
 from pathlib import Path
 from typing import Any, Self
 
-from flbench import checkpoint
+from flbench import checkpoint, files
 from flbench.errors import RunError, UserError
 from flbench.tracking import metrics_file
 from flbench.tracking.metrics_file import Row
@@ -49,15 +48,19 @@ class RunFolder:
             probe.touch()
             probe.unlink()
         except OSError as error:
-            if error.errno == errno.ENOSPC:
-                raise RunError(f"the disk of {root} is full. Free some space.") from error
+            if error.errno in files.DISK:
+                raise RunError(f"{path} cannot be written ({error.strerror}).") from error
             raise UserError(
                 f"`output.dir`: {path} cannot be written ({error.strerror}). Choose another with"
                 " --out DIR."
             ) from error
         folder = cls(path)
         folder._hold()
-        folder._write("metrics.csv", ",".join(metrics_file.HEADER) + "\n")
+        try:
+            folder.write("metrics.csv", metrics_file.head())
+        except RunError:
+            folder.close()
+            raise
         return folder
 
     @classmethod
@@ -78,9 +81,13 @@ class RunFolder:
             self._lock.close()
             self._lock = None
 
-    def write_text(self, name: str, text: str) -> None:
-        """Write a file of the folder, whole or not at all."""
-        self._write(name, text)
+    def write(self, name: str, content: str | bytes) -> None:
+        """Write a file of the folder, whole or not at all.
+
+        Raises: RunError if that is not possible.
+        """
+        with self._guard(name):
+            files.write(self.path / name, content.encode() if isinstance(content, str) else content)
 
     def write_table(
         self, name: str, header: Sequence[str], rows: Iterable[Sequence[object]]
@@ -92,11 +99,11 @@ class RunFolder:
         writer.writerows(
             ["" if cell is None or cell != cell else cell for cell in row] for row in rows
         )
-        self._write(name, text.getvalue())
+        self.write(name, text.getvalue())
 
     def write_json(self, name: str, value: Mapping[str, Any]) -> None:
         """Write a JSON file."""
-        self._write(name, json.dumps(value, indent=1) + "\n")
+        self.write(name, json.dumps(value, indent=1) + "\n")
 
     def add_metrics(self, rows: Sequence[Row]) -> None:
         """Append figures to metrics.csv; one flush."""
@@ -110,7 +117,7 @@ class RunFolder:
     def save_state(self, name: str, state: State, config_hash: str, extra: dict[str, Any]) -> None:
         """Write a checkpoint, and only after metrics.csv is safe up to it."""
         with self._guard(f"checkpoints/{name}"):
-            checkpoint.sync(self.path / "metrics.csv")
+            files.sync(self.path / "metrics.csv")
             checkpoint.save(self.checkpoint(name), state, config_hash, extra)
 
     def checkpoint(self, name: str) -> Path:
@@ -123,23 +130,8 @@ class RunFolder:
         They were written, but their state was not saved.
         """
         rows = metrics_file.read(self.path / "metrics.csv")[:lines]
-        self._write(
-            "metrics.csv", ",".join(metrics_file.HEADER) + "\n" + metrics_file.to_text(rows)
-        )
+        self.write("metrics.csv", metrics_file.head() + metrics_file.to_text(rows))
         self.rows = rows
-
-    def _write(self, name: str, text: str) -> None:
-        path = self.path / name
-        beside = path.with_name(path.name + ".part")
-        with self._guard(name):
-            try:
-                beside.write_text(text, encoding="utf-8")
-                checkpoint.sync(beside)
-                beside.replace(path)
-            except OSError:
-                with contextlib.suppress(OSError):
-                    beside.unlink(missing_ok=True)
-                raise
 
     @contextlib.contextmanager
     def _guard(self, name: str) -> Iterator[None]:

@@ -26,6 +26,11 @@ class Row(NamedTuple):
     value: float
 
 
+def head() -> str:
+    """Return the first line of the file."""
+    return ",".join(HEADER) + "\n"
+
+
 def to_text(rows: Iterable[Row]) -> str:
     """Return lines of the file; whole numbers without a point, others with all their digits."""
     return "".join(
@@ -43,6 +48,8 @@ def read(path: Path) -> list[Row]:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}.") from error
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is damaged: it is not a text in UTF-8.") from error
     whole = text[: text.rfind("\n") + 1]
     lines = list(csv.reader(whole.splitlines()))
     if not lines or tuple(lines[0]) != HEADER:

@@ -4,18 +4,17 @@ A new file enters without a new line here.
 """
 
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 import pytest
 import torch
 
-from flbench import checkpoint, experiment, loop
+from flbench import checkpoint, experiment, rounds
 from flbench.algorithms import ALGORITHMS
 from flbench.layers import Layer, from_overrides
-from flbench.loop import advance, settings_of, visible
 from flbench.resolve import resolve
-from flbench.tree import digest, put_, take
+from flbench.rounds import visible
+from flbench.tree import digest, is_finite
 from flbench.types import Dispatch, Message, State
 from flbench.wire import seal, seal_dispatch
 from tests.support import SMALL, Silent, build, run, summary_of, write_npz
@@ -32,26 +31,11 @@ def with_method(name: str, *overrides: str) -> tuple[str, ...]:
 
 
 def played(built: experiment.Experiment, state: State, ids=None) -> tuple[State, object]:
-    """One round as the loop does it, without files."""
-    algorithm, stage = built.algorithm, built.algorithm.stages()[state.stage]
-    settings = settings_of(built.config, algorithm, state, stage)
-    if ids is None:
-        ids = torch.arange(5) if stage.setup else algorithm.cohort(state, settings.draw)
-    program = algorithm.program(state)
-    results = built.engine.run(
-        program,
-        ids,
-        rows=partial(take, state.clients),
-        dispatch=lambda i: seal_dispatch(algorithm.dispatch(visible(state, program), i)),
-        settings=settings,
-    )
-    sent = seal(results.sent)
-    kept = {**results.kept, **{n: v for n, v in sent.values.items() if n in program.keeps}}
-    put_(state.clients, results.ids, kept)
-    update = algorithm.aggregate(visible(state, program), replace(results, sent=sent))
-    if update.reply is not None:
-        put_(state.clients, results.ids, update.reply.values, update.reply.mask)
-    return advance(state, stage, update), results
+    """One round, without files."""
+    stage = built.algorithm.stages()[state.stage]
+    settings = rounds.settings_of(built.config, built.algorithm, state, stage)
+    trained = rounds.train(built.algorithm, built.engine, state, settings, ids=ids)
+    return rounds.exchange(built.algorithm, state, trained).state, trained.results
 
 
 def after(built: experiment.Experiment, rounds: int = 2) -> State:
@@ -186,10 +170,10 @@ def test_unpaid_leaves_filled_with_nan_change_nothing(straight, tmp_path, monkey
             values[key] = torch.where(inside, value, torch.full_like(value, wrong))
         return Message(values, message.mask)
 
-    monkeypatch.setattr(loop, "visible", poisoned_rows)
-    monkeypatch.setattr(loop, "seal", lambda message: seal(poisoned(message)))
+    monkeypatch.setattr(rounds, "visible", poisoned_rows)
+    monkeypatch.setattr(rounds, "seal", lambda message: seal(poisoned(message)))
     monkeypatch.setattr(
-        loop,
+        rounds,
         "seal_dispatch",
         lambda d: seal_dispatch(Dispatch(poisoned(d.shared), poisoned(d.rows), d.numbers)),
     )
@@ -325,6 +309,49 @@ def test_poor_clients_run_without_nan(name, tmp_path):
 
     assert summary["diverged"] == 0
     assert "nan" not in (path / "metrics.csv").read_text()
+    last, _ = checkpoint.load(path / "checkpoints" / "last.safetensors", summary["config_hash"])
+    assert is_finite(last.server)
+    assert is_finite(last.clients)
+    if "global.prototypes" in last.server:  # T20
+        table, present = last.server["global.prototypes"], last.server["global.present"]
+        assert torch.equal(present, (table != 0).any(dim=1))
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_round_whose_clients_all_diverge_changes_nothing(name, tmp_path):
+    path, summary = run(tmp_path, *with_method(name, "train.optimizer.lr=1e36"))
+
+    start = build(*with_method(name)).start()
+    last, _ = checkpoint.load(path / "checkpoints" / "last.safetensors", summary["config_hash"])
+    assert summary["diverged"] == summary["client_trainings"] > 0
+    assert fingerprint(last) == fingerprint(start)
+    assert int(last.visits.sum()) == 0
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_stages_add_up_to_the_rounds(name):
+    stages = build(*with_method(name)).algorithm.stages()
+
+    assert sum(stage.rounds for stage in stages if not stage.setup) == 3
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_free_numbers_of_a_dispatch_follow_from_the_round_alone(name):
+    """Both sides must be able to compute them: nothing that the server learnt goes in."""
+    built = build(*with_method(name))
+    state = after(built)
+    seen = visible(state, built.algorithm.program(state))
+    fresh = built.start()
+    blank = replace(
+        seen,
+        server={key: torch.zeros_like(value) for key, value in seen.server.items()},
+        clients={key: value for key, value in fresh.clients.items() if key in seen.clients},
+    )
+
+    numbers = built.algorithm.dispatch(seen, torch.arange(5)).numbers
+
+    assert numbers == built.algorithm.dispatch(blank, torch.arange(5)).numbers
+    assert all(isinstance(number, float) for number in numbers.values())
 
 
 @pytest.mark.parametrize("name", [name for name in METHODS if name != "fedavg"])

@@ -11,14 +11,14 @@ def method(*overrides: str):
     return build("algorithm=fedproto", *overrides).algorithm
 
 
-def aggregated(algorithm, counts, rows, clients=None):
+def aggregated(algorithm, counts, rows, clients=None, steps=(1, 1)):
     server = {
         "global.prototypes": torch.full((3, 2), 9.0),
         "global.present": torch.tensor([False, False, True]),
     }
     state = State(0, 1, 1, server, clients or {}, torch.zeros(5))
     sent = Message({"prototypes": rows, "counts": counts})
-    results = Results(torch.arange(2), torch.ones(2), torch.zeros(2), {}, sent, {})
+    results = Results(torch.arange(2), torch.tensor(steps), torch.zeros(2), {}, sent, {})
     return algorithm.aggregate(state, results).server
 
 
@@ -101,3 +101,11 @@ def test_every_option_changes_the_models(tmp_path, option):
         run(tmp_path, *keys)[1]["weights_digest"]
         != run(tmp_path, *keys, f"algorithm.{option}")[1]["weights_digest"]
     )
+
+
+def test_client_without_a_step_has_no_weight():
+    """C5."""
+    server = aggregated(method(), COUNTS, ROWS, steps=(1, 0))
+
+    assert server["global.prototypes"][0].tolist() == [4.0, 0.0]  # client 1's (0, 8) is left out
+    assert server["global.present"].tolist() == [True, False, True]

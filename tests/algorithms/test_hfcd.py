@@ -1,13 +1,19 @@
 """HFCD's server against loops over its formulas, its schedules, and its options."""
 
+from functools import partial
 from math import exp
 
 import pytest
 import torch
 
+from flbench.algorithms.parts import prototypes
 from flbench.algorithms.parts.similarities import mean_similarity
+from flbench.client.batchnorm import recalibrate
+from flbench.client.program import Collector, LocalProgram, Phase
 from flbench.losses.similarity import cosines
-from flbench.types import Message, Results, State
+from flbench.rounds import settings_of
+from flbench.tree import take
+from flbench.types import Dispatch, Message, Results, Stage, State
 from tests.algorithms.test_contract import after
 from tests.support import build, run
 
@@ -249,3 +255,38 @@ def test_clients_bank_is_the_mean_feature_of_each_class_after_training():
             assert torch.allclose(
                 state.clients["prototypes"][client, k], expected, rtol=0, atol=1e-10
             )
+
+
+def test_training_never_moves_prototypes_or_similarities():
+    """They are written after training; the optimiser gets the net's parameters and nothing else."""
+    algorithm = method()
+
+    [train] = [s for s in algorithm.program(None).steps if isinstance(s, Phase)]
+
+    assert train.train == frozenset(algorithm.setting.net.parameters)
+
+
+def test_prototypes_under_dropped_statistics_are_those_of_the_recalibrated_net():
+    keys = ("algorithm=hfcd", "model.name=lenet5", "train.batchnorm=drop")
+    built = build(*keys, "engine.precision=64-true")
+    state = after(built, 1)
+    net = built.algorithm.setting.net
+
+    found = {}
+    for name, steps in (("anew", recalibrate(net)), ("left behind", ())):
+        collect = Collector("classes", prototypes.ClassSums(10))
+        found[name] = built.engine.run(
+            LocalProgram(steps),
+            torch.arange(5),
+            rows=partial(take, state.clients),
+            dispatch=lambda ids: Dispatch(),
+            settings=settings_of(built.config, built.algorithm, state, Stage("x", 1)),
+            observe=(collect,),
+        ).observed
+
+    held = state.clients["counts"] > 0
+    for name, right in (("anew", True), ("left behind", False)):
+        counts = found[name]["classes.counts"].clamp_min(1)[:, :, None]
+        means = (found[name]["classes.sums"] / counts)[held]
+        close = torch.allclose(means, state.clients["prototypes"][held], rtol=0, atol=1e-12)
+        assert close == right, name

@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -124,12 +125,33 @@ def test_repair_moves_no_more_than_needed(sizes, seed):
     bounds = np.cumsum([0, *sizes])
     dealt = [np.arange(a, b) for a, b in pairwise(bounds)]
 
-    repaired, moved, poor = repair(dealt, minimum, np.random.default_rng(seed))
+    repaired, moved, poor = repair(dealt, sum(sizes), minimum, np.random.default_rng(seed))
 
     assert sorted(np.concatenate(repaired).tolist()) == list(range(sum(sizes)))
     assert min(map(len, repaired)) >= minimum
     assert moved == sum(max(0, minimum - size) for size in sizes)
     assert poor == sum(size < minimum for size in sizes)
+
+
+def test_repair_takes_what_nobody_was_dealt_first():
+    dealt = [np.arange(8), np.arange(10, 12)]
+
+    repaired, moved, _ = repair(dealt, 20, 5, np.random.default_rng(0))
+
+    assert sorted(repaired[0].tolist()) == list(range(8))
+    assert len(set(repaired[1].tolist()) - set(range(8))) == 5
+    assert moved == 3
+
+
+def test_scheme_that_leaves_classes_undealt_still_ends():
+    """Two clients of one class each cannot hold 30 samples; the other classes have them."""
+    data = dataset()
+    few = len(data.y) // 3
+
+    made = deal(data, scheme="pathological", classes_per_client=1, clients=2, min_samples=few)
+
+    assert min(len(held(made, i)) for i in range(2)) == few
+    assert "were moved" in made.notes[0]
 
 
 @given(
@@ -250,6 +272,10 @@ def test_natural_keeps_groups_and_draws_a_subset():
             },
             "rarest class",
         ),
+        (
+            {"scheme": "grouped", "main_classes": (1, 2, 3), "clients": 5, "samples_per_client": 3},
+            "fewer than `partition.min_samples`",
+        ),
     ],
 )
 def test_what_cannot_be_dealt_is_refused(keys, said):
@@ -313,3 +339,20 @@ def test_damaged_partition_is_refused(tmp_path, damage):
 
     with pytest.raises(DataError):
         deal(data, scheme="file", path=file)
+
+
+def test_groups_that_name_nobody_are_no_natural_clients():
+    data = replace(dataset(), groups=np.full(len(dataset().y), -1))
+
+    with pytest.raises(ConfigError, match="needs natural clients"):
+        deal(data, scheme="natural")
+
+
+def test_saved_partition_has_its_own_number_of_clients(tmp_path):
+    data = dataset()
+    config = PartitionConfig(scheme="iid", clients=4)
+    partition_files.save(partition.make(data, config, 0), data, config, tmp_path / "p.npz")
+
+    with pytest.raises(ConfigError, match="has 4 clients"):
+        deal(data, scheme="file", path=tmp_path / "p.npz", clients=7)
+    assert deal(data, scheme="file", path=tmp_path / "p.npz").clients == 4

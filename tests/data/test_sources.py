@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from flbench import catalogue
 from flbench.config import DataConfig
 from flbench.data import archive, image_files, npz_files, sources, table_files
 from flbench.errors import DataError
@@ -22,6 +23,13 @@ def picture(value: int, *, grey: bool = True, kind: str = "PNG", size: int = 6) 
     pixels[0, 0] = (value, value, value) if grey else (255, 0, 0)
     data = BytesIO()
     Image.fromarray(pixels).save(data, kind, **({"lossless": True} if kind == "WEBP" else {}))
+    return data.getvalue()
+
+
+def deep() -> bytes:
+    """A grey image of 16 bits."""
+    data = BytesIO()
+    Image.fromarray(np.full((6, 6), 40_000, dtype=np.uint16)).save(data, "PNG")
     return data.getvalue()
 
 
@@ -123,6 +131,7 @@ def test_npz_colour_images_come_out_with_channels_first(tmp_path):
         ({"train_images": np.zeros((40, 8), np.uint8)}, r"must be \[n, H, W\]"),
         ({"test_images": np.zeros((20, 9, 9), np.uint8)}, "`test_images` are"),
         ({"class_names": np.array(["a", "b"])}, "must lie in"),
+        ({"class_names": np.array("a")}, r"`class_names` must be \[C\]"),
         ({"train_groups": np.zeros(3)}, "3 groups for 40"),
         ({"train_images": np.array([{}] * 40, dtype=object)}, "pickled objects"),
     ],
@@ -229,6 +238,7 @@ def test_cache_that_cannot_be_written_costs_nothing_but_time(tmp_path, monkeypat
             {"train/a/0.png": picture(1), "train/b/0.png": picture(1, size=7)},
             "Bring all images to one size",
         ),
+        ({"train/a/0.png": deep()}, "more than 8 bits"),
         ({"readme.txt": b"x"}, "holds no images"),
         ({}, "holds no images"),
     ],
@@ -317,6 +327,7 @@ def test_labels_that_are_words_become_classes(tmp_path):
         (b"\xff\xfe\xff", None, "not a CSV table"),
         (b"age,bp,ill\n1,2,0\n", "sick", "Columns: age, bp, ill"),
         (b"age,bp,ill\n1,2,yes\n", "ill > 0", "is not a number"),
+        (b"age,bp,ill\n1,1e39,0\n", None, "finite number"),
     ],
 )
 def test_tables_that_cannot_be_used(tmp_path, entry, label, said):
@@ -429,3 +440,59 @@ def test_table_rule_reads_signs():
         found = table_files.RULE.match(text)
         assert found is not None
         assert (found["column"], found["sign"]) == (column, sign)
+
+
+def test_npz_entry_that_is_no_array_is_refused(tmp_path):
+    path = write_npz(tmp_path / "x.npz")
+    with zipfile.ZipFile(path, "a") as file:
+        file.writestr("readme.txt", "hello")
+
+    with pytest.raises(DataError, match=r"`readme.txt` is not an array"):
+        load(path)
+
+
+def test_table_of_labels_alone_is_refused(tmp_path):
+    with pytest.raises(DataError, match="no column besides the label `ill`"):
+        load(write_zip(tmp_path / "x.zip", {"a.csv": b"ill\n0\n1\n"}))
+
+
+def test_label_with_a_value_of_its_own_for_every_row_is_refused(tmp_path):
+    lines = "".join(f"{k},{k / 7}\n" for k in range(50))
+
+    with pytest.raises(DataError, match="50 values in 50 rows"):
+        load(write_zip(tmp_path / "x.zip", {"a.csv": f"x,y\n{lines}".encode()}))
+    assert len(load(tmp_path / "x.zip", label="y > 3").classes) == 2
+
+
+def test_images_win_over_a_table_beside_them(tmp_path):
+    data = load(write_zip(tmp_path / "x.zip", {**images(), "labels.csv": b"a,b\n1,2\n"}))
+
+    assert data.x.ndim == 4
+
+
+def test_more_images_than_memory_are_refused_before_they_are_decoded(tmp_path, monkeypatch):
+    monkeypatch.setattr(image_files, "MAX_BYTES", 100)
+
+    with pytest.raises(DataError, match="the limit is"):
+        load(write_zip(tmp_path / "x.zip", images()))
+
+
+def test_torchvision_files_that_were_cut_short_are_refused(tmp_path):
+    raw = tmp_path / "MNIST" / "raw"
+    for part in ("train", "t10k"):
+        write_idx(raw / f"{part}-images-idx3-ubyte", np.zeros((6, 28, 28)))
+        write_idx(raw / f"{part}-labels-idx1-ubyte", np.arange(6))
+    file = raw / "train-images-idx3-ubyte"
+    file.write_bytes(file.read_bytes()[:500])
+
+    with pytest.raises(DataError, match="damaged"):
+        sources.load(DataConfig(name="mnist", root=tmp_path))
+
+
+def test_torchvisions_files_are_found_where_it_put_them(tmp_path):
+    config = DataConfig(name="mnist", root=tmp_path)
+    assert catalogue.found(config) is None
+
+    (tmp_path / "MNIST" / "raw").mkdir(parents=True)
+
+    assert catalogue.found(config) == str(tmp_path / "MNIST" / "raw")

@@ -15,7 +15,6 @@ from flbench.losses import (
     Proximal,
     SemanticKL,
 )
-from flbench.losses.prototype_contrast import hard_negatives
 from flbench.losses.similarity import class_sums, cosines
 from tests.losses.support import TINY, assert_vmap_safe, case
 
@@ -139,7 +138,8 @@ def test_prototype_contrast_without_hard_weight_is_cross_entropy_of_cosines():
 def test_hard_negatives_are_symmetric_present_and_never_the_class_itself():
     c = case()
 
-    hard = hard_negatives(c.ctx["global.similarity"], c.ctx["global.present"], -1.0, None)
+    term = PrototypeContrast(threshold=-1.0)
+    hard = term.hard(c.ctx["global.similarity"], c.ctx["global.present"])
 
     assert not hard.diagonal().any()
     assert not hard[:, 3].any()
@@ -266,3 +266,13 @@ def test_class_sums_leave_out_masked_rows():
 
     assert counts.tolist() == [1, 1]
     assert sums.tolist() == [[1, 1], [1, 1]]
+
+
+def test_semantic_kl_has_no_gradient_through_the_clients_bank():
+    c = case()
+    bank = c.leaves["prototypes"].requires_grad_()
+
+    SemanticKL(weight=1.0)(c.view()).backward()
+
+    assert bank.grad is None
+    assert c.features.grad.abs().sum() > 0

@@ -213,3 +213,11 @@ def test_confusion_that_is_none_is_refused(tmp_path, text):
 
     with pytest.raises(ConfigError, match="confusable"):
         read_confusion(tmp_path, 2)
+
+
+@pytest.mark.parametrize("rule", ["lowest", "share"])
+def test_rare_classes_that_nobody_can_train_on_are_said(rule):
+    found, notes = rare_classes(torch.tensor([50, 0, 40, 60, 70]), rule)
+
+    assert 1 in found
+    assert any("nobody has training samples of the classes 1" in note for note in notes)

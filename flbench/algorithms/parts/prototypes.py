@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from flbench.algorithms.base import Setting
-from flbench.client.program import Collector, Map
+from flbench.client.batchnorm import recalibrate
+from flbench.client.program import Collector, Map, Step
 from flbench.losses.similarity import class_sums, unit
 from flbench.types import Info, Message, Tree, View
 
@@ -17,43 +18,40 @@ MASKS = (("prototypes", "held"), ("counts", "held"), ("ids", "held"))
 
 @dataclass(frozen=True)
 class ClassSums:
-    """Sum of features [C, D] and number of samples [C] by class."""
+    """Sum of features [C, D] and number of samples [C] by class, in float64."""
 
     classes: int
 
     def __call__(self, view: View) -> Tree:
         """Return both for one batch."""
-        sums, counts = class_sums(view.out.features, view.batch.y, self.classes, view.batch.mask)
+        features, batch = view.out.features.double(), view.batch
+        sums, counts = class_sums(features, batch.y, self.classes, batch.mask)
         return {"sums": sums, "counts": counts}
 
 
-def class_means(reduced: Tree, leaves: Tree, ctx: Tree) -> Tree:
-    """Turn the sums of a Collector of ClassSums into means [C, D].
-
-    A class without samples has zeros.
-    """
-    counts = reduced["counts"]
-    means = torch.where(
-        (counts > 0)[:, None], reduced["sums"] / counts.clamp_min(1.0)[:, None], 0.0
-    )
-    return {"means": means, "counts": counts}
-
-
 def write_prototypes(leaves: Tree, start: Tree, ctx: Tree, info: Info) -> Tree:
-    """Write what the Collector "classes" found into the leaves that are kept and sent."""
+    """Write what the Collector "classes" found into the leaves that are kept and sent.
+
+    A class without samples has a zero row, and is not held.
+    """
     counts = ctx["classes.counts"]
-    ids = torch.arange(len(counts), dtype=torch.int32, device=counts.device)
+    means = ctx["classes.sums"] / counts.clamp_min(1.0)[:, None]
     return {
-        "prototypes": ctx["classes.means"],
+        "prototypes": means.to(leaves["prototypes"].dtype),
         "counts": counts.to(torch.int32),
-        "ids": ids,
+        "ids": torch.arange(len(counts), dtype=torch.int32, device=counts.device),
         "held": counts > 0,
     }
 
 
-def collect(classes: int) -> tuple[Collector, Map]:
-    """Return the steps that find a client's prototypes: whole training part, eval mode."""
-    return Collector("classes", ClassSums(classes), finish=class_means), Map(write_prototypes)
+def collect(setting: Setting) -> tuple[Step, ...]:
+    """Return the steps that find a client's prototypes: whole training part, eval mode (C13).
+
+    Under `train.batchnorm=drop` the statistics are estimated first, as they are before judging:
+    those that one round's training left behind are half the seeded ones.
+    """
+    fresh = recalibrate(setting.net) if setting.train.batchnorm == "drop" else ()
+    return (*fresh, Collector("classes", ClassSums(setting.classes)), Map(write_prototypes))
 
 
 def empty(setting: Setting, start: Tree) -> tuple[Tree, Tree]:
@@ -75,10 +73,7 @@ def empty(setting: Setting, start: Tree) -> tuple[Tree, Tree]:
 
 
 def table(server: Tree) -> Message:
-    """Return the message with all `global.*` entries.
-
-    Before there is any prototype it is empty, and free.
-    """
+    """Return the message with all `global.*` entries; free before there is any prototype."""
     values = {name: value for name, value in server.items() if name.startswith("global.")}
     known = server["global.present"].any()
     return Message(values, {name: known.expand(len(value)) for name, value in values.items()})
@@ -96,3 +91,13 @@ def agreement(own: Tensor, held: Tensor) -> Tensor:
     others = (direction * (direction.sum(dim=0) - direction)).sum(dim=2)
     holders = held.sum(dim=0)
     return torch.where(holders > 1, others / (holders - 1).clamp_min(1), 1.0)
+
+
+def spread(table: Tensor, present: Tensor) -> float:
+    """Return the mean distance between two present prototypes; small where they collapse.
+
+    Args:
+        table: [C, D].
+        present: [C] bool.
+    """
+    return float(torch.pdist(table[present]).mean()) if int(present.sum()) > 1 else 0.0

@@ -1,0 +1,162 @@
+"""One phase of one client's training, driven by Lightning Fabric."""
+
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from flbench.client.module import ClientModule, apply, call
+from flbench.client.program import GradientHook
+from flbench.client.step import local_loss
+from flbench.data import batches
+from flbench.engine.base import RoundSettings
+from flbench.engine.recording import Recording
+from flbench.engine.workbench import Workbench
+from flbench.types import Batch, Outputs, Tree, View
+
+
+class Training:
+    """One phase of a client's training; the module's leaves are trained in place.
+
+    Args:
+        bench: net, samples and precision.
+        module: the client's, bound to its leaves.
+        client: its id.
+        settings: of the round.
+    """
+
+    def __init__(
+        self, bench: Workbench, module: ClientModule, client: int, settings: RoundSettings
+    ) -> None:
+        self._bench = bench
+        self._module = module
+        self._client = client
+        self._settings = settings
+        self._phase = module.phase
+        module.train()
+        self._trained = module.trained()
+        if not self._trained:
+            raise ValueError(
+                f"the phase trains {self._phase.train!r}, which names no parameter of the client"
+            )
+        self._optimizer = module.configure_optimizers()
+        self._records = [Recording(collector) for collector in self._phase.record]
+        self._rows = bench.federation.rows(self._phase.rows, client, settings.draw)
+        self.steps = 0
+
+    def run(self) -> list[Tensor]:
+        """Train to the phase's end; return the sum of the losses of each epoch, 0-dim each."""
+        phase, ctx = self._phase, self._module.ctx
+        cap = phase.epochs if phase.epochs is not None else phase.steps or 0
+        means = torch.full((cap,), torch.nan, dtype=torch.float64, device=self._bench.device)
+        sums: list[Tensor] = []
+        for number in range(cap):
+            if phase.until is not None and bool(phase.until(means, torch.tensor(number), ctx)):
+                break
+            before = self.steps
+            total = self._epoch(number)
+            if total is None:
+                break
+            sums.append(total)
+            means[number] = total / (self.steps - before)
+            if self._is_over():
+                break
+        for record in self._records:
+            record.finish(self._module.leaves, ctx)
+        for leaf in self._trained.values():
+            leaf.requires_grad_(False)
+            leaf.grad = None
+        return sums
+
+    def _is_over(self) -> bool:
+        return self._phase.steps is not None and self.steps >= self._phase.steps
+
+    def _epoch(self, number: int) -> Tensor | None:
+        """Return the sum of the losses of an epoch; None if it has no batch."""
+        total: Tensor | None = None
+        for batch in batches.epoch(
+            self._bench.federation,
+            self._rows,
+            self._client,
+            number,
+            self._settings.draw,
+            self._settings.train,
+            dtype=self._bench.dtype,
+            skip_single=self._bench.has_batchnorm and self._phase.batchnorm == "train",
+            first_step=self.steps,
+        ):
+            loss = self._step(batch)
+            total = loss if total is None else total + loss
+            self.steps += 1
+            if self._is_over():
+                break
+        return total
+
+    def _step(self, batch: Batch) -> Tensor:
+        """Take one optimiser step; return its loss, detached."""
+        phase, fabric = self._phase, self._bench.fabric
+        self._optimizer.zero_grad()
+        view = self._module.view(batch)
+        if phase.gradient is None:
+            with fabric.autocast():
+                loss = local_loss(phase.terms, view)
+            fabric.backward(loss)
+        else:
+            loss = self._hooked_gradient(phase.gradient, batch)
+        with torch.no_grad():
+            for record in self._records:
+                record.add(view)
+        scaled = phase.gradient is None  # a hook's gradient never passed the loss scaler
+        if phase.clip is not None:
+            if scaled:
+                fabric.strategy.precision.unscale_gradients(self._optimizer)
+            nn.utils.clip_grad_norm_(list(self._trained.values()), phase.clip)
+        if scaled:
+            fabric.strategy.optimizer_step(self._optimizer)
+        else:
+            self._optimizer.step()
+        if phase.project is not None:
+            with torch.no_grad():
+                for name, value in phase.project(self._trained, self._module.ctx).items():
+                    self._trained[name].copy_(value)
+        return loss.detach()
+
+    def _hooked_gradient(self, hook: GradientHook, batch: Batch) -> Tensor:
+        """Let a hook say what the optimiser sees.
+
+        Return the loss of its first look, 0 if it took none.
+        """
+        module = self._module
+        losses: list[Tensor] = []
+
+        def grad(parameters: Tree, batch: Batch) -> Tree:
+            here = {name: value.detach().requires_grad_() for name, value in parameters.items()}
+            leaves = {**module.leaves, **here}
+            view = View(
+                partial(self._forward, leaves, batch.x),
+                batch=batch,
+                ctx=module.ctx,
+                leaves=leaves,
+                start=module.start,
+                apply=partial(apply, self._bench.net),
+            )
+            with torch.enable_grad(), self._bench.fabric.autocast():
+                loss = local_loss(self._phase.terms, view)
+            losses.append(loss.detach())
+            found = torch.autograd.grad(loss, list(here.values()), allow_unused=True)
+            return {
+                name: torch.zeros_like(value) if gradient is None else gradient
+                for (name, value), gradient in zip(here.items(), found, strict=True)
+            }
+
+        parameters = {name: leaf.detach() for name, leaf in self._trained.items()}
+        gradient = hook(grad, parameters, batch, module.ctx)
+        for name, leaf in self._trained.items():
+            leaf.grad = gradient[name].detach()
+        return losses[0] if losses else torch.zeros((), device=self._bench.device)
+
+    def _forward(self, leaves: Tree, x: Tensor) -> Outputs:
+        net, weights = self._bench.net, self._phase.weights
+        if weights is not None:
+            return call(net, weights(leaves, self._module.ctx), x)
+        return call(net, {name: leaves[name] for name in self._bench.own}, x)

@@ -1,0 +1,46 @@
+"""What clients work with on one device, one after the other."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from lightning.fabric import Fabric
+from torch import nn
+
+from flbench.data.federation import Federation
+from flbench.types import Tree
+
+
+@dataclass(frozen=True)
+class Workbench:
+    """Net, samples and precision.
+
+    Attributes:
+        fabric: device and precision.
+        net: the net that each client fills with its own values.
+        own: the net's own tensors by name.
+        start: their seeded values.
+        federation: the samples, on the device.
+        dtype: of weights and inputs.
+        has_batchnorm: whether a batch of one sample must be skipped.
+        scaler: the fresh state of 16-mixed's loss scaler; empty for other precisions.
+    """
+
+    fabric: Fabric
+    net: nn.Module
+    own: Tree
+    start: Tree
+    federation: Federation
+    dtype: torch.dtype
+    has_batchnorm: bool
+    scaler: dict[str, Any]
+
+    @property
+    def device(self) -> torch.device:
+        """Where the net is."""
+        return self.fabric.device
+
+    def reset_scaler(self) -> None:
+        """Give the next client a fresh loss scaler: it remembers, and clients must not."""
+        if self.scaler:
+            self.fabric.strategy.precision.load_state_dict(self.scaler)

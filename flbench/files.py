@@ -1,0 +1,42 @@
+"""Writing files so that a crash leaves the old content or the new one, and never a half."""
+
+import errno
+import os
+from pathlib import Path
+from typing import Final
+
+DISK: Final = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS)
+"""The machine's failures (exit code 1); other errors of a file are the user's to mend."""
+
+
+def write(path: Path, content: bytes) -> None:
+    """Write a file beside, sync and rename it.
+
+    Raises: OSError if that is not possible; what was there stays.
+    """
+    beside = path.with_name(path.name + ".part")
+    try:
+        beside.write_bytes(content)
+        sync(beside)
+        beside.replace(path)
+        sync(path.parent)
+    except OSError:
+        drop(beside)
+        raise
+
+
+def drop(path: Path) -> None:
+    """Remove a file if that is possible."""
+    try:
+        path.unlink(missing_ok=True)
+    except OSError:
+        return
+
+
+def sync(path: Path) -> None:
+    """Force a file or folder to the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
