@@ -1,7 +1,4 @@
-"""What there is.
-
-Methods with their hyper-parameters, data sets with the places where they are looked up.
-"""
+"""What there is: methods and their hyper-parameters, data sets and where they are looked up."""
 
 import inspect
 from typing import Any, get_args

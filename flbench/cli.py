@@ -132,10 +132,7 @@ def data(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """List the data sets, or show who would hold what.
-
-    A picture (clients x classes) and a table.
-    """
+    """List the data sets, or show who would hold what: a table of clients x classes."""
     with _exit_codes():
         from flbench import commands
 

@@ -139,10 +139,7 @@ class OptimizerConfig(Strict):
 
 
 class ScheduleConfig(Strict):
-    """The learning rate over rounds.
-
-    A function of the round, not of how often a client was drawn.
-    """
+    """The learning rate by round, not by how often a client was drawn."""
 
     name: Literal["constant", "cosine", "exponential", "step"] = Field(
         "constant", description="shape"

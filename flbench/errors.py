@@ -17,10 +17,7 @@ class DataError(UserError):
 
 
 class RunError(Exception):
-    """A run failed while running (a full disk, a diverged client under `on_divergence: stop`).
-
-    Exit code 1.
-    """
+    """A run failed: a full disk, a diverged client under `on_divergence: stop`. Exit code 1."""
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -99,8 +99,7 @@ class Evaluator:
     warn: Callable[[str], None]
 
     def evaluate(self, state: State, settings: RoundSettings, *, common: bool) -> Evaluation:
-        """Judge all clients' models after a round (E-deploy): own parts, and the common test set if
-        asked.
+        """Judge all clients' models after a round (E-deploy).
 
         Args:
             state: after the round.
@@ -151,9 +150,7 @@ class Evaluator:
         return tuple(Collector(part, judge, rows=Rows(part)) for part in PARTS)
 
     def predictions(self, state: State, settings: RoundSettings) -> Iterator[tuple[int, Tensor]]:
-        """Yield each client's id and the classes [n_test] that its model predicts for its test
-        rows.
-        """
+        """Yield each client's id and what its model predicts for its test rows [n_test]."""
         for client in range(self.federation.clients):
             if not len(self.federation.partition.parts["test"][client]):
                 continue

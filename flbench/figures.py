@@ -1,6 +1,4 @@
-"""Figures of an evaluation as lines of metrics.csv, and the summary that follows from those lines
-alone.
-"""
+"""Figures of an evaluation as lines of metrics.csv, and the summary of those lines."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -63,10 +61,7 @@ def rows_of(evaluation: Evaluation, judgement: Judgement, suffix: str = "") -> l
 
 
 def common_rows(evaluation: Evaluation, judgement: Judgement) -> list[Row]:
-    """Return the figures on the common test set.
-
-    GM, PM(V), PM(L), and those of the personal models.
-    """
+    """Return the figures on the common test set: GM, PM(V), PM(L), the personal models."""
     confusable = judgement.confusable_in(evaluation.own.get(("personal", "validation")))
     rows = []
     for protocol, tally in evaluation.common.items():
@@ -92,10 +87,7 @@ def _rows(number: int, split: str, protocol: str, figures: Figures) -> list[Row]
 
 
 def best_round(rows: list[Row]) -> int | None:
-    """Return the earliest round with the best validation accuracy of the judged model.
-
-    None without any.
-    """
+    """Return the earliest round with the best validation accuracy; None without any."""
     found = [row for row in rows if row[1:4] == ("validation", "personal", "accuracy")]
     return max(found, key=lambda row: (row.value, -row.round)).round if found else None
 
@@ -152,9 +144,7 @@ def totals(rows: list[Row]) -> Summary:
 
 
 def price_of(target: float, rows: list[Row]) -> Summary | None:
-    """Return the first judged round whose validation accuracy reaches a target, and what it had
-    cost.
-    """
+    """Return the first round whose validation accuracy reaches a target, and its cost so far."""
     for row in rows:
         if row[1:4] == ("validation", "personal", "accuracy") and row.value >= target:
             before = [earlier for earlier in rows if earlier.round <= row.round]
@@ -175,10 +165,7 @@ CLASS_HEADER = (
 def client_table(
     moment: str, tally: Tally, train_counts: Tensor, visits: Tensor
 ) -> list[tuple[object, ...]]:
-    """Return the lines of clients.csv.
-
-    Every client's sizes, classes in training, trainings, test figures.
-    """
+    """Return the lines of clients.csv: sizes, classes in training, trainings, test figures."""
     figures = per_client(tally)
     return [
         (
@@ -220,10 +207,7 @@ def class_table(
 
 
 def confusion_table(evaluation: Evaluation) -> list[tuple[object, ...]]:
-    """Return the lines of confusion.csv: split, true class, predicted class, count.
-
-    Zeros are left out.
-    """
+    """Return the lines of confusion.csv: split, true class, predicted class, count above 0."""
     lines: list[tuple[object, ...]] = []
     for part in ("validation", "test"):
         confusion = evaluation.own["personal", part].confusion

@@ -1,7 +1,4 @@
-"""Ctrl-C and SIGTERM during a run.
-
-Welcome while clients train, held back while state and files change.
-"""
+"""Ctrl-C and SIGTERM: welcome while clients train, held back while state and files change."""
 
 import signal
 from collections.abc import Iterator
@@ -11,8 +8,7 @@ from typing import Any, Self
 
 
 class Interrupts:
-    """Within this context a signal raises KeyboardInterrupt in `welcome()` and at `check()`, and
-    nowhere else.
+    """A context in which signals raise KeyboardInterrupt in `welcome()` and at `check()` only.
 
     So an interrupted round has changed nothing, and one that has begun to store its results ends
     first. Outside the main thread signals do not arrive, and nothing happens.

@@ -131,10 +131,7 @@ def _summary(
 def _write_predictions(
     folder: RunFolder, experiment: "Experiment", predictions: Iterator[tuple[int, Tensor]]
 ) -> None:
-    """Write predictions.csv.
-
-    Client, row of the data set, true and predicted class of every test sample.
-    """
+    """Write predictions.csv: client, row of the data set, true class, predicted class."""
     federation = experiment.federation
     lines: list[tuple[object, ...]] = []
     for client, predicted in predictions:

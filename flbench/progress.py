@@ -94,9 +94,6 @@ class _Bar:
 
 
 def _accuracy(figures: Mapping[tuple[str, str, str], float]) -> str:
-    """Say the validation accuracy.
-
-    Where there is no validation part, the training loss has to do.
-    """
+    """Say the validation accuracy, or the training loss where there is no validation part."""
     value = figures.get(("validation", "personal", "accuracy"))
     return "no validation part" if value is None else f"validation accuracy {value:.4f}"

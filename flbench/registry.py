@@ -1,7 +1,4 @@
-"""Names to things.
-
-A method or model is found by the file that it lives in, imported when it is asked for.
-"""
+"""Names to things: a method or net is found by its file, imported when it is asked for."""
 
 import importlib
 import pkgutil

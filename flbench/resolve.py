@@ -51,10 +51,7 @@ def _select(
     find: Callable[[str], type[Algorithm] | type[Net]],
     problems: list[str],
 ) -> type[AlgorithmConfig] | type[ModelConfig]:
-    """Return the Config class that `section.name` selects.
-
-    Note a problem and fall back if none does.
-    """
+    """Return the Config class that `section.name` selects; note a problem if none does."""
     part = tree.get(section)
     name = part.get("name", fallback.name) if isinstance(part, dict) else fallback.name
     try:

@@ -1,4 +1,4 @@
-"""Randomness without position.
+"""Randomness without position: a stream has a name, and no place in a sequence.
 
 Every stream is named by (seed, purpose, key), so nothing depends on order, workers or a resume.
 """
@@ -35,9 +35,7 @@ def generator(seed: int, purpose: str, *key: int) -> np.random.Generator:
 
 
 def torch_seed(seed: int, purpose: str) -> int:
-    """Return a seed for PyTorch, in [0, 2^63), for what only its own generator can draw (initial
-    weights).
-    """
+    """Return a seed in [0, 2^63) for what only PyTorch can draw: initial weights."""
     sequence = np.random.SeedSequence(seed, spawn_key=(PURPOSES.index(purpose),))
     return int(sequence.generate_state(1, np.uint64)[0] >> np.uint64(1))
 
@@ -63,10 +61,9 @@ class Draw:
         return self.key[0]
 
     def uniform(self, participation: float) -> Tensor:
-        """Return the cohort.
+        """Return the cohort: max(1, floor(participation N + 0.5)) ascending ids.
 
-        Max(1, floor(participation N + 0.5)) ascending ids, drawn without replacement; equal for all
-        methods.
+        Drawn without replacement; equal for all methods.
         """
         size = max(1, int(np.floor(participation * self.clients + 0.5)))
         chosen = generator(self.seed, "cohort", *self.key).choice(
@@ -82,8 +79,9 @@ class Draw:
         return generator(self.seed, "batch", client, epoch, *self.key).permutation(n)
 
     def keys(self, client: int, epoch: int, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return one noise key per sample [n] int64, from (seed, client, round, epoch) and the
-        sample's row in the data set.
+        """Return one noise key [n] int64 per sample.
+
+        From seed, client, round, epoch and the sample's row in the data set.
         """
         base = np.random.SeedSequence(
             self.seed, spawn_key=(PURPOSES.index("noise"), client, epoch, *self.key)
@@ -91,9 +89,7 @@ class Draw:
         return _scramble(rows.astype(np.uint64) ^ base.generate_state(1, np.uint64)).view(np.int64)
 
     def method(self, *key: int) -> np.random.Generator:
-        """Return a generator for what a method draws itself (starts of k-means, noise,
-        exploration).
-        """
+        """Return a generator for what a method draws itself: starts of k-means, noise."""
         return generator(self.seed, "method", *key, *self.key)
 
 
@@ -109,12 +105,11 @@ def _scramble(z: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 def uniform(key: Tensor, unit: int) -> Tensor:
-    """Return one number in [0, 1) per sample, a hash of its key and of `unit`, which numbers the
-    uses of the key.
+    """Return one number in [0, 1) per sample: a hash of its key and `unit`.
 
     Args:
         key: [B] int64, as in `Batch.key`.
-        unit: >= 0; different units give independent numbers.
+        unit: >= 0, numbers the uses of a key; different units give independent numbers.
     """
     step = (unit + 1) * 0x1E3779B97F4A7C15 % 2**64
     z = key + (step - 2**64 if step >= 2**63 else step)

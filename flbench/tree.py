@@ -44,10 +44,7 @@ def take(tree: Tree, ids: Tensor) -> Tree:
 
 
 def put_(tree: Tree, ids: Tensor, rows: Tree, mask: Tree | None = None) -> None:
-    """Write rows [K, ...] at `ids` of the leaves [N, ...], in place.
-
-    Only entries inside the mask, if given.
-    """
+    """Write rows [K, ...] at `ids` of the leaves [N, ...], in place, inside the mask if given."""
     for name, value in rows.items():
         target = tree[name]
         value = value.to(target.device, target.dtype)

@@ -1,5 +1,4 @@
-"""The vocabulary that every room shares: outputs, batches, views, state, and what travels between
-server and clients.
+"""The vocabulary that every room shares.
 
 Axis letters, here and everywhere: N clients, K clients of one round (the cohort), B batch, C
 classes, D features.
@@ -48,17 +47,12 @@ class Batch(NamedTuple):
 
 
 class Apply(Protocol):
-    """The client's net with any leaves; references run in eval mode on the statistics in `leaves`.
-
-    It writes to nothing.
-    """
+    """The client's net with any leaves, in eval mode unless asked; it writes to nothing."""
 
     def __call__(
         self, leaves: Tree, x: Tensor, *, train: bool = False, taps: tuple[str, ...] = ()
     ) -> Outputs:
-        """Return the net's outputs for inputs x [B, ...] with the parameters and buffers of
-        `leaves`.
-        """
+        """Return the net's outputs for inputs x [B, ...] with the values of `leaves`."""
 
 
 class View:
@@ -144,8 +138,7 @@ class Message:
 
 @dataclass(frozen=True)
 class Dispatch:
-    """What the server sends to a cohort. Names of a client's leaves overlay them, other names
-    become ctx.
+    """What the server sends: a leaf's name overlays the leaf, any other name becomes ctx.
 
     Attributes:
         shared: the same for all clients, without a client axis.
@@ -182,10 +175,7 @@ class State:
 
 @dataclass(frozen=True)
 class Update:
-    """What `aggregate` returns.
-
-    Server entries to replace, rows that go back to the cohort, and diagnostics to log.
-    """
+    """What `aggregate` returns: server entries, rows for the cohort, diagnostics to log."""
 
     server: Tree = field(default_factory=dict)
     reply: Message | None = None
@@ -205,10 +195,7 @@ class Stage:
 
 
 class Info(NamedTuple):
-    """What a Map may know of the training so far, each 0-dim.
-
-    Optimiser steps taken, learning rate, training samples, round.
-    """
+    """What a Map may know, 0-dim each: steps taken, learning rate, training samples, round."""
 
     steps: Tensor
     lr: Tensor

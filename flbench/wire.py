@@ -1,7 +1,4 @@
-"""The wire rule.
-
-What lies outside a message's mask is zeroed, and bytes are counted from what is left (C14).
-"""
+"""The wire rule (C14): what lies outside a mask is zeroed, and the rest is charged."""
 
 import torch
 from torch import Tensor
@@ -28,10 +25,7 @@ def seal_dispatch(dispatch: Dispatch) -> Dispatch:
 
 
 def shared_bytes(message: Message) -> int:
-    """Return the bytes of a message without a client axis.
-
-    Item size times entries inside the mask.
-    """
+    """Return the bytes of a message without a client axis: item size times entries sent."""
     return sum(
         value.element_size() * _entries(value, message.mask.get(name))
         for name, value in message.values.items()
@@ -39,10 +33,7 @@ def shared_bytes(message: Message) -> int:
 
 
 def row_bytes(message: Message) -> Tensor:
-    """Return the bytes [K] of each row of a message with a client axis.
-
-    An empty message has none.
-    """
+    """Return the bytes [K] of each row of a message with a client axis; none if it is empty."""
     total: Tensor | None = None
     for name, value in message.values.items():
         mask = message.mask.get(name)

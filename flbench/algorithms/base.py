@@ -187,8 +187,7 @@ class Algorithm:
         return Phase(train, terms, config.optimizer, epochs=epochs, clip=config.clip)
 
     def split(self) -> tuple[frozenset[str], frozenset[str]]:
-        """Return the leaves that clients keep and those that they send, BatchNorm statistics by
-        policy (C7).
+        """Return the leaves that clients keep and those that they send (C7: statistics by policy).
 
         `average`: statistics follow their layer's weights. `local`: they stay with the client.
         `drop`: neither kept nor sent; they are estimated anew when the model is judged.

@@ -1,7 +1,4 @@
-"""FedAvg.
-
-The weighted mean of locally trained models (McMahan et al., AISTATS 2017, Algorithm 1).
-"""
+"""FedAvg: the weighted mean of locally trained models (McMahan et al., AISTATS 2017)."""
 
 from dataclasses import replace
 from typing import ClassVar
@@ -22,15 +19,16 @@ class FedAvgConfig(AlgorithmConfig):
     finetune_epochs: int = Field(
         0,
         ge=0,
-        description="epochs of local fine-tuning before a model is judged, discarded afterwards"
-        " (FedAvg-FT)",
+        description="local fine-tuning before a model is judged, discarded afterwards (FedAvg-FT)",
+        json_schema_extra={"unit": "epochs"},
     )
 
 
 @ALGORITHMS.register("fedavg")
 class FedAvg(Algorithm):
-    """Server: w <- sum_{i in S_t} p_i w_i with p_i = n_i / sum_j n_j; the defaults of `Algorithm`
-    are this.
+    """Server: w <- sum_{i in S_t} p_i w_i with p_i = n_i / sum_j n_j.
+
+    Source: Algorithm 1; the defaults of `Algorithm` are this.
 
     Every client is judged with w; fine-tuned models are judged beside it as `ft`.
     """

@@ -22,8 +22,7 @@ class FedProxConfig(FedAvgConfig):
 
 @ALGORITHMS.register("fedprox")
 class FedProx(FedAvg):
-    """Local loss: CE + mu/2 ||w - w_t||^2 over the trainable parameters (eq. 2); everything else is
-    FedAvg.
+    """Local loss: CE + mu/2 ||w - w_t||^2 over the parameters (eq. 2); the rest is FedAvg.
 
     Partial work of slow clients (the paper's gamma-inexactness) is not part of it. mu = 0 is
     FedAvg, bit for bit.

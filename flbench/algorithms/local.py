@@ -1,7 +1,4 @@
-"""Local-Only: every client trains alone.
-
-The reference line of all personalized federated learning papers.
-"""
+"""Local-Only: every client trains alone, the reference line of all papers of the field."""
 
 from typing import ClassVar, Literal
 

@@ -1,4 +1,1 @@
-"""What one client does in a round.
-
-Programs, the one local loss, and the LightningModule around it.
-"""
+"""What one client does in a round: programs, the one local loss, the LightningModule."""

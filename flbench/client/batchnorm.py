@@ -48,9 +48,8 @@ class Write:
 def recalibrate(net: NetSpec) -> tuple[Step, ...]:
     """Return the steps that estimate all BatchNorm statistics, layer after layer.
 
-    A layer's inputs depend on the statistics of the layers before it, so each layer takes a pass of
-    its
-    own: exact, and dear for deep nets.
+    A layer's inputs depend on the statistics of the layers before it, so each layer takes a pass
+    of its own: exact, and dear for deep nets.
     """
     steps: list[Step] = []
     for layer in net.layers:

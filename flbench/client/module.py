@@ -76,9 +76,9 @@ class ClientModule(LightningModule):
         return local_loss(self.phase.terms, self.view(batch))
 
     def trained(self) -> Tree:
-        """Return the leaves that the phase trains, and freeze all others (C3.
+        """Return the leaves that the phase trains, and freeze all others.
 
-        Frozen is not in the optimiser).
+        C3: a frozen leaf is not in the optimiser.
         """
         buffers = {name for name, _ in self.net.named_buffers()}
         chosen: Tree = {}

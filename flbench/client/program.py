@@ -42,8 +42,7 @@ GradientHook = Callable[[GradFn, Tree, Batch, Tree], Tree]
 
 @dataclass(frozen=True)
 class Collector:
-    """A pass over samples in eval mode without gradients; its result becomes ctx entries
-    `NAME.KEY`.
+    """A pass over samples in eval mode without gradients; its results become ctx `NAME.KEY`.
 
     Attributes:
         name: prefix of the ctx entries.

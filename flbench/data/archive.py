@@ -1,7 +1,4 @@
-"""A folder or a .zip read alike: entries by name, in order, within limits.
-
-Nothing is written to disk.
-"""
+"""A folder or a .zip read alike: entries by name, in order, within limits, all in memory."""
 
 import hashlib
 import lzma

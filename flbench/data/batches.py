@@ -1,7 +1,4 @@
-"""Batches of one client.
-
-Which rows in which order, and when a last batch is kept, filled up or dropped.
-"""
+"""Batches of one client: which rows, in which order, and what becomes of the last batch."""
 
 from collections.abc import Iterator
 
@@ -51,8 +48,9 @@ def epoch(
     skip_single: bool,
     first_step: int,
 ) -> Iterator[Batch]:
-    """Yield the training batches of one epoch of one client; samples are gathered in pieces, not
-    step by step.
+    """Yield the training batches of one epoch of one client.
+
+    Samples are gathered in pieces of many steps.
 
     Args:
         federation: the samples, on the device where the net is.

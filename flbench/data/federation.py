@@ -144,16 +144,16 @@ def build(dataset: Dataset, data: DataConfig, partition: PartitionConfig, seed: 
     if data.augment and dataset.is_table:
         notes.append("data.augment has no effect on tables.")
     return Federation(
-        dataset,
-        torch.from_numpy(x),
-        torch.from_numpy(dataset.y),
-        dealt,
-        common,
-        torch.from_numpy(shift),
-        torch.from_numpy(scale),
-        () if dataset.is_table else data.augment,
-        seed,
-        tuple(notes),
+        dataset=dataset,
+        x=torch.from_numpy(x),
+        y=torch.from_numpy(dataset.y),
+        partition=dealt,
+        common=common,
+        shift=torch.from_numpy(shift),
+        scale=torch.from_numpy(scale),
+        augment=() if dataset.is_table else data.augment,
+        seed=seed,
+        notes=tuple(notes),
     )
 
 
@@ -227,9 +227,7 @@ def _inverse(width: NDArray[Any]) -> NDArray[np.float32]:
 
 
 def augment(x: Tensor, keys: Tensor, kinds: Sequence[str]) -> Tensor:
-    """Return images [b, C, H, W] cropped at random from a zero-padded frame, or flipped, by their
-    keys [b].
-    """
+    """Return images [b, C, H, W], cropped from a padded frame and flipped by their keys [b]."""
     if "crop" in kinds:
         size = 2 * CROP_PADDING + 1
         top = (uniform(keys, 0) * size).long()

@@ -60,9 +60,7 @@ def _place(entry: str) -> tuple[str, ...]:
 
 
 def _entries(archive: Archive) -> list[tuple[str, str, str]]:
-    """Return (part, class, entry) of every image, the train part first, otherwise in order of
-    names.
-    """
+    """Return (part, class, entry) of every image: the train part first, then by name."""
     found = []
     for entry in archive.names:
         if place := _place(entry):

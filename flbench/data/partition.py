@@ -155,8 +155,7 @@ def repair(
 def split_client(
     indices: Indices, y: Indices, ratios: tuple[float, float, float], rng: np.random.Generator
 ) -> tuple[Indices, Indices, Indices]:
-    """Split a client's samples into train, validation and test, stratified by class where counts
-    allow.
+    """Split a client's samples into train, validation and test, by class where counts allow.
 
     Sizes are the ratios by largest remainder, with at least one training sample. Each class gives
     the whole part of its share to each side; the samples left over fill the sides up in a drawn

@@ -117,8 +117,7 @@ def pathological(
 def grouped(
     y: Indices, classes: int, clients: int, config: PartitionConfig, rng: np.random.Generator
 ) -> list[Indices]:
-    """Give every client `main_share` of its samples from its group's main classes, the rest from
-    the others.
+    """Give every client `main_share` of its samples from its group's main classes.
 
     Source: SLAPFL, section 4: 20 clients in groups of 7, 7 and 6 with 2, 3 and 5 main classes.
     Groups are as equal as possible; a client's samples are spread evenly over the classes of each
@@ -229,9 +228,7 @@ def natural(
 
 
 def largest_remainder(shares: NDArray[np.float64], total: int) -> list[int]:
-    """Return whole numbers that sum to `total` and lie within one of `shares * total` (shares sum
-    to 1).
-    """
+    """Return whole numbers that sum to `total`, each within one of its share of it."""
     exact = np.asarray(shares, dtype=np.float64) / np.sum(shares) * total
     counts = np.floor(exact + 1e-9).astype(np.int64)
     short = total - int(counts.sum())

@@ -1,5 +1,4 @@
-"""Tables: a folder or .zip with one CSV per client, the same columns in each, a header in the first
-line.
+"""Tables: a folder or .zip with one CSV per client, each with the same header.
 
 Features are numbers; an empty field, `?`, `NA` or `NaN` is missing (imputed later, from the
 client's own training part). The label is the last column, `data.label=COLUMN`, or a rule such as

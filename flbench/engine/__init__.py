@@ -1,4 +1,1 @@
-"""What trains the clients of a round.
-
-Engines own devices and compiled functions, and nothing else.
-"""
+"""What trains the clients of a round; engines own devices and compiled functions alone."""

@@ -91,13 +91,13 @@ class SequentialEngine:
             found = tuple(f"{step.name}." for step in observe if isinstance(step, Collector))
             observed.add(position, {n: v for n, v in worker.ctx.items() if n.startswith(found)})
         return Results(
-            ids[finished],
-            steps[finished],
-            losses[finished],
-            kept.rows(finished),
-            Message(sent.rows(finished), masks.rows(finished)),
-            observed.rows(finished),
-            tuple(failures),
+            ids=ids[finished],
+            steps=steps[finished],
+            losses=losses[finished],
+            kept=kept.rows(finished),
+            sent=Message(sent.rows(finished), masks.rows(finished)),
+            observed=observed.rows(finished),
+            failures=tuple(failures),
         )
 
 

@@ -122,10 +122,7 @@ class Training:
         return loss.detach()
 
     def _hooked_gradient(self, hook: GradientHook, batch: Batch) -> Tensor:
-        """Let a hook say what the optimiser sees.
-
-        Return the loss of its first look, 0 if it took none.
-        """
+        """Let a hook say what the optimiser sees; return the loss of its first look, or 0."""
         module = self._module
         losses: list[Tensor] = []
 

@@ -12,8 +12,7 @@ class PrototypeL2:
     """Mean over samples with a prototype of ||z_j - P[y_j]||^2 / D.
 
     Source: FedProto (Tan et al., AAAI 2022), eq. 6, with the mean over elements of the authors'
-        code;
-    deviations: none. Prototypes are constants.
+    code; deviations: none. Prototypes are constants.
 
     Attributes:
         weight: factor of the term.

@@ -12,8 +12,7 @@ from flbench.types import View
 
 @dataclass(frozen=True)
 class SemanticKL:
-    """Mean over rows p in A of KL(Pg[p] || Pl[p]), P = row softmax of class similarities restricted
-    to A.
+    """Mean over p in A of KL(Pg[p] || Pl[p]), P = row softmax of class similarities within A.
 
     Pg comes from the global matrix. Pl comes from the cosines of the local class means: the mean of
     the batch for a class in it (that is where the gradient runs), the client's bank otherwise

@@ -46,8 +46,9 @@ def _without_samples(rare: list[int], counts: Tensor) -> list[str]:
 
 
 def confusable_classes(confusion: Tensor) -> list[int]:
-    """Return the ceil(0.2 C) classes whose samples are most often taken for others, ascending; ties
-    by id.
+    """Return the ceil(0.2 C) classes whose samples are most often taken for others.
+
+    In ascending order; ties by id.
 
     Args:
         confusion: [C, C] validation counts of a reference run, rows are true classes.

@@ -15,8 +15,7 @@ Figures = dict[str, float | None]
 
 
 def per_class(confusion: Tensor) -> dict[str, Tensor]:
-    """Return precision, recall, f1 [C] float64 and support, predicted [C] int64 of a confusion
-    matrix [C, C].
+    """Return precision, recall, f1 float64, support, predicted int64, [C] each.
 
     By torchmetrics, on the pairs that the matrix counts; 0 where a denominator is 0.
     """
@@ -75,10 +74,7 @@ def pooled(tally: Tally, rare: Iterable[int] = (), confusable: Iterable[int] = (
 
 
 def per_client(tally: Tally) -> dict[str, Tensor]:
-    """Return accuracy, balanced accuracy and macro F1 [N] float64 of every client.
-
-    NaN without samples.
-    """
+    """Return accuracy, balanced accuracy, macro F1 [N] float64 by client; NaN without samples."""
     support, correct = tally.support.double(), tally.correct.double()
     recall = correct / support
     f1 = 2 * correct / (support + tally.predicted)  # = 2 PR / (P + R)

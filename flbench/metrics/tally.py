@@ -44,10 +44,7 @@ class Tally:
 
 
 def confusion(scores: Tensor, y: Tensor, mask: Tensor) -> Tensor:
-    """Return the confusion matrix [C, C] int32 of scores [B, C] and labels [B].
-
-    Masked rows do not count.
-    """
+    """Return the confusion matrix [C, C] int32 of scores [B, C]; masked rows do not count."""
     classes = scores.shape[1]
     cell = y * classes + scores.argmax(dim=1)
     flat = torch.zeros(classes * classes, dtype=torch.int32, device=y.device)

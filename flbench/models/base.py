@@ -17,8 +17,7 @@ Norm = Literal["batch", "group", "none"]
 
 
 class Net(nn.Module):
-    """Base of the nets: `backbone` maps inputs to features [B, D], `head` maps features to logits
-    [B, C].
+    """Base of the nets: `backbone` maps inputs to features, `head` maps features to logits.
 
     A subclass sets both in `__init__(config, shape, classes)`. A net of one's own may be any module
     with the same `forward` whose leaves are named `backbone.*` and `head.*`.
@@ -37,10 +36,7 @@ class Net(nn.Module):
 
 @dataclass(frozen=True)
 class Layer:
-    """One layer with leaves of its own.
-
-    Its module's name, kind, and the names of its parameters and buffers.
-    """
+    """One layer with leaves of its own: its module's name, its kind, the names of its leaves."""
 
     name: str
     kind: Literal["conv", "linear", "batchnorm", "norm", "other"]
@@ -164,9 +160,7 @@ def images_only(shape: tuple[int, ...], name: str) -> tuple[int, int, int]:
 
 
 def pad_to(shape: tuple[int, int, int], least: int) -> tuple[nn.Module, int, int]:
-    """Return a layer that zero-pads smaller images to `least` x `least`, and the size that comes
-    out.
-    """
+    """Return a layer that zero-pads images to at least `least` x `least`, and their new size."""
     _, height, width = shape
     tall, wide = max(0, least - height), max(0, least - width)
     pad = nn.ZeroPad2d((wide // 2, wide - wide // 2, tall // 2, tall - tall // 2))
@@ -186,10 +180,7 @@ def padding_note(net: nn.Module) -> str | None:
 
 
 def norm_2d(kind: Norm, channels: int) -> nn.Module:
-    """Return the normalisation of a convolution's output.
-
-    BatchNorm, GroupNorm (at most 32 groups of two or more), or none.
-    """
+    """Return BatchNorm, GroupNorm (at most 32 groups of two channels or more), or none."""
     if kind == "batch":
         return nn.BatchNorm2d(channels)
     if kind == "group":

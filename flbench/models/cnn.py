@@ -11,8 +11,7 @@ from flbench.models.registry import MODELS
 
 @MODELS.register("cnn")
 class Cnn(Net):
-    """Two 5x5 convolutions of 64 channels with ReLU and pooling; linear 384, 192, C. No
-    normalisation.
+    """Two 5x5 convolutions of 64 channels with ReLU and pooling, no norm; linear 384, 192, C.
 
     Source: FedPC, table 3 (the net of FedNH's repository); 796,032 parameters below the head for
         3x32x32.

@@ -1,7 +1,4 @@
-"""Fully connected nets for small images and tables.
-
-`mlp`, and `logistic` without a hidden layer.
-"""
+"""Fully connected nets for small images and tables: `mlp`, and `logistic` with no hidden layer."""
 
 from collections import OrderedDict
 from math import prod
@@ -43,10 +40,7 @@ class Mlp(Net):
 
 @MODELS.register("logistic")
 class Logistic(Net):
-    """Multinomial logistic regression.
-
-    The features are the inputs themselves, all leaves are the head's.
-    """
+    """Multinomial logistic regression: features are the inputs, all leaves are the head's."""
 
     def __init__(self, config: ModelConfig, shape: tuple[int, ...], classes: int) -> None:
         super().__init__()

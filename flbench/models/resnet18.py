@@ -18,10 +18,7 @@ class ResNet18Config(ModelConfig):
 
 
 class Block(nn.Module):
-    """Two 3x3 convolutions with a shortcut.
-
-    Where size or width change, the shortcut is a 1x1 convolution.
-    """
+    """Two 3x3 convolutions with a shortcut, 1x1 convolved where size or width change."""
 
     def __init__(self, inside: int, outside: int, stride: int, norm: Norm) -> None:
         super().__init__()

@@ -28,9 +28,8 @@ class Vgg11Config(ModelConfig):
 class Vgg11(Net):
     """Eight 3x3 convolutions in five pooled blocks; two hidden linear layers and the head.
 
-    Width 4096 has torchvision's 7x7 average pooling before the linear layers, as in FL-bench. There
-    is no
-    dropout: its masks would come from a generator with a position.
+    Width 4096 has torchvision's 7x7 average pooling before the linear layers, as in FL-bench.
+    There is no dropout: its masks would come from a generator with a position.
     """
 
     Config: ClassVar[type[ModelConfig]] = Vgg11Config

@@ -1,7 +1,4 @@
-"""The run folder.
-
-Written as the run goes, every file beside and renamed, so that a crash harms nothing.
-"""
+"""The run folder, written as the run goes: every file beside and renamed."""
 
 import contextlib
 import csv
@@ -22,8 +19,7 @@ from flbench.types import State
 
 
 class RunFolder:
-    """`config.yaml, metrics.csv, clients.csv, per_class.csv, confusion.csv, summary.json,
-    checkpoints/`.
+    """One run: configuration, partition, figures, tables, summary, checkpoints.
 
     Args:
         path: an existing folder; `create` makes a new one, `reopen` takes up an old one.
@@ -125,10 +121,7 @@ class RunFolder:
         return self.path / "checkpoints" / f"{name}.safetensors"
 
     def rewind(self, lines: int) -> None:
-        """Drop the figures after the first `lines`.
-
-        They were written, but their state was not saved.
-        """
+        """Drop the figures after the first `lines`: their state was not saved."""
         rows = metrics_file.read(self.path / "metrics.csv")[:lines]
         self.write("metrics.csv", metrics_file.head() + metrics_file.to_text(rows))
         self.rows = rows

@@ -1,7 +1,4 @@
-"""metrics.csv.
-
-One figure per line, in order, so that a resumed run writes the same bytes as a straight one.
-"""
+"""metrics.csv: one figure per line, so that a resumed run writes the bytes of a straight one."""
 
 import csv
 from collections.abc import Iterable
@@ -14,10 +11,7 @@ HEADER: Final = ("round", "split", "protocol", "metric", "value")
 
 
 class Row(NamedTuple):
-    """One figure.
-
-    `split` is train, server, validation, test or common; `protocol` says which model.
-    """
+    """One figure; `split` is train, server, validation, test or common, `protocol` the model."""
 
     round: int
     split: str

@@ -55,8 +55,7 @@ def collect(setting: Setting) -> tuple[Step, ...]:
 
 
 def empty(setting: Setting, start: Tree) -> tuple[Tree, Tree]:
-    """Return the server's table and a client's bank before anything was collected: no class is
-    there.
+    """Return the server's table and a client's bank before any class was collected.
 
     Args:
         setting: gives C and D.
@@ -80,8 +79,7 @@ def table(server: Tree) -> Message:
 
 
 def agreement(own: Tensor, held: Tensor) -> Tensor:
-    """Return the mean cosine [N, C] of each client's prototype with the other holders', 1 for a
-    lone one.
+    """Return the mean cosine [N, C] of a client's prototype with the other holders'; 1 alone.
 
     Args:
         own: [N, C, D] prototypes, zero where a class is not held.
