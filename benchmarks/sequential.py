@@ -18,11 +18,11 @@ from flbench import experiment
 from flbench.data.batches import arrange
 from flbench.engine.base import RoundSettings
 from flbench.layers import from_overrides
-from flbench.loop import visible
 from flbench.models.base import build as build_net
 from flbench.models.base import net_leaves
 from flbench.resolve import resolve
 from flbench.rng import Draw
+from flbench.rounds import visible
 from flbench.tree import take
 
 

@@ -12,7 +12,8 @@ from flbench import files
 from flbench.errors import DataError
 from flbench.types import State, Tree
 
-FORMAT = "1"
+FORMAT = "2"
+POSITION = ("stage", "turn", "round", "fresh")
 
 
 def save(path: Path, state: State, config_hash: str, extra: dict[str, Any] | None = None) -> None:
@@ -30,6 +31,7 @@ def save(path: Path, state: State, config_hash: str, extra: dict[str, Any] | Non
         ("server", state.server),
         ("clients", state.clients),
         ("loop", {"visits": state.visits}),
+        ("hidden", state.hidden),
     ):
         seen = {value.data_ptr() for value in tensors.values()}
         for name, value in tree.items():  # safetensors refuses tensors that share memory
@@ -37,7 +39,7 @@ def save(path: Path, state: State, config_hash: str, extra: dict[str, Any] | Non
                 value.clone() if value.data_ptr() in seen else value.contiguous()
             )
             seen.add(value.data_ptr())
-    position = {"stage": state.stage, "turn": state.turn, "round": state.round}
+    position = {key: getattr(state, key) for key in POSITION}
     metadata = {
         "format": FORMAT,
         "config": config_hash,
@@ -78,16 +80,21 @@ def load(path: Path, config_hash: str) -> tuple[State, dict[str, Any]]:
                 )
             position = json.loads(metadata["position"])
             extra = json.loads(metadata["extra"])
-            server, clients, loop = (
+            server, clients, loop, hidden = (
                 {
                     name.removeprefix(part): file.get_tensor(name)
                     for name in json.loads(metadata["names"])
                     if name.startswith(part)
                 }
-                for part in ("server/", "clients/", "loop/")
+                for part in ("server/", "clients/", "loop/", "hidden/")
             )
     except (SafetensorError, OSError, KeyError, ValueError) as error:
         raise DataError(f"the checkpoint {path} cannot be read ({error}).") from error
-    return State(
-        position["stage"], position["turn"], position["round"], server, clients, loop["visits"]
-    ), extra
+    state = State(
+        **{key: position[key] for key in POSITION},
+        server=server,
+        clients=clients,
+        visits=loop["visits"],
+        hidden=hidden,
+    )
+    return state, extra

@@ -194,9 +194,15 @@ class TrainConfig(Strict):
 class EngineConfig(Strict):
     """What trains the clients. Results do not depend on it, but for rounding."""
 
-    name: Literal["sequential"] = Field("sequential", description="client after client")
+    name: Literal["sequential", "vectorized"] = Field(
+        "sequential",
+        description="sequential: client after client; vectorized: blocks of clients at once",
+    )
     device: str = Field(
         "auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto, cpu, cuda or cuda:INDEX"
+    )
+    block: int | None = Field(
+        None, ge=1, description="vectorized: clients at once (default: as memory allows)"
     )
     precision: Literal["32-true", "64-true", "bf16-mixed", "16-mixed"] = Field(
         "32-true", description="floating-point numbers"

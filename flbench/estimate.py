@@ -16,7 +16,7 @@ from flbench.evaluate import Evaluator, Judge
 from flbench.experiment import Experiment
 from flbench.rounds import Trained
 from flbench.tree import nbytes
-from flbench.types import Rows, Stage, State
+from flbench.types import Rows, State
 from flbench.wire import row_bytes, seal
 
 
@@ -60,7 +60,8 @@ class Estimate:
 def measure(experiment: Experiment) -> Estimate:
     """Train a client of median size for a few steps, judge it, and scale up."""
     config, algorithm = experiment.config, experiment.algorithm
-    setting, state = algorithm.setting, experiment.start()
+    setting = algorithm.setting
+    state = _training_state(experiment)
     client = torch.argsort(setting.sizes)[len(setting.sizes) // 2][None]
     _train(experiment, state, client, 2)  # warms up
     few, first = _train(experiment, state, client, 2)
@@ -124,20 +125,29 @@ def _train(
 
 def _steps(experiment: Experiment, phases: list[Phase]) -> Tensor:
     """Return the optimiser steps [N] of each client in a round."""
-    train, single = (
-        experiment.config.train,
-        bool(experiment.algorithm.setting.net.names("batchnorm")),
-    )
-    counts = []
-    for size in experiment.algorithm.setting.sizes.tolist():
-        arranged = len(batches.arrange(np.arange(size), train, skip_single=single))
-        epoch = -(-arranged // train.batch_size)
-        counts.append(sum(phase.steps or (phase.epochs or 0) * epoch for phase in phases))
-    return torch.tensor(counts, dtype=torch.float64)
+    train = experiment.config.train
+    has_batchnorm = bool(experiment.algorithm.setting.net.names("batchnorm"))
+    counts = torch.zeros(len(experiment.algorithm.setting.sizes), dtype=torch.float64)
+    for phase in phases:
+        single, share = has_batchnorm and phase.batchnorm == "train", phase.rows
+        for client, size in enumerate(experiment.algorithm.setting.sizes.tolist()):
+            size = round(share.high * size) - round(share.low * size)
+            size = size if share.limit is None else min(size, share.limit)
+            arranged = len(batches.arrange(np.arange(size), train, skip_single=single))
+            epoch = -(-arranged // train.batch_size)
+            counts[client] += phase.steps or (phase.epochs or 0) * epoch
+    return counts
+
+
+def _training_state(experiment: Experiment) -> State:
+    """Return the start, in the longest stage that is no set-up."""
+    stages = experiment.algorithm.stages()
+    lengths = [0 if stage.setup else stage.rounds for stage in stages]
+    return replace(experiment.start(), stage=lengths.index(max(lengths)))
 
 
 def _settings(experiment: Experiment, state: State) -> RoundSettings:
-    return rounds.settings_of(experiment.config, experiment.algorithm, state, Stage("estimate", 1))
+    return rounds.settings_of(experiment.config, experiment.algorithm, state)
 
 
 def _judge(evaluator: Evaluator, experiment: Experiment, state: State, client: Tensor) -> float:

@@ -84,7 +84,6 @@ class Evaluator:
         algorithm: says what is judged.
         engine: runs the programs.
         federation: the samples.
-        settings: of a round: batch size and random streams, for fine-tuning.
         config: when and how.
         recalibrate: steps that estimate BatchNorm statistics anew (`train.batchnorm=drop`), or
             none.

@@ -122,6 +122,10 @@ def build(config: Config) -> Experiment:
 
 def build_engine(config: Config, net: nn.Module, federation: Federation) -> Engine:
     """Return the engine that the configuration names."""
+    if config.engine.name == "vectorized":
+        from flbench.engine.vectorized import VectorizedEngine
+
+        return VectorizedEngine(net, federation, config.engine)
     from flbench.engine.sequential import SequentialEngine
 
     return SequentialEngine(net, federation, config.engine)

@@ -72,6 +72,7 @@ class FederatedLoop:
         folder: where everything is written.
         reporter: is told how it goes.
         seconds: spent so far, also before a resume.
+        last: what the last judgement found; None before the first.
     """
 
     config: Config
@@ -95,10 +96,10 @@ class FederatedLoop:
         self.reporter.begin(state.round, total)
         with Interrupts() as interrupts:
             try:
-                # A crash can fall between a round and its judgement.
+                # An interrupt can fall between a round and its judgement.
                 if state.round and self._is_due(state.round) and not self._was_judged(state.round):
                     self.judge(state, interrupts)
-                while state.stage < len(stages):
+                while state.turn < stages[state.stage].rounds:
                     stage = stages[state.stage]
                     state = self.round(state, stage, interrupts)
                     if not stage.setup and self._is_due(state.round):
@@ -116,7 +117,7 @@ class FederatedLoop:
     def round(self, state: State, stage: Stage, interrupts: Interrupts) -> State:
         """Return the state after one round; write what it cost."""
         judged = not stage.setup and self._is_due(state.round + 1)
-        settings = rounds.settings_of(self.config, self.algorithm, state, stage)
+        settings = rounds.settings_of(self.config, self.algorithm, state, setup=stage.setup)
         with self.seconds.spend("train"):
             observe = self._observers(state) if judged else ()
             with interrupts.welcome():
@@ -153,7 +154,7 @@ class FederatedLoop:
     def closing(self, state: State) -> RoundSettings:
         """Return the settings with which models are judged: those of the round before `state`."""
         before = replace(state, round=state.round - 1)
-        return rounds.settings_of(self.config, self.algorithm, before, Stage("judge", 1))
+        return rounds.settings_of(self.config, self.algorithm, before)
 
     def save(self, name: str, state: State) -> None:
         """Write a checkpoint."""

@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 
 from flbench.algorithms.base import Algorithm
-from flbench.client.program import LocalProgram, Step
+from flbench.client.program import LocalProgram, Phase, Step
 from flbench.config import Config
 from flbench.engine.base import Engine, RoundSettings
 from flbench.rng import Draw
 from flbench.tree import put_, take
-from flbench.types import Dispatch, Message, Results, Stage, State, Update
+from flbench.types import Dispatch, Message, Results, Stage, State, Tree, Update
 from flbench.wire import row_bytes, seal, seal_dispatch, shared_bytes
 
 
@@ -46,9 +46,14 @@ class Exchange:
     costs: dict[str, float]
 
 
-def settings_of(config: Config, algorithm: Algorithm, state: State, stage: Stage) -> RoundSettings:
-    """Return what holds for all clients of the round that follows `state`."""
-    key = (state.round, state.turn + 1) if stage.setup else (state.round,)
+def settings_of(
+    config: Config, algorithm: Algorithm, state: State, *, setup: bool = False
+) -> RoundSettings:
+    """Return what holds for all clients of the round that follows `state`.
+
+    The rounds of a set-up stage, `setup`, have streams of their own: they do not advance the round.
+    """
+    key = (state.round, state.stage + 1, state.turn + 1) if setup else (state.round,)
     factor = config.train.schedule.factor(state.round, config.train.rounds)
     return RoundSettings(config.train, Draw(config.seed, key, algorithm.setting.clients), factor)
 
@@ -95,7 +100,10 @@ def train(
 def exchange(algorithm: Algorithm, state: State, trained: Trained) -> Exchange:
     """Store what the cohort keeps, let the server see what it sent, and store the reply.
 
-    A round whose clients all diverged changes nothing but the round's number.
+    `state.clients`, `state.visits` and `state.hidden` are written in place. A round whose clients
+    all diverged changes nothing but the round's number.
+
+    Raises: ValueError if the program keeps a leaf that `init` gave no client.
     """
     stage = algorithm.stages()[state.stage]
     program, results = trained.program, trained.results
@@ -103,7 +111,12 @@ def exchange(algorithm: Algorithm, state: State, trained: Trained) -> Exchange:
     if len(results.ids):
         sent = seal(results.sent)
         stored = {name: value for name, value in sent.values.items() if name in program.keeps}
+        strange = sorted((set(results.kept) | set(stored)) - set(state.clients))
+        if strange:
+            raise ValueError(f"the program keeps {strange}, for which `init` made no rows")
         put_(state.clients, results.ids, {**results.kept, **stored})
+        if len(algorithm.stages()) > 1:
+            _hide(state, results, stored)
         seen = visible(state, program)
         links = algorithm.links(seen, results.ids)
         # What a client does not send, the server does not see: its loss neither.
@@ -112,29 +125,52 @@ def exchange(algorithm: Algorithm, state: State, trained: Trained) -> Exchange:
         update = algorithm.aggregate(seen, brought)
     reply = Message() if update.reply is None else seal(update.reply)
     put_(state.clients, results.ids, reply.values, reply.mask)
-    state.visits[results.ids] += 1
+    if _trains(program):
+        state.visits[results.ids] += 1
+    moved = not algorithm.setting.net.names("all").isdisjoint(update.server)
+    over = advance(state, algorithm.stages(), update)
     return Exchange(
-        advance(state, stage, update),
+        replace(over, fresh=state.fresh and not moved),
         dict(update.metrics),
         _costs(stage, trained, sent, reply, links),
     )
 
 
 def visible(state: State, program: LocalProgram) -> State:
-    """Return the state as the server may see it: of what clients keep, only what they send too."""
-    return replace(
-        state, clients={name: rows for name, rows in state.clients.items() if name in program.sends}
-    )
+    """Return the state as the server may see it: of what clients keep, only what they send too.
+
+    Rows that a client changed in an earlier stage and has not sent since are zero.
+    """
+    clients = {name: rows for name, rows in state.clients.items() if name in program.sends}
+    for name, hidden in state.hidden.items():
+        if name in clients and bool(hidden.any()):
+            clients[name] = clients[name].clone()
+            clients[name][hidden] = 0
+    return replace(state, clients=clients, hidden={})
 
 
-def advance(state: State, stage: Stage, update: Update) -> State:
-    """Return the state after a round, in the next stage if this one is done."""
-    turn = state.turn + 1
-    over = turn >= stage.rounds
+def _hide(state: State, results: Results, stored: Tree) -> None:
+    """Note which rows changed without being sent, in place."""
+    for name in results.kept:
+        hidden = state.hidden.setdefault(name, torch.zeros_like(state.visits, dtype=torch.bool))
+        hidden[results.ids] = True
+    for name in stored:
+        if name in state.hidden:
+            state.hidden[name][results.ids] = False
+
+
+def _trains(program: LocalProgram) -> bool:
+    return any(isinstance(step, Phase) for step in program.steps)
+
+
+def advance(state: State, stages: tuple[Stage, ...], update: Update) -> State:
+    """Return the state after a round, in the next stage if this one is done and not the last."""
+    stage, turn = stages[state.stage], state.turn + 1
+    next_one = turn == stage.rounds and state.stage + 1 < len(stages)
     return replace(
         state,
-        stage=state.stage + over,
-        turn=0 if over else turn,
+        stage=state.stage + next_one,
+        turn=0 if next_one else turn,
         round=state.round + (not stage.setup),
         server={**state.server, **update.server},
     )
@@ -164,7 +200,8 @@ class Meter:
 def _costs(
     stage: Stage, trained: Trained, sent: Message, reply: Message, links: Tensor | None
 ) -> dict[str, float]:
-    up, results = row_bytes(sent), trained.results
+    results = trained.results
+    up = row_bytes(sent) if sent.values else torch.zeros(len(results.ids), dtype=torch.int64)
     costs: dict[str, float] = {"down_bytes": trained.down, "up_bytes": 0, "peer_bytes": 0}
     if links is None:
         costs["down_bytes"] += int(row_bytes(reply).sum())
@@ -175,8 +212,9 @@ def _costs(
         costs["peer_bytes"] = int((edges.sum(dim=0) * up).sum())
     if stage.setup:
         costs = {"setup_bytes": sum(costs.values())}
-    costs["trainings"] = len(results.ids) + len(results.failures)
-    costs["without_step"] = int((results.steps == 0).sum())
+    trains = _trains(trained.program)
+    costs["trainings"] = (len(results.ids) + len(results.failures)) * trains
+    costs["without_step"] = int((results.steps == 0).sum()) * trains
     costs["diverged"] = len(results.failures)
     losses = results.losses[~results.losses.isnan()]
     return {**costs, "loss": float(losses.mean())} if len(losses) else costs

@@ -34,7 +34,7 @@ class Batch(NamedTuple):
     """Samples of one step.
 
     x: [B, ...] normalised inputs. y: [B] int64 labels in [0, C). mask: [B] bool, False for padded
-        rows (only Collectors get them).
+        rows: neither a loss term nor a Collector may count them.
     key: [B] int64, one number per sample and epoch, the source of per-sample noise. step: 0-dim
         int64, steps taken in this phase.
     """
@@ -157,12 +157,16 @@ class State:
     """All that a run remembers between rounds. A checkpoint is this object.
 
     Attributes:
-        stage: index of the current stage.
+        stage: index of the current stage; after the last round still that of the last one. When
+            the models after a stage's last round are judged it is the next one.
         turn: rounds done in this stage.
         round: rounds done, set-up stages not counted.
         server: what the server knows.
         clients: what each client keeps: leading axis N, written in place, by the loop alone.
         visits: [N] int64, finished trainings of each client, counted in place by the loop.
+        fresh: whether the server's leaves of the net are still the seeded ones, which cost nothing.
+        hidden: by leaf, [N] bool: which clients changed it in an earlier stage without sending it.
+            Written in place by the loop; empty for methods of one stage.
     """
 
     stage: int
@@ -171,6 +175,8 @@ class State:
     server: Tree
     clients: Tree
     visits: Tensor
+    fresh: bool = True
+    hidden: Tree = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -192,6 +198,10 @@ class Stage:
     name: str
     rounds: int
     setup: bool = False
+
+    def __post_init__(self) -> None:
+        if self.rounds < 1:
+            raise ValueError(f"the stage `{self.name}` has {self.rounds} rounds; leave it out")
 
 
 class Info(NamedTuple):

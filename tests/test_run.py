@@ -29,7 +29,6 @@ from flbench.losses import CrossEntropy
 from flbench.resolve import resolve
 from flbench.rounds import settings_of
 from flbench.tracking.folder import RunFolder
-from flbench.types import Stage
 from tests.support import (
     SMALL,
     Silent,
@@ -498,7 +497,7 @@ def test_checkpoint_is_no_pickle(tmp_path):
     content = (path / "checkpoints" / "last.safetensors").read_bytes()
 
     size = int.from_bytes(content[:8], "little")
-    assert json.loads(content[8 : 8 + size])["__metadata__"]["format"] == "1"
+    assert json.loads(content[8 : 8 + size])["__metadata__"]["format"] == checkpoint.FORMAT
 
 
 def test_every_method_of_the_foundation_is_there():
@@ -554,6 +553,21 @@ class SpoilOne:
         return {"head.bias": leaves["head.bias"] * factor + factor - 1}
 
 
+def test_finetuning_whose_last_step_diverges_is_given_up_too(tmp_path):
+    """One step: its loss is finite, and the weights after it are not."""
+    told = Silent()
+    keys = ("algorithm=fedavg", "model=mlp", "algorithm.finetune_epochs=1", "train.rounds=1")
+    step = ("train.batch_size=4096", "train.optimizer.lr=1e38", "train.optimizer.weight_decay=1e10")
+    items = [*SMALL, *keys, *step, f"output.dir={tmp_path}"]
+    config, origins = resolve([from_overrides(items)])
+
+    path = experiment.run(config, origins, told)
+
+    assert any("fine-tuning diverged" in note for note in told.notes)
+    last = summary_of(path)["last"]["test"]
+    assert last["ft"]["accuracy"] == last["accuracy"]
+
+
 @pytest.mark.parametrize("all_fail", [True, False])
 def test_finetuning_that_diverges_is_given_up_and_said(all_fail, monkeypatch):
     built, told = build("algorithm=fedavg", "model.name=mlp"), []
@@ -564,7 +578,7 @@ def test_finetuning_that_diverges_is_given_up_and_said(all_fail, monkeypatch):
     tuned = replace(plain, program=LocalProgram((*spoil, phase)))
     monkeypatch.setattr(type(built.algorithm), "deploy", lambda *_: {"personal": tuned})
     evaluator = built.evaluator(told.append)
-    settings = settings_of(built.config, built.algorithm, state, Stage("x", 1))
+    settings = settings_of(built.config, built.algorithm, state)
 
     judged = evaluator.evaluate(state, settings, common=False).own["personal", "test"]
     models = list(evaluator.deployed(state, settings))

@@ -142,10 +142,10 @@ class Algorithm:
     def dispatch(self, state: State, ids: Tensor) -> Dispatch:
         """Return what the server sends to clients `ids` [K]; row j depends on ids[j] alone.
 
-        Before the first round the server holds the seeded start, which every client has: nothing is
+        The seeded start is what every client has: as long as the server's net is that, nothing is
         sent.
         """
-        if state.stage == 0 and state.turn == 0:
+        if state.fresh:
             return Dispatch()
         return Dispatch(Message(only(state.server, self.program(state).sends)))
 

@@ -13,7 +13,7 @@ from flbench.algorithms.registry import ALGORITHMS
 from flbench.client.program import LocalProgram
 from flbench.config import AlgorithmConfig
 from flbench.losses import CrossEntropy, PrototypeL2
-from flbench.tree import repeat
+from flbench.tree import only, repeat
 from flbench.types import Dispatch, Results, State, Tree, Update, View
 
 
@@ -58,13 +58,16 @@ class FedProto(Algorithm):
     )
     wire = Wire(down="C D prototypes, C flags", up="(D + 2) of each held class", keeps="w")
 
+    def personal(self) -> frozenset[str]:
+        return self.setting.net.names("all")
+
     def init(self, start: Tree) -> tuple[Tree, Tree]:
         table, bank = prototypes.empty(self.setting, start)
-        return table, repeat(start | bank, self.setting.clients)
+        return table, repeat(only(start, self.split()[0]) | bank, self.setting.clients)
 
     def program(self, state: State) -> LocalProgram:
         train = self.phase(CrossEntropy(), PrototypeL2(weight=self.config.lam))
-        keeps = self.setting.net.names("all") | {"prototypes", "counts"}
+        keeps = self.split()[0] | {"prototypes", "counts"}
         collect = prototypes.collect(self.setting)
         return LocalProgram((train, *collect), keeps, prototypes.LEAVES, prototypes.MASKS)
 

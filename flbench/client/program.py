@@ -22,7 +22,7 @@ class LossTerm(Protocol):
 
     Implementations are frozen dataclasses. They are vmap-safe: masks and fixed k; no boolean
     indexing, no `.item()`, no `if` on a tensor, no `F.one_hot`. A missing class contributes zero,
-    never NaN.
+    never NaN; so does a row whose `batch.mask` is False.
     """
 
     @property
@@ -90,7 +90,8 @@ class Phase:
         project: (trained leaves, ctx) -> trained leaves, after each step.
         until: (epoch losses [epochs], epochs done, ctx) -> bool []; asked before each epoch, True
             ends the phase. Epochs still to come have loss NaN.
-        record: Collectors on the batches of the training itself, on the leaves before each step.
+        record: Collectors on the batches of the training itself, on the leaves before each step. A
+            client without a step shows them one padded row. Not with `gradient`.
         batchnorm: `eval` freezes BatchNorm statistics and uses them.
         rows: which samples.
     """
@@ -114,6 +115,8 @@ class Phase:
             raise ValueError(
                 f"a Phase needs either epochs or steps, got {self.epochs} and {self.steps}"
             )
+        if self.record and self.gradient is not None:
+            raise ValueError("a Phase with a gradient hook has no batches of its own to record")
 
     def trains(self, name: str) -> bool:
         """Return whether a leaf of this name is trained (if it is no buffer)."""

@@ -100,9 +100,11 @@ class Federation:
         low, high = round(which.low * len(rows)), round(which.high * len(rows))
         return np.asarray(order[low:high][: which.limit])
 
-    def inputs(self, rows: Indices, dtype: torch.dtype, keys: Tensor | None = None) -> Tensor:
+    def inputs(
+        self, rows: Indices | Tensor, dtype: torch.dtype, keys: Tensor | None = None
+    ) -> Tensor:
         """Return the normalised samples of these rows [b, ...]; with noise keys [b], augmented."""
-        x = self.x[torch.from_numpy(rows).to(self.x.device)].to(dtype)
+        x = self.x[torch.as_tensor(rows, device=self.x.device)].to(dtype)
         x.sub_(self.shift).mul_(self.scale)
         return x if keys is None or not self.augment else augment(x, keys, self.augment)
 

@@ -1,5 +1,6 @@
 """What every engine does, and the tensors of a client that each of them starts from."""
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
@@ -103,3 +104,15 @@ def find_device(name: str) -> torch.device:
             f"`engine.device`={name} is not there: PyTorch sees {gpus} GPUs. Use cpu or auto."
         )
     return device
+
+
+def be_deterministic() -> None:
+    """Ask CUDA for kernels that give the same bits every time, without TF32's short mantissa.
+
+    It holds for the whole process.
+    """
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when CUDA starts
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.backends.cudnn.benchmark = False
+    torch.backends.cudnn.allow_tf32 = False
+    torch.backends.cuda.matmul.allow_tf32 = False

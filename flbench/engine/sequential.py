@@ -1,6 +1,5 @@
 """The reference engine: client after client through one net, driven by Lightning Fabric."""
 
-import os
 from copy import deepcopy
 
 import torch
@@ -13,7 +12,14 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from flbench.client.program import Collector, LocalProgram, Step
 from flbench.config import EngineConfig
 from flbench.data.federation import Federation
-from flbench.engine.base import Dispatcher, Gathered, KeptRows, RoundSettings, find_device
+from flbench.engine.base import (
+    Dispatcher,
+    Gathered,
+    KeptRows,
+    RoundSettings,
+    be_deterministic,
+    find_device,
+)
 from flbench.engine.workbench import Workbench
 from flbench.engine.worker import Worker
 from flbench.errors import ConfigError
@@ -78,8 +84,9 @@ class SequentialEngine:
             bounded = {
                 name: leaves[name] for name in leaves if name in program.keeps | program.sends
             }
-            if not worker.loss_is_finite() or not is_finite(bounded):
-                failures.append(Failure(client, worker.diagnosis(bounded)))
+            checked = leaves if worker.steps else bounded
+            if not worker.loss_is_finite() or not is_finite(checked):
+                failures.append(Failure(client, worker.diagnosis(checked)))
                 continue
             finished.append(position)
             steps[position], losses[position] = worker.steps, worker.mean_loss()
@@ -111,7 +118,7 @@ def make_fabric(config: EngineConfig) -> Fabric:
     device = find_device(config.device)
     devices: int | list[int] = 1 if device.index is None else [device.index]
     if device.type == "cuda":
-        _be_deterministic()
+        be_deterministic()
     elif config.precision == "16-mixed":
         raise ConfigError("`engine.precision=16-mixed` needs a GPU. Use bf16-mixed or 32-true.")
     if config.precision == "16-mixed":
@@ -121,12 +128,3 @@ def make_fabric(config: EngineConfig) -> Fabric:
         plugin = MixedPrecision("16-mixed", "cuda", scaler)
         return Fabric(accelerator="cuda", devices=devices, plugins=[plugin])
     return Fabric(accelerator=device.type, devices=devices, precision=config.precision)
-
-
-def _be_deterministic() -> None:
-    """Ask CUDA for kernels that give the same bits every time, without TF32's short mantissa."""
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when CUDA starts
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    torch.backends.cudnn.benchmark = False
-    torch.backends.cudnn.allow_tf32 = False
-    torch.backends.cuda.matmul.allow_tf32 = False

@@ -5,14 +5,14 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from flbench.client.module import ClientModule, apply, call
+from flbench.client.module import ClientModule, call, mode, view_of
 from flbench.client.program import GradientHook
 from flbench.client.step import local_loss
 from flbench.data import batches
 from flbench.engine.base import RoundSettings
 from flbench.engine.recording import Recording
 from flbench.engine.workbench import Workbench
-from flbench.types import Batch, Outputs, Tree, View
+from flbench.types import Batch, Outputs, Tree
 
 
 class Training:
@@ -61,12 +61,22 @@ class Training:
             means[number] = total / (self.steps - before)
             if self._is_over():
                 break
+        if self._records and not self.steps:
+            self._record_nothing()
         for record in self._records:
             record.finish(self._module.leaves, ctx)
         for leaf in self._trained.values():
             leaf.requires_grad_(False)
             leaf.grad = None
         return sums
+
+    def _record_nothing(self) -> None:
+        """Show the Collectors one padded row, so that a client without a step has results too."""
+        bench, none = self._bench, self._rows[:0]
+        with torch.no_grad(), mode(bench.net, train=False), bench.fabric.autocast():
+            for batch in batches.passes(bench.federation, none, bench.dtype, 1):
+                for record in self._records:
+                    record.add(self._module.view(batch))
 
     def _is_over(self) -> bool:
         return self._phase.steps is not None and self.steps >= self._phase.steps
@@ -103,7 +113,7 @@ class Training:
             fabric.backward(loss)
         else:
             loss = self._hooked_gradient(phase.gradient, batch)
-        with torch.no_grad():
+        with torch.no_grad(), fabric.autocast():
             for record in self._records:
                 record.add(view)
         scaled = phase.gradient is None  # a hook's gradient never passed the loss scaler
@@ -129,14 +139,8 @@ class Training:
         def grad(parameters: Tree, batch: Batch) -> Tree:
             here = {name: value.detach().requires_grad_() for name, value in parameters.items()}
             leaves = {**module.leaves, **here}
-            view = View(
-                partial(self._forward, leaves, batch.x),
-                batch=batch,
-                ctx=module.ctx,
-                leaves=leaves,
-                start=module.start,
-                apply=partial(apply, self._bench.net),
-            )
+            forward = partial(self._forward, leaves, batch.x)
+            view = view_of(self._bench.net, forward, batch, module.ctx, leaves, module.start)
             with torch.enable_grad(), self._bench.fabric.autocast():
                 loss = local_loss(self._phase.terms, view)
             losses.append(loss.detach())

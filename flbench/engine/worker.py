@@ -5,7 +5,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from flbench.client.module import ClientModule, apply, mode
+from flbench.client.module import ClientModule, mode, view_of
 from flbench.client.program import Collector, Map, Phase, Step
 from flbench.data import batches
 from flbench.engine.base import RoundSettings
@@ -13,7 +13,7 @@ from flbench.engine.recording import Recording
 from flbench.engine.training import Training
 from flbench.engine.workbench import Workbench
 from flbench.tree import is_finite
-from flbench.types import Dispatch, Info, Outputs, Tree, View
+from flbench.types import Dispatch, Info, Outputs, Tree
 
 COLLECT = 512  # samples of one step of a Collector
 
@@ -99,14 +99,8 @@ class Worker:
         recording = Recording(collector)
         with torch.no_grad(), mode(self._bench.net, train=False):
             for batch in batches.passes(self._bench.federation, rows, self._bench.dtype, COLLECT):
-                view = View(
-                    partial(_outputs, self._bench.net, batch.x),
-                    batch=batch,
-                    ctx=self.ctx,
-                    leaves=self.leaves,
-                    start=self.start,
-                    apply=partial(apply, self._bench.net),
-                )
+                forward = partial(_outputs, self._bench.net, batch.x)
+                view = view_of(self._bench.net, forward, batch, self.ctx, self.leaves, self.start)
                 with self._bench.fabric.autocast():
                     recording.add(view)
             recording.finish(self.leaves, self.ctx)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from flbench.losses.similarity import masked_mean
 from flbench.types import View
 
 
@@ -20,4 +21,5 @@ class CrossEntropy:
 
     def __call__(self, view: View) -> Tensor:
         """Return the mean cross entropy, 0-dim, for logits [B, C] and labels [B]."""
-        return torch.nn.functional.cross_entropy(view.out.logits, view.batch.y)
+        losses = torch.nn.functional.cross_entropy(view.out.logits, view.batch.y, reduction="none")
+        return masked_mean(losses, view.batch.mask)

@@ -6,7 +6,7 @@ from math import log
 import torch
 from torch import Tensor
 
-from flbench.losses.similarity import NEVER, cosines
+from flbench.losses.similarity import NEVER, cosines, masked_mean
 from flbench.types import View
 
 
@@ -60,9 +60,8 @@ class PrototypeContrast:
         allowed = present[None, :] if self.positive else present[None, :] & ~own
         denominator = torch.where(allowed, denominator, NEVER).logsumexp(dim=1)
         positive = torch.where(own, scores, 0.0).sum(dim=1)
-        counts = present[y] & allowed.any(dim=1)
-        loss = torch.where(counts, denominator - positive, 0.0)
-        return loss.sum() / counts.sum().clamp_min(1).to(loss.dtype)
+        counts = present[y] & allowed.any(dim=1) & view.batch.mask
+        return masked_mean(denominator - positive, counts)
 
     def hard(self, similarity: Tensor, present: Tensor) -> Tensor:
         """Return [C, C] bool: whether class q is a hard negative of class p.

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from flbench.losses.similarity import NEVER, cosines
+from flbench.losses.similarity import NEVER, cosines, masked_mean
 from flbench.types import View
 
 
@@ -44,4 +44,4 @@ class PrototypeDistillation:
             dim=1
         )
         divergence = torch.where(present, teacher.exp() * (teacher - student), 0.0).sum(dim=1)
-        return divergence.mean()
+        return masked_mean(divergence, view.batch.mask)

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from flbench.losses.similarity import masked_mean
 from flbench.types import View
 
 
@@ -28,5 +29,4 @@ class PrototypeL2:
         """Return the term, 0-dim; 0 where no sample's class has a prototype."""
         y = view.batch.y
         distance = (view.out.features - view.ctx[self.prototypes][y]).square().mean(dim=1)
-        counts = view.ctx[self.present][y].to(distance.dtype)
-        return (counts * distance).sum() / counts.sum().clamp_min(1.0)
+        return masked_mean(distance, view.ctx[self.present][y] & view.batch.mask)

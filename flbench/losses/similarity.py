@@ -33,6 +33,12 @@ def wide(*tensors: Tensor) -> torch.dtype:
     return torch.float64 if any(x.dtype == torch.float64 for x in tensors) else torch.float32
 
 
+def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
+    """Return the mean of values [B] where mask [B] is True, 0-dim; 0 where it never is."""
+    count = mask.sum().clamp_min(1).to(values.dtype)
+    return torch.where(mask, values, 0.0).sum() / count
+
+
 def membership(y: Tensor, classes: int, mask: Tensor, dtype: torch.dtype) -> Tensor:
     """Return [B, C]: 1 where an unmasked sample is of the class.
 

@@ -11,7 +11,7 @@ HEADER: Final = ("round", "split", "protocol", "metric", "value")
 
 
 class Row(NamedTuple):
-    """One figure; `split` is train, server, validation, test or common, `protocol` the model."""
+    """One figure; `split`: train, setup, server, validation, test or common, of a model."""
 
     round: int
     split: str

@@ -11,6 +11,7 @@ import torch
 
 from flbench import checkpoint, experiment, rounds
 from flbench.algorithms import ALGORITHMS
+from flbench.client.program import Map, Phase
 from flbench.layers import Layer, from_overrides
 from flbench.resolve import resolve
 from flbench.rounds import visible
@@ -33,7 +34,7 @@ def with_method(name: str, *overrides: str) -> tuple[str, ...]:
 def played(built: experiment.Experiment, state: State, ids=None) -> tuple[State, object]:
     """One round, without files."""
     stage = built.algorithm.stages()[state.stage]
-    settings = rounds.settings_of(built.config, built.algorithm, state, stage)
+    settings = rounds.settings_of(built.config, built.algorithm, state, setup=stage.setup)
     trained = rounds.train(built.algorithm, built.engine, state, settings, ids=ids)
     return rounds.exchange(built.algorithm, state, trained).state, trained.results
 
@@ -213,9 +214,17 @@ def test_dispatch_of_a_client_depends_on_its_id_alone(name):
 
     for client in range(5):
         alone = built.algorithm.dispatch(seen, torch.tensor([client]))
-        assert alone.shared.values.keys() == together.shared.values.keys()
-        for key, value in alone.rows.values.items():
-            assert torch.equal(value[0], together.rows.values[key][client])
+        assert alone.numbers == together.numbers
+        for one, all_ in ((alone.shared, together.shared), (alone.rows, together.rows)):
+            assert one.values.keys() == all_.values.keys()
+            assert one.mask.keys() == all_.mask.keys()
+        for one, all_, row in (
+            (alone.shared.values, together.shared.values, ...),
+            (alone.shared.mask, together.shared.mask, ...),
+            (alone.rows.values, together.rows.values, slice(client, client + 1)),
+            (alone.rows.mask, together.rows.mask, slice(client, client + 1)),
+        ):
+            assert all(torch.equal(value, all_[key][row]) for key, value in one.items())
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -256,6 +265,55 @@ def test_programs_of_a_stage_are_equal_and_hashable(name):
     if first.stage == later.stage:
         assert built.algorithm.program(first) == built.algorithm.program(later)
         assert hash(built.algorithm.program(first)) == hash(built.algorithm.program(later))
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_nothing_that_a_client_learns_from_is_test_data(name):
+    built = build(*with_method(name))
+    state = built.start()
+    for stage in range(len(built.algorithm.stages())):
+        program = built.algorithm.program(replace(state, stage=stage))
+        parts = {step.rows.part for step in program.steps if not isinstance(step, Map)}
+        parts |= {c.rows.part for s in program.steps if isinstance(s, Phase) for c in s.record}
+        assert parts <= {"train", "validation"}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_models_can_be_judged_when_all_rounds_are_done(name):
+    built = build(*with_method(name))
+    state = after(built, 3)
+
+    assert "personal" in built.algorithm.deploy(state, torch.arange(5))
+    assert state.stage == len(built.algorithm.stages()) - 1
+
+
+@pytest.mark.parametrize("net", ["mlp", "lenet5"])
+@pytest.mark.parametrize("name", METHODS)
+def test_vectorized_engine_does_what_the_sequential_one_does(name, net):
+    """In float64, with clients that are absent; BatchNorm in LeNet-5."""
+    keys = (*with_method(name), f"model.name={net}", "engine.precision=64-true")
+    one, many = build(*keys), build(*keys, "engine.name=vectorized")
+
+    a, b = after(one, 3), after(many, 3)
+
+    for trees in ((a.server, b.server), (a.clients, b.clients)):
+        assert list(trees[0]) == list(trees[1])
+        for key, value in trees[0].items():
+            difference = (value.double() - trees[1][key].double()).abs().max()
+            assert float(difference) <= 1e-9, key
+    settings = [rounds.settings_of(x.config, x.algorithm, a) for x in (one, many)]
+    costs = [
+        rounds.exchange(x.algorithm, s, rounds.train(x.algorithm, x.engine, s, settings[0])).costs
+        for x, s in ((one, a), (many, b))
+    ]
+    assert {k: v for k, v in costs[0].items() if k != "loss"} == {
+        k: v for k, v in costs[1].items() if k != "loss"
+    }
+    found = [
+        x.evaluator(print).evaluate(s, settings[0], common=True).own["personal", "test"]
+        for x, s in ((one, a), (many, b))
+    ]
+    assert torch.equal(found[0].confusion, found[1].confusion)
 
 
 @pytest.mark.parametrize("name", METHODS)

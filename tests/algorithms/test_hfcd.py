@@ -13,7 +13,7 @@ from flbench.client.program import Collector, LocalProgram, Phase
 from flbench.losses.similarity import cosines
 from flbench.rounds import settings_of
 from flbench.tree import take
-from flbench.types import Dispatch, Message, Results, Stage, State
+from flbench.types import Dispatch, Message, Results, State
 from tests.algorithms.test_contract import after
 from tests.support import build, run
 
@@ -280,7 +280,7 @@ def test_prototypes_under_dropped_statistics_are_those_of_the_recalibrated_net()
             torch.arange(5),
             rows=partial(take, state.clients),
             dispatch=lambda ids: Dispatch(),
-            settings=settings_of(built.config, built.algorithm, state, Stage("x", 1)),
+            settings=settings_of(built.config, built.algorithm, state),
             observe=(collect,),
         ).observed
 

@@ -7,6 +7,7 @@ from flbench.models.base import net_leaves
 from tests.algorithms.test_contract import after, with_method
 from tests.support import build, run
 
+POLICIES = ["average", "local", "drop"]
 LENET = ("model.name=lenet5", "train.participation=0.6", "train.optimizer.momentum=0.9")
 
 
@@ -14,37 +15,47 @@ def digest(tmp_path, *overrides: str) -> str:
     return run(tmp_path, *LENET, *overrides)[1]["weights_digest"]
 
 
-def test_fedprox_without_pull_is_fedavg(tmp_path):
+@pytest.mark.parametrize("policy", POLICIES)
+def test_fedprox_without_pull_is_fedavg(tmp_path, policy):
     """T1."""
-    fedavg = digest(tmp_path, "algorithm=fedavg")
+    norm = f"train.batchnorm={policy}"
+    fedavg = digest(tmp_path, norm, "algorithm=fedavg")
 
-    assert digest(tmp_path, "algorithm=fedprox", "algorithm.mu=0") == fedavg
-    assert digest(tmp_path, "algorithm=fedprox", "algorithm.mu=0.1") != fedavg
+    assert digest(tmp_path, norm, "algorithm=fedprox", "algorithm.mu=0") == fedavg
+    assert digest(tmp_path, norm, "algorithm=fedprox", "algorithm.mu=0.1") != fedavg
 
 
-def test_hfcd_without_strength_is_local_only(tmp_path):
+@pytest.mark.parametrize("policy", POLICIES)
+def test_hfcd_without_strength_is_local_only(tmp_path, policy):
     """T13: beta(0) = 0 makes round 0 cross entropy; lambda0 = 0 makes every round so."""
-    local = digest(tmp_path, "algorithm=local")
+    norm = f"train.batchnorm={policy}"
+    local = digest(tmp_path, norm, "algorithm=local")
 
     assert (
-        digest(tmp_path, "algorithm=hfcd", "algorithm.lambda0=0", "algorithm.share=none") == local
+        digest(tmp_path, norm, "algorithm=hfcd", "algorithm.lambda0=0", "algorithm.share=none")
+        == local
     )
-    assert digest(tmp_path, "algorithm=hfcd") != local
+    assert digest(tmp_path, norm, "algorithm=hfcd") != local
 
 
-def test_hfcd_that_shares_everything_without_strength_is_fedavg(tmp_path):
-    fedavg = digest(tmp_path, "algorithm=fedavg")
+@pytest.mark.parametrize("policy", POLICIES)
+def test_hfcd_that_shares_everything_without_strength_is_fedavg(tmp_path, policy):
+    norm = f"train.batchnorm={policy}"
+    fedavg = digest(tmp_path, norm, "algorithm=fedavg")
 
     assert (
-        digest(tmp_path, "algorithm=hfcd", "algorithm.lambda0=0", "algorithm.share=full") == fedavg
+        digest(tmp_path, norm, "algorithm=hfcd", "algorithm.lambda0=0", "algorithm.share=full")
+        == fedavg
     )
 
 
-def test_fedproto_without_pull_is_local_only(tmp_path):
-    local = digest(tmp_path, "algorithm=local")
+@pytest.mark.parametrize("policy", POLICIES)
+def test_fedproto_without_pull_is_local_only(tmp_path, policy):
+    norm = f"train.batchnorm={policy}"
+    local = digest(tmp_path, norm, "algorithm=local")
 
-    assert digest(tmp_path, "algorithm=fedproto", "algorithm.lam=0") == local
-    assert digest(tmp_path, "algorithm=fedproto") != local
+    assert digest(tmp_path, norm, "algorithm=fedproto", "algorithm.lam=0") == local
+    assert digest(tmp_path, norm, "algorithm=fedproto") != local
 
 
 @pytest.mark.parametrize("form", ["nested", "separate"])

@@ -1,0 +1,287 @@
+"""A block of clients at work at once: what they share is there once, what differs is stacked."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Self
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from flbench.client.module import call, mode, view_of
+from flbench.client.program import Collector, Map, merge_context
+from flbench.data.federation import Federation
+from flbench.engine.base import RoundSettings
+from flbench.engine.padding import Padding
+from flbench.engine.recording import TOGETHER
+from flbench.types import Batch, Dispatch, Info, Outputs, Tree, View
+
+PASS = 8192  # rows of all clients together in one step of a Collector
+
+
+@dataclass
+class Bundle:
+    """Tensors by name: those of `shared` are the same for all clients, `rows` have an axis [B].
+
+    Attributes:
+        shared: of all clients.
+        rows: of each client.
+        names: all names, in the order in which they came.
+    """
+
+    shared: Tree = field(default_factory=dict)
+    rows: Tree = field(default_factory=dict)
+    names: list[str] = field(default_factory=list)
+
+    def put(self, name: str, value: Tensor, *, row: bool) -> None:
+        """Set a tensor; it replaces what has that name."""
+        self.shared.pop(name, None)
+        self.rows.pop(name, None)
+        (self.rows if row else self.shared)[name] = value
+        if name not in self.names:
+            self.names.append(name)
+
+    def __getitem__(self, name: str) -> Tensor:
+        """Return a tensor, with or without an axis [B]."""
+        return self.rows[name] if name in self.rows else self.shared[name]
+
+    def spread(self, names: Sequence[str], clients: int) -> None:
+        """Give each client a copy of its own of these tensors."""
+        for name in names:
+            if name in self.shared:
+                value = self.shared.pop(name)
+                self.rows[name] = value.expand(clients, *value.shape).clone()
+
+    def reorder(self, order: Tensor) -> None:
+        """Put the clients in another order."""
+        for name, value in self.rows.items():
+            self.rows[name] = value[order]
+
+    def some(self, count: int) -> Tree:
+        """Return the rows of the first `count` clients; views."""
+        return {name: value[:count] for name, value in self.rows.items()}
+
+    def copy(self) -> Self:
+        """Return a bundle with the same tensors."""
+        return type(self)(dict(self.shared), dict(self.rows), list(self.names))
+
+
+@dataclass(frozen=True)
+class StackBench:
+    """What stacks work with.
+
+    Attributes:
+        net: its own tensors are never used, only their names and the forward pass.
+        start: the seeded values by name, on the device.
+        buffers: names of the net's buffers.
+        federation: the samples, on the device.
+        device: of all tensors.
+        dtype: of weights and inputs.
+        autocast: the type that matrix products are computed in; None for `dtype`.
+        has_batchnorm: whether a batch of one sample must be skipped.
+        padding: tells BatchNorm which rows are real.
+    """
+
+    net: nn.Module
+    start: Tree
+    buffers: frozenset[str]
+    federation: Federation
+    device: torch.device
+    dtype: torch.dtype
+    autocast: torch.dtype | None
+    has_batchnorm: bool
+    padding: Padding
+
+    def precision(self) -> torch.autocast:
+        """Return the context of a forward pass."""
+        kind = self.autocast or torch.bfloat16
+        return torch.autocast(self.device.type, kind, enabled=self.autocast is not None)
+
+
+class Stack:
+    """A block of clients: their leaves, what they know (ctx), and what they have done.
+
+    Args:
+        bench: net, samples, precision.
+        ids: [B] client ids.
+        settings: of the round.
+        rows: what the clients kept, [B, ...] each.
+        dispatch: what the server sends them.
+    """
+
+    def __init__(
+        self,
+        bench: StackBench,
+        ids: Tensor,
+        settings: RoundSettings,
+        rows: Tree,
+        dispatch: Dispatch,
+    ) -> None:
+        self.bench = bench
+        self.settings = settings
+        self.ids = ids.numpy().copy()
+        self.position = np.arange(len(ids))  # where each client stood in `ids`
+        self.steps = np.zeros(len(ids), dtype=np.int64)
+        self.loss = torch.zeros(len(ids), dtype=torch.float64, device=bench.device)
+        self.lr = 0.0
+        self.start = Bundle(dict(bench.start), names=list(bench.start))
+        self.ctx = Bundle()
+        for name, number in dispatch.numbers.items():
+            value = torch.tensor(number, dtype=bench.dtype, device=bench.device)
+            self.ctx.put(name, value, row=False)
+        for name, value in rows.items():
+            self.start.put(name, self._own(name, value), row=True)
+        known = set(self.start.names)
+        for message, row in ((dispatch.shared, False), (dispatch.rows, True)):
+            for name, value in message.values.items():
+                target = self.start if name in known else self.ctx
+                target.put(name, self._own(name, value), row=row)
+        self.leaves = self.start.copy()
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def reorder(self, order: np.ndarray[Any, np.dtype[np.int64]]) -> None:
+        """Put the clients in another order."""
+        if (order == np.arange(len(order))).all():
+            return
+        self.ids, self.position = self.ids[order], self.position[order]
+        self.steps = self.steps[order]
+        index = torch.from_numpy(order).to(self.bench.device)
+        self.loss = self.loss[index]
+        for bundle in (self.start, self.ctx, self.leaves):
+            bundle.reorder(index)
+
+    def each(self, fn: Callable[..., Any], *extra: Any, count: int | None = None) -> Any:
+        """Return fn(leaves, start, ctx, *extra) for the first `count` clients, stacked [B, ...].
+
+        Args:
+            fn: sees one client.
+            extra: trees of tensors with an axis [B].
+            count: None for all clients.
+        """
+        count = len(self) if count is None else count
+        bundles = (self.leaves, self.start, self.ctx)
+
+        def one(rows: Sequence[Tree], slot: Tensor, *extra: Any) -> Any:
+            trees = [
+                {name: mine[name] if name in mine else bundle.shared[name] for name in bundle.names}
+                for bundle, mine in zip(bundles, rows, strict=True)
+            ]
+            return fn(*trees, *extra)
+
+        rows = [bundle.some(count) for bundle in bundles]
+        slots = torch.arange(count, device=self.bench.device)  # vmap needs one stacked tensor
+        return torch.vmap(one)(rows, slots, *extra)
+
+    def view(self, leaves: Tree, start: Tree, ctx: Tree, batch: Batch, **keys: Any) -> View:
+        """Return what one client's step sees."""
+        forward = partial(self.forward, leaves, ctx, batch.x, **keys)
+        return view_of(self.bench.net, forward, batch, ctx, leaves, start)
+
+    def forward(
+        self,
+        leaves: Tree,
+        ctx: Tree,
+        x: Tensor,
+        weights: Callable[[Tree, Tree], Tree] | None = None,
+    ) -> Outputs:
+        """Return the net's outputs with one client's leaves, or what `weights` makes of them."""
+        if weights is not None:
+            return call(self.bench.net, weights(leaves, ctx), x)
+        return call(self.bench.net, {name: leaves[name] for name in self.bench.start}, x)
+
+    def collect(self, collector: Collector) -> None:
+        """Run a Collector over each client's rows and write what it finds into ctx."""
+        bench, draw = self.bench, self.settings.draw
+        rows = [bench.federation.rows(collector.rows, int(client), draw) for client in self.ids]
+        longest = max(1, *(len(mine) for mine in rows))
+        # Without rows there is one padded row that does not count.
+        index = np.zeros((len(rows), longest), dtype=np.int64)
+        real = np.zeros((len(rows), longest), dtype=bool)
+        for k, mine in enumerate(rows):
+            index[k, : len(mine)] = mine
+            real[k, : len(mine)] = True
+        self._refuse_ragged_rows(collector, real)
+        found: Tree = {}
+        size = max(1, PASS // len(rows))
+        with torch.no_grad(), mode(bench.net, train=False):
+            for begin in range(0, longest, size):
+                cut = slice(begin, begin + size)
+                chosen = torch.from_numpy(index[:, cut]).to(bench.device)
+                batch = (
+                    self.inputs(chosen),
+                    bench.federation.y[chosen],
+                    torch.from_numpy(real[:, cut]).to(bench.device),
+                    chosen,
+                )
+                for key, value in self.each(partial(self.observe, collector), batch).items():
+                    reduction = collector.reduction(key)
+                    if key not in found:
+                        found[key] = value
+                    elif reduction == "rows":  # axis 0 is the clients'
+                        found[key] = torch.cat([found[key], value], dim=1)
+                    else:
+                        found[key] = TOGETHER[reduction](found[key], value)
+            if collector.finish is not None:
+                finish = collector.finish
+                found = self.each(lambda leaves, start, ctx, got: finish(got, leaves, ctx), found)
+        self.know(collector.name, found)
+
+    def know(self, name: str, found: Tree) -> None:
+        """Write a Collector's result [B, ...] into ctx."""
+        named: Tree = {}
+        merge_context(named, name, found)
+        for key, value in named.items():
+            self.ctx.put(key, value, row=True)
+
+    def map(self, step: Map) -> None:
+        """Let a Map change leaves."""
+        bench, draw = self.bench, self.settings.draw
+        sizes = [len(bench.federation.partition.parts["train"][int(client)]) for client in self.ids]
+        lr = torch.tensor(self.lr, dtype=bench.dtype, device=bench.device)
+        number = torch.tensor(draw.round, device=bench.device)
+
+        def change(leaves: Tree, start: Tree, ctx: Tree, steps: Tensor, size: Tensor) -> Tree:
+            return step.fn(leaves, start, ctx, Info(steps, lr, size, number))
+
+        counts = (torch.from_numpy(self.steps.copy()), torch.tensor(sizes))
+        with torch.no_grad():
+            changed = self.each(change, *(count.to(bench.device) for count in counts))
+        for name, value in changed.items():
+            self.leaves.put(name, self._own(name, value), row=True)
+
+    def inputs(self, rows: Tensor, keys: Tensor | None = None) -> Tensor:
+        """Return the normalised samples [B, S, ...] of the rows [B, S] of the data set."""
+        flat = None if keys is None else keys.reshape(-1)
+        x = self.bench.federation.inputs(rows.reshape(-1), self.bench.dtype, flat)
+        return x.reshape(*rows.shape, *x.shape[1:])
+
+    def _own(self, name: str, value: Tensor) -> Tensor:
+        """Return a tensor on the device; the net's own leaves keep their type."""
+        own = self.bench.start.get(name)
+        return value.to(self.bench.device, None if own is None else own.dtype)
+
+    def observe(
+        self, collector: Collector, leaves: Tree, start: Tree, ctx: Tree, batch: Any
+    ) -> Tree:
+        """Return what a Collector finds in one client's batch `(x, y, mask, key)`."""
+        step = torch.zeros((), dtype=torch.int64, device=self.bench.device)
+        with self.bench.precision():
+            x, y, mask, key = batch
+            return collector.fn(self.view(leaves, start, ctx, Batch(x, y, mask, key, step)))
+
+    def _refuse_ragged_rows(
+        self, collector: Collector, real: np.ndarray[Any, np.dtype[np.bool_]]
+    ) -> None:
+        reductions = (
+            {collector.reduce}
+            if isinstance(collector.reduce, str)
+            else {kind for _, kind in collector.reduce}
+        )
+        if "rows" in reductions and len(self) > 1 and not real.all():
+            raise ValueError(
+                f"the Collector `{collector.name}` puts rows one after the other, which clients of"
+                " different size cannot do at once"
+            )

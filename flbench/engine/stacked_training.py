@@ -1,0 +1,312 @@
+"""One phase of a block of clients: each step is one vmap over those that still train.
+
+The clients stand in the order of their steps, most first. So those that take a step are always the
+first ones, a finished client costs nothing, and all have taken equally many steps: optimisers that
+count steps (Adam) do on the stack exactly what they do client by client.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.func import grad
+from torch.optim.adam import adam
+from torch.optim.adamw import adamw
+from torch.optim.sgd import sgd
+
+from flbench.client.module import is_buffer, mode
+from flbench.client.program import Phase
+from flbench.client.step import local_loss
+from flbench.config import OptimizerConfig
+from flbench.engine import plan
+from flbench.engine.recording import TOGETHER
+from flbench.engine.stack import Stack
+from flbench.types import Batch, Tree
+
+
+def train(stack: Stack, phase: Phase) -> float:
+    """Train all clients of a stack as a phase says; return the share of sample slots that idled.
+
+    Raises: ValueError if the phase trains nothing, or records what cannot be stacked.
+    """
+    bench = stack.bench
+    stack.lr = phase.optimizer.lr * stack.settings.lr_factor
+    names = _trained(stack, phase)
+    if not names:
+        raise ValueError(
+            f"the phase trains {phase.train!r}, which names no parameter of the client"
+        )
+    skip = bench.has_batchnorm and phase.batchnorm == "train"
+    work = plan.make(bench.federation, phase, stack.ids, stack.settings, skip_single=skip)
+    moving = [name for name in bench.start if name in bench.buffers]
+    stack.leaves.spread([*names, *moving], len(stack))
+    optimizer = StackedOptimizer(phase.optimizer, stack.lr)
+    run = _Run(stack, phase, work, names, moving, optimizer)
+    with mode(bench.net, train=True):
+        _freeze_statistics(stack, phase)
+        run.all()
+    return run.idle()
+
+
+def _trained(stack: Stack, phase: Phase) -> list[str]:
+    """Return the leaves that the phase trains, in the stack's order."""
+    return [
+        name
+        for name in stack.leaves.names
+        if phase.trains(name)
+        and not is_buffer(name, stack.bench.buffers)
+        and stack.leaves[name].is_floating_point()
+    ]
+
+
+def _freeze_statistics(stack: Stack, phase: Phase) -> None:
+    if phase.batchnorm == "eval":
+        for module in stack.bench.net.modules():
+            if isinstance(module, torch.nn.modules.batchnorm._BatchNorm):
+                module.eval()
+
+
+class _Run:
+    """The steps of one phase."""
+
+    def __init__(
+        self,
+        stack: Stack,
+        phase: Phase,
+        work: plan.Plan,
+        names: list[str],
+        moving: list[str],
+        optimizer: "StackedOptimizer",
+    ) -> None:
+        self._stack, self._phase, self._plan = stack, phase, work
+        self._names, self._moving = names, moving
+        self._optimizer = optimizer
+        self._found: list[Tree] = [{} for _ in phase.record]
+        self._real = self._slots = 0
+        cap = phase.epochs if phase.epochs is not None else phase.steps or 0
+        device = stack.bench.device
+        # Sum of losses and number of steps by client and epoch, for `until`.
+        self._sums = torch.zeros(len(stack), cap, dtype=torch.float64, device=device)
+        self._counts = torch.zeros(len(stack), cap, dtype=torch.float64, device=device)
+        self._sort()
+
+    def all(self) -> None:
+        """Take all steps, and write what was recorded."""
+        self._record_nothing()
+        step = 0
+        while count := self._plan.active(step):
+            if self._phase.until is not None and self._stop(step, count):
+                continue  # others may be active now
+            self._step(step, count)
+            step += 1
+        self._stack.steps += np.minimum(self._plan.steps, step)
+        self._stack.loss += self._sums.sum(dim=1)
+        for collector, found in zip(self._phase.record, self._found, strict=True):
+            if collector.finish is not None:
+                finish = collector.finish
+                found = self._stack.each(
+                    lambda leaves, start, ctx, got, finish=finish: finish(got, leaves, ctx), found
+                )
+            self._stack.know(collector.name, found)
+
+    def _record_nothing(self) -> None:
+        """Show the Collectors one padded row: what they find of it is the neutral beginning."""
+        stack, bench = self._stack, self._stack.bench
+        row = torch.zeros(len(stack), 1, dtype=torch.int64, device=bench.device)
+        batch = (stack.inputs(row), bench.federation.y[row], row > 0, row)
+        with torch.no_grad(), mode(bench.net, train=False):
+            for collector, whole in zip(self._phase.record, self._found, strict=True):
+                whole |= stack.each(partial(stack.observe, collector), batch)
+
+    def idle(self) -> float:
+        """Return the share of sample slots that held padding."""
+        return 1.0 - self._real / self._slots if self._slots else 0.0
+
+    def _sort(self) -> None:
+        order = np.argsort(-self._plan.steps, kind="stable")
+        self._plan.reorder(order)
+        self._stack.reorder(order)
+        index = torch.from_numpy(order).to(self._stack.bench.device)
+        self._sums, self._counts = self._sums[index], self._counts[index]
+        self._optimizer.reorder(index)
+        self._found = [{k: v[index[: len(v)]] for k, v in found.items()} for found in self._found]
+
+    def _stop(self, step: int, count: int) -> bool:
+        """Ask the clients that begin an epoch whether they are done; return whether any is."""
+        begins = self._plan.first[:count, step]
+        until = self._phase.until
+        if not begins.any() or until is None:
+            return False
+        epochs = torch.from_numpy(self._plan.epoch[:count, step]).to(self._stack.bench.device)
+        sums, counts = self._sums[:count], self._counts[:count]
+        means = torch.where(counts > 0, sums / counts.clamp_min(1), torch.nan)
+        flags = self._stack.each(
+            lambda leaves, start, ctx, means, done: until(means, done, ctx),
+            means,
+            epochs,
+            count=count,
+        )
+        ends = begins & flags.cpu().numpy()
+        if not ends.any():
+            return False
+        self._plan.steps[:count][ends] = step
+        self._sort()
+        return True
+
+    def _step(self, step: int, count: int) -> None:
+        stack, phase, bench = self._stack, self._phase, self._stack.bench
+        fill = self._plan.fill[:count, step]
+        size = int(fill.max())
+        self._real, self._slots = self._real + int(fill.sum()), self._slots + count * size
+        rows = self._plan.rows_on_device[:count, step, :size]
+        keys = self._plan.keys_on_device[:count, step, :size]
+        full = bool((fill == size).all())
+        ends = torch.from_numpy(fill).to(bench.device)
+        mask = torch.arange(size, device=bench.device)[None] < ends[:, None]
+        x = stack.inputs(rows, keys)
+        batch = (x, bench.federation.y[rows], mask, keys)
+        number = torch.tensor(step, device=bench.device)
+        one = partial(self._one, number, full)
+        gradients, loss, buffers, found = stack.each(one, batch, count=count)
+        trained = [stack.leaves.rows[name][:count] for name in self._names]
+        with torch.no_grad():
+            self._optimizer.step(trained, [gradients[name] for name in self._names])
+            for name, value in buffers.items():
+                stack.leaves.rows[name][:count] = value
+            if phase.project is not None:
+                self._project(count)
+            epochs = torch.from_numpy(self._plan.epoch[:count, step]).to(bench.device)[:, None]
+            self._sums[:count].scatter_add_(1, epochs, loss.double()[:, None])
+            self._counts[:count].scatter_add_(1, epochs, torch.ones_like(loss.double())[:, None])
+            for collector, whole, new in zip(phase.record, self._found, found, strict=True):
+                self._record(collector, whole, new)
+
+    def _one(
+        self, number: Tensor, full: bool, leaves: Tree, start: Tree, ctx: Tree, batch: Any
+    ) -> tuple[Tree, Tensor, Tree, list[Tree]]:
+        """Return one client's gradient, loss, buffers after it, and what its Collectors see."""
+        stack, phase = self._stack, self._phase
+        x, y, mask, key = batch
+        batch = Batch(x, y, mask, key, number)
+        buffers = {name: leaves[name] for name in self._moving}
+        trained = {name: leaves[name] for name in self._names}
+
+        def loss_of(trained: Tree, batch: Batch) -> tuple[Tensor, tuple[Tensor, Tree, list[Tree]]]:
+            moved = {name: value.clone() for name, value in buffers.items()}
+            mine = {**leaves, **trained, **moved}
+            view = stack.view(mine, start, ctx, batch, weights=phase.weights)
+            stack.bench.padding.mask = None if full else batch.mask
+            with stack.bench.precision():
+                loss = local_loss(phase.terms, view)
+            found = [
+                {k: v.detach() for k, v in collector.fn(view).items()} for collector in phase.record
+            ]
+            stack.bench.padding.mask = None
+            return loss, (loss.detach(), moved, found)
+
+        gradient_of = grad(loss_of, has_aux=True)
+        losses: list[Tensor] = []
+
+        def look(parameters: Tree, batch: Batch) -> Tree:
+            result, (loss, moved, _) = gradient_of(parameters, batch)
+            buffers.update(moved)  # each look at the net counts for BatchNorm
+            losses.append(loss)
+            gradients: Tree = result
+            return gradients
+
+        if phase.gradient is None:
+            gradients, (loss, moved, found) = gradient_of(trained, batch)
+            buffers.update(moved)
+        else:
+            gradients = phase.gradient(look, trained, batch, ctx)
+            loss, found = losses[0] if losses else batch.x.new_zeros(()), []
+        if phase.clip is not None:
+            squares = torch.stack([gradients[name].square().sum() for name in self._names]).sum()
+            factor = (phase.clip / (squares.sqrt() + 1e-6)).clamp_max(1.0)
+            gradients = {name: value * factor for name, value in gradients.items()}
+        return {name: gradients[name] for name in self._names}, loss, buffers, found
+
+    def _project(self, count: int) -> None:
+        stack, project = self._stack, self._phase.project
+
+        def one(leaves: Tree, start: Tree, ctx: Tree) -> Tree:
+            assert project is not None
+            return project({name: leaves[name] for name in self._names}, ctx)
+
+        for name, value in stack.each(one, count=count).items():
+            stack.leaves.rows[name][:count] = value
+
+    def _record(self, collector: Any, whole: Tree, new: Tree) -> None:
+        for key, value in new.items():
+            reduction = collector.reduction(key)
+            if reduction == "rows":
+                raise ValueError(
+                    f"the Collector `{collector.name}` records rows one after the other, which"
+                    " clients of different size cannot do at once"
+                )
+            count = len(value)
+            whole[key][:count] = TOGETHER[reduction](whole[key][:count], value)
+
+
+class StackedOptimizer:
+    """PyTorch's own optimisers on stacked leaves: they work element by element.
+
+    Args:
+        config: which optimiser.
+        lr: learning rate.
+    """
+
+    def __init__(self, config: OptimizerConfig, lr: float) -> None:
+        self._config = config
+        self._lr = lr
+        self._first: list[Tensor | None] = []  # momentum, or Adam's first moment
+        self._second: list[Tensor] = []
+        self._steps: list[Tensor] = []
+
+    def reorder(self, index: Tensor) -> None:
+        """Put the clients in another order."""
+        self._first = [None if v is None else v[index[: len(v)]] for v in self._first]
+        self._second = [value[index[: len(value)]] for value in self._second]
+
+    def step(self, leaves: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
+        """Change the leaves [k, ...] of the first clients in place."""
+        config, k = self._config, len(leaves[0])
+        if config.name == "sgd":
+            first = self._first or [None] * len(leaves)
+            views = [None if value is None else value[:k] for value in first]
+            sgd(
+                list(leaves),
+                list(gradients),
+                views,
+                weight_decay=config.weight_decay,
+                momentum=config.momentum,
+                lr=self._lr,
+                dampening=0.0,
+                nesterov=config.nesterov,
+                maximize=False,
+            )
+            if not self._first and config.momentum:
+                self._first = views
+            return
+        if not self._first:
+            self._first = [torch.zeros_like(leaf) for leaf in leaves]
+            self._second = [torch.zeros_like(leaf) for leaf in leaves]
+            self._steps = [torch.zeros((), dtype=torch.float32) for _ in leaves]
+        (adam if config.name == "adam" else adamw)(
+            list(leaves),
+            list(gradients),
+            [value[:k] for value in self._first if value is not None],
+            [value[:k] for value in self._second],
+            [],
+            self._steps,
+            amsgrad=False,
+            beta1=0.9,
+            beta2=0.999,
+            lr=self._lr,
+            weight_decay=config.weight_decay,
+            eps=1e-8,
+            maximize=False,
+        )

@@ -1,0 +1,346 @@
+"""The vectorized engine against the sequential one, in float64, hook by hook."""
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from flbench.client.program import Collector, LocalProgram, Map, Phase
+from flbench.config import OptimizerConfig, TrainConfig
+from flbench.engine.base import RoundSettings
+from flbench.engine.padding import mind_padding
+from flbench.losses import CrossEntropy, Proximal
+from flbench.rng import Draw
+from flbench.types import Dispatch, Message, Rows
+from tests.support import build, config_of
+
+TINY = 1e-9
+# A bias before BatchNorm has no gradient but rounding noise, which Adam blows up.
+ADAM = 1e-7
+CLIENTS = (3, 0, 4, 1)  # of different size, in no order
+
+
+@pytest.fixture(scope="module", params=["mlp", "lenet5"])
+def engines(request):
+    """The same experiment with both engines; LeNet-5 has BatchNorm."""
+    keys = (f"model.name={request.param}", "engine.precision=64-true", "partition.alpha=0.2")
+    return [build(*keys, f"engine.name={name}") for name in ("sequential", "vectorized")]
+
+
+def go(experiment, program, ids=CLIENTS, rows=None, dispatch=None, train=None, observe=()):
+    return experiment.engine.run(
+        program,
+        torch.tensor(ids),
+        rows=lambda i: {} if rows is None else {name: value[i] for name, value in rows.items()},
+        dispatch=lambda i: Dispatch() if dispatch is None else dispatch(i),
+        settings=RoundSettings(train or TrainConfig(batch_size=16), Draw(0, (3,), 5)),
+        observe=observe,
+    )
+
+
+def assert_close(a, b, tiny=TINY):
+    assert list(a) == list(b)
+    for name, value in a.items():
+        assert value.dtype == b[name].dtype, name
+        worst = (value.double() - b[name].double()).abs().nan_to_num(nan=0.0).max()
+        assert float(worst) <= tiny, f"{name}: {float(worst)}"
+        assert torch.equal(value.isnan(), b[name].isnan()), name
+
+
+def assert_same(engines, steps, keeps=(), sends=(), masks=(), tiny=TINY, **keys):
+    """Run both engines; return what they agree on."""
+    names = engines[0].algorithm.setting.net.names("all")
+    program = LocalProgram(tuple(steps), names | set(keeps), frozenset(sends), tuple(masks))
+    one, many = (go(engine, program, **keys) for engine in engines)
+    assert one.ids.tolist() == many.ids.tolist()
+    assert one.steps.tolist() == many.steps.tolist()
+    assert torch.allclose(one.losses, many.losses, equal_nan=True, rtol=1e-6)
+    assert [f.client for f in one.failures] == sorted(
+        [f.client for f in many.failures], key=[f.client for f in one.failures].index
+    )
+    for a, b in (
+        (one.kept, many.kept),
+        (one.sent.values, many.sent.values),
+        (one.sent.mask, many.sent.mask),
+        (one.observed, many.observed),
+    ):
+        assert_close(a, b, tiny)
+    return many
+
+
+def phase(**keys) -> Phase:
+    given = {"optimizer": OptimizerConfig(lr=0.05), "epochs": 2, "terms": (CrossEntropy(),)}
+    return Phase(**{"train": "*"} | given | keys)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        OptimizerConfig(lr=0.05),
+        OptimizerConfig(lr=0.05, momentum=0.9, nesterov=True, weight_decay=0.01),
+        OptimizerConfig(name="adam", lr=0.01, weight_decay=0.01),
+        OptimizerConfig(name="adamw", lr=0.01, weight_decay=0.01),
+    ],
+)
+def test_optimisers_count_the_steps_of_each_client(engines, config):
+    assert_same(engines, [phase(optimizer=config, epochs=3)], tiny=ADAM)
+
+
+@pytest.mark.parametrize("last", ["keep", "wrap", "drop"])
+@pytest.mark.parametrize("size", [1, 7, 32, 500])
+def test_last_batches_are_padded_without_being_seen(engines, last, size):
+    assert_same(engines, [phase()], train=TrainConfig(batch_size=size, last_batch=last))
+
+
+def test_two_phases_freeze_what_they_do_not_train(engines):
+    head = phase(train="head.*", batchnorm="eval", epochs=1)
+    assert_same(engines, [head, phase(train="backbone.*", epochs=1)])
+
+
+def test_clip_is_by_client(engines):
+    assert_same(engines, [phase(clip=0.05)])
+
+
+def test_steps_end_in_the_middle_of_an_epoch(engines):
+    many = assert_same(engines, [phase(epochs=None, steps=5)])
+
+    assert set(many.steps.tolist()) == {5}
+
+
+def test_rows_of_a_phase_may_be_a_part(engines):
+    assert_same(engines, [phase(rows=Rows(high=0.5, redraw="round"))])
+
+
+def test_proximal_term_sees_the_start(engines):
+    assert_same(
+        engines,
+        [phase(terms=(CrossEntropy(), Proximal(("head.weight", "head.bias"), 0.5)))],
+    )
+
+
+@dataclass(frozen=True)
+class Halved:
+    def __call__(self, leaves, ctx):
+        return {n: v / 2 if n.endswith("weight") else v for n, v in leaves.items()}
+
+
+def test_weights_hook(engines):
+    assert_same(engines, [phase(weights=Halved())])
+
+
+@dataclass(frozen=True)
+class LookAhead:
+    """Two looks at the net: BatchNorm counts both."""
+
+    def __call__(self, grad, parameters, batch, ctx):
+        first = grad(parameters, batch)
+        return grad({n: v - 0.01 * first[n] for n, v in parameters.items()}, batch)
+
+
+def test_gradient_hook(engines):
+    assert_same(engines, [phase(gradient=LookAhead())])
+
+
+@dataclass(frozen=True)
+class Shrink:
+    def __call__(self, trained, ctx):
+        return {name: 0.9 * value for name, value in trained.items()}
+
+
+def test_project(engines):
+    assert_same(engines, [phase(project=Shrink())])
+
+
+@dataclass(frozen=True)
+class StopWhenLow:
+    """Clients stop after different epochs: by their own loss."""
+
+    below: float
+
+    def __call__(self, losses, done, ctx):
+        last = losses.gather(0, (done - 1).clamp_min(0).reshape(1))[0]
+        return (done >= 2) & (last < self.below)
+
+
+def test_until_ends_clients_at_different_epochs(engines):
+    config = OptimizerConfig(name="adam", lr=0.01)
+    found = []
+    for below in (0.9, 1e-9):
+        many = assert_same(
+            engines, [phase(epochs=5, optimizer=config, until=StopWhenLow(below))], tiny=ADAM
+        )
+        found.append(many.steps.tolist())
+
+    assert found[0] != found[1]
+    assert any(a == b for a, b in zip(*found, strict=True)) or len(set(found[0])) > 1
+
+
+@dataclass(frozen=True)
+class Count:
+    def __call__(self, view):
+        mask = view.batch.mask
+        low = torch.where(mask, view.out.logits.amin(dim=1), torch.inf).min()
+        return {"n": mask.sum(), "low": low}
+
+
+REDUCE = (("n", "sum"), ("low", "min"))
+
+
+@dataclass(frozen=True)
+class Half:
+    def __call__(self, reduced, leaves, ctx):
+        return {"half": reduced["n"] / 2, "low": reduced["low"]}
+
+
+@dataclass(frozen=True)
+class UseIt:
+    def __call__(self, leaves, start, ctx, info):
+        facts = (info.steps.double(), info.lr.double(), info.n.double(), info.round.double())
+        return {
+            "made": ctx["found.half"] + ctx["given"] + ctx["own"],
+            "facts": torch.stack(facts),
+            "head.bias": leaves["head.bias"] - start["head.bias"] + ctx["found.low"],
+        }
+
+
+def test_collectors_feed_maps_with_what_the_server_sent(engines):
+    collector = Collector("found", Count(), REDUCE, finish=Half())
+
+    def dispatch(ids):
+        return Dispatch(
+            Message({"given": torch.tensor(0.25), "head.bias": torch.full((10,), 0.5)}),
+            Message({"own": ids.double()}),
+            {"beta": 0.5},
+        )
+
+    assert_same(
+        engines,
+        [phase(terms=(CrossEntropy("beta"),)), collector, Map(UseIt())],
+        keeps={"made", "facts"},
+        dispatch=dispatch,
+    )
+
+
+def test_record_sees_the_training_batches(engines):
+    recording = Collector("found", Count(), REDUCE, finish=Half())
+    keep = Map(Keep())
+
+    assert_same(engines, [phase(record=(recording,), clip=0.1), keep], keeps={"made"})
+
+
+@dataclass(frozen=True)
+class Keep:
+    def __call__(self, leaves, start, ctx, info):
+        return {"made": ctx["found.half"] + ctx["found.low"]}
+
+
+@dataclass(frozen=True)
+class Parts:
+    def __call__(self, leaves, start, ctx, info):
+        return {"part": leaves["own"] * torch.ones(2), "present": leaves["own"] > torch.ones(2)}
+
+
+def test_masks_rows_and_observers(engines):
+    observers = tuple(
+        Collector(part, Count(), REDUCE, rows=Rows(part))
+        for part in ("validation", "test", "common")
+    )
+    many = assert_same(
+        engines,
+        [phase(), Map(Parts())],
+        sends={"part"},
+        masks=[("part", "present")],
+        rows={"own": torch.arange(5.0)},
+        observe=observers,
+    )
+
+    assert many.sent.mask["part"][:, 0].tolist() == [client > 1 for client in CLIENTS]
+
+
+def test_client_that_diverges_is_left_out(engines):
+    width = engines[0].net.head.weight.shape
+    rows = {"head.weight": torch.zeros(5, *width, dtype=torch.float64)}
+    rows["head.weight"][4] = torch.nan
+    observer = Collector("test", Count(), REDUCE, rows=Rows("test"))
+
+    many = assert_same(engines, [phase()], rows=rows, observe=(observer,))
+
+    assert many.ids.tolist() == [3, 0, 1]
+    assert many.failures[0].reason == "its training loss is not finite"
+
+
+def test_blocks_change_nothing(engines):
+    sizes = []
+    for block in (1, 2, 3):
+        engines[1].engine._block = block
+        try:
+            sizes.append(assert_same(engines, [phase()], observe=()))
+        finally:
+            engines[1].engine._block = None
+    assert_close(sizes[0].kept, sizes[2].kept)
+
+
+def test_augmentation_is_keyed_by_sample():
+    keys = ("data.augment=[crop, flip]", "engine.precision=64-true", "model.name=lenet5")
+    pair = [build(*keys, f"engine.name={name}") for name in ("sequential", "vectorized")]
+
+    assert_same(pair, [phase()])
+
+
+@pytest.mark.parametrize("net", ["resnet18", "cnn", "logistic"])
+def test_other_nets(net):
+    keys = (f"model.name={net}", "engine.precision=64-true")
+    pair = [build(*keys, f"engine.name={name}") for name in ("sequential", "vectorized")]
+
+    assert_same(pair, [phase(epochs=None, steps=2)], ids=(0, 3))
+
+
+def test_padded_batchnorm_equals_pytorchs_on_the_real_rows():
+    torch.manual_seed(0)
+    for layer, shape in (
+        (torch.nn.BatchNorm2d(3).double(), (6, 3, 4, 4)),
+        (torch.nn.BatchNorm1d(3).double(), (6, 3)),
+        (torch.nn.BatchNorm1d(3, affine=False).double(), (6, 3)),
+    ):
+        x = torch.randn(shape, dtype=torch.float64)
+        expected = layer(x[:4])
+        statistics = {name: value.clone() for name, value in layer.named_buffers()}
+        layer.reset_running_stats()
+        padding = mind_padding(torch.nn.Sequential(layer))
+        padding.mask = torch.tensor([True] * 4 + [False] * 2)
+
+        found = layer(x)
+
+        assert torch.allclose(found[:4], expected, rtol=0, atol=1e-12)
+        for name, value in layer.named_buffers():
+            assert torch.allclose(value.double(), statistics[name].double(), rtol=0, atol=1e-12)
+
+
+def test_idle_share_is_the_share_of_padding(engines):
+    engine = engines[1].engine
+    sizes = engines[1].federation.sizes[list(CLIENTS)]
+
+    go(engines[1], LocalProgram((phase(epochs=1),)), train=TrainConfig(batch_size=64))
+
+    assert 0.0 <= engine.idle < 1.0
+    whole = bool((sizes % 64 == 0).all())
+    assert (engine.idle == 0.0) == whole
+
+
+def test_half_precision_with_a_scaler_is_refused():
+    from flbench.engine.vectorized import VectorizedEngine
+    from flbench.errors import ConfigError
+
+    built = build()
+    config = config_of("engine.precision=16-mixed", "engine.name=vectorized").engine
+    with pytest.raises(ConfigError, match="loss scaler"):
+        VectorizedEngine(built.net, built.federation, config)
+
+
+def test_bf16_stays_finite():
+    experiment = build("model.name=lenet5", "engine.precision=bf16-mixed", "engine.name=vectorized")
+
+    results = go(experiment, LocalProgram((phase(),), frozenset({"head.weight"})))
+
+    assert results.failures == ()
+    assert results.kept["head.weight"].dtype == torch.float32
