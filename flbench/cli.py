@@ -39,7 +39,7 @@ Overrides = Annotated[
     ),
 ]
 ConfigFile = Annotated[
-    Path | None,
+    str | None,
     typer.Option("--config", metavar="FILE", help="A YAML file of differences from the defaults."),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -55,7 +55,7 @@ def run(
     ] = None,
     config: ConfigFile = None,
     out: Annotated[
-        Path | None,
+        str | None,
         typer.Option("--out", metavar="DIR", help="Folder for runs (the same as output.dir=DIR)."),
     ] = None,
     resume: Annotated[
@@ -79,16 +79,22 @@ def run(
     with _exit_codes():
         from flbench import commands
 
-        names = [None] if algo is None else [name.strip() for name in algo.split(",")]
         if resume is not None:
-            if algo or config or out or dry_run or print_config:
+            options = {
+                "--algo": algo,
+                "--config": config,
+                "--out": out,
+                "--dry-run": dry_run,
+                "--print-config": print_config,
+            }
+            if wrong := [name for name, value in options.items() if value]:
                 raise UserError(
-                    "--resume takes the configuration of the run. With it go only keys that change"
-                    " nothing but places: data.root, engine.device, output.*."
+                    f"{', '.join(wrong)} cannot go with --resume, which takes the configuration of"
+                    " the run and goes on in its folder."
                 )
             commands.resume(resume, overrides or [])
             return
-        layers = [commands.layers(config, overrides or [], name, out) for name in names]
+        layers = commands.runs(algo, config=config, overrides=overrides or [], out=out)
         if print_config:
             commands.print_config(layers)
         elif dry_run:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from flbench import console, progress
 from flbench.config import Config
-from flbench.errors import UserError
+from flbench.errors import RunError, UserError
 from flbench.layers import Layer, from_file, from_overrides
 from flbench.resolve import resolve
 from flbench.yaml_text import to_yaml
@@ -15,17 +15,56 @@ if TYPE_CHECKING:
     from flbench.data.federation import Federation
 
 
-def layers(
-    config: Path | None, overrides: Sequence[str], algo: str | None, out: Path | None
-) -> list[Layer]:
+def layers(config: str | None, overrides: Sequence[str], out: str | None = None) -> list[Layer]:
     """Return the layers of one run: the file, the overrides, the options."""
-    found = [] if config is None else [from_file(config)]
+    for option, value in (("--config", config), ("--out", out)):
+        if value == "":
+            raise UserError(f"{option} is empty. Give a path, or leave it out.")
+    found = [] if config is None else [from_file(Path(config))]
     found.append(from_overrides(overrides))
-    if algo is not None:
-        found.append(Layer({"algorithm": {"name": algo}}, {"algorithm.name": "--algo"}))
     if out is not None:
-        found.append(Layer({"output": {"dir": str(out)}}, {"output.dir": "--out"}))
+        found.append(Layer({"output": {"dir": out}}, {"output.dir": "--out"}))
     return found
+
+
+def runs(
+    algo: str | None, *, config: str | None, overrides: Sequence[str], out: str | None
+) -> list[list[Layer]]:
+    """Return the layers of each run: one for each method that `--algo` names.
+
+    Of several methods, each takes the keys `algorithm.KEY` that it has; one that none has is an
+    error.
+    """
+    if algo is None:
+        return [layers(config, overrides, out)]
+    names = [name.strip() for name in algo.split(",")]
+    for name in names:
+        if not name or names.count(name) > 1:
+            raise UserError(
+                f"--algo {algo}: " + (f"`{name}` stands twice." if name else "a name is empty.")
+            )
+    found = []
+    for name in names:
+        mine = overrides if len(names) == 1 else _fitting(name, names, overrides)
+        chosen = Layer({"algorithm": {"name": name}}, {"algorithm.name": "--algo"})
+        found.append([*layers(config, mine, out), chosen])
+    return found
+
+
+def _fitting(name: str, names: Sequence[str], overrides: Sequence[str]) -> list[str]:
+    """Return the overrides without the keys that only other methods of the comparison have."""
+    from flbench.algorithms import ALGORITHMS
+
+    keys = {other: set(ALGORITHMS.find(other).Config.model_fields) for other in names}
+    mine = []
+    for item in overrides:
+        section, _, key = item.partition("=")[0].strip().partition(".")
+        others = [other for other in names if key in keys[other]]
+        if section != "algorithm" or not key or not others or key in keys[name]:
+            mine.append(item)
+        else:
+            console.notes([f"{section}.{key} is set for {', '.join(others)}, which {name} lacks."])
+    return mine
 
 
 def run(runs: Sequence[list[Layer]]) -> None:
@@ -34,11 +73,18 @@ def run(runs: Sequence[list[Layer]]) -> None:
     resolved = [resolve(found) for found in runs]
     from flbench import experiment
 
-    folders = []
+    names = [config.algorithm.name for config, _ in resolved]
+    folders: list[Path] = []
     for config, origins in resolved:
-        with progress.reporter(f"{config.algorithm.name} on {config.data.name}") as reporter:
-            folders.append(experiment.run(config, origins, reporter))
+        try:
+            with progress.reporter(f"{config.algorithm.name} on {config.data.name}") as reporter:
+                folders.append(experiment.run(config, origins, reporter))
+        except KeyboardInterrupt:
+            if waiting := names[len(folders) + 1 :]:
+                console.notes([f"not started: {', '.join(waiting)}."])
+            raise
     show(folders)
+    _refuse_nothing_learnt(folders)
 
 
 def resume(path: Path, overrides: Sequence[str]) -> None:
@@ -48,19 +94,48 @@ def resume(path: Path, overrides: Sequence[str]) -> None:
     with progress.reporter(f"resuming {path}") as reporter:
         experiment.resume(path, from_overrides(overrides), reporter)
     show([path])
+    _refuse_nothing_learnt([path])
+
+
+def _refuse_nothing_learnt(paths: Sequence[Path]) -> None:
+    """Raise a RunError for runs in which no client ever finished a training."""
+    from flbench import results
+
+    failed = []
+    for path in paths:
+        summary = results.read(path).summary
+        vain = summary["diverged"] + summary["trainings_without_step"]
+        if vain and vain == summary["client_trainings"]:
+            failed.append(
+                f"{path}: no client finished a training ({summary['diverged']} diverged,"
+                f" {summary['trainings_without_step']} took no step). Lower train.optimizer.lr, set"
+                " train.clip, or look at train.batch_size and train.last_batch."
+            )
+    if failed:
+        raise RunError("\n".join(failed))
 
 
 def show(paths: Sequence[Path], picture: Path | None = None) -> None:
     """Print the tables of runs, and draw their curves if asked."""
     from flbench import results
 
-    runs = [results.read(path) for path in paths]
-    console.show(runs)
     if picture is not None:
         from flbench.reports import pictures
 
+        pictures.check(picture)
+    runs, damaged = [], []
+    for path in dict.fromkeys(paths):
+        try:
+            runs.append(results.read(path))
+        except UserError as error:
+            damaged.append(str(error))
+    if runs:
+        console.show(runs)
+    if runs and picture is not None:
         lines = [(run.summary["algorithm"], run.rows) for run in runs]
         pictures.save(pictures.curves(lines), picture)
+    if damaged:
+        raise UserError("\n".join(damaged))
 
 
 def print_config(runs: Sequence[list[Layer]]) -> None:
@@ -99,7 +174,7 @@ def data(
     name: str | None,
     overrides: Sequence[str],
     *,
-    config: Path | None,
+    config: str | None,
     save: Path | None,
     picture: Path | None,
     as_json: bool,
@@ -108,7 +183,7 @@ def data(
     from flbench import catalogue
 
     asked = bool(overrides or config or save or picture)
-    found = layers(config, overrides, None, None)
+    found = layers(config, overrides)
     if name is not None:
         found.append(Layer({"data": {"name": name}}, {"data.name": "command line"}))
     resolved, _ = resolve(found)

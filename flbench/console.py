@@ -62,6 +62,9 @@ def show(runs: "Sequence[Run]") -> None:
     for run in runs:
         report = "/report.html" if run.finished else ""
         console.print(f"{run.summary['algorithm']}: {run.path}{report}", soft_wrap=True)
+        if vain := run.summary["diverged"] + run.summary["trainings_without_step"]:
+            total = run.summary["client_trainings"]
+            console.print(f"  {vain} of {total} client trainings diverged or took no step")
 
 
 def _table(title: str) -> Table:
@@ -70,7 +73,7 @@ def _table(title: str) -> Table:
 
 def _comparison(runs: "Sequence[Run]") -> Table:
     """Return the table of test figures at the round that validation chose."""
-    table = _table("Test figures at the best round by validation")
+    table = _table("Test figures at the best round by validation; bytes and seconds of all rounds")
     table.add_column("method")
     table.add_column("round", justify="right")
     for title in (*FIGURES.values(), "up", "down", "seconds"):
@@ -98,7 +101,12 @@ def _show_one(console: Console, run: "Run") -> None:
     summary = run.summary
     table = _table(f"{summary['algorithm']} on {summary['dataset']}")
     table.add_column("figure")
-    columns = [(moment, split) for moment in ("best", "last") for split in ("validation", "test")]
+    if not summary["last"]["test"] and not summary["last"]["validation"]:
+        console.print("not judged yet")
+        return
+    same = summary["best"]["round"] == summary["last"]["round"]
+    moments = ("last",) if same else ("best", "last")
+    columns = [(moment, split) for moment in moments for split in ("validation", "test")]
     for moment, split in columns:
         table.add_column(f"{split}, {moment} round ({summary[moment]['round']})", justify="right")
     names = list(

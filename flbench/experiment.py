@@ -33,8 +33,12 @@ from flbench.tracking.folder import RunFolder
 from flbench.types import State, Tree
 from flbench.yaml_text import to_yaml
 
+THREADS_PER_CORE: Final = 16
 # What a resumed run may change: where files lie and what computes, not what comes out.
-FREE: Final = ("data.root", "engine.device", "engine.name", "output.", "tracking.")
+FREE: Final = (
+    *("data.root", "engine.device", "engine.name", "engine.block", "tracking."),
+    *("output.checkpoint_every", "output.predictions"),
+)
 
 
 @dataclass(frozen=True)
@@ -90,6 +94,7 @@ def build(config: Config) -> Experiment:
     config = settle(config)
     torch.set_num_threads(config.engine.threads or 1)
     dataset = sources.load(config.data)
+    config = _with(config, "data", name=dataset.name)  # a file's own name, where it has one
     federation = build_federation(dataset, config.data, config.partition, config.seed)
     config = _with(config, "partition", clients=federation.clients)
     net = build_net(config.model, federation.shape, federation.classes, config.seed)
@@ -133,7 +138,13 @@ def build_engine(config: Config, net: nn.Module, federation: Federation) -> Engi
 
 def settle(config: Config) -> Config:
     """Return the configuration with what depends on the machine and the seed filled in."""
-    threads = config.engine.threads or len(os.sched_getaffinity(0))
+    cores = len(os.sched_getaffinity(0))
+    threads = config.engine.threads or cores
+    if threads > THREADS_PER_CORE * cores:
+        raise ConfigError(
+            f"`engine.threads`={threads} would stall this machine, which has {cores} cores."
+            " Leave it out."
+        )
     device = str(find_device(config.engine.device))
     seed = config.seed if config.partition.seed is None else config.partition.seed
     engine = _with(config, "engine", threads=threads, device=device)
@@ -188,12 +199,12 @@ def resume(path: Path, overrides: Layer, reporter: Reporter) -> Path:
     begin = time.perf_counter()
     folder = RunFolder.reopen(path)
     try:
-        if (path / "summary.json").exists():
-            reporter.warn(f"{path} is finished: there is nothing to go on with.")
-            return path
         written, _ = resolve([from_file(path / "config.yaml")])
         config, _ = resolve([from_file(path / "config.yaml"), overrides])
         _check_unchanged(written, config, path)
+        if (path / "summary.json").exists():
+            reporter.warn(f"{path} is finished: there is nothing to go on with.")
+            return path
         experiment = build(config)
         _check_data(experiment, path)
         state, seconds = experiment.start(), Seconds()
@@ -202,6 +213,7 @@ def resume(path: Path, overrides: Layer, reporter: Reporter) -> Path:
             seconds = Seconds(**extra["seconds"])
             folder.rewind(int(extra["rows"]))
         else:
+            reporter.warn("there is no checkpoint yet: the run starts anew.")
             folder.rewind(0)
         seconds.total += time.perf_counter() - begin
         _go(experiment, state, folder, reporter, seconds)

@@ -14,6 +14,8 @@ def write(path: Path, content: bytes) -> None:
 
     Raises: OSError if that is not possible; what was there stays.
     """
+    if not path.parent.is_dir():
+        raise FileNotFoundError(errno.ENOENT, "this folder does not exist", str(path.parent))
     beside = path.with_name(path.name + ".part")
     try:
         beside.write_bytes(content)

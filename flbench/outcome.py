@@ -123,9 +123,22 @@ def _summary(
         },
         "notes": list(experiment.notes),
     }
+    summary["notes"] += _troubles(summary)
     if config.evaluation.target_accuracy is not None:
         summary["target"] = price_of(config.evaluation.target_accuracy, rows)
     return summary
+
+
+def _troubles(summary: Summary) -> list[str]:
+    """Return what went wrong while training, in a sentence each."""
+    total, said = summary["client_trainings"], []
+    for key, what in (
+        ("diverged", "diverged and were left out"),
+        ("trainings_without_step", "took no step"),
+    ):
+        if summary[key]:
+            said.append(f"{summary[key]} of {total} client trainings {what}.")
+    return said
 
 
 def _write_predictions(

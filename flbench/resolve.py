@@ -114,10 +114,8 @@ def _explain(item: Any, schema: type[BaseModel], origins: dict[str, str]) -> str
     if kind == "extra_forbidden":
         keys = _keys_at(schema, location[:-1])
         where = f"`{'.'.join(map(str, location[:-1]))}`" if location[1:] else "the configuration"
-        return (
-            f"`{path}` is not a key of {where} ({place}).{did_you_mean(str(location[-1]), keys)}"
-            f" Keys there: {', '.join(keys)}."
-        )
+        hint = did_you_mean(str(location[-1]), keys) or _elsewhere(schema, str(location[-1]))
+        return f"`{path}` is not a key of {where} ({place}).{hint} Keys there: {', '.join(keys)}."
     bounds = {
         "greater_than": ("gt", ">"),
         "greater_than_equal": ("ge", ">="),
@@ -134,6 +132,12 @@ def _explain(item: Any, schema: type[BaseModel], origins: dict[str, str]) -> str
         return f"`{path}` must be {expected}, got {value!r} ({place}).{hint}"
     if kind == "finite_number":
         return f"`{path}` must be a finite number, got {value!r} ({place})."
+    if kind == "missing":
+        return f"`{path.rpartition('.')[0]}` is too short: it needs more values ({place})."
+    if kind in ("too_short", "too_long"):
+        return f"`{path}` has a wrong number of values, got {value!r} ({place})."
+    if kind == "tuple_type":
+        return f"`{path}` must be a list, like [{value}], got {value!r} ({place})."
     if kind == "invalid_key":
         return f"`{path}` is not a word: keys must be words ({place})."
     if kind in ("model_type", "model_attributes_type"):
@@ -146,13 +150,30 @@ def _explain(item: Any, schema: type[BaseModel], origins: dict[str, str]) -> str
     return f"`{path}` must be {said}, got {value!r} ({place})."
 
 
+def _elsewhere(schema: type[BaseModel], key: str, prefix: str = "") -> str:
+    """Return " Did you mean `train.optimizer.lr`?" where a key of this name stands deeper."""
+    for name in schema.model_fields:
+        if name == key and prefix:
+            return f" Did you mean `{prefix}{name}`?"
+        nested = _section(schema, name)
+        if nested is not None and (hint := _elsewhere(nested, key, f"{prefix}{name}.")):
+            return hint
+    return ""
+
+
+def _section(schema: type[BaseModel], name: str) -> type[BaseModel] | None:
+    """Return the schema of a section, None for a plain key."""
+    field = schema.model_fields.get(name)
+    kinds = [] if field is None else [field.annotation, *get_args(field.annotation)]
+    nested = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)]
+    return nested[0] if nested else None
+
+
 def _keys_at(schema: type[BaseModel], location: Sequence[Any]) -> list[str]:
     """Return the keys that exist at a place of the schema."""
     for part in location:
-        field = schema.model_fields.get(str(part))
-        kinds = [] if field is None else [field.annotation, *get_args(field.annotation)]
-        nested = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)]
-        if not nested:
+        nested = _section(schema, str(part))
+        if nested is None:
             return []
-        schema = nested[0]
+        schema = nested
     return list(schema.model_fields)

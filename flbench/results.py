@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Final
 
 from flbench.config import Config
-from flbench.errors import DataError, UserError
+from flbench.errors import DataError
 from flbench.figures import Summary, best_round, figures_at, last_round, totals
 from flbench.layers import from_file
 from flbench.resolve import resolve
 from flbench.tracking import metrics_file
+from flbench.tracking.folder import check
 from flbench.tracking.metrics_file import Row
 
 # What tables and pages read of a summary.
@@ -44,8 +45,7 @@ def read(path: Path) -> Run:
 
     Raises: UserError if it is none, DataError if a file in it is damaged.
     """
-    if not (path / "config.yaml").is_file():
-        raise UserError(f"{path} is not a run folder: it has no config.yaml.")
+    check(path)
     config, _ = resolve([from_file(path / "config.yaml")])
     rows = metrics_file.read(path / "metrics.csv")
     if not (path / "summary.json").is_file():

@@ -350,3 +350,54 @@ def test_dry_run_counts_what_the_method_trains(flbench):
 
     assert "2 clients" in few
     assert "5 clients" in every
+
+
+def test_run_in_which_nothing_was_learnt_exits_with_1_and_keeps_its_folder(flbench, tmp_path):
+    code, out, error = flbench("run", *SMALL, "algorithm=fedavg", "train.optimizer.lr=1e36")
+
+    assert code == 1
+    assert "no client finished a training (15 diverged" in error
+    assert "15 of 15 client trainings diverged" in out
+    [folder] = tmp_path.glob("runs/*/*")
+    notes = json.loads((folder / "summary.json").read_text())["notes"]
+    assert "15 of 15 client trainings diverged and were left out." in notes
+
+
+def test_comparison_gives_each_method_the_keys_that_it_has(flbench):
+    keys = (*SMALL, "algorithm.tau=0.4", "--print-config", "--algo", "hfcd,fedavg")
+
+    code, out, error = flbench("run", *keys)
+
+    assert code == 0
+    assert "tau: 0.4" in out
+    assert "algorithm.tau is set for hfcd, which fedavg lacks" in error
+    code, _, error = flbench("run", *SMALL, "algorithm.tauu=1", "--algo", "hfcd,fedavg")
+    assert code == 2
+    assert "algorithm.tauu" in error
+
+
+def test_show_prints_the_good_runs_beside_a_damaged_one(flbench, tmp_path):
+    flbench("run", *SMALL, "algorithm=local")
+    [good] = tmp_path.glob("runs/*/*")
+    (tmp_path / "empty").mkdir()
+
+    code, out, error = flbench("show", str(good), "empty", "nowhere", str(good))
+
+    assert code == 2
+    assert out.count("local:") == 1
+    assert "empty is not a run folder" in error
+    assert "nowhere does not exist" in error
+
+
+def test_interrupted_comparison_says_what_did_not_start(flbench, monkeypatch):
+    from flbench import experiment
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(experiment, "run", interrupted)
+
+    code, _, error = flbench("run", *SMALL, "--algo", "local,fedavg,hfcd")
+
+    assert code == 130
+    assert "not started: fedavg, hfcd" in error

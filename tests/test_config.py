@@ -59,7 +59,7 @@ def test_all_problems_are_told_at_once():
         ("partition.alpha=0", "`partition.alpha` must be > 0, got 0"),
         ("partition.scheme=dirichlett", "Did you mean `dirichlet`"),
         ("partition.split=[0.5,0.5,0.5]", "sum to 1"),
-        ("partition.split=[0.5,0.5]", "`partition.split.2`"),
+        ("partition.split=[0.5,0.5]", "`partition.split` is too short"),
         ("partition.split=[0,0.5,0.5]", "nothing to train on"),
         ("partition.scheme=file", "needs `partition.path`"),
         ("train.optimizer.nesterov=true", "needs `train.optimizer.momentum`"),

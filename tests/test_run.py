@@ -7,6 +7,7 @@ import csv
 import errno
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -393,6 +394,27 @@ def test_resume_of_a_finished_run_changes_nothing(tmp_path):
 
 def unfinished(tmp_path) -> Path:
     return interrupted_run(tmp_path / "runs", "algorithm=fedavg")
+
+
+def test_resume_of_a_finished_run_refuses_changes_too(tmp_path):
+    path, _ = run(tmp_path, "algorithm=local")
+
+    with pytest.raises(ConfigError, match=r"`train.rounds` was 3"):
+        experiment.resume(path, from_overrides(["train.rounds=20"]), Silent())
+    with pytest.raises(ConfigError, match=r"`output.dir` was"):
+        experiment.resume(path, from_overrides(["output.dir=elsewhere"]), Silent())
+
+
+def test_resume_without_any_checkpoint_starts_anew_and_says_so(tmp_path):
+    _, summary = run(tmp_path / "a", "algorithm=fedavg")
+    folder = unfinished(tmp_path)
+    shutil.rmtree(folder / "checkpoints")
+    told = Silent()
+
+    experiment.resume(folder, Layer({}), told)
+
+    assert any("starts anew" in note for note in told.notes)
+    assert summary_of(folder)["weights_digest"] == summary["weights_digest"]
 
 
 def test_resume_refuses_to_change_what_decides_results(tmp_path):

@@ -188,8 +188,7 @@ def _impute(x: NDArray[np.float32], partition: Partition) -> tuple[NDArray[np.fl
         )
     if (~known).any():
         notes.append(
-            f"data: {int((~known).sum())} columns of single clients have no value at all in their"
-            " training part;"
+            f"data: in {int((~known).sum())} cases a training part has no value of a column;"
             " the mean over the other clients was taken."
         )
     return x, notes

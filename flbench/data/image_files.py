@@ -103,7 +103,7 @@ def _decode(archive: Archive, entries: list[str]) -> NDArray[np.uint8]:
 
 
 def _decode_one(archive: Archive, entry: str) -> NDArray[Any]:
-    from PIL import Image
+    from PIL import Image, UnidentifiedImageError
 
     try:
         with warnings.catch_warnings():
@@ -120,6 +120,10 @@ def _decode_one(archive: Archive, entry: str) -> NDArray[Any]:
                         " which would be cut off. Convert the images to 8 bits."
                     )
                 return np.asarray(image.convert("RGB"))
+    except UnidentifiedImageError as error:
+        raise DataError(
+            f"{archive.path}: the image {entry} cannot be decoded: it is no PNG, JPEG or WebP."
+        ) from error
     except (
         OSError,
         SyntaxError,

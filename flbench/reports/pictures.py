@@ -6,7 +6,9 @@ from pathlib import Path
 
 import matplotlib as mpl
 import numpy as np
+from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from flbench import files
 from flbench.data.federation import Federation
@@ -22,15 +24,16 @@ def partition(federation: Federation) -> Figure:
     figure = Figure(figsize=size, layout="constrained")
     axes = figure.add_subplot()
     shown = np.ma.masked_equal(counts, 0)
-    image = axes.imshow(shown, aspect="auto", cmap="viridis", norm="log", interpolation="nearest")
+    norm = LogNorm(1, max(10, int(counts.max())))
+    image = axes.imshow(shown, aspect="auto", cmap="viridis", norm=norm, interpolation="nearest")
     axes.set(xlabel="class", ylabel="client")
     if classes <= 20:
         names = federation.dataset.classes
         axes.set_xticks(range(classes), names, rotation=90 if classes > 10 else 0)
     if clients <= 30:
         axes.set_yticks(range(clients))
-    axes.set_title(f"{federation.dataset.name}: {clients} clients, training samples")
-    figure.colorbar(image, ax=axes, label="samples")
+    axes.set_title(f"{federation.dataset.name}: {clients} clients")
+    figure.colorbar(image, ax=axes, label="training samples")
     return figure
 
 
@@ -52,6 +55,7 @@ def curves(runs: Sequence[tuple[str, Sequence[Row]]]) -> Figure:
     left.set(xlabel="round", ylabel=f"{split} accuracy", ylim=(0, 1))
     right.set(xlabel="round", ylabel="training loss", ylim=(0, None))
     for axes in (left, right):
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.grid(alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)
     if len(runs) > 1:
@@ -65,11 +69,14 @@ def save(figure: Figure, path: Path) -> None:
     Raises: UserError for an ending that matplotlib does not know, OSError if the file cannot be
         written; what was there stays.
     """
-    form = path.suffix.removeprefix(".")
-    known = figure.canvas.get_supported_filetypes()
-    if form not in known:
-        raise UserError(f"--picture: {path} must end with .png, .svg or .pdf, not {path.suffix!r}.")
-    files.write(path, _encode(figure, form))
+    check(path)
+    files.write(path, _encode(figure, path.suffix.removeprefix(".")))
+
+
+def check(path: Path) -> None:
+    """Raise a UserError if a picture's file has an ending that matplotlib does not know."""
+    if path.suffix.removeprefix(".") not in Figure().canvas.get_supported_filetypes():
+        raise UserError(f"--picture: {path} must end with .png, .svg or .pdf.")
 
 
 def svg(figure: Figure) -> str:

@@ -18,6 +18,14 @@ from flbench.tracking.metrics_file import Row
 from flbench.types import State
 
 
+def check(path: Path) -> None:
+    """Raise a UserError if a path is not a run folder."""
+    if not path.exists():
+        raise UserError(f"{path} does not exist.")
+    if not (path / "config.yaml").is_file():
+        raise UserError(f"{path} is not a run folder: it has no config.yaml.")
+
+
 class RunFolder:
     """One run: configuration, partition, figures, tables, summary, checkpoints.
 
@@ -65,10 +73,10 @@ class RunFolder:
 
         Raises: UserError if it is none, or another process writes to it.
         """
-        if not (path / "config.yaml").is_file():
-            raise UserError(f"{path} is not a run folder: it has no config.yaml.")
+        check(path)
         folder = cls(path)
         folder._hold()
+        folder.path.joinpath("checkpoints").mkdir(exist_ok=True)
         return folder
 
     def close(self) -> None:
