@@ -155,7 +155,10 @@ def dry_run(runs: Sequence[list[Layer]]) -> None:
         console.text(to_yaml(built.config.tree(), origins))
         console.notes(built.notes)
         console.partition(built.federation)
-        console.estimate(estimate.measure(built))
+        try:
+            console.estimate(estimate.measure(built))
+        finally:
+            built.engine.close()
 
 
 def algos(name: str | None, *, as_json: bool) -> None:

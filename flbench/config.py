@@ -194,9 +194,16 @@ class TrainConfig(Strict):
 class EngineConfig(Strict):
     """What trains the clients. Results do not depend on it, but for rounding."""
 
-    name: Literal["sequential", "vectorized"] = Field(
+    name: Literal["sequential", "vectorized", "ray"] = Field(
         "sequential",
-        description="sequential: client after client; vectorized: blocks of clients at once",
+        description="sequential: client after client; vectorized: blocks of clients at once; ray:"
+        " clients dealt to worker processes",
+    )
+    workers: Literal["auto"] | Annotated[int, Field(ge=1)] = Field(
+        "auto", description="ray: number of workers; auto: one for each core or GPU"
+    )
+    address: str | None = Field(
+        None, description="ray: of a running cluster, or auto to find it (default: start one)"
     )
     device: str = Field(
         "auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto, cpu, cuda or cuda:INDEX"
@@ -210,8 +217,8 @@ class EngineConfig(Strict):
     threads: int | None = Field(
         None,
         ge=1,
-        description="CPU threads of PyTorch (default: the cores at hand); other counts give other"
-        " digests",
+        description="CPU threads of PyTorch (default: the cores at hand, 1 for each worker of ray);"
+        " other counts give other digests",
     )
 
 

@@ -4,7 +4,9 @@ import json
 import os
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Final
 
@@ -34,9 +36,15 @@ from flbench.types import State, Tree
 from flbench.yaml_text import to_yaml
 
 THREADS_PER_CORE: Final = 16
+ENGINES: Final = {
+    "sequential": ("flbench.engine.sequential", "SequentialEngine"),
+    "vectorized": ("flbench.engine.vectorized", "VectorizedEngine"),
+    "ray": ("flbench.engine.ray", "RayEngine"),
+}
 # What a resumed run may change: where files lie and what computes, not what comes out.
 FREE: Final = (
-    *("data.root", "engine.device", "engine.name", "engine.block", "tracking."),
+    *("data.root", "engine.device", "engine.name", "engine.block", "engine.workers"),
+    *("engine.address", "tracking."),
     *("output.checkpoint_every", "output.predictions"),
 )
 
@@ -127,19 +135,23 @@ def build(config: Config) -> Experiment:
 
 def build_engine(config: Config, net: nn.Module, federation: Federation) -> Engine:
     """Return the engine that the configuration names."""
-    if config.engine.name == "vectorized":
-        from flbench.engine.vectorized import VectorizedEngine
-
-        return VectorizedEngine(net, federation, config.engine)
-    from flbench.engine.sequential import SequentialEngine
-
-    return SequentialEngine(net, federation, config.engine)
+    name = config.engine.name
+    module, kind = ENGINES[name]
+    try:
+        found = import_module(module)
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"`engine.name={name}` needs the package `{error.name}`, which is not installed:"
+            f" pip install 'flbench[{name}]'"
+        ) from error
+    engine: Engine = getattr(found, kind)(net, federation, config.engine)
+    return engine
 
 
 def settle(config: Config) -> Config:
     """Return the configuration with what depends on the machine and the seed filled in."""
     cores = len(os.sched_getaffinity(0))
-    threads = config.engine.threads or cores
+    threads = config.engine.threads or (1 if config.engine.name == "ray" else cores)
     if threads > THREADS_PER_CORE * cores:
         raise ConfigError(
             f"`engine.threads`={threads} would stall this machine, which has {cores} cores."
@@ -162,17 +174,18 @@ def run(config: Config, origins: dict[str, str], reporter: Reporter) -> Path:
     Raises: UserError, RunError, KeyboardInterrupt; what was written stays, and `resume` goes on.
     """
     begin = time.perf_counter()
-    experiment = build(config)
-    for note in experiment.notes:
-        reporter.warn(note)
-    config = experiment.config
-    folder = RunFolder.create(
-        config.output.dir,
-        f"{experiment.federation.dataset.name}-{config.partition.scheme}",
-        f"{config.algorithm.name}-seed{config.seed}",
-    )
-    try:
-        samples = experiment.federation
+    with ExitStack() as stack:
+        experiment = build(config)
+        stack.callback(experiment.engine.close)
+        for note in experiment.notes:
+            reporter.warn(note)
+        config, samples = experiment.config, experiment.federation
+        folder = RunFolder.create(
+            config.output.dir,
+            f"{samples.dataset.name}-{config.partition.scheme}",
+            f"{config.algorithm.name}-seed{config.seed}",
+        )
+        stack.callback(folder.close)
         packed, description = partition_files.encode(
             samples.partition, samples.dataset, config.partition
         )
@@ -182,8 +195,6 @@ def run(config: Config, origins: dict[str, str], reporter: Reporter) -> Path:
         folder.write("config.yaml", to_yaml(config.tree(), origins))
         seconds = Seconds(total=time.perf_counter() - begin)
         _go(experiment, experiment.start(), folder, reporter, seconds)
-    finally:
-        folder.close()
     return folder.path
 
 
@@ -197,8 +208,9 @@ def resume(path: Path, overrides: Layer, reporter: Reporter) -> Path:
     Raises: UserError if the folder is no run, or belongs to another configuration.
     """
     begin = time.perf_counter()
-    folder = RunFolder.reopen(path)
-    try:
+    with ExitStack() as stack:
+        folder = RunFolder.reopen(path)
+        stack.callback(folder.close)
         written, _ = resolve([from_file(path / "config.yaml")])
         config, _ = resolve([from_file(path / "config.yaml"), overrides])
         _check_unchanged(written, config, path)
@@ -206,6 +218,7 @@ def resume(path: Path, overrides: Layer, reporter: Reporter) -> Path:
             reporter.warn(f"{path} is finished: there is nothing to go on with.")
             return path
         experiment = build(config)
+        stack.callback(experiment.engine.close)
         _check_data(experiment, path)
         state, seconds = experiment.start(), Seconds()
         if folder.checkpoint("last").exists():
@@ -217,8 +230,6 @@ def resume(path: Path, overrides: Layer, reporter: Reporter) -> Path:
             folder.rewind(0)
         seconds.total += time.perf_counter() - begin
         _go(experiment, state, folder, reporter, seconds)
-    finally:
-        folder.close()
     return folder.path
 
 

@@ -39,6 +39,7 @@ HEAVY = {"lightning", "ray", "mlflow", "matplotlib", "torchmetrics"}
 MAY_IMPORT = {
     "lightning": {"client/module.py", "engine/sequential.py", "engine/workbench.py"},
     "matplotlib": {"reports/pictures.py"},
+    "ray": {"engine/ray.py"},
 }
 
 

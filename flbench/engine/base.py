@@ -12,7 +12,7 @@ from flbench.client.program import LocalProgram, Step
 from flbench.config import TrainConfig
 from flbench.errors import ConfigError
 from flbench.rng import Draw
-from flbench.types import Dispatch, Results, Tree
+from flbench.types import Dispatch, Message, Results, Tree
 
 KeptRows = Callable[[Tensor], Tree]
 """ids [K] -> the rows that these clients keep, [K, ...] each."""
@@ -68,6 +68,9 @@ class Engine(Protocol):
                 remains.
         """
 
+    def close(self) -> None:
+        """Give back what the engine holds: processes, a cluster. It is not used after that."""
+
 
 class Gathered:
     """Rows of clients put together leaf by leaf, without a second copy."""
@@ -116,3 +119,27 @@ def be_deterministic() -> None:
     torch.backends.cudnn.benchmark = False
     torch.backends.cudnn.allow_tf32 = False
     torch.backends.cuda.matmul.allow_tf32 = False
+
+
+def joined(parts: list[Results], ids: Tensor) -> Results:
+    """Return the results of all blocks as one, in the order of `ids`."""
+    if len(parts) == 1:
+        return parts[0]
+    some = [part for part in parts if len(part.ids)]
+
+    def together(trees: list[Tree]) -> Tree:
+        names = trees[0] if trees else {}
+        return {name: torch.cat([tree[name] for tree in trees]) for name in names}
+
+    return Results(
+        ids=torch.cat([part.ids for part in parts]) if parts else ids[:0],
+        steps=torch.cat([part.steps for part in parts]) if parts else ids[:0],
+        losses=torch.cat([part.losses for part in parts]) if parts else torch.zeros(0),
+        kept=together([part.kept for part in some]),
+        sent=Message(
+            together([part.sent.values for part in some]),
+            together([part.sent.mask for part in some]),
+        ),
+        observed=together([part.observed for part in some]),
+        failures=tuple(failure for part in parts for failure in part.failures),
+    )

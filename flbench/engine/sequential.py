@@ -107,6 +107,9 @@ class SequentialEngine:
             failures=tuple(failures),
         )
 
+    def close(self) -> None:
+        """Give nothing back: there is nothing but memory."""
+
 
 def make_fabric(config: EngineConfig) -> Fabric:
     """Return Fabric for a device and precision.

@@ -15,13 +15,14 @@ from flbench.engine.base import (
     RoundSettings,
     be_deterministic,
     find_device,
+    joined,
 )
 from flbench.engine.padding import mind_padding
 from flbench.engine.stack import Stack, StackBench
 from flbench.engine.stacked_training import train
 from flbench.errors import ConfigError
 from flbench.models.base import net_leaves
-from flbench.types import Failure, Message, Results, Tree
+from flbench.types import Failure, Message, Results
 
 SHARE = 0.25  # of the free memory that a block of clients may take
 COPIES = 6  # of a client's leaves: value, start, gradient, two moments, a new value
@@ -79,7 +80,10 @@ class VectorizedEngine:
         for block in torch.split(ids, self._block or self._fitting(len(ids))):
             stack = Stack(self._bench, block, settings, rows(block), dispatch(block))
             parts.append(self._run(program, stack, observe))
-        return _joined(parts, ids)
+        return joined(parts, ids)
+
+    def close(self) -> None:
+        """Give nothing back: there is nothing but memory."""
 
     def _fitting(self, clients: int) -> int:
         """Return how many clients fit into a share of the free memory, at least one."""
@@ -170,27 +174,3 @@ def _free_memory() -> int:
             if line.startswith("MemAvailable:"):
                 return int(line.split()[1]) * 1024
     return 2**30
-
-
-def _joined(parts: list[Results], ids: Tensor) -> Results:
-    """Return the results of all blocks as one, in the order of `ids`."""
-    if len(parts) == 1:
-        return parts[0]
-    some = [part for part in parts if len(part.ids)]
-
-    def together(trees: list[Tree]) -> Tree:
-        names = trees[0] if trees else {}
-        return {name: torch.cat([tree[name] for tree in trees]) for name in names}
-
-    return Results(
-        ids=torch.cat([part.ids for part in parts]) if parts else ids[:0],
-        steps=torch.cat([part.steps for part in parts]) if parts else ids[:0],
-        losses=torch.cat([part.losses for part in parts]) if parts else torch.zeros(0),
-        kept=together([part.kept for part in some]),
-        sent=Message(
-            together([part.sent.values for part in some]),
-            together([part.sent.mask for part in some]),
-        ),
-        observed=together([part.observed for part in some]),
-        failures=tuple(failure for part in parts for failure in part.failures),
-    )

@@ -1,0 +1,180 @@
+"""The Ray engine: the sequential engine's results, bit for bit, whatever happens to its workers."""
+
+import hashlib
+import os
+import signal
+
+import pytest
+import torch
+
+from flbench import cli, rounds
+from flbench.algorithms import ALGORITHMS
+from flbench.client.program import Collector
+from flbench.errors import ConfigError
+from flbench.tree import digest
+from flbench.types import Rows
+from tests.engine.test_vectorized import REDUCE, Count
+from tests.support import SMALL, build, config_of, run
+
+ray = pytest.importorskip("ray")
+
+METHODS = ALGORITHMS.load()
+KEYS = ("model.name=lenet5", "train.participation=0.6", "engine.threads=1")
+
+
+@pytest.fixture(scope="module")
+def engine():
+    """Two actors for all methods: an engine knows net and samples, and no method."""
+    from flbench.engine.ray import RayEngine
+
+    built = build(*KEYS)
+    config = config_of(*KEYS, "engine.name=ray", "engine.workers=2").engine
+    engine = RayEngine(built.net, built.federation, config)
+    yield engine
+    engine.close()
+
+
+def played(built, engine, number: int = 3):
+    state = built.start()
+    while state.round < number:
+        setup = built.algorithm.stages()[state.stage].setup
+        settings = rounds.settings_of(built.config, built.algorithm, state, setup=setup)
+        trained = rounds.train(built.algorithm, engine, state, settings)
+        state = rounds.exchange(built.algorithm, state, trained).state
+    return state
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_ends_with_the_sequential_engines_bits(engine, name):
+    built = build(*KEYS, f"algorithm.name={name}")
+
+    one, many = played(built, built.engine), played(built, engine)
+
+    assert digest([one.server, one.clients]) == digest([many.server, many.clients])
+    assert torch.equal(one.visits, many.visits)
+
+
+def test_results_come_in_cohort_order_with_failures_and_observations(engine):
+    built = build(*KEYS, "algorithm.name=local")
+    state = built.start()
+    state.clients["head.weight"][3] = torch.nan
+    settings = rounds.settings_of(built.config, built.algorithm, state)
+    observe = (Collector("test", Count(), REDUCE, rows=Rows("test")),)
+    ids = torch.tensor([4, 3, 0, 2])
+
+    found = [
+        rounds.train(built.algorithm, e, state, settings, ids=ids, observe=observe).results
+        for e in (built.engine, engine)
+    ]
+
+    assert found[1].ids.tolist() == [4, 0, 2]
+    assert [(f.client, f.reason) for f in found[0].failures] == [
+        (f.client, f.reason) for f in found[1].failures
+    ]
+    for a, b in ((found[0].kept, found[1].kept), (found[0].observed, found[1].observed)):
+        assert list(a) == list(b)
+        assert all(torch.equal(value, b[key]) for key, value in a.items())
+    assert torch.equal(found[0].losses, found[1].losses)
+
+
+def test_killed_worker_is_started_again_and_changes_nothing(engine):
+    built = build(*KEYS, "algorithm.name=fedavg")
+    expected = played(built, built.engine, 4)
+    [victim, _] = ray.get([actor.ready.remote() for actor in engine._actors])
+    state = played(built, engine, 2)
+
+    os.kill(victim, signal.SIGKILL)
+    while state.round < 4:
+        settings = rounds.settings_of(built.config, built.algorithm, state)
+        trained = rounds.train(built.algorithm, engine, state, settings)
+        state = rounds.exchange(built.algorithm, state, trained).state
+
+    assert digest([state.server]) == digest([expected.server])
+    assert ray.get(engine._actors[0].ready.remote()) != victim
+
+
+def test_nothing_writes_to_the_shared_samples(engine):
+    before = hashlib.sha256(ray.get(engine._samples).tobytes()).hexdigest()
+    built = build(*KEYS, "algorithm.name=fedproto", "data.augment=[crop, flip]")
+
+    played(built, engine, 2)
+
+    assert hashlib.sha256(ray.get(engine._samples).tobytes()).hexdigest() == before
+
+
+def test_clients_are_dealt_by_size(engine):
+    ids = torch.arange(5)
+
+    dealt = engine._deal(ids)
+
+    assert sorted(torch.cat(dealt).tolist()) == ids.tolist()
+    loads = [int(engine._sizes[ids[positions]].sum()) for positions in dealt]
+    assert abs(loads[0] - loads[1]) <= int(engine._sizes.max())
+
+
+def test_empty_cohort_is_no_mistake(engine):
+    built = build(*KEYS, "algorithm.name=local")
+    settings = rounds.settings_of(built.config, built.algorithm, built.start())
+
+    trained = rounds.train(
+        built.algorithm, engine, built.start(), settings, ids=torch.zeros(0, dtype=torch.int64)
+    )
+
+    assert len(trained.results.ids) == 0
+
+
+def test_more_workers_than_cpus_are_refused(engine):
+    from flbench.engine.ray import RayEngine
+
+    built = build(*KEYS)
+    config = config_of(*KEYS, "engine.name=ray", "engine.workers=99").engine
+    with pytest.raises(ConfigError, match="has 2"):
+        RayEngine(built.net, built.federation, config)
+
+
+class TestWithoutAClusterOfTheTests:
+    """These come last: they need Ray to be down at first."""
+
+    @pytest.fixture(autouse=True)
+    def _down(self, engine):
+        engine.close()
+        ray.shutdown()
+
+    def test_run_gives_the_sequential_digest_and_ends_ray(self, tmp_path):
+        keys = ("algorithm=hfcd", "train.participation=0.6")
+        _, one = run(tmp_path, *keys)
+
+        path, many = run(tmp_path, *keys, "engine.name=ray", "engine.workers=2")
+
+        assert many["weights_digest"] == one["weights_digest"]
+        assert many["engine"]["name"] == "ray"
+        assert not ray.is_initialized()
+        assert "workers: 2" in (path / "config.yaml").read_text()
+
+    def test_address_without_a_cluster_is_one_message(self, capsys, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+
+        code = cli.main(["run", *SMALL, "engine.name=ray", "engine.address=127.0.0.1:1"])
+
+        error = capsys.readouterr().err
+        assert code == 2
+        assert "`engine.address`: no Ray cluster answers" in error
+        assert "Traceback" not in error
+
+    @pytest.mark.slow
+    def test_two_nodes_give_the_same_digest(self, tmp_path):
+        from ray.cluster_utils import Cluster
+
+        keys = ("algorithm=fedavg", "train.participation=0.6")
+        _, one = run(tmp_path, *keys)
+        cluster = Cluster(
+            initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False}
+        )
+        try:
+            cluster.add_node(num_cpus=1)
+            _, many = run(tmp_path, *keys, "engine.name=ray", f"engine.address={cluster.address}")
+        finally:
+            ray.shutdown()
+            cluster.shutdown()
+
+        assert many["weights_digest"] == one["weights_digest"]
