@@ -174,6 +174,49 @@ def show(
         commands.show(runs, picture)
 
 
+@app.command()
+def bench(
+    overrides: Overrides = None,
+    *,
+    config: ConfigFile = None,
+    engines: Annotated[
+        str, typer.Option("--engines", metavar="NAME[,NAME ...]", help="Engines to measure.")
+    ] = "sequential,vectorized",
+    model: Annotated[
+        str | None, typer.Option("--model", metavar="NAME", help="The same as model.name=NAME.")
+    ] = None,
+    dataset: Annotated[
+        str | None, typer.Option("--dataset", metavar="NAME", help="The same as data.name=NAME.")
+    ] = None,
+    clients: Annotated[
+        int | None, typer.Option("--clients", metavar="N", help="The same as partition.clients=N.")
+    ] = None,
+    repeats: Annotated[int, typer.Option("--repeats", min=1, help="Rounds that are measured.")] = 5,
+    rounds: Annotated[
+        int, typer.Option("--rounds", min=0, help="Rounds of the whole run; 0 leaves it out.")
+    ] = 5,
+    out: Annotated[
+        Path, typer.Option("--out", metavar="DIR", help="Folder for bench.json and bench.html.")
+    ] = Path("bench"),
+    as_json: AsJson = False,
+) -> None:
+    """Measure engines against a bare PyTorch loop over the same batches."""
+    with _exit_codes():
+        from flbench import commands
+
+        short = {"model.name": model, "data.name": dataset, "partition.clients": clients}
+        given = [f"{key}={value}" for key, value in short.items() if value is not None]
+        commands.bench(
+            engines.split(","),
+            [*(overrides or []), *given],
+            config=config,
+            repeats=repeats,
+            rounds=rounds,
+            out=out,
+            as_json=as_json,
+        )
+
+
 @app.callback(invoke_without_command=True)
 def _root(
     version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,

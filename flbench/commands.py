@@ -1,10 +1,12 @@
 """What the commands do."""
 
+import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flbench import console, progress
+from flbench import console, files, progress
 from flbench.config import Config
 from flbench.errors import RunError, UserError
 from flbench.layers import Layer, from_file, from_overrides
@@ -206,6 +208,38 @@ def data(
 
         pictures.save(pictures.partition(federation), picture)
     console.json(catalogue.partition(federation)) if as_json else console.partition(federation)
+
+
+def bench(
+    engines: Sequence[str],
+    overrides: Sequence[str],
+    *,
+    config: str | None,
+    repeats: int,
+    rounds: int,
+    out: Path,
+    as_json: bool,
+) -> None:
+    """Measure engines and write what was found."""
+    configs = []
+    for name in engines:
+        method = Layer({"algorithm": {"name": "fedavg"}}, {"algorithm.name": "bench"})
+        engine = Layer({"engine": {"name": name.strip()}}, {"engine.name": "--engines"})
+        configs.append(resolve([method, *layers(config, overrides), engine])[0])
+    from flbench import bench as measurement
+    from flbench.reports import bench as page
+
+    out.mkdir(parents=True, exist_ok=True)
+    cases = measurement.compare(configs, repeats=repeats, run_rounds=rounds)
+    found = {
+        "settings": configs[0].tree(),
+        "cases": [asdict(case) | {"speed": case.speed} for case in cases],
+    }
+    files.write(out / "bench.json", (json.dumps(found, indent=1) + "\n").encode())
+    files.write(out / "bench.html", page.render(cases, configs[0], rounds).encode())
+    console.json(found) if as_json else console.bench(cases)
+    if not as_json:
+        console.text(f"{out / 'bench.json'}\n{out / 'bench.html'}\n")
 
 
 def _federation(config: Config) -> "Federation":

@@ -12,6 +12,7 @@ from rich.table import Table
 from flbench.config import DataConfig
 
 if TYPE_CHECKING:
+    from flbench.bench import Case
     from flbench.data.federation import Federation
     from flbench.estimate import Estimate
     from flbench.results import Run
@@ -245,6 +246,32 @@ def estimate(found: "Estimate") -> None:
     }
     for name, line in lines.items():
         open_console().print(f"{name:>10}: {line}", soft_wrap=True)
+
+
+def bench(cases: "Sequence[Case]") -> None:
+    """Print what engines cost beside a bare loop."""
+    table = _table("Engines beside a bare PyTorch loop with all cores (in turn, medians)")
+    table.add_column("engine")
+    for title in (
+        *("client\nsteps/s", "engine /\nbare loop", "threads", "start-up", "memory"),
+        *("train", "evaluate", "other"),
+    ):
+        table.add_column(title, justify="right")
+    for case in cases:
+        spent = [duration(case.run[key]) if case.run else "-" for key in RUN]
+        table.add_row(
+            case.engine,
+            f"{case.speed:,.0f}",
+            f"{case.ratio:.3f}",
+            str(case.threads),
+            duration(case.startup),
+            _size(case.memory),
+            *spent,
+        )
+    open_console().print(table)
+
+
+RUN = ("train", "evaluate", "other")
 
 
 def _shade(count: int, top: int) -> str:

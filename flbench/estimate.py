@@ -4,14 +4,13 @@ import resource
 import time
 from dataclasses import dataclass, replace
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from flbench import rounds
-from flbench.client.program import Collector, LocalProgram, Phase
-from flbench.data import batches
+from flbench.client.program import Collector, LocalProgram, Phase, shortened
 from flbench.engine.base import RoundSettings
+from flbench.engine_choice import steps_of
 from flbench.evaluate import Evaluator, Judge
 from flbench.experiment import Experiment
 from flbench.rounds import Trained
@@ -72,7 +71,7 @@ def measure(experiment: Experiment) -> Estimate:
     settings = _settings(experiment, state)
     seen = rounds.visible(state, first.program)
     cohort = len(algorithm.cohort(seen, settings.draw))
-    steps = int(_steps(experiment, phases).mean() * cohort)
+    steps = int(steps_of(experiment.algorithm, phases).mean() * cohort)
     # What is dispatched has its usual size after the first round.
     after = rounds.exchange(algorithm, state, first).state
     down = _train(experiment, after, client, 2)[1].down
@@ -107,10 +106,6 @@ def _train(
 ) -> tuple[float, Trained]:
     """Return the seconds that one client takes with so many steps in each phase, and the rest."""
     program = experiment.algorithm.program(rounds.visible(state, LocalProgram(())))
-    short = tuple(
-        replace(step, epochs=None, steps=steps, until=None) if isinstance(step, Phase) else step
-        for step in program.steps
-    )
     begin = time.perf_counter()
     trained = rounds.train(
         experiment.algorithm,
@@ -118,25 +113,9 @@ def _train(
         state,
         _settings(experiment, state),
         ids=client,
-        program=replace(program, steps=short),
+        program=shortened(program, steps),
     )
     return time.perf_counter() - begin, trained
-
-
-def _steps(experiment: Experiment, phases: list[Phase]) -> Tensor:
-    """Return the optimiser steps [N] of each client in a round."""
-    train = experiment.config.train
-    has_batchnorm = bool(experiment.algorithm.setting.net.names("batchnorm"))
-    counts = torch.zeros(len(experiment.algorithm.setting.sizes), dtype=torch.float64)
-    for phase in phases:
-        single, share = has_batchnorm and phase.batchnorm == "train", phase.rows
-        for client, size in enumerate(experiment.algorithm.setting.sizes.tolist()):
-            size = round(share.high * size) - round(share.low * size)
-            size = size if share.limit is None else min(size, share.limit)
-            arranged = len(batches.arrange(np.arange(size), train, skip_single=single))
-            epoch = -(-arranged // train.batch_size)
-            counts[client] += phase.steps or (phase.epochs or 0) * epoch
-    return counts
 
 
 def _training_state(experiment: Experiment) -> State:

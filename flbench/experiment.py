@@ -13,7 +13,7 @@ from typing import Final
 import torch
 from torch import nn
 
-from flbench import checkpoint, outcome, remarks
+from flbench import checkpoint, engine_choice, outcome, remarks
 from flbench.algorithms import ALGORITHMS, Algorithm, Setting
 from flbench.algorithms.base import state_of
 from flbench.client.batchnorm import recalibrate
@@ -73,12 +73,7 @@ class Experiment:
 
     def start(self) -> State:
         """Return the state before the first round."""
-        dtype = precision_of(self.config.engine)
-        start: Tree = {
-            name: leaf.detach().to(dtype) if leaf.is_floating_point() else leaf.detach()
-            for name, leaf in net_leaves(self.net).items()
-        }
-        return state_of(self.algorithm, start)
+        return _start(self.config, self.net, self.algorithm)
 
     def evaluator(self, warn: Callable[[str], None]) -> Evaluator:
         """Return what judges its models; `warn` is told what goes wrong."""
@@ -99,7 +94,7 @@ def build(config: Config) -> Experiment:
     Raises: UserError where data or configuration do not fit together; all reasons at once where
         possible.
     """
-    config = settle(config)
+    asked, config = config, settle(config)
     torch.set_num_threads(config.engine.threads or 1)
     dataset = sources.load(config.data)
     config = _with(config, "data", name=dataset.name)  # a file's own name, where it has one
@@ -129,8 +124,28 @@ def build(config: Config) -> Experiment:
         *algorithm.remarks(),
         *remarks.of(config, federation, net, algorithm),
     ]
+    if config.engine.name == "auto":
+
+        def make(name: str) -> Engine:
+            return build_engine(settle(_with(asked, "engine", name=name)), net, federation)
+
+        start = _start(config, net, algorithm)
+        name, reason = engine_choice.choose(config, algorithm, start, make)
+        chosen = settle(_with(asked, "engine", name=name)).engine
+        config = config.model_copy(update={"engine": chosen})
+        torch.set_num_threads(chosen.threads or 1)
+        notes.append(reason)
     engine = build_engine(config, net, federation)
     return Experiment(config, federation, net, algorithm, engine, judgement, tuple(notes))
+
+
+def _start(config: Config, net: nn.Module, algorithm: Algorithm) -> State:
+    dtype = precision_of(config.engine)
+    start: Tree = {
+        name: leaf.detach().to(dtype) if leaf.is_floating_point() else leaf.detach()
+        for name, leaf in net_leaves(net).items()
+    }
+    return state_of(algorithm, start)
 
 
 def build_engine(config: Config, net: nn.Module, federation: Federation) -> Engine:

@@ -5,7 +5,7 @@ them), picklable (they travel to workers), pure and vmap-safe.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Literal, Protocol
 
@@ -147,6 +147,15 @@ class LocalProgram:
         unsent = [name for name, _ in self.masks if name not in self.sends]
         if unsent:
             raise ValueError(f"masks are given for leaves that are not sent: {unsent}")
+
+
+def shortened(program: LocalProgram, steps: int) -> LocalProgram:
+    """Return a program with so many optimiser steps in each phase, to measure what they cost."""
+    short = (
+        replace(step, epochs=None, steps=steps, until=None) if isinstance(step, Phase) else step
+        for step in program.steps
+    )
+    return replace(program, steps=tuple(short))
 
 
 def merge_context(ctx: Tree, name: str, result: Mapping[str, Tensor]) -> None:

@@ -7,6 +7,7 @@ from typing import Any, Self
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from flbench.client.module import call, mode, view_of
@@ -142,7 +143,7 @@ class Stack:
     def __len__(self) -> int:
         return len(self.ids)
 
-    def reorder(self, order: np.ndarray[Any, np.dtype[np.int64]]) -> None:
+    def reorder(self, order: NDArray[np.int64]) -> None:
         """Put the clients in another order."""
         if (order == np.arange(len(order))).all():
             return
@@ -196,34 +197,30 @@ class Stack:
         """Run a Collector over each client's rows and write what it finds into ctx."""
         bench, draw = self.bench, self.settings.draw
         rows = [bench.federation.rows(collector.rows, int(client), draw) for client in self.ids]
-        longest = max(1, *(len(mine) for mine in rows))
+        sizes = np.array([len(mine) for mine in rows])
+        order = np.argsort(-sizes, kind="stable")  # most rows first: who has more comes first
+        self.reorder(order)
+        rows, sizes = [rows[k] for k in order], sizes[order]
+        self._refuse_ragged(collector, sizes)
         # Without rows there is one padded row that does not count.
-        index = np.zeros((len(rows), longest), dtype=np.int64)
-        real = np.zeros((len(rows), longest), dtype=bool)
-        for k, mine in enumerate(rows):
-            index[k, : len(mine)] = mine
-            real[k, : len(mine)] = True
-        self._refuse_ragged_rows(collector, real)
+        longest = max(1, int(sizes[0]))
         found: Tree = {}
-        size = max(1, PASS // len(rows))
+        begin = 0
         with torch.no_grad(), mode(bench.net, train=False):
-            for begin in range(0, longest, size):
-                cut = slice(begin, begin + size)
-                chosen = torch.from_numpy(index[:, cut]).to(bench.device)
-                batch = (
-                    self.inputs(chosen),
-                    bench.federation.y[chosen],
-                    torch.from_numpy(real[:, cut]).to(bench.device),
-                    chosen,
-                )
-                for key, value in self.each(partial(self.observe, collector), batch).items():
+            while begin < longest:
+                count = int((sizes > begin).sum()) if begin else len(self)
+                end = begin + max(1, PASS // count)
+                batch = self._cut(rows[:count], begin, min(end, longest))
+                new = self.each(partial(self.observe, collector), batch, count=count)
+                for key, value in new.items():
                     reduction = collector.reduction(key)
                     if key not in found:
-                        found[key] = value
+                        found[key] = value.clone()  # vmap may hand out one value for all
                     elif reduction == "rows":  # axis 0 is the clients'
                         found[key] = torch.cat([found[key], value], dim=1)
                     else:
-                        found[key] = TOGETHER[reduction](found[key], value)
+                        found[key][:count] = TOGETHER[reduction](found[key][:count], value)
+                begin = end
             if collector.finish is not None:
                 finish = collector.finish
                 found = self.each(lambda leaves, start, ctx, got: finish(got, leaves, ctx), found)
@@ -272,15 +269,24 @@ class Stack:
             x, y, mask, key = batch
             return collector.fn(self.view(leaves, start, ctx, Batch(x, y, mask, key, step)))
 
-    def _refuse_ragged_rows(
-        self, collector: Collector, real: np.ndarray[Any, np.dtype[np.bool_]]
-    ) -> None:
-        reductions = (
-            {collector.reduce}
-            if isinstance(collector.reduce, str)
-            else {kind for _, kind in collector.reduce}
-        )
-        if "rows" in reductions and len(self) > 1 and not real.all():
+    def _cut(self, rows: Sequence[NDArray[np.int64]], begin: int, end: int) -> Any:
+        """Return x, y, mask, key of the clients' rows from `begin` to `end`, padded."""
+        width = max(1, min(end, max(len(mine) for mine in rows)) - begin)
+        index = np.zeros((len(rows), width), dtype=np.int64)
+        real = np.zeros((len(rows), width), dtype=bool)
+        for k, mine in enumerate(rows):
+            piece = mine[begin:end]
+            index[k, : len(piece)] = piece
+            real[k, : len(piece)] = True
+        device = self.bench.device
+        chosen = torch.from_numpy(index).to(device)
+        mask = torch.from_numpy(real).to(device)
+        return self.inputs(chosen), self.bench.federation.y[chosen], mask, chosen
+
+    def _refuse_ragged(self, collector: Collector, sizes: NDArray[np.int64]) -> None:
+        kinds = collector.reduce
+        every = {kinds} if isinstance(kinds, str) else {kind for _, kind in kinds}
+        if "rows" in every and len(set(sizes.tolist())) > 1:
             raise ValueError(
                 f"the Collector `{collector.name}` puts rows one after the other, which clients of"
                 " different size cannot do at once"

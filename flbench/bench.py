@@ -1,0 +1,209 @@
+"""What engines cost: client steps per second beside a bare PyTorch loop over the same batches.
+
+Each engine is measured in a process of its own, where its rounds alternate with rounds of the bare
+loop: a machine that drifts drifts for both, and the ratio stays. The bare loop is the floor that
+every framework pays against: no module of Lightning, no loss terms, no messages, no checks.
+"""
+
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from torch.nn.functional import cross_entropy
+
+from flbench import experiment, results, rounds
+from flbench.client.step import make_optimizer
+from flbench.config import Config
+from flbench.data import batches
+from flbench.engine.base import RoundSettings
+from flbench.errors import RunError, UserError
+from flbench.layers import from_file
+from flbench.loop import Reporter
+from flbench.models.base import build as build_net
+from flbench.resolve import resolve
+from flbench.rng import Draw
+from flbench.yaml_text import to_yaml
+
+
+@dataclass(frozen=True)
+class Case:
+    """What one engine was measured to do; times in seconds, medians over rounds.
+
+    Attributes:
+        engine: its name.
+        threads: of each of its processes.
+        startup: until it could train its first client, imports included.
+        steps: optimiser steps of a round.
+        bare: a round of the bare loop with all cores.
+        round: a round of the engine.
+        ratio: median over rounds of engine / bare loop.
+        run: of a whole run: `train`, `evaluate`, `other` (files, checkpoints) and `total`.
+        memory: most bytes of the process, without those of its workers.
+    """
+
+    engine: str
+    threads: int
+    startup: float
+    steps: int
+    bare: float
+    round: float
+    ratio: float
+    run: dict[str, float]
+    memory: int
+
+    @property
+    def speed(self) -> float:
+        """Client steps per second."""
+        return self.steps / self.round
+
+
+def compare(configs: Sequence[Config], *, repeats: int, run_rounds: int) -> list[Case]:
+    """Measure one configuration after the other, each in a process of its own.
+
+    Args:
+        configs: alike but for `engine`.
+        repeats: rounds that are measured, after one that warms up.
+        run_rounds: rounds of the whole run; 0 leaves it out.
+    Raises: UserError or RunError with what a process said before it failed.
+    """
+    cases = []
+    for config in configs:
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / "config.yaml"
+            file.write_text(to_yaml(config.tree(), {}), encoding="utf-8")
+            command = [sys.executable, "-m", "flbench.bench", str(file), str(repeats)]
+            begin = time.time()
+            done = subprocess.run(
+                [*command, str(run_rounds), str(begin)], capture_output=True, text=True, check=False
+            )
+        if done.returncode:
+            said = done.stderr.strip()
+            if done.returncode == 2:
+                raise UserError(said)
+            last = said.splitlines()[-1] if said else "it said nothing"
+            raise RunError(f"engine.name={config.engine.name} could not be measured: {last}")
+        cases.append(Case(**json.loads(done.stdout.splitlines()[-1])))
+    return cases
+
+
+def measure(config: Config, *, repeats: int, run_rounds: int, begin: float) -> Case:
+    """Measure one configuration in this process, which began at `begin` (seconds of the epoch)."""
+    built = experiment.build(config)
+    try:
+        state, setting = built.start(), built.algorithm.setting
+        settings = rounds.settings_of(built.config, built.algorithm, state)
+        one = torch.argsort(setting.sizes)[:1]
+        rounds.train(built.algorithm, built.engine, state, settings, ids=one)
+        startup = time.time() - begin
+        bare, own, steps = [], [], 0
+        for number in range(repeats + 1):
+            draw = Draw(built.config.seed, (number,), setting.clients)
+            ids = built.algorithm.cohort(state, draw)
+            bare.append(_seconds(lambda draw=draw, ids=ids: bare_round(built, draw, ids.tolist())))
+            settings = RoundSettings(built.config.train, draw)
+            begin_round = time.perf_counter()
+            trained = rounds.train(built.algorithm, built.engine, state, settings, ids=ids)
+            own.append(time.perf_counter() - begin_round)
+            steps = int(trained.results.steps.sum())
+    finally:
+        built.engine.close()
+    bare, own = bare[1:], own[1:]
+    return Case(
+        engine=built.config.engine.name,
+        threads=built.config.engine.threads or 1,
+        startup=startup,
+        steps=steps,
+        bare=median(bare),
+        round=median(own),
+        ratio=median(mine / floor for mine, floor in zip(own, bare, strict=True)),
+        run=_whole_run(config, run_rounds) if run_rounds else {},
+        memory=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+    )
+
+
+def bare_round(built: experiment.Experiment, draw: Draw, ids: Sequence[int]) -> int:
+    """Train these clients by hand with all cores; return the number of steps."""
+    federation, train = built.federation, built.config.train
+    device = torch.device(built.config.engine.device)
+    x, y = federation.x.to(device), federation.y.to(device)
+    shift, scale = federation.shift.to(device), federation.scale.to(device)
+    net = build_net(built.config.model, federation.shape, federation.classes, 0).to(device).train()
+    start = {name: value.clone() for name, value in net.state_dict().items()}
+    has_batchnorm = bool(built.algorithm.setting.net.names("batchnorm"))
+    threads, steps = torch.get_num_threads(), 0
+    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    for client in ids:
+        net.load_state_dict(start)
+        optimizer = make_optimizer(train.optimizer, list(net.parameters()), train.optimizer.lr)
+        rows = federation.partition.parts["train"][client]
+        for epoch in range(train.local_epochs):
+            order = draw.order(client, epoch, len(rows))
+            order = rows[batches.arrange(order, train, skip_single=has_batchnorm)]
+            for index in torch.split(torch.from_numpy(order).to(device), train.batch_size):
+                optimizer.zero_grad()
+                inputs = (x[index].float() - shift) * scale
+                torch.autograd.backward(cross_entropy(net(inputs).logits, y[index]))
+                optimizer.step()
+                steps += 1
+    torch.set_num_threads(threads)
+    return steps
+
+
+def _seconds(work: Any) -> float:
+    begin = time.perf_counter()
+    work()
+    return time.perf_counter() - begin
+
+
+def _whole_run(config: Config, number: int) -> dict[str, float]:
+    """Return the seconds of a whole run by purpose, judged once and saved once."""
+    with tempfile.TemporaryDirectory() as folder:
+        train = config.train.model_copy(update={"rounds": number})
+        output = config.output.model_copy(update={"dir": Path(folder)})
+        short = config.model_copy(update={"train": train, "output": output})
+        path = experiment.run(short, {}, _Quiet())
+        seconds = results.read(path).summary["seconds"]
+    other = seconds["total"] - seconds["train"] - seconds["evaluate"]
+    return {**seconds, "other": max(0.0, other)}
+
+
+class _Quiet(Reporter):
+    """Is told how a run goes, and tells nobody."""
+
+    def begin(self, done: int, rounds: int) -> None:
+        """Say nothing."""
+
+    def round_done(self, done: int, loss: float) -> None:
+        """Say nothing."""
+
+    def evaluated(self, done: int, figures: Any) -> None:
+        """Say nothing."""
+
+    def warn(self, text: str) -> None:
+        """Say nothing."""
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Measure one configuration; print the case as the last line of standard output."""
+    file, repeats, run_rounds, begin = arguments
+    config, _ = resolve([from_file(Path(file))])
+    case = measure(config, repeats=int(repeats), run_rounds=int(run_rounds), begin=float(begin))
+    sys.stdout.write(json.dumps(asdict(case)) + "\n")
+
+
+if __name__ == "__main__":
+    try:
+        main(sys.argv[1:])
+    except UserError as error:
+        sys.stderr.write(f"{error}\n")
+        sys.exit(2)

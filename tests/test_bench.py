@@ -1,0 +1,120 @@
+"""Measuring engines: what `bench` writes, and what `engine.name=auto` chooses."""
+
+import json
+
+import pytest
+import torch
+
+from flbench import bench, cli, engine_choice, rounds
+from flbench.client.program import Phase, shortened
+from flbench.errors import RunError
+from flbench.rng import Draw
+from flbench.tree import digest
+from tests.support import SMALL, build, config_of, run
+
+
+def test_bench_writes_figures_and_a_page(capsys, tmp_path):
+    keys = (*SMALL, "--engines", "sequential,vectorized", "--repeats", "2", "--rounds", "1")
+
+    code = cli.main(["bench", *keys, "--out", str(tmp_path / "b")])
+
+    out = capsys.readouterr().out
+    assert code == 0
+    assert "sequential" in out
+    assert "vectorized" in out
+    found = json.loads((tmp_path / "b" / "bench.json").read_text())
+    for case in found["cases"]:
+        assert case["steps"] > 0
+        assert case["ratio"] > 0
+        assert case["speed"] == pytest.approx(case["steps"] / case["round"])
+        parts = ("train", "evaluate", "other")
+        assert sum(case["run"][key] for key in parts) == pytest.approx(
+            case["run"]["total"], abs=0.01
+        )
+    page = (tmp_path / "b" / "bench.html").read_text()
+    assert "<script" not in page
+    assert "vectorized" in page
+
+
+def test_bench_of_what_a_user_can_mend_is_one_message(capsys, tmp_path):
+    code = cli.main(["bench", "data.path=nowhere.npz", "--out", str(tmp_path / "b")])
+
+    error = capsys.readouterr().err
+    assert code == 2
+    assert "nowhere.npz does not exist" in error
+    assert "Traceback" not in error
+
+
+def test_bench_says_which_engine_failed(monkeypatch):
+    monkeypatch.setattr(bench.sys, "executable", "/bin/false")
+
+    with pytest.raises(RunError, match=r"engine.name=sequential could not be measured"):
+        bench.compare([config_of()], repeats=1, run_rounds=0)
+
+
+@pytest.mark.parametrize("net", ["mlp", "lenet5"])
+def test_bare_loop_takes_the_steps_and_batches_of_the_engine(net):
+    built = build("algorithm=fedavg", f"model.name={net}")
+    draw = Draw(built.config.seed, (3,), 5)
+    ids = torch.arange(5)
+
+    steps = bench.bare_round(built, draw, ids.tolist())
+
+    settings = rounds.RoundSettings(built.config.train, draw)
+    trained = rounds.train(built.algorithm, built.engine, built.start(), settings, ids=ids)
+    assert steps == int(trained.results.steps.sum())
+
+
+def test_auto_chooses_an_engine_says_why_and_writes_it_down(tmp_path):
+    path, summary = run(tmp_path, "engine.name=auto", "algorithm=fedavg")
+
+    chosen = summary["engine"]["name"]
+    assert chosen in ("sequential", "vectorized")
+    assert any(f"auto chose {chosen}" in note for note in summary["notes"])
+    assert f"  name: {chosen}" in (path / "config.yaml").read_text()
+
+
+def test_auto_takes_the_engine_with_the_shortest_time(monkeypatch):
+    times = {"sequential": 3.0, "vectorized": 2.0}
+    monkeypatch.setattr(
+        engine_choice,
+        "_measured",
+        lambda name, *_: engine_choice.Candidate(name, times[name], times[name]),
+    )
+
+    name, reason = engine_choice.choose(config_of(), None, None, None)
+
+    assert name == "vectorized"
+    assert "sequential 3 s" in reason
+
+
+def test_measuring_changes_nothing():
+    built = build("algorithm=hfcd")
+    state = built.start()
+    before = digest([state.server, state.clients])
+
+    engine_choice.choose(built.config, built.algorithm, state, lambda name: built.engine)
+
+    assert digest([state.server, state.clients]) == before
+
+
+def test_steps_of_a_round_are_counted_without_training():
+    built = build("algorithm=hfcd", "model.name=lenet5")
+    state = built.start()
+    program = built.algorithm.program(state)
+    phases = [step for step in program.steps if isinstance(step, Phase)]
+    settings = rounds.settings_of(built.config, built.algorithm, state)
+
+    trained = rounds.train(built.algorithm, built.engine, state, settings, ids=torch.arange(5))
+    short = rounds.train(
+        built.algorithm,
+        built.engine,
+        state,
+        settings,
+        ids=torch.arange(5),
+        program=shortened(program, 2),
+    )
+
+    expected = engine_choice.steps_of(built.algorithm, phases)
+    assert trained.results.steps.tolist() == expected.tolist()
+    assert set(short.results.steps.tolist()) == {2}
