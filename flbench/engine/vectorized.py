@@ -22,7 +22,7 @@ from flbench.engine.stack import Stack, StackBench
 from flbench.engine.stacked_training import train
 from flbench.errors import ConfigError
 from flbench.models.base import net_leaves
-from flbench.types import Failure, Message, Results
+from flbench.types import Failure, Message, Results, Tree
 
 SHARE = 0.25  # of the free memory that a block of clients may take
 COPIES = 6  # of a client's leaves: value, start, gradient, two moments, a new value
@@ -98,52 +98,50 @@ class VectorizedEngine:
     def _run(self, program: LocalProgram, stack: Stack, observe: tuple[Step, ...]) -> Results:
         for step in program.steps:
             self._take(stack, step)
-        leaves = stack.leaves.names
-        unknown = sorted((program.keeps | program.sends) - set(leaves))
+        unknown = sorted((program.keeps | program.sends) - set(stack.leaves.names))
         if unknown:
             raise ValueError(f"the program keeps or sends {unknown}, which no client has")
-        bounded = [name for name in leaves if name in program.keeps | program.sends]
-        stack.leaves.spread([*bounded, *(mask for _, mask in program.masks)], len(stack))
-        mine = stack.leaves.rows
-        checked = [name for name in leaves if name in mine] if stack.steps.any() else bounded
-        sound = {name: _is_finite(mine[name]) for name in checked}
-        sound |= {"": stack.loss.isfinite().cpu()}
+        names = [name for name in stack.leaves.names if name in program.keeps | program.sends]
+        stack.leaves.spread([*names, *(mask for _, mask in program.masks)], len(stack))
+        sound = _soundness(stack, names)
         finished = torch.stack(list(sound.values())).all(dim=0)
-        failures = [
+        failures = tuple(
             Failure(int(stack.ids[k]), _diagnosis([name for name in sound if not sound[name][k]]))
             for k in torch.nonzero(~finished).flatten().tolist()
-        ]
+        )
         order = torch.from_numpy(stack.position).argsort()
         order = order[finished[order]]  # those that finished, as they stood in `ids`
         index = order.to(self._bench.device)
-        steps = torch.from_numpy(stack.steps.copy())
-        losses = (stack.loss.cpu() / steps.clamp_min(1)).float()
-        kept = [name for name in bounded if name in program.keeps - program.sends]
-        sent = [name for name in bounded if name in program.sends]
-        tree = {name: mine[name][index].cpu() for name in bounded}
-        masks = {name: mine[mask][index].cpu() for name, mask in program.masks}
-        clients = torch.from_numpy(stack.ids.copy())
-        # Observers come last; they may change leaves, so that what is kept was copied before.
-        where = torch.from_numpy(stack.position.copy())[order]
+        rows = stack.leaves.rows
+        tree = {name: rows[name][index].cpu() for name in names}
+        masks = {name: rows[mask][index].cpu() for name, mask in program.masks}
+        steps = torch.from_numpy(stack.steps)[order]
+        losses = (stack.loss.cpu()[order] / steps.clamp_min(1)).float()
+        clients = torch.from_numpy(stack.ids)[order]
+        positions = torch.from_numpy(stack.position)[order]
+        # Observers come last, since they may change leaves and the order of the clients.
+        observed = self._observe(stack, observe, positions)
+        return Results(
+            ids=clients,
+            steps=steps,
+            losses=torch.where(steps > 0, losses, torch.nan),
+            kept={name: tree[name] for name in names if name not in program.sends},
+            sent=Message({name: tree[name] for name in names if name in program.sends}, masks),
+            observed=observed,
+            failures=failures,
+        )
+
+    def _observe(self, stack: Stack, observe: tuple[Step, ...], positions: Tensor) -> Tree:
+        """Return what observing Collectors find, for the clients that stood at `positions`."""
         for step in observe:
             self._take(stack, step)
         found = tuple(f"{step.name}." for step in observe if isinstance(step, Collector))
-        back = torch.from_numpy(stack.position).argsort()
-        back = back[torch.isin(torch.from_numpy(stack.position)[back], where)]
-        observed = {
-            name: value[back.to(value.device)].cpu()
+        place = torch.from_numpy(stack.position).argsort()[positions]
+        return {
+            name: value[place.to(value.device)].cpu()
             for name, value in stack.ctx.rows.items()
             if name.startswith(found)
         }
-        return Results(
-            ids=clients[order],
-            steps=steps[order],
-            losses=torch.where(steps[order] > 0, losses[order], torch.nan),
-            kept={name: tree[name] for name in kept},
-            sent=Message({name: tree[name] for name in sent}, masks),
-            observed=observed,
-            failures=tuple(failures),
-        )
 
     def _take(self, stack: Stack, step: Step) -> None:
         match step:
@@ -153,6 +151,16 @@ class VectorizedEngine:
                 stack.collect(step)
             case Map():
                 stack.map(step)
+
+
+def _soundness(stack: Stack, names: list[str]) -> dict[str, Tensor]:
+    """Return [B] bool by leaf, on the CPU: whether it is finite; the loss stands under "".
+
+    After training all leaves are looked at, otherwise those that are kept or sent.
+    """
+    rows = stack.leaves.rows
+    checked = [n for n in stack.leaves.names if n in rows] if stack.steps.any() else names
+    return {name: _is_finite(rows[name]) for name in checked} | {"": stack.loss.isfinite().cpu()}
 
 
 def _is_finite(rows: Tensor) -> Tensor:
