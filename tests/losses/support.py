@@ -18,12 +18,12 @@ class Case:
     ctx: Tree
     leaves: Tree
     start: Tree
+    mask: Tensor | None = None
 
     def view(self) -> View:
         n = len(self.y)
-        batch = Batch(
-            self.features, self.y, torch.ones(n, dtype=torch.bool), torch.arange(n), torch.tensor(0)
-        )
+        mask = torch.ones(n, dtype=torch.bool) if self.mask is None else self.mask
+        batch = Batch(self.features, self.y, mask, torch.arange(n), torch.tensor(0))
         return View(
             lambda: Outputs(self.features, self.logits),
             batch=batch,

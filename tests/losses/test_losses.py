@@ -62,6 +62,31 @@ def test_term_with_zero_features_is_finite(name):
         assert gradient is None or gradient.isfinite().all()
 
 
+@pytest.mark.parametrize("name", TERMS)
+def test_padded_rows_change_neither_value_nor_gradient(name):
+    c, padded = case(), case()
+    n = len(c.y)
+    more = torch.Generator().manual_seed(1)
+    for key in ("features", "logits"):
+        rows = getattr(c, key).detach()
+        noise = torch.randn(5, rows.shape[1], generator=more, dtype=rows.dtype)
+        setattr(padded, key, torch.cat([rows, noise]).requires_grad_())
+    padded.y = torch.cat([c.y, torch.tensor([0, 1, 2, 3, 4])])
+    padded.mask = torch.arange(n + 5) < n
+
+    value, other = TERMS[name](c.view()), TERMS[name](padded.view())
+
+    assert torch.allclose(value, other, rtol=0, atol=1e-12)
+    for key in ("features", "logits"):
+        one, two = (
+            torch.autograd.grad(v, getattr(x, key), retain_graph=True, allow_unused=True)[0]
+            for v, x in ((value, c), (other, padded))
+        )
+        if one is not None:
+            assert torch.allclose(one, two[:n], rtol=0, atol=1e-12)
+            assert not two[n:].any()
+
+
 def cos(a, b) -> float:
     dot = sum(float(x) * float(y) for x, y in zip(a, b, strict=True))
     norms = sqrt(sum(float(x) ** 2 for x in a)) * sqrt(sum(float(y) ** 2 for y in b))
