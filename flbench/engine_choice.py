@@ -49,7 +49,7 @@ def choose(
     Args:
         config: of the experiment.
         algorithm: the method, whose programs are measured.
-        state: before the first round; unchanged.
+        state: before the first round of training; unchanged.
         make: builds an engine by its name.
     """
     found = [_measured(name, config, algorithm, state, make) for name in ALWAYS]

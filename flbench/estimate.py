@@ -2,7 +2,7 @@
 
 import resource
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -60,7 +60,7 @@ def measure(experiment: Experiment) -> Estimate:
     """Train a client of median size for a few steps, judge it, and scale up."""
     config, algorithm = experiment.config, experiment.algorithm
     setting = algorithm.setting
-    state = _training_state(experiment)
+    state = rounds.training_state(algorithm, experiment.start())
     client = torch.argsort(setting.sizes)[len(setting.sizes) // 2][None]
     _train(experiment, state, client, 2)  # warms up
     few, first = _train(experiment, state, client, 2)
@@ -78,9 +78,9 @@ def measure(experiment: Experiment) -> Estimate:
     evaluator = experiment.evaluator(lambda text: None)
     judge = _judge(evaluator, experiment, after, client) * setting.clients
     common = _common(evaluator, experiment, after, client)
-    every, rare = config.evaluation.every, config.evaluation.common.every
+    every, often = config.evaluation.every, config.evaluation.common.every
     judged = -(-config.train.rounds // every) * judge
-    judged += (2 if rare is None else -(-config.train.rounds // rare)) * common
+    judged += (2 if often is None else -(-config.train.rounds // often)) * common
     kept = nbytes(first.results.kept) + nbytes(first.results.sent.values)
     samples = experiment.federation
     return Estimate(
@@ -116,13 +116,6 @@ def _train(
         program=shortened(program, steps),
     )
     return time.perf_counter() - begin, trained
-
-
-def _training_state(experiment: Experiment) -> State:
-    """Return the start, in the longest stage that is no set-up."""
-    stages = experiment.algorithm.stages()
-    lengths = [0 if stage.setup else stage.rounds for stage in stages]
-    return replace(experiment.start(), stage=lengths.index(max(lengths)))
 
 
 def _settings(experiment: Experiment, state: State) -> RoundSettings:

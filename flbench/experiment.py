@@ -31,6 +31,7 @@ from flbench.metrics.classes import confusable_classes, rare_classes, read_confu
 from flbench.models.base import build as build_net
 from flbench.models.base import describe, net_leaves
 from flbench.resolve import resolve
+from flbench.rounds import training_state
 from flbench.tracking.folder import RunFolder
 from flbench.types import State, Tree
 from flbench.yaml_text import to_yaml
@@ -129,7 +130,7 @@ def build(config: Config) -> Experiment:
         def make(name: str) -> Engine:
             return build_engine(settle(_with(asked, "engine", name=name)), net, federation)
 
-        start = _start(config, net, algorithm)
+        start = training_state(algorithm, _start(config, net, algorithm))
         name, reason = engine_choice.choose(config, algorithm, start, make)
         chosen = settle(_with(asked, "engine", name=name)).engine
         config = config.model_copy(update={"engine": chosen})
@@ -157,7 +158,7 @@ def build_engine(config: Config, net: nn.Module, federation: Federation) -> Engi
     except ModuleNotFoundError as error:
         raise ConfigError(
             f"`engine.name={name}` needs the package `{error.name}`, which is not installed:"
-            f" pip install 'flbench[{name}]'"
+            f" pip install {error.name}"
         ) from error
     engine: Engine = getattr(found, kind)(net, federation, config.engine)
     return engine

@@ -58,6 +58,12 @@ def settings_of(
     return RoundSettings(config.train, Draw(config.seed, key, algorithm.setting.clients), factor)
 
 
+def training_state(algorithm: Algorithm, start: State) -> State:
+    """Return the start in the longest stage that is no set-up, to measure what a round costs."""
+    lengths = [0 if stage.setup else stage.rounds for stage in algorithm.stages()]
+    return replace(start, stage=lengths.index(max(lengths)))
+
+
 def train(
     algorithm: Algorithm,
     engine: Engine,

@@ -77,10 +77,8 @@ class FedProto(Algorithm):
     def aggregate(self, state: State, results: Results) -> Update:
         source, trained = results.sent.values, results.steps > 0
         if self.config.cache:
-            source, trained = (
-                state.clients,
-                torch.ones(len(state.clients["counts"]), dtype=torch.bool),
-            )
+            source = state.clients
+            trained = torch.ones(len(source["counts"]), dtype=torch.bool)
         brought, sizes = source["prototypes"].double(), source["counts"]
         weights = (sizes > 0) if self.config.agg_weights == "uniform" else sizes
         weights = weights.double() * trained[:, None]  # [K, C]; C5: no step, no weight

@@ -4,7 +4,6 @@ The paper exchanges prototypes, counts and similarities, and no weights. Its for
 from the glyphs: where they are ambiguous the default is our reading, the others are options.
 """
 
-from dataclasses import replace
 from math import ceil, exp
 from typing import ClassVar, Literal
 
@@ -39,7 +38,9 @@ class HfcdConfig(AlgorithmConfig):
     gamma: float = Field(1.3, gt=0, description="weight of hard negatives")
     lambda0: float = Field(0.7, ge=0, description="strength of both schedules, beta and lambda")
     share: Literal["none", "body", "full"] = Field("none", description="weights averaged besides")
-    loss_form: Literal["nested", "flat", "separate"] = Field("nested", description="place of beta")
+    loss_form: Literal["nested", "flat", "separate"] = Field(
+        "nested", description="where beta and lambda stand in the loss"
+    )
     no_pos: bool = Field(False, description="leave the positive pair out of the denominator")
     top_frac: float | None = Field(None, gt=0, le=1, description="share of negatives that are hard")
     kd_temperature: float = Field(1.0, gt=0, description="temperature of the similarity rows")
@@ -105,12 +106,11 @@ class Hfcd(Algorithm):
 
     def contrast(self) -> PrototypeContrast:
         """Return L_cont; without hard negatives (A+C) all negatives weigh the same."""
-        c, weight = self.config, FORMS[self.config.loss_form][1]
-        if not c.hard_negatives:
-            return PrototypeContrast(weight, c.tau, threshold=1, gamma=1, positive=not c.no_pos)
-        top = None if c.top_frac is None else ceil(c.top_frac * (self.setting.classes - 1))
-        hard = PrototypeContrast(weight, c.tau, threshold=c.alpha, gamma=c.gamma, top=top)
-        return replace(hard, positive=not c.no_pos)
+        c, weight, top = self.config, FORMS[self.config.loss_form][1], None
+        if c.hard_negatives and c.top_frac is not None:
+            top = ceil(c.top_frac * (self.setting.classes - 1))
+        alpha, gamma = (c.alpha, c.gamma) if c.hard_negatives else (1.0, 1.0)
+        return PrototypeContrast(weight, c.tau, alpha, gamma, top, positive=not c.no_pos)
 
     def dispatch(self, state: State, ids: Tensor) -> Dispatch:
         # beta = lam0 (1 - e^(-t/T)), lambda = lam0 e^(-t/T); t counts from 0: round 0 is CE alone.

@@ -7,8 +7,7 @@ the same module with Fabric, since a Trainer per client costs 45 % and Fabric 4 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Self
-from weakref import WeakKeyDictionary
+from typing import Self
 
 import torch
 from lightning import LightningModule
@@ -96,9 +95,7 @@ class ClientModule(LightningModule):
         """Set the training mode; BatchNorm stays in eval mode where the phase says so."""
         super().train(mode)
         if mode and self.phase.batchnorm == "eval":
-            for module in self.net.modules():
-                if isinstance(module, _BatchNorm):
-                    module.eval()
+            freeze_statistics(self.net)
         return self
 
 
@@ -116,6 +113,13 @@ def view_of(
     )
 
 
+def freeze_statistics(net: nn.Module) -> None:
+    """Let BatchNorm use its running statistics and leave them alone."""
+    for module in net.modules():
+        if isinstance(module, _BatchNorm):
+            module.eval()
+
+
 def is_buffer(name: str, buffers: frozenset[str]) -> bool:
     """Return whether a leaf is a buffer of the net, or of a second one: `v.` before its name."""
     parts = name.split(".")
@@ -125,37 +129,10 @@ def is_buffer(name: str, buffers: frozenset[str]) -> bool:
 def call(net: nn.Module, weights: Tree, x: Tensor) -> Outputs:
     """Return the net's outputs with these parameters and buffers.
 
-    Train-mode BatchNorm writes to the buffers. The same as `torch.func.functional_call`, whose
-    search for tied weights takes longer than a small net; nets here have none.
+    Train-mode BatchNorm writes to the buffers.
     """
-    places = _places(net)
-    own = [(holder, key, holder[key]) for holder, key, _ in places]
-    try:
-        for holder, key, name in places:
-            if name in weights:
-                holder[key] = weights[name]
-        outputs: Outputs = net(x)
-    finally:
-        for holder, key, value in own:
-            holder[key] = value
+    outputs: Outputs = torch.func.functional_call(net, weights, (x,))
     return outputs
-
-
-Place = tuple[dict[str, Any], str, str]
-_PLACES: WeakKeyDictionary[nn.Module, list[Place]] = WeakKeyDictionary()
-
-
-def _places(net: nn.Module) -> list[Place]:
-    """Return where a net holds its parameters and buffers: dict, key, dotted name."""
-    if net not in _PLACES:
-        _PLACES[net] = [
-            (holder, key, f"{prefix}.{key}" if prefix else key)
-            for prefix, module in net.named_modules()
-            for holder in (vars(module)["_parameters"], vars(module)["_buffers"])
-            for key, value in holder.items()
-            if value is not None
-        ]
-    return _PLACES[net]
 
 
 def apply(

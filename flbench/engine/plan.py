@@ -18,31 +18,34 @@ from flbench.engine.base import RoundSettings
 class Plan:
     """The steps of a phase; clients [B] in rows, steps [T] in columns, samples [S] behind.
 
+    Host arrays decide what is done next; tensors lie where the net is, and are not copied again.
+
     Attributes:
         steps: [B] of each client; its columns after that mean nothing.
+        fill: [B, T] real samples of a step.
+        first: [B, T] whether a step begins an epoch.
         rows: [B, T, S] rows of the data set, filled up with a client's first one.
         keys: [B, T, S] noise keys.
-        fill: [B, T] real samples of a step.
+        ends: [B, T], `fill` on the device.
         epoch: [B, T] of a step, counted from 0.
-        first: [B, T] whether a step begins an epoch.
-        rows_on_device: `rows` where the net is.
-        keys_on_device: likewise.
+        numbers: [T], 0 to T - 1.
     """
 
     steps: NDArray[np.int64]
-    rows: NDArray[np.int64]
-    keys: NDArray[np.int64]
     fill: NDArray[np.int64]
-    epoch: NDArray[np.int64]
     first: NDArray[np.bool_]
-    rows_on_device: Tensor
-    keys_on_device: Tensor
+    rows: Tensor
+    keys: Tensor
+    ends: Tensor
+    epoch: Tensor
+    numbers: Tensor
 
     def reorder(self, order: NDArray[np.int64]) -> None:
         """Put the clients in another order."""
-        index = torch.from_numpy(order).to(self.rows_on_device.device)
-        for name, value in vars(self).items():
-            setattr(self, name, value[index if isinstance(value, Tensor) else order])
+        index = torch.from_numpy(order).to(self.rows.device)
+        self.steps, self.fill, self.first = self.steps[order], self.fill[order], self.first[order]
+        self.rows, self.keys = self.rows[index], self.keys[index]
+        self.ends, self.epoch = self.ends[index], self.epoch[index]
 
     def active(self, step: int) -> int:
         """Return how many clients take this step; they are the first ones."""
@@ -77,17 +80,19 @@ def make(
             whole[k, : len(mine[name])] = mine[name]
         return whole
 
-    rows, keys = stacked("rows", size), stacked("keys", size)
-    device = federation.x.device
+    def there(values: NDArray[Any]) -> Tensor:
+        return torch.from_numpy(values).to(federation.x.device)
+
+    fill = stacked("fill")
     return Plan(
         steps=steps,
-        rows=rows,
-        keys=keys,
-        fill=stacked("fill"),
-        epoch=stacked("epoch"),
+        fill=fill,
         first=stacked("first"),
-        rows_on_device=torch.from_numpy(rows).to(device),
-        keys_on_device=torch.from_numpy(keys).to(device),
+        rows=there(stacked("rows", size)),
+        keys=there(stacked("keys", size)),
+        ends=there(fill),
+        epoch=there(stacked("epoch")),
+        numbers=there(np.arange(top)),
     )
 
 

@@ -43,7 +43,17 @@ class RayEngine:
     def __init__(self, net: nn.Module, federation: Federation, config: EngineConfig) -> None:
         on_gpu = find_device(config.device).type == "cuda"
         self._sizes = federation.sizes
-        self._owns_ray = _connect(config, on_gpu=on_gpu)
+        self._owns_ray = _connect(config)
+        self._actors: list[Any] = []
+        try:
+            self._start(net, federation, config, on_gpu=on_gpu)
+        except (ConfigError, RunError):
+            self.close()
+            raise
+
+    def _start(
+        self, net: nn.Module, federation: Federation, config: EngineConfig, *, on_gpu: bool
+    ) -> None:
         count = _workers(config, on_gpu=on_gpu)
         # The object store shares the samples between all actors of a machine; what is put there
         # must stay referenced, or an actor could not be started again.
@@ -191,7 +201,7 @@ def _inner(net: nn.Module, federation: Federation, config: EngineConfig) -> Engi
     return SequentialEngine(net, federation, config)
 
 
-def _connect(config: EngineConfig, *, on_gpu: bool) -> bool:
+def _connect(config: EngineConfig) -> bool:
     """Join or start a Ray cluster; return whether this process started or joined it.
 
     Raises: ConfigError if there is none at `engine.address`.
@@ -202,9 +212,8 @@ def _connect(config: EngineConfig, *, on_gpu: bool) -> bool:
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
     if config.address is None:
         # `local`, since without it a cluster that is named in the environment would be joined.
-        options |= {"address": "local", "include_dashboard": False}
-        if config.workers != "auto" and not on_gpu:
-            options["num_cpus"] = config.workers
+        cores = len(os.sched_getaffinity(0))
+        options |= {"address": "local", "include_dashboard": False, "num_cpus": cores}
     else:
         options["address"] = config.address
         _probe(config.address)

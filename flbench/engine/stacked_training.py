@@ -17,9 +17,9 @@ from torch.optim.adam import adam
 from torch.optim.adamw import adamw
 from torch.optim.sgd import sgd
 
-from flbench.client.module import is_buffer, mode
+from flbench.client.module import freeze_statistics, is_buffer, mode
 from flbench.client.program import Phase
-from flbench.client.step import local_loss
+from flbench.client.step import local_loss, make_optimizer
 from flbench.config import OptimizerConfig
 from flbench.engine import plan
 from flbench.engine.recording import TOGETHER
@@ -46,7 +46,8 @@ def train(stack: Stack, phase: Phase) -> float:
     optimizer = StackedOptimizer(phase.optimizer, stack.lr)
     run = _Run(stack, phase, work, names, moving, optimizer)
     with mode(bench.net, train=True):
-        _freeze_statistics(stack, phase)
+        if phase.batchnorm == "eval":
+            freeze_statistics(bench.net)
         run.all()
     return run.idle()
 
@@ -60,13 +61,6 @@ def _trained(stack: Stack, phase: Phase) -> list[str]:
         and not is_buffer(name, stack.bench.buffers)
         and stack.leaves[name].is_floating_point()
     ]
-
-
-def _freeze_statistics(stack: Stack, phase: Phase) -> None:
-    if phase.batchnorm == "eval":
-        for module in stack.bench.net.modules():
-            if isinstance(module, torch.nn.modules.batchnorm._BatchNorm):
-                module.eval()
 
 
 class _Run:
@@ -140,7 +134,7 @@ class _Run:
         until = self._phase.until
         if not begins.any() or until is None:
             return False
-        epochs = torch.from_numpy(self._plan.epoch[:count, step]).to(self._stack.bench.device)
+        epochs = self._plan.epoch[:count, step]
         sums, counts = self._sums[:count], self._counts[:count]
         means = torch.where(counts > 0, sums / counts.clamp_min(1), torch.nan)
         flags = self._stack.each(
@@ -161,14 +155,13 @@ class _Run:
         fill = self._plan.fill[:count, step]
         size = int(fill.max())
         self._real, self._slots = self._real + int(fill.sum()), self._slots + count * size
-        rows = self._plan.rows_on_device[:count, step, :size]
-        keys = self._plan.keys_on_device[:count, step, :size]
+        rows = self._plan.rows[:count, step, :size]
+        keys = self._plan.keys[:count, step, :size]
         full = bool((fill == size).all())
-        ends = torch.from_numpy(fill).to(bench.device)
-        mask = torch.arange(size, device=bench.device)[None] < ends[:, None]
+        mask = torch.arange(size, device=bench.device)[None] < self._plan.ends[:count, step, None]
         x = stack.inputs(rows, keys)
         batch = (x, bench.federation.y[rows], mask, keys)
-        number = torch.tensor(step, device=bench.device)
+        number = self._plan.numbers[step]
         found: list[Tree] = []
         if phase.gradient is None:
             gradients, loss, buffers, found = self._gradients(number, full, batch, count)
@@ -184,7 +177,7 @@ class _Run:
                 stack.leaves.rows[name][:count] = value
             if phase.project is not None:
                 self._project(count)
-            epochs = torch.from_numpy(self._plan.epoch[:count, step]).to(bench.device)[:, None]
+            epochs = self._plan.epoch[:count, step, None]
             self._sums[:count].scatter_add_(1, epochs, loss.double()[:, None])
             self._counts[:count].scatter_add_(1, epochs, torch.ones_like(loss.double())[:, None])
             for collector, whole, new in zip(phase.record, self._found, found, strict=True):
@@ -303,8 +296,8 @@ class StackedOptimizer:
     """
 
     def __init__(self, config: OptimizerConfig, lr: float) -> None:
-        self._config = config
-        self._lr = lr
+        self._name = config.name
+        self._options = make_optimizer(config, [torch.zeros(0)], lr).defaults
         self._first: list[Tensor | None] = []  # momentum, or Adam's first moment
         self._second: list[Tensor] = []
         self._steps: list[Tensor] = []
@@ -316,40 +309,34 @@ class StackedOptimizer:
 
     def step(self, leaves: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
         """Change the leaves [k, ...] of the first clients in place."""
-        config, k = self._config, len(leaves[0])
-        if config.name == "sgd":
-            first = self._first or [None] * len(leaves)
-            views = [None if value is None else value[:k] for value in first]
-            sgd(
-                list(leaves),
-                list(gradients),
-                views,
-                weight_decay=config.weight_decay,
-                momentum=config.momentum,
-                lr=self._lr,
-                dampening=0.0,
-                nesterov=config.nesterov,
-                maximize=False,
-            )
-            if not self._first and config.momentum:
-                self._first = views
-            return
+        if self._name == "sgd":
+            self._sgd(list(leaves), list(gradients))
+        else:
+            self._adam(list(leaves), list(gradients))
+
+    def _sgd(self, leaves: list[Tensor], gradients: list[Tensor]) -> None:
+        names = ("weight_decay", "momentum", "lr", "dampening", "nesterov", "maximize")
+        first = self._first or [None] * len(leaves)
+        views = [None if value is None else value[: len(leaves[0])] for value in first]
+        sgd(leaves, gradients, views, **{name: self._options[name] for name in names})
         if not self._first:
+            self._first = views  # PyTorch has put the first momentum there, if there is any
+
+    def _adam(self, leaves: list[Tensor], gradients: list[Tensor]) -> None:
+        if not self._second:
             self._first = [torch.zeros_like(leaf) for leaf in leaves]
             self._second = [torch.zeros_like(leaf) for leaf in leaves]
             self._steps = [torch.zeros((), dtype=torch.float32) for _ in leaves]
-        (adam if config.name == "adam" else adamw)(
-            list(leaves),
-            list(gradients),
-            [value[:k] for value in self._first if value is not None],
-            [value[:k] for value in self._second],
+        names = ("amsgrad", "lr", "weight_decay", "eps", "maximize")
+        beta1, beta2 = self._options["betas"]
+        (adam if self._name == "adam" else adamw)(
+            leaves,
+            gradients,
+            [value[: len(leaves[0])] for value in self._first if value is not None],
+            [value[: len(leaves[0])] for value in self._second],
             [],
             self._steps,
-            amsgrad=False,
-            beta1=0.9,
-            beta2=0.999,
-            lr=self._lr,
-            weight_decay=config.weight_decay,
-            eps=1e-8,
-            maximize=False,
+            beta1=beta1,
+            beta2=beta2,
+            **{name: self._options[name] for name in names},
         )

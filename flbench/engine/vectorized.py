@@ -105,11 +105,11 @@ class VectorizedEngine:
         stack.leaves.spread([*names, *(mask for _, mask in program.masks)], len(stack))
         sound = _soundness(stack, names)
         finished = torch.stack(list(sound.values())).all(dim=0)
+        order = torch.from_numpy(stack.position).argsort()
         failures = tuple(
             Failure(int(stack.ids[k]), _diagnosis([name for name in sound if not sound[name][k]]))
-            for k in torch.nonzero(~finished).flatten().tolist()
+            for k in order[~finished[order]].tolist()
         )
-        order = torch.from_numpy(stack.position).argsort()
         order = order[finished[order]]  # those that finished, as they stood in `ids`
         index = order.to(self._bench.device)
         rows = stack.leaves.rows
