@@ -65,7 +65,7 @@ def measure(experiment: Experiment) -> Estimate:
     _train(experiment, state, client, 2)  # warms up
     few, first = _train(experiment, state, client, 2)
     more, _ = _train(experiment, state, client, 8)
-    phases = [step for step in first.program.steps if isinstance(step, Phase)]
+    phases = [step for step in _program(experiment, state).steps if isinstance(step, Phase)]
     step = max(0.0, (more - few) / 6) / max(1, len(phases))
     besides = max(0.0, few - 2 * step * len(phases))
     settings = _settings(experiment, state)
@@ -105,7 +105,7 @@ def _train(
     experiment: Experiment, state: State, client: Tensor, steps: int
 ) -> tuple[float, Trained]:
     """Return the seconds that one client takes with so many steps in each phase, and the rest."""
-    program = experiment.algorithm.program(rounds.visible(state, LocalProgram(())))
+    program = _program(experiment, state)
     begin = time.perf_counter()
     trained = rounds.train(
         experiment.algorithm,
@@ -116,6 +116,10 @@ def _train(
         program=shortened(program, steps),
     )
     return time.perf_counter() - begin, trained
+
+
+def _program(experiment: Experiment, state: State) -> LocalProgram:
+    return experiment.algorithm.program(rounds.visible(state, LocalProgram(())))
 
 
 def _settings(experiment: Experiment, state: State) -> RoundSettings:

@@ -13,10 +13,10 @@ import pytest
 import yaml
 from pydantic import Field, PositiveInt, create_model
 
-from flbench import cli, files
+from flbench import cli, estimate, files
 from flbench.algorithms import ALGORITHMS
 from flbench.catalogue import parameter
-from tests.support import REAL_DATA, SMALL, interrupted_run
+from tests.support import REAL_DATA, SMALL, build, interrupted_run
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -133,6 +133,16 @@ def test_dry_run_trains_nothing_and_tells_sizes_and_estimates(flbench, tmp_path)
     assert "68.9 kB to each client" in out
     for word in ("rounds: 3", "5 clients", "ms a step", "memory"):
         assert word in out
+
+
+def test_estimated_steps_are_those_of_a_round():
+    built = build("algorithm=fedrep", "algorithm.head_epochs=2")
+
+    found = estimate.measure(built)
+
+    epochs = 2 + 1  # of head and body
+    batches = -(-built.federation.sizes // built.config.train.batch_size)
+    assert found.steps == epochs * int(batches.sum())
 
 
 def test_interrupted_run_exits_with_130_and_resumes(flbench, tmp_path, monkeypatch):
