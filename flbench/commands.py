@@ -188,6 +188,7 @@ def data(
 ) -> None:
     """List data sets, or show one and its partition, or who would mix whose model."""
     from flbench import catalogue
+    from flbench.experiment import load_federation
 
     asked = bool(overrides or config or save or picture or topology is not None)
     found = layers(config, overrides)
@@ -206,7 +207,7 @@ def data(
         entry = catalogue.data_set(resolved.data)
         console.json(entry) if as_json else console.data_set(entry)
         return
-    federation = _federation(resolved)
+    federation = load_federation(resolved)
     if save is not None:
         _save_partition(save, federation, resolved)
     if topology is not None:
@@ -309,14 +310,6 @@ def reproduce(paper: str | None, *, dry_run: bool, **asked: Any) -> None:
             console.report(found, paths)
     if not found.blocks:
         raise UserError(report.nothing(found))
-
-
-def _federation(config: Config) -> "Federation":
-    from flbench.data import federation, sources
-    from flbench.experiment import settle
-
-    config = settle(config)
-    return federation.build(sources.load(config.data), config.data, config.partition, config.seed)
 
 
 def _save_partition(path: Path, federation: "Federation", config: Config) -> None:

@@ -89,6 +89,8 @@ class Evaluator:
         config: when and how.
         recalibrate: whether BatchNorm statistics are estimated anew (`train.batchnorm=drop`).
         warn: is told of fine-tuning that diverged.
+        parts: of the clients' samples that are judged. A search judges `validation` alone: then no
+            test sample is looked at, the common test set's neither.
     """
 
     algorithm: Algorithm
@@ -97,6 +99,7 @@ class Evaluator:
     config: EvaluationConfig
     recalibrate: bool
     warn: Callable[[str], None]
+    parts: tuple[str, ...] = PARTS
 
     def evaluate(self, state: State, settings: RoundSettings, *, common: bool) -> Evaluation:
         """Judge all clients' models after a round (E-deploy).
@@ -120,7 +123,7 @@ class Evaluator:
                 found = self.run(
                     state, settings, name, deployment, some, self.collectors(deployment)
                 )
-                for part in PARTS:
+                for part in self.parts:
                     tally = own.setdefault((name, part), Tally.empty(clients, classes))
                     tally.add_(some, found[f"{part}.confusion"])
         shared = self.common(state, settings) if common else {}
@@ -129,7 +132,7 @@ class Evaluator:
     def common(self, state: State, settings: RoundSettings) -> dict[str, Tally]:
         """Judge all personal models, and the global one, on the common test set."""
         tallies: dict[str, Tally] = {}
-        if not len(self.federation.common):
+        if not self._has_common():
             return tallies
         for ids in self._blocks():
             for name, deployment in self._deployments(state).items():
@@ -151,7 +154,7 @@ class Evaluator:
     def collectors(self, deployment: Deployment) -> tuple[Collector, ...]:
         """Return the Collectors that judge a deployment on a client's validation and test parts."""
         judge = Judge(deployment.weights, deployment.predict)
-        return tuple(Collector(part, judge, rows=Rows(part)) for part in PARTS)
+        return tuple(Collector(part, judge, rows=Rows(part)) for part in self.parts)
 
     def fresh(self, deployment: Deployment) -> tuple[Step, ...]:
         """Return the steps that estimate statistics anew, of the net as it is judged; or none."""
@@ -161,7 +164,7 @@ class Evaluator:
 
     def on_common(self, deployment: Deployment) -> tuple[Collector, ...]:
         """Return the Collector that judges a deployment on the common test set, if there is one."""
-        if not len(self.federation.common):
+        if not self._has_common():
             return ()
         judge = Judge(deployment.weights, deployment.predict)
         return (Collector("common", judge, rows=Rows("common", limit=self.config.common.limit)),)
@@ -257,6 +260,9 @@ class Evaluator:
             observed=_joined(results.observed, untuned.observed, order),
             failures=(),
         )
+
+    def _has_common(self) -> bool:
+        return "test" in self.parts and len(self.federation.common) > 0
 
     def _steps(self, deployment: Deployment) -> tuple[Step, ...]:
         return (*self.fresh(deployment), *(deployment.program.steps if deployment.program else ()))

@@ -23,7 +23,7 @@ from flbench.data.federation import Federation
 from flbench.data.federation import build as build_federation
 from flbench.engine.base import Engine, find_device
 from flbench.errors import ConfigError, DataError
-from flbench.evaluate import Evaluator
+from flbench.evaluate import PARTS, Evaluator
 from flbench.figures import Judgement
 from flbench.layers import Layer, from_file, leaves
 from flbench.loop import FederatedLoop, Reporter, Seconds
@@ -77,8 +77,10 @@ class Experiment:
         """Return the state before the first round."""
         return _start(self.config, self.net, self.algorithm)
 
-    def evaluator(self, warn: Callable[[str], None]) -> Evaluator:
-        """Return what judges its models; `warn` is told what goes wrong."""
+    def evaluator(
+        self, warn: Callable[[str], None], parts: tuple[str, ...] = PARTS
+    ) -> Evaluator:
+        """Return what judges its models on these parts; `warn` is told what goes wrong."""
         return Evaluator(
             algorithm=self.algorithm,
             engine=self.engine,
@@ -86,20 +88,57 @@ class Experiment:
             config=self.config.evaluation,
             recalibrate=self.config.train.batchnorm == "drop",
             warn=warn,
+            parts=parts,
         )
 
+    def loop(
+        self,
+        folder: RunFolder,
+        reporter: Reporter,
+        seconds: Seconds,
+        parts: tuple[str, ...] = PARTS,
+    ) -> FederatedLoop:
+        """Return the loop that runs its rounds, writes to a folder and judges these parts."""
+        return FederatedLoop(
+            config=self.config,
+            algorithm=self.algorithm,
+            engine=self.engine,
+            evaluator=self.evaluator(reporter.warn, parts),
+            judgement=self.judgement,
+            folder=folder,
+            reporter=reporter,
+            seconds=seconds,
+        )
 
-def build(config: Config) -> Experiment:
+    def restore(self, folder: RunFolder) -> tuple[State, Seconds]:
+        """Return the state of a folder's last checkpoint, and the seconds spent until then.
+
+        Figures that are newer than the checkpoint are dropped. Without a checkpoint, the start.
+        """
+        if not folder.checkpoint("last").exists():
+            folder.rewind(0)
+            return self.start(), Seconds()
+        saved, extra = checkpoint.load(folder.checkpoint("last"), self.config.hash())
+        folder.rewind(int(extra["rows"]))
+        state = replace(saved, clients=_owned(self.config, saved.clients))
+        return state, Seconds(**extra["seconds"])
+
+
+def build(config: Config, federation: Federation | None = None) -> Experiment:
     """Load data, deal them, build net, method and engine; sets the process's number of threads.
 
+    Args:
+        config: of the experiment.
+        federation: the samples, where they are at hand already: those of `config.data` and
+            `config.partition`.
     Raises: UserError where data or configuration do not fit together; all reasons at once where
         possible.
     """
     asked, config = config, settle(config)
     torch.set_num_threads(config.engine.threads or 1)
-    dataset = sources.load(config.data)
-    config = _with(config, "data", name=dataset.name)  # a file's own name, where it has one
-    federation = build_federation(dataset, config.data, config.partition, config.seed)
+    federation = load_federation(config) if federation is None else federation
+    # A file's own name, where it has one.
+    config = _with(config, "data", name=federation.dataset.name)
     config = _with(config, "partition", clients=federation.clients)
     net = build_net(config.model, federation.shape, federation.classes, config.seed)
     setting = Setting(
@@ -138,6 +177,16 @@ def build(config: Config) -> Experiment:
         notes.append(reason)
     engine = build_engine(config, net, federation)
     return Experiment(config, federation, net, algorithm, engine, judgement, tuple(notes))
+
+
+def load_federation(config: Config) -> Federation:
+    """Load data and deal them to clients.
+
+    Raises: UserError where that cannot be done.
+    """
+    config = settle(config)
+    dataset = sources.load(config.data)
+    return build_federation(dataset, config.data, config.partition, config.seed)
 
 
 def _start(config: Config, net: nn.Module, algorithm: Algorithm) -> State:
@@ -207,16 +256,23 @@ def run(config: Config, origins: dict[str, str], reporter: Reporter) -> Path:
             f"{config.algorithm.name}-seed{config.seed}",
         )
         stack.callback(folder.close)
-        packed, description = partition_files.encode(
-            samples.partition, samples.dataset, config.partition
-        )
-        folder.write("partition.npz", packed)
-        folder.write("partition.json", description)
-        # The configuration comes last: a folder that has it can be resumed.
-        folder.write("config.yaml", to_yaml(config.tree(), origins))
+        describe_run(experiment, origins, folder)
         seconds = Seconds(total=time.perf_counter() - begin)
         _go(experiment, experiment.start(), folder, reporter, seconds)
     return folder.path
+
+
+def describe_run(experiment: Experiment, origins: dict[str, str], folder: RunFolder) -> None:
+    """Write who holds what, and the configuration."""
+    packed, description = partition_files.encode(
+        experiment.federation.partition,
+        experiment.federation.dataset,
+        experiment.config.partition,
+    )
+    folder.write("partition.npz", packed)
+    folder.write("partition.json", description)
+    # The configuration comes last: a folder that has it can be resumed.
+    folder.write("config.yaml", to_yaml(experiment.config.tree(), origins))
 
 
 def resume(path: Path, overrides: Layer, reporter: Reporter) -> Path:
@@ -241,15 +297,9 @@ def resume(path: Path, overrides: Layer, reporter: Reporter) -> Path:
         experiment = build(config)
         stack.callback(experiment.engine.close)
         _check_data(experiment, path)
-        if folder.checkpoint("last").exists():
-            saved, extra = checkpoint.load(folder.checkpoint("last"), config.hash())
-            state = replace(saved, clients=_owned(experiment.config, saved.clients))
-            seconds = Seconds(**extra["seconds"])
-            folder.rewind(int(extra["rows"]))
-        else:
+        if not folder.checkpoint("last").exists():
             reporter.warn("there is no checkpoint yet: the run starts anew.")
-            state, seconds = experiment.start(), Seconds()
-            folder.rewind(0)
+        state, seconds = experiment.restore(folder)
         seconds.total += time.perf_counter() - begin
         _go(experiment, state, folder, reporter, seconds)
     return folder.path
@@ -265,16 +315,7 @@ def _go(
             f"what the clients keep, {size:.1f} GiB, lies in a mapped file beside the runs"
             f" (engine.state_memory={limit:g} GiB)."
         )
-    loop = FederatedLoop(
-        config=experiment.config,
-        algorithm=experiment.algorithm,
-        engine=experiment.engine,
-        evaluator=experiment.evaluator(reporter.warn),
-        judgement=experiment.judgement,
-        folder=folder,
-        reporter=reporter,
-        seconds=seconds,
-    )
+    loop = experiment.loop(folder, reporter, seconds)
     try:
         state = loop.run(state)
     except KeyboardInterrupt:

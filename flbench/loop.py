@@ -1,5 +1,6 @@
 """The federated loop: rounds, judgements and checkpoints, in one direction."""
 
+import math
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -14,7 +15,7 @@ from flbench.client.program import Step
 from flbench.config import Config
 from flbench.engine.base import Engine, RoundSettings
 from flbench.errors import RunError
-from flbench.evaluate import PARTS, Evaluation, Evaluator
+from flbench.evaluate import Evaluation, Evaluator
 from flbench.figures import Judgement, best_round, rows_of
 from flbench.interrupts import Interrupts
 from flbench.metrics.tally import Tally
@@ -85,21 +86,26 @@ class FederatedLoop:
     seconds: Seconds = field(default_factory=Seconds)
     last: Evaluation | None = None
 
-    def run(self, state: State) -> State:
+    def run(self, state: State, until: int | None = None) -> State:
         """Return the state after the last round; write figures and checkpoints on the way.
 
+        Args:
+            state: to go on from.
+            until: the round to stop after (default: the run's last).
         Raises: KeyboardInterrupt after saving, RunError if a client diverges under
             `on_divergence=stop` or the disk fails.
         """
         stages = self.algorithm.stages()
         total = self.config.train.rounds
+        # A stage of set-up may follow the last round.
+        stop = math.inf if until is None or until >= total else until
         self.reporter.begin(state.round, total)
         with Interrupts() as interrupts:
             try:
                 # An interrupt can fall between a round and its judgement.
                 if state.round and self._is_due(state.round) and not self._was_judged(state.round):
                     self.judge(state, interrupts)
-                while state.turn < stages[state.stage].rounds:
+                while state.turn < stages[state.stage].rounds and state.round < stop:
                     stage = stages[state.stage]
                     state = self.round(state, stage, interrupts)
                     if not stage.setup and self._is_due(state.round):
@@ -187,7 +193,7 @@ class FederatedLoop:
     def _observed(self, results: Results, number: int) -> Evaluation:
         """Return what the observers found of round `number`; empty where all clients failed."""
         federation, tallies = self.evaluator.federation, {}
-        for part in (*PARTS, "common"):
+        for part in (*self.evaluator.parts, "common"):
             tally = tallies[part] = Tally.empty(federation.clients, federation.classes)
             if f"{part}.confusion" in results.observed:
                 tally.add_(results.ids, results.observed[f"{part}.confusion"])
