@@ -320,6 +320,114 @@ def reproduce(
         )
 
 
+@app.command()
+def tune(
+    overrides: Overrides = None,
+    *,
+    algo: Annotated[
+        str | None,
+        typer.Option("--algo", metavar="NAME[,NAME ...]", help="Methods to tune and compare."),
+    ] = None,
+    space: Annotated[
+        Path | None,
+        typer.Option(
+            "--space",
+            metavar="PATH",
+            help="Search space of one method, or a folder with METHOD.yaml (default: built in).",
+        ),
+    ] = None,
+    trials: Annotated[
+        int,
+        typer.Option(
+            "--trials", metavar="N", min=1, help="Of each method, the defaults among them."
+        ),
+    ] = 16,
+    config: ConfigFile = None,
+    search: Annotated[
+        str,
+        typer.Option("--search", metavar="random|grid|optuna", help="How parameters are proposed."),
+    ] = "random",
+    scheduler: Annotated[
+        str,
+        typer.Option(
+            "--scheduler",
+            metavar="asha|pbt|none",
+            help="asha: stop trials that fall behind; pbt: let them take up the best ones' state;"
+            " none: all run to the end, which gives the same result each time.",
+        ),
+    ] = "asha",
+    metric: Annotated[
+        str,
+        typer.Option("--metric", metavar="NAME", help="Of validation, never of test, to be large."),
+    ] = "accuracy",
+    seeds: Annotated[
+        int,
+        typer.Option(
+            "--seeds",
+            metavar="N",
+            min=0,
+            max=1000,
+            help="Of which the default and the best parameters are trained again, and tested.",
+        ),
+    ] = 3,
+    concurrent: Annotated[
+        int | None,
+        typer.Option(
+            "--concurrent", metavar="N", min=1, help="Trials at once (default: one per core)."
+        ),
+    ] = None,
+    gpus: Annotated[
+        float | None,
+        typer.Option("--gpus-per-trial", metavar="SHARE", min=0, help="Such as 0.25 (default 0)."),
+    ] = None,
+    retries: Annotated[
+        int | None,
+        typer.Option(
+            "--retries", metavar="N", min=0, help="Of a trial whose worker fails (default 2)."
+        ),
+    ] = None,
+    address: Annotated[
+        str | None,
+        typer.Option(
+            "--address", metavar="HOST:PORT|auto", help="A running Ray cluster (default: our own)."
+        ),
+    ] = None,
+    out: Annotated[
+        Path, typer.Option("--out", metavar="DIR", help="Folder for studies.")
+    ] = Path("studies"),
+    resume: Annotated[
+        Path | None,
+        typer.Option("--resume", metavar="STUDY_DIR", help="Go on with an interrupted study."),
+    ] = None,
+) -> None:
+    """Search hyper-parameters of methods under an equal budget, and compare them tuned.
+
+    Trials are scored on validation parts. The best parameters are trained again over several
+    seeds beside the defaults, and only then test parts are looked at.
+    """
+    with _exit_codes():
+        from flbench import commands
+
+        means = {"concurrent": concurrent, "gpus": gpus, "retries": retries, "address": address}
+        given = {key: value for key, value in means.items() if value is not None}
+        if resume is not None:
+            if algo or config or space or overrides:
+                raise UserError(
+                    "--resume takes methods, spaces and configuration of the study, and goes on in"
+                    " its folder; only --concurrent, --gpus-per-trial, --retries and --address can"
+                    " be others."
+                )
+            commands.resume_study(resume, given)
+            return
+        if algo is None:
+            raise UserError("name what to tune: --algo hfcd, or several with commas between.")
+        asked = {
+            **{"space": space, "trials": trials, "search": search, "scheduler": scheduler},
+            **{"metric": metric, "seeds": seeds, "out": out, **given},
+        }
+        commands.tune(algo, config=config, overrides=overrides or [], asked=asked)
+
+
 @app.callback(invoke_without_command=True)
 def _root(
     version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,

@@ -1,6 +1,7 @@
 """What the commands do."""
 
 import json
+import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -9,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 from flbench import console, files, progress
 from flbench.config import Config
-from flbench.errors import RunError, UserError
+from flbench.errors import ConfigError, RunError, UserError
 from flbench.layers import Layer, from_file, from_overrides
 from flbench.resolve import resolve
 from flbench.yaml_text import to_yaml
 
 if TYPE_CHECKING:
     from flbench.data.federation import Federation
+    from flbench.search.prepare import Prepared
 
 
 def layers(config: str | None, overrides: Sequence[str], out: str | None = None) -> list[Layer]:
@@ -276,6 +278,57 @@ def bench(
     console.json(found) if as_json else console.bench(cases)
     if not as_json:
         console.text(f"{out / 'bench.json'}\n{out / 'bench.html'}\n")
+
+
+def tune(
+    algo: str, *, config: str | None, overrides: Sequence[str], asked: dict[str, Any]
+) -> None:
+    """Check a study, make its folder, and carry it out."""
+    found = runs(algo, config=config, overrides=overrides, out=None)
+    _need_tune()
+    from flbench.search import prepare
+
+    methods = tuple(name.strip() for name in algo.split(","))
+    request = prepare.Request(methods, **asked)
+    layers = dict(zip(methods, found, strict=True))
+    _study(prepare.begin(request, layers, ["flbench", *sys.argv[1:]]))
+
+
+def resume_study(path: Path, changed: dict[str, Any]) -> None:
+    """Go on with a study."""
+    _need_tune()
+    from flbench.search import prepare
+
+    _study(prepare.reopen(path, changed))
+
+
+def _need_tune() -> None:
+    """Raise a ConfigError if Ray Tune is not installed."""
+    try:
+        import ray.tune  # noqa: F401
+    except ImportError as error:
+        raise ConfigError(
+            f"flbench tune needs the package `{error.name}`, which is not installed:"
+            " pip install 'flbench[tune]'"
+        ) from error
+
+
+def _study(prepared: "Prepared") -> None:
+    """Carry out what is left of a study, report it, and show it."""
+    from flbench.reports import study as report
+    from flbench.search import driver
+
+    console.notes(prepared.notes)
+    path = prepared.folder.path
+    try:
+        driver.carry_out(prepared)
+    except KeyboardInterrupt:
+        console.notes([f"interrupted. Go on with: flbench tune --resume {path}"])
+        raise
+    finally:
+        report.write(path)
+        prepared.folder.close()
+    show([path])
 
 
 def reproduce(paper: str | None, *, dry_run: bool, **asked: Any) -> None:

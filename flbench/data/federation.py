@@ -1,5 +1,6 @@
 """The federation: one tensor of samples, and for every client the rows that it may read."""
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -107,6 +108,23 @@ class Federation:
         x = self.x[torch.as_tensor(rows, device=self.x.device)].to(dtype)
         x.sub_(self.shift).mul_(self.scale)
         return x if keys is None or not self.augment else augment(x, keys, self.augment)
+
+    def reseeded(self, seed: int) -> "Federation":
+        """Return the same clients with the samples that another run's seed draws from them."""
+        return replace(self, seed=seed)
+
+    def bare(self) -> "Federation":
+        """Return the federation without its samples, which travel by shared memory."""
+        return replace(
+            self, x=torch.empty(0), dataset=replace(self.dataset, x=self.dataset.x[:0])
+        )
+
+    def with_samples(self, samples: NDArray[Any]) -> "Federation":
+        """Return the federation with its samples, which may be read-only: nothing is copied."""
+        with warnings.catch_warnings():
+            # Nothing writes to the samples: a batch is a copy.
+            warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+            return replace(self, x=torch.from_numpy(samples))
 
     def to(self, device: torch.device, dtype: torch.dtype) -> "Federation":
         """Return the federation with its samples on a device and its numbers in a precision."""

@@ -6,8 +6,6 @@ between calls. So an actor that dies is started again, and its clients are train
 
 import os
 import socket
-import warnings
-from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
@@ -43,7 +41,7 @@ class RayEngine:
     def __init__(self, net: nn.Module, federation: Federation, config: EngineConfig) -> None:
         on_gpu = find_device(config.device).type == "cuda"
         self._sizes = federation.sizes
-        self._owns_ray = _connect(config)
+        self._owns_ray = connect(config.address)
         self._actors: list[Any] = []
         try:
             self._start(net, federation, config, on_gpu=on_gpu)
@@ -57,13 +55,8 @@ class RayEngine:
         count = _workers(config, on_gpu=on_gpu)
         # The object store shares the samples between all actors of a machine; what is put there
         # must stay referenced, or an actor could not be started again.
-        bare = replace(
-            federation,
-            x=torch.empty(0),
-            dataset=replace(federation.dataset, x=federation.dataset.x[:0]),
-        )
         self._samples = ray.put(federation.x.numpy())
-        self._rest = ray.put((net, bare, config))
+        self._rest = ray.put((net, federation.bare(), config))
         kind = ray.remote(Actor).options(
             num_cpus=1,
             num_gpus=1 if on_gpu else 0,
@@ -143,11 +136,7 @@ class Actor:
     def __init__(self, samples: NDArray[Any], rest: tuple[nn.Module, Federation, Any]) -> None:
         net, federation, config = rest
         torch.set_num_threads(config.threads or 1)
-        with warnings.catch_warnings():
-            # Nothing writes to the samples: a batch is a copy.
-            warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
-            x = torch.from_numpy(samples)
-        self._engine = _inner(net, replace(federation, x=x), config)
+        self._engine = _inner(net, federation.with_samples(samples), config)
 
     def ready(self) -> int:
         """Return the process's id, once the engine is there."""
@@ -205,33 +194,36 @@ def _inner(net: nn.Module, federation: Federation, config: EngineConfig) -> Engi
     return SequentialEngine(net, federation, config)
 
 
-def _connect(config: EngineConfig) -> bool:
+def connect(address: str | None, *, key: str = "engine.address", cpus: int | None = None) -> bool:
     """Join or start a Ray cluster; return whether this process started or joined it.
 
-    Raises: ConfigError if there is none at `engine.address`.
+    Args:
+        address: of a running cluster, `auto` to find it, None to start one on this machine.
+        key: that the user set.
+        cpus: that a cluster of our own says it has (default: the cores at hand).
+    Raises: ConfigError if there is none at the address.
     """
     if ray.is_initialized():
         return False
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
-    if config.address is None:
+    if address is None:
         # `local`, since without it a cluster that is named in the environment would be joined.
-        cores = len(os.sched_getaffinity(0))
+        cores = len(os.sched_getaffinity(0)) if cpus is None else cpus
         options |= {"address": "local", "include_dashboard": False, "num_cpus": cores}
     else:
-        options["address"] = config.address
-        _probe(config.address)
+        options["address"] = address
+        _probe(address, key)
     try:
         ray.init(**options)
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise ConfigError(
-            f"`engine.address`: no Ray cluster answers at {config.address or 'this machine'}"
-            f" ({error})."
+            f"`{key}`: no Ray cluster answers at {address or 'this machine'} ({error})."
         ) from error
     return True
 
 
-def _probe(address: str) -> None:
+def _probe(address: str, key: str) -> None:
     """Raise a ConfigError if nothing listens at HOST:PORT; Ray itself would ask for minutes."""
     host, colon, port = address.removeprefix("ray://").rpartition(":")
     if not colon:
@@ -240,8 +232,8 @@ def _probe(address: str) -> None:
         socket.create_connection((host, int(port)), timeout=10).close()
     except (OSError, ValueError, OverflowError) as error:
         raise ConfigError(
-            f"`engine.address`: no Ray cluster answers at {address} ({error}). Start one with"
-            " `ray start --head`, or leave the key out."
+            f"`{key}`: no Ray cluster answers at {address} ({error}). Start one with"
+            " `ray start --head`, or leave it out."
         ) from error
 
 

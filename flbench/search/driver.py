@@ -1,0 +1,38 @@
+"""A study from where it stands to its end."""
+
+from flbench.search.board import Board
+from flbench.search.plan import ENDS, Plan
+from flbench.search.prepare import Prepared
+from flbench.search.run import carry_out as train
+from flbench.search.run import cluster
+
+
+def carry_out(prepared: Prepared) -> None:
+    """Train what is left of a study.
+
+    Raises: KeyboardInterrupt after Ctrl-C; what has ended stays. RunError if Ray gives up.
+    """
+    records = list(prepared.folder.records())
+    plan = Plan(prepared.samplers(), prepared.budget, records)
+    board = Board(
+        methods=tuple(prepared.spaces),
+        metric=prepared.rules.metric,
+        trials=prepared.budget.trials,
+        finals=2 * prepared.budget.seeds,
+        rounds=prepared.rules.rounds,
+    )
+    board.take_up(record for record in records if record["state"] in ENDS)
+    if plan.is_over():
+        board.say(f"{prepared.folder.path} is finished: there is nothing to go on with.")
+        return
+    with cluster(prepared.means), board.shown():
+        train(
+            prepared.folder.path,
+            plan,
+            prepared.federation,
+            spaces=prepared.spaces,
+            rules=prepared.rules,
+            means=prepared.means,
+            board=board,
+            records=records,
+        )

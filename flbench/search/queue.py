@@ -1,0 +1,71 @@
+"""The plan as Ray Tune's search algorithm: it is asked for trials and told how they ended."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ray.tune.search import Searcher
+
+from flbench.search.plan import ENDS, Plan
+from flbench.search.study import Job, Record, name_trial, now, read_record, write_record
+
+
+class Queue(Searcher):  # type: ignore[misc]
+    """Hands out the jobs of a plan.
+
+    Args:
+        study: the study folder.
+        plan: of the study.
+        wanted: the jobs of this pass.
+        told: is given the record of each trial that has ended.
+    """
+
+    def __init__(
+        self,
+        study: Path,
+        plan: Plan,
+        wanted: Callable[[Job], bool],
+        told: Callable[[Record], None],
+    ) -> None:
+        super().__init__()
+        self._study, self._plan, self._wanted, self._told = study, plan, wanted, told
+        self.jobs: dict[str, Job] = {}  # by Ray Tune's id
+
+    def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
+        """Return the next trial's config; None while others must end first."""
+        job = self._plan.next(self._wanted)
+        if job is None:
+            return str(Searcher.FINISHED) if self._plan.is_over(self._wanted) else None
+        self.jobs[trial_id] = job
+        name_trial(self._study, trial_id, job)
+        return {"params": dict(job.params)}
+
+    def on_trial_complete(
+        self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False
+    ) -> None:
+        """Note how a trial ended: what its worker wrote, or that it was stopped or died."""
+        job = self.jobs[trial_id]
+        record = read_record(self._study, job) or {**job.record(), "score": None}
+        if record.get("state") not in ENDS:
+            reason = "its worker died." if error else "stopped by the scheduler."
+            record |= {"state": "failed" if error else "stopped", "reason": reason, "ended": now()}
+            write_record(self._study, job, record)
+        self._plan.end(record)
+        self._told(record)
+
+    def explain(self, trial_id: str, reason: str) -> None:
+        """Write why a trial failed, where only Ray Tune knows it."""
+        job = self.jobs[trial_id]
+        record = read_record(self._study, job)
+        if record is not None and record["state"] == "failed":
+            write_record(self._study, job, record | {"reason": reason})
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return nothing for Ray Tune's own snapshots: the study folder says all."""
+        return {}
+
+    def save(self, checkpoint_path: str) -> None:
+        """Save nothing: the study folder says all."""
+
+    def restore(self, checkpoint_path: str) -> None:
+        """Restore nothing; see `save`."""

@@ -1,0 +1,315 @@
+"""Running a study's jobs on Ray Tune."""
+
+import os
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import ray
+from ray import tune
+
+from flbench.config import EngineConfig
+from flbench.data.federation import Federation
+from flbench.engine.ray import connect
+from flbench.errors import RunError
+from flbench.search.board import Board
+from flbench.search.ranges import LogUniform, Uniform
+from flbench.search.plan import Plan
+from flbench.search.queue import Queue
+from flbench.search.schedulers import HalvingByMethod, Seen, population
+from flbench.search.space import Space
+from flbench.search.study import Job, Record, job_of
+from flbench.search.worker import Worker
+from flbench.tracking import metrics_file
+
+EXPLORED: Final = (0.8, 1.25)  # factors of population based training
+RESAMPLED: Final = 0.25  # share of the parameters that it draws anew
+
+# Of Ray Tune, before it is used: our folders say all that a resume needs.
+QUIET: Final = {
+    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
+    "TUNE_GLOBAL_CHECKPOINT_S": "3600",
+    "TUNE_WARN_THRESHOLD_S": "60",
+    "RAY_AIR_NEW_OUTPUT": "0",
+    "TUNE_MAX_PENDING_TRIALS_PG": "64",  # a whole population waits its turn
+}
+
+
+@dataclass(frozen=True)
+class Means:
+    """What a study may use.
+
+    Attributes:
+        concurrent: trials at once.
+        engine: of the trials.
+        gpus: of each trial.
+        retries: of a trial whose worker fails.
+        address: of a Ray cluster; None starts one.
+    """
+
+    concurrent: int
+    engine: EngineConfig
+    gpus: float
+    retries: int
+    address: str | None
+
+    @property
+    def cpus(self) -> int:
+        """Cores of one trial."""
+        workers = self.engine.workers
+        if self.engine.name == "ray":
+            return workers if isinstance(workers, int) else 1
+        return self.engine.threads or 1
+
+    def bundles(self) -> Any:
+        """Return what Ray reserves for one trial.
+
+        A trial that starts workers of its own needs a bundle for each, and an empty one for itself:
+        it would wait for ever for them otherwise.
+        """
+        if self.engine.name == "ray":
+            return tune.PlacementGroupFactory([{"CPU": 0}, *[{"CPU": 1}] * self.cpus])
+        return {"CPU": self.cpus, "GPU": self.gpus}
+
+
+@dataclass(frozen=True)
+class Rules:
+    """How a study searches.
+
+    Attributes:
+        metric: of validation, that scores a trial.
+        scheduler: asha, pbt or none.
+        rounds: of a whole trial.
+        every: rounds between two evaluations.
+        seed: of what population based training explores.
+    """
+
+    metric: str
+    scheduler: str
+    rounds: int
+    every: int
+    seed: int
+
+    @property
+    def grace(self) -> int:
+        """Rounds that successive halving gives every trial: a ninth, at an evaluation."""
+        return self.every * -(-max(1, self.rounds // 9) // self.every)
+
+
+@contextmanager
+def cluster(means: Means) -> Iterator[None]:
+    """Join or start a Ray cluster for as long as the block lasts."""
+    os.environ.update({key: os.environ.get(key, value) for key, value in QUIET.items()})
+    # The cores that a cluster of our own says it has keep the number of trials at once.
+    owns = connect(means.address, key="--address", cpus=means.concurrent * means.cpus)
+    try:
+        yield
+    finally:
+        if owns:
+            ray.shutdown()
+
+
+def carry_out(
+    study: Path,
+    plan: Plan,
+    federation: Federation,
+    *,
+    spaces: dict[str, Space],
+    rules: Rules,
+    means: Means,
+    board: Board,
+    records: Sequence[Record],
+) -> None:
+    """Train what is left of a plan.
+
+    Args:
+        study: the study folder.
+        plan: says what is left.
+        federation: the samples; they go to the object store once.
+        spaces: by method.
+        rules: of the search.
+        means: that it may use.
+        board: is told how it goes.
+        records: of the trials that began before.
+    Raises: KeyboardInterrupt after Ctrl-C or SIGTERM; what has ended stays, and the rest goes on
+        from its checkpoints when it is carried out again.
+    """
+    trainable = tune.with_resources(
+        tune.with_parameters(
+            Worker,
+            study=str(study),
+            metric=rules.metric,
+            samples=federation.x.numpy(),
+            rest=federation.bare(),
+        ),
+        means.bundles(),
+    )
+    for wanted, schedule in _passes(study, spaces, rules, records):
+        if plan.is_over(wanted):
+            continue
+        queue = Queue(study, plan, wanted, board.end)
+        at_once = None if rules.scheduler == "pbt" else means.concurrent
+        with _terminated_as_interrupted():
+            _fit(trainable, queue, schedule(queue), study, means, _Watch(queue, board), at_once)
+        if not plan.is_over(wanted):
+            raise KeyboardInterrupt
+
+
+Pass = tuple[Callable[[Job], bool], Callable[[Queue], Any]]
+
+
+def _passes(
+    study: Path, spaces: dict[str, Space], rules: Rules, records: Sequence[Record]
+) -> Iterator[Pass]:
+    """Yield which jobs go through Ray Tune together, and their scheduler.
+
+    All in one pass: each further one starts new processes. A population is a pass of its own, since
+    its trials exchange their states, less the default parameters, which nothing may change.
+    """
+    if rules.scheduler == "pbt":
+        for method, space in spaces.items():
+            yield (
+                partial(_is_of_population, method),
+                partial(_population, space=space, rules=rules),
+            )
+    if rules.scheduler == "asha":
+        seen = list(_seen(study, records, rules.metric))
+        yield _all, partial(_halving, rules=rules, seen=seen)
+    else:
+        yield _all, lambda queue: None
+
+
+def _all(job: Job) -> bool:
+    return True
+
+
+def _is_of_population(method: str, job: Job) -> bool:
+    return job.method == method and job.kind == "search" and job.index > 0
+
+
+def _halving(queue: Queue, *, rules: Rules, seen: list[Seen]) -> HalvingByMethod:
+    return HalvingByMethod(queue.jobs, rounds=rules.rounds, grace=rules.grace, seen=seen)
+
+
+def _population(queue: Queue, *, space: Space, rules: Rules) -> Any:
+    every = rules.every * max(1, rules.rounds // (5 * rules.every))
+    return population(every, partial(explore, space), rules.seed)
+
+
+def explore(space: Space, params: dict[str, Any], rng: Any) -> dict[str, Any]:
+    """Return parameters near those given, within their ranges.
+
+    Only numbers that are drawn from a continuous range change: the state that is taken up fits the
+    others.
+
+    Args:
+        space: of the method.
+        params: of the trial whose state is taken up.
+        rng: a numpy generator.
+    """
+    found = dict(params)
+    for path, value in params.items():
+        parameter = space.parameters.get(path)
+        if isinstance(parameter, Uniform | LogUniform) and value is not None:
+            low, high = parameter.limits
+            near = value * rng.choice(EXPLORED)
+            drawn = parameter.at(rng.random()) if rng.random() < RESAMPLED else near
+            found[path] = float(min(max(drawn, low), high))
+    return found
+
+
+def _seen(study: Path, records: Sequence[Record], metric: str) -> Iterator[Seen]:
+    """Yield the scores of a study that is resumed, which successive halving has to know again."""
+    for record in records:
+        job = job_of(record)
+        file = study / job.name / "metrics.csv"
+        if not file.is_file():
+            continue
+        for row in metrics_file.read(file):
+            if row[1:4] == ("validation", "personal", metric):
+                yield Seen(job, row.round, row.value)
+
+
+class _Watch(tune.Callback):  # type: ignore[misc]
+    """Tells the board what Ray Tune knows."""
+
+    def __init__(self, queue: Queue, board: Board) -> None:
+        self._queue, self._board = queue, board
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return nothing for Ray Tune's own snapshots."""
+        return {}
+
+    def on_trial_result(
+        self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
+    ) -> None:
+        self._board.progress(self._queue.jobs[trial.trial_id], result["round"])
+
+    def on_trial_recover(
+        self, iteration: int, trials: list[Any], trial: Any, **info: Any
+    ) -> None:
+        job = self._queue.jobs[trial.trial_id]
+        self._board.say(f"{job.name} failed ({_reason(trial)}), and goes on from its checkpoint.")
+
+    def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        self._queue.explain(trial.trial_id, _reason(trial))
+
+
+def _reason(trial: Any) -> str:
+    """Return one line on why a trial failed."""
+    error = trial.get_pickled_error() or trial.get_error()
+    cause = getattr(error, "cause", None) or error
+    lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
+    last = lines[-1] if lines else "no message"
+    return f"{type(cause).__name__}: {last}"
+
+
+def _fit(
+    trainable: Any,
+    queue: Queue,
+    scheduler: Any,
+    study: Path,
+    means: Means,
+    watch: _Watch,
+    at_once: int | None,
+) -> None:
+    """Let Ray Tune train the queue's jobs; returns early after Ctrl-C."""
+    tuner = tune.Tuner(
+        trainable,
+        tune_config=tune.TuneConfig(
+            search_alg=queue,
+            scheduler=scheduler,
+            num_samples=-1,
+            max_concurrent_trials=at_once,
+            reuse_actors=True,
+        ),
+        run_config=tune.RunConfig(
+            name="tune",
+            storage_path=str(study / "ray"),
+            failure_config=tune.FailureConfig(max_failures=means.retries),
+            # Population based training takes states from here; several trials may want the same.
+            checkpoint_config=tune.CheckpointConfig(num_to_keep=4),
+            callbacks=[watch],
+            verbose=0,
+        ),
+    )
+    try:
+        tuner.fit()
+    except tune.TuneError as error:
+        last = str(error).strip().splitlines()[-1]
+        raise RunError(f"Ray Tune gave up ({last}). Go on with: flbench tune --resume {study}") from error
+
+
+@contextmanager
+def _terminated_as_interrupted() -> Iterator[None]:
+    """Let SIGTERM end a study as Ctrl-C does."""
+    before = signal.getsignal(signal.SIGTERM)
+    signal.signal(signal.SIGTERM, lambda *_: os.kill(os.getpid(), signal.SIGINT))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

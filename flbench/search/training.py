@@ -1,0 +1,213 @@
+"""One trial: a run folder within a study, trained from evaluation to evaluation.
+
+It knows nothing of Ray: whoever calls `step` decides where it runs and when it stops.
+"""
+
+import json
+import shutil
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from flbench import checkpoint, experiment, outcome
+from flbench.config import Config
+from flbench.data.federation import Federation
+from flbench.errors import RunError, UserError
+from flbench.evaluate import PARTS
+from flbench.figures import last_round, totals
+from flbench.layers import Layer, from_file
+from flbench.loop import Seconds
+from flbench.resolve import resolve
+from flbench.search.study import Job, Record, now, read_record, write_record
+from flbench.tracking import metrics_file
+from flbench.tracking.folder import RunFolder
+from flbench.tracking.metrics_file import Row
+from flbench.types import State
+
+SAVED: Final = "trial.safetensors"  # a checkpoint that another trial can take up
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What a step found.
+
+    Attributes:
+        round: rounds done.
+        score: validation metric of the last judged round; None if there is none.
+        done: whether the trial is over.
+    """
+
+    round: int
+    score: float | None
+    done: bool
+
+
+class Training:
+    """Trains one job; goes on from its own checkpoint where there is one.
+
+    Args:
+        study: the study folder.
+        job: what to train.
+        federation: the study's samples.
+        metric: that scores the trial.
+        node: where it runs.
+    """
+
+    def __init__(
+        self, study: Path, job: Job, federation: Federation, *, metric: str, node: str | None = None
+    ) -> None:
+        self.job = job
+        self._study, self._metric = study, metric
+        self._begun = time.perf_counter()
+        before = read_record(study, job) or {}
+        self._record: Record = {
+            **job.record(),
+            **{"state": "running", "reason": None, "round": 0, "rounds": None, "score": None},
+            **{"seconds": {}, "started": before.get("started", now()), "ended": None},
+            **{"attempts": before.get("attempts", 0) + 1, "node": node},
+        }
+        self.folder = RunFolder(study / job.name)
+        (self.folder.path / "checkpoints").mkdir(parents=True, exist_ok=True)
+        self._built: experiment.Experiment | None = None
+        self._state: State | None = None
+        self._write()
+        try:
+            self._build(federation, fresh=before.get("params") != dict(job.params))
+        except (UserError, RunError) as error:
+            self._end("failed", str(error))
+
+    def step(self) -> Progress:
+        """Train until the next evaluation, judge, and write how far it is.
+
+        What the user can mend ends the trial as failed, and is not raised.
+        """
+        if self._record["ended"] is None:
+            try:
+                self._advance()
+            except (UserError, RunError) as error:
+                self._end("failed", str(error))
+        record = self._record
+        return Progress(record["round"], record["score"], record["ended"] is not None)
+
+    def save(self, folder: Path) -> None:
+        """Write what another trial, or this one later, can go on from."""
+        built, state = self._alive()
+        extra = {"seconds": vars(self._seconds), "rows": len(self.folder.rows)}
+        checkpoint.save(folder / SAVED, state, built.config.hash(), extra)
+        (folder / "hash.json").write_text(json.dumps(built.config.hash()))
+        shutil.copy(self.folder.path / "metrics.csv", folder / "metrics.csv")
+
+    def load(self, folder: Path) -> None:
+        """Go on from what a trial saved: its state, with the parameters of this one."""
+        built, _ = self._alive()
+        theirs = json.loads((folder / "hash.json").read_text())
+        state, extra = checkpoint.load(folder / SAVED, theirs)
+        shutil.copy(folder / "metrics.csv", self.folder.path / "metrics.csv")
+        checkpoint.save(self.folder.checkpoint("last"), state, built.config.hash(), extra)
+        self._restore(built)
+
+    def close(self) -> None:
+        """Let go of the engine."""
+        if self._built is not None:
+            self._built.engine.close()
+            self._built = None
+
+    def _build(self, federation: Federation, *, fresh: bool) -> None:
+        config, origins = configuration(self._study, self.job)
+        built = experiment.build(config, federation.reseeded(config.seed))
+        self._built = built
+        self._record["rounds"] = built.config.train.rounds
+        if fresh:
+            self.folder.checkpoint("last").unlink(missing_ok=True)
+        if not (self.folder.path / "metrics.csv").is_file():
+            self.folder.write("metrics.csv", metrics_file.head())
+        experiment.describe_run(built, origins, self.folder)
+        self._restore(built)
+
+    def _restore(self, built: experiment.Experiment) -> None:
+        self._state, self._seconds = built.restore(self.folder)
+        parts = PARTS if self.job.kind == "final" else ("validation",)
+        self._loop = built.loop(self.folder, _Quiet(), self._seconds, parts)
+        self._seconds.total += time.perf_counter() - self._begun
+        self._note()
+
+    def _advance(self) -> None:
+        """Train until the next evaluation, and finish the run where that was the last."""
+        built, state = self._alive()
+        rounds, every = built.config.train.rounds, built.config.evaluation.every
+        self._state = self._loop.run(state, min(rounds, (state.round // every + 1) * every))
+        vain = totals(self.folder.rows)
+        if vain["client_trainings"] and vain["diverged"] == vain["client_trainings"]:
+            self._end("diverged", f"all {vain['diverged']} client trainings diverged.")
+        elif self._state.round >= rounds:
+            if self.job.kind == "final":
+                outcome.write(built, self._loop, self._state)
+            self._end("finished", None)
+        else:
+            self._write()
+
+    def _alive(self) -> tuple[experiment.Experiment, State]:
+        if self._built is None or self._state is None:
+            raise RunError(f"{self.job.name} could not begin, or is closed.")
+        return self._built, self._state
+
+    def _end(self, state: str, reason: str | None) -> None:
+        self._record |= {"state": state, "reason": reason, "ended": now()}
+        self._write()
+
+    def _write(self) -> None:
+        self._note()
+        write_record(self._study, self.job, self._record)
+
+    def _note(self) -> None:
+        if self._state is None:
+            return
+        rows = self.folder.rows
+        self._record |= {
+            "round": self._state.round,
+            "score": score_of(rows, self._metric),
+            "seconds": {key: round(value, 3) for key, value in vars(self._seconds).items()},
+        }
+
+
+def configuration(study: Path, job: Job) -> tuple[Config, dict[str, str]]:
+    """Return a job's configuration: the method's, with the job's parameters and seed."""
+    values = {**job.params, "seed": job.seed}
+    tree: dict[str, Any] = {}
+    for key, value in values.items():
+        _put(tree, key, value)
+    layer = Layer(tree, dict.fromkeys(values, job.name))
+    return resolve([from_file(study / "methods" / f"{job.method}.yaml"), layer])
+
+
+def score_of(rows: list[Row], metric: str) -> float | None:
+    """Return the validation metric of the last judged round; None if there is none."""
+    last = last_round(rows)
+    wanted = (last, "validation", "personal", metric)
+    return next((row.value for row in reversed(rows) if row[:4] == wanted), None)
+
+
+def _put(tree: dict[str, Any], key: str, value: object) -> None:
+    section, _, rest = key.partition(".")
+    if rest:
+        _put(tree.setdefault(section, {}), rest, value)
+    else:
+        tree[section] = value
+
+
+class _Quiet:
+    """A reporter of trials: what they find goes to their folders."""
+
+    def begin(self, done: int, rounds: int) -> None:
+        pass
+
+    def round_done(self, done: int, loss: float) -> None:
+        pass
+
+    def evaluated(self, done: int, figures: Mapping[tuple[str, str, str], float]) -> None:
+        pass
+
+    def warn(self, text: str) -> None:
+        pass

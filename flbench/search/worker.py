@@ -1,0 +1,67 @@
+"""Ray Tune's worker: an actor that trains one trial after the other."""
+
+from pathlib import Path
+from typing import Any
+
+import ray
+from numpy.typing import NDArray
+from ray import tune
+
+from flbench.data.federation import Federation
+from flbench.search.study import named
+from flbench.search.training import Training
+
+WORST = -1.0  # what schedulers are told of a trial without a score; metrics are in [0, 1]
+
+
+class Worker(tune.Trainable):  # type: ignore[misc]
+    """Trains trials; a later one finds the process, its imports and the samples in place.
+
+    `config` holds the trial's parameters alone: what it is besides follows from its id, because
+    population based training gives a trial another one's config.
+    """
+
+    def setup(
+        self,
+        config: dict[str, Any],
+        *,
+        study: str,
+        metric: str,
+        samples: NDArray[Any],
+        rest: Federation,
+    ) -> None:
+        """Take up the samples, which lie in shared memory, and begin the first trial."""
+        self._study, self._metric = Path(study), metric
+        self._federation = rest.with_samples(samples)
+        self._begin(config)
+
+    def reset_config(self, new_config: dict[str, Any]) -> bool:
+        """Begin another trial in this process."""
+        self._training.close()
+        self._begin(new_config)
+        return True
+
+    def step(self) -> dict[str, Any]:
+        """Train until the next evaluation."""
+        found = self._training.step()
+        score = WORST if found.score is None else found.score
+        return {"round": found.round, "score": score, "done": found.done}
+
+    def save_checkpoint(self, checkpoint_dir: str) -> None:
+        """Write what another trial can go on from."""
+        self._training.save(Path(checkpoint_dir))
+
+    def load_checkpoint(self, checkpoint: str) -> None:
+        """Go on from what a trial saved."""
+        self._training.load(Path(str(checkpoint)))
+
+    def cleanup(self) -> None:
+        """Let go of the trial's engine."""
+        self._training.close()
+
+    def _begin(self, config: dict[str, Any]) -> None:
+        job = named(self._study, self.trial_id, config["params"])
+        node = ray.get_runtime_context().get_node_id()
+        self._training = Training(
+            self._study, job, self._federation, metric=self._metric, node=node
+        )
