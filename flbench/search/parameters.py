@@ -19,7 +19,12 @@ EXPONENT: Final = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+")
 
 
 def scalar(value: object) -> object:
-    """Return the value, and `1e-3` (to YAML 1.1 a text) as the number that is meant."""
+    """Return the value, and `1e-3` (to YAML 1.1 a text) as the number that is meant.
+
+    Raises: ValueError for what is no single value.
+    """
+    if value is not None and not isinstance(value, str | int | float):
+        raise ValueError("a word, a number, true, false or null")
     return float(value) if isinstance(value, str) and EXPONENT.fullmatch(value) else value
 
 

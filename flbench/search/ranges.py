@@ -12,6 +12,8 @@ from flbench.search.parameters import Parameter, Scalar, scalar
 
 DIGITS: Final = 6  # significant ones of a drawn number: more say nothing, and nobody can type them
 WITHIN: Final = 0.381966  # a quantile that is neither an end nor a whole number in between
+LARGEST: Final = 1e15  # below it whole numbers are exact
+MOST_STEPS: Final = 1_000_000
 ROUNDS: Final = re.compile(r"(\d+(?:\.\d*)?) rounds")
 
 
@@ -22,10 +24,12 @@ def _number(value: object, info: ValidationInfo) -> object:
         if rounds is None:
             raise ValueError("a number: how many rounds there are is not known here")
         return math.floor(float(found[1]) * rounds + 0.5)
-    value = scalar(value)
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    number = scalar(value) if isinstance(value, str) else value
+    if isinstance(number, bool) or not isinstance(number, int | float):
         raise ValueError("a number, or a share of train.rounds such as `0.5 rounds`")
-    return value
+    if not abs(number) <= LARGEST:
+        raise ValueError(f"a finite number, at most {LARGEST:g} in size")
+    return number
 
 
 Number = Annotated[int | float, BeforeValidator(_number)]
@@ -132,6 +136,8 @@ class QUniform(Range):
         low, high, step = self.ends
         if step <= 0:
             raise ValueError(f"`quniform` needs a step > 0, got {step:g}")
+        if max(abs(low), abs(high)) / step > MOST_STEPS:
+            raise ValueError(f"the step {step:g} is too small for [{low:g}, {high:g}]")
         for end in (low, high):
             if _exact(end) % _exact(step):
                 raise ValueError(f"both ends must be multiples of the step {step:g}, got {end:g}")

@@ -17,7 +17,7 @@ from flbench.search.parameters import Parameter, Params, Scalar
 from flbench.search.space import Space
 
 NAMES: Final = ("random", "grid", "optuna")
-COUNTED: Final = 1_000_000  # larger grids are not counted to the end
+COUNTED: Final = 20_000  # larger grids are not counted to the end
 
 
 @dataclass(frozen=True)
@@ -98,10 +98,11 @@ class GridSampler:
 
     def __init__(self, space: Space, defaults: Params, seed: int, trials: int) -> None:
         self.random = RandomSampler(space, defaults, seed)
-        self.grid = [params for params in islice(_product(space), trials) if params != defaults]
+        others = (params for params in _product(space) if params != defaults)
+        self.grid = list(islice(others, trials))
         if len(self.grid) >= trials:
-            count = sum(1 for params in islice(_product(space), COUNTED) if params != defaults)
-            more = "at least " if count >= COUNTED - 1 else ""
+            count = trials + sum(1 for _ in islice(others, COUNTED))
+            more = "at least " if count >= trials + COUNTED else ""
             sizes = ", ".join(f"{p} {len(kind.grid())}" for p, kind in space.parameters.items())
             raise ConfigError(
                 f"the grid of `{space.method}` ({space.source}) has {more}{count:,} combinations"
