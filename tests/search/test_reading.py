@@ -121,7 +121,7 @@ def test_conditions_that_contradict_each_other_are_refused(tmp_path):
         ("method: hfcd\n", "`space` must hold parameters, got None"),
         ("method: hfcd\nspace: []\n", "`space` must hold parameters"),
         ("method: hfcdd\nspace: {algorithm.tau: {fixed: 1}}\n", "Did you mean `hfcd`"),
-        ("methodd: hfcd\nspace: {algorithm.tau: {fixed: 1}}\n", "Did you mean `method`"),
+        ("methods: hfcd\nspace: {algorithm.tau: {fixed: 1}}\n", "Did you mean `method`"),
         ("method: hfcd\nspace:\n  a: 1\n  a: 2\n", "s.yaml:4: the key `space.a` stands twice"),
         ("method: hfcd\nspace: [1\n", "s.yaml:3"),
         (
