@@ -22,6 +22,7 @@ PURPOSES: Final = (
     "rows",
     "common",
     "method",
+    "search",
 )
 """Append only: the position of a purpose is part of its stream."""
 

@@ -35,7 +35,7 @@ ROOMS = {
     "metrics": VOCABULARY,
     "checkpoint": VOCABULARY,
 }
-HEAVY = {"lightning", "ray", "mlflow", "matplotlib", "torchmetrics"}
+HEAVY = {"lightning", "ray", "mlflow", "optuna", "matplotlib", "torchmetrics"}
 MAY_IMPORT = {
     "lightning": {"client/module.py", "engine/sequential.py", "engine/workbench.py"},
     "matplotlib": {"reports/pictures.py"},

@@ -1,0 +1,1 @@
+"""Search for hyper-parameters: what is searched (spaces) and what is tried next (samplers)."""
