@@ -392,9 +392,9 @@ def tune(
             "--address", metavar="HOST:PORT|auto", help="A running Ray cluster (default: our own)."
         ),
     ] = None,
-    out: Annotated[
-        Path, typer.Option("--out", metavar="DIR", help="Folder for studies.")
-    ] = Path("studies"),
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder for studies.")] = Path(
+        "studies"
+    ),
     resume: Annotated[
         Path | None,
         typer.Option("--resume", metavar="STUDY_DIR", help="Go on with an interrupted study."),
@@ -422,8 +422,14 @@ def tune(
         if algo is None:
             raise UserError("name what to tune: --algo hfcd, or several with commas between.")
         asked = {
-            **{"space": space, "trials": trials, "search": search, "scheduler": scheduler},
-            **{"metric": metric, "seeds": seeds, "out": out, **given},
+            "space": space,
+            "trials": trials,
+            "search": search,
+            "scheduler": scheduler,
+            "metric": metric,
+            "seeds": seeds,
+            "out": out,
+            **given,
         }
         commands.tune(algo, config=config, overrides=overrides or [], asked=asked)
 

@@ -280,9 +280,7 @@ def bench(
         console.text(f"{out / 'bench.json'}\n{out / 'bench.html'}\n")
 
 
-def tune(
-    algo: str, *, config: str | None, overrides: Sequence[str], asked: dict[str, Any]
-) -> None:
+def tune(algo: str, *, config: str | None, overrides: Sequence[str], asked: dict[str, Any]) -> None:
     """Check a study, make its folder, and carry it out."""
     found = runs(algo, config=config, overrides=overrides, out=None)
     _need_tune()

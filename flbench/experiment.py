@@ -77,9 +77,7 @@ class Experiment:
         """Return the state before the first round."""
         return _start(self.config, self.net, self.algorithm)
 
-    def evaluator(
-        self, warn: Callable[[str], None], parts: tuple[str, ...] = PARTS
-    ) -> Evaluator:
+    def evaluator(self, warn: Callable[[str], None], parts: tuple[str, ...] = PARTS) -> Evaluator:
         """Return what judges its models on these parts; `warn` is told what goes wrong."""
         return Evaluator(
             algorithm=self.algorithm,

@@ -115,9 +115,7 @@ class Federation:
 
     def bare(self) -> "Federation":
         """Return the federation without its samples, which travel by shared memory."""
-        return replace(
-            self, x=torch.empty(0), dataset=replace(self.dataset, x=self.dataset.x[:0])
-        )
+        return replace(self, x=torch.empty(0), dataset=replace(self.dataset, x=self.dataset.x[:0]))
 
     def with_samples(self, samples: NDArray[Any]) -> "Federation":
         """Return the federation with its samples, which may be read-only: nothing is copied."""

@@ -114,7 +114,7 @@ class Plan:
 
     def _history(self, method: str) -> list[Observation]:
         """Return what the first trials found, up to the first that has not ended."""
-        history = []
+        history: list[Observation] = []
         for record in self._of(method):
             if record["index"] != len(history):
                 break

@@ -184,9 +184,7 @@ def reopen(path: Path, changed: dict[str, Any]) -> Prepared:
         for method in request.methods
     }
     spaces = {
-        method: parse(
-            told["methods"][method]["space_tree"], {}, told["methods"][method]["space"]
-        )
+        method: parse(told["methods"][method]["space_tree"], {}, told["methods"][method]["space"])
         for method in request.methods
     }
     federation = experiment.load_federation(configs[request.methods[0]])

@@ -17,7 +17,7 @@ from flbench.data.federation import Federation
 from flbench.engine.ray import connect
 from flbench.errors import RunError
 from flbench.search.board import Board
-from flbench.search.ranges import LogUniform, Uniform
+from flbench.search.perturbing import perturbed
 from flbench.search.plan import Plan
 from flbench.search.queue import Queue
 from flbench.search.schedulers import HalvingByMethod, Seen, population
@@ -25,9 +25,6 @@ from flbench.search.space import Space
 from flbench.search.study import Job, Record, job_of
 from flbench.search.worker import Worker
 from flbench.tracking import metrics_file
-
-EXPLORED: Final = (0.8, 1.25)  # factors of population based training
-RESAMPLED: Final = 0.25  # share of the parameters that it draws anew
 
 # Of Ray Tune, before it is used: our folders say all that a resume needs.
 QUIET: Final = {
@@ -197,29 +194,7 @@ def _halving(queue: Queue, *, rules: Rules, seen: list[Seen]) -> HalvingByMethod
 
 def _population(queue: Queue, *, space: Space, rules: Rules) -> Any:
     every = rules.every * max(1, rules.rounds // (5 * rules.every))
-    return population(every, partial(explore, space), rules.seed)
-
-
-def explore(space: Space, params: dict[str, Any], rng: Any) -> dict[str, Any]:
-    """Return parameters near those given, within their ranges.
-
-    Only numbers that are drawn from a continuous range change: the state that is taken up fits the
-    others.
-
-    Args:
-        space: of the method.
-        params: of the trial whose state is taken up.
-        rng: a numpy generator.
-    """
-    found = dict(params)
-    for path, value in params.items():
-        parameter = space.parameters.get(path)
-        if isinstance(parameter, Uniform | LogUniform) and value is not None:
-            low, high = parameter.limits
-            near = value * rng.choice(EXPLORED)
-            drawn = parameter.at(rng.random()) if rng.random() < RESAMPLED else near
-            found[path] = float(min(max(drawn, low), high))
-    return found
+    return population(every, partial(perturbed, space), rules.seed)
 
 
 def _seen(study: Path, records: Sequence[Record], metric: str) -> Iterator[Seen]:
@@ -249,9 +224,7 @@ class _Watch(tune.Callback):  # type: ignore[misc]
     ) -> None:
         self._board.progress(self._queue.jobs[trial.trial_id], result["round"])
 
-    def on_trial_recover(
-        self, iteration: int, trials: list[Any], trial: Any, **info: Any
-    ) -> None:
+    def on_trial_recover(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         job = self._queue.jobs[trial.trial_id]
         self._board.say(f"{job.name} failed ({_reason(trial)}), and goes on from its checkpoint.")
 
@@ -301,7 +274,9 @@ def _fit(
         tuner.fit()
     except tune.TuneError as error:
         last = str(error).strip().splitlines()[-1]
-        raise RunError(f"Ray Tune gave up ({last}). Go on with: flbench tune --resume {study}") from error
+        raise RunError(
+            f"Ray Tune gave up ({last}). Go on with: flbench tune --resume {study}"
+        ) from error
 
 
 @contextmanager

@@ -78,7 +78,8 @@ class StudyFolder:
             (path / "methods").mkdir(parents=True)
         except OSError as error:
             raise UserError(
-                f"{path} cannot be written ({error.strerror}). Choose another folder with --out DIR."
+                f"{path} cannot be written ({error.strerror}). Choose another folder with --out"
+                " DIR."
             ) from error
         folder = cls(path)
         folder._hold()

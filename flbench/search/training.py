@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from flbench import checkpoint, experiment, outcome
 from flbench.config import Config
@@ -17,9 +17,9 @@ from flbench.data.federation import Federation
 from flbench.errors import RunError, UserError
 from flbench.evaluate import PARTS
 from flbench.figures import last_round, totals
-from flbench.layers import Layer, from_file
-from flbench.loop import Seconds
+from flbench.layers import from_file
 from flbench.resolve import resolve
+from flbench.search.space import layer
 from flbench.search.study import Job, Record, now, read_record, write_record
 from flbench.tracking import metrics_file
 from flbench.tracking.folder import RunFolder
@@ -64,9 +64,16 @@ class Training:
         before = read_record(study, job) or {}
         self._record: Record = {
             **job.record(),
-            **{"state": "running", "reason": None, "round": 0, "rounds": None, "score": None},
-            **{"seconds": {}, "started": before.get("started", now()), "ended": None},
-            **{"attempts": before.get("attempts", 0) + 1, "node": node},
+            "state": "running",
+            "reason": None,
+            "round": 0,
+            "rounds": None,
+            "score": None,
+            "seconds": {},
+            "started": before.get("started", now()),
+            "ended": None,
+            "attempts": before.get("attempts", 0) + 1,
+            "node": node,
         }
         self.folder = RunFolder(study / job.name)
         (self.folder.path / "checkpoints").mkdir(parents=True, exist_ok=True)
@@ -174,12 +181,8 @@ class Training:
 
 def configuration(study: Path, job: Job) -> tuple[Config, dict[str, str]]:
     """Return a job's configuration: the method's, with the job's parameters and seed."""
-    values = {**job.params, "seed": job.seed}
-    tree: dict[str, Any] = {}
-    for key, value in values.items():
-        _put(tree, key, value)
-    layer = Layer(tree, dict.fromkeys(values, job.name))
-    return resolve([from_file(study / "methods" / f"{job.method}.yaml"), layer])
+    own = layer({**job.params, "seed": job.seed}, job.name)
+    return resolve([from_file(study / "methods" / f"{job.method}.yaml"), own])
 
 
 def score_of(rows: list[Row], metric: str) -> float | None:
@@ -187,14 +190,6 @@ def score_of(rows: list[Row], metric: str) -> float | None:
     last = last_round(rows)
     wanted = (last, "validation", "personal", metric)
     return next((row.value for row in reversed(rows) if row[:4] == wanted), None)
-
-
-def _put(tree: dict[str, Any], key: str, value: object) -> None:
-    section, _, rest = key.partition(".")
-    if rest:
-        _put(tree.setdefault(section, {}), rest, value)
-    else:
-        tree[section] = value
 
 
 class _Quiet:
