@@ -39,7 +39,10 @@ HEAVY = {"lightning", "ray", "mlflow", "optuna", "matplotlib", "torchmetrics"}
 MAY_IMPORT = {
     "lightning": {"client/module.py", "engine/sequential.py", "engine/workbench.py"},
     "matplotlib": {"reports/pictures.py"},
-    "ray": {"engine/ray.py"},
+    "ray": {
+        "engine/ray.py",
+        *(f"search/{name}.py" for name in ("queue", "run", "schedulers", "worker")),
+    },
 }
 
 
