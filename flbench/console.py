@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from flbench.papers.report import Absent, Report
     from flbench.papers.schema import Paper
     from flbench.results import Run
+    from flbench.search.results import Study
 
 SHADES = " ░▒▓█"
 NARROW = 120  # columns where the output is no terminal
@@ -346,6 +347,26 @@ def report(found: "Report", paths: Sequence[Path]) -> None:
     notes(found.remarks)
     for path in paths:
         console.print(str(path), soft_wrap=True)
+
+
+def study(found: "Study") -> None:
+    """Print what a study found so far: default against tuned, winners, what is missing."""
+    from flbench.search import tables
+    from flbench.search.report import Report
+    from flbench.search.troubles import troubles
+
+    report = Report(found)
+    console = open_console()
+    console.print(f"{report.heading} ({report.facts['budget']})\n", soft_wrap=True)
+    for block in (tables.brought(report), tables.rivals(report), tables.trials(report)):
+        if block is not None:
+            _block(block)
+    for method in found.methods:
+        if line := tables.winner(report, method):
+            console.print(line, soft_wrap=True)
+    notes([*report.remarks, *troubles(report)])
+    page = found.path / "report.html"
+    console.print(str(page if page.is_file() else found.path), soft_wrap=True)
 
 
 def _block(block: Block) -> None:

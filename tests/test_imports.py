@@ -38,7 +38,7 @@ ROOMS = {
 HEAVY = {"lightning", "ray", "mlflow", "matplotlib", "torchmetrics"}
 MAY_IMPORT = {
     "lightning": {"client/module.py", "engine/sequential.py", "engine/workbench.py"},
-    "matplotlib": {"reports/pictures.py"},
+    "matplotlib": {"reports/pictures.py", "reports/study_pictures.py"},
     "ray": {"engine/ray.py"},
 }
 

@@ -31,11 +31,6 @@ class Axis:
     choices: tuple[Any, ...] = ()
 
     @property
-    def name(self) -> str:
-        """The key without its section: what a picture has room for."""
-        return self.path.rpartition(".")[2]
-
-    @property
     def values(self) -> str:
         """The values in words."""
         if self.choices:

@@ -12,7 +12,7 @@ ENOUGH = 8  # finished trials: a forest of regressions says little about fewer
 
 @dataclass(frozen=True)
 class Importance:
-    """What share of the score's variance comes from each parameter.
+    """How much of the score's variance each parameter explains alone, as shares of their sum.
 
     Attributes:
         shares: by path, largest first, adding up to 1; empty where it cannot be said.

@@ -38,6 +38,9 @@ def _missing(study: Study, method: str, variant: Variant) -> list[str]:
         for final in study.finals
         if (final.trial.method, final.trial.variant) == (method, variant)
     }
+    won = study.winner(method)
+    if variant == "tuned" and not begun and won is not None and won.index == 0:
+        return []  # the defaults' own trainings stand for them
     said, waiting = [], []
     for seed in study.seeds:
         where = f"{method}, {variant}, seed {seed}"
