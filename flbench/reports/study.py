@@ -173,7 +173,7 @@ def _pictures(report: Report, method: str) -> Iterator[tuple[str, str, str]]:
     yield (
         "All trials",
         f"A line is a trial, coloured by its validation {report.metric}; the winner is bold,"
-        " trials that the scheduler stopped are faint.",
+        " trials that did not finish are faint.",
         pictures.svg(study_pictures.parallel(axes, trials, report.metric)),
     )
     found = report.importances[method]
@@ -188,7 +188,7 @@ def _pictures(report: Report, method: str) -> Iterator[tuple[str, str, str]]:
     )
     yield (
         "Score against each parameter",
-        "The star is the winner.",
+        "The star is the winner; trials that did not finish are faint.",
         pictures.svg(study_pictures.scatter(axes, trials, report.metric)),
     )
 

@@ -8,6 +8,7 @@ from typing import Any
 import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.collections import LineCollection
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator
@@ -15,7 +16,7 @@ from matplotlib.ticker import LogLocator, MaxNLocator
 from flbench.search.axes import Axis, shown
 from flbench.search.results import Trial, best
 
-FAINT = 0.3  # opacity of a trial that was stopped, and so is no candidate
+FAINT = 0.3  # opacity of a trial that did not finish, and so is no candidate
 UNSET = -0.14  # where a trial stands that lacks a parameter
 ASIDE = 0.35  # the same in the small pictures, where labels stand side by side
 APART = 0.085  # of two labels, as a share of an axis
@@ -25,7 +26,7 @@ WIDTH = 9.0
 def parallel(axes: Sequence[Axis], trials: Sequence[Trial], metric: str) -> Figure:
     """Return a line for each trial with a score, through its parameters to its score.
 
-    The best finished trial is bold, stopped ones are faint. A trial that lacks a parameter passes
+    The best finished trial is bold, unfinished ones are faint. A trial that lacks a parameter passes
     below its axis.
 
     Args:
@@ -33,30 +34,29 @@ def parallel(axes: Sequence[Axis], trials: Sequence[Trial], metric: str) -> Figu
         trials: of one method.
         metric: the score's name.
     """
-    drawn, axes = _scored(trials), _free(axes, trials)
-    scores = [float(trial.score or 0.0) for trial in drawn]
-    last = _score_axis(metric, scores)
+    drawn = sorted(_scored(trials), key=lambda item: item[1])
+    axes = _free(axes, trials)
+    last = _score_axis(metric, [score for _, score in drawn])
     figure = Figure(figsize=(WIDTH, 3.9), layout="constrained")
     plot = figure.add_subplot()
     norm, colours = Normalize(last.low, last.high), mpl.colormaps["viridis_r"]
-    won = best(trials)
     xs = range(len(axes) + 1)
-    for trial, score in sorted(zip(drawn, scores, strict=True), key=lambda item: item[1]):
-        ys = [*(_height(axis, trial) for axis in axes), norm(score)]
-        bold = trial is won
-        plot.plot(
-            xs,
-            ys,
-            color=colours(norm(score)),
-            linewidth=3.2 if bold else 1.2,
-            alpha=1.0 if trial.state == "finished" else FAINT,
-            zorder=4 if bold else 2,
-            marker="o" if bold else None,
-            markersize=5,
-        )
+    lines = [
+        [*zip(xs, (*_heights(axes, trial), float(norm(score))), strict=True)]
+        for trial, score in drawn
+    ]
+    shades = [
+        colours(norm(score), alpha=1.0 if trial.state == "finished" else FAINT)
+        for trial, score in drawn
+    ]
+    width = 1.2 if len(lines) <= 40 else 0.7
+    plot.add_collection(LineCollection(lines, colors=shades, linewidths=width, zorder=2))
+    if (won := best(trials)) is not None:
+        bold = [trial for trial, _ in drawn].index(won)
+        plot.plot(*zip(*lines[bold], strict=True), "o-", color=shades[bold], lw=3.2, ms=5, zorder=4)
     for x, axis in zip(xs, [*axes, last], strict=True):
         _upright(plot, x, axis)
-        if any(axis.of(trial.params) is None for trial in drawn if axis is not last):
+        if any(axis.of(trial.params) is None for trial, _ in drawn if axis is not last):
             _mark(plot, x, UNSET, "not set")
     plot.set_xlim(-0.45, len(axes) + 0.35)
     plot.set_xticks(xs, [*_names(axes), metric.replace(" ", "\n", 1)], fontsize=8)
@@ -68,42 +68,28 @@ def parallel(axes: Sequence[Axis], trials: Sequence[Trial], metric: str) -> Figu
 
 
 def scatter(axes: Sequence[Axis], trials: Sequence[Trial], metric: str) -> Figure:
-    """Return the score against each parameter; the best trial is a star, stopped ones are faint."""
-    drawn, axes = _scored(trials), _free(axes, trials)
+    """Return the score against each parameter; the best trial is a star, unfinished ones faint."""
+    drawn, axes, won = _scored(trials), _free(axes, trials), best(trials)
     wide = min(4, max(1, len(axes)))
     high = max(1, ceil(len(axes) / wide))
     size = (2.3 * wide if wide > 1 else 3.4, 2.1 * high)
     figure = Figure(figsize=size, layout="constrained")
     plots = figure.subplots(high, wide, sharey=True, squeeze=False).ravel()
-    won = best(trials)
+    dots = {"marker": "o", "markersize": 4.5, "color": "#3b6ea5"}
+    star = {"marker": "*", "markersize": 11, "color": "#c0392b", "zorder": 3}
+    done = [item for item in drawn if item[0].state == "finished" and item[0] is not won]
+    groups = [
+        ([item for item in drawn if item[0].state != "finished"], dots | {"alpha": FAINT}),
+        (done, dots),
+        ([item for item in drawn if item[0] is won], star),
+    ]
     for plot, axis, name in zip(plots, axes, _names(axes), strict=False):
-        for trial in drawn:
-            place = axis.of(trial.params)
-            bold = trial is won
-            plot.plot(
-                -ASIDE if place is None else place,
-                float(trial.score or 0.0),
-                marker="*" if bold else "o",
-                markersize=11 if bold else 4.5,
-                color="#c0392b" if bold else "#3b6ea5",
-                alpha=1.0 if trial.state == "finished" else FAINT,
-                zorder=3 if bold else 2,
-            )
-        marks = _ticks(axis, 0.22)
-        if any(axis.of(trial.params) is None for trial in drawn):
-            marks = [(-ASIDE, "not set"), *marks]
-        steep = sum(len(word) for _, word in marks) > 22
-        plot.set_xticks(
-            [place for place, _ in marks],
-            [word for _, word in marks],
-            fontsize=7,
-            rotation=40 if steep else 0,
-            ha="right" if steep else "center",
-        )
-        plot.set_xlim(min(0, marks[0][0]) - 0.08, 1.08)
-        plot.margins(y=0.12)
+        for group, style in groups:
+            places = [axis.of(trial.params) for trial, _ in group]
+            xs = [-ASIDE if place is None else place for place in places]
+            plot.plot(xs, [score for _, score in group], linestyle="none", **style)
+        _level(plot, axis, unset=any(axis.of(trial.params) is None for trial, _ in drawn))
         plot.set_xlabel(name.replace("\n", ""), fontsize=8)
-        _plain(plot)
     for plot in plots[len(axes) :]:
         plot.set_visible(False)
     for plot in plots[::wide]:
@@ -147,9 +133,9 @@ def progress(methods: Mapping[str, Sequence[Trial]], metric: str) -> Figure:
     return figure
 
 
-def _scored(trials: Sequence[Trial]) -> list[Trial]:
-    """Return the trials that have been judged."""
-    return [trial for trial in trials if trial.score is not None]
+def _scored(trials: Sequence[Trial]) -> list[tuple[Trial, float]]:
+    """Return the trials that have been judged, with their scores."""
+    return [(trial, trial.score) for trial in trials if trial.score is not None]
 
 
 def _free(axes: Sequence[Axis], trials: Sequence[Trial]) -> list[Axis]:
@@ -166,9 +152,24 @@ def _score_axis(metric: str, scores: Sequence[float]) -> Axis:
     return Axis(metric, low, high) if low < high else Axis(metric, low - 0.01, high + 0.01)
 
 
-def _height(axis: Axis, trial: Trial) -> float:
-    place = axis.of(trial.params)
-    return UNSET if place is None else place
+def _heights(axes: Sequence[Axis], trial: Trial) -> list[float]:
+    places = [axis.of(trial.params) for axis in axes]
+    return [UNSET if place is None else place for place in places]
+
+
+def _level(plot: Axes, axis: Axis, *, unset: bool) -> None:
+    """Label the axis of a small picture."""
+    marks = [(-ASIDE, "not set")] * unset + _ticks(axis, 0.22)
+    steep = sum(len(word) for _, word in marks) > 22
+    plot.set_xticks(
+        [place for place, _ in marks],
+        [word for _, word in marks],
+        rotation=40 if steep else 0,
+        ha="right" if steep else "center",
+    )
+    plot.set_xlim(-0.08 - ASIDE * unset, 1.08)
+    plot.margins(y=0.12)
+    _plain(plot)
 
 
 def _upright(plot: Axes, x: float, axis: Axis) -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import isfinite, log
+from math import floor, isfinite, log
 from typing import Any, Literal
 
 End = Literal["low", "high"]
@@ -21,6 +21,7 @@ class Axis:
         log: whether equal factors are equally far apart.
         whole: whether it takes whole numbers only.
         choices: what is chosen from, instead of numbers of a range.
+        declared: whether the space says so; else the range is only what was tried.
     """
 
     path: str
@@ -29,6 +30,7 @@ class Axis:
     log: bool = False
     whole: bool = False
     choices: tuple[Any, ...] = ()
+    declared: bool = True
 
     @property
     def values(self) -> str:
@@ -79,8 +81,11 @@ class Axis:
     def end(self, value: Any) -> End | None:
         """Return at which end of the range a number lies: within 5 % of it, or beyond.
 
-        Of choices the smallest and largest are ends where there are at least three, all numbers.
+        Of choices the smallest and largest are ends, if all are numbers. With fewer than three
+        values there is nothing but ends, and none is worth a word.
         """
+        if not self.declared or (self.whole and self.high - self.low < 2):
+            return None
         if self.choices:
             if len(self.choices) < 3 or not all(_number(choice) for choice in self.choices):
                 return None
@@ -92,13 +97,16 @@ class Axis:
         return "low" if place <= EDGE else "high" if place >= 1 - EDGE else None
 
 
-def axes_of(tree: Mapping[str, Any], trials: Iterable[Mapping[str, Any]]) -> list[Axis]:
+def axes_of(
+    tree: Mapping[str, Any], trials: Iterable[Mapping[str, Any]], rounds: int = 0
+) -> list[Axis]:
     """Return the parameters of a space in its order, then others that trials have.
 
     Args:
         tree: the space as its file has it: `space: {PATH: {KIND: ENDS OR VALUES}}`.
         trials: the parameters of trials. An axis that the tree does not describe, or not by
             numbers, has the ends of what was tried.
+        rounds: of the study, of which `0.5 rounds` in a space is a share.
     """
     tried: dict[str, list[Any]] = {}
     for params in trials:
@@ -106,11 +114,12 @@ def axes_of(tree: Mapping[str, Any], trials: Iterable[Mapping[str, Any]]) -> lis
             tried.setdefault(path, []).append(value)
     entries = tree.get("space", {})
     return [
-        _axis(path, entries.get(path, {}), tried.get(path, [])) for path in {**entries, **tried}
+        _axis(path, entries.get(path, {}), tried.get(path, []), rounds)
+        for path in {**entries, **tried}
     ]
 
 
-def _axis(path: str, entry: Mapping[str, Any], tried: Sequence[Any]) -> Axis:
+def _axis(path: str, entry: Mapping[str, Any], tried: Sequence[Any], rounds: int) -> Axis:
     if "fixed" in entry:
         return Axis(path, choices=(entry["fixed"],))
     if "choice" in entry:
@@ -118,20 +127,23 @@ def _axis(path: str, entry: Mapping[str, Any], tried: Sequence[Any]) -> Axis:
     kind = next(
         (name for name in ("uniform", "loguniform", "quniform", "int") if name in entry), ""
     )
-    ends = [number for end in entry.get(kind, []) if (number := _read(end)) is not None]
+    ends = [number for end in entry.get(kind, []) if (number := _read(end, rounds)) is not None]
     if len(ends) >= 2:
         log = kind == "loguniform" or entry.get("log") is True
         whole = kind in ("int", "quniform") and all(number == int(number) for number in ends)
         return Axis(path, ends[0], ends[1], log=log, whole=whole)
     if tried and all(map(_number, tried)):
-        return Axis(path, min(tried), max(tried))
-    return Axis(path, choices=tuple(tried[:1])).over(tried)
+        return Axis(path, min(tried), max(tried), declared=False)
+    return Axis(path, choices=tuple(tried[:1]), declared=False).over(tried)
 
 
-def _read(end: Any) -> float | None:
-    """Return an end of a range; YAML takes `1e-3` for a text."""
+def _read(end: Any, rounds: int) -> float | None:
+    """Return an end of a range, which may be a share of the rounds or `1e-3`, a text to YAML."""
+    if _number(end):
+        return float(end) if isinstance(end, float) else int(end)
+    share, space, word = str(end).partition(" ")
     try:
-        return end if _number(end) else float(end)
+        return floor(float(share) * rounds + 0.5) if space and word == "rounds" else float(end)
     except (TypeError, ValueError):
         return None
 

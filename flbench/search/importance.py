@@ -36,7 +36,12 @@ def importance(axes: Sequence[Axis], trials: Sequence[Trial]) -> Importance:
     scored = [trial for trial in trials if trial.state == "finished" and trial.score is not None]
     if len(scored) < ENOUGH:
         return Importance({}, f"Too few finished trials: {len(scored)}, and {ENOUGH} are needed.")
+    # A default such as null or 0 may be on no axis: one trial less is better than a parameter less.
+    drawn = [trial for trial in scored if trial.index != 0]
     shared = [axis for axis in axes if _varies(axis, scored)]
+    more = [axis for axis in axes if _varies(axis, drawn)]
+    if len(drawn) >= ENOUGH and len(more) > len(shared):
+        scored, shared = drawn, more
     left = [axis.path for axis in axes if axis not in shared]
     if len({trial.score for trial in scored}) < 2:
         return Importance({}, "All finished trials have the same score.")

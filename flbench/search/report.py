@@ -41,7 +41,9 @@ class Report:
         """The parameters of each method's space."""
         return {
             method: axes_of(
-                entry.space_tree, [trial.params for trial in self.study.trials_of(method)]
+                entry.space_tree,
+                [trial.params for trial in self.study.trials_of(method)],
+                self.study.header.rounds,
             )
             for method, entry in self.study.header.methods.items()
         }

@@ -19,13 +19,20 @@ def test_axis_of_each_kind():
     assert axis(fixed=3).fixed
 
 
-def test_range_without_numbers_is_that_of_the_trials():
+def test_share_of_the_rounds_is_a_number():
     tree = {"space": {"algorithm.x": {"int": [1, "0.5 rounds"]}}}
 
-    [known, other] = axes_of(tree, [{"algorithm.x": 3}, {"algorithm.x": 7, "train.y": "a"}])
+    assert axes_of(tree, [], rounds=15) == [Axis("algorithm.x", 1, 8, whole=True)]
 
-    assert (known.low, known.high) == (3, 7)
-    assert (other.path, other.choices) == ("train.y", ("a",))
+
+def test_parameter_without_a_declared_range_has_that_of_the_trials_and_no_end():
+    trials = [{"algorithm.x": 3}, {"algorithm.x": 7, "train.y": "a"}, {"train.y": "b"}]
+
+    [number, word] = axes_of({"space": {"algorithm.x": {"int": "all"}}}, trials)
+
+    assert (number.low, number.high) == (3, 7)
+    assert number.end(7) is None
+    assert (word.path, word.choices) == ("train.y", ("a", "b"))
 
 
 def test_places():
@@ -65,7 +72,9 @@ def test_end_is_the_last_twentieth_of_the_range(value, end):
     assert Axis("x", 0.1, 10.0, log=True).end(value) == end
 
 
-def test_end_of_choices_needs_three_numbers():
+def test_end_needs_three_values():
+    assert Axis("x", 1, 3, whole=True).end(1) == "low"
+    assert Axis("x", 1, 2, whole=True).end(1) is None
     assert Axis("x", choices=(16, 8, 32)).end(8) == "low"
     assert Axis("x", choices=(16, 8, 32)).end(32) == "high"
     assert Axis("x", choices=(16, 8, 32)).end(16) is None

@@ -1,4 +1,5 @@
 import random
+import sys
 
 import pytest
 
@@ -65,7 +66,7 @@ def test_conditional_and_fixed_parameters_are_left_out(tmp_path):
         chosen = drawn(k) | {"train.clip": 1.0}
         if chosen["algorithm.distance"] == "l2":
             del chosen["algorithm.tau"]
-        if k == 0:
+        if k < 2:
             chosen["train.optimizer.lr"] = 0.0  # not on a logarithmic axis
         return chosen
 
@@ -76,6 +77,15 @@ def test_conditional_and_fixed_parameters_are_left_out(tmp_path):
         assert path in shares.why
 
 
+def test_default_that_is_on_no_axis_costs_a_trial_and_no_parameter(tmp_path):
+    def params(k):
+        return drawn(k) | ({"train.optimizer.lr": None} if k == 0 else {})
+
+    shares = found(tmp_path, params, lambda params: params["algorithm.groups"] / 8).shares
+
+    assert set(shares) == set(SPACE)
+
+
 def test_equal_scores_and_equal_trials_say_nothing(tmp_path):
     assert "same score" in found(tmp_path / "a", drawn, lambda _: 0.5).why
 
@@ -83,3 +93,12 @@ def test_equal_scores_and_equal_trials_say_nothing(tmp_path):
     same = found(tmp_path / "b", lambda _: DEFAULTS, lambda _: next(scores))
     assert same.shares == {}
     assert "varies" in same.why
+
+
+def test_missing_optuna_is_said(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "optuna", None)
+
+    silent = found(tmp_path, drawn, lambda params: params["algorithm.tau"])
+
+    assert silent.shares == {}
+    assert "pip install 'flbench[tune]'" in silent.why
