@@ -26,8 +26,8 @@ WIDTH = 9.0
 def parallel(axes: Sequence[Axis], trials: Sequence[Trial], metric: str) -> Figure:
     """Return a line for each trial with a score, through its parameters to its score.
 
-    The best finished trial is bold, unfinished ones are faint. A trial that lacks a parameter passes
-    below its axis.
+    The best finished trial is bold, unfinished ones are faint. A trial that lacks a parameter
+    passes below its axis.
 
     Args:
         axes: of the space; fixed parameters are left out.
