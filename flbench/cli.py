@@ -176,7 +176,10 @@ def data(
 @app.command()
 def show(
     runs: Annotated[
-        list[Path], typer.Argument(metavar="RUN_DIR ...", help="One run, or several to compare.")
+        list[Path],
+        typer.Argument(
+            metavar="RUN_DIR ...", help="One run, or several to compare, or a study's folder."
+        ),
     ],
     *,
     picture: Annotated[
@@ -184,7 +187,7 @@ def show(
         typer.Option("--picture", metavar="FILE", help="Draw their curves (PNG, SVG or PDF)."),
     ] = None,
 ) -> None:
-    """Print the tables of finished or unfinished runs."""
+    """Print the tables of finished or unfinished runs and studies."""
     with _exit_codes():
         from flbench import commands
 

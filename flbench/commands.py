@@ -121,24 +121,32 @@ def _refuse_nothing_learnt(paths: Sequence[Path]) -> None:
 
 
 def show(paths: Sequence[Path], picture: Path | None = None) -> None:
-    """Print the tables of runs, and draw their curves if asked."""
+    """Print the tables of runs and studies, and draw the runs' curves if asked."""
     from flbench import results
+    from flbench.search import results as studies
 
     if picture is not None:
         from flbench.reports import pictures
 
         pictures.check(picture)
-    runs, damaged = [], []
+    runs, found, damaged = [], [], []
     for path in dict.fromkeys(paths):
         try:
-            runs.append(results.read(path))
+            if studies.is_study(path):
+                found.append(studies.read(path))
+            else:
+                runs.append(results.read(path))
         except UserError as error:
             damaged.append(str(error))
+    for study in found:
+        console.study(study)
     if runs:
         console.show(runs)
     if runs and picture is not None:
         lines = [(run.summary["algorithm"], run.rows) for run in runs]
         pictures.save(pictures.curves(lines), picture)
+    elif found and picture is not None:
+        damaged.append("--picture draws the curves of runs; a study's pictures are in report.html.")
     if damaged:
         raise UserError("\n".join(damaged))
 

@@ -3,6 +3,7 @@
 import json as json_module
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from flbench.config import DataConfig
+from flbench.reports.blocks import Block, share, size
 
 if TYPE_CHECKING:
     from flbench.bench import Case
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from flbench.papers.report import Absent, Report
     from flbench.papers.schema import Paper
     from flbench.results import Run
+    from flbench.search.results import Study
 
 SHADES = " ░▒▓█"
 NARROW = 120  # columns where the output is no terminal
@@ -93,9 +96,9 @@ def _comparison(runs: "Sequence[Run]") -> Table:
         table.add_row(
             summary["algorithm"],
             f"{summary['best']['round']}/{summary['rounds']}",
-            *(_share(test.get(name)) for name in FIGURES),
-            _size(up),
-            _size(down),
+            *(share(test.get(name)) for name in FIGURES),
+            size(up),
+            size(down),
             seconds,
         )
     return table
@@ -119,7 +122,7 @@ def _show_one(console: Console, run: "Run") -> None:
     for name in names:
         cells = [summary[moment][split].get(name) for moment, split in columns]
         if not any(isinstance(cell, dict) for cell in cells):
-            table.add_row(name, *(_share(cell) for cell in cells))
+            table.add_row(name, *(share(cell) for cell in cells))
     console.print(table)
     classes = [line for line in run.classes if line["moment"] == "last"]
     if classes:
@@ -135,7 +138,7 @@ def _per_class(lines: Sequence[Mapping[str, str]]) -> Table:
             line["name"],
             line["train_support"],
             line["test_support"],
-            *(_share(float(line[key])) for key in ("precision", "recall", "f1")),
+            *(share(float(line[key])) for key in ("precision", "recall", "f1")),
             *("yes" if line[key] == "1" else "" for key in ("rare", "confusable")),
         )
     return table
@@ -256,14 +259,14 @@ def estimate(found: "Estimate") -> None:
     """Print what a run would cost."""
     lines = {
         "parameters": f"{found.parameters:,}",
-        "down": f"{_size(found.down)} to each client and round",
-        "up": f"{_size(found.up)} from each client and round",
+        "down": f"{size(found.down)} to each client and round",
+        "up": f"{size(found.up)} from each client and round",
         "cohort": f"{found.cohort} clients, {found.steps} steps in a round",
         "time": f"{found.step * 1e3:.2f} ms a step, {found.client * 1e3:.2f} ms a client besides,"
         f" {duration(found.judge)} an evaluation, {duration(found.common)} on the common test set;"
         f" about {duration(found.total)} in all",
-        "memory": f"samples {_size(found.data)}, state {_size(found.state)}, results of a round"
-        f" {_size(found.results)}; about {_size(found.memory)} for the process",
+        "memory": f"samples {size(found.data)}, state {size(found.state)}, results of a round"
+        f" {size(found.results)}; about {size(found.memory)} for the process",
     }
     for name, line in lines.items():
         open_console().print(f"{name:>10}: {line}", soft_wrap=True)
@@ -286,7 +289,7 @@ def bench(cases: "Sequence[Case]") -> None:
             f"{case.ratio:.3f}",
             str(case.threads),
             duration(case.startup),
-            _size(case.memory),
+            size(case.memory),
             *spent,
         )
     open_console().print(table)
@@ -318,19 +321,20 @@ def jobs(states: Mapping[str, str]) -> None:
 def absent(items: "Sequence[Absent]") -> None:
     """Print what cannot be had here."""
     if items:
-        rows = [(item.what, item.why, str(item.cells)) for item in items]
-        _block("What could not be had here", ("what", "why", "cells\nwithout"), rows)
+        rows = tuple((item.what, item.why, str(item.cells)) for item in items)
+        header = ("what", "why", "cells\nwithout")
+        _block(Block("What could not be had here", header, rows, texts=(0, 1)))
 
 
 def report(found: "Report", paths: Sequence[Path]) -> None:
     """Print published figures against measured, claims, and what is missing."""
     console = open_console()
     for block in found.blocks:
-        _block(block.title, block.header, block.rows, block.about)
+        _block(block)
     claims, said = found.claims, list(zip(found.claims.rows, found.verdicts, strict=True))
     judged = [row for row, verdict in said if verdict.measured is not None]
     if judged:
-        _block(claims.title, claims.header, judged)
+        _block(replace(claims, rows=tuple(judged)))
     for row, verdict in said:
         if verdict.measured is None and verdict.asked:
             console.print(f"{row[0]}: {row[-1]}", soft_wrap=True)
@@ -345,36 +349,41 @@ def report(found: "Report", paths: Sequence[Path]) -> None:
         console.print(str(path), soft_wrap=True)
 
 
-def _block(
-    title: str, header: Sequence[str], rows: Sequence[Sequence[str]], about: str = ""
-) -> None:
+def study(found: "Study") -> None:
+    """Print what a study found so far: default against tuned, winners, what is missing."""
+    from flbench.search import tables
+    from flbench.search.report import Report
+    from flbench.search.troubles import troubles
+
+    report = Report(found)
+    console = open_console()
+    console.print(f"{report.heading} ({report.facts['budget']})\n", soft_wrap=True)
+    for block in (tables.brought(report), tables.rivals(report), tables.trials(report)):
+        if block is not None:
+            _block(block)
+    for method in found.methods:
+        if line := tables.winner(report, method):
+            console.print(line, soft_wrap=True)
+    notes([*report.remarks, *troubles(report)])
+    page = found.path / "report.html"
+    console.print(str(page if page.is_file() else found.path), soft_wrap=True)
+
+
+def _block(block: Block) -> None:
     table = Table(box=SIMPLE_HEAD)
-    for k, name in enumerate(header):
-        numbers = header[1] == "published" and k > 0
-        table.add_column(name, justify="right" if numbers else "left")
-    for row in rows:
+    for k, name in enumerate(block.header):
+        table.add_column(name, justify="left" if k in block.texts else "right")
+    for row in block.rows:
         table.add_row(*row)
     console = open_console()
-    console.print(title, soft_wrap=True)
-    if about:
-        console.print(about, soft_wrap=True)
+    console.print(block.title, soft_wrap=True)
+    if block.about:
+        console.print(block.about, soft_wrap=True)
     console.print(table)
 
 
 def _shade(count: int, top: int) -> str:
     return SHADES[0] if count == 0 else SHADES[1 + min(3, int(4 * (count / top) ** 0.5))]
-
-
-def _share(value: object) -> str:
-    return f"{value:.4f}" if isinstance(value, float | int) else "-"
-
-
-def _size(count: float) -> str:
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:.1f} TB"
 
 
 def duration(seconds: float) -> str:

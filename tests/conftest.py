@@ -3,7 +3,7 @@ import os
 import pytest
 import torch
 
-from tests.support import REAL_DATA
+from tests.support import REAL_DATA, run
 
 
 @pytest.fixture(autouse=True)
@@ -11,6 +11,12 @@ def _one_thread(tmp_path, monkeypatch):
     """One thread, and a cache of the test's own."""
     torch.set_num_threads(1)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.fixture(scope="session")
+def finished_run(tmp_path_factory):
+    """A run folder to copy; whoever writes into it spoils it for others."""
+    return run(tmp_path_factory.mktemp("finished"))[0]
 
 
 def pytest_collection_modifyitems(items):

@@ -38,7 +38,7 @@ ROOMS = {
 HEAVY = {"lightning", "ray", "mlflow", "optuna", "matplotlib", "torchmetrics"}
 MAY_IMPORT = {
     "lightning": {"client/module.py", "engine/sequential.py", "engine/workbench.py"},
-    "matplotlib": {"reports/pictures.py"},
+    "matplotlib": {"reports/pictures.py", "reports/study_pictures.py"},
     "ray": {
         "engine/ray.py",
         *(f"search/{name}.py" for name in ("queue", "run", "schedulers", "worker")),

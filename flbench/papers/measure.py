@@ -4,12 +4,13 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Final
 
 from flbench import results
 from flbench.errors import UserError
 from flbench.figures import last_round
+from flbench.metrics.statistics import spread
 from flbench.papers.plan import Plan, Planned
 from flbench.papers.runs import Done
 from flbench.papers.schema import Figure
@@ -57,11 +58,6 @@ class Line:
         if self.mean is None or self.published is None:
             return None
         return self.mean - self.published
-
-
-def spread(values: Sequence[float]) -> float | None:
-    """Return the standard deviation (n - 1); None for fewer than two values."""
-    return stdev(values) if len(values) > 1 else None
 
 
 def lines(plan: Plan, done: Done) -> list[Line]:

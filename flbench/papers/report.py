@@ -15,26 +15,10 @@ from flbench.papers.measure import Line
 from flbench.papers.plan import Plan
 from flbench.papers.runs import Done
 from flbench.papers.verdicts import Verdict
+from flbench.reports.blocks import Block
 
 HEADER: Final = ("", "published", "measured", "difference", "seeds")
 CLAIM_HEADER: Final = ("claim", "claimed", "the paper's cells", "measured", "here")
-
-
-@dataclass(frozen=True)
-class Block:
-    """A table to print.
-
-    Attributes:
-        title: its heading, which says scale and substitute.
-        header: of its columns.
-        rows: their cells.
-        about: a sentence below the heading.
-    """
-
-    title: str
-    header: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    about: str = ""
 
 
 @dataclass(frozen=True)
@@ -123,7 +107,7 @@ class Report:
             for v in self.verdicts
         ]
         title = f"{self.plan.paper.name}, claims of the text{self.mark}"
-        return Block(title, CLAIM_HEADER, tuple(rows))
+        return Block(title, CLAIM_HEADER, tuple(rows), texts=range(len(CLAIM_HEADER)))
 
     @property
     def footnotes(self) -> list[str]:

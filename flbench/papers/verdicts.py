@@ -5,8 +5,9 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Literal
 
+from flbench.metrics.statistics import spread
 from flbench.papers.cells import named
-from flbench.papers.measure import Line, spread
+from flbench.papers.measure import Line
 from flbench.papers.schema import Claim, Paper
 
 Word = Literal["held", "did not hold", "cannot be judged"]

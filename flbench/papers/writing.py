@@ -2,7 +2,7 @@
 
 import csv
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from io import StringIO
 from pathlib import Path
 from typing import Any, Final
@@ -13,6 +13,7 @@ from flbench.papers.configurations import Change
 from flbench.papers.measure import Line
 from flbench.papers.report import CLAIM_HEADER, Report
 from flbench.papers.verdicts import Verdict
+from flbench.reports.blocks import grid
 
 COLUMNS: Final = (
     *("paper", "doi", "table", "row", "column", "dataset", "substitute", "algorithm", "unit"),
@@ -48,16 +49,14 @@ def markdown(report: Report) -> str:
             number = of
             captions = {named(key): paper.tables[key].caption for key in report.plan.tables}
             parts.append(f"## {of}{report.mark}\n\n{captions[of]}.")
-        parts.append(f"### {block.title}\n\n{block.about}\n\n{_grid(block.header, block.rows)}")
+        parts.append(f"### {block.title}\n\n{block.about}\n\n{grid(block.header, block.rows)}")
     if not report.blocks:
         parts.append("Nothing is measured yet.")
-    parts.append(
-        f"## Claims of the text{report.mark}\n\n" + _grid(CLAIM_HEADER, report.claims.rows)
-    )
+    parts.append(f"## Claims of the text{report.mark}\n\n" + grid(CLAIM_HEADER, report.claims.rows))
     if report.absent:
         rows = [(item.what, item.why, str(item.cells)) for item in report.absent]
         header = ("what", "why", "cells without")
-        parts.append(f"## What could not be had here\n\n{_grid(header, rows)}")
+        parts.append(f"## What could not be had here\n\n{grid(header, rows)}")
     for title, items in (
         ("Footnotes", report.footnotes),
         ("Where the paper contradicts itself", paper.contradictions),
@@ -166,13 +165,3 @@ def _triples(changes: Iterable[Change]) -> list[dict[str, Any]]:
 def _inside(path: Path, report: Report) -> Path:
     """Return a run's folder as seen from the report's."""
     return path.relative_to(report.plan.request.output.absolute())
-
-
-def _grid(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a table of Markdown."""
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join("| " + " | ".join(_safe(cell) for cell in line) + " |" for line in lines)
-
-
-def _safe(cell: str) -> str:
-    return cell.replace("|", "\\|").replace("\n", " ")

@@ -1,1 +1,1 @@
-"""Search for hyper-parameters: what is searched (spaces) and what is tried next (samplers)."""
+"""Search for hyper-parameters: studies of methods under an equal budget."""

@@ -1,9 +1,10 @@
 """Which training comes next; it follows from what has ended, not from when or where."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, Final
 
+from flbench.search.results import Trial, best
 from flbench.search.samplers import Observation, Sampler
 from flbench.search.study import Job, Record, job_of
 
@@ -84,12 +85,15 @@ class Plan:
     @property
     def size(self) -> int:
         """The number of jobs; of finals, as many as there can be so far."""
-        finals = sum(
-            2 * self._budget.seeds
-            for name in self._samplers
-            if not self._searched(name) or winner(self._of(name)) is not None
+        return sum(
+            self._budget.trials
+            + (
+                len(list(self._finals(method)))
+                if self._searched(method)
+                else 2 * self._budget.seeds
+            )
+            for method in self._samplers
         )
-        return len(self._samplers) * self._budget.trials + finals
 
     def _ready(self) -> Iterable[Job]:
         """Yield the jobs that may begin by now, in order."""
@@ -125,14 +129,15 @@ class Plan:
     def _finals(self, method: str) -> Iterable[Job]:
         if not self._searched(method):
             return
-        best = winner(self._of(method))
-        if best is None:
+        won = winner(self._of(method))
+        if won is None:
             return
         default = self._proposals(method)[0]
         for k in range(1, self._budget.seeds + 1):
             seed = self._budget.seed + k
             yield Job(method, "final", 0, seed, default, "default")
-            yield Job(method, "final", best["index"], seed, best["params"], "tuned")
+            if won.index:  # where the defaults won, their finals are the tuned ones
+                yield Job(method, "final", won.index, seed, won.params, "tuned")
 
     def _searched(self, method: str) -> bool:
         return len(self._of(method)) == self._budget.trials
@@ -147,13 +152,11 @@ class Plan:
         return sorted(found, key=lambda record: int(record["index"]))
 
 
-def winner(records: Sequence[Record]) -> Record | None:
-    """Return the trial with the best score of those that ran to the end; None without any.
-
-    Of equal ones the first.
-    """
-    whole = [item for item in records if item["state"] == "finished" and item["score"] is not None]
-    return max(whole, key=lambda item: (item["score"], -item["index"]), default=None)
+def winner(records: Sequence[Record]) -> Trial | None:
+    """Return the trial that the finals train again; see `best`."""
+    names = [field.name for field in fields(Trial)]
+    known: list[dict[str, Any]] = [{name: item.get(name) for name in names} for item in records]
+    return best([Trial(**item) for item in known])
 
 
 def _name(record: Record) -> str:

@@ -1,7 +1,5 @@
 """What becomes of claims, and what is read of runs."""
 
-import math
-
 import numpy as np
 import pytest
 
@@ -223,11 +221,3 @@ def test_sum_over_all_splits_counts_the_set_up():
 )
 def test_round_stands_for_the_same_share_of_the_run(printed, of, rounds, here):
     assert measure.round_of(printed, of, rounds) == here
-
-
-def test_spread_is_the_sample_deviation():
-    values = [3.0, 4.5, 9.0]
-
-    assert measure.spread(values) == pytest.approx(np.std(values, ddof=1))
-    assert measure.spread([1.0]) is None
-    assert not math.isnan(measure.spread([1.0, 1.0]))

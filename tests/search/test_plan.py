@@ -110,6 +110,15 @@ def test_trial_that_had_begun_goes_on_with_the_parameters_it_had_by_then():
     assert again.params == {"train.optimizer.lr": 0.5}
 
 
+def test_defaults_that_won_are_trained_again_once():
+    plan = Plan({"a": Counting()}, Budget(3, 2, 0, 2))
+
+    jobs = played(plan, itertools.repeat(0), score=lambda job: -job.index)
+
+    assert [job.variant for job in jobs if job.kind == "final"] == ["default", "default"]
+    assert len(jobs) == plan.size
+
+
 def test_method_without_a_winner_has_no_finals():
     plan = Plan({"a": Counting()}, Budget(2, 3, 0, 2))
 
@@ -152,4 +161,4 @@ def test_winner_is_the_best_that_ran_to_the_end(scores, states, expected):
 
     best = winner(records)
 
-    assert (best and best["index"]) == expected
+    assert (best and best.index) == expected
