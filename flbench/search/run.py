@@ -140,6 +140,7 @@ def carry_out(
             Worker,
             study=str(study),
             metric=rules.metric,
+            rounds=rules.rounds,
             samples=federation.x.numpy(),
             rest=federation.bare(),
         ),

@@ -4,6 +4,7 @@ It knows nothing of Ray: whoever calls `step` decides where it runs and when it 
 """
 
 import json
+import os
 import shutil
 import time
 from collections.abc import Mapping
@@ -52,11 +53,19 @@ class Training:
         job: what to train.
         federation: the study's samples.
         metric: that scores the trial.
+        rounds: of a whole trial.
         node: where it runs.
     """
 
     def __init__(
-        self, study: Path, job: Job, federation: Federation, *, metric: str, node: str | None = None
+        self,
+        study: Path,
+        job: Job,
+        federation: Federation,
+        *,
+        metric: str,
+        rounds: int,
+        node: str | None = None,
     ) -> None:
         self.job = job
         self._study, self._metric = study, metric
@@ -67,13 +76,14 @@ class Training:
             "state": "running",
             "reason": None,
             "round": 0,
-            "rounds": None,
+            "rounds": rounds,
             "score": None,
             "seconds": {},
             "started": before.get("started", now()),
             "ended": None,
             "attempts": before.get("attempts", 0) + 1,
             "node": node,
+            "pid": os.getpid(),
         }
         self.folder = RunFolder(study / job.name)
         (self.folder.path / "checkpoints").mkdir(parents=True, exist_ok=True)
@@ -125,7 +135,6 @@ class Training:
         config, origins = configuration(self._study, self.job)
         built = experiment.build(config, federation.reseeded(config.seed))
         self._built = built
-        self._record["rounds"] = built.config.train.rounds
         if fresh:
             self.folder.checkpoint("last").unlink(missing_ok=True)
         if not (self.folder.path / "metrics.csv").is_file():

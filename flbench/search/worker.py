@@ -27,41 +27,56 @@ class Worker(tune.Trainable):  # type: ignore[misc]
         *,
         study: str,
         metric: str,
+        rounds: int,
         samples: NDArray[Any],
         rest: Federation,
     ) -> None:
-        """Take up the samples, which lie in shared memory, and begin the first trial."""
-        self._study, self._metric = Path(study), metric
+        """Take up the samples, which lie in shared memory.
+
+        Nothing is written yet: Ray Tune may set up a worker for a trial that another one gets.
+        """
+        self._study, self._metric, self._rounds = Path(study), metric, rounds
         self._federation = rest.with_samples(samples)
-        self._begin(config)
+        self._params: dict[str, Any] = config["params"]
+        self._training: Training | None = None
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
-        """Begin another trial in this process."""
-        self._training.close()
-        self._begin(new_config)
+        """Make this process another trial's."""
+        self.cleanup()
+        self._params = new_config["params"]
         return True
 
     def step(self) -> dict[str, Any]:
         """Train until the next evaluation."""
-        found = self._training.step()
+        found = self._begun().step()
         score = WORST if found.score is None else found.score
         return {"round": found.round, "score": score, "done": found.done}
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
         """Write what another trial can go on from."""
-        self._training.save(Path(checkpoint_dir))
+        self._begun().save(Path(checkpoint_dir))
 
     def load_checkpoint(self, checkpoint: str) -> None:
         """Go on from what a trial saved."""
-        self._training.load(Path(str(checkpoint)))
+        self._begun().load(Path(str(checkpoint)))
 
     def cleanup(self) -> None:
         """Let go of the trial's engine."""
-        self._training.close()
+        if self._training is not None:
+            self._training.close()
+        self._training = None
 
-    def _begin(self, config: dict[str, Any]) -> None:
-        job = named(self._study, self.trial_id, config["params"])
-        node = ray.get_runtime_context().get_node_id()
-        self._training = Training(
-            self._study, job, self._federation, metric=self._metric, node=node
-        )
+    def _begun(self) -> Training:
+        """Return the trial's training, which begins when it is first needed."""
+        if self._training is None:
+            job = named(self._study, self.trial_id, self._params)
+            node = ray.get_runtime_context().get_node_id()
+            self._training = Training(
+                self._study,
+                job,
+                self._federation,
+                metric=self._metric,
+                rounds=self._rounds,
+                node=node,
+            )
+        return self._training

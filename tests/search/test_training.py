@@ -5,6 +5,7 @@ import hashlib
 
 import pytest
 import yaml
+from safetensors.torch import load_file
 
 from flbench import experiment
 from flbench.errors import UserError
@@ -39,7 +40,7 @@ def job_of(method="fedavg", index=1, *, rate=0.1, **changes):
 
 
 def trained(study, job, federation, metric="accuracy"):
-    training = Training(study, job, federation, metric=metric)
+    training = Training(study, job, federation, metric=metric, rounds=4)
     steps = []
     while not steps or not steps[-1].done:
         steps.append(training.step())
@@ -49,8 +50,6 @@ def trained(study, job, federation, metric="accuracy"):
 
 def weights(study, job):
     """Return the digest of a trial's last checkpoint, read as a run's."""
-    from safetensors.torch import load_file
-
     return digest([load_file(study / job.name / "checkpoints" / "last.safetensors")])
 
 
@@ -100,11 +99,11 @@ def test_steps_go_from_evaluation_to_evaluation_and_score_the_last(study, federa
 def test_trial_begun_again_goes_on_from_its_checkpoint(study, federation):
     straight, broken = job_of(index=1), job_of(index=2)
     trained(study, straight, federation)
-    first = Training(study, broken, federation, metric="accuracy")
+    first = Training(study, broken, federation, metric="accuracy", rounds=4)
     first.step()
     first.close()
 
-    again = Training(study, broken, federation, metric="accuracy")
+    again = Training(study, broken, federation, metric="accuracy", rounds=4)
     step = again.step()
 
     assert step.done
@@ -116,14 +115,18 @@ def test_trial_begun_again_goes_on_from_its_checkpoint(study, federation):
 
 def test_trial_that_takes_up_another_ones_state_goes_on_as_that_one(study, federation, tmp_path):
     donor, heir = job_of(index=1), job_of(index=2, rate=0.0)
-    giving = Training(study, donor, federation, metric="accuracy")
+    giving = Training(study, donor, federation, metric="accuracy", rounds=4)
     giving.step()
     giving.save(tmp_path)
     while not giving.step().done:
         pass
 
     taking = Training(
-        study, dataclasses.replace(heir, params=donor.params), federation, metric="accuracy"
+        study,
+        dataclasses.replace(heir, params=donor.params),
+        federation,
+        metric="accuracy",
+        rounds=4,
     )
     taking.load(tmp_path)
     step = taking.step()
@@ -133,11 +136,11 @@ def test_trial_that_takes_up_another_ones_state_goes_on_as_that_one(study, feder
 
 
 def test_other_parameters_begin_anew(study, federation):
-    first = Training(study, job_of(), federation, metric="accuracy")
+    first = Training(study, job_of(), federation, metric="accuracy", rounds=4)
     first.step()
     first.close()
 
-    again = Training(study, job_of(rate=0.2), federation, metric="accuracy")
+    again = Training(study, job_of(rate=0.2), federation, metric="accuracy", rounds=4)
 
     assert again.step().round == 2
     assert read_record(study, job_of())["params"] == {"train.optimizer.lr": 0.2}

@@ -1,0 +1,219 @@
+"""`flbench tune` as a user meets it: whole studies on real Ray clusters, killed and resumed."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from flbench import cli
+from flbench.tracking import metrics_file
+from flbench.tree import digest
+from tests.support import SMALL
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+NO_MIRROR = "tracking.mlflow=false"
+QUICK = (*(item for item in SMALL if not item.startswith("engine.")), NO_MIRROR)
+
+
+def arguments(out: Path, algo: str, *more: str) -> list[str]:
+    return ["tune", "--algo", algo, "--out", str(out), *QUICK, *more]
+
+
+def study_in(out: Path) -> Path:
+    (path,) = out.iterdir()
+    return path
+
+
+def tune(out: Path, algo: str, *more: str) -> Path:
+    assert cli.main(arguments(out, algo, *more)) == 0
+    return study_in(out)
+
+
+def records(study: Path) -> dict[str, dict]:
+    return {
+        file.parent.relative_to(study).as_posix(): json.loads(file.read_text())
+        for file in sorted(study.glob("*/*/*/trial.json"))
+    }
+
+
+def found(study: Path) -> dict[str, tuple]:
+    """What came of each trial: its parameters, score and weights."""
+    result = {}
+    for name, record in records(study).items():
+        weights = digest([load_file(study / name / "checkpoints" / "last.safetensors")])
+        result[name] = (record["params"], record["state"], record["score"], weights)
+    return result
+
+
+def begin(*command: str) -> subprocess.Popen:
+    return subprocess.Popen(
+        [sys.executable, "-m", "flbench", *command], stderr=subprocess.PIPE, text=True
+    )
+
+
+def wait_for(process: subprocess.Popen, said: str, times: int) -> None:
+    """Read what a study says until it has said something so often."""
+    for line in process.stderr:
+        times -= said in line
+        if not times:
+            return
+    raise AssertionError("the study ended before it was to be stopped")
+
+
+def test_optuna_gives_the_same_trials_again_with_two_at_once(tmp_path):
+    more = ("--search", "optuna", "--scheduler", "none", "--trials", "7", "--seeds", "1")
+
+    first, second = (
+        tune(tmp_path / name, "fedavg", *more, "--concurrent", "2") for name in ("a", "b")
+    )
+
+    assert found(first) == found(second)
+    assert len(found(first)) == 7 + 2
+    assert all(record["state"] == "finished" for record in records(first).values())
+    for name in ("trials.csv", "results.json", "study.md", "report.html", "methods/fedavg.yaml"):
+        assert (first / name).stat().st_size
+    for file in first.glob("trials/*/*/metrics.csv"):
+        assert not {row.split for row in metrics_file.read(file)} & {"test", "common"}
+    assert list(first.glob("finals/*/*/summary.json"))
+
+
+def test_study_that_is_stopped_and_killed_ends_as_a_straight_one(tmp_path):
+    """Ctrl-C, then kill -9, each in the middle; no trial that had ended is touched again."""
+    more = ("--trials", "3", "--seeds", "1", "--scheduler", "none", "train.rounds=12")
+    straight = tune(tmp_path / "straight", "fedavg,fedproto", *more)
+    process = begin(*arguments(tmp_path / "broken", "fedavg,fedproto", *more))
+    wait_for(process, "finished", 1)
+    process.send_signal(signal.SIGINT)
+    said = process.communicate(timeout=120)[1]
+    assert process.returncode == 130
+    study = study_in(tmp_path / "broken")
+    assert f"flbench tune --resume {study}" in said
+
+    process = begin("tune", "--resume", str(study))
+    wait_for(process, "finished", 2)
+    process.kill()
+    process.communicate()
+    ended = {name for name, record in records(study).items() if record["ended"]}
+    untouched = {name: (study / name / "trial.json").stat().st_mtime_ns for name in ended}
+    assert 3 <= len(ended) < 8
+    done = begin("tune", "--resume", str(study))
+    said = done.communicate(timeout=400)[1]
+
+    assert done.returncode == 0, said
+    assert found(study) == found(straight)
+    assert all(
+        (study / name / "trial.json").stat().st_mtime_ns == when for name, when in untouched.items()
+    )
+    for file in study.glob("*/*/*/metrics.csv"):
+        keys = [row[:4] for row in metrics_file.read(file)]
+        assert len(keys) == len(set(keys))
+
+
+def test_trial_whose_worker_is_killed_goes_on_and_ends_as_if_nothing_was(tmp_path, capfd):
+    more = ("--trials", "2", "--seeds", "0", "--concurrent", "1", "train.rounds=40")
+    more = (*more, "--scheduler", "none")
+    straight = tune(tmp_path / "straight", "fedproto", *more)
+    process = begin(*arguments(tmp_path / "broken", "fedproto", *more))
+    wait_for(process, "finished", 1)
+    study = study_in(tmp_path / "broken")
+    file = study / "trials/fedproto/001/trial.json"
+    while not file.exists() or not 8 <= json.loads(file.read_text())["round"] < 40:
+        assert process.poll() is None
+        time.sleep(0.01)
+    os.kill(json.loads(file.read_text())["pid"], signal.SIGKILL)
+    said = process.communicate(timeout=300)[1]
+
+    assert process.returncode == 0, said
+    assert "goes on from its checkpoint" in said
+    assert found(study) == found(straight)
+    assert records(study)["trials/fedproto/001"]["attempts"] == 2
+
+
+def test_trial_that_keeps_failing_is_recorded_and_the_search_goes_on(tmp_path, capfd):
+    """A data file that vanishes cannot be mended by trying again; a broken space value neither."""
+    space = tmp_path / "fedprox.yaml"
+    space.write_text(
+        "method: fedprox\n"
+        "space:\n"
+        "  train.optimizer.lr: {choice: [0.1, 1.0e+30]}\n"
+        "  algorithm.mu: {choice: [0.1, 1.0e+30]}\n"
+    )
+
+    study = tune(
+        tmp_path / "out", "fedprox", "--space", str(space), "--trials", "5", "--seeds", "1",
+        "--search", "grid", "--scheduler", "none",
+    )  # fmt: skip
+
+    states = {name: record["state"] for name, record in records(study).items()}
+    assert sorted(states.values()).count("diverged") >= 2
+    assert states["finals/fedprox/tuned-seed1"] == "finished"
+    worst = [record for record in records(study).values() if record["state"] == "diverged"]
+    assert all("diverged" in record["reason"] for record in worst)
+
+
+def test_trials_that_start_workers_of_their_own_do_not_wait_for_ever(tmp_path):
+    more = ("--trials", "2", "--seeds", "0", "--scheduler", "none")
+
+    plain = tune(tmp_path / "plain", "fedavg", *more)
+    nested = tune(tmp_path / "nested", "fedavg", *more, "engine.name=ray", "engine.workers=2")
+
+    assert found(nested) == found(plain)
+
+
+TWO_NODES = """
+import sys
+from ray.cluster_utils import Cluster
+
+cluster = Cluster(
+    initialize_head=True,
+    head_node_args={"num_cpus": 1, "include_dashboard": False, "object_store_memory": 80_000_000},
+)
+cluster.add_node(num_cpus=1, object_store_memory=80_000_000)
+from flbench import cli
+
+code = cli.main([*sys.argv[1:], "--address", cluster.address])
+cluster.shutdown()
+sys.exit(code)
+"""
+
+
+def test_study_on_a_cluster_of_two_nodes_has_trials_on_both(tmp_path):
+    command = arguments(tmp_path / "out", "fedproto", "--trials", "4", "--seeds", "0")
+    command += ["--concurrent", "2", "--scheduler", "none", "train.rounds=10"]
+
+    done = subprocess.run(
+        [sys.executable, "-c", TWO_NODES, *command], capture_output=True, text=True, timeout=300,
+        check=False,
+    )  # fmt: skip
+
+    assert done.returncode == 0, done.stderr
+    study = study_in(tmp_path / "out")
+    assert len({record["node"] for record in records(study).values()}) == 2
+    assert all(record["state"] == "finished" for record in records(study).values())
+
+
+def test_population_exchanges_states_and_leaves_the_defaults_alone(tmp_path):
+    more = ("--scheduler", "pbt", "--trials", "5", "--seeds", "0", "train.rounds=10")
+
+    study = tune(tmp_path / "out", "fedavg", *more, "train.local_epochs=2")
+
+    trials = records(study)
+    assert all(record["state"] == "finished" for record in trials.values())
+    assert trials["trials/fedavg/000"]["params"] == {"train.optimizer.lr": 0.01}
+    from flbench.search.library import built_in
+    from flbench.search.samplers import RandomSampler
+
+    drawn = RandomSampler(built_in("fedavg", rounds=10), {"train.optimizer.lr": 0.01}, 0)
+    assert any(record["params"] != drawn.trial(record["index"]) for record in trials.values()), (
+        "nothing was exchanged"
+    )
+    for file in study.glob("trials/*/*/metrics.csv"):
+        rounds = [row.round for row in metrics_file.read(file) if row.metric == "loss"]
+        assert rounds == list(range(1, 11))
