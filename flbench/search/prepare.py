@@ -46,7 +46,7 @@ class Request:
         metric: of validation, that is to be large.
         seeds: of which the default and the tuned parameters are trained again; 0 leaves it out.
         concurrent: trials at once; None for as many as there are cores.
-        gpus: share of a GPU for each trial.
+        gpus: share of a GPU for each trial; None for a whole one where trials train on a GPU.
         retries: of a trial whose worker fails.
         address: of a Ray cluster.
         out: folder of studies.
@@ -62,7 +62,7 @@ class Request:
     metric: str = "accuracy"
     seeds: int = 3
     concurrent: int | None = None
-    gpus: float = 0.0
+    gpus: float | None = None
     retries: int = 2
     address: str | None = None
     out: Path = Path("studies")
@@ -271,7 +271,9 @@ def _prepared(
     notes: tuple[str, ...],
 ) -> Prepared:
     config = configs[request.methods[0]]
-    means = Means(1, config.engine, request.gpus, request.retries, request.address)
+    on_gpu = config.engine.device.startswith("cuda") and config.engine.name != "ray"
+    gpus = float(on_gpu) if request.gpus is None else request.gpus
+    means = Means(1, config.engine, gpus, request.retries, request.address)
     at_once = request.concurrent or max(1, len(os.sched_getaffinity(0)) // means.cpus)
     rules = Rules(
         request.metric,

@@ -15,7 +15,7 @@ from ray import tune
 from flbench.config import EngineConfig
 from flbench.data.federation import Federation
 from flbench.engine.ray import connect
-from flbench.errors import RunError
+from flbench.errors import ConfigError, RunError
 from flbench.search.board import Board
 from flbench.search.perturbing import perturbed
 from flbench.search.plan import Plan
@@ -104,10 +104,25 @@ def cluster(means: Means) -> Iterator[None]:
     # The cores that a cluster of our own says it has keep the number of trials at once.
     owns = connect(means.address, key="--address", cpus=means.concurrent * means.cpus)
     try:
+        _check(means)
         yield
     finally:
         if owns:
             ray.shutdown()
+
+
+def _check(means: Means) -> None:
+    """Raise a ConfigError if the cluster has not what a trial needs: Ray would wait for ever."""
+    there = ray.cluster_resources()
+    for name, needed, cure in (
+        ("CPU", means.cpus, "engine.threads, or engine.workers"),
+        ("GPU", means.gpus, "--gpus-per-trial"),
+    ):
+        if needed > there.get(name, 0):
+            raise ConfigError(
+                f"a trial needs {needed:g} {name}s, and the Ray cluster has {there.get(name, 0):g}."
+                f" Lower {cure}."
+            )
 
 
 def carry_out(
