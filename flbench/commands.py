@@ -12,6 +12,7 @@ from flbench.config import Config
 from flbench.errors import RunError, UserError
 from flbench.layers import Layer, from_file, from_overrides
 from flbench.resolve import resolve
+from flbench.tracking import mirror
 from flbench.yaml_text import to_yaml
 
 if TYPE_CHECKING:
@@ -74,19 +75,24 @@ def run(runs: Sequence[list[Layer]]) -> None:
     """Run one experiment after the other and print their tables."""
     # All configurations are checked before the first run starts.
     resolved = [resolve(found) for found in runs]
+    for config, _ in resolved:
+        mirror.check(config.tracking)
     from flbench import experiment
 
     names = [config.algorithm.name for config, _ in resolved]
     folders: list[Path] = []
-    for config, origins in resolved:
-        try:
-            with progress.reporter(f"{config.algorithm.name} on {config.data.name}") as reporter:
-                folders.append(experiment.run(config, origins, reporter))
-        except KeyboardInterrupt:
-            if waiting := names[len(folders) + 1 :]:
-                console.notes([f"not started: {', '.join(waiting)}."])
-            raise
+    with mirror.Mirrors() as mirrors:
+        for config, origins in resolved:
+            title = f"{config.algorithm.name} on {config.data.name}"
+            try:
+                with progress.reporter(title) as reporter:
+                    folders.append(experiment.run(config, origins, reporter, mirrors.open))
+            except KeyboardInterrupt:
+                if waiting := names[len(folders) + 1 :]:
+                    console.notes([f"not started: {', '.join(waiting)}."])
+                raise
     show(folders)
+    console.notes(mirrors.finish())
     _refuse_nothing_learnt(folders)
 
 
@@ -94,9 +100,10 @@ def resume(path: Path, overrides: Sequence[str]) -> None:
     """Go on with a run."""
     from flbench import experiment
 
-    with progress.reporter(f"resuming {path}") as reporter:
-        experiment.resume(path, from_overrides(overrides), reporter)
+    with mirror.Mirrors() as mirrors, progress.reporter(f"resuming {path}") as reporter:
+        experiment.resume(path, from_overrides(overrides), reporter, mirrors.open)
     show([path])
+    console.notes(mirrors.finish())
     _refuse_nothing_learnt([path])
 
 
@@ -139,6 +146,24 @@ def show(paths: Sequence[Path], picture: Path | None = None) -> None:
         pictures.save(pictures.curves(lines), picture)
     if damaged:
         raise UserError("\n".join(damaged))
+
+
+def sync(paths: Sequence[Path], uri: str | None) -> None:
+    """Send to MLflow what it does not have of runs and studies."""
+    from flbench.tracking import follow
+
+    for path in paths:
+        follow.kind_of(path)  # before anything is sent
+    for path in paths:
+        sent, address = follow.sync(path, uri)
+        console.sent(path, sent, address)
+
+
+def ui(uri: str | None, port: int) -> None:
+    """Serve MLflow's pages until Ctrl-C."""
+    from flbench.tracking import mlflow_ui
+
+    mlflow_ui.serve(uri, port, console.text)
 
 
 def print_config(runs: Sequence[list[Layer]]) -> None:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from flbench.papers.report import Absent, Report
     from flbench.papers.schema import Paper
     from flbench.results import Run
+    from flbench.tracking.mlflow_entry import Sent
 
 SHADES = " ░▒▓█"
 NARROW = 120  # columns where the output is no terminal
@@ -293,6 +294,13 @@ def bench(cases: "Sequence[Case]") -> None:
 
 
 RUN = ("train", "evaluate", "other")
+
+
+def sent(path: Path, found: "Sent", address: str) -> None:
+    """Print what was sent to MLflow."""
+    parts = [f"{count} {name}" for name, count in vars(found).items() if count]
+    said = ", ".join(parts) if parts else "nothing new"
+    open_console().print(f"{path} to {address}: {said}", soft_wrap=True)
 
 
 def papers(known: "Mapping[str, Paper]") -> None:

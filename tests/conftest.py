@@ -13,6 +13,17 @@ def _one_thread(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
+@pytest.fixture(autouse=True)
+def _no_mirror(request, monkeypatch):
+    """To the tests MLflow is not installed, except to those that are about it.
+
+    This holds for this process: commands in others say `tracking.mlflow=false`, as SMALL does.
+    """
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    if request.node.get_closest_marker("mlflow") is None:
+        monkeypatch.setattr("flbench.tracking.mlflow_store.installed", lambda: False)
+
+
 def pytest_collection_modifyitems(items):
     for item in items:
         if "gpu" in item.keywords and not torch.cuda.is_available():
