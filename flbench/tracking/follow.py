@@ -39,12 +39,14 @@ def sync(path: Path, uri: str | None) -> tuple[Sent, str]:
         if not free:
             raise UserError(f"another process is sending {path} to MLflow. Wait for it.")
         try:
-            return kind(mlflow_store.open_store(address), path).send("unknown"), address
+            mirror = kind(mlflow_store.open_store(address), path)
+            mirror.send("unknown")
         except mlflow_store.troubles() as error:
             reason = mlflow_store.reason(error)
             raise UserError(
                 f"MLflow at {address} was not reached ({reason}). Start it, or give another --uri."
             ) from error
+    return mirror.sent, address
 
 
 def kind_of(path: Path) -> Kind:

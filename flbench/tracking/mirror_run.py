@@ -116,13 +116,12 @@ class RunMirror:
         place = Place(path.name, short, facts.started)
         self._entry = Entry(store, name, place, found, self.sent)
 
-    def send(self, ending: Ending | None) -> Sent:
-        """Send what is new; return what that was.
+    def send(self, ending: Ending | None) -> None:
+        """Send what is new; `sent` counts it.
 
         Args:
             ending: of the process that writes the folder; None while it goes on.
         """
-        before = Sent(**vars(self.sent))
         entry, path = self._entry, self._path
         entry.mark({**self._facts.tags(), "kind": "run", "objective": "validation/accuracy"})
         entry.know(mlflow_names.parameters(self._facts.config))
@@ -133,7 +132,6 @@ class RunMirror:
         if status != "RUNNING":
             entry.end(status, ended(path, entry.start))
         entry.mark({"state": status.lower()})
-        return difference(self.sent, before)
 
     @property
     def finished(self) -> bool:
@@ -153,7 +151,7 @@ class RunMirror:
 def send_folder(entry: Entry, path: Path, *, over: bool) -> None:
     """Send the figures and files of a folder; those that change all the time when it is over."""
     mlflow_files.send_data(entry, path)
-    mlflow_figures.send(entry, path / "metrics.csv")
+    mlflow_figures.send(entry, path / "metrics.csv", over=over)
     mlflow_files.send(entry, path)
     mlflow_files.send_partition(entry, path)
     if over:
@@ -183,8 +181,3 @@ def is_held(path: Path) -> bool:
     except OSError:
         return True
     return False
-
-
-def difference(now: Sent, before: Sent) -> Sent:
-    """Return what was sent since."""
-    return Sent(**{name: value - vars(before)[name] for name, value in vars(now).items()})

@@ -6,6 +6,7 @@ gets them once the search is over: MLflow keeps what it was told.
 """
 
 from collections.abc import Mapping, Sequence
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,15 +14,16 @@ import yaml
 
 from flbench.errors import DataError
 from flbench.tracking import mirror_run as runs
-from flbench.tracking import mlflow_figures, mlflow_files, mlflow_names
+from flbench.tracking import mlflow_figures, mlflow_files, mlflow_names, mlflow_view
 from flbench.tracking.mirror_run import Ending, milliseconds
 from flbench.tracking.mlflow_entry import KEY, Entry, Place, Point, Sent
 from flbench.tracking.mlflow_store import Store
 from flbench.tracking.study_folder import Trial, mean_figures, read_yaml, trials_in, winner
 
 STUDY: Final = "flbench.study"
-CURVE: Final = "flbench.curve"
-SCORED: Final = "flbench.scored"
+CURVE: Final = "mlflow.flbench.curve"
+VIEW: Final = "mlflow.flbench.view"
+SCORED: Final = "mlflow.flbench.scored"
 REPORTS: Final = ("study.json", "trials.csv", "study.md", "results.json", "report.html")
 TRIAL_FILES: Final = ("config.yaml", "trial.json")
 STATUS: Final = {
@@ -62,13 +64,12 @@ class StudyMirror:
         self._entries: dict[str, Entry] = {}
         self._done: dict[Path, tuple[Any, ...]] = {}
 
-    def send(self, ending: Ending | None) -> Sent:
-        """Send what is new; return what that was.
+    def send(self, ending: Ending | None) -> None:
+        """Send what is new; `sent` counts it.
 
         Args:
             ending: of the process that drives the study; None while it goes on.
         """
-        before = Sent(**vars(self.sent))
         live = ending is None or (ending == "unknown" and runs.is_held(self._path))
         resting = "RUNNING" if live else runs.STATUS.get(ending or "", "KILLED")
         root = self._entry("", self._id, None, "study")
@@ -82,7 +83,7 @@ class StudyMirror:
             _show_best(root, first, self._configuration(first))
             root.mark({"best_method": first.about["method"]})
         self._end(root, "FINISHED" if over else resting)
-        return runs.difference(self.sent, before)
+        self._view(root)
 
     def _method(self, method: str, root: Entry, resting: str) -> tuple[bool, Trial | None]:
         """Send a method with its trials; return whether it is over, and the winner if it is known.
@@ -92,7 +93,10 @@ class StudyMirror:
             root: the study's run.
             resting: the status of what is not over.
         """
-        entry = self._entry(f"methods/{method}", method, root.id, "method", {"algorithm": method})
+        number = list(self._about["methods"]).index(method)
+        colour = mlflow_view.COLOURS[number % len(mlflow_view.COLOURS)]
+        tags = {"algorithm": method, mlflow_view.COLOUR: colour}
+        entry = self._entry(f"methods/{method}", method, root.id, "method", tags)
         trials = trials_in(self._path / "trials" / method)
         finals = trials_in(self._path / "finals" / method)
         for trial in trials:
@@ -131,7 +135,7 @@ class StudyMirror:
         if trial.is_final:
             entry.know(mlflow_names.parameters(read_yaml(trial.path / "config.yaml")))
             runs.send_folder(entry, trial.path, over=status != "RUNNING")
-        mlflow_figures.send(entry, trial.path / "metrics.csv")
+        mlflow_figures.send(entry, trial.path / "metrics.csv", over=status != "RUNNING")
         if status != "RUNNING":
             mlflow_files.send(entry, trial.path, TRIAL_FILES)
             if trial.score is not None:
@@ -153,10 +157,9 @@ class StudyMirror:
                 means[variant] = mean_figures(mine)
         if best is not None and best.about["index"] == 0 and "default" in means:
             means.setdefault("tuned", means["default"])
-        for variant, prefix in (("tuned", "final"), ("default", "default")):
-            found = means.get(variant, {})
-            named = {f"{prefix}/{name}": value for name, value in found.items()}
-            entry.conclude(named)
+        entry.conclude(means.get("tuned", {}))
+        default = means.get("default", {})
+        entry.conclude({f"default/{name}": value for name, value in default.items()})
 
     def _entry(
         self,
@@ -194,6 +197,18 @@ class StudyMirror:
         if shared is not None:
             mlflow_files.send_partition(root, shared.parent)
             mlflow_files.send_data(root, shared.parent)
+
+    def _view(self, root: Entry) -> None:
+        """Set the study's own views of the table: its runs with what was searched, its methods."""
+        methods = self._about["methods"]
+        searched = {name for method in methods.values() for name in method.get("defaults", {})}
+        state = mlflow_view.of_study(self._id, searched)
+        digest = sha256(state.encode()).hexdigest()
+        if root.tags.get(VIEW) != digest:
+            self._store.view(self._experiment, self._id, state)
+            methods_view = mlflow_view.of_methods(self._id)
+            self._store.view(self._experiment, f"{self._id}-methods", methods_view)
+            root.mark({VIEW: digest})
 
     def _configuration(self, trial: Trial) -> dict[str, Any]:
         """Return a trial's configuration, or at least its method's."""
@@ -237,5 +252,5 @@ def _show_best(entry: Entry, best: Trial, config: Mapping[str, Any]) -> None:
     entry.conclude({"score": best.score or 0.0})
     name = f"{best.about['method']} {best.path.name}"
     if entry.tags.get(CURVE, name) == name:  # MLflow forgets no curve: never two in one
-        mlflow_figures.send(entry, best.path / "metrics.csv")
+        mlflow_figures.send(entry, best.path / "metrics.csv", over=True)
         entry.mark({CURVE: name, "best_trial": best.path.name})

@@ -6,13 +6,13 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Self
+from typing import Any, Final, NamedTuple
 
 from flbench.tracking import mlflow_store
 from flbench.tracking.mlflow_store import Store
 
 KEY: Final = "flbench.run"
-FILES: Final = "flbench.files"
+FILES: Final = "mlflow.flbench.files"  # MLflow's pages hide tags that begin with its own name
 MOST_FIGURES: Final = 1000  # of one call, as MLflow allows
 MOST_VALUES: Final = 100
 
@@ -29,11 +29,6 @@ class Sent:
 
     def __bool__(self) -> bool:
         return any(vars(self).values())
-
-    def __iadd__(self, other: "Sent") -> Self:
-        for name, value in vars(other).items():
-            setattr(self, name, getattr(self, name) + value)
-        return self
 
 
 class Point(NamedTuple):

@@ -11,12 +11,19 @@ from flbench.tracking import mlflow_names
 from flbench.tracking.metrics_file import Row
 from flbench.tracking.mlflow_entry import MOST_FIGURES, Entry, Point
 
-SENT: Final = "flbench.sent"
+SENT: Final = "mlflow.flbench.sent"
 PART: Final = 1 << 20
 
 
-def send(entry: Entry, path: Path) -> None:
+FIRST: Final = ("validation", "test", "common", "train", "server", "setup")
+JUDGED: Final = (b",validation,", b",test,")
+
+
+def send(entry: Entry, path: Path, *, over: bool) -> None:
     """Send the figures that were written since the last time, up to 1000 of them in a call.
+
+    MLflow lists figures, and chooses one for a picture, in the order in which it met them: nothing
+    is sent before the first judgement unless the run is over, and judgements stand first.
 
     The store remembers how many bytes it has, and their hash, beside the figures: a file that was
     rewound is sent again from its beginning. A figure's time is made of its round (a second each,
@@ -27,13 +34,15 @@ def send(entry: Entry, path: Path) -> None:
     with path.open("rb") as file:
         known, offset, lines = _begin(file, entry.tags.get(SENT, "0 -"))
         for block in _blocks(file):
-            points = []
-            for number, line in enumerate(block, start=lines):
-                if number:  # the first line is the header
-                    points.append(_point(line, number, path))
+            judged = any(sign in line for line in block for sign in JUDGED)
+            if not (offset or over or judged or len(block) == MOST_FIGURES):
+                return
+            rows = [_row(line, number, path) for number, line in enumerate(block, lines) if number]
+            for line in block:
                 known.update(line)
                 offset += len(line)
             lines += len(block)
+            points = [_point(row, number) for number, row in sorted(rows, key=_rank)]
             entry.draw(points, {SENT: f"{offset} {known.hexdigest()}"})
 
 
@@ -65,11 +74,21 @@ def _blocks(file: BinaryIO) -> Iterator[list[bytes]]:
         yield block
 
 
-def _point(line: bytes, number: int, path: Path) -> Point:
+def _row(line: bytes, number: int, path: Path) -> tuple[int, Row]:
     try:
         [cells] = csv.reader([line.decode()])
-        row = Row(int(cells[0]), cells[1], cells[2], cells[3], float(cells[4]))
+        return number, Row(int(cells[0]), cells[1], cells[2], cells[3], float(cells[4]))
     except (ValueError, IndexError) as error:
         raise DataError(f"{path} is damaged in line {number + 1} ({error}).") from error
+
+
+def _rank(item: tuple[int, Row]) -> tuple[int, bool]:
+    row = item[1]
+    split = FIRST.index(row.split) if row.split in FIRST else len(FIRST)
+    return split, row.protocol != "personal"
+
+
+def _point(row: Row, number: int) -> Point:
     # Rounds of a set-up all have the number 0: their lines keep them apart.
-    return Point(mlflow_names.figure(row), row.value, row.round, 1000 * row.round or number % 1000)
+    time = 1000 * row.round or number % 1000
+    return Point(mlflow_names.figure(row), row.value, row.round, time)

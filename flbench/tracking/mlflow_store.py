@@ -14,12 +14,14 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from flbench.errors import ConfigError, UserError
+from flbench.tracking import mlflow_view
 
 INSTALL: Final = "MLflow is not installed. Install it: pip install 'flbench[mlflow]'"
 SETTINGS: Final = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",  # the mirror tries again by itself
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "2",
     "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_LOGGING_LEVEL": "WARNING",
     "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
     "GIT_PYTHON_REFRESH": "quiet",
 }
@@ -89,17 +91,24 @@ class Store:
         found = self.client.get_experiment_by_name(name)
         if found is None:
             try:
-                return str(self.client.create_experiment(name, artifacts(self.uri)))
+                made = str(self.client.create_experiment(name, artifacts(self.uri)))
             except MlflowException:  # another process was quicker
                 found = self.client.get_experiment_by_name(name)
                 if found is None:
                     raise
+            else:
+                self.view(made, mlflow_view.RUNS, mlflow_view.of_runs())
+                return made
         if found.lifecycle_stage != "active":
             raise ConfigError(
                 f"the experiment `{name}` was deleted in MLflow. Restore it there, or choose"
                 " another: tracking.experiment=NAME."
             )
         return str(found.experiment_id)
+
+    def view(self, experiment: str, name: str, state: str) -> None:
+        """Set a view of an experiment's table."""
+        self.client.set_experiment_tag(experiment, mlflow_view.TAG + name, state)
 
     def runs(self, experiment: str, tag: str, value: str) -> Iterator[Any]:
         """Yield the runs of an experiment that have a tag."""

@@ -1,33 +1,30 @@
 """MLflow's pages on this machine, with links to what is worth comparing."""
 
-import json
 import os
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 from urllib.error import URLError
-from urllib.parse import quote, urlsplit
+from urllib.parse import urlsplit
 from urllib.request import urlopen
 
 from flbench.errors import RunError, UserError
-from flbench.tracking import mlflow_store
+from flbench.tracking import mlflow_store, mlflow_view
 from flbench.tracking.mirror_study import STUDY
 from flbench.tracking.mlflow_store import Store
 
 HOST: Final = "127.0.0.1"
 START: Final = 120.0  # seconds that the server may take
 STOP: Final = 10.0
-MOST: Final = 20  # runs of one comparison
+MOST: Final = 40  # runs of one comparison
 LIGHT: Final = {
     "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",  # 2 processes instead of 10
     "MLFLOW_DISABLE_TELEMETRY": "true",
 }
-VIEW: Final = "workflowType=machine_learning"
-"""Without it MLflow opens an experiment as one of language models."""
 
 
 def serve(uri: str | None, port: int, say: Callable[[str], None]) -> None:
@@ -51,6 +48,8 @@ def serve(uri: str | None, port: int, say: Callable[[str], None]) -> None:
         mlflow_store.open_store(address)
     except mlflow_store.troubles() as error:
         raise UserError(f"{address} cannot be opened ({mlflow_store.reason(error)}).") from error
+    for sign in (signal.SIGINT, signal.SIGTERM):  # a shell may have told a command to ignore Ctrl-C
+        signal.signal(sign, signal.default_int_handler)
     server = _start(address, port)
     try:
         page = f"http://{HOST}:{port}"
@@ -69,44 +68,46 @@ def serve(uri: str | None, port: int, say: Callable[[str], None]) -> None:
 def links(store: Store) -> list[tuple[str, str]]:
     """Return what is worth a look: (title, the part of an address after the host).
 
-    Each experiment, the newest first; and for its latest study the comparison of the methods'
-    runs, or without a study that of the latest finished runs, each method's last.
+    Of each experiment, the newest first: its runs, and the latest one of each method compared; its
+    latest study as a tree, its methods as charts, the trials of each method compared.
     """
     found = []
     for experiment in store.client.search_experiments(order_by=["last_update_time DESC"]):
-        number = experiment.experiment_id
-        runs = store.client.search_runs(
-            [number], order_by=["attributes.start_time DESC"], max_results=1000
+        number, name = experiment.experiment_id, experiment.name
+        order = ["attributes.start_time DESC"]
+        plain = store.client.search_runs(
+            [number], "tags.kind = 'run' AND attributes.status = 'FINISHED'", order_by=order
         )
-        if not runs:
-            continue
-        title = f"experiment {experiment.name}"
-        found.append((title, f"#/experiments/{number}/runs?{VIEW}"))
-        studies = [run for run in runs if run.data.tags.get("kind") == "study"]
+        if plain:
+            found.append((f"runs of {name}", mlflow_view.page(number, mlflow_view.RUNS)))
+        latest = {run.data.tags.get("algorithm"): run for run in reversed(plain)}
+        if len(latest) > 1:
+            title = f"the latest run of each method on {name}"
+            found.append((title, _comparison(latest.values(), number)))
+        studies = store.client.search_runs([number], "tags.kind = 'study'", order_by=order)
         if studies:
-            study = studies[0].data.tags[STUDY]
-            compared = [
-                run
-                for run in runs
-                if run.data.tags.get(STUDY) == study and run.data.tags.get("kind") == "method"
-            ]
-            title = f"methods of {study}"
-        else:
-            finished = [run for run in runs if run.info.status == "FINISHED"]
-            latest = {run.data.tags.get("algorithm"): run for run in reversed(finished)}
-            compared = list(latest.values())
-            title = "latest run of each method"
-        if len(compared) > 1:
-            found.append((title, _comparison([run.info.run_id for run in compared[:MOST]], number)))
+            found += _of_study(store, number, studies[0].data.tags[STUDY])
     return found
 
 
-def _comparison(runs: Sequence[str], experiment: str) -> str:
-    """Return the address of MLflow's comparison of runs."""
-    ids, experiments = (
-        quote(json.dumps(items, separators=(",", ":"))) for items in (list(runs), [experiment])
-    )
-    return f"#/compare-runs?runs={ids}&experiments={experiments}&{VIEW}"
+def _of_study(store: Store, number: str, study: str) -> list[tuple[str, str]]:
+    """Return the addresses of a study."""
+    found = [
+        (f"study {study}", mlflow_view.page(number, study)),
+        ("its methods", mlflow_view.page(number, f"{study}-methods", charts=True)),
+    ]
+    trials: dict[str, list[Any]] = {}
+    for run in store.runs(number, STUDY, study):
+        if run.data.tags.get("kind") == "trial":
+            trials.setdefault(run.data.tags["algorithm"], []).append(run)
+    for method, runs in sorted(trials.items()):
+        if len(runs) > 1:
+            found.append((f"its trials of {method}", _comparison(runs, number)))
+    return found
+
+
+def _comparison(runs: Iterable[Any], number: str) -> str:
+    return mlflow_view.comparison([run.info.run_id for run in runs][:MOST], number)
 
 
 def _links(address: str, page: str, say: Callable[[str], None]) -> None:

@@ -67,16 +67,10 @@ def winner(trials: Sequence[Trial]) -> Trial | None:
 
 
 def mean_figures(finals: Sequence[Trial]) -> dict[str, float]:
-    """Return the means of the last round's figures over seeds, of those that all have."""
-    tables = []
-    for trial in finals:
-        found = mlflow_names.summary(read_json(trial.path / "summary.json"))
-        tables.append({name: value for name, value in found.items() if name.startswith("final/")})
+    """Return the means of the summaries' figures over seeds, of those that all have."""
+    tables = [mlflow_names.summary(read_json(trial.path / "summary.json")) for trial in finals]
     shared = set.intersection(*(set(table) for table in tables))
-    return {
-        name.removeprefix("final/"): sum(table[name] for table in tables) / len(tables)
-        for name in sorted(shared)
-    }
+    return {name: sum(table[name] for table in tables) / len(tables) for name in sorted(shared)}
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
