@@ -40,9 +40,7 @@ def serve(uri: str | None, port: int, say: Callable[[str], None]) -> None:
         return
     file = mlflow_store.database(address)
     if file is not None and not file.is_file():
-        raise UserError(
-            f"{file} does not exist yet. Make it: flbench run, or flbench sync RUN_DIR."
-        )
+        raise UserError(f"{file} is not there yet. Make it: flbench run, or flbench sync RUN_DIR.")
     _refuse_taken(port)
     try:
         mlflow_store.open_store(address)
