@@ -298,7 +298,8 @@ RUN = ("train", "evaluate", "other")
 
 def sent(path: Path, found: "Sent", address: str) -> None:
     """Print what was sent to MLflow."""
-    parts = [f"{count} {name}" for name, count in vars(found).items() if count]
+    counts = {name: count for name, count in vars(found).items() if count}
+    parts = [f"{count} {name if count > 1 else name[:-1]}" for name, count in counts.items()]
     said = ", ".join(parts) if parts else "nothing new"
     open_console().print(f"{path} to {address}: {said}", soft_wrap=True)
 

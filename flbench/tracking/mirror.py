@@ -105,17 +105,25 @@ class Mirrors:
 
     def __init__(self) -> None:
         self._mirrors: list[Mirror] = []
+        self._said: list[str] = []
 
     def open(self, path: Path, config: Config) -> None:
         """Start the mirror of a run; the one before it is over."""
         self._tell("finished")
-        if (mirror := start(path, config.tracking)) is not None:
+        try:
+            mirror = start(path, config.tracking)
+        except OSError as error:  # no memory for a process: the run comes first
+            self._said.append(
+                f"nothing of {path} was sent to MLflow ({error.strerror}): flbench sync {path}"
+            )
+            return
+        if mirror is not None:
             self._mirrors.append(mirror)
 
     def finish(self) -> list[str]:
         """Wait a few seconds until all is sent; return a sentence for each that is not."""
         said = [mirror.finish(PATIENCE / (1 + k)) for k, mirror in enumerate(self._mirrors)]
-        return [sentence for sentence in said if sentence is not None]
+        return [*self._said, *(sentence for sentence in said if sentence is not None)]
 
     def _tell(self, ending: Ending) -> None:
         if self._mirrors:

@@ -139,7 +139,7 @@ class StudyMirror:
         if status != "RUNNING":
             mlflow_files.send(entry, trial.path, TRIAL_FILES)
             if trial.score is not None:
-                entry.conclude({"score": trial.score})
+                entry.conclude({"score": trial.score}, int(about["round"]))
             last = about.get("ended")
             entry.end(status, self._last_sign() if last is None else milliseconds(last))
         state = trial.state if trial.state != "running" else status.lower()
@@ -249,7 +249,7 @@ def _show_best(entry: Entry, best: Trial, config: Mapping[str, Any]) -> None:
     """Give a run the parameters and the curve of the best trial below it."""
     chosen = {name: mlflow_names.text(value) for name, value in best.about["params"].items()}
     entry.know({**mlflow_names.parameters(config), **chosen})
-    entry.conclude({"score": best.score or 0.0})
+    entry.conclude({"score": best.score or 0.0}, int(best.about["round"]))
     name = f"{best.about['method']} {best.path.name}"
     if entry.tags.get(CURVE, name) == name:  # MLflow forgets no curve: never two in one
         mlflow_figures.send(entry, best.path / "metrics.csv", over=True)

@@ -124,11 +124,16 @@ class Entry:
             self._batch(part, tags=tags if begin + MOST_FIGURES >= len(points) else {})
         self._sent.figures += len(points)
 
-    def conclude(self, figures: Mapping[str, float]) -> None:
-        """Send figures that there are once; MLflow draws bars of what has no steps but 0."""
-        new = {name: value for name, value in figures.items() if name not in self._figures}
+    def conclude(self, figures: Mapping[str, float], time: int = 0) -> None:
+        """Send figures without steps, of which MLflow draws bars.
+
+        Args:
+            figures: by name.
+            time: the latest one counts, where a figure changes.
+        """
+        new = {name: value for name, value in figures.items() if self._figures.get(name) != value}
         if new:
-            self.draw([Point(name, value, 0, 0) for name, value in new.items()], {})
+            self.draw([Point(name, value, 0, time) for name, value in new.items()], {})
             self._figures |= new
 
     def file(self, path: Path, folder: str | None = None) -> None:

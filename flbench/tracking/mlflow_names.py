@@ -29,7 +29,7 @@ def figures(prefix: str, tree: Mapping[str, Any]) -> dict[str, float]:
         name = f"{prefix}/{_safe(str(key))}"
         if isinstance(value, Mapping):
             found |= figures(name, value)
-        elif isinstance(value, int | float) and not isinstance(value, bool):
+        elif isinstance(value, int | float) and not isinstance(value, bool) and value == value:
             found[name] = float(value)
     return found
 

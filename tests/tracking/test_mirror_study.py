@@ -179,18 +179,20 @@ def test_second_sync_of_a_study_sends_nothing(whole):
 
 def test_unfinished_search_shows_no_winner_and_goes_on_later(made):
     mirrored = made(finals=False)
-    mirrored.edit("trials/local/001", state="running", score=None, ended=None)
+    mirrored.edit("trials/local/001", state="running", score=0.3, round=1, ended=None)
 
     mirrored.sync()
     before = mirrored.by_key
-    mirrored.edit("trials/local/001", state="finished", score=0.99)
+    mirrored.edit("trials/local/001", state="finished", score=0.25, round=3)
+    mirrored.edit("trials/local/002", state="failed")
     mirrored.sync()
 
     assert before["trials/local/001"].info.status == "KILLED"
     assert before["methods/local"].info.status == "KILLED"
     assert "best_trial" not in before["methods/local"].data.tags
     assert mirrored.by_key["trials/local/001"].info.status == "FINISHED"
-    assert mirrored.by_key["methods/local"].data.tags["best_trial"] == "001"
+    assert mirrored.by_key["trials/local/001"].data.metrics["score"] == 0.25  # the latest one
+    assert mirrored.by_key["methods/local"].data.tags["best_trial"] == "000"
     assert {key: item.info.run_id for key, item in before.items()} == {
         key: item.info.run_id for key, item in mirrored.by_key.items()
     }
