@@ -83,7 +83,7 @@ def _view(
     state: dict[str, Any] = {
         "searchFilter": query,
         "orderByKey": sort,
-        "orderByAsc": False,
+        "orderByAsc": sort.startswith("attributes"),
         "selectedColumns": columns,
         "columnOrder": columns,
         "columnWidths": dict.fromkeys(columns, WIDTH),

@@ -44,7 +44,8 @@ class Trial:
         """As the user sees it."""
         method = self.about["method"]
         if self.is_final:
-            return f"{method} {self.about['variant']} seed {self.about['seed']}"
+            # What tells them apart comes first: a tree leaves little room for their names.
+            return f"{self.about['variant']}{self.about['seed']} {method}"
         return f"{method} {self.path.name}"
 
     def signature(self) -> tuple[Any, ...]:
