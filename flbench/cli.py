@@ -437,6 +437,46 @@ def tune(
         commands.tune(algo, config=config, overrides=overrides or [], asked=asked)
 
 
+StoreUri = Annotated[
+    str | None,
+    typer.Option(
+        "--uri",
+        metavar="URI",
+        help="Server or database (default: $MLFLOW_TRACKING_URI, else mlflow/flbench.db).",
+    ),
+]
+
+
+@app.command()
+def sync(
+    paths: Annotated[
+        list[Path], typer.Argument(metavar="PATH ...", help="Run folders, or whole studies.")
+    ],
+    *,
+    uri: StoreUri = None,
+) -> None:
+    """Send to MLflow what it does not have yet of runs and studies."""
+    with _exit_codes():
+        from flbench import commands
+
+        commands.sync(paths, uri)
+
+
+@app.command()
+def ui(
+    *,
+    uri: StoreUri = None,
+    port: Annotated[
+        int, typer.Option("--port", min=1, max=65535, help="Port on this machine.")
+    ] = 5000,
+) -> None:
+    """Open MLflow's pages on this machine, with links to what is worth comparing."""
+    with _exit_codes():
+        from flbench import commands
+
+        commands.ui(uri, port)
+
+
 @app.callback(invoke_without_command=True)
 def _root(
     version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,

@@ -13,6 +13,7 @@ from flbench.config import Config
 from flbench.errors import ConfigError, RunError, UserError
 from flbench.layers import Layer, from_file, from_overrides
 from flbench.resolve import resolve
+from flbench.tracking import mirror
 from flbench.yaml_text import to_yaml
 
 if TYPE_CHECKING:
@@ -76,19 +77,24 @@ def run(runs: Sequence[list[Layer]]) -> None:
     """Run one experiment after the other and print their tables."""
     # All configurations are checked before the first run starts.
     resolved = [resolve(found) for found in runs]
+    for config, _ in resolved:
+        mirror.check(config.tracking)
     from flbench import experiment
 
     names = [config.algorithm.name for config, _ in resolved]
     folders: list[Path] = []
-    for config, origins in resolved:
-        try:
-            with progress.reporter(f"{config.algorithm.name} on {config.data.name}") as reporter:
-                folders.append(experiment.run(config, origins, reporter))
-        except KeyboardInterrupt:
-            if waiting := names[len(folders) + 1 :]:
-                console.notes([f"not started: {', '.join(waiting)}."])
-            raise
+    with mirror.Mirrors() as mirrors:
+        for config, origins in resolved:
+            title = f"{config.algorithm.name} on {config.data.name}"
+            try:
+                with progress.reporter(title) as reporter:
+                    folders.append(experiment.run(config, origins, reporter, mirrors.open))
+            except KeyboardInterrupt:
+                if waiting := names[len(folders) + 1 :]:
+                    console.notes([f"not started: {', '.join(waiting)}."])
+                raise
     show(folders)
+    console.notes(mirrors.finish())
     _refuse_nothing_learnt(folders)
 
 
@@ -96,9 +102,10 @@ def resume(path: Path, overrides: Sequence[str]) -> None:
     """Go on with a run."""
     from flbench import experiment
 
-    with progress.reporter(f"resuming {path}") as reporter:
-        experiment.resume(path, from_overrides(overrides), reporter)
+    with mirror.Mirrors() as mirrors, progress.reporter(f"resuming {path}") as reporter:
+        experiment.resume(path, from_overrides(overrides), reporter, mirrors.open)
     show([path])
+    console.notes(mirrors.finish())
     _refuse_nothing_learnt([path])
 
 
@@ -149,6 +156,24 @@ def show(paths: Sequence[Path], picture: Path | None = None) -> None:
         damaged.append("--picture draws the curves of runs; a study's pictures are in report.html.")
     if damaged:
         raise UserError("\n".join(damaged))
+
+
+def sync(paths: Sequence[Path], uri: str | None) -> None:
+    """Send to MLflow what it does not have of runs and studies."""
+    from flbench.tracking import follow
+
+    for path in paths:
+        follow.kind_of(path)  # before anything is sent
+    for path in paths:
+        sent, address = follow.sync(path, uri)
+        console.sent(path, sent, address)
+
+
+def ui(uri: str | None, port: int) -> None:
+    """Serve MLflow's pages until Ctrl-C."""
+    from flbench.tracking import mlflow_ui
+
+    mlflow_ui.serve(uri, port, console.text)
 
 
 def print_config(runs: Sequence[list[Layer]]) -> None:
@@ -297,6 +322,8 @@ def tune(algo: str, *, config: str | None, overrides: Sequence[str], asked: dict
     methods = tuple(name.strip() for name in algo.split(","))
     request = prepare.Request(methods, **asked)
     layers = dict(zip(methods, found, strict=True))
+    for each in found:
+        mirror.check(resolve(each)[0].tracking)
     _study(prepare.begin(request, layers, ["flbench", *sys.argv[1:]]))
 
 
@@ -324,17 +351,20 @@ def _study(prepared: "Prepared") -> None:
     from flbench.reports import study as report
     from flbench.search import driver
 
+    path, config = prepared.folder.path, next(iter(prepared.configs.values()))
     console.notes(prepared.notes)
-    path = prepared.folder.path
-    try:
-        driver.carry_out(prepared)
-    except KeyboardInterrupt:
-        console.notes([f"interrupted. Go on with: flbench tune --resume {path}"])
-        raise
-    finally:
-        report.write(path)
-        prepared.folder.close()
+    with mirror.Mirrors() as mirrors:
+        mirrors.open(path, config)
+        try:
+            driver.carry_out(prepared)
+        except KeyboardInterrupt:
+            console.notes([f"interrupted. Go on with: flbench tune --resume {path}"])
+            raise
+        finally:
+            report.write(path)
+            prepared.folder.close()
     show([path])
+    console.notes(mirrors.finish())
 
 
 def reproduce(paper: str | None, *, dry_run: bool, **asked: Any) -> None:

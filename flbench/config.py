@@ -271,8 +271,16 @@ class EvaluationConfig(Strict):
 class TrackingConfig(Strict):
     """Where figures go besides the run folder."""
 
-    mlflow: Literal[False] = Field(
-        False, description="mirror to MLflow; not in this version, so only `false`"
+    mlflow: Literal["auto", True, False] = Field(
+        "auto", description="mirror runs to MLflow; auto: where MLflow is installed"
+    )
+    uri: str | None = Field(
+        None,
+        description="MLflow's server or database (default: $MLFLOW_TRACKING_URI, else the local"
+        " mlflow/flbench.db)",
+    )
+    experiment: str | None = Field(
+        None, min_length=1, description="MLflow's experiment (default: DATASET-SCHEME)"
     )
 
 

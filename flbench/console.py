@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from flbench.papers.schema import Paper
     from flbench.results import Run
     from flbench.search.results import Study
+    from flbench.tracking.mlflow_entry import Sent
 
 SHADES = " ░▒▓█"
 NARROW = 120  # columns where the output is no terminal
@@ -296,6 +297,14 @@ def bench(cases: "Sequence[Case]") -> None:
 
 
 RUN = ("train", "evaluate", "other")
+
+
+def sent(path: Path, found: "Sent", address: str) -> None:
+    """Print what was sent to MLflow."""
+    counts = {name: count for name, count in vars(found).items() if count}
+    parts = [f"{count} {name if count > 1 else name[:-1]}" for name, count in counts.items()]
+    said = ", ".join(parts) if parts else "nothing new"
+    open_console().print(f"{path} to {address}: {said}", soft_wrap=True)
 
 
 def papers(known: "Mapping[str, Paper]") -> None:

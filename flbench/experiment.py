@@ -14,7 +14,7 @@ from typing import Final
 import torch
 from torch import nn
 
-from flbench import checkpoint, engine_choice, outcome, remarks, store
+from flbench import checkpoint, engine_choice, outcome, provenance, remarks, store
 from flbench.algorithms import ALGORITHMS, Algorithm, Setting
 from flbench.algorithms.base import state_of
 from flbench.config import Config, EngineConfig
@@ -236,9 +236,22 @@ def precision_of(config: EngineConfig) -> torch.dtype:
     return torch.float64 if config.precision == "64-true" else torch.float32
 
 
-def run(config: Config, origins: dict[str, str], reporter: Reporter) -> Path:
+Opened = Callable[[Path, Config], object]
+
+
+def run(
+    config: Config,
+    origins: dict[str, str],
+    reporter: Reporter,
+    opened: Opened | None = None,
+) -> Path:
     """Run an experiment from its beginning; return its folder.
 
+    Args:
+        config: what to run.
+        origins: where each value came from, for config.yaml.
+        reporter: is told how it goes.
+        opened: is told the folder as soon as it can be resumed, before the first round.
     Raises: UserError, RunError, KeyboardInterrupt; what was written stays, and `resume` goes on.
     """
     begin = time.perf_counter()
@@ -255,31 +268,34 @@ def run(config: Config, origins: dict[str, str], reporter: Reporter) -> Path:
         )
         stack.callback(folder.close)
         describe_run(experiment, origins, folder)
+        if opened is not None:
+            opened(folder.path, config)
         seconds = Seconds(total=time.perf_counter() - begin)
         _go(experiment, experiment.start(), folder, reporter, seconds)
     return folder.path
 
 
 def describe_run(experiment: Experiment, origins: dict[str, str], folder: RunFolder) -> None:
-    """Write who holds what, and the configuration."""
+    """Write who holds what, where and when it began, and the configuration."""
+    samples = experiment.federation
     packed, description = partition_files.encode(
-        experiment.federation.partition,
-        experiment.federation.dataset,
-        experiment.config.partition,
+        samples.partition, samples.dataset, experiment.config.partition
     )
     folder.write("partition.npz", packed)
     folder.write("partition.json", description)
+    folder.write_json("provenance.json", provenance.now())
     # The configuration comes last: a folder that has it can be resumed.
     folder.write("config.yaml", to_yaml(experiment.config.tree(), origins))
 
 
-def resume(path: Path, overrides: Layer, reporter: Reporter) -> Path:
+def resume(path: Path, overrides: Layer, reporter: Reporter, opened: Opened | None = None) -> Path:
     """Go on with a run from its last checkpoint, or from its beginning if there is none yet.
 
     Args:
         path: the run folder.
         overrides: of keys that do not change results (FREE).
         reporter: is told how it goes.
+        opened: is told the folder and the configuration before the first round.
     Raises: UserError if the folder is no run, or belongs to another configuration.
     """
     begin = time.perf_counter()
@@ -298,6 +314,8 @@ def resume(path: Path, overrides: Layer, reporter: Reporter) -> Path:
         if not folder.checkpoint("last").exists():
             reporter.warn("there is no checkpoint yet: the run starts anew.")
         state, seconds = experiment.restore(folder)
+        if opened is not None:
+            opened(path, experiment.config)
         seconds.total += time.perf_counter() - begin
         _go(experiment, state, folder, reporter, seconds)
     return folder.path

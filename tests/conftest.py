@@ -19,6 +19,17 @@ def finished_run(tmp_path_factory):
     return run(tmp_path_factory.mktemp("finished"))[0]
 
 
+@pytest.fixture(autouse=True)
+def _no_mirror(request, monkeypatch):
+    """To the tests MLflow is not installed, except to those that are about it.
+
+    This holds for this process: commands in others say `tracking.mlflow=false`, as SMALL does.
+    """
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    if request.node.get_closest_marker("mlflow") is None:
+        monkeypatch.setattr("flbench.tracking.mlflow_store.installed", lambda: False)
+
+
 def pytest_collection_modifyitems(items):
     for item in items:
         if "gpu" in item.keywords and not torch.cuda.is_available():

@@ -25,6 +25,7 @@ SMALL = (
     "train.local_epochs=1",
     "evaluation.every=2",
     "engine.threads=1",
+    "tracking.mlflow=false",
 )
 
 

@@ -54,7 +54,7 @@ def test_help_imports_nothing_heavy():
         assert command in done.stdout
 
 
-@pytest.mark.parametrize("command", ["run", "algos", "data", "show", "reproduce"])
+@pytest.mark.parametrize("command", ["run", "algos", "data", "show", "reproduce", "sync", "ui"])
 def test_every_command_has_help(flbench, command):
     code, out, _ = flbench(command, "--help")
 

@@ -64,7 +64,7 @@ def test_all_problems_are_told_at_once():
         ("partition.scheme=file", "needs `partition.path`"),
         ("train.optimizer.nesterov=true", "needs `train.optimizer.momentum`"),
         ("engine.device=gpu", "`engine.device` must match"),
-        ("tracking.mlflow=true", "must be False"),
+        ("tracking.mlflow=maybe", "`tracking.mlflow` must be 'auto', True or False, got 'maybe'"),
         ("algorithm=[1]", "`algorithm` must hold keys or a name"),
         ("train=3", "`train` must hold keys, got 3"),
         ("train={1: 2}", "keys must be words"),

@@ -1,5 +1,6 @@
 """Partitions on disk: a NPZ that says who holds which sample, and a JSON that describes it."""
 
+import hashlib
 import json
 from io import BytesIO
 from pathlib import Path
@@ -18,7 +19,8 @@ from flbench.errors import DataError
 def encode(partition: Partition, dataset: Dataset, config: PartitionConfig) -> tuple[bytes, bytes]:
     """Return the two files of a partition.
 
-    The NPZ holds index, client and part of every sample; the JSON describes it.
+    The NPZ holds index, client and part of every sample, and the training samples by client and
+    class; the JSON describes it.
     """
     index = np.concatenate([indices for part in PARTS for indices in partition.parts[part]])
     sizes = {name: [len(indices) for indices in partition.parts[name]] for name in PARTS}
@@ -26,18 +28,33 @@ def encode(partition: Partition, dataset: Dataset, config: PartitionConfig) -> t
     client = np.concatenate([np.repeat(clients, sizes[name]) for name in PARTS])
     part = np.repeat(np.arange(len(PARTS), dtype=np.uint8), [sum(sizes[name]) for name in PARTS])
     packed = BytesIO()
-    np.savez_compressed(packed, index=index, client=client, part=part)
+    counts = [
+        np.bincount(dataset.y[rows], minlength=len(dataset.classes))
+        for rows in partition.parts["train"]
+    ]
+    table = np.array(counts, dtype=np.int32)
+    np.savez_compressed(packed, index=index, client=client, part=part, train_counts=table)
     description: dict[str, Any] = {
         "format": 1,
         "hash": partition.hash(),
         "labels": partition.labels,
         "dataset": dataset.name,
+        "data": data_hash(dataset),
+        "classes": list(dataset.classes),
         "clients": partition.clients,
         "samples": sizes,
         "config": config.model_dump(mode="json"),
         "notes": list(partition.notes),
     }
     return packed.getvalue(), (json.dumps(description, indent=1) + "\n").encode()
+
+
+def data_hash(dataset: Dataset) -> str:
+    """Return the SHA-256 (hex) over all samples and labels."""
+    found = hashlib.sha256(f"{dataset.x.dtype}{dataset.x.shape}{dataset.train}".encode())
+    for array in (dataset.x, dataset.y):
+        found.update(np.ascontiguousarray(array).data)
+    return found.hexdigest()
 
 
 def save(partition: Partition, dataset: Dataset, config: PartitionConfig, path: Path) -> None:
@@ -78,10 +95,8 @@ def load(path: Path, dataset: Dataset) -> Partition:
             f" not for those of `{dataset.name}`."
         )
     arrays = read_arrays(path)
-    if (
-        set(arrays) != {"index", "client", "part"}
-        or len({array.shape for array in arrays.values()}) != 1
-    ):
+    columns = ("index", "client", "part")
+    if not set(columns) <= set(arrays) or len({arrays[name].shape for name in columns}) != 1:
         raise DataError(
             f"{path} is not a saved partition: it must hold `index`, `client` and `part` of one"
             " length."

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from io import BytesIO
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import matplotlib as mpl
 import numpy as np
@@ -11,18 +12,31 @@ from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
-from torch import Tensor
 
 from flbench import files
-from flbench.algorithms.parts.topology import components
-from flbench.data.federation import Federation
 from flbench.errors import UserError
 from flbench.tracking.metrics_file import Row
 
+if TYPE_CHECKING:
+    from torch import Tensor
 
-def partition(federation: Federation) -> Figure:
+    from flbench.data.federation import Federation
+
+
+def partition(federation: "Federation") -> Figure:
     """Return the training samples by client (rows) and class (columns), on a logarithmic scale."""
     counts = federation.counts.numpy()
+    return partition_table(counts, federation.dataset.classes, federation.dataset.name)
+
+
+def partition_table(counts: NDArray[np.integer], names: Sequence[str], dataset: str) -> Figure:
+    """Return the picture of a partition.
+
+    Args:
+        counts: [N, C] training samples by client and class.
+        names: of the classes.
+        dataset: its name.
+    """
     clients, classes = counts.shape
     size = (min(12.0, 2.5 + 0.25 * classes), min(12.0, 1.5 + 0.16 * clients))
     figure = Figure(figsize=size, layout="constrained")
@@ -32,16 +46,15 @@ def partition(federation: Federation) -> Figure:
     image = axes.imshow(shown, aspect="auto", cmap="viridis", norm=norm, interpolation="nearest")
     axes.set(xlabel="class", ylabel="client")
     if classes <= 20:
-        names = federation.dataset.classes
         axes.set_xticks(range(classes), names, rotation=90 if classes > 10 else 0)
     if clients <= 30:
         axes.set_yticks(range(clients))
-    axes.set_title(f"{federation.dataset.name}: {clients} clients")
+    axes.set_title(f"{dataset}: {clients} clients")
     figure.colorbar(image, ax=axes, label="training samples")
     return figure
 
 
-def topology(graph: Tensor, rows: Tensor, places: NDArray[np.float64], title: str) -> Figure:
+def topology(graph: "Tensor", rows: "Tensor", places: NDArray[np.float64], title: str) -> Figure:
     """Return who mixes whose model: the network, and the weights beside it.
 
     Links that go one way are arrows towards the client that mixes. Parts of a network that never
@@ -53,6 +66,8 @@ def topology(graph: Tensor, rows: Tensor, places: NDArray[np.float64], title: st
         places: [N, 2] where each client is drawn.
         title: of the picture.
     """
+    from flbench.algorithms.parts.topology import components
+
     figure = Figure(figsize=(10.0, 5.0), layout="constrained")
     left, right = figure.subplots(1, 2)
     clients = len(graph)

@@ -2,15 +2,15 @@
 
 import json
 import os
-import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Literal, get_args
 
-from flbench import experiment
+from flbench import experiment, provenance
 from flbench.algorithms import ALGORITHMS
 from flbench.config import Config
+from flbench.data import partition_files
 from flbench.data.federation import Federation
 from flbench.errors import ConfigError, UserError, did_you_mean
 from flbench.layers import Layer, from_file
@@ -154,6 +154,11 @@ def begin(request: Request, layers: dict[str, list[Layer]], command: Sequence[st
     )
     for method, config in configs.items():
         folder.write(f"methods/{method}.yaml", to_yaml(config.tree(), resolved[method][1]))
+    packed, description = partition_files.encode(
+        federation.partition, federation.dataset, configs[request.methods[0]].partition
+    )
+    folder.write("partition.npz", packed)
+    folder.write("partition.json", description)
     text = json.dumps(_described(folder, request, prepared, command), indent=1) + "\n"
     folder.write("study.json", text)
     return replace(prepared, folder=folder)
@@ -314,7 +319,7 @@ def _described(
         **{key: own[key] for key in ("metric", "search", "scheduler", "trials")},
         "rounds": config.train.rounds,
         "seeds": request.seeds,
-        "git_revision": _revision(),
+        "git_revision": provenance.git_revision(),
         "request": own,
         "methods": {
             method: {
@@ -325,19 +330,3 @@ def _described(
             for method, space in prepared.spaces.items()
         },
     }
-
-
-def _revision() -> str | None:
-    """Return the commit of flbench's own source, where it lies in a git checkout."""
-    try:
-        found = subprocess.run(
-            ["git", "rev-parse", "HEAD"],
-            cwd=Path(__file__).parent,
-            capture_output=True,
-            text=True,
-            timeout=5,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return found.stdout.strip() or None

@@ -103,9 +103,9 @@ class StudyFolder:
             self._lock.close()
             self._lock = None
 
-    def write(self, name: str, content: str) -> None:
+    def write(self, name: str, content: str | bytes) -> None:
         """Write a file of the study, whole or not at all."""
-        files.write(self.path / name, content.encode())
+        files.write(self.path / name, content.encode() if isinstance(content, str) else content)
 
     def description(self) -> Record:
         """Return study.json. Raises: DataError if it is damaged."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from flbench import checkpoint, experiment, outcome
+from flbench import checkpoint, experiment, outcome, provenance
 from flbench.config import Config
 from flbench.data.federation import Federation
 from flbench.errors import RunError, UserError
@@ -26,6 +26,7 @@ from flbench.tracking import metrics_file
 from flbench.tracking.folder import RunFolder
 from flbench.tracking.metrics_file import Row
 from flbench.types import State
+from flbench.yaml_text import to_yaml
 
 SAVED: Final = "trial.safetensors"  # a checkpoint that another trial can take up
 
@@ -139,7 +140,11 @@ class Training:
             self.folder.checkpoint("last").unlink(missing_ok=True)
         if not (self.folder.path / "metrics.csv").is_file():
             self.folder.write("metrics.csv", metrics_file.head())
-        experiment.describe_run(built, origins, self.folder)
+        for name in ("partition.npz", "partition.json"):
+            shutil.copy(self._study / name, self.folder.path / name)
+        if not (self.folder.path / "provenance.json").is_file():
+            self.folder.write_json("provenance.json", provenance.now())
+        self.folder.write("config.yaml", to_yaml(built.config.tree(), origins))
         self._restore(built)
 
     def _restore(self, built: experiment.Experiment) -> None:

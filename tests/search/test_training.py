@@ -8,6 +8,7 @@ import yaml
 from safetensors.torch import load_file
 
 from flbench import experiment
+from flbench.data import partition_files
 from flbench.errors import UserError
 from flbench.search.study import Job, StudyFolder, read_record
 from flbench.search.training import Training, score_of
@@ -19,12 +20,18 @@ ITEMS = ("partition.seed=0", "train.rounds=4", "evaluation.every=2", "output.che
 
 
 @pytest.fixture
-def study(tmp_path):
+def study(tmp_path, federation):
     """A study folder with two methods on the digits."""
     folder = StudyFolder.create(tmp_path, "study")
     for method in ("fedavg", "fedproto"):
         tree = config_of(f"algorithm={method}", *ITEMS).tree()
         folder.write(f"methods/{method}.yaml", yaml.safe_dump(tree))
+    config = config_of(*ITEMS)
+    packed, description = partition_files.encode(
+        federation.partition, federation.dataset, config.partition
+    )
+    folder.write("partition.npz", packed)
+    folder.write("partition.json", description)
     yield folder.path
     folder.close()
 

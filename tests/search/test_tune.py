@@ -18,8 +18,7 @@ from tests.support import SMALL
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
-NO_MIRROR = "tracking.mlflow=false"
-QUICK = (*(item for item in SMALL if not item.startswith("engine.")), NO_MIRROR)
+QUICK = [item for item in SMALL if not item.startswith("engine.")]
 
 
 def arguments(out: Path, algo: str, *more: str) -> list[str]:

@@ -1,0 +1,183 @@
+"""One run folder to MLflow."""
+
+import fcntl
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import yaml
+
+from flbench.errors import DataError
+from flbench.tracking import mlflow_figures, mlflow_files, mlflow_names
+from flbench.tracking.mlflow_entry import KEY, Entry, Place, Sent
+from flbench.tracking.mlflow_store import Store
+
+Ending = Literal["finished", "failed", "killed", "unknown"]
+"""How the process that writes a folder ended; unknown to one that only finds the folder."""
+STATUS: Final = {"failed": "FAILED", "killed": "KILLED", "unknown": "KILLED"}
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a run folder says of its run.
+
+    Attributes:
+        config: the configuration.
+        partition: partition.json.
+        provenance: provenance.json.
+        started: ms since 1970.
+    """
+
+    config: Mapping[str, Any]
+    partition: Mapping[str, Any]
+    provenance: Mapping[str, Any]
+    started: int
+
+    @property
+    def experiment(self) -> str:
+        """The experiment that the run belongs to."""
+        config = self.config
+        named = config.get("tracking", {}).get("experiment")
+        return str(named or f"{config['data']['name']}-{config['partition']['scheme']}")
+
+    def tags(self) -> dict[str, str | None]:
+        """What runs are filtered by."""
+        config = self.config
+        revision = self.provenance.get("git_revision")
+        return {
+            "algorithm": config["algorithm"]["name"],
+            "dataset": config["data"]["name"],
+            "model": config["model"]["name"],
+            "seed": str(config["seed"]),
+            "partition": self.partition.get("hash"),
+            "git_revision": revision,
+            "mlflow.source.git.commit": revision,
+        }
+
+
+def read(path: Path) -> Facts:
+    """Read what a run folder says of its run.
+
+    Raises: DataError if a file is damaged.
+    """
+    try:
+        config = yaml.safe_load((path / "config.yaml").read_text(encoding="utf-8"))
+        provenance = read_json(path / "provenance.json")
+        return Facts(
+            config, read_json(path / "partition.json"), provenance, _start(path, provenance)
+        )
+    except (OSError, ValueError, TypeError, yaml.YAMLError) as error:
+        raise DataError(f"the run folder {path} is damaged ({error}).") from error
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Return a JSON file; {} if it is not there."""
+    if not path.is_file():
+        return {}
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return found
+
+
+def _start(path: Path, provenance: Mapping[str, Any]) -> int:
+    """Return when a run began, in ms since 1970."""
+    if "started" in provenance:
+        return milliseconds(provenance["started"])
+    if found := re.search(r"-(\d{8}-\d{6})-", path.name):
+        return int(datetime.strptime(found[1], "%Y%m%d-%H%M%S").timestamp() * 1000)
+    return int((path / "config.yaml").stat().st_mtime * 1000)
+
+
+def milliseconds(time: str) -> int:
+    """Return an ISO time in ms since 1970."""
+    return round(datetime.fromisoformat(time).timestamp() * 1000)
+
+
+class RunMirror:
+    """Sends a run folder to MLflow, as far as it is written.
+
+    Args:
+        store: open.
+        path: the folder.
+        experiment: another one than the folder says.
+    """
+
+    def __init__(self, store: Store, path: Path, experiment: str | None = None) -> None:
+        self.sent = Sent()
+        self._path = path
+        facts = read(path)
+        self._facts = facts
+        name = store.experiment(experiment or facts.experiment)
+        found = next(store.runs(name, KEY, path.name), None)
+        short = re.sub(r"-\d{8}-\d{6}-", "-", path.name)  # MLflow shows the date by itself
+        place = Place(path.name, short, facts.started)
+        self._entry = Entry(store, name, place, found, self.sent)
+
+    def send(self, ending: Ending | None) -> None:
+        """Send what is new; `sent` counts it.
+
+        Args:
+            ending: of the process that writes the folder; None while it goes on.
+        """
+        entry, path = self._entry, self._path
+        entry.mark({**self._facts.tags(), "kind": "run", "objective": "validation/accuracy"})
+        entry.know(mlflow_names.parameters(self._facts.config))
+        status = self._status(ending)
+        if status == "RUNNING":
+            entry.end(status)
+        send_folder(entry, path, over=ending is not None or status == "FINISHED")
+        if status != "RUNNING":
+            entry.end(status, ended(path, entry.start))
+        entry.mark({"state": status.lower()})
+
+    @property
+    def finished(self) -> bool:
+        """Whether there is nothing more to come."""
+        return (self._path / "summary.json").is_file() and self._entry.status == "FINISHED"
+
+    def _status(self, ending: Ending | None) -> str:
+        if (self._path / "summary.json").is_file():
+            return "FINISHED"
+        if ending is None or (ending == "unknown" and is_held(self._path)):
+            return "RUNNING"
+        if ending == "unknown" and self._entry.status == "FAILED":
+            return "FAILED"  # as the process itself said
+        return STATUS.get(ending, "KILLED")
+
+
+def send_folder(entry: Entry, path: Path, *, over: bool) -> None:
+    """Send the figures and files of a folder; those that change all the time when it is over."""
+    mlflow_files.send_data(entry, path)
+    mlflow_figures.send(entry, path / "metrics.csv", over=over)
+    mlflow_files.send(entry, path)
+    mlflow_files.send_partition(entry, path)
+    if over:
+        mlflow_files.send_tables(entry, path)
+        mlflow_files.send_checkpoints(entry, path)
+    if summary := read_json(path / "summary.json"):
+        entry.conclude(mlflow_names.summary(summary))
+
+
+def ended(path: Path, started: int) -> int:
+    """Return when a run ended, in ms since 1970.
+
+    Of a finished one: as if it had never been interrupted, so that MLflow's duration is its time.
+    """
+    if summary := read_json(path / "summary.json"):
+        return started + int(1000 * summary["seconds"]["total"])
+    return int((path / "metrics.csv").stat().st_mtime * 1000)
+
+
+def is_held(path: Path) -> bool:
+    """Return whether a process writes to a folder."""
+    try:
+        with (path / ".lock").open() as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+    return False

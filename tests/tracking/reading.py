@@ -1,0 +1,35 @@
+"""What MLflow has of a run."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from flbench.tracking.mlflow_store import Store
+
+
+def entries(store: Store, key: str, value: str) -> list[Any]:
+    """Return the runs in MLflow that have a tag."""
+    numbers = [item.experiment_id for item in store.client.search_experiments()]
+    return list(store.client.search_runs(numbers, f"tags.`{key}` = '{value}'", max_results=1000))
+
+
+def only(store: Store, path: Path) -> Any:
+    """Return a run folder's run in MLflow, of which there is one."""
+    [found] = entries(store, "flbench.run", path.name)
+    return found
+
+
+def history(store: Store, entry: Any) -> list[tuple[str, int, float]]:
+    """Return all points of all curves: name, step, value."""
+    return [
+        (name, point.step, point.value)
+        for name in entry.data.metrics
+        for point in store.client.get_metric_history(entry.info.run_id, name)
+    ]
+
+
+def counts(store: Store, path: Path) -> Sequence[int]:
+    """Return how much MLflow has of a run."""
+    entry = only(store, path)
+    files = store.client.list_artifacts(entry.info.run_id)
+    return len(entry.data.params), len(history(store, entry)), len(entry.data.tags), len(files)

@@ -1,0 +1,288 @@
+"""The mirror as a process of its own: servers that are away, runs that are killed."""
+
+import json
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.request import urlopen
+
+import pytest
+
+pytest.importorskip("mlflow")
+
+from flbench import cli
+from flbench.config import TrackingConfig
+from flbench.errors import ConfigError
+from flbench.tracking import follow, metrics_file, mirror, mlflow_store, mlflow_ui
+from tests.support import SMALL, run
+from tests.tracking.reading import entries, history, only
+
+pytestmark = [pytest.mark.mlflow, pytest.mark.slow]
+
+RUN = [*SMALL, "algorithm=fedavg", "tracking.mlflow=true"]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    path, _ = run(tmp_path_factory.mktemp("runs"), "algorithm=fedavg")
+    return path
+
+
+def wait(done: Callable[[], object], seconds: float = 90) -> None:
+    end = time.monotonic() + seconds
+    while not done():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.1)
+
+
+def is_free(path: Path) -> bool:
+    """Whether no mirror is at work on a folder."""
+    with follow._alone(path) as free:
+        return free
+
+
+@contextmanager
+def black_hole() -> Iterator[str]:
+    """A server that takes connections and never answers."""
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen(50)
+        yield f"http://127.0.0.1:{server.getsockname()[1]}"
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextmanager
+def server(folder: Path, port: int) -> Iterator[str]:
+    """A real server."""
+    uri = f"http://127.0.0.1:{port}"
+    process = mlflow_ui._start(f"sqlite:///{folder}/server.db", port)
+    try:
+        mlflow_ui._wait(process, uri)
+        yield uri
+    finally:
+        mlflow_ui._stop(process)
+
+
+def test_mirror_is_off_where_it_is_switched_off_or_mlflow_is_missing(tmp_path, monkeypatch):
+    off = mirror.start(tmp_path, TrackingConfig(mlflow=False))
+    monkeypatch.setattr(mlflow_store, "installed", lambda: False)
+    auto = mirror.start(tmp_path, TrackingConfig())
+
+    assert off is None
+    assert auto is None
+    with pytest.raises(ConfigError, match=r"tracking.mlflow=true.*pip install 'flbench\[mlflow\]'"):
+        mirror.start(tmp_path, TrackingConfig(mlflow=True))
+
+
+def test_run_is_mirrored_by_a_process_of_its_own(tmp_path):
+    """The run's own process never imports MLflow."""
+    uri = f"sqlite:///{tmp_path}/m/flbench.db"
+    items = [*RUN, f"output.dir={tmp_path}", f"tracking.uri={uri}", "tracking.experiment=mine"]
+    script = (
+        "import sys; from flbench.cli import main; code = main(['run', *sys.argv[1:]]);"
+        "sys.exit(9 if 'mlflow' in sys.modules else code)"
+    )
+
+    done = subprocess.run(
+        [sys.executable, "-c", script, *items], capture_output=True, text=True, check=False
+    )
+
+    assert done.returncode == 0, done.stderr
+    [folder] = tmp_path.glob("digits-dirichlet/*")
+    store = mlflow_store.open_store(uri)
+    entry = only(store, folder)
+    assert entry.info.status == "FINISHED"
+    assert entry.info.experiment_id == store.client.get_experiment_by_name("mine").experiment_id
+    rows = metrics_file.read(folder / "metrics.csv")
+    assert len(history(store, entry)) >= len(rows)
+    assert is_free(folder)
+    again, _ = follow.sync(folder, None)  # to where its configuration says
+    assert not again
+
+
+def test_server_that_never_answers_costs_a_sentence_and_no_more(tmp_path, capsys):
+    with black_hole() as uri:
+        code = cli.main(["run", *RUN, f"output.dir={tmp_path}", f"tracking.uri={uri}"])
+
+    said = capsys.readouterr().err
+    [folder] = tmp_path.glob("digits-dirichlet/*")
+    assert code == 0
+    assert f"MLflow at {uri} was not reached (no answer in time): flbench sync {folder}" in said
+    assert (folder / "summary.json").exists()
+
+
+def test_killed_run_is_told_and_its_resumption_goes_on_in_the_same_entry(tmp_path):
+    store = mlflow_store.open_store(f"sqlite:///{tmp_path}/m/flbench.db")
+    items = [*RUN, f"output.dir={tmp_path}", f"tracking.uri={store.uri}", "train.rounds=400"]
+    more = ["output.checkpoint_every=2", "evaluation.every=50"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "flbench", "run", *items, *more],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        wait(lambda: entries(store, "kind", "run"))
+        wait(lambda: list(tmp_path.glob("*/*/checkpoints/last.safetensors")))
+        [folder] = tmp_path.glob("digits-dirichlet/*")
+        held = not is_free(folder)
+        early = only(store, folder)
+    finally:
+        process.kill()
+        process.wait()
+    assert held
+    assert not (folder / "summary.json").exists(), "the run was over before it could be killed"
+    wait(lambda: is_free(folder))
+    killed = only(store, folder)
+
+    code = cli.main(["run", "--resume", str(folder)])
+
+    resumed = only(store, folder)
+    assert code == 0
+    assert [early.info.status, killed.info.status] == ["RUNNING", "KILLED"]
+    assert resumed.info.run_id == killed.info.run_id
+    assert resumed.info.status == "FINISHED"
+    rows = metrics_file.read(folder / "metrics.csv")
+    named = [row for row in rows if row[1:4] == ("train", "", "loss")]
+    losses = store.client.get_metric_history(resumed.info.run_id, "train/loss")
+    assert sorted((point.step, point.value) for point in losses) == [(r[0], r[4]) for r in named]
+
+
+def test_mirror_says_how_a_run_ended_that_failed(finished, tmp_path):
+    path = shutil.copytree(finished, tmp_path / "failed")
+    (path / "summary.json").unlink()
+    uri = f"sqlite:///{tmp_path}/m/flbench.db"
+    mirrored = mirror.start(path, TrackingConfig(uri=uri))
+
+    said = mirrored.finish(60, "failed")
+
+    store = mlflow_store.open_store(uri)
+    assert said is None
+    assert only(store, path).info.status == "FAILED"
+    follow.sync(path, uri)
+    assert only(store, path).info.status == "FAILED"  # a later sync cannot know better
+
+
+def test_server_that_comes_late_or_dies_loses_nothing(finished, tmp_path, capsys):
+    path = shutil.copytree(finished, tmp_path / "late")
+    port = free_port()
+    uri = f"http://127.0.0.1:{port}"
+    mirrored = mirror.start(path, TrackingConfig(uri=uri))
+    wait(lambda: "connection refused" in (path / mirror.LOG).read_text())
+
+    with server(tmp_path, port):
+        said = mirrored.finish(60)
+        store = mlflow_store.open_store(uri)
+        entry = only(store, path)
+        points = len(history(store, entry))
+        nothing, _ = follow.sync(path, uri)
+        late = shutil.copytree(finished, tmp_path / "later")
+        more, _ = follow.sync(late, uri)
+
+    assert said is None
+    assert entry.info.status == "FINISHED"
+    assert points >= len(metrics_file.read(path / "metrics.csv"))
+    assert not nothing
+    assert more.files > 5
+    assert cli.main(["sync", str(path), "--uri", uri]) == 2
+    assert f"MLflow at {uri} was not reached (connection refused)" in capsys.readouterr().err
+
+
+def test_ui_serves_the_store_until_it_is_interrupted(finished, tmp_path):
+    uri = f"sqlite:///{tmp_path}/m/flbench.db"
+    paths = [shutil.copytree(finished, tmp_path / name) for name in ("one", "two")]
+    config = paths[1] / "config.yaml"
+    config.write_text(config.read_text().replace("name: fedavg", "name: fedprox"))
+    for path in paths:
+        follow.sync(path, uri)
+    port = free_port()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "flbench", "ui", "--uri", uri, "--port", str(port)],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        said = []
+        for line in process.stdout:
+            said.append(line)
+            if line.startswith("Ctrl-C"):
+                break
+        text = "".join(said)
+        with urlopen(f"http://127.0.0.1:{port}/health", timeout=10) as answer:
+            healthy = answer.status == 200
+        process.send_signal(2)
+        process.communicate(timeout=60)
+    finally:
+        process.kill()
+
+    assert healthy
+    assert process.returncode == 0
+    assert f"http://127.0.0.1:{port}/#/experiments/1/runs?viewStateShareKey=flbench" in text
+    ids = [only(mlflow_store.open_store(uri), path).info.run_id for path in paths]
+    [comparison] = [line for line in said if "compare-runs" in line]
+    assert all(number in comparison for number in ids)
+    with socket.socket() as probe:
+        assert probe.connect_ex(("127.0.0.1", port)) != 0
+
+
+def test_ui_says_what_is_in_its_way(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    nothing = cli.main(["ui"])
+    (tmp_path / "x.db").touch()
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = str(other.getsockname()[1])
+        taken = cli.main(["ui", "--uri", f"sqlite:///{tmp_path}/x.db", "--port", port])
+    monkeypatch.setattr(mlflow_store, "installed", lambda: False)
+    missing = cli.main(["ui"])
+
+    said = capsys.readouterr().err
+    assert [nothing, taken, missing] == [2, 2, 2]
+    for words in ("is not there yet", f"--port {port} cannot be used", "flbench[mlflow]"):
+        assert words in said
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda path: None, "does not exist"),
+        (lambda path: path.mkdir(), "neither a run folder nor a study"),
+    ],
+)
+def test_sync_refuses_what_is_no_run(tmp_path, capsys, make, said):
+    make(tmp_path / "x")
+
+    code = cli.main(["sync", str(tmp_path / "x"), "--uri", f"sqlite:///{tmp_path}/y.db"])
+
+    assert code == 2
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / "y.db").exists()
+
+
+def test_sync_refuses_a_folder_that_is_being_mirrored(finished, tmp_path, capsys):
+    path = shutil.copytree(finished, tmp_path / "busy")
+    with follow._alone(path):
+        code = cli.main(["sync", str(path), "--uri", f"sqlite:///{tmp_path}/y.db"])
+
+    assert code == 2
+    assert "another process is sending" in capsys.readouterr().err
+
+
+def test_summary_of_a_damaged_folder_is_told_and_not_a_traceback(finished, tmp_path, capsys):
+    path = shutil.copytree(finished, tmp_path / "damaged")
+    (path / "partition.json").write_text(json.dumps({})[:1])
+
+    code = cli.main(["sync", str(path), "--uri", f"sqlite:///{tmp_path}/y.db"])
+
+    assert code == 2
+    assert "is damaged" in capsys.readouterr().err

@@ -1,0 +1,268 @@
+"""A run folder in MLflow: everything there, nothing twice."""
+
+import fcntl
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import yaml
+
+pytest.importorskip("mlflow")
+
+from flbench.errors import DataError, UserError
+from flbench.layers import leaves
+from flbench.tracking import follow, metrics_file, mlflow_names
+from flbench.tracking.metrics_file import Row
+from tests.support import interrupted_run, run
+from tests.tracking.reading import counts, history, only
+
+pytestmark = [pytest.mark.mlflow, pytest.mark.slow]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path, _ = run(tmp_path_factory.mktemp("runs"), "algorithm=fedavg", "evaluation.common.every=1")
+    return path
+
+
+@pytest.fixture
+def copied(folder, tmp_path):
+    """The run under a name of its own, so that tests do not meet in the store."""
+
+    def copy(name: str):
+        return shutil.copytree(folder, tmp_path / name)
+
+    return copy
+
+
+def test_run_has_every_parameter_under_its_path(store, copied):
+    path = copied("parameters")
+
+    follow.sync(path, store.uri)
+
+    found = only(store, path).data.params
+    config = yaml.safe_load((path / "config.yaml").read_text())
+    wanted = {key for key in leaves(config) if not key.startswith("tracking.")}
+    assert set(found) == wanted
+    assert found["train.rounds"] == "3"
+    assert json.loads(found["partition.split"]) == [0.6, 0.2, 0.2]
+    assert found["algorithm.name"] == "fedavg"
+
+
+def test_run_has_the_figures_of_metrics_csv_bit_for_bit(store, copied):
+    path = copied("figures")
+
+    follow.sync(path, store.uri)
+
+    rows = metrics_file.read(path / "metrics.csv")
+    wanted = sorted((mlflow_names.figure(row), row.round, row.value) for row in rows)
+    named = {name for name, _, _ in wanted}
+    found = history(store, only(store, path))
+    assert sorted(item for item in found if item[0] in named) == wanted
+
+
+def test_summary_gives_figures_to_sort_by(store, copied):
+    path = copied("sorted")
+    summary = json.loads((path / "summary.json").read_text())
+
+    follow.sync(path, store.uri)
+
+    found = only(store, path).data.metrics
+    assert found["final/test/accuracy"] == summary["last"]["test"]["accuracy"]
+    assert found["best/validation/accuracy"] == summary["best"]["validation"]["accuracy"]
+    assert found["cost/up_bytes"] == summary["communication"]["up_bytes"]
+    assert found["cost/seconds/total"] == summary["seconds"]["total"]
+
+
+def test_files_arrive_as_they_are(store, copied, tmp_path):
+    path = copied("files")
+
+    follow.sync(path, store.uri)
+
+    entry = only(store, path)
+    there = {item.path for item in store.client.list_artifacts(entry.info.run_id)}
+    assert there >= {"config.yaml", "summary.json", "report.html", "clients.csv", "confusion.csv"}
+    for name in ("per_class.csv", "checkpoints/last.safetensors"):
+        copy = store.client.download_artifacts(entry.info.run_id, name, str(tmp_path))
+        assert (path / name).read_bytes() == Path(copy).read_bytes()
+    picture = store.client.download_artifacts(entry.info.run_id, "partition.png", str(tmp_path))
+    assert Path(picture).read_bytes().startswith(b"\x89PNG")
+
+
+def test_table_of_classes_is_one_that_mlflow_shows(store, copied, tmp_path):
+    path = copied("table")
+
+    follow.sync(path, store.uri)
+
+    entry = only(store, path)
+    file = store.client.download_artifacts(entry.info.run_id, "per_class.json", str(tmp_path))
+    table = json.loads(Path(file).read_text())
+    header, *lines = (path / "per_class.csv").read_text().splitlines()
+    assert table["columns"] == header.split(",")
+    assert len(table["data"]) == len(lines)
+    shown = json.loads(entry.data.tags["mlflow.loggedArtifacts"])
+    assert {"path": "per_class.json", "type": "table"} in shown
+
+
+def test_data_set_is_an_input_with_the_digest_of_its_content(store, copied):
+    path = copied("data")
+    about = json.loads((path / "partition.json").read_text())
+
+    follow.sync(path, store.uri)
+
+    entry = store.client.get_run(only(store, path).info.run_id)
+    [found] = entry.inputs.dataset_inputs
+    assert found.dataset.name == "digits"
+    assert found.dataset.digest == about["data"][:32]
+    assert entry.data.tags["flbench.data"] == about["data"]
+    assert entry.data.tags["partition"] == about["hash"]
+
+
+def test_second_sync_sends_nothing(store, copied):
+    path = copied("twice")
+    first, _ = follow.sync(path, store.uri)
+    before = counts(store, path)
+
+    second, _ = follow.sync(path, store.uri)
+
+    assert first
+    assert first.figures
+    assert not second
+    assert counts(store, path) == before
+
+
+def test_figures_that_are_sent_again_change_nothing(store, copied):
+    path = copied("again")
+    follow.sync(path, store.uri)
+    before = counts(store, path)
+    entry = only(store, path)
+    store.client.set_tag(entry.info.run_id, "mlflow.flbench.sent", "7 0000")
+
+    again, _ = follow.sync(path, store.uri)
+
+    assert again.figures > 0
+    assert counts(store, path) == before
+
+
+def test_figures_of_a_growing_file_are_sent_once_and_a_half_line_waits(store, copied):
+    path = copied("growing")
+    (path / "summary.json").unlink()
+    whole = (path / "metrics.csv").read_text()
+    cut = whole.index("\n", whole.index(",validation,")) + 5  # within a line
+    (path / "metrics.csv").write_text(whole[:cut])
+    first, _ = follow.sync(path, store.uri)
+    (path / "metrics.csv").write_text(whole)
+
+    second, _ = follow.sync(path, store.uri)
+
+    lines = whole.count("\n") - 1
+    assert first.figures == whole[:cut].count("\n") - 1
+    assert second.figures == lines - first.figures
+
+
+def test_rewound_figures_are_sent_again(store, copied):
+    path = copied("rewound")
+    (path / "summary.json").unlink()
+    rows = metrics_file.read(path / "metrics.csv")
+    other = [*rows[:-1], Row(rows[-1].round, "server", "", "another", 1.0)]
+    (path / "metrics.csv").write_text(metrics_file.head() + metrics_file.to_text(other))
+    follow.sync(path, store.uri)
+    (path / "metrics.csv").write_text(metrics_file.head() + metrics_file.to_text(rows))
+
+    follow.sync(path, store.uri)
+
+    found = {(name, step) for name, step, _ in history(store, only(store, path))}
+    assert {(mlflow_names.figure(row), row.round) for row in rows} <= found
+
+
+def test_equal_figures_of_a_set_up_stay_apart(store, copied):
+    path = copied("setup")
+    rows = [Row(0, "setup", "", "up_bytes", 5.0), Row(0, "setup", "", "up_bytes", 5.0)]
+    (path / "metrics.csv").write_text(metrics_file.head() + metrics_file.to_text(rows))
+
+    follow.sync(path, store.uri)
+
+    found = [item for item in history(store, only(store, path)) if item[0] == "setup/up_bytes"]
+    assert found == [("setup/up_bytes", 0, 5.0)] * 2
+
+
+def test_interrupted_run_is_killed_and_its_resumption_goes_on_in_the_same_entry(store, tmp_path):
+    from flbench import experiment
+    from flbench.layers import Layer
+    from tests.support import Silent
+
+    path = interrupted_run(tmp_path, "algorithm=fedavg")
+    follow.sync(path, store.uri)
+    killed = only(store, path)
+
+    experiment.resume(path, Layer({}), Silent())
+    follow.sync(path, store.uri)
+
+    resumed = only(store, path)
+    assert killed.info.status == "KILLED"
+    assert resumed.info.run_id == killed.info.run_id
+    assert resumed.info.status == "FINISHED"
+    wanted = json.loads((path / "summary.json").read_text())["last"]["test"]["accuracy"]
+    assert resumed.data.metrics["test/accuracy"] == wanted
+
+
+def test_run_that_goes_on_in_another_process_is_running(store, copied):
+    path = copied("running")
+    (path / "summary.json").unlink()
+    with (path / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        follow.sync(path, store.uri)
+        running = only(store, path).info.status
+
+    follow.sync(path, store.uri)
+
+    assert running == "RUNNING"
+    assert only(store, path).info.status == "KILLED"
+
+
+def test_too_large_a_checkpoint_is_noted(store, copied, monkeypatch):
+    path = copied("large")
+    monkeypatch.setattr("flbench.tracking.mlflow_files.LARGEST", 10)
+
+    follow.sync(path, store.uri)
+
+    entry = only(store, path)
+    there = {item.path for item in store.client.list_artifacts(entry.info.run_id)}
+    assert "checkpoints" not in there
+    assert entry.data.tags["checkpoint.last"].startswith("not sent")
+
+
+def test_deleted_experiment_is_told(store, copied):
+    path = copied("gone")
+    text = (path / "config.yaml").read_text().replace("experiment: null", "experiment: gone")
+    (path / "config.yaml").write_text(text)
+    follow.sync(path, store.uri)
+    store.client.delete_experiment(store.client.get_experiment_by_name("gone").experiment_id)
+
+    with pytest.raises(UserError, match=r"`gone` was deleted.*tracking.experiment"):
+        follow.sync(path, store.uri)
+
+
+def test_damaged_figures_are_told_with_the_line(store, copied):
+    path = copied("damaged")
+    with (path / "metrics.csv").open("a") as file:
+        file.write("4,test,personal,accuracy,much\n")
+    line = (path / "metrics.csv").read_text().count("\n")
+
+    with pytest.raises(DataError, match=f"damaged in line {line}"):
+        follow.sync(path, store.uri)
+
+
+@pytest.mark.parametrize(
+    ("row", "name"),
+    [
+        (Row(1, "validation", "personal", "accuracy", 0.5), "validation/accuracy"),
+        (Row(1, "test", "personal@local", "rare_recall", 0.5), "test/personal-local/rare_recall"),
+        (Row(1, "test", "head", "accuracy", 0.5), "test/head/accuracy"),
+        (Row(1, "train", "", "loss", 0.5), "train/loss"),
+        (Row(1, "server", "", "a$b", 0.5), "server/a-b"),
+    ],
+)
+def test_names_of_figures(row, name):
+    assert mlflow_names.figure(row) == name

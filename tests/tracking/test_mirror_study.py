@@ -1,0 +1,238 @@
+"""A study in MLflow: study, methods, trials and seeds as nested runs."""
+
+import json
+import shutil
+
+import pytest
+
+pytest.importorskip("mlflow")
+
+from flbench.errors import UserError
+from flbench.tracking import follow, metrics_file, mlflow_names, mlflow_view
+from tests.support import run
+from tests.tracking import study
+from tests.tracking.reading import entries, history
+
+pytestmark = [pytest.mark.mlflow, pytest.mark.slow]
+
+METHODS = ("fedavg", "local")
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    out = tmp_path_factory.mktemp("runs")
+    return {name: run(out, f"algorithm={name}", "train.rounds=2")[0] for name in METHODS}
+
+
+class Mirrored:
+    """A study that was sent, and how MLflow has it."""
+
+    def __init__(self, store, path):
+        self.store, self.path = store, path
+
+    def sync(self):
+        sent, _ = follow.sync(self.path, self.store.uri)
+        found = entries(self.store, "flbench.study", self.id)
+        self.by_key = {
+            item.data.tags["flbench.run"].removeprefix(self.id).removeprefix("/"): item
+            for item in found
+        }
+        assert len(self.by_key) == len(found)
+        return sent
+
+    @property
+    def id(self):
+        return json.loads((self.path / "study.json").read_text())["id"]
+
+    def parent(self, key):
+        above = self.by_key[key].data.tags.get("mlflow.parentRunId")
+        return next((k for k, item in self.by_key.items() if item.info.run_id == above), None)
+
+    def edit(self, trial, **values):
+        file = self.path / trial / "trial.json"
+        study.write(file, json.loads(file.read_text()) | values)
+
+
+@pytest.fixture
+def made(store, runs, tmp_path, request):
+    """A study with an id of its own, so that tests do not meet in the store."""
+
+    def make(**options):
+        path = study.make(tmp_path, runs, **options)
+        about = json.loads((path / "study.json").read_text())
+        study.write(path / "study.json", about | {"id": request.node.name})
+        return Mirrored(store, path)
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def whole(store, runs, tmp_path_factory):
+    """A finished study that tests only look at."""
+    found = Mirrored(store, study.make(tmp_path_factory.mktemp("studies"), runs))
+    found.sync()
+    return found
+
+
+def test_every_part_of_a_study_is_a_run_below_its_own(whole):
+    parents = {key: whole.parent(key) for key in whole.by_key}
+
+    wanted = {"": None}
+    for method in METHODS:
+        wanted[f"methods/{method}"] = ""
+        for index in range(len(study.TRIALS)):
+            wanted[f"trials/{method}/{index:03d}"] = f"methods/{method}"
+        for seed in range(1, study.SEEDS + 1):
+            wanted[f"finals/{method}/default-seed{seed}"] = f"trials/{method}/000"
+            wanted[f"finals/{method}/tuned-seed{seed}"] = f"trials/{method}/001"
+    assert parents == wanted
+
+
+def test_states_of_trials_are_told(whole):
+    found = [whole.by_key[f"trials/local/{index:03d}"] for index in range(len(study.TRIALS))]
+
+    assert [item.info.status for item in found] == ["FINISHED", "FINISHED", "KILLED", "FAILED"]
+    assert [item.data.tags["state"] for item in found] == [state for state, _, _ in study.TRIALS]
+    assert found[3].data.tags["reason"] == "round 2, client 1: loss is not finite"
+    assert whole.by_key[""].info.status == "FINISHED"
+    assert whole.by_key["methods/local"].info.status == "FINISHED"
+
+
+def test_trial_has_what_was_searched_and_its_score(whole):
+    found = whole.by_key["trials/local/001"]
+
+    assert found.data.params == {"train.optimizer.lr": "0.02"}
+    assert found.data.metrics["score"] == pytest.approx(0.81)
+    assert found.data.tags["objective"] == "validation/accuracy"
+    assert found.data.tags["algorithm"] == "local"
+
+
+def test_trial_and_method_have_no_curve_of_a_test(whole):
+    for key in ("trials/local/001", "methods/local", ""):
+        curves = {name for name, step, _ in history(whole.store, whole.by_key[key]) if step}
+        assert curves
+        assert not [name for name in curves if name.startswith(("test/", "common/"))]
+
+
+def test_method_has_parameters_and_curve_of_its_best_trial(whole):
+    found = whole.by_key["methods/fedavg"]
+    rows = metrics_file.read(whole.path / "trials" / "fedavg" / "001" / "metrics.csv")
+
+    assert found.data.params["train.optimizer.lr"] == "0.02"
+    assert found.data.params["algorithm.name"] == "fedavg"
+    assert found.data.tags["best_trial"] == "001"
+    points = history(whole.store, found)
+    assert {(mlflow_names.figure(row), row.round, row.value) for row in rows} <= set(points)
+    scores = sorted((step, value) for name, step, value in points if name == "search/score")
+    assert scores == [(0, 0.6), (1, 0.8), (2, 0.9)]
+
+
+def test_study_has_those_of_the_best_method(whole):
+    found = whole.by_key[""]
+
+    assert found.data.tags["best_method"] == "local"
+    assert found.data.params["algorithm.name"] == "local"
+    assert found.data.params["trials"] == str(len(study.TRIALS))
+    there = {item.path for item in whole.store.client.list_artifacts(found.info.run_id)}
+    assert there >= {"study.md", "trials.csv", "results.json", "report.html", "partition.png"}
+
+
+def test_method_has_the_mean_over_its_seeds(store, made):
+    mirrored = made()
+    values = (0.25, 0.75)
+    for seed, value in enumerate(values, start=1):
+        file = mirrored.path / "finals" / "local" / f"tuned-seed{seed}" / "summary.json"
+        summary = json.loads(file.read_text())
+        summary["best"]["test"]["accuracy"] = value
+        study.write(file, summary)
+
+    mirrored.sync()
+
+    found = mirrored.by_key["methods/local"].data.metrics
+    default = mirrored.by_key["finals/local/default-seed1"].data.metrics
+    assert found["best/test/accuracy"] == 0.5
+    assert found["default/best/test/accuracy"] == default["best/test/accuracy"]
+
+
+def test_final_training_is_a_whole_run(whole):
+    found = whole.by_key["finals/local/tuned-seed2"]
+
+    there = {item.path for item in whole.store.client.list_artifacts(found.info.run_id)}
+    assert there >= {"summary.json", "per_class.json", "checkpoints", "trial.json"}
+    assert found.data.tags["seed"] == "2"
+    assert found.data.tags["variant"] == "tuned"
+    assert "test/accuracy" in found.data.metrics
+
+
+def test_second_sync_of_a_study_sends_nothing(whole):
+    def state():
+        return {key: (item.info, item.data) for key, item in whole.by_key.items()}
+
+    before = {key: (str(info), data.to_dictionary()) for key, (info, data) in state().items()}
+
+    again = whole.sync()
+
+    assert not again
+    after = {key: (str(info), data.to_dictionary()) for key, (info, data) in state().items()}
+    assert after == before
+
+
+def test_unfinished_search_shows_no_winner_and_goes_on_later(made):
+    mirrored = made(finals=False)
+    mirrored.edit("trials/local/001", state="running", score=0.3, round=1, ended=None)
+
+    mirrored.sync()
+    before = mirrored.by_key
+    mirrored.edit("trials/local/001", state="finished", score=0.25, round=3)
+    mirrored.edit("trials/local/002", state="failed")
+    mirrored.sync()
+
+    assert before["trials/local/001"].info.status == "KILLED"
+    assert before["methods/local"].info.status == "KILLED"
+    assert "best_trial" not in before["methods/local"].data.tags
+    assert mirrored.by_key["trials/local/001"].info.status == "FINISHED"
+    assert mirrored.by_key["trials/local/001"].data.metrics["score"] == 0.25  # the latest one
+    assert mirrored.by_key["methods/local"].data.tags["best_trial"] == "000"
+    assert {key: item.info.run_id for key, item in before.items()} == {
+        key: item.info.run_id for key, item in mirrored.by_key.items()
+    }
+
+
+def test_parameters_that_a_scheduler_changed_stand_in_a_tag(made):
+    mirrored = made(finals=False)
+    mirrored.sync()
+    mirrored.edit("trials/local/000", params={"train.optimizer.lr": 0.5})
+
+    mirrored.sync()
+
+    found = mirrored.by_key["trials/local/000"].data
+    assert found.params["train.optimizer.lr"] == "0.01"
+    assert found.tags["latest.train.optimizer.lr"] == "0.5"
+
+
+def test_study_has_a_view_with_its_search(whole):
+    experiment = whole.store.client.get_experiment(whole.by_key[""].info.experiment_id)
+
+    view = json.loads(experiment.tags[mlflow_view.TAG + whole.id])
+    assert "params.`train.optimizer.lr`" in view["selectedColumns"]
+    assert whole.id in view["searchFilter"]
+    # A name that nobody wrote is a column without values.
+    known = set(whole.by_key["methods/local"].data.metrics)
+    for column in view["selectedColumns"]:
+        if column.startswith("metrics."):
+            assert column.removeprefix("metrics.").strip("`") in known
+
+
+def test_a_trial_alone_is_refused_with_the_study_to_send(whole):
+    with pytest.raises(UserError, match=f"flbench sync {whole.path}"):
+        follow.sync(whole.path / "trials" / "local" / "000", whole.store.uri)
+
+
+def test_a_study_without_its_trials_is_sent(made):
+    mirrored = made(finals=False)
+    for method in METHODS:
+        shutil.rmtree(mirrored.path / "trials" / method)
+
+    mirrored.sync()
+
+    assert set(mirrored.by_key) == {"", *(f"methods/{method}" for method in METHODS)}
