@@ -26,6 +26,8 @@ from flbench.search.study import Job, Record, job_of
 from flbench.search.worker import Worker
 from flbench.tracking import metrics_file
 
+TERMINATED: Final = 130  # as after Ctrl-C: what is there can be gone on with
+
 # Of Ray Tune, before it is used: our folders say all that a resume needs.
 QUIET: Final = {
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
@@ -166,7 +168,7 @@ def carry_out(
             continue
         queue = Queue(study, plan, wanted, board.end)
         at_once = None if rules.scheduler == "pbt" else means.concurrent
-        with _terminated_as_interrupted():
+        with _ends_at_once(study):
             _fit(trainable, queue, schedule(queue), study, means, _Watch(queue, board), at_once)
         if not plan.is_over(wanted):
             raise KeyboardInterrupt
@@ -296,10 +298,19 @@ def _fit(
 
 
 @contextmanager
-def _terminated_as_interrupted() -> Iterator[None]:
-    """Let SIGTERM end a study as Ctrl-C does."""
-    before = signal.getsignal(signal.SIGTERM)
-    signal.signal(signal.SIGTERM, lambda *_: os.kill(os.getpid(), signal.SIGINT))
+def _ends_at_once(study: Path) -> Iterator[None]:
+    """Let SIGTERM end the process without a word to Ray.
+
+    It is often sent to all processes of a group or service. Ray's servers are gone then, and asking
+    them for anything takes a minute. What has ended is in the study folder.
+    """
+
+    def end(*_: object) -> None:
+        text = f"note: terminated. Go on with: flbench tune --resume {study}\n"
+        os.write(2, text.encode())
+        os._exit(TERMINATED)
+
+    before = signal.signal(signal.SIGTERM, end)
     try:
         yield
     finally:

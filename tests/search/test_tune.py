@@ -53,7 +53,10 @@ def found(study: Path) -> dict[str, tuple]:
 
 def begin(*command: str) -> subprocess.Popen:
     return subprocess.Popen(
-        [sys.executable, "-m", "flbench", *command], stderr=subprocess.PIPE, text=True
+        [sys.executable, "-m", "flbench", *command],
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
     )
 
 
@@ -84,7 +87,7 @@ def test_optuna_gives_the_same_trials_again_with_two_at_once(tmp_path):
 
 
 def test_study_that_is_stopped_and_killed_ends_as_a_straight_one(tmp_path):
-    """Ctrl-C, then kill -9, each in the middle; no trial that had ended is touched again."""
+    """Ctrl-C, SIGTERM to the whole group, kill -9; no trial that had ended is touched again."""
     more = ("--trials", "3", "--seeds", "1", "--scheduler", "none", "train.rounds=12")
     straight = tune(tmp_path / "straight", "fedavg,fedproto", *more)
     process = begin(*arguments(tmp_path / "broken", "fedavg,fedproto", *more))
@@ -96,7 +99,14 @@ def test_study_that_is_stopped_and_killed_ends_as_a_straight_one(tmp_path):
     assert f"flbench tune --resume {study}" in said
 
     process = begin("tune", "--resume", str(study))
-    wait_for(process, "finished", 2)
+    wait_for(process, "finished", 1)
+    os.killpg(process.pid, signal.SIGTERM)
+    said = process.communicate(timeout=60)[1]
+    assert process.returncode == 130
+    assert f"flbench tune --resume {study}" in said
+
+    process = begin("tune", "--resume", str(study))
+    wait_for(process, "finished", 1)
     process.kill()
     process.communicate()
     ended = {name for name, record in records(study).items() if record["ended"]}
