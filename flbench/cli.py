@@ -30,6 +30,11 @@ NO_MEMORY = (
     "Storage size calculation overflowed",
 )
 
+RESUMED = (
+    "It takes methods, spaces and configuration of the study, and goes on in its folder; only"
+    " --concurrent, --gpus-per-trial, --retries and --address can be others."
+)
+
 Overrides = Annotated[
     list[str] | None,
     typer.Argument(
@@ -340,39 +345,51 @@ def tune(
         ),
     ] = None,
     trials: Annotated[
-        int,
+        int | None,
         typer.Option(
-            "--trials", metavar="N", min=1, help="Of each method, the defaults among them."
+            "--trials",
+            metavar="N",
+            min=1,
+            help="Of each method, the defaults among them (default 16).",
         ),
-    ] = 16,
+    ] = None,
     config: ConfigFile = None,
     search: Annotated[
-        str,
-        typer.Option("--search", metavar="random|grid|optuna", help="How parameters are proposed."),
-    ] = "random",
+        str | None,
+        typer.Option(
+            "--search",
+            metavar="random|grid|optuna",
+            help="How parameters are proposed (default random).",
+        ),
+    ] = None,
     scheduler: Annotated[
-        str,
+        str | None,
         typer.Option(
             "--scheduler",
             metavar="asha|pbt|none",
-            help="asha: stop trials that fall behind; pbt: let them take up the best ones' state;"
-            " none: all run to the end, which gives the same result each time.",
+            help="asha (default): stop trials that fall behind; pbt: let them take up the best"
+            " ones' state; none: all run to the end, which gives the same result each time.",
         ),
-    ] = "asha",
+    ] = None,
     metric: Annotated[
-        str,
-        typer.Option("--metric", metavar="NAME", help="Of validation, never of test, to be large."),
-    ] = "accuracy",
+        str | None,
+        typer.Option(
+            "--metric",
+            metavar="NAME",
+            help="Of validation, never of test, to be large (default accuracy).",
+        ),
+    ] = None,
     seeds: Annotated[
-        int,
+        int | None,
         typer.Option(
             "--seeds",
             metavar="N",
             min=0,
             max=1000,
-            help="Of which the default and the best parameters are trained again, and tested.",
+            help="Of which the default and the best parameters are trained again, and tested"
+            " (default 3; 0 leaves it out).",
         ),
-    ] = 3,
+    ] = None,
     concurrent: Annotated[
         int | None,
         typer.Option(
@@ -381,7 +398,12 @@ def tune(
     ] = None,
     gpus: Annotated[
         float | None,
-        typer.Option("--gpus-per-trial", metavar="SHARE", min=0, help="Such as 0.25 (default 0)."),
+        typer.Option(
+            "--gpus-per-trial",
+            metavar="SHARE",
+            min=0,
+            help="Such as 0.25 (default: 1 where trials train on a GPU).",
+        ),
     ] = None,
     retries: Annotated[
         int | None,
@@ -395,9 +417,10 @@ def tune(
             "--address", metavar="HOST:PORT|auto", help="A running Ray cluster (default: our own)."
         ),
     ] = None,
-    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder for studies.")] = Path(
-        "studies"
-    ),
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", metavar="DIR", help="Folder for studies (default studies)."),
+    ] = None,
     resume: Annotated[
         Path | None,
         typer.Option("--resume", metavar="STUDY_DIR", help="Go on with an interrupted study."),
@@ -412,19 +435,7 @@ def tune(
         from flbench import commands
 
         means = {"concurrent": concurrent, "gpus": gpus, "retries": retries, "address": address}
-        given = {key: value for key, value in means.items() if value is not None}
-        if resume is not None:
-            if algo or config or space or overrides:
-                raise UserError(
-                    "--resume takes methods, spaces and configuration of the study, and goes on in"
-                    " its folder; only --concurrent, --gpus-per-trial, --retries and --address can"
-                    " be others."
-                )
-            commands.resume_study(resume, given)
-            return
-        if algo is None:
-            raise UserError("name what to tune: --algo hfcd, or several with commas between.")
-        asked = {
+        rest = {
             "space": space,
             "trials": trials,
             "search": search,
@@ -432,9 +443,20 @@ def tune(
             "metric": metric,
             "seeds": seeds,
             "out": out,
-            **given,
         }
-        commands.tune(algo, config=config, overrides=overrides or [], asked=asked)
+        given = {key: value for key, value in means.items() if value is not None}
+        asked = {key: value for key, value in rest.items() if value is not None}
+        if resume is not None:
+            options = {"algo": algo, "config": config, **asked}
+            if wrong := [f"--{name}" for name, value in options.items() if value is not None]:
+                raise UserError(f"{', '.join(wrong)} cannot go with --resume. {RESUMED}")
+            if overrides:
+                raise UserError(f"{' '.join(overrides)} cannot go with --resume. {RESUMED}")
+            commands.resume_study(resume, given)
+            return
+        if algo is None:
+            raise UserError("name what to tune: --algo hfcd, or several with commas between.")
+        commands.tune(algo, config=config, overrides=overrides or [], asked=asked | given)
 
 
 StoreUri = Annotated[

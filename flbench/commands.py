@@ -19,6 +19,7 @@ from flbench.yaml_text import to_yaml
 if TYPE_CHECKING:
     from flbench.data.federation import Federation
     from flbench.search.prepare import Prepared
+    from flbench.search.study import StudyFolder
 
 
 def layers(config: str | None, overrides: Sequence[str], out: str | None = None) -> list[Layer]:
@@ -317,22 +318,30 @@ def tune(algo: str, *, config: str | None, overrides: Sequence[str], asked: dict
     """Check a study, make its folder, and carry it out."""
     found = runs(algo, config=config, overrides=overrides, out=None)
     _need_tune()
-    from flbench.search import prepare
+    from flbench.search import prepare, run
+    from flbench.search.request import Request
 
     methods = tuple(name.strip() for name in algo.split(","))
-    request = prepare.Request(methods, **asked)
-    layers = dict(zip(methods, found, strict=True))
-    for each in found:
-        mirror.check(resolve(each)[0].tracking)
-    _study(prepare.begin(request, layers, ["flbench", *sys.argv[1:]]))
+    prepared = prepare.prepare(Request(methods, **asked), dict(zip(methods, found, strict=True)))
+    mirror.check(prepared.config.tracking)
+    console.notes(prepared.notes)
+    with run.cluster(prepared.means):  # what it cannot give is said before a folder is made
+        _study(prepare.create(prepared, ["flbench", *sys.argv[1:]]), prepared)
 
 
 def resume_study(path: Path, changed: dict[str, Any]) -> None:
     """Go on with a study."""
     _need_tune()
-    from flbench.search import prepare
+    from flbench.search import prepare, run
+    from flbench.search.study import StudyFolder
 
-    _study(prepare.reopen(path, changed))
+    folder = StudyFolder.reopen(path)
+    try:
+        prepared = prepare.reopen(folder, changed)
+        with run.cluster(prepared.means):
+            _study(folder, prepared)
+    finally:
+        folder.close()
 
 
 def _need_tune() -> None:
@@ -346,25 +355,36 @@ def _need_tune() -> None:
         ) from error
 
 
-def _study(prepared: "Prepared") -> None:
+def _study(folder: "StudyFolder", prepared: "Prepared") -> None:
     """Carry out what is left of a study, report it, and show it."""
     from flbench.reports import study as report
     from flbench.search import driver
 
-    path, config = prepared.folder.path, next(iter(prepared.configs.values()))
-    console.notes(prepared.notes)
     with mirror.Mirrors() as mirrors:
-        mirrors.open(path, config)
+        mirrors.open(folder.path, prepared.config)
         try:
-            driver.carry_out(prepared)
+            driver.carry_out(folder, prepared)
         except KeyboardInterrupt:
-            console.notes([f"interrupted. Go on with: flbench tune --resume {path}"])
+            console.notes([f"interrupted. Go on with: flbench tune --resume {folder.path}"])
             raise
         finally:
-            report.write(path)
-            prepared.folder.close()
-    show([path])
+            report.write(folder.path)
+            folder.close()
+    show([folder.path])
     console.notes(mirrors.finish())
+    _refuse_nothing_found(folder.path)
+
+
+def _refuse_nothing_found(path: Path) -> None:
+    """Raise a RunError for a study in which no trial of any method has a score."""
+    from flbench.search import results as studies
+
+    study = studies.read(path)
+    if all(study.winner(method) is None for method in study.methods):
+        raise RunError(
+            f"{path}: no trial ran to its end with a score. The reasons are above, and in"
+            f" {path / 'study.md'}."
+        )
 
 
 def reproduce(paper: str | None, *, dry_run: bool, **asked: Any) -> None:

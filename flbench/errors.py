@@ -20,6 +20,10 @@ class RunError(Exception):
     """A run failed: a full disk, a diverged client under `on_divergence: stop`. Exit code 1."""
 
 
+class DivergedError(RunError):
+    """Weights are no finite numbers, and the run cannot go on without them."""
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return " Did you mean `x`?" for the known name closest to `name`, or "" if none is close."""
     close = get_close_matches(name, list(known), n=1)

@@ -16,7 +16,7 @@ from flbench.client.program import Collector, LocalProgram, Map, Step
 from flbench.config import EvaluationConfig
 from flbench.data.federation import Federation
 from flbench.engine.base import Engine, RoundSettings
-from flbench.errors import RunError
+from flbench.errors import DivergedError
 from flbench.metrics.tally import Tally, confusion
 from flbench.tree import take
 from flbench.types import Info, Results, Rows, State, Tree, View
@@ -241,7 +241,7 @@ class Evaluator:
             return results
         failed = torch.tensor([failure.client for failure in results.failures])
         if deployment.program is None:
-            raise RunError(
+            raise DivergedError(
                 f"the models of clients {failed.tolist()} after round {state.round} are not finite"
                 f" ({results.failures[0].reason}). Lower train.optimizer.lr or set train.clip."
             )

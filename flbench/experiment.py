@@ -136,8 +136,8 @@ def build(config: Config, federation: Federation | None = None) -> Experiment:
     torch.set_num_threads(config.engine.threads or 1)
     federation = load_federation(config) if federation is None else federation
     # A file's own name, where it has one.
-    config = _with(config, "data", name=federation.dataset.name)
-    config = _with(config, "partition", clients=federation.clients)
+    config = altered(config, "data", name=federation.dataset.name)
+    config = altered(config, "partition", clients=federation.clients)
     net = build_net(config.model, federation.shape, federation.classes, config.seed)
     setting = Setting(
         seed=config.seed,
@@ -165,11 +165,11 @@ def build(config: Config, federation: Federation | None = None) -> Experiment:
     if config.engine.name == "auto":
 
         def make(name: str) -> Engine:
-            return build_engine(settle(_with(asked, "engine", name=name)), net, federation)
+            return build_engine(settle(altered(asked, "engine", name=name)), net, federation)
 
         start = training_state(algorithm, _start(config, net, algorithm))
         name, reason = engine_choice.choose(config, algorithm, start, make)
-        chosen = settle(_with(asked, "engine", name=name)).engine
+        chosen = settle(altered(asked, "engine", name=name)).engine
         config = config.model_copy(update={"engine": chosen})
         torch.set_num_threads(chosen.threads or 1)
         notes.append(reason)
@@ -227,8 +227,8 @@ def settle(config: Config) -> Config:
         )
     device = str(find_device(config.engine.device))
     seed = config.seed if config.partition.seed is None else config.partition.seed
-    engine = _with(config, "engine", threads=threads, device=device)
-    return _with(engine, "partition", seed=seed)
+    engine = altered(config, "engine", threads=threads, device=device)
+    return altered(engine, "partition", seed=seed)
 
 
 def precision_of(config: EngineConfig) -> torch.dtype:
@@ -379,6 +379,6 @@ def _check_data(experiment: Experiment, path: Path) -> None:
         )
 
 
-def _with(config: Config, section: str, **values: object) -> Config:
+def altered(config: Config, section: str, **values: object) -> Config:
     """Return the configuration with other values in one section."""
     return config.model_copy(update={section: getattr(config, section).model_copy(update=values)})

@@ -14,7 +14,7 @@ from flbench.algorithms.base import Algorithm
 from flbench.client.program import Step
 from flbench.config import Config
 from flbench.engine.base import Engine, RoundSettings
-from flbench.errors import RunError
+from flbench.errors import DivergedError
 from flbench.evaluate import Evaluation, Evaluator
 from flbench.figures import Judgement, best_round, rows_of
 from flbench.interrupts import Interrupts
@@ -211,7 +211,7 @@ class FederatedLoop:
             text = f"{where}: {failure.reason}; left out of this round."
             if self.config.train.on_divergence == "stop":
                 self.save("last", state)
-                raise RunError(
+                raise DivergedError(
                     f"{text} The run stops (train.on_divergence=stop). Lower train.optimizer.lr"
                     " or set train.clip,"
                     " or leave such clients out: train.on_divergence=skip. Saved so far:"

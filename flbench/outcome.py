@@ -15,11 +15,11 @@ from flbench.figures import (
     best_round,
     class_table,
     client_table,
-    common_rows,
     confusion_table,
     figures_at,
     last_round,
     price_of,
+    rows_of,
     totals,
 )
 from flbench.loop import FederatedLoop, Seconds
@@ -48,7 +48,10 @@ def write(experiment: "Experiment", loop: FederatedLoop, state: State) -> None:
             known = any(row[:2] == (better.round, "common") for row in folder.rows)
             evaluation = evaluator.evaluate(better, loop.closing(better), common=not known)
             evaluations["best"] = (evaluation, better)
-            folder.add_metrics(common_rows(evaluation, experiment.judgement))
+            lines = rows_of(evaluation, experiment.judgement)
+            there = {row[:4] for row in folder.rows}
+            # What was judged on the way stays as it is: a final's test parts were not.
+            folder.add_metrics([row for row in lines if row[:4] not in there])
         weights = digest(evaluator.deployed(state, loop.closing(state)))
     names, counts = experiment.federation.dataset.classes, experiment.judgement.train_counts
     clients, classes = [], []

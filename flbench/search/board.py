@@ -11,14 +11,13 @@ from rich.live import Live
 from rich.table import Table
 
 from flbench.console import duration, open_console
+from flbench.search.plan import ENDS, winner
 from flbench.search.study import Job, Record, job_of
-
-STATES = ("finished", "stopped", "diverged", "failed")
 
 
 @dataclass
 class Board:
-    """What is known of a study while it goes.
+    """What is known of a study while it goes; a thread of Rich reads it while others write.
 
     Attributes:
         methods: in the order of the table.
@@ -79,21 +78,21 @@ class Board:
         """Return the table: trials by state, best score so far, rounds, time left."""
         rounds = f"{self._done()} of about {self._all()} rounds, {self._left()}"
         table = Table(title=rounds, title_justify="left", box=None, pad_edge=False)
-        for name in ("method", "trials", "running", *STATES[1:], f"best {self.metric}", "finals"):
+        for name in ("method", "trials", "running", *ENDS[1:], f"best {self.metric}", "finals"):
             table.add_column(name, justify="left" if name == "method" else "right")
         for method in self.methods:
             search = self._of(method, "search")
             states = Counter(record["state"] for record in search)
             running = [
                 f"{name.rpartition('/')[2]}: {done}"
-                for name, done in self.running.items()
+                for name, done in list(self.running.items())
                 if name.split("/")[1] == method
             ]
             table.add_row(
                 method,
                 f"{len(search)}/{self.trials}",
                 ", ".join(running),
-                *(str(states[state] or "") for state in STATES[1:]),
+                *(str(states[state] or "") for state in ENDS[1:]),
                 self._best(method),
                 f"{len(self._of(method, 'final'))}/{self.finals}",
             )
@@ -113,21 +112,17 @@ class Board:
     def _of(self, method: str, kind: str) -> list[Record]:
         return [
             record
-            for record in self.ended.values()
+            for record in list(self.ended.values())
             if record["method"] == method and record["kind"] == kind
         ]
 
     def _best(self, method: str) -> str:
-        scores = [
-            record["score"]
-            for record in self._of(method, "search")
-            if record["state"] == "finished" and record["score"] is not None
-        ]
-        return f"{max(scores):.4f}" if scores else "-"
+        won = winner(self._of(method, "search"))
+        return "-" if won is None else f"{won.score:.4f}"
 
     def _done(self) -> int:
         """Return the rounds done; a trial that ended early counts whole."""
-        return self.rounds * len(self.ended) + sum(self.running.values())
+        return self.rounds * len(self.ended) + sum(list(self.running.values()))
 
     def _all(self) -> int:
         return self.rounds * len(self.methods) * (self.trials + self.finals)

@@ -4,15 +4,15 @@ from flbench.search.board import Board
 from flbench.search.plan import ENDS, Plan
 from flbench.search.prepare import Prepared
 from flbench.search.run import carry_out as train
-from flbench.search.run import cluster
+from flbench.search.study import StudyFolder
 
 
-def carry_out(prepared: Prepared) -> None:
-    """Train what is left of a study.
+def carry_out(folder: StudyFolder, prepared: Prepared) -> None:
+    """Train what is left of a study, on a Ray cluster that is there (`run.cluster`).
 
     Raises: KeyboardInterrupt after Ctrl-C; what has ended stays. RunError if Ray gives up.
     """
-    records = list(prepared.folder.records())
+    records = list(folder.records())
     plan = Plan(prepared.samplers(), prepared.budget, records)
     board = Board(
         methods=tuple(prepared.spaces),
@@ -23,11 +23,11 @@ def carry_out(prepared: Prepared) -> None:
     )
     board.take_up(record for record in records if record["state"] in ENDS)
     if plan.is_over():
-        board.say(f"{prepared.folder.path} is finished: there is nothing to go on with.")
+        board.say(f"{folder.path} is finished: there is nothing to go on with.")
         return
-    with cluster(prepared.means), board.shown():
+    with board.shown():
         train(
-            prepared.folder.path,
+            folder.path,
             plan,
             prepared.federation,
             spaces=prepared.spaces,

@@ -82,19 +82,6 @@ class Plan:
         """Return the records of the trials that have ended."""
         return [record for record in self._records.values() if record["state"] in ENDS]
 
-    @property
-    def size(self) -> int:
-        """The number of jobs; of finals, as many as there can be so far."""
-        return sum(
-            self._budget.trials
-            + (
-                len(list(self._finals(method)))
-                if self._searched(method)
-                else 2 * self._budget.seeds
-            )
-            for method in self._samplers
-        )
-
     def _ready(self) -> Iterable[Job]:
         """Yield the jobs that may begin by now, in order."""
         for method in self._samplers:

@@ -1,7 +1,9 @@
 """Running a study's jobs on Ray Tune."""
 
+import hashlib
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,6 +28,7 @@ from flbench.search.study import Job, Record, job_of
 from flbench.search.worker import Worker
 from flbench.tracking import metrics_file
 
+ORPHANS: Final = 30.0  # seconds
 TERMINATED: Final = 130  # as after Ctrl-C: what is there can be gone on with
 
 # Of Ray Tune, before it is used: our folders say all that a resume needs.
@@ -34,6 +37,7 @@ QUIET: Final = {
     "TUNE_GLOBAL_CHECKPOINT_S": "3600",
     "TUNE_WARN_THRESHOLD_S": "60",
     "RAY_AIR_NEW_OUTPUT": "0",
+    "TUNE_DISABLE_SIGINT_HANDLER": "1",  # Ctrl-C is ours: Tune's would look like an end
     "TUNE_MAX_PENDING_TRIALS_PG": "64",  # a whole population waits its turn
 }
 
@@ -71,7 +75,8 @@ class Means:
         it would wait for ever for them otherwise.
         """
         if self.engine.name == "ray":
-            return tune.PlacementGroupFactory([{"CPU": 0}, *[{"CPU": 1}] * self.cpus])
+            worker = {"CPU": 1, "GPU": 1} if self.gpus else {"CPU": 1}
+            return tune.PlacementGroupFactory([{"CPU": 0}, *[worker] * self.cpus])
         return {"CPU": self.cpus, "GPU": self.gpus}
 
 
@@ -114,17 +119,19 @@ def cluster(means: Means) -> Iterator[None]:
 
 
 def _check(means: Means) -> None:
-    """Raise a ConfigError if the cluster has not what a trial needs: Ray would wait for ever."""
-    there = ray.cluster_resources()
-    for name, needed, cure in (
-        ("CPU", means.cpus, "engine.threads, or engine.workers"),
-        ("GPU", means.gpus, "--gpus-per-trial"),
-    ):
-        if needed > there.get(name, 0):
-            raise ConfigError(
-                f"a trial needs {needed:g} {name}s, and the Ray cluster has {there.get(name, 0):g}."
-                f" Lower {cure}."
-            )
+    """Raise a ConfigError if no node has what a trial needs: Ray would wait for ever."""
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    if means.engine.name == "ray":  # its workers may be on any node
+        nodes = [ray.cluster_resources()]
+    needs = {"CPU": float(means.cpus), "GPU": means.gpus}
+    if not any(all(node.get(key, 0.0) >= needs[key] for key in needs) for node in nodes):
+        there = "; ".join(
+            f"{node.get('CPU', 0):g} CPUs and {node.get('GPU', 0):g} GPUs" for node in nodes
+        )
+        raise ConfigError(
+            f"a trial needs {means.cpus} CPUs and {means.gpus:g} GPUs, and Ray has {there}. Lower"
+            " engine.threads, engine.workers or --gpus-per-trial."
+        )
 
 
 def carry_out(
@@ -149,29 +156,62 @@ def carry_out(
         means: that it may use.
         board: is told how it goes.
         records: of the trials that began before.
-    Raises: KeyboardInterrupt after Ctrl-C or SIGTERM; what has ended stays, and the rest goes on
-        from its checkpoints when it is carried out again.
+    Raises: KeyboardInterrupt after Ctrl-C; what has ended stays, and the rest goes on from its
+        checkpoints when it is carried out again. RunError if Ray gives up.
     """
+    shared = ray.put(federation.x.numpy())
+    before = _digest(shared)
     trainable = tune.with_resources(
         tune.with_parameters(
             Worker,
             study=str(study),
             metric=rules.metric,
             rounds=rules.rounds,
-            samples=federation.x.numpy(),
+            samples=[shared],
             rest=federation.bare(),
         ),
         means.bundles(),
     )
+    _wait_for_orphans(records)
     for wanted, schedule in _passes(study, spaces, rules, records):
         if plan.is_over(wanted):
             continue
-        queue = Queue(study, plan, wanted, board.end)
+        queue = Queue(study, plan, wanted, board.end, rounds=rules.rounds)
         at_once = None if rules.scheduler == "pbt" else means.concurrent
         with _ends_at_once(study):
             _fit(trainable, queue, schedule(queue), study, means, _Watch(queue, board), at_once)
         if not plan.is_over(wanted):
-            raise KeyboardInterrupt
+            raise RunError(
+                f"Ray Tune stopped before the end. Go on with: flbench tune --resume {study}"
+            )
+    if _digest(shared) != before:
+        # PyTorch writes through the read-only flag of shared memory.
+        raise RunError(
+            "the samples that all trials share have changed while they ran: a loss or a method"
+            " writes to its inputs. None of these figures can be trusted."
+        )
+
+
+def _digest(shared: Any) -> str:
+    return hashlib.sha256(ray.get(shared).data).hexdigest()
+
+
+def _wait_for_orphans(records: Sequence[Record]) -> None:
+    """Wait until no worker of a driver that was killed is left: it would write beside ours.
+
+    Ray ends them within seconds. A process with the number of one that is long gone is no worker.
+    """
+    end = time.monotonic() + ORPHANS
+    for record in records:
+        while record["ended"] is None and _is_worker(record["pid"]) and time.monotonic() < end:
+            time.sleep(0.1)
+
+
+def _is_worker(pid: int | None) -> bool:
+    try:
+        return b"ray::" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
 
 
 Pass = tuple[Callable[[Job], bool], Callable[[Queue], Any]]
@@ -243,6 +283,7 @@ class _Watch(tune.Callback):  # type: ignore[misc]
         self._board.progress(self._queue.jobs[trial.trial_id], result["round"])
 
     def on_trial_recover(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        self._queue.retried(trial.trial_id)
         job = self._queue.jobs[trial.trial_id]
         self._board.say(f"{job.name} failed ({_reason(trial)}), and goes on from its checkpoint.")
 

@@ -51,9 +51,13 @@ class HalvingByMethod(FIFOScheduler):  # type: ignore[misc]
         self._jobs, self._rounds, self._grace = jobs, rounds, grace
         self._halving: dict[str, Any] = {}
         self._known: set[str] = set()
-        for item in seen:
-            if item.job.kind == "search":
-                self._judge(item.job, item.round, item.score)
+        # The driver may have died between a score and the decision that it led to.
+        self._fallen = {
+            item.job.name
+            for item in seen
+            if item.job.kind == "search"
+            and self._judge(item.job, item.round, item.score) == TrialScheduler.STOP
+        }
 
     def on_trial_result(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> str:
         """Stop a trial that is not among the best third at a rung."""
@@ -61,6 +65,8 @@ class HalvingByMethod(FIFOScheduler):  # type: ignore[misc]
         if job.kind == "final":
             return str(TrialScheduler.CONTINUE)
         decision = self._judge(job, result["round"], result["score"])
+        if job.name in self._fallen:
+            decision = str(TrialScheduler.STOP)
         whole = job.index == 0 or result["round"] >= self._rounds
         return str(TrialScheduler.CONTINUE) if whole else decision
 

@@ -44,10 +44,28 @@ class Job:
         last = f"{self.index:03d}" if self.kind == "search" else f"{self.variant}-seed{self.seed}"
         return f"{FOLDERS[self.kind]}/{self.method}/{last}"
 
-    def record(self) -> Record:
-        """Return what trial.json says of the job itself."""
-        own = asdict(self) | {"params": dict(self.params)}
-        return own | {"of": self.index if self.kind == "final" else None}
+    def record(self, rounds: int) -> Record:
+        """Return trial.json of a trial that begins now.
+
+        Args:
+            rounds: of a whole trial.
+        """
+        return {
+            **asdict(self),
+            "params": dict(self.params),
+            "of": self.index if self.kind == "final" else None,
+            "state": "running",
+            "reason": None,
+            "round": 0,
+            "rounds": rounds,
+            "score": None,
+            "seconds": {},
+            "started": now(),
+            "ended": None,
+            "attempts": 1,
+            "node": None,
+            "pid": None,
+        }
 
 
 def job_of(record: Record) -> Job:
@@ -143,8 +161,9 @@ def read_record(study: Path, job: Job) -> Record | None:
 
 def write_record(study: Path, job: Job, record: Record) -> None:
     """Write a job's trial.json, whole or not at all."""
-    text = json.dumps(record, indent=1) + "\n"
-    files.write(study / job.name / "trial.json", text.encode())
+    folder = study / job.name
+    folder.mkdir(parents=True, exist_ok=True)
+    files.write(folder / "trial.json", (json.dumps(record, indent=1) + "\n").encode())
 
 
 def now() -> str:
@@ -165,7 +184,7 @@ def _read(file: Path) -> Record:
 def name_trial(study: Path, trial_id: str, job: Job) -> None:
     """Remember which job a trial of Ray Tune is."""
     (study / "ray").mkdir(exist_ok=True)
-    files.write(study / "ray" / f"{trial_id}.json", json.dumps(job.record()).encode())
+    files.write(study / "ray" / f"{trial_id}.json", json.dumps(asdict(job)).encode())
 
 
 def named(study: Path, trial_id: str, params: Mapping[str, Any]) -> Job:

@@ -15,13 +15,12 @@ from typing import Final
 from flbench import checkpoint, experiment, outcome, provenance
 from flbench.config import Config
 from flbench.data.federation import Federation
-from flbench.errors import RunError, UserError
-from flbench.evaluate import PARTS
+from flbench.errors import DivergedError, RunError, UserError
 from flbench.figures import last_round, totals
 from flbench.layers import from_file
 from flbench.resolve import resolve
 from flbench.search.space import layer
-from flbench.search.study import Job, Record, now, read_record, write_record
+from flbench.search.study import Job, now, read_record, write_record
 from flbench.tracking import metrics_file
 from flbench.tracking.folder import RunFolder
 from flbench.tracking.metrics_file import Row
@@ -72,20 +71,8 @@ class Training:
         self._study, self._metric = study, metric
         self._begun = time.perf_counter()
         before = read_record(study, job) or {}
-        self._record: Record = {
-            **job.record(),
-            "state": "running",
-            "reason": None,
-            "round": 0,
-            "rounds": rounds,
-            "score": None,
-            "seconds": {},
-            "started": before.get("started", now()),
-            "ended": None,
-            "attempts": before.get("attempts", 0) + 1,
-            "node": node,
-            "pid": os.getpid(),
-        }
+        kept = {key: before[key] for key in ("started", "attempts") if key in before}
+        self._record = job.record(rounds) | kept | {"node": node, "pid": os.getpid()}
         self.folder = RunFolder(study / job.name)
         (self.folder.path / "checkpoints").mkdir(parents=True, exist_ok=True)
         self._built: experiment.Experiment | None = None
@@ -93,18 +80,23 @@ class Training:
         self._write()
         try:
             self._build(federation, fresh=before.get("params") != dict(job.params))
-        except (UserError, RunError) as error:
+        except UserError as error:
             self._end("failed", str(error))
 
     def step(self) -> Progress:
         """Train until the next evaluation, judge, and write how far it is.
 
-        What the user can mend ends the trial as failed, and is not raised.
+        What trying again cannot mend ends the trial, and is not raised: parameters that the method
+        refuses, models that diverge.
+
+        Raises: RunError if the machine fails.
         """
         if self._record["ended"] is None:
             try:
                 self._advance()
-            except (UserError, RunError) as error:
+            except DivergedError as error:
+                self._end("diverged", str(error))
+            except UserError as error:
                 self._end("failed", str(error))
         record = self._record
         return Progress(record["round"], record["score"], record["ended"] is not None)
@@ -149,8 +141,7 @@ class Training:
 
     def _restore(self, built: experiment.Experiment) -> None:
         self._state, self._seconds = built.restore(self.folder)
-        parts = PARTS if self.job.kind == "final" else ("validation",)
-        self._loop = built.loop(self.folder, _Quiet(), self._seconds, parts)
+        self._loop = built.loop(self.folder, _Quiet(), self._seconds, ("validation",))
         self._seconds.total += time.perf_counter() - self._begun
         self._note()
 
@@ -158,7 +149,11 @@ class Training:
         """Train until the next evaluation, and finish the run where that was the last."""
         built, state = self._alive()
         rounds, every = built.config.train.rounds, built.config.evaluation.every
-        self._state = self._loop.run(state, min(rounds, (state.round // every + 1) * every))
+        until = min(rounds, (state.round // every + 1) * every)
+        if until == rounds and self.job.kind == "final":
+            # Test parts are looked at once, when all is trained; `best` is judged then too.
+            self._loop.evaluator = built.evaluator(_Quiet().warn)
+        self._state = self._loop.run(state, until)
         vain = totals(self.folder.rows)
         if vain["client_trainings"] and vain["diverged"] == vain["client_trainings"]:
             self._end("diverged", f"all {vain['diverged']} client trainings diverged.")

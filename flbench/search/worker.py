@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from numpy.typing import NDArray
 from ray import tune
 
 from flbench.data.federation import Federation
@@ -28,15 +27,15 @@ class Worker(tune.Trainable):  # type: ignore[misc]
         study: str,
         metric: str,
         rounds: int,
-        samples: NDArray[Any],
+        samples: list[Any],
         rest: Federation,
     ) -> None:
-        """Take up the samples, which lie in shared memory.
+        """Take up the samples, which lie in shared memory; `samples` holds their reference.
 
         Nothing is written yet: Ray Tune may set up a worker for a trial that another one gets.
         """
         self._study, self._metric, self._rounds = Path(study), metric, rounds
-        self._federation = rest.with_samples(samples)
+        self._federation = rest.with_samples(ray.get(samples[0]))
         self._params: dict[str, Any] = config["params"]
         self._training: Training | None = None
 

@@ -5,8 +5,11 @@ import json
 import pytest
 
 from flbench import cli
+from flbench.config import EngineConfig
+from flbench.errors import ConfigError, UserError
 from flbench.layers import Layer, from_overrides
 from flbench.search import prepare
+from flbench.search.request import Request, means_of
 from tests.support import SMALL
 
 
@@ -23,17 +26,18 @@ def layers_of(*methods, more=()):
 
 @pytest.fixture
 def begin(tmp_path):
-    """Prepare a study in a folder of the test's; close it afterwards."""
+    """Prepare a study and make its folder; close it afterwards."""
     begun = []
 
     def made(*methods, more=(), **asked):
-        request = prepare.Request(methods, out=tmp_path / "studies", **asked)
-        begun.append(prepare.begin(request, layers_of(*methods, more=more), ["flbench", "tune"]))
-        return begun[-1]
+        request = Request(methods, out=tmp_path / "studies", **asked)
+        prepared = prepare.prepare(request, layers_of(*methods, more=more))
+        begun.append(prepare.create(prepared, ["flbench", "tune"]))
+        return begun[-1], prepared
 
     yield made
     for each in begun:
-        each.folder.close()
+        each.close()
 
 
 @pytest.mark.parametrize(
@@ -52,7 +56,11 @@ def begin(tmp_path):
         (("--algo", "fedrep", "--space", "nowhere.yaml"), "nowhere.yaml"),
         (("--algo", "slapfl", "train.participation=0.5"), "slapfl"),
         (("--resume", "nowhere"), "study.json"),
-        (("--resume", "nowhere", "--algo", "fedavg"), "--resume takes"),
+        (("--resume", "nowhere", "--algo", "fedavg"), "--algo cannot go with --resume"),
+        (("--resume", "nowhere", "--trials", "40"), "--trials cannot go with --resume"),
+        (("--resume", "nowhere", "seed=1"), "seed=1 cannot go with --resume"),
+        (("--algo", "fedavg", "--address", "auto"), "--concurrent"),
+        (("--algo", "fedavg", "engine.name=auto"), "engine.name=auto"),
         ((), "--algo hfcd"),
     ],
 )
@@ -71,7 +79,7 @@ def test_what_cannot_be_is_refused_before_anything_starts(
 
 
 def test_methods_are_compared_on_the_same(begin):
-    prepared = begin("hfcd", "fedavg", trials=3, seeds=2)
+    _, prepared = begin("hfcd", "fedavg", trials=3, seeds=2)
 
     first, second = prepared.configs.values()
     for section in ("seed", "data", "partition", "train", "evaluation"):
@@ -82,9 +90,9 @@ def test_methods_are_compared_on_the_same(begin):
 
 
 def test_study_tells_spaces_and_defaults(begin):
-    prepared = begin("hfcd", more=("algorithm.tau=0.25",))
+    folder, prepared = begin("hfcd", more=("algorithm.tau=0.25",))
 
-    told = json.loads((prepared.folder.path / "study.json").read_text())
+    told = json.loads((folder.path / "study.json").read_text())
 
     defaults = told["methods"]["hfcd"]["defaults"]
     assert "algorithm.tau" not in defaults  # settled on the command line
@@ -95,10 +103,11 @@ def test_study_tells_spaces_and_defaults(begin):
 
 
 def test_reopened_study_is_the_one_that_was_begun(begin):
-    first = begin("fedcpmd", trials=5, search="optuna", concurrent=2, more=("model=lenet5",))
-    first.folder.close()
+    folder, first = begin(
+        "fedcpmd", trials=5, search="optuna", concurrent=2, more=("model=lenet5",)
+    )
 
-    again = prepare.reopen(first.folder.path, {"concurrent": 1})
+    again = prepare.reopen(folder, {"concurrent": 1})
 
     assert again.means.concurrent == 1
     assert again.budget == first.budget  # and so Optuna's batches
@@ -107,15 +116,47 @@ def test_reopened_study_is_the_one_that_was_begun(begin):
     assert again.configs["fedcpmd"].tree() == first.configs["fedcpmd"].tree()
     samplers = (each.samplers()["fedcpmd"] for each in (first, again))
     assert len({repr(sampler.propose([], 2)) for sampler in samplers}) == 1
-    again.folder.close()
 
 
-def test_study_is_refused_on_other_data(begin):
-    first = begin("fedavg")
-    first.folder.close()
-    file = first.folder.path / "study.json"
-    told = json.loads(file.read_text()) | {"partition_hash": "0" * 64}
-    file.write_text(json.dumps(told))
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"partition_hash": "0" * 64}, "another partition"),
+        ({"request": {}}, "damaged"),
+        ({"request": {"colour": 1}}, "damaged"),
+        ({"methods": None}, "damaged"),
+    ],
+)
+def test_study_of_other_data_or_damaged_is_refused(begin, changes, said):
+    folder, _ = begin("fedavg")
+    file = folder.path / "study.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
 
-    with pytest.raises(prepare.UserError, match="another partition"):
-        prepare.reopen(first.folder.path, {})
+    with pytest.raises(UserError, match=said):
+        prepare.reopen(folder, {})
+
+
+@pytest.mark.parametrize(
+    ("engine", "asked", "said"),
+    [
+        ({"name": "auto"}, {}, "engine.name=sequential"),
+        ({"device": "cpu"}, {"gpus": 0.5}, "train on the CPU"),
+        ({"device": "cuda"}, {"gpus": 0.0}, "train on a GPU"),
+        ({"name": "ray", "device": "cuda"}, {"gpus": 0.5}, "whole GPU"),
+    ],
+)
+def test_engines_that_no_trial_could_have_are_refused(engine, asked, said):
+    with pytest.raises(ConfigError, match=said):
+        means_of(Request(("fedavg",), **asked), EngineConfig(**engine))
+
+
+def test_cores_are_dealt_to_trials_and_to_their_workers(monkeypatch):
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(8)))
+    one = EngineConfig(threads=1)
+
+    assert means_of(Request(("fedavg",)), one).concurrent == 8
+    assert means_of(Request(("fedavg",)), EngineConfig(threads=4)).concurrent == 2
+    with_workers = means_of(Request(("fedavg",), concurrent=2), EngineConfig(name="ray", threads=1))
+    assert (with_workers.engine.workers, with_workers.cpus) == (4, 4)
+    on_gpu = means_of(Request(("fedavg",)), EngineConfig(threads=1, device="cuda:1"))
+    assert (on_gpu.engine.device, on_gpu.gpus) == ("cuda", 1.0)

@@ -113,3 +113,13 @@ def test_resumed_halving_decides_as_a_straight_one():
     assert {
         (name.removeprefix("new-"), done): said for (name, done), said in again.items()
     } == after
+
+
+def test_trial_whose_driver_died_before_it_could_stop_it_is_stopped():
+    jobs = jobs_of("a")
+    seen = [Seen(jobs[f"a{k}"], 1, 0.9) for k in range(1, 9)] + [Seen(jobs["a9"], 1, 0.1)]
+
+    resumed = HalvingByMethod(jobs, rounds=9, grace=1, seen=seen)
+
+    assert told(resumed, "a9", 2, 0.1) == "STOP"
+    assert told(resumed, "a8", 2, 0.9) == "CONTINUE"

@@ -145,8 +145,32 @@ def test_trial_whose_worker_is_killed_goes_on_and_ends_as_if_nothing_was(tmp_pat
     assert records(study)["trials/fedproto/001"]["attempts"] == 2
 
 
-def test_trial_that_keeps_failing_is_recorded_and_the_search_goes_on(tmp_path, capfd):
-    """A data file that vanishes cannot be mended by trying again; a broken space value neither."""
+def test_trial_whose_worker_is_killed_again_and_again_is_recorded_as_failed(tmp_path):
+    """And the search goes on, and its result stands on the others."""
+    more = ("--trials", "2", "--seeds", "0", "--concurrent", "1", "--retries", "1")
+    process = begin(
+        *arguments(tmp_path / "out", "fedavg", *more, "train.rounds=400"), "evaluation.every=400"
+    )
+    wait_for(process, "finished", 1)
+    study = study_in(tmp_path / "out")
+    file, killed = study / "trials/fedavg/001/trial.json", set()
+    while len(killed) < 2:
+        assert process.poll() is None
+        pid = json.loads(file.read_text())["pid"] if file.exists() else None
+        if pid is not None and pid not in killed:
+            os.kill(pid, signal.SIGKILL)
+            killed.add(pid)
+        time.sleep(0.01)
+    said = process.communicate(timeout=300)[1]
+
+    assert process.returncode == 0, said
+    record = json.loads(file.read_text())
+    assert (record["state"], record["attempts"]) == ("failed", 2)
+    assert "died" in record["reason"] or "killed" in record["reason"], record["reason"]
+    assert record["reason"] in said
+
+
+def test_trials_that_diverge_are_recorded_and_the_search_goes_on(tmp_path):
     space = tmp_path / "fedprox.yaml"
     space.write_text(
         "method: fedprox\n"
@@ -171,7 +195,7 @@ def test_trials_that_start_workers_of_their_own_do_not_wait_for_ever(tmp_path):
     more = ("--trials", "2", "--seeds", "0", "--scheduler", "none")
 
     plain = tune(tmp_path / "plain", "fedavg", *more)
-    nested = tune(tmp_path / "nested", "fedavg", *more, "engine.name=ray", "engine.workers=2")
+    nested = tune(tmp_path / "nested", "fedavg", *more, "engine.name=ray")  # as many as cores
 
     assert found(nested) == found(plain)
 
@@ -187,8 +211,10 @@ cluster = Cluster(
 cluster.add_node(num_cpus=1, object_store_memory=80_000_000)
 from flbench import cli
 
-code = cli.main([*sys.argv[1:], "--address", cluster.address])
-cluster.shutdown()
+try:
+    code = cli.main([*sys.argv[1:], "--address", cluster.address])
+finally:
+    cluster.shutdown()
 sys.exit(code)
 """
 
@@ -215,6 +241,7 @@ def test_population_exchanges_states_and_leaves_the_defaults_alone(tmp_path):
 
     trials = records(study)
     assert all(record["state"] == "finished" for record in trials.values())
+    assert all(record["attempts"] == 1 for record in trials.values())
     assert trials["trials/fedavg/000"]["params"] == {"train.optimizer.lr": 0.01}
     from flbench.search.library import built_in
     from flbench.search.samplers import RandomSampler
