@@ -14,6 +14,7 @@ from flbench.layers import Layer, from_file
 from flbench.resolve import resolve
 from flbench.search import fitting, library
 from flbench.search.plan import Budget
+from flbench.search.reading import parse
 from flbench.search.request import Request, check, means_of, with_defaults
 from flbench.search.run import Means, Rules
 from flbench.search.samplers import Sampler, sampler
