@@ -292,12 +292,18 @@ class _Watch(tune.Callback):  # type: ignore[misc]
 
 
 def _reason(trial: Any) -> str:
-    """Return one line on why a trial failed."""
-    error = trial.get_pickled_error() or trial.get_error()
+    """Return one line on why a trial failed last."""
+    try:
+        # Its own accessor reads the study's copy of this file, which comes later.
+        with Path(trial.pickled_error_file).open("rb") as file:
+            error = ray.cloudpickle.load(file)
+    except OSError:
+        return "Ray Tune does not say why."
+    if isinstance(error, ray.exceptions.RayActorError):
+        return "its worker died: it was killed, or memory is short."
     cause = getattr(error, "cause", None) or error
     lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
-    last = lines[-1] if lines else "no message"
-    return f"{type(cause).__name__}: {last}"
+    return f"{type(cause).__name__}: {lines[0] if lines else 'no message'}"
 
 
 def _fit(

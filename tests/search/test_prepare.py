@@ -44,7 +44,7 @@ def begin(tmp_path):
     ("arguments", "said"),
     [
         (("--algo", "fedafg"), "fedavg"),
-        (("--algo", "fedavg", "--metric", "acuracy"), "`accuracy`"),
+        (("--algo", "fedavg", "--metric", "accuracies"), "`accuracy`"),
         (("--algo", "fedavg", "--metric", "confusable_f1"), "evaluation.confusable"),
         (("--algo", "fedavg", "--search", "bayes"), "random, grid, optuna"),
         (("--algo", "fedavg", "--scheduler", "bohb"), "asha, pbt, none"),
