@@ -32,6 +32,7 @@ STATUS: Final = {
     "diverged": "FAILED",
     "failed": "FAILED",
 }
+PICTURES: Final = "pictures"
 SETTINGS: Final = ("metric", "search", "scheduler", "trials", "rounds", "seeds", "seed")
 
 
@@ -130,6 +131,8 @@ class StudyMirror:
             if best is not None:
                 show_best(entry, best, self._configuration(best))
             show_finals(entry, finals, best, seeds)
+        for picture in self._pictures(f"{method}-parallel.png"):
+            entry.file(picture, PICTURES)
         variants = 0 if best is None else 1 if best.about["index"] == 0 else 2
         trained = [trial for trial in finals if trial.state != "running"]
         over = searched and len(trained) >= seeds * variants
@@ -195,10 +198,20 @@ class StudyMirror:
     def _report(self, root: Entry) -> None:
         """Send the study's own files, and the partition, which all of its runs share."""
         mlflow_files.send(root, self._path, REPORTS)
-        shared = next(iter(sorted(self._path.glob("finals/*/*/partition.npz"))), None)
-        if shared is not None:
-            mlflow_files.send_partition(root, shared.parent)
-            mlflow_files.send_data(root, shared.parent)
+        for picture in self._pictures("*.png"):
+            root.file(picture, PICTURES)
+        # Older studies have the partition in their final trainings alone.
+        for file in [
+            *self._path.glob("partition.npz"),
+            *self._path.glob("finals/*/*/partition.npz"),
+        ]:
+            mlflow_files.send_partition(root, file.parent)
+            mlflow_files.send_data(root, file.parent)
+            break
+
+    def _pictures(self, pattern: str) -> list[Path]:
+        """Return pictures of the study's report: of each method its parameters and scores."""
+        return sorted((self._path / PICTURES).glob(pattern))
 
     def _view(self, root: Entry) -> None:
         """Set the study's own views of the table: its runs with what was searched, its methods."""
