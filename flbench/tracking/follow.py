@@ -11,12 +11,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, get_args
 
-from flbench.errors import UserError
+from flbench.errors import DataError, UserError
 from flbench.tracking import mlflow_store
+from flbench.tracking.mirror import REFUSED, UNREACHED
 from flbench.tracking.mirror_run import Ending, RunMirror
 from flbench.tracking.mirror_study import StudyMirror
 from flbench.tracking.mlflow_entry import Sent
-from flbench.tracking.study_folder import read_yaml
+from flbench.tracking.reading import naming, read_yaml
 
 PAUSE: Final = 1.0  # seconds between two looks at the folder
 LONGEST: Final = 60.0  # seconds between two attempts while the server is away
@@ -32,6 +33,7 @@ def sync(path: Path, uri: str | None) -> tuple[Sent, str]:
     Raises: UserError if the path is neither, or the store cannot be reached.
     """
     mlflow_store.require()
+    path = path.resolve()  # `.` has no name, and a run is found again by its folder's
     kind = kind_of(path)
     address = mlflow_store.address(uri or _asked(path))
     os.environ.setdefault(mlflow_store.LATE, "10")  # nothing but a person waits
@@ -59,7 +61,7 @@ def kind_of(path: Path) -> Kind:
     if (path / "study.json").is_file():
         return StudyMirror
     if (path / "trial.json").is_file():
-        study = path.absolute().parents[2]
+        study = path.resolve().parents[2]
         raise UserError(
             f"{path} is part of a study, which is sent as a whole: flbench sync {study}"
         )
@@ -81,11 +83,11 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--experiment")
     given = parser.parse_args(arguments)
     os.nice(GENTLE)
-    writer = _Writer()
+    path, writer = given.path.resolve(), _Writer()
     while True:
-        with _alone(given.path) as free:
+        with _alone(path) as free:
             if free:
-                return _follow(given.path, given.uri, given.experiment, writer)
+                return _follow(path, given.uri, given.experiment, writer)
         time.sleep(PAUSE / 10)  # an earlier mirror of the folder is still at work
 
 
@@ -93,26 +95,26 @@ def _follow(path: Path, uri: str, experiment: str | None, writer: "_Writer") -> 
     mirror: RunMirror | StudyMirror | None = None
     pause, said = 0.0, ""
     while True:
-        ending = writer.wait(pause)
+        ending, wrong = writer.wait(pause), ""
         try:
             if mirror is None:
                 mirror = kind_of(path)(mlflow_store.open_store(uri), path, experiment)
             mirror.send(ending)
+        except DataError as error:  # a file that is whole the next time, or mended meanwhile
+            wrong = f"{REFUSED}{error}"
         except UserError as error:
-            _say(f"not sent: {error}")
+            _say(f"{REFUSED}{error}")
             return FAILED
         except mlflow_store.troubles() as error:
             # What came through is not known: the next attempt asks the store.
-            mirror, pause = None, min(LONGEST, 2 * max(pause, PAUSE))
-            reason = mlflow_store.reason(error)
-            if ending is not None or reason != said:
-                _say(f"not sent: {reason}")
-                said = reason
-        else:
-            pause, said = PAUSE, ""
+            mirror, wrong = None, f"{UNREACHED}{mlflow_store.reason(error)}"
+        pause = min(LONGEST, 2 * max(pause, PAUSE)) if mirror is None else PAUSE
+        if wrong and (ending is not None or wrong != said):
+            _say(wrong)
+        said = wrong
         if ending is not None:
-            return FAILED if mirror is None else 0
-        if mirror is not None and mirror.finished:
+            return FAILED if wrong else 0
+        if mirror is not None and mirror.finished and not wrong:
             return 0
 
 
@@ -155,8 +157,10 @@ def _alone(path: Path) -> Iterator[bool]:
 def _asked(path: Path) -> str | None:
     """Return the store that the folder's configuration names."""
     for file in (path / "config.yaml", *sorted(path.glob("methods/*.yaml"))):
-        if uri := (read_yaml(file).get("tracking") or {}).get("uri"):
-            return str(uri)
+        tracking = read_yaml(file).get("tracking")
+        with naming(file):
+            if uri := (tracking or {}).get("uri"):
+                return str(uri)
     return None
 
 

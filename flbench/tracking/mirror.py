@@ -18,6 +18,8 @@ from flbench.tracking import mlflow_store
 from flbench.tracking.mirror_run import Ending
 
 LOG: Final = "mlflow.log"
+UNREACHED: Final = "not sent: "  # how its lines begin where the store is away,
+REFUSED: Final = "refused: "  # and where a person must mend something
 PATIENCE: Final = 10.0  # seconds that a command waits for its mirrors at its end
 
 
@@ -37,7 +39,8 @@ def start(path: Path, config: TrackingConfig) -> "Mirror | None":
     if config.mlflow is False or not mlflow_store.installed():
         return None
     uri = mlflow_store.address(config.uri)
-    command = [sys.executable, "-m", "flbench.tracking.mirror", str(path), "--uri", uri]
+    # `.` has no name, and a run is found again by its folder's.
+    command = [sys.executable, "-m", "flbench.tracking.mirror", str(path.resolve()), "--uri", uri]
     if config.experiment is not None:
         command += ["--experiment", config.experiment]
     with (path / LOG).open("ab") as log:
@@ -89,11 +92,14 @@ class Mirror:
             return f"MLflow at {self.uri} is slow, and files are still being sent: {cure}"
         if code == 0:
             return None
-        return f"MLflow at {self.uri} was not reached ({self._reason()}): {cure}"
+        said = self._last_words()
+        if said.startswith(REFUSED):
+            return f"{said.removeprefix(REFUSED)} Then {cure}"
+        return f"MLflow at {self.uri} was not reached ({said.removeprefix(UNREACHED)}): {cure}"
 
-    def _reason(self) -> str:
+    def _last_words(self) -> str:
         lines = (self.path / LOG).read_text(encoding="utf-8", errors="replace").splitlines()
-        said = [line.removeprefix("not sent: ") for line in lines if line.startswith("not sent: ")]
+        said = [line for line in lines if line.startswith((UNREACHED, REFUSED))]
         return (said or lines or ["it ended without a word"])[-1]
 
 

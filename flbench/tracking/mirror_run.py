@@ -1,7 +1,6 @@
 """One run folder to MLflow."""
 
 import fcntl
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,12 +8,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Final, Literal
 
-import yaml
-
-from flbench.errors import DataError
 from flbench.tracking import mlflow_figures, mlflow_files, mlflow_names
 from flbench.tracking.mlflow_entry import KEY, Entry, Place, Sent
 from flbench.tracking.mlflow_store import Store
+from flbench.tracking.reading import milliseconds, naming, read_json, read_yaml
 
 Ending = Literal["finished", "failed", "killed", "unknown"]
 """How the process that writes a folder ended; unknown to one that only finds the folder."""
@@ -27,36 +24,15 @@ class Facts:
 
     Attributes:
         config: the configuration.
-        partition: partition.json.
-        provenance: provenance.json.
+        experiment: that the run belongs to.
+        tags: what runs are filtered by.
         started: ms since 1970.
     """
 
     config: Mapping[str, Any]
-    partition: Mapping[str, Any]
-    provenance: Mapping[str, Any]
+    experiment: str
+    tags: Mapping[str, str | None]
     started: int
-
-    @property
-    def experiment(self) -> str:
-        """The experiment that the run belongs to."""
-        config = self.config
-        named = config.get("tracking", {}).get("experiment")
-        return str(named or f"{config['data']['name']}-{config['partition']['scheme']}")
-
-    def tags(self) -> dict[str, str | None]:
-        """What runs are filtered by."""
-        config = self.config
-        revision = self.provenance.get("git_revision")
-        return {
-            "algorithm": config["algorithm"]["name"],
-            "dataset": config["data"]["name"],
-            "model": config["model"]["name"],
-            "seed": str(config["seed"]),
-            "partition": self.partition.get("hash"),
-            "git_revision": revision,
-            "mlflow.source.git.commit": revision,
-        }
 
 
 def read(path: Path) -> Facts:
@@ -64,22 +40,22 @@ def read(path: Path) -> Facts:
 
     Raises: DataError if a file is damaged.
     """
-    try:
-        config = yaml.safe_load((path / "config.yaml").read_text(encoding="utf-8"))
-        provenance = read_json(path / "provenance.json")
-        return Facts(
-            config, read_json(path / "partition.json"), provenance, _start(path, provenance)
-        )
-    except (OSError, ValueError, TypeError, yaml.YAMLError) as error:
-        raise DataError(f"the run folder {path} is damaged ({error}).") from error
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Return a JSON file; {} if it is not there."""
-    if not path.is_file():
-        return {}
-    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return found
+    config, provenance = read_yaml(path / "config.yaml"), read_json(path / "provenance.json")
+    partition, revision = read_json(path / "partition.json"), provenance.get("git_revision")
+    with naming(path / "config.yaml"):
+        tags = {
+            "algorithm": config["algorithm"]["name"],
+            "dataset": config["data"]["name"],
+            "model": config["model"]["name"],
+            "seed": str(config["seed"]),
+            "partition": partition.get("hash"),
+            "git_revision": revision,
+            "mlflow.source.git.commit": revision,
+        }
+        experiment = f"{config['data']['name']}-{config['partition']['scheme']}"
+        experiment = str((config.get("tracking") or {}).get("experiment") or experiment)
+    with naming(path / "provenance.json"):
+        return Facts(config, experiment, tags, _start(path, provenance))
 
 
 def _start(path: Path, provenance: Mapping[str, Any]) -> int:
@@ -89,11 +65,6 @@ def _start(path: Path, provenance: Mapping[str, Any]) -> int:
     if found := re.search(r"-(\d{8}-\d{6})-", path.name):
         return int(datetime.strptime(found[1], "%Y%m%d-%H%M%S").timestamp() * 1000)
     return int((path / "config.yaml").stat().st_mtime * 1000)
-
-
-def milliseconds(time: str) -> int:
-    """Return an ISO time in ms since 1970."""
-    return round(datetime.fromisoformat(time).timestamp() * 1000)
 
 
 class RunMirror:
@@ -123,7 +94,7 @@ class RunMirror:
             ending: of the process that writes the folder; None while it goes on.
         """
         entry, path = self._entry, self._path
-        entry.mark({**self._facts.tags(), "kind": "run", "objective": "validation/accuracy"})
+        entry.mark({**self._facts.tags, "kind": "run", "objective": "validation/accuracy"})
         entry.know(mlflow_names.parameters(self._facts.config))
         status = self._status(ending)
         if status == "RUNNING":
@@ -157,8 +128,18 @@ def send_folder(entry: Entry, path: Path, *, over: bool) -> None:
     if over:
         mlflow_files.send_tables(entry, path)
         mlflow_files.send_checkpoints(entry, path)
-    if summary := read_json(path / "summary.json"):
-        entry.conclude(mlflow_names.summary(summary))
+    entry.conclude(summary_of(path))
+
+
+def summary_of(path: Path) -> dict[str, float]:
+    """Return the figures of a folder's summary.json by their names in MLflow; {} without one.
+
+    Raises: DataError if it is damaged.
+    """
+    file = path / "summary.json"
+    found = read_json(file)
+    with naming(file):
+        return mlflow_names.summary(found) if found else {}
 
 
 def ended(path: Path, started: int) -> int:
@@ -167,7 +148,8 @@ def ended(path: Path, started: int) -> int:
     Of a finished one: as if it had never been interrupted, so that MLflow's duration is its time.
     """
     if summary := read_json(path / "summary.json"):
-        return started + int(1000 * summary["seconds"]["total"])
+        with naming(path / "summary.json"):
+            return started + int(1000 * summary["seconds"]["total"])
     return int((path / "metrics.csv").stat().st_mtime * 1000)
 
 

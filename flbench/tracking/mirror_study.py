@@ -5,25 +5,24 @@ best trial and the mean figures of its final seeds, and the study's run those of
 gets them once the search is over: MLflow keeps what it was told.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final
 
-import yaml
-
 from flbench.errors import DataError
 from flbench.tracking import mirror_run as runs
 from flbench.tracking import mlflow_figures, mlflow_files, mlflow_names, mlflow_view
-from flbench.tracking.mirror_run import Ending, milliseconds
-from flbench.tracking.mlflow_entry import KEY, Entry, Place, Point, Sent
+from flbench.tracking.mirror_run import Ending
+from flbench.tracking.mlflow_entry import KEY, Entry, Place, Sent
+from flbench.tracking.mlflow_folded import draw_scores, show_best, show_finals
 from flbench.tracking.mlflow_store import Store
-from flbench.tracking.study_folder import Trial, mean_figures, read_yaml, trials_in, winner
+from flbench.tracking.reading import naming, read_yaml
+from flbench.tracking.study_folder import Header, Trial, trials_in, winner
 
 STUDY: Final = "flbench.study"
-CURVE: Final = "mlflow.flbench.curve"
 VIEW: Final = "mlflow.flbench.view"
-SCORED: Final = "mlflow.flbench.scored"
 REPORTS: Final = ("study.json", "trials.csv", "study.md", "results.json", "report.html")
 TRIAL_FILES: Final = ("config.yaml", "trial.json")
 STATUS: Final = {
@@ -33,6 +32,7 @@ STATUS: Final = {
     "diverged": "FAILED",
     "failed": "FAILED",
 }
+PICTURES: Final = "pictures"
 SETTINGS: Final = ("metric", "search", "scheduler", "trials", "rounds", "seeds", "seed")
 
 
@@ -50,40 +50,51 @@ class StudyMirror:
     def __init__(self, store: Store, path: Path, experiment: str | None = None) -> None:
         self.sent = Sent()
         self._store, self._path = store, path
-        try:
-            self._about = runs.read_json(path / "study.json")
-            self._id = str(self._about["id"])
-            self._started = milliseconds(self._about["created"])
-            name = experiment or self._named()
-        except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError) as error:
-            raise DataError(f"the study {path} is damaged ({error}).") from error
-        self._experiment = store.experiment(name)
+        self._header = Header.read(path / "study.json")
+        self._id = self._header.id
+        self._experiment = store.experiment(experiment or self._named())
         self._known = {
             run.data.tags.get(KEY): run for run in store.runs(self._experiment, STUDY, self._id)
         }
         self._entries: dict[str, Entry] = {}
         self._done: dict[Path, tuple[Any, ...]] = {}
+        self._damaged: list[DataError] = []
 
     def send(self, ending: Ending | None) -> None:
         """Send what is new; `sent` counts it.
 
         Args:
             ending: of the process that drives the study; None while it goes on.
+
+        Raises: DataError, after all else was sent, if files are damaged.
         """
+        self._damaged = []
         live = ending is None or (ending == "unknown" and runs.is_held(self._path))
         resting = "RUNNING" if live else runs.STATUS.get(ending or "", "KILLED")
         root = self._entry("", self._id, None, "study")
-        root.know({key: mlflow_names.text(self._about.get(key)) for key in SETTINGS})
-        found = [self._method(name, root, resting) for name in self._about["methods"]]
-        self._report(root)
+        root.know({key: mlflow_names.text(self._header.about.get(key)) for key in SETTINGS})
+        found = [self._method(name, root, resting) for name in self._header.methods]
+        with self._noting():
+            self._report(root)
         best = [trial for _, trial in found if trial is not None]
         over = all(whole for whole, _ in found)
         if best and len(best) == len(found):
             first = max(best, key=lambda trial: trial.score or 0.0)
-            _show_best(root, first, self._configuration(first))
+            with self._noting():
+                show_best(root, first, self._configuration(first))
             root.mark({"best_method": first.about["method"]})
         self._end(root, "FINISHED" if over else resting)
         self._view(root)
+        if self._damaged:
+            raise DataError("\n".join(dict.fromkeys(map(str, self._damaged))))
+
+    @contextmanager
+    def _noting(self) -> Iterator[None]:
+        """Remember a file that is damaged: the rest of the study comes first."""
+        try:
+            yield
+        except DataError as error:
+            self._damaged.append(error)
 
     def _method(self, method: str, root: Entry, resting: str) -> tuple[bool, Trial | None]:
         """Send a method with its trials; return whether it is over, and the winner if it is known.
@@ -93,29 +104,38 @@ class StudyMirror:
             root: the study's run.
             resting: the status of what is not over.
         """
-        number = list(self._about["methods"]).index(method)
+        number = list(self._header.methods).index(method)
         colour = mlflow_view.COLOURS[number % len(mlflow_view.COLOURS)]
         tags = {"algorithm": method, mlflow_view.COLOUR: colour}
         entry = self._entry(f"methods/{method}", method, root.id, "method", tags)
-        trials = trials_in(self._path / "trials" / method)
-        finals = trials_in(self._path / "finals" / method)
+        trials, unknown = trials_in(self._path / "trials" / method)
+        finals, damaged = trials_in(self._path / "finals" / method)
+        self._damaged += [*unknown, *damaged]
         for trial in trials:
-            self._trial(trial, entry, resting)
+            with self._noting():
+                self._trial(trial, entry, resting)
         for trial in finals:
-            above = self._entries.get(f"trials/{method}/{trial.about.get('of') or 0:03d}", entry)
-            self._trial(trial, above, resting)
+            above = self._entries.get(f"trials/{method}/{trial.of:03d}")
+            if above is None and unknown:
+                continue  # its place in the tree is below a trial that cannot be read
+            with self._noting():
+                self._trial(trial, above or entry, resting)
         done = [trial for trial in trials if trial.state != "running"]
-        _draw_scores(entry, done)
-        # Final trainings begin when the search is over; a live one may still add a trial.
-        searched = bool(finals) or (resting != "RUNNING" and len(done) >= self._about["trials"])
-        best = winner(trials) if searched else None
-        if best is not None:
-            _show_best(entry, best, self._configuration(best))
-        seeds = int(self._about["seeds"])
-        self._show_finals(entry, finals, best, seeds)
+        draw_scores(entry, done)
+        # Final trainings begin when the search is over; a live one may still add a trial. MLflow
+        # would keep a winner for ever, so none is shown while a trial cannot be read.
+        ended = resting != "RUNNING" and len(done) >= self._header.trials
+        searched = not unknown and (bool(finals) or ended)
+        best, seeds = winner(trials) if searched else None, self._header.seeds
+        with self._noting():
+            if best is not None:
+                show_best(entry, best, self._configuration(best))
+            show_finals(entry, finals, best, seeds)
+        for picture in self._pictures(f"{method}-parallel.png"):
+            entry.file(picture, PICTURES)
         variants = 0 if best is None else 1 if best.about["index"] == 0 else 2
-        ended = [trial for trial in finals if trial.state != "running"]
-        over = searched and len(ended) >= seeds * variants
+        trained = [trial for trial in finals if trial.state != "running"]
+        over = searched and len(trained) >= seeds * variants
         self._end(entry, "FINISHED" if over else resting)
         return over, best
 
@@ -127,8 +147,8 @@ class StudyMirror:
         if self._done.get(trial.path) == signature:
             return
         tags = {"algorithm": about["method"], "seed": str(about["seed"])}
-        kind, started = "final" if trial.is_final else "trial", milliseconds(about["started"])
-        entry = self._entry(key, trial.name, above.id, kind, tags, started)
+        kind = "final" if trial.is_final else "trial"
+        entry = self._entry(key, trial.name, above.id, kind, tags, trial.started)
         if status == "RUNNING":
             entry.end(status)
         entry.know({name: mlflow_names.text(value) for name, value in about["params"].items()})
@@ -140,26 +160,10 @@ class StudyMirror:
             mlflow_files.send(entry, trial.path, TRIAL_FILES)
             if trial.score is not None:
                 entry.conclude({"score": trial.score}, int(about["round"]))
-            last = about.get("ended")
-            entry.end(status, self._last_sign() if last is None else milliseconds(last))
+            entry.end(status, trial.ended or self._last_sign())
         state = trial.state if trial.state != "running" else status.lower()
         entry.mark({"state": state, "reason": about.get("reason"), "variant": about.get("variant")})
         self._done[trial.path] = signature
-
-    def _show_finals(
-        self, entry: Entry, finals: Sequence[Trial], best: Trial | None, seeds: int
-    ) -> None:
-        """Give a method's run the mean figures of its seeds, once all of a variant are there."""
-        means = {}
-        for variant in ("tuned", "default"):
-            mine = [t for t in finals if t.about["variant"] == variant and t.state == "finished"]
-            if mine and len(mine) == seeds:
-                means[variant] = mean_figures(mine)
-        if best is not None and best.about["index"] == 0 and "default" in means:
-            means.setdefault("tuned", means["default"])
-        entry.conclude(means.get("tuned", {}))
-        default = means.get("default", {})
-        entry.conclude({f"default/{name}": value for name, value in default.items()})
 
     def _entry(
         self,
@@ -172,20 +176,21 @@ class StudyMirror:
     ) -> Entry:
         """Return the run in MLflow for a part of the study; it is made if it is not there."""
         if key not in self._entries:
-            about, whole = self._about, f"{self._id}/{key}" if key else self._id
+            about, whole = self._header.about, f"{self._id}/{key}" if key else self._id
+            revision = about.get("git_revision")
             shared = {
                 STUDY: self._id,
                 "kind": kind,
                 "dataset": about["dataset"],
                 "partition": about["partition_hash"],
                 "objective": f"validation/{about['metric']}",
-                "git_revision": about.get("git_revision"),
-                "mlflow.source.git.commit": about.get("git_revision"),
+                "git_revision": revision,
+                "mlflow.source.git.commit": revision,
                 "seed": str(about["seed"]),
                 **(tags or {}),
             }
             given = {name: value for name, value in shared.items() if value is not None}
-            place = Place(whole, name, started or self._started, parent, given)
+            place = Place(whole, name, started or self._header.started, parent, given)
             found = self._known.pop(whole, None)
             self._entries[key] = Entry(self._store, self._experiment, place, found, self.sent)
         return self._entries[key]
@@ -193,15 +198,24 @@ class StudyMirror:
     def _report(self, root: Entry) -> None:
         """Send the study's own files, and the partition, which all of its runs share."""
         mlflow_files.send(root, self._path, REPORTS)
-        shared = next(iter(sorted(self._path.glob("finals/*/*/partition.npz"))), None)
-        if shared is not None:
-            mlflow_files.send_partition(root, shared.parent)
-            mlflow_files.send_data(root, shared.parent)
+        for picture in self._pictures("*.png"):
+            root.file(picture, PICTURES)
+        # Older studies have the partition in their final trainings alone.
+        for file in [
+            *self._path.glob("partition.npz"),
+            *self._path.glob("finals/*/*/partition.npz"),
+        ]:
+            mlflow_files.send_partition(root, file.parent)
+            mlflow_files.send_data(root, file.parent)
+            break
+
+    def _pictures(self, pattern: str) -> list[Path]:
+        """Return pictures of the study's report: of each method its parameters and scores."""
+        return sorted((self._path / PICTURES).glob(pattern))
 
     def _view(self, root: Entry) -> None:
         """Set the study's own views of the table: its runs with what was searched, its methods."""
-        methods = self._about["methods"]
-        searched = {name for method in methods.values() for name in method.get("defaults", {})}
+        searched = {name for parameters in self._header.methods.values() for name in parameters}
         state = mlflow_view.of_study(self._id, searched)
         digest = sha256(state.encode()).hexdigest()
         if root.tags.get(VIEW) != digest:
@@ -228,29 +242,8 @@ class StudyMirror:
     def _named(self) -> str:
         """Return the experiment that the study belongs to."""
         for file in sorted(self._path.glob("methods/*.yaml")):
-            if named := read_yaml(file).get("tracking", {}).get("experiment"):
-                return str(named)
-        return f"{self._about['dataset']}-{self._about['scheme']}"
-
-
-def _draw_scores(entry: Entry, trials: Sequence[Trial]) -> None:
-    """Draw the scores of trials over their numbers, each once."""
-    drawn = entry.tags.get(SCORED, "").split()
-    new = [trial for trial in trials if trial.score is not None and trial.path.name not in drawn]
-    points = [
-        Point("search/score", trial.score or 0.0, trial.about["index"], 1000 * trial.about["index"])
-        for trial in new
-    ]
-    if new:
-        entry.draw(points, {SCORED: " ".join(sorted([*drawn, *(t.path.name for t in new)]))})
-
-
-def _show_best(entry: Entry, best: Trial, config: Mapping[str, Any]) -> None:
-    """Give a run the parameters and the curve of the best trial below it."""
-    chosen = {name: mlflow_names.text(value) for name, value in best.about["params"].items()}
-    entry.know({**mlflow_names.parameters(config), **chosen})
-    entry.conclude({"score": best.score or 0.0}, int(best.about["round"]))
-    name = f"{best.about['method']} {best.path.name}"
-    if entry.tags.get(CURVE, name) == name:  # MLflow forgets no curve: never two in one
-        mlflow_figures.send(entry, best.path / "metrics.csv", over=True)
-        entry.mark({CURVE: name, "best_trial": best.path.name})
+            tracking = read_yaml(file).get("tracking")
+            with naming(file):
+                if named := (tracking or {}).get("experiment"):
+                    return str(named)
+        return f"{self._header.about['dataset']}-{self._header.about['scheme']}"

@@ -4,10 +4,11 @@ import csv
 import json
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from flbench.tracking import mlflow_names
 from flbench.tracking.mlflow_entry import Entry, digest_of
+from flbench.tracking.reading import naming, read_json
 
 PLAIN: Final = (
     *("config.yaml", "partition.json", "provenance.json", "summary.json", "report.html"),
@@ -33,7 +34,7 @@ def send_tables(entry: Entry, path: Path) -> None:
         file = (path / name).with_suffix(".json")
         if not (path / name).is_file():
             continue
-        with (path / name).open(newline="", encoding="utf-8") as lines:
+        with naming(path / name), (path / name).open(newline="", encoding="utf-8") as lines:
             header, *rows = csv.reader(lines)
         table = {"columns": header, "data": [[_cell(cell) for cell in row] for row in rows]}
         entry.text(file.name, json.dumps(table))
@@ -67,47 +68,44 @@ def send_partition(entry: Entry, path: Path) -> None:
 
     from flbench.reports import pictures
 
-    with np.load(file, allow_pickle=False) as arrays:
+    with naming(file), np.load(file, allow_pickle=False) as arrays:
         if "train_counts" not in arrays:  # of an earlier version
             return
         counts = arrays["train_counts"]
-    about = _read(path / "partition.json")
-    figure = pictures.partition_table(counts, about["classes"], about["dataset"])
+    about = read_json(path / "partition.json")
+    with naming(path / "partition.json"):
+        figure = pictures.partition_table(counts, about["classes"], about["dataset"])
     entry.client.log_figure(entry.id, figure, PICTURE)
     entry.has(PICTURE, digest)
 
 
 def send_data(entry: Entry, path: Path) -> None:
     """Tell MLflow the data set: its name, hash, sizes."""
-    if not (path / "partition.json").is_file():
+    about = read_json(path / "partition.json")
+    if not about:
         return
-    about = _read(path / "partition.json")
-    digest = about.get("data") or about["labels"]
+    with naming(path / "partition.json"):
+        name, digest = str(about["dataset"]), str(about.get("data") or about["labels"])
+        profile = {
+            "clients": about["clients"],
+            "classes": len(about.get("classes", ())) or None,
+            "samples": {part: sum(sizes) for part, sizes in about["samples"].items()},
+            "partition": about["hash"],
+        }
     if entry.tags.get(DATA) == digest:
         return
     from mlflow.entities import Dataset, DatasetInput, InputTag
 
-    profile = {
-        "clients": about["clients"],
-        "classes": len(about.get("classes", ())) or None,
-        "samples": {part: sum(sizes) for part, sizes in about["samples"].items()},
-        "partition": about["hash"],
-    }
     data = Dataset(
-        name=about["dataset"],
+        name=name,
         digest=digest[:32],  # MLflow takes no more than 36
         source_type="local",
-        source=json.dumps({"uri": about["dataset"]}),
+        source=json.dumps({"uri": name}),
         profile=mlflow_names.text({key: value for key, value in profile.items() if value}),
     )
     context = [InputTag("mlflow.data.context", "training")]
     entry.client.log_inputs(entry.id, [DatasetInput(data, context)])
     entry.mark({DATA: digest})
-
-
-def _read(path: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return found
 
 
 def _cell(text: str) -> str | float | None:

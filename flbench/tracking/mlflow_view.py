@@ -12,10 +12,9 @@ from urllib.parse import quote
 TAG: Final = "mlflow.sharedViewState."
 RUNS: Final = "flbench"
 WIDTH: Final = 190
-FIGURES: Final = (
-    *("best/test/accuracy", "best/test/balanced_accuracy", "best/test/rare_recall"),
-    *("best/test/worst10_accuracy", "cost/up_bytes", "cost/down_bytes"),
-)
+FIGURES: Final = ("accuracy", "balanced_accuracy", "rare_recall", "worst10_accuracy")
+CHOSEN: Final = "best"  # the round that validation chose, as in a table of runs
+LAST: Final = "final"  # the last round, by which a study's report and verdicts judge
 TRAINING: Final = "workflowType=machine_learning"
 """Without it MLflow opens an experiment as one of language models."""
 
@@ -29,25 +28,25 @@ COLOURS: Final = (
 def of_runs() -> str:
     """Return the view of plain runs: the chosen round's test figures, the best first."""
     query = "tags.`kind` = 'run'"
-    return _view(query, FIGURES, tags=("model", "seed"), sort="metrics.`best/test/accuracy`")
+    return _view(query, _figures(CHOSEN), tags=("model", "seed"), sort=_accuracy(CHOSEN))
 
 
 def of_study(study: str, parameters: Iterable[str]) -> str:
-    """Return the view of a study: the tree of its runs with score, parameters, test figures.
+    """Return the view of a study: the tree of its runs with score, parameters, last test figures.
 
     Args:
         study: its id.
         parameters: dotted paths of what was searched.
     """
-    figures = ("score", *FIGURES)
+    figures = ("score", *_figures(LAST))
     # MLflow shows trees in the order of time alone, and folded; a view cannot unfold them.
     return _view(_of(study), figures, sorted(parameters), ("state",), "attributes.start_time")
 
 
 def of_methods(study: str) -> str:
-    """Return the view of a study's methods: test figures of the tuned ones, the best first."""
+    """Return the view of a study's methods: the tuned ones' last test figures, the best first."""
     query = f"{_of(study)} AND tags.`kind` = 'method'"
-    return _view(query, (*FIGURES, "score"), sort="metrics.`best/test/accuracy`")
+    return _view(query, (*_figures(LAST), "score"), sort=_accuracy(LAST))
 
 
 def page(experiment: str, name: str, *, charts: bool = False) -> str:
@@ -62,6 +61,15 @@ def comparison(runs: Sequence[str], experiment: str) -> str:
         quote(json.dumps(items, separators=(",", ":"))) for items in (list(runs), [experiment])
     )
     return f"#/compare-runs?runs={ids}&experiments={experiments}&{TRAINING}"
+
+
+def _figures(moment: str) -> tuple[str, ...]:
+    """Return the test figures of a round, and the price."""
+    return *(f"{moment}/test/{name}" for name in FIGURES), "cost/up_bytes", "cost/down_bytes"
+
+
+def _accuracy(moment: str) -> str:
+    return f"metrics.`{moment}/test/accuracy`"
 
 
 def _of(study: str) -> str:

@@ -1,14 +1,54 @@
-"""What the mirror reads of a study folder: its trials and final trainings."""
+"""What the mirror reads of a study folder: what was asked, its trials and final trainings."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
-import yaml
+from flbench.errors import DataError
+from flbench.tracking.mirror_run import summary_of
+from flbench.tracking.reading import milliseconds, naming, read_json
 
-from flbench.tracking import mlflow_names
-from flbench.tracking.mirror_run import read_json
+
+@dataclass(frozen=True)
+class Header:
+    """What was asked for.
+
+    Attributes:
+        id: the study's.
+        started: ms since 1970.
+        trials: asked for, of each method.
+        seeds: of final trainings.
+        methods: in their order, each with the dotted paths of what is searched.
+        about: study.json.
+    """
+
+    id: str
+    started: int
+    trials: int
+    seeds: int
+    methods: Mapping[str, Sequence[str]]
+    about: Mapping[str, Any]
+
+    @classmethod
+    def read(cls, file: Path) -> Self:
+        """Read a study.json. Raises: DataError if it is damaged."""
+        about = read_json(file)
+        with naming(file):
+            for key in ("dataset", "scheme", "partition_hash", "metric", "seed"):
+                about[key]  # a KeyError says which one is missing
+            return cls(
+                id=str(about["id"]),
+                started=milliseconds(about["created"]),
+                trials=int(about["trials"]),
+                seeds=int(about["seeds"]),
+                methods={
+                    name: tuple(method.get("defaults", ()))
+                    for name, method in about["methods"].items()
+                },
+                about=about,
+            )
 
 
 @dataclass(frozen=True)
@@ -30,9 +70,25 @@ class Trial:
 
     @property
     def score(self) -> float | None:
-        """The validation figure; larger is better."""
-        found: float | None = self.about.get("score")
-        return found
+        """The validation figure; larger is better. None where it is no finite number."""
+        found = self.about.get("score")
+        return found if isinstance(found, int | float) and isfinite(found) else None
+
+    @property
+    def of(self) -> int:
+        """Of a final training: the number of the trial that it trains again."""
+        return int(self.about.get("of") or 0)
+
+    @property
+    def started(self) -> int:
+        """When it began, in ms since 1970."""
+        return milliseconds(self.about["started"])
+
+    @property
+    def ended(self) -> int | None:
+        """When it ended, in ms since 1970; None if that is not known."""
+        time = self.about.get("ended")
+        return None if time is None else milliseconds(time)
 
     @property
     def is_final(self) -> bool:
@@ -45,7 +101,7 @@ class Trial:
         method = self.about["method"]
         if self.is_final:
             # What tells them apart comes first: a tree leaves little room for their names.
-            return f"{self.about['variant']}{self.about['seed']} {method}"
+            return f"{self.about.get('variant')}{self.about['seed']} {method}"
         return f"{method} {self.path.name}"
 
     def signature(self) -> tuple[Any, ...]:
@@ -55,28 +111,41 @@ class Trial:
         return tuple(about and (about.st_mtime_ns, about.st_size) for about in there)
 
 
-def trials_in(folder: Path) -> list[Trial]:
-    """Return the trials below a folder, in order."""
-    found = (Trial(file.parent, read_json(file)) for file in sorted(folder.glob("*/trial.json")))
-    return [trial for trial in found if trial.about]
+def trials_in(folder: Path) -> tuple[list[Trial], list[DataError]]:
+    """Return the trials below a folder, in order, and what is wrong with those left out."""
+    found, damaged = [], []
+    for file in sorted(folder.glob("*/trial.json")):
+        try:
+            found.append(_trial(file))
+        except DataError as error:
+            damaged.append(error)
+    return found, damaged
+
+
+def _trial(file: Path) -> Trial:
+    """Read a trial.json. Raises: DataError if it is damaged."""
+    about = read_json(file)
+    with naming(file):
+        texts = {key: str(about[key]) for key in ("method", "kind", "state")}
+        numbers = {key: int(about[key]) for key in ("index", "seed", "round")}
+        checked = {**texts, **numbers, "params": dict(about["params"])}
+        trial = Trial(file.parent, about | checked)
+        trial.of, trial.started, trial.ended  # noqa: B018  (each is what it must be)
+        return trial
 
 
 def winner(trials: Sequence[Trial]) -> Trial | None:
-    """Return the finished trial with the best score, the first of equal ones."""
-    scored = [(t.score, -t.about["index"], t) for t in trials if t.state == "finished"]
-    return max((item for item in scored if item[0] is not None), default=(0, 0, None))[2]
+    """Return the finished trial with the best score, of equal ones the lowest index.
+
+    The same one as `flbench.search.results.best`, which the mirror does not import: it is heavy.
+    """
+    able = [(trial.score, trial) for trial in trials if trial.state == "finished"]
+    scored = [(score, trial) for score, trial in able if score is not None]
+    return max(scored, key=lambda item: (item[0], -item[1].about["index"]))[1] if scored else None
 
 
 def mean_figures(finals: Sequence[Trial]) -> dict[str, float]:
     """Return the means of the summaries' figures over seeds, of those that all have."""
-    tables = [mlflow_names.summary(read_json(trial.path / "summary.json")) for trial in finals]
+    tables = [summary_of(trial.path) for trial in finals]
     shared = set.intersection(*(set(table) for table in tables))
     return {name: sum(table[name] for table in tables) / len(tables) for name in sorted(shared)}
-
-
-def read_yaml(path: Path) -> dict[str, Any]:
-    """Return a YAML file's keys; {} if it is not there."""
-    if not path.is_file():
-        return {}
-    found: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))
-    return found

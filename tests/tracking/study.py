@@ -64,6 +64,11 @@ def make(folder: Path, runs: dict[str, Path], *, finals: bool = True) -> Path:
                     write(path / "trial.json", entry | {"variant": variant, "of": of})
     for name in ("trials.csv", "study.md", "results.json", "report.html"):
         (study / name).write_text("{}")
+    for name in ("partition.npz", "partition.json"):
+        shutil.copy(next(iter(runs.values())) / name, study)
+    (study / "pictures").mkdir()
+    for method in runs:
+        (study / "pictures" / f"{method}-parallel.png").write_bytes(b"\x89PNG " + method.encode())
     return study
 
 

@@ -1,6 +1,5 @@
 """The mirror as a process of its own: servers that are away, runs that are killed."""
 
-import json
 import shutil
 import socket
 import subprocess
@@ -20,6 +19,7 @@ from flbench.config import TrackingConfig
 from flbench.errors import ConfigError
 from flbench.tracking import follow, metrics_file, mirror, mlflow_store, mlflow_ui
 from tests.support import SMALL, run
+from tests.tracking import study
 from tests.tracking.reading import entries, history, only
 
 pytestmark = [pytest.mark.mlflow, pytest.mark.slow]
@@ -278,11 +278,70 @@ def test_sync_refuses_a_folder_that_is_being_mirrored(finished, tmp_path, capsys
     assert "another process is sending" in capsys.readouterr().err
 
 
-def test_summary_of_a_damaged_folder_is_told_and_not_a_traceback(finished, tmp_path, capsys):
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("partition.json", "{"),
+        ("config.yaml", "train: [1"),
+        ("config.yaml", "tracking: none"),
+        ("config.yaml", "seed: 1"),
+        ("provenance.json", '{"started": "early"}'),
+        ("summary.json", "{"),
+        ("summary.json", '{"last": {}}'),
+        ("partition.npz", "PK"),
+        ("clients.csv", ""),
+    ],
+)
+def test_damaged_file_is_told_and_not_a_traceback(finished, tmp_path, capsys, name, text):
     path = shutil.copytree(finished, tmp_path / "damaged")
-    (path / "partition.json").write_text(json.dumps({})[:1])
+    (path / name).write_text(text)
 
     code = cli.main(["sync", str(path), "--uri", f"sqlite:///{tmp_path}/y.db"])
 
+    said = capsys.readouterr().err
     assert code == 2
-    assert "is damaged" in capsys.readouterr().err
+    assert f"{path / name} is damaged (" in said
+    assert "Mend it" in said
+    assert "Traceback" not in said
+
+
+def test_mirror_of_a_run_that_is_named_by_a_dot(finished, tmp_path, monkeypatch):
+    path = shutil.copytree(finished, tmp_path / "dotted")
+    uri = f"sqlite:///{tmp_path}/m/flbench.db"
+    monkeypatch.chdir(path)
+    mirrored = mirror.start(Path(), TrackingConfig(uri=uri))
+
+    said = mirrored.finish(60)
+
+    assert said is None
+    assert only(mlflow_store.open_store(uri), path).info.status == "FINISHED"
+
+
+def test_live_mirror_outlives_a_trial_that_cannot_be_read(finished, tmp_path):
+    path = study.make(tmp_path, {"fedavg": finished}, finals=False)
+    file = path / "trials" / "fedavg" / "001" / "trial.json"
+    text = file.read_text()
+    file.write_text("{")
+    uri = f"sqlite:///{tmp_path}/m/flbench.db"
+    mirrored = mirror.start(path, TrackingConfig(uri=uri))
+    wait(lambda: f"{file} is damaged" in (path / mirror.LOG).read_text())
+    file.write_text(text)
+
+    said = mirrored.finish(60)
+
+    assert said is None
+    key = f"{path.name}/trials/fedavg/001"
+    [entry] = entries(mlflow_store.open_store(uri), "flbench.run", key)
+    assert entry.info.status == "FINISHED"
+
+
+def test_mirror_says_which_file_is_still_damaged_at_the_end(finished, tmp_path):
+    path = study.make(tmp_path, {"fedavg": finished}, finals=False)
+    file = path / "trials" / "fedavg" / "001" / "trial.json"
+    file.write_text("{")
+    mirrored = mirror.start(path, TrackingConfig(uri=f"sqlite:///{tmp_path}/m/flbench.db"))
+
+    said = mirrored.finish(60)
+
+    assert said.startswith(f"{file} is damaged (")
+    assert f"flbench sync {path} sends what is missing" in said

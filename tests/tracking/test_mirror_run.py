@@ -15,7 +15,7 @@ from flbench.layers import leaves
 from flbench.tracking import follow, metrics_file, mlflow_names
 from flbench.tracking.metrics_file import Row
 from tests.support import interrupted_run, run
-from tests.tracking.reading import counts, history, only
+from tests.tracking.reading import counts, entries, history, only
 
 pytestmark = [pytest.mark.mlflow, pytest.mark.slow]
 
@@ -185,6 +185,17 @@ def test_equal_figures_of_a_set_up_stay_apart(store, copied):
 
     found = [item for item in history(store, only(store, path)) if item[0] == "setup/up_bytes"]
     assert found == [("setup/up_bytes", 0, 5.0)] * 2
+
+
+def test_run_is_found_again_from_within_its_folder(store, copied, monkeypatch):
+    path = copied("within")
+    follow.sync(path, store.uri)
+    monkeypatch.chdir(path)
+
+    again, _ = follow.sync(Path(), store.uri)
+
+    assert not again
+    assert entries(store, "flbench.run", "") == []
 
 
 def test_interrupted_run_is_killed_and_its_resumption_goes_on_in_the_same_entry(store, tmp_path):

@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("mlflow")
 
-from flbench.errors import UserError
+from flbench.errors import DataError, UserError
 from flbench.tracking import follow, metrics_file, mlflow_names, mlflow_view
 from tests.support import run
 from tests.tracking import study
@@ -210,17 +210,32 @@ def test_parameters_that_a_scheduler_changed_stand_in_a_tag(made):
     assert found.tags["latest.train.optimizer.lr"] == "0.5"
 
 
-def test_study_has_a_view_with_its_search(whole):
+def views(whole):
+    """The study's view of all its runs, and that of its methods."""
     experiment = whole.store.client.get_experiment(whole.by_key[""].info.experiment_id)
+    names = (whole.id, f"{whole.id}-methods")
+    return [json.loads(experiment.tags[mlflow_view.TAG + name]) for name in names]
 
-    view = json.loads(experiment.tags[mlflow_view.TAG + whole.id])
+
+def test_study_has_a_view_with_its_search(whole):
+    view, methods = views(whole)
+
     assert "params.`train.optimizer.lr`" in view["selectedColumns"]
     assert whole.id in view["searchFilter"]
     # A name that nobody wrote is a column without values.
     known = set(whole.by_key["methods/local"].data.metrics)
-    for column in view["selectedColumns"]:
+    for column in view["selectedColumns"] + methods["selectedColumns"]:
         if column.startswith("metrics."):
             assert column.removeprefix("metrics.").strip("`") in known
+
+
+def test_views_of_a_study_judge_by_the_last_round_as_its_report_does(whole):
+    view, methods = views(whole)
+
+    assert methods["orderByKey"] == "metrics.`final/test/accuracy`"
+    columns = view["selectedColumns"] + methods["selectedColumns"]
+    assert "metrics.`final/test/accuracy`" in columns
+    assert not [column for column in columns if "best/" in column]
 
 
 def test_a_trial_alone_is_refused_with_the_study_to_send(whole):
@@ -236,3 +251,65 @@ def test_a_study_without_its_trials_is_sent(made):
     mirrored.sync()
 
     assert set(mirrored.by_key) == {"", *(f"methods/{method}" for method in METHODS)}
+
+
+def artifacts(mirrored, key, folder=None):
+    run = mirrored.by_key[key].info.run_id
+    return {item.path for item in mirrored.store.client.list_artifacts(run, folder)}
+
+
+def test_pictures_of_the_search_are_files_of_the_study_and_of_its_methods(whole):
+    pictures = {name: f"pictures/{name}-parallel.png" for name in METHODS}
+
+    assert artifacts(whole, "", "pictures") == set(pictures.values())
+    for name, picture in pictures.items():
+        assert artifacts(whole, f"methods/{name}", "pictures") == {picture}
+
+
+def test_study_without_final_trainings_has_its_partition(made):
+    mirrored = made(finals=False)
+    about = json.loads((mirrored.path / "partition.json").read_text())
+
+    mirrored.sync()
+
+    root = mirrored.store.client.get_run(mirrored.by_key[""].info.run_id)
+    assert "partition.png" in artifacts(mirrored, "")
+    assert [data.dataset.digest for data in root.inputs.dataset_inputs] == [about["data"][:32]]
+
+
+def test_trial_that_cannot_be_read_keeps_nothing_else_back_and_is_sent_once_mended(made):
+    mirrored = made(finals=False)
+    file = mirrored.path / "trials" / "local" / "002" / "trial.json"
+    text = file.read_text()
+    file.write_text(text[:20])
+    with pytest.raises(DataError, match=r"local/002/trial.json is damaged.*Mend it"):
+        mirrored.sync()
+    found = entries(mirrored.store, "flbench.study", mirrored.id)
+    keys = {item.data.tags["flbench.run"].split("/", 1)[-1]: item for item in found}
+    file.write_text(text)
+
+    mirrored.sync()
+
+    assert "trials/local/003" in keys
+    assert "trials/local/002" not in keys
+    # A winner stays for ever: none before all that could win is known.
+    assert "best_trial" not in keys["methods/local"].data.tags
+    assert keys["methods/fedavg"].data.tags["best_trial"] == "001"
+    assert mirrored.by_key["trials/local/002"].data.tags["state"] == "stopped"
+    assert mirrored.by_key["methods/local"].data.tags["best_trial"] == "001"
+
+
+def test_final_training_with_a_damaged_summary_keeps_nothing_else_back(made):
+    mirrored = made()
+    file = mirrored.path / "finals" / "fedavg" / "tuned-seed1" / "summary.json"
+    text = file.read_text()
+    file.write_text('{"last": 1}')
+
+    with pytest.raises(DataError, match=r"tuned-seed1/summary.json is damaged"):
+        mirrored.sync()
+
+    keys = {item.data.tags["flbench.run"] for item in entries(mirrored.store, "kind", "final")}
+    assert f"{mirrored.id}/finals/local/tuned-seed2" in keys
+    file.write_text(text)
+    mirrored.sync()
+    assert "final/test/accuracy" in mirrored.by_key["methods/fedavg"].data.metrics

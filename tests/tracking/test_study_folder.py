@@ -1,0 +1,68 @@
+"""What the mirror reads of a study is what the study's report reads."""
+
+import json
+import random
+
+import pytest
+
+from flbench.errors import DataError
+from flbench.search import results
+from flbench.tracking import study_folder
+from tests.search.studies import begin, trial, write
+
+SCORES = (None, float("nan"), float("inf"), float("-inf"), -1.0, 0.0, 0.5, 0.75, 1, 1.0)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_winner_is_the_report_s_winner(tmp_path, seed):
+    draw = random.Random(seed)
+    study = begin(tmp_path / "study", "hfcd")
+    for index in range(draw.randrange(7)):
+        state = draw.choice(["finished", "finished", *results.STATES])
+        trial(study, "hfcd", index, draw.choice(SCORES), state=state)
+
+    found, damaged = study_folder.trials_in(study / "trials" / "hfcd")
+
+    mine, theirs = study_folder.winner(found), results.read(study).winner("hfcd")
+    assert not damaged
+    assert (mine and mine.about["index"]) == (theirs and theirs.index)
+    assert (mine and mine.score) == (theirs and theirs.score)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        *[(key, None) for key in ("method", "kind", "state", "params", "round", "started")],
+        *[
+            ("index", "three"),
+            ("params", 3),
+            ("started", "yesterday"),
+            ("ended", "now"),
+            ("of", "a"),
+        ],
+    ],
+)
+def test_trial_that_is_no_trial_is_told_and_the_others_are_read(tmp_path, key, value):
+    study = begin(tmp_path / "study", "hfcd")
+    trial(study, "hfcd", 0, 0.5)
+    broken = trial(study, "hfcd", 1, 0.6)
+    file = study / "trials" / "hfcd" / "001" / "trial.json"
+    write(file, {k: v for k, v in broken.items() if k != key} | ({key: value} if value else {}))
+
+    found, [error] = study_folder.trials_in(study / "trials" / "hfcd")
+
+    assert [each.path.name for each in found] == ["000"]
+    assert str(error).startswith(f"{file} is damaged (")
+
+
+@pytest.mark.parametrize("key", ["id", "created", "metric", "trials", "seeds", "methods"])
+def test_header_without_a_key_is_told(tmp_path, key):
+    file = begin(tmp_path / "study", "hfcd") / "study.json"
+    about = json.loads(file.read_text())
+    whole = study_folder.Header.read(file)
+    del about[key]
+    write(file, about)
+
+    assert tuple(whole.methods) == ("hfcd",)
+    with pytest.raises(DataError, match=f"study.json is damaged .`{key}` is missing"):
+        study_folder.Header.read(file)
