@@ -318,27 +318,29 @@ def tune(algo: str, *, config: str | None, overrides: Sequence[str], asked: dict
     """Check a study, make its folder, and carry it out."""
     found = runs(algo, config=config, overrides=overrides, out=None)
     _need_tune()
-    from flbench.search import prepare, run
+    from flbench.search import prepare
+    from flbench.search.cluster import cluster
     from flbench.search.request import Request
 
     methods = tuple(name.strip() for name in algo.split(","))
     prepared = prepare.prepare(Request(methods, **asked), dict(zip(methods, found, strict=True)))
     mirror.check(prepared.config.tracking)
     console.notes(prepared.notes)
-    with run.cluster(prepared.means):  # what it cannot give is said before a folder is made
+    with cluster(prepared.means):  # what it cannot give is said before a folder is made
         _study(prepare.create(prepared, ["flbench", *sys.argv[1:]]), prepared)
 
 
 def resume_study(path: Path, changed: dict[str, Any]) -> None:
     """Go on with a study."""
     _need_tune()
-    from flbench.search import prepare, run
+    from flbench.search import prepare
+    from flbench.search.cluster import cluster
     from flbench.search.study import StudyFolder
 
     folder = StudyFolder.reopen(path)
     try:
         prepared = prepare.reopen(folder, changed)
-        with run.cluster(prepared.means):
+        with cluster(prepared.means):
             _study(folder, prepared)
     finally:
         folder.close()

@@ -41,7 +41,10 @@ MAY_IMPORT = {
     "matplotlib": {"reports/pictures.py", "reports/study_pictures.py"},
     "ray": {
         "engine/ray.py",
-        *(f"search/{name}.py" for name in ("queue", "run", "schedulers", "worker")),
+        *(
+            f"search/{name}.py"
+            for name in ("cluster", "queue", "run", "schedulers", "watch", "worker")
+        ),
     },
 }
 

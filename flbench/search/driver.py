@@ -8,7 +8,7 @@ from flbench.search.study import StudyFolder
 
 
 def carry_out(folder: StudyFolder, prepared: Prepared) -> None:
-    """Train what is left of a study, on a Ray cluster that is there (`run.cluster`).
+    """Train what is left of a study, on a Ray cluster that is there (`cluster.cluster`).
 
     Raises: KeyboardInterrupt after Ctrl-C; what has ended stays. RunError if Ray gives up.
     """

@@ -13,10 +13,11 @@ from flbench.errors import ConfigError, DataError, UserError
 from flbench.layers import Layer, from_file
 from flbench.resolve import resolve
 from flbench.search import fitting, library
+from flbench.search.cluster import Means
 from flbench.search.plan import Budget
 from flbench.search.reading import parse
 from flbench.search.request import Request, check, means_of, with_defaults
-from flbench.search.run import Means, Rules
+from flbench.search.run import Rules
 from flbench.search.samplers import Sampler, sampler
 from flbench.search.space import Space
 from flbench.search.study import Record, StudyFolder, now

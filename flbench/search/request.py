@@ -10,7 +10,7 @@ from flbench.config import EngineConfig
 from flbench.errors import ConfigError, did_you_mean
 from flbench.layers import Layer
 from flbench.resolve import resolve
-from flbench.search.run import Means
+from flbench.search.cluster import Means
 
 Search = Literal["random", "grid", "optuna"]
 Scheduler = Literal["asha", "pbt", "none"]

@@ -14,70 +14,22 @@ from typing import Any, Final
 import ray
 from ray import tune
 
-from flbench.config import EngineConfig
 from flbench.data.federation import Federation
-from flbench.engine.ray import connect
-from flbench.errors import ConfigError, RunError
+from flbench.errors import RunError
 from flbench.search.board import Board
+from flbench.search.cluster import Means
 from flbench.search.perturbing import perturbed
 from flbench.search.plan import Plan
 from flbench.search.queue import Queue
 from flbench.search.schedulers import HalvingByMethod, Seen, population
 from flbench.search.space import Space
 from flbench.search.study import Job, Record, job_of
+from flbench.search.watch import Watch
 from flbench.search.worker import Worker
 from flbench.tracking import metrics_file
 
 ORPHANS: Final = 30.0  # seconds
 TERMINATED: Final = 130  # as after Ctrl-C: what is there can be gone on with
-
-# Of Ray Tune, before it is used: our folders say all that a resume needs.
-QUIET: Final = {
-    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
-    "TUNE_GLOBAL_CHECKPOINT_S": "3600",
-    "TUNE_WARN_THRESHOLD_S": "60",
-    "RAY_AIR_NEW_OUTPUT": "0",
-    "TUNE_DISABLE_SIGINT_HANDLER": "1",  # Ctrl-C is ours: Tune's would look like an end
-    "TUNE_MAX_PENDING_TRIALS_PG": "64",  # a whole population waits its turn
-}
-
-
-@dataclass(frozen=True)
-class Means:
-    """What a study may use.
-
-    Attributes:
-        concurrent: trials at once.
-        engine: of the trials.
-        gpus: of each trial.
-        retries: of a trial whose worker fails.
-        address: of a Ray cluster; None starts one.
-    """
-
-    concurrent: int
-    engine: EngineConfig
-    gpus: float
-    retries: int
-    address: str | None
-
-    @property
-    def cpus(self) -> int:
-        """Cores of one trial."""
-        workers = self.engine.workers
-        if self.engine.name == "ray":
-            return workers if isinstance(workers, int) else 1
-        return self.engine.threads or 1
-
-    def bundles(self) -> Any:
-        """Return what Ray reserves for one trial.
-
-        A trial that starts workers of its own needs a bundle for each, and an empty one for itself:
-        it would wait for ever for them otherwise.
-        """
-        if self.engine.name == "ray":
-            worker = {"CPU": 1, "GPU": 1} if self.gpus else {"CPU": 1}
-            return tune.PlacementGroupFactory([{"CPU": 0}, *[worker] * self.cpus])
-        return {"CPU": self.cpus, "GPU": self.gpus}
 
 
 @dataclass(frozen=True)
@@ -102,36 +54,6 @@ class Rules:
     def grace(self) -> int:
         """Rounds that successive halving gives every trial: a ninth, at an evaluation."""
         return self.every * -(-max(1, self.rounds // 9) // self.every)
-
-
-@contextmanager
-def cluster(means: Means) -> Iterator[None]:
-    """Join or start a Ray cluster for as long as the block lasts."""
-    os.environ.update({key: os.environ.get(key, value) for key, value in QUIET.items()})
-    # The cores that a cluster of our own says it has keep the number of trials at once.
-    owns = connect(means.address, key="--address", cpus=means.concurrent * means.cpus)
-    try:
-        _check(means)
-        yield
-    finally:
-        if owns:
-            ray.shutdown()
-
-
-def _check(means: Means) -> None:
-    """Raise a ConfigError if no node has what a trial needs: Ray would wait for ever."""
-    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    if means.engine.name == "ray":  # its workers may be on any node
-        nodes = [ray.cluster_resources()]
-    needs = {"CPU": float(means.cpus), "GPU": means.gpus}
-    if not any(all(node.get(key, 0.0) >= needs[key] for key in needs) for node in nodes):
-        there = "; ".join(
-            f"{node.get('CPU', 0):g} CPUs and {node.get('GPU', 0):g} GPUs" for node in nodes
-        )
-        raise ConfigError(
-            f"a trial needs {means.cpus} CPUs and {means.gpus:g} GPUs, and Ray has {there}. Lower"
-            " engine.threads, engine.workers or --gpus-per-trial."
-        )
 
 
 def carry_out(
@@ -179,7 +101,7 @@ def carry_out(
         queue = Queue(study, plan, wanted, board.end, rounds=rules.rounds)
         at_once = None if rules.scheduler == "pbt" else means.concurrent
         with _ends_at_once(study):
-            _fit(trainable, queue, schedule(queue), study, means, _Watch(queue, board), at_once)
+            _fit(trainable, queue, schedule(queue), study, means, Watch(queue, board), at_once)
         if not plan.is_over(wanted):
             raise RunError(
                 f"Ray Tune stopped before the end. Go on with: flbench tune --resume {study}"
@@ -267,52 +189,13 @@ def _seen(study: Path, records: Sequence[Record], metric: str) -> Iterator[Seen]
                 yield Seen(job, row.round, row.value)
 
 
-class _Watch(tune.Callback):  # type: ignore[misc]
-    """Tells the board what Ray Tune knows."""
-
-    def __init__(self, queue: Queue, board: Board) -> None:
-        self._queue, self._board = queue, board
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Return nothing for Ray Tune's own snapshots."""
-        return {}
-
-    def on_trial_result(
-        self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
-    ) -> None:
-        self._board.progress(self._queue.jobs[trial.trial_id], result["round"])
-
-    def on_trial_recover(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        self._queue.retried(trial.trial_id)
-        job = self._queue.jobs[trial.trial_id]
-        self._board.say(f"{job.name} failed ({_reason(trial)}), and goes on from its checkpoint.")
-
-    def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        self._queue.explain(trial.trial_id, _reason(trial))
-
-
-def _reason(trial: Any) -> str:
-    """Return one line on why a trial failed last."""
-    try:
-        # Its own accessor reads the study's copy of this file, which comes later.
-        with Path(trial.pickled_error_file).open("rb") as file:
-            error = ray.cloudpickle.load(file)
-    except OSError:
-        return "Ray Tune does not say why."
-    if isinstance(error, ray.exceptions.RayActorError):
-        return "its worker died: it was killed, or memory is short."
-    cause = getattr(error, "cause", None) or error
-    lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
-    return f"{type(cause).__name__}: {lines[0] if lines else 'no message'}"
-
-
 def _fit(
     trainable: Any,
     queue: Queue,
     scheduler: Any,
     study: Path,
     means: Means,
-    watch: _Watch,
+    watch: Watch,
     at_once: int | None,
 ) -> None:
     """Let Ray Tune train the queue's jobs; returns early after Ctrl-C."""
