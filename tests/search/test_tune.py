@@ -52,8 +52,18 @@ def found(study: Path) -> dict[str, tuple]:
 
 
 def begin(*command: str) -> subprocess.Popen:
+    """Start flbench as a shell does in the background: with SIGINT ignored."""
     return subprocess.Popen(
-        [sys.executable, "-m", "flbench", *command],
+        [
+            "/bin/sh",
+            "-c",
+            'trap "" INT; exec "$@"',
+            "sh",
+            sys.executable,
+            "-m",
+            "flbench",
+            *command,
+        ],
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
