@@ -117,7 +117,9 @@ class Report:
                 f"No equal budget: fewer than {study.header.trials} trials are begun of {few}."
             )
         seeds = study.header.seeds
-        if seeds == 1:
+        if seeds == 0:
+            said.append("No seeds: nothing was trained again, and no test part was looked at.")
+        elif seeds == 1:
             said.append("One seed: there is no interval, and no difference is claimed.")
         elif seeds < CLAIM_FROM:
             said.append("Two seeds: their intervals say little, and no difference is claimed.")

@@ -209,6 +209,17 @@ def test_one_method_and_one_seed_have_no_interval_and_no_rival(tmp_path, finishe
     assert "One seed: there is no interval, and no difference is claimed." in report.remarks
 
 
+def test_study_without_seeds_says_that_nothing_was_tested(tmp_path):
+    folder = begin(tmp_path / "study", "hfcd", seeds=0, trials=2)
+    trial(folder, "hfcd", 0, 0.5)
+    trial(folder, "hfcd", 1, 0.6)
+
+    said = " ".join(report_of(folder).remarks)
+
+    assert "no test part was looked at" in said
+    assert "Two seeds" not in said
+
+
 @pytest.mark.parametrize(("seeds", "verdict"), [(2, "no claim: 2 seeds"), (3, "tuned-b is ahead")])
 def test_claim_needs_three_seeds(tmp_path, finished_run, seeds, verdict):
     folder = begin(tmp_path / "study", "hfcd", "tuned-b", seeds=seeds)
