@@ -1,9 +1,12 @@
 """Writing files so that a crash leaves the old content or the new one, and never a half."""
 
 import errno
+import fcntl
 import os
 from pathlib import Path
-from typing import Final
+from typing import IO, Final
+
+from flbench.errors import UserError
 
 DISK: Final = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS)
 """The machine's failures (exit code 1); other errors of a file are the user's to mend."""
@@ -42,3 +45,22 @@ def sync(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def hold(folder: Path) -> IO[str]:
+    """Return the lock of a folder, which is held until it is closed or the process ends.
+
+    Raises: UserError if another process holds it, or the folder cannot be written to.
+    """
+    try:
+        lock = (folder / ".lock").open("w")
+    except OSError as error:
+        raise UserError(f"{folder} cannot be written to ({error.strerror}).") from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        lock.close()
+        raise UserError(
+            f"another process is writing to {folder}. Wait for it, or end it."
+        ) from error
+    return lock

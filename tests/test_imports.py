@@ -25,7 +25,7 @@ ROOMS = {
     "tree": {"types"},
     "rng": set(),
     "wire": {"tree", "types"},
-    "files": set(),
+    "files": {"errors"},
     "losses": VOCABULARY,
     "models": VOCABULARY,
     "data": VOCABULARY,

@@ -1,6 +1,5 @@
 """The study folder: what was asked, and one folder for every trial."""
 
-import fcntl
 import json
 import secrets
 from collections.abc import Iterator, Mapping
@@ -100,7 +99,7 @@ class StudyFolder:
                 " DIR."
             ) from error
         folder = cls(path)
-        folder._hold()
+        folder._lock = files.hold(folder.path)
         return folder
 
     @classmethod
@@ -112,7 +111,7 @@ class StudyFolder:
         if not (path / "study.json").is_file():
             raise UserError(f"{path} is not a study folder: it has no study.json.")
         folder = cls(path.absolute())
-        folder._hold()
+        folder._lock = files.hold(folder.path)
         return folder
 
     def close(self) -> None:
@@ -137,20 +136,6 @@ class StudyFolder:
         for kind in FOLDERS.values():
             for file in sorted(self.path.glob(f"{kind}/*/*/trial.json")):
                 yield _read(file)
-
-    def _hold(self) -> None:
-        try:
-            lock = (self.path / ".lock").open("w")
-        except OSError as error:
-            raise UserError(f"{self.path} cannot be written to ({error.strerror}).") from error
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            lock.close()
-            raise UserError(
-                f"another process is working on {self.path}. Wait for it, or end it."
-            ) from error
-        self._lock = lock
 
 
 def read_record(study: Path, job: Job) -> Record | None:

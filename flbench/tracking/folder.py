@@ -2,7 +2,6 @@
 
 import contextlib
 import csv
-import fcntl
 import json
 import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -59,7 +58,7 @@ class RunFolder:
                 " --out DIR."
             ) from error
         folder = cls(path)
-        folder._hold()
+        folder._lock = files.hold(folder.path)
         try:
             folder.write("metrics.csv", metrics_file.head())
         except RunError:
@@ -75,7 +74,7 @@ class RunFolder:
         """
         check(path)
         folder = cls(path)
-        folder._hold()
+        folder._lock = files.hold(folder.path)
         folder.path.joinpath("checkpoints").mkdir(exist_ok=True)
         return folder
 
@@ -145,18 +144,3 @@ class RunFolder:
                 " What was saved before is unharmed: mend that, then flbench run --resume"
                 f" {self.path}"
             ) from error
-
-    def _hold(self) -> None:
-        """Take the folder's lock for as long as this object lives."""
-        try:
-            lock = (self.path / ".lock").open("w")
-        except OSError as error:
-            raise UserError(f"{self.path} cannot be written to ({error.strerror}).") from error
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            lock.close()
-            raise UserError(
-                f"another process is writing to {self.path}. Wait for it, or end it."
-            ) from error
-        self._lock = lock
