@@ -1,6 +1,7 @@
 """What the commands do."""
 
 import json
+import signal
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -316,6 +317,8 @@ def bench(
 
 def tune(algo: str, *, config: str | None, overrides: Sequence[str], asked: dict[str, Any]) -> None:
     """Check a study, make its folder, and carry it out."""
+    # Shells start what they put into the background with it ignored.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     found = runs(algo, config=config, overrides=overrides, out=None)
     _need_tune()
     from flbench.search import prepare
@@ -332,6 +335,7 @@ def tune(algo: str, *, config: str | None, overrides: Sequence[str], asked: dict
 
 def resume_study(path: Path, changed: dict[str, Any]) -> None:
     """Go on with a study."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     _need_tune()
     from flbench.search import prepare
     from flbench.search.cluster import cluster
@@ -362,6 +366,14 @@ def _study(folder: "StudyFolder", prepared: "Prepared") -> None:
     from flbench.reports import study as report
     from flbench.search import driver
 
+    asked = prepared.request
+    console.notes(
+        [
+            f"{folder.path}: {asked.trials} trials of {prepared.rules.rounds} rounds for each of"
+            f" {', '.join(asked.methods)}, {prepared.means.concurrent} at once, then {asked.seeds}"
+            " seeds of the defaults and of the best."
+        ]
+    )
     with mirror.Mirrors() as mirrors:
         mirrors.open(folder.path, prepared.config)
         try:

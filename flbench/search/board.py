@@ -38,13 +38,12 @@ class Board:
     ended: dict[str, Record] = field(default_factory=dict)
     running: dict[str, int] = field(default_factory=dict)
     _live: Live | None = None
-    _begun: float = field(default_factory=time.monotonic)
+    _began: float = 0.0  # when the first trial reported
     _before: int = 0
 
     @contextmanager
     def shown(self) -> Iterator[None]:
         """Keep a live table up to date where there is a terminal."""
-        self._begun, self._before = time.monotonic(), self._done()
         if not self.console.is_terminal:
             yield
             return
@@ -60,6 +59,8 @@ class Board:
 
     def progress(self, job: Job, done: int) -> None:
         """Note the rounds that a trial has done."""
+        if not self._began:  # what processes and imports took before says nothing of the rest
+            self._began, self._before = time.monotonic(), self._done()
         self.running[job.name] = done
 
     def end(self, record: Record) -> None:
@@ -129,7 +130,7 @@ class Board:
 
     def _left(self) -> str:
         done = self._done() - self._before
-        if done <= 0:
+        if done <= 0 or not self._began:
             return "starting"
-        left = (time.monotonic() - self._begun) / done * (self._all() - self._done())
+        left = (time.monotonic() - self._began) / done * (self._all() - self._done())
         return f"{duration(max(0.0, left))} left"

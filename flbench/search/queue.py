@@ -42,7 +42,8 @@ class Queue(Searcher):  # type: ignore[misc]
         if job is None:
             return str(Searcher.FINISHED) if self._plan.is_over(self._wanted) else None
         before = read_record(self._study, job)
-        self._attempts[trial_id] = 1 if before is None else before["attempts"] + 1
+        # A study that is resumed is no failure of its trials.
+        self._attempts[trial_id] = 1 if before is None else before["attempts"]
         self.jobs[trial_id] = job
         name_trial(self._study, trial_id, job)
         return {"params": dict(job.params)}

@@ -112,9 +112,10 @@ class Report:
             if started[method] < study.header.trials
         }
         if short:
-            few = ", ".join(f"{method} {number}" for method, number in short.items())
+            few = ", ".join(f"{number} of {method}" for method, number in short.items())
             said.append(
-                f"No equal budget: fewer than {study.header.trials} trials are begun of {few}."
+                f"The budget is not equal yet: of {study.header.trials} trials each, {few} have"
+                " begun."
             )
         seeds = study.header.seeds
         if seeds == 0:

@@ -77,7 +77,7 @@ class Trial:
         seconds: spent, by what.
         started: ISO time.
         ended: ISO time; None while it runs.
-        attempts: how often it was begun.
+        attempts: one, and one more for each time its worker failed.
         node: where it ran.
         of: of a final: the trial whose hyper-parameters it has.
     """

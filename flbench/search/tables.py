@@ -86,7 +86,8 @@ def prices(report: Report) -> Block:
         "Price of a final training",
         ("method", "values", "up", "down", "peer", "client trainings", "seconds"),
         tuple(rows),
-        "Means over seeds. Down: with what is sent before the first round. Peer: between clients.",
+        "Means over seeds. Down: with what a set-up sends; the start net follows from the seed and"
+        " is not sent. Peer: between clients.",
         texts=(0, 1),
     )
 

@@ -147,7 +147,9 @@ def test_study_without_any_trial_has_a_report(tmp_path):
 
     page, tree = texts(folder)["report.html"], json.loads(texts(folder)["results.json"])
     assert tree["methods"]["hfcd"]["winner"] is None
-    assert "No equal budget: fewer than 4 trials are begun of hfcd 0, fedavg 0." in page
+    assert (
+        "The budget is not equal yet: of 4 trials each, 0 of hfcd, 0 of fedavg have begun." in page
+    )
     assert "not trained with seed 1, 2, 3" in page
     assert not list((folder / "pictures").iterdir())
 
