@@ -3,6 +3,7 @@
 Everything heavy is imported inside the commands: `flbench --help` answers at once.
 """
 
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -431,6 +432,8 @@ def tune(
     Trials are scored on validation parts. The best parameters are trained again over several
     seeds beside the defaults, and only then test parts are looked at.
     """
+    # Shells ignore it in what they put into the background; a study is often put there.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     with _exit_codes():
         from flbench import commands
 

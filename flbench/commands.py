@@ -1,7 +1,6 @@
 """What the commands do."""
 
 import json
-import signal
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -317,8 +316,6 @@ def bench(
 
 def tune(algo: str, *, config: str | None, overrides: Sequence[str], asked: dict[str, Any]) -> None:
     """Check a study, make its folder, and carry it out."""
-    # Shells start what they put into the background with it ignored.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     found = runs(algo, config=config, overrides=overrides, out=None)
     _need_tune()
     from flbench.search import prepare
@@ -335,15 +332,20 @@ def tune(algo: str, *, config: str | None, overrides: Sequence[str], asked: dict
 
 def resume_study(path: Path, changed: dict[str, Any]) -> None:
     """Go on with a study."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     _need_tune()
-    from flbench.search import prepare
+    from flbench.reports import study as report
+    from flbench.search import driver, prepare
     from flbench.search.cluster import cluster
     from flbench.search.study import StudyFolder
 
     folder = StudyFolder.reopen(path)
     try:
         prepared = prepare.reopen(folder, changed)
+        if driver.is_over(folder, prepared):
+            report.write(folder.path)  # it may have been killed before
+            console.notes([f"{path} is finished: there is nothing to go on with."])
+            show([folder.path])
+            return
         with cluster(prepared.means):
             _study(folder, prepared)
     finally:

@@ -79,14 +79,15 @@ def cluster(means: Means) -> Iterator[None]:
 def _check(means: Means) -> None:
     """Raise a ConfigError if no node has what a trial needs: Ray would wait for ever."""
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    if means.engine.name == "ray":  # its workers may be on any node
-        nodes = [ray.cluster_resources()]
     needs = {"CPU": float(means.cpus), "GPU": means.gpus}
+    if means.engine.name == "ray":  # its workers may be on any node, each with a GPU of its own
+        nodes = [ray.cluster_resources()]
+        needs["GPU"] *= means.cpus
     if not any(all(node.get(key, 0.0) >= needs[key] for key in needs) for node in nodes):
         there = "; ".join(
             f"{node.get('CPU', 0):g} CPUs and {node.get('GPU', 0):g} GPUs" for node in nodes
         )
         raise ConfigError(
-            f"a trial needs {means.cpus} CPUs and {means.gpus:g} GPUs, and Ray has {there}. Lower"
+            f"a trial needs {means.cpus} CPUs and {needs['GPU']:g} GPUs, and Ray has {there}. Lower"
             " engine.threads, engine.workers or --gpus-per-trial."
         )

@@ -7,6 +7,11 @@ from flbench.search.run import carry_out as train
 from flbench.search.study import StudyFolder
 
 
+def is_over(folder: StudyFolder, prepared: Prepared) -> bool:
+    """Return whether every training of a study has ended."""
+    return Plan(prepared.samplers(), prepared.budget, folder.records()).is_over()
+
+
 def carry_out(folder: StudyFolder, prepared: Prepared) -> None:
     """Train what is left of a study, on a Ray cluster that is there (`cluster.cluster`).
 
@@ -22,9 +27,6 @@ def carry_out(folder: StudyFolder, prepared: Prepared) -> None:
         rounds=prepared.rules.rounds,
     )
     board.take_up(record for record in records if record["state"] in ENDS)
-    if plan.is_over():
-        board.say(f"{folder.path} is finished: there is nothing to go on with.")
-        return
     with board.shown():
         train(
             folder.path,

@@ -165,6 +165,7 @@ def reopen(folder: StudyFolder, changed: dict[str, Any]) -> Prepared:
     told = folder.description()
     try:
         kept = {key: told["request"][key] for key in (*KEPT, "batch")}
+        kept["concurrent"] = kept["batch"]  # as many at once as when it began
         request = Request(tuple(told["methods"]), out=folder.path.parent, **(kept | changed))
         spaces = {
             method: parse(each["space_tree"], {}, each["space"])

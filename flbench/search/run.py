@@ -100,7 +100,7 @@ def carry_out(
             continue
         queue = Queue(study, plan, wanted, board.end, rounds=rules.rounds)
         at_once = None if rules.scheduler == "pbt" else means.concurrent
-        with _interruptible(study):
+        with _ends_at_once(study):
             _fit(trainable, queue, schedule(queue), study, means, Watch(queue, board), at_once)
         if not plan.is_over(wanted):
             raise RunError(
@@ -198,7 +198,7 @@ def _fit(
     watch: Watch,
     at_once: int | None,
 ) -> None:
-    """Let Ray Tune train the queue's jobs; returns early after Ctrl-C."""
+    """Let Ray Tune train the queue's jobs."""
     tuner = tune.Tuner(
         trainable,
         tune_config=tune.TuneConfig(
@@ -228,12 +228,11 @@ def _fit(
 
 
 @contextmanager
-def _interruptible(study: Path) -> Iterator[None]:
-    """Let Ctrl-C interrupt the block, and SIGTERM end the process without a word to Ray.
+def _ends_at_once(study: Path) -> Iterator[None]:
+    """Let SIGTERM end the process without a word to Ray.
 
-    SIGTERM is often sent to all processes of a group or service. Ray's servers are gone then, and
-    asking them for anything takes a minute. What has ended is in the study folder. Shells start
-    what they put into the background with SIGINT ignored, so that too is set here.
+    It is often sent to all processes of a group or service. Ray's servers are gone then, and asking
+    them for anything takes a minute. What has ended is in the study folder.
     """
 
     def end(*_: object) -> None:
@@ -241,12 +240,8 @@ def _interruptible(study: Path) -> Iterator[None]:
         os.write(2, text.encode())
         os._exit(TERMINATED)
 
-    before = {
-        signal.SIGTERM: signal.signal(signal.SIGTERM, end),
-        signal.SIGINT: signal.signal(signal.SIGINT, signal.default_int_handler),
-    }
+    before = signal.signal(signal.SIGTERM, end)
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        signal.signal(signal.SIGTERM, before)

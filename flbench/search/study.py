@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any, Final, Literal, Self
 
 from flbench import files
-from flbench.errors import DataError, UserError
+from flbench.errors import UserError
+from flbench.tracking.reading import read_json
 
 Kind = Literal["search", "final"]
 Variant = Literal["default", "tuned"]
@@ -126,7 +127,7 @@ class StudyFolder:
 
     def description(self) -> Record:
         """Return study.json. Raises: DataError if it is damaged."""
-        return _read(self.path / "study.json")
+        return read_json(self.path / "study.json")
 
     def records(self) -> Iterator[Record]:
         """Yield the trial.json of every trial that has begun, in order of their folders.
@@ -135,13 +136,13 @@ class StudyFolder:
         """
         for kind in FOLDERS.values():
             for file in sorted(self.path.glob(f"{kind}/*/*/trial.json")):
-                yield _read(file)
+                yield read_json(file)
 
 
 def read_record(study: Path, job: Job) -> Record | None:
     """Return a job's trial.json; None before it has begun."""
     file = study / job.name / "trial.json"
-    return _read(file) if file.is_file() else None
+    return read_json(file) if file.is_file() else None
 
 
 def write_record(study: Path, job: Job, record: Record) -> None:
@@ -156,16 +157,6 @@ def now() -> str:
     return datetime.now().astimezone().isoformat(timespec="seconds")
 
 
-def _read(file: Path) -> Record:
-    try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise DataError(f"{file} cannot be read ({error}).") from error
-    if not isinstance(found, dict):
-        raise DataError(f"{file} is damaged: it must hold an object.")
-    return found
-
-
 def name_trial(study: Path, trial_id: str, job: Job) -> None:
     """Remember which job a trial of Ray Tune is."""
     (study / "ray").mkdir(exist_ok=True)
@@ -174,5 +165,5 @@ def name_trial(study: Path, trial_id: str, job: Job) -> None:
 
 def named(study: Path, trial_id: str, params: Mapping[str, Any]) -> Job:
     """Return the job of a trial of Ray Tune, with the parameters that it has now."""
-    job = job_of(_read(study / "ray" / f"{trial_id}.json"))
+    job = job_of(read_json(study / "ray" / f"{trial_id}.json"))
     return replace(job, params=dict(params))

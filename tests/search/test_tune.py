@@ -79,7 +79,7 @@ def wait_for(process: subprocess.Popen, said: str, times: int) -> None:
     raise AssertionError("the study ended before it was to be stopped")
 
 
-def test_optuna_gives_the_same_trials_again_with_two_at_once(tmp_path):
+def test_optuna_gives_the_same_trials_again_with_two_at_once(tmp_path, capsys):
     more = ("--search", "optuna", "--scheduler", "none", "--trials", "7", "--seeds", "1")
 
     first, second = (
@@ -94,6 +94,10 @@ def test_optuna_gives_the_same_trials_again_with_two_at_once(tmp_path):
     for file in first.glob("trials/*/*/metrics.csv"):
         assert not {row.split for row in metrics_file.read(file)} & {"test", "common"}
     assert list(first.glob("finals/*/*/summary.json"))
+    (first / "report.html").unlink()
+    assert cli.main(["tune", "--resume", str(first)]) == 0
+    assert "nothing to go on with" in capsys.readouterr().err
+    assert (first / "report.html").stat().st_size
 
 
 def test_study_that_is_stopped_and_killed_ends_as_a_straight_one(tmp_path):
