@@ -34,6 +34,22 @@ class Net(nn.Module):
         return Outputs(features, self.head(features))
 
 
+class MaxPool(nn.MaxPool2d):
+    """Maximum over windows of 2 x 2; an odd last row or column is left out."""
+
+    def __init__(self) -> None:
+        super().__init__(2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the maxima [..., H // 2, W // 2] of maps [..., H, W]."""
+        if x.is_cuda or torch.is_grad_enabled():
+            return super().forward(x)
+        # PyTorch's kernel for the CPU looks for the maxima's places too, one window at a time.
+        height, width = (size // 2 * 2 for size in x.shape[-2:])
+        x = torch.maximum(x[..., :height:2, :], x[..., 1:height:2, :])
+        return torch.maximum(x[..., :width:2], x[..., 1:width:2])
+
+
 @dataclass(frozen=True)
 class Layer:
     """One layer with leaves of its own: its module's name, its kind, the names of its leaves."""

@@ -5,7 +5,7 @@ from collections import OrderedDict
 from torch import nn
 
 from flbench.config import ModelConfig
-from flbench.models.base import Net, images_only, pad_to
+from flbench.models.base import MaxPool, Net, images_only, pad_to
 from flbench.models.registry import MODELS
 
 
@@ -27,10 +27,10 @@ class Cnn(Net):
                 pad=pad,
                 conv1=nn.Conv2d(channels, 64, 5),
                 relu1=nn.ReLU(),
-                pool1=nn.MaxPool2d(2),
+                pool1=MaxPool(),
                 conv2=nn.Conv2d(64, 64, 5),
                 relu2=nn.ReLU(),
-                pool2=nn.MaxPool2d(2),
+                pool2=MaxPool(),
                 flatten=nn.Flatten(),
                 fc1=nn.Linear(flat, 384),
                 relu3=nn.ReLU(),

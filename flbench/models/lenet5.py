@@ -7,7 +7,7 @@ from pydantic import Field
 from torch import nn
 
 from flbench.config import ModelConfig
-from flbench.models.base import Net, Norm, images_only, norm_2d, pad_to
+from flbench.models.base import MaxPool, Net, Norm, images_only, norm_2d, pad_to
 from flbench.models.registry import MODELS
 
 
@@ -40,11 +40,11 @@ class LeNet5(Net):
             conv1=nn.Conv2d(channels, 6, 5),
             norm1=norm_2d(config.norm, 6),
             relu1=nn.ReLU(),
-            pool1=nn.MaxPool2d(2),
+            pool1=MaxPool(),
             conv2=nn.Conv2d(6, 16, 5),
             norm2=norm_2d(config.norm, 16),
             relu2=nn.ReLU(),
-            pool2=nn.MaxPool2d(2),
+            pool2=MaxPool(),
             flatten=nn.Flatten(),
             fc1=nn.Linear(flat, 120),
             relu3=nn.ReLU(),

@@ -7,7 +7,7 @@ from pydantic import Field
 from torch import nn
 
 from flbench.config import ModelConfig
-from flbench.models.base import Net, Norm, images_only, norm_2d, pad_to
+from flbench.models.base import MaxPool, Net, Norm, images_only, norm_2d, pad_to
 from flbench.models.registry import MODELS
 
 BLOCKS = ((64,), (128,), (256, 256), (512, 512), (512, 512))
@@ -47,7 +47,7 @@ class Vgg11(Net):
                 layers[f"norm{number}"] = norm_2d(config.norm, out)
                 layers[f"relu{number}"] = nn.ReLU()
                 width = out
-            layers[f"pool{block}"] = nn.MaxPool2d(2)
+            layers[f"pool{block}"] = MaxPool()
         grid = 7 if config.classifier == 4096 else 1
         layers |= OrderedDict(
             average=nn.AdaptiveAvgPool2d(grid),

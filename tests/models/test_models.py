@@ -4,7 +4,7 @@ from torch import nn
 
 from flbench.errors import ConfigError
 from flbench.models import MODELS
-from flbench.models.base import build, describe, net_leaves, padding_note
+from flbench.models.base import MaxPool, build, describe, net_leaves, padding_note
 
 VARIANTS = [
     ("lenet5", {}),
@@ -128,6 +128,20 @@ def test_small_images_are_padded_with_zeros_around_them():
     assert float(padded.sum()) == pytest.approx(float(x.sum()))
     assert "zero-padded by 4+4 columns" in (padding_note(net) or "")
     assert padding_note(make("lenet5")) is None
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 6, 8), (2, 3, 7, 5), (3, 2, 2), (0, 1, 4, 4)])
+def test_pooling_is_the_same_with_and_without_gradients(shape):
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    if x.numel():
+        x[..., 0, 0] = float("nan")  # a net that has diverged must show it
+
+    pooled = MaxPool()(x)
+    with torch.no_grad():
+        judged = MaxPool()(x)
+
+    torch.testing.assert_close(judged, pooled, rtol=0, atol=0, equal_nan=True)
+    assert judged.shape == (*shape[:-2], shape[-2] // 2, shape[-1] // 2)
 
 
 def test_images_only_nets_refuse_tables():
