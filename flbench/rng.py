@@ -80,13 +80,21 @@ class Draw:
         """
         return generator(self.seed, "batch", client, epoch, *self.key).permutation(n)
 
-    def keys(self, client: int, epoch: int, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return one noise key [n] int64 per sample.
+    def keys(
+        self,
+        client: int | NDArray[np.int64],
+        epoch: int | NDArray[np.int64],
+        rows: NDArray[np.int64],
+    ) -> NDArray[np.int64]:
+        """Return one noise key int64 per sample, in the shape of `rows`.
 
-        From seed, client, round, epoch and the sample's row in the data set.
+        From seed, client, round, epoch and the sample's row in the data set; clients and epochs
+        broadcast to the rows.
         """
-        base = _noise(self.seed, self.key) + np.array([client, epoch], dtype=np.uint64)
-        one, other = _scramble(base)
+        one, other = (
+            _scramble(base + np.array(number, dtype=np.uint64, ndmin=1))
+            for base, number in zip(_noise(self.seed, self.key), (client, epoch), strict=True)
+        )
         return _scramble(rows.astype(np.uint64) ^ one ^ (other >> np.uint64(1))).view(np.int64)
 
     def method(self, *key: int) -> np.random.Generator:

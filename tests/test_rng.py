@@ -44,6 +44,18 @@ def test_noise_keys_belong_to_samples_not_to_positions():
     assert len(set(draw.keys(1, 0, np.arange(10_000)).tolist())) == 10_000
 
 
+def test_keys_of_many_clients_are_those_of_each():
+    draw = Draw(3, (4,), 9)
+    rows = np.arange(24).reshape(2, 3, 4)
+    clients, epochs = np.array([7, 2]), np.array([[0, 0, 1], [2, 0, 0]])
+
+    keys = draw.keys(clients[:, None, None], epochs[:, :, None], rows)
+
+    for k, t in np.ndindex(2, 3):
+        one = draw.keys(int(clients[k]), int(epochs[k, t]), rows[k, t])
+        assert np.array_equal(keys[k, t], one)
+
+
 def test_uniform_noise_is_even_and_independent_between_units():
     keys = torch.from_numpy(Draw(0, (0,), 1).keys(0, 0, np.arange(20_000)))
 

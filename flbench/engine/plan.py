@@ -70,68 +70,68 @@ def make(
         skip_single: whether a batch of one sample is left out.
     """
     size = settings.train.batch_size
-    found = [_client(federation, phase, int(i), settings, skip_single=skip_single) for i in ids]
-    steps = np.array([len(mine["fill"]) for mine in found], dtype=np.int64)
+    orders = [_orders(federation, phase, int(i), settings, skip_single=skip_single) for i in ids]
+    steps = np.array(
+        [sum(_steps(order, size) for order in mine) for mine in orders], dtype=np.int64
+    )
+    shape = len(ids), int(steps.max(initial=0))
+    rows = np.zeros((shape[0], shape[1] * size), dtype=np.int64)
+    fill, epoch = np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=np.int64)
+    first = np.zeros(shape, dtype=bool)
+    for k, mine in enumerate(orders):
+        begin = 0
+        for number, order in enumerate(mine):
+            end = begin + _steps(order, size)
+            rows[k, begin * size : end * size] = order[0]
+            rows[k, begin * size : begin * size + len(order)] = order
+            fill[k, begin:end] = size
+            fill[k, end - 1] -= (end - begin) * size - len(order)
+            epoch[k, begin:end] = number
+            first[k, begin] = True
+            begin = end
+    if phase.steps is not None:
+        steps = np.minimum(steps, phase.steps)
     top = int(steps.max(initial=0))
-
-    def stacked(name: str, *shape: int) -> NDArray[Any]:
-        whole = np.zeros((len(found), top, *shape), dtype=found[0][name].dtype)
-        for k, mine in enumerate(found):
-            whole[k, : len(mine[name])] = mine[name]
-        return whole
+    rows = rows.reshape(*shape, size)[:, :top]
+    fill, epoch, first = fill[:, :top], epoch[:, :top], first[:, :top]
+    keys = settings.draw.keys(ids[:, None, None], epoch[:, :, None], rows)
 
     def there(values: NDArray[Any]) -> Tensor:
-        return torch.from_numpy(values).to(federation.x.device)
+        return torch.from_numpy(np.ascontiguousarray(values)).to(federation.x.device)
 
-    fill = stacked("fill")
     return Plan(
         steps=steps,
         fill=fill,
-        first=stacked("first"),
-        rows=there(stacked("rows", size)),
-        keys=there(stacked("keys", size)),
+        first=first,
+        rows=there(rows),
+        keys=there(keys),
         ends=there(fill),
-        epoch=there(stacked("epoch")),
+        epoch=there(epoch),
         numbers=there(np.arange(top)),
     )
 
 
-def _client(
+def _orders(
     federation: Federation,
     phase: Phase,
     client: int,
     settings: RoundSettings,
     *,
     skip_single: bool,
-) -> dict[str, NDArray[Any]]:
-    """Return one client's steps: rows, keys [T, S], fill, epoch, first [T]."""
-    size, draw = settings.train.batch_size, settings.draw
-    mine = federation.rows(phase.rows, client, draw)
-    parts: dict[str, list[NDArray[Any]]] = {
-        "rows": [np.zeros((0, size), dtype=np.int64)],
-        "keys": [np.zeros((0, size), dtype=np.int64)],
-        "fill": [np.zeros(0, dtype=np.int64)],
-        "epoch": [np.zeros(0, dtype=np.int64)],
-        "first": [np.zeros(0, dtype=bool)],
-    }
-    limit = phase.steps
+) -> list[NDArray[np.int64]]:
+    """Return the rows of each epoch of a client, as many epochs as its steps need."""
+    mine = federation.rows(phase.rows, client, settings.draw)
+    found: list[NDArray[np.int64]] = []
     taken = 0
     for number in range(phase.epochs if phase.epochs is not None else phase.steps or 0):
-        order = draw.order(client, number, len(mine))
+        order = settings.draw.order(client, number, len(mine))
         order = mine[batches.arrange(order, settings.train, skip_single=skip_single)]
-        if not len(order) or (limit is not None and taken >= limit):
+        if not len(order) or (phase.steps is not None and taken >= phase.steps):
             break
-        count = -(-len(order) // size)
-        fill = np.full(count, size, dtype=np.int64)
-        fill[-1] = len(order) - (count - 1) * size
-        whole = np.full(count * size, order[0], dtype=np.int64)
-        whole[: len(order)] = order
-        keys = draw.keys(client, number, whole)
-        keep = count if limit is None else min(count, limit - taken)
-        parts["rows"].append(whole.reshape(count, size)[:keep])
-        parts["keys"].append(keys.reshape(count, size)[:keep])
-        parts["fill"].append(fill[:keep])
-        parts["epoch"].append(np.full(keep, number, dtype=np.int64))
-        parts["first"].append(np.arange(keep) == 0)
-        taken += keep
-    return {name: np.concatenate(pieces) for name, pieces in parts.items()}
+        found.append(order)
+        taken += _steps(order, settings.train.batch_size)
+    return found
+
+
+def _steps(order: NDArray[np.int64], size: int) -> int:
+    return -(-len(order) // size)

@@ -186,7 +186,8 @@ class Stack:
             for name, value in bundle.rows.items():
                 if id(value) not in places:
                     places[id(value)] = len(rows)
-                    rows.append(value[:count])
+                    # A slice of what is trained would cost a copy in the backward pass.
+                    rows.append(value if len(value) == count else value[:count])
                 slots[-1][name] = places[id(value)]
 
         def one(first: Tensor, rows: list[Tensor], *extra: Any) -> Any:

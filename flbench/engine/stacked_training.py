@@ -21,6 +21,7 @@ from flbench.client.module import freeze_statistics, is_buffer, mode
 from flbench.client.program import Phase
 from flbench.client.step import local_loss, make_optimizer
 from flbench.config import OptimizerConfig
+from flbench.data.batches import PIECE
 from flbench.engine import plan
 from flbench.engine.recording import TOGETHER
 from flbench.engine.stack import Stack
@@ -81,11 +82,10 @@ class _Run:
         self._optimizer = optimizer
         self._found: list[Tree] = [{} for _ in phase.record]
         self.real = self.slots = 0
-        cap = phase.epochs if phase.epochs is not None else phase.steps or 0
-        device = stack.bench.device
-        # Sum of losses and number of steps by client and epoch, for `until`.
-        self._sums = torch.zeros(len(stack), cap, dtype=torch.float64, device=device)
-        self._counts = torch.zeros(len(stack), cap, dtype=torch.float64, device=device)
+        # [B, T], 0 where a client takes no step.
+        self._losses = torch.zeros(work.ends.shape, dtype=torch.float64, device=stack.bench.device)
+        self._begin = 0  # the step that the window begins with
+        self._window: tuple[Tensor, ...] = (torch.empty(0),)
         self._sort()
 
     def all(self) -> None:
@@ -98,7 +98,7 @@ class _Run:
             self._step(step, count)
             step += 1
         self._stack.steps += np.minimum(self._plan.steps, step)
-        self._stack.loss += self._sums.sum(dim=1)
+        self._stack.loss += self._losses.sum(dim=1)
         for collector, found in zip(self._phase.record, self._found, strict=True):
             if collector.finish is not None:
                 finish = collector.finish
@@ -121,7 +121,8 @@ class _Run:
         self._plan.reorder(order)
         self._stack.reorder(order)
         index = torch.from_numpy(order).to(self._stack.bench.device)
-        self._sums, self._counts = self._sums[index], self._counts[index]
+        self._losses = self._losses[index]
+        self._window = (torch.empty(0),)
         self._optimizer.reorder(index)
         self._found = [{k: v[index[: len(v)]] for k, v in found.items()} for found in self._found]
 
@@ -132,8 +133,7 @@ class _Run:
         if not begins.any() or until is None:
             return False
         epochs = self._plan.epoch[:count, step]
-        sums, counts = self._sums[:count], self._counts[:count]
-        means = torch.where(counts > 0, sums / counts.clamp_min(1), torch.nan)
+        means = self._means(step, count)
         flags = self._stack.each(
             lambda leaves, start, ctx, means, done: until(means, done, ctx),
             means,
@@ -147,17 +147,25 @@ class _Run:
         self._sort()
         return True
 
+    def _means(self, step: int, count: int) -> Tensor:
+        """Return the mean loss of each epoch so far, [count, epochs]; NaN of those to come."""
+        phase, losses = self._phase, self._losses[:count, :step]
+        cap = phase.epochs if phase.epochs is not None else phase.steps or 0
+        sums, counts = losses.new_zeros(2, count, cap)
+        epochs = self._plan.epoch[:count, :step]
+        sums.scatter_add_(1, epochs, losses)
+        counts.scatter_add_(1, epochs, torch.ones_like(losses))
+        return torch.where(counts > 0, sums / counts.clamp_min(1), torch.nan)
+
     def _step(self, step: int, count: int) -> None:
-        stack, phase, bench = self._stack, self._phase, self._stack.bench
+        stack, phase = self._stack, self._phase
         fill = self._plan.fill[:count, step]
         size = int(fill.max())
         self.real, self.slots = self.real + int(fill.sum()), self.slots + count * size
-        rows = self._plan.rows[:count, step, :size]
-        keys = self._plan.keys[:count, step, :size]
         full = bool((fill == size).all())
-        mask = torch.arange(size, device=bench.device)[None] < self._plan.ends[:count, step, None]
-        x = stack.inputs(rows, keys)
-        batch = (x, bench.federation.y[rows], mask, keys)
+        if not 0 <= step - self._begin < len(self._window[0]):
+            self._begin, self._window = step, self._gathered(step, count)
+        batch = tuple(part[step - self._begin, :count, :size] for part in self._window)
         number = self._plan.numbers[step]
         found: list[Tree] = []
         if phase.gradient is None:
@@ -174,11 +182,19 @@ class _Run:
                 stack.leaves.rows[name][:count] = value
             if phase.project is not None:
                 self._project(count)
-            epochs = self._plan.epoch[:count, step, None]
-            self._sums[:count].scatter_add_(1, epochs, loss.double()[:, None])
-            self._counts[:count].scatter_add_(1, epochs, torch.ones_like(loss.double())[:, None])
+            self._losses[:count, step] = loss.double()
             for collector, whole, new in zip(phase.record, self._found, found, strict=True):
                 self._record(collector, whole, new)
+
+    def _gathered(self, step: int, count: int) -> tuple[Tensor, ...]:
+        """Return x, y, mask and key [W, count, S, ...] of this step and those after it."""
+        bench, work = self._stack.bench, self._plan
+        size = work.rows.shape[2]
+        steps = slice(step, step + max(1, PIECE // (count * size)))
+        rows, keys = (part[:count, steps].transpose(0, 1) for part in (work.rows, work.keys))
+        x = self._stack.inputs(rows.reshape(-1, size), keys.reshape(-1, size))
+        mask = torch.arange(size, device=bench.device) < work.ends[:count, steps].T[..., None]
+        return x.reshape(*rows.shape, *x.shape[2:]), bench.federation.y[rows], mask, keys
 
     def _gradients(
         self, number: Tensor, full: bool, batch: Any, count: int

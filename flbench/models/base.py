@@ -43,7 +43,8 @@ class MaxPool(nn.MaxPool2d):
     def forward(self, x: Tensor) -> Tensor:
         """Return the maxima [..., H // 2, W // 2] of maps [..., H, W]."""
         if x.is_cuda or torch.is_grad_enabled():
-            return super().forward(x)
+            pooled: Tensor = super().forward(x)
+            return pooled
         # PyTorch's kernel for the CPU looks for the maxima's places too, one window at a time.
         height, width = (size // 2 * 2 for size in x.shape[-2:])
         x = torch.maximum(x[..., :height:2, :], x[..., 1:height:2, :])
