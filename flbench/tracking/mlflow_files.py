@@ -15,6 +15,7 @@ PLAIN: Final = (
     *("clients.csv", "per_class.csv", "confusion.csv", "predictions.csv"),
 )
 TABLES: Final = ("per_class.csv", "clients.csv")
+WORDS: Final = ("moment", "name")  # their columns; a class may be called 01_1, which is a number
 PICTURE: Final = "partition.png"
 DATA: Final = "flbench.data"
 LARGEST: Final = 500_000_000  # bytes of a checkpoint that is sent
@@ -36,7 +37,8 @@ def send_tables(entry: Entry, path: Path) -> None:
             continue
         with naming(path / name), (path / name).open(newline="", encoding="utf-8") as lines:
             header, *rows = csv.reader(lines)
-        table = {"columns": header, "data": [[_cell(cell) for cell in row] for row in rows]}
+            data = [[_cell(*cell) for cell in zip(header, row, strict=True)] for row in rows]
+        table = {"columns": header, "data": data}
         entry.text(file.name, json.dumps(table))
         shown.append({"path": file.name, "type": "table"})
     if shown:
@@ -108,12 +110,9 @@ def send_data(entry: Entry, path: Path) -> None:
     entry.mark({DATA: digest})
 
 
-def _cell(text: str) -> str | float | None:
-    """Return a cell of a table as a number if it is one."""
-    if not text:
-        return None
-    try:
-        value = float(text)
-    except ValueError:
-        return text
+def _cell(column: str, text: str) -> str | float | None:
+    """Return a cell of a table as a number, unless its column holds words."""
+    if column in WORDS or not text:
+        return text or None
+    value = float(text)
     return int(value) if value.is_integer() else value

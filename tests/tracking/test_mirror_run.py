@@ -92,6 +92,8 @@ def test_files_arrive_as_they_are(store, copied, tmp_path):
 
 def test_table_of_classes_is_one_that_mlflow_shows(store, copied, tmp_path):
     path = copied("table")
+    written = path / "per_class.csv"
+    written.write_text(written.read_text().replace("last,1,1,", "last,1,01_1,"))
 
     follow.sync(path, store.uri)
 
@@ -101,6 +103,8 @@ def test_table_of_classes_is_one_that_mlflow_shows(store, copied, tmp_path):
     header, *lines = (path / "per_class.csv").read_text().splitlines()
     assert table["columns"] == header.split(",")
     assert len(table["data"]) == len(lines)
+    assert ["last", 1, "01_1"] in [row[:3] for row in table["data"]]
+    assert all(isinstance(figure, float | int) for row in table["data"] for figure in row[3:8])
     shown = json.loads(entry.data.tags["mlflow.loggedArtifacts"])
     assert {"path": "per_class.json", "type": "table"} in shown
 
