@@ -133,6 +133,25 @@ class AlgorithmConfig(Strict):
     )
 
 
+class UniformConfig(AlgorithmConfig):
+    """Of a method whose paper or authors give all clients of a mean the same weight."""
+
+    agg_weights: Literal["samples", "uniform"] = Field(
+        "uniform", description="weight of a client in a mean: one, or its training samples"
+    )
+
+
+def epochs(default: int | None, description: str, *, ge: int = 1) -> Any:
+    """Return the field of a number of epochs.
+
+    Args:
+        default: None where it depends on other keys; the description says how.
+        description: what is trained, and when.
+        ge: the smallest number.
+    """
+    return Field(default, ge=ge, description=description, json_schema_extra={"unit": "epochs"})
+
+
 class OptimizerConfig(Strict):
     """The local optimiser, made anew in each phase of each round (C2)."""
 

@@ -11,7 +11,7 @@ import torch
 
 from flbench import rounds
 from flbench.algorithms.base import Algorithm
-from flbench.client.program import Step
+from flbench.client.program import Collector, Step
 from flbench.config import Config
 from flbench.engine.base import Engine, RoundSettings
 from flbench.errors import DivergedError
@@ -125,7 +125,8 @@ class FederatedLoop:
         judged = not stage.setup and self._is_due(state.round + 1)
         settings = rounds.settings_of(self.config, self.algorithm, state, setup=stage.setup)
         with self.seconds.spend("train"):
-            observe = self._observers(state) if judged else ()
+            diagnostics = self.algorithm.diagnostics() if judged else ()
+            observe = (*self._observers(state), *diagnostics) if judged else ()
             with interrupts.welcome():
                 trained = rounds.train(
                     self.algorithm, self.engine, state, settings, observe=observe
@@ -138,6 +139,7 @@ class FederatedLoop:
         if judged:
             evaluation = self._observed(trained.results, number)
             lines += rows_of(evaluation, self.judgement, suffix="@local")
+            lines += _diagnosed(diagnostics, trained.results, number)
         self.folder.add_metrics(lines)
         self.reporter.round_done(number, over.costs.get("loss", float("nan")))
         return over.state
@@ -218,3 +220,11 @@ class FederatedLoop:
                     f" {self.folder.path}"
                 )
             self.reporter.warn(text)
+
+
+def _diagnosed(diagnostics: tuple[Collector, ...], results: Results, number: int) -> Iterator[Row]:
+    """Yield the cohort's mean of what a method's diagnostics found."""
+    for name, values in results.observed.items():
+        owner, _, key = name.rpartition(".")
+        if len(values) and any(owner == collector.name for collector in diagnostics):
+            yield Row(number, "train", "", key, float(values.double().mean()))

@@ -11,7 +11,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from flbench.client.program import LocalProgram, LossTerm, Phase
+from flbench.client.program import Collector, LocalProgram, LossTerm, Phase
 from flbench.config import AlgorithmConfig, TrainConfig
 from flbench.losses import CrossEntropy
 from flbench.models.base import NetSpec
@@ -173,6 +173,13 @@ class Algorithm:
         model = Deployment(self.dispatch(state, ids))
         everything_is_shared = not self.split()[0]
         return {"personal": model, "gm": model} if everything_is_shared else {"personal": model}
+
+    def diagnostics(self) -> tuple[Collector, ...]:
+        """Return Collectors after a judged round's programs, 0-dim results each, for the log.
+
+        The cohort's mean of each is logged under its key. No server sees them, nothing is charged.
+        """
+        return ()
 
     def phase(
         self,

@@ -10,19 +10,16 @@ from flbench.algorithms.base import Algorithm, Deployment, Paper, Wire
 from flbench.algorithms.parts import updates
 from flbench.algorithms.parts.splitting import bipartition, norms
 from flbench.algorithms.registry import ALGORITHMS
-from flbench.config import AlgorithmConfig
+from flbench.config import AlgorithmConfig, UniformConfig
 from flbench.tree import only, take, weighted_mean
 from flbench.types import Dispatch, Message, Results, State, Tree, Update
 
 EPS = {"absolute": (0.4, 1.6), "relative": (0.1, 0.5)}
 
 
-class CflConfig(AlgorithmConfig):
+class CflConfig(UniformConfig):
     """Keys of CFL. Thresholds depend on net, learning rate and epochs: look at the logged norms."""
 
-    agg_weights: Literal["samples", "uniform"] = Field(
-        "uniform", description="weight of a client in its cluster's mean: one, or its samples"
-    )
     thresholds: Literal["absolute", "relative"] = Field(
         "absolute",
         description="eps1 and eps2 are norms, or shares of the cluster's largest mean norm so far",

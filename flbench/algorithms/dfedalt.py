@@ -1,31 +1,24 @@
 """DFedAlt: a personal head, a body mixed with neighbours, trained in turn (Shi et al., 2023)."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import ClassVar, Literal
 
-import torch
 from pydantic import Field
 
 from flbench.algorithms.base import Paper, Wire
 from flbench.algorithms.parts.gossip import Gossip, GossipConfig
+from flbench.algorithms.parts.sharpness import Sharpness
 from flbench.algorithms.registry import ALGORITHMS
-from flbench.client.program import GradFn, Step
-from flbench.config import AlgorithmConfig
-from flbench.types import Batch, Tree
+from flbench.client.program import Step
+from flbench.config import AlgorithmConfig, epochs
 
 
 class DFedAltConfig(GossipConfig):
     """Keys of DFedAlt."""
 
-    head_epochs: int = Field(
-        1, ge=1, description="epochs on the head, first", json_schema_extra={"unit": "epochs"}
-    )
-    body_epochs: int | None = Field(
-        None,
-        ge=1,
-        description="epochs on the body, then (default: the rest of train.local_epochs, at least"
-        " one)",
-        json_schema_extra={"unit": "epochs"},
+    head_epochs: int = epochs(1, "on the head, first")
+    body_epochs: int | None = epochs(
+        None, "on the body, then (default: the rest of train.local_epochs, at least one)"
     )
     head_lr: float | None = Field(
         None, ge=0, description="learning rate of the head (default train.optimizer.lr)"
@@ -38,27 +31,6 @@ class DFedAltConfig(GossipConfig):
     rho: float = Field(
         0.0, ge=0, description="radius of the sharpness-aware body step (DFedSalt); 0 for none"
     )
-
-
-@dataclass(frozen=True)
-class Sharpness:
-    """The gradient at u + rho g / ||g||, where g is the gradient at u; at u where g = 0.
-
-    Source: Foret et al., ICLR 2021, eq. 2; the norm is over the trained leaves. BatchNorm in
-    training mode counts a batch twice.
-
-    Attributes:
-        rho: radius, >= 0.
-    """
-
-    rho: float
-
-    def __call__(self, grad: GradFn, parameters: Tree, batch: Batch, ctx: Tree) -> Tree:
-        """Return the gradient that the optimiser sees."""
-        g = grad(parameters, batch)
-        norm = torch.stack([value.square().sum() for value in g.values()]).sum().sqrt()
-        scale = torch.where(norm > 0, self.rho / norm, 0.0)
-        return grad({name: parameters[name] + scale * g[name] for name in parameters}, batch)
 
 
 @ALGORITHMS.register("dfedalt")

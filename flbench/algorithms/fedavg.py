@@ -3,24 +3,20 @@
 from dataclasses import replace
 from typing import ClassVar
 
-from pydantic import Field
 from torch import Tensor
 
 from flbench.algorithms.base import Algorithm, Deployment, Paper, Wire
 from flbench.algorithms.registry import ALGORITHMS
 from flbench.client.program import LocalProgram
-from flbench.config import AlgorithmConfig
+from flbench.config import AlgorithmConfig, epochs
 from flbench.types import State
 
 
 class FedAvgConfig(AlgorithmConfig):
     """Keys of FedAvg."""
 
-    finetune_epochs: int = Field(
-        0,
-        ge=0,
-        description="local fine-tuning before a model is judged, discarded afterwards (FedAvg-FT)",
-        json_schema_extra={"unit": "epochs"},
+    finetune_epochs: int = epochs(
+        0, "local fine-tuning before a model is judged, discarded afterwards (FedAvg-FT)", ge=0
     )
 
 

@@ -9,18 +9,15 @@ from torch import Tensor
 from flbench.algorithms.base import Algorithm, Deployment, Paper, Wire
 from flbench.algorithms.registry import ALGORITHMS
 from flbench.client.program import LocalProgram, Phase
-from flbench.config import AlgorithmConfig
+from flbench.config import AlgorithmConfig, epochs
 from flbench.types import State
 
 
 class FedBABUConfig(AlgorithmConfig):
     """Keys of FedBABU."""
 
-    finetune_epochs: int = Field(
-        5,
-        ge=1,
-        description="local fine-tuning before a model is judged, discarded afterwards",
-        json_schema_extra={"unit": "epochs"},
+    finetune_epochs: int = epochs(
+        5, "local fine-tuning before a model is judged, discarded afterwards"
     )
     finetune: Literal["all", "head", "backbone"] = Field("all", description="what is fine-tuned")
     judged: Literal["ft", "noft"] = Field(

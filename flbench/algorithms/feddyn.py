@@ -1,33 +1,29 @@
 """FedDyn: local optima made to agree with the global one by duals (Acar et al., ICLR 2021)."""
 
-from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from dataclasses import replace
+from typing import ClassVar
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
 from flbench.algorithms.base import Algorithm, Deployment, Paper, Wire
+from flbench.algorithms.parts.duals import DUAL, MoveDual
 from flbench.algorithms.parts.prefixes import prefixed, stripped
 from flbench.algorithms.registry import ALGORITHMS
-from flbench.client.program import LocalProgram, LossTerm, Map
-from flbench.config import AlgorithmConfig
+from flbench.client.program import LocalProgram, Map
+from flbench.config import AlgorithmConfig, UniformConfig
 from flbench.losses import CrossEntropy, Dynamic
 from flbench.tree import only, repeat
-from flbench.types import Info, Results, State, Tree, Update
+from flbench.types import Results, State, Tree, Update
 
-DUAL, MEAN = "dual.", "mean."  # before the names of h_i (of the server: the mean of all), of wbar
+MEAN = "mean."  # before the names of wbar
 
 
-class FedDynConfig(AlgorithmConfig):
+class FedDynConfig(UniformConfig):
     """Keys of FedDyn."""
 
-    agg_weights: Literal["samples", "uniform"] = Field(
-        "uniform", description="weight of a client in the mean: one (the authors), or its samples"
-    )
-    alpha: float = Field(
-        0.01, gt=0, description="strength of the regulariser (paper: 0.1, 0.01, 0.001)"
-    )
+    alpha: float = Field(0.01, gt=0, description="of the regulariser (paper: 0.1, 0.01, 0.001)")
     adaptive: bool = Field(
         True, description="a client's own strength is alpha times mean samples over its samples"
     )
@@ -67,21 +63,14 @@ class FedDyn(Algorithm):
         server |= {name: value.double() for name, value in dual.items()}
         sizes = self.setting.sizes.double()
         ratio = sizes.mean() / sizes if self.config.adaptive else torch.ones_like(sizes)
-        kind = next(iter(parameters.values())).dtype
-        own = {"strength": (self.config.alpha * ratio).to(kind)}
+        own = {"strength": (self.config.alpha * ratio).to(next(iter(parameters.values())).dtype)}
         return server, clients | repeat(dual, self.setting.clients) | own
 
     def program(self, state: State) -> LocalProgram:
         keeps, sends = self.split()
         names = self.setting.net.parameters
-        return LocalProgram(
-            (self.phase(*self.terms()), Map(MoveDual(names))),
-            keeps | {DUAL + name for name in names} | {"strength"},
-            sends,
-        )
-
-    def terms(self) -> tuple[LossTerm, ...]:
-        return (CrossEntropy(), Dynamic(self.setting.net.parameters))
+        steps = (self.phase(CrossEntropy(), Dynamic(names)), Map(MoveDual(names)))
+        return LocalProgram(steps, keeps | {DUAL + name for name in names} | {"strength"}, sends)
 
     def aggregate(self, state: State, results: Results) -> Update:
         mean = self.mean(results)
@@ -102,17 +91,5 @@ class FedDyn(Algorithm):
         return super().deploy(replace(state, server=wbar), ids)
 
     def remarks(self) -> list[str]:
-        if self.setting.train.clip is None:
-            return ["FedDyn's authors clip gradients at a norm of 10: train.clip=10."]
-        return []
-
-
-@dataclass(frozen=True)
-class MoveDual:
-    """h <- h + w - w_start."""
-
-    names: tuple[str, ...]
-
-    def __call__(self, leaves: Tree, start: Tree, ctx: Tree, info: Info) -> Tree:
-        """Return the dual."""
-        return {DUAL + n: leaves[DUAL + n] + (leaves[n] - start[n]) for n in self.names}
+        said = "FedDyn's authors clip gradients at a norm of 10: train.clip=10."
+        return [said] if self.setting.train.clip is None else []

@@ -12,7 +12,7 @@ from flbench.algorithms.parts import prototypes
 from flbench.algorithms.parts.directions import far_apart
 from flbench.algorithms.registry import ALGORITHMS
 from flbench.client.program import LocalProgram, LossTerm
-from flbench.config import AlgorithmConfig
+from flbench.config import AlgorithmConfig, UniformConfig
 from flbench.losses import CosineCrossEntropy
 from flbench.losses.cosine_cross_entropy import cosine_logits
 from flbench.losses.similarity import unit
@@ -23,12 +23,9 @@ W, SCALE = "head.weight", "scale"
 LEAST = 0.01  # s may learn to be negative, which would turn the order of classes round
 
 
-class FedNHConfig(AlgorithmConfig):
+class FedNHConfig(UniformConfig):
     """Keys of FedNH."""
 
-    agg_weights: Literal["samples", "uniform"] = Field(
-        "uniform", description="weight of a client in the mean of bodies and scales"
-    )
     rho: float = Field(0.9, ge=0, le=1, description="share of the old prototype in the new one")
     scale: float = Field(
         1.0, ge=LEAST, description="factor s of the cosines at the start (30 for ResNet-18)"

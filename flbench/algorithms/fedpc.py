@@ -11,8 +11,8 @@ from flbench.algorithms.parts import grouping, groups, mixing, prototypes
 from flbench.algorithms.parts.prefixes import prefixed, stripped
 from flbench.algorithms.parts.simplex import simplex, softmax_among
 from flbench.algorithms.registry import ALGORITHMS
-from flbench.client.program import LocalProgram
-from flbench.config import AlgorithmConfig
+from flbench.client.program import Collector, LocalProgram
+from flbench.config import AlgorithmConfig, UniformConfig
 from flbench.losses import ClassPull, CrossEntropy, class_pull
 from flbench.tree import only, repeat
 from flbench.types import Dispatch, Message, Results, Stage, State, Tree, Update
@@ -20,10 +20,9 @@ from flbench.types import Dispatch, Message, Results, Stage, State, Tree, Update
 Gm = Literal["init_head", "mean_head", "nearest_proto", "none"]
 
 
-class FedPcConfig(AlgorithmConfig):
+class FedPcConfig(UniformConfig):
     """Keys of FedPC. J, q, the mixture's options and the head of GM are open in the paper."""
 
-    agg_weights: Literal["samples", "uniform"] = Field("uniform", description="of group members")
     groups: Literal["auto"] | PositiveInt = Field(5, description="J; auto: by silhouette, 2 to 10")
     components: int | None = Field(None, ge=1, description="q (default: 90 % of variance, <= 32)")
     fill: grouping.Fill = Field("zero", description="vector of a class not held")
@@ -43,8 +42,7 @@ class FedPcConfig(AlgorithmConfig):
 class FedPc(Algorithm):
     """Each group has a backbone theta and prototypes P; heads stay with the clients.
 
-    Deviations: a model for each group as in eq. 7-8, not Algorithm 1's single one; the seeded net
-    is sent for free, as by all methods. The paper's figures are gm, pm_v@local and pm_l@local.
+    A model per group (eq. 7-8), not Algorithm 1's one. Published are gm, pm_v@local, pm_l@local.
     """
 
     Config: ClassVar[type[AlgorithmConfig]] = FedPcConfig
@@ -95,6 +93,9 @@ class FedPc(Algorithm):
         train = self.phase(CrossEntropy(c.alpha), ClassPull(c.gamma, c.pull, *groups.TABLE))
         return LocalProgram((train, *collect), keeps, shared | sends, masks)
 
+    def diagnostics(self) -> tuple[Collector, ...]:
+        return (groups.pull_ratio(self.setting),) if self.config.pull == "class_mean" else ()
+
     def dispatch(self, state: State, ids: Tensor) -> Dispatch:
         names = groups.TABLE if state.fresh else {*self.split()[1], *groups.TABLE}
         rows = {k: v[state.server["groups"][ids]] for k, v in only(state.server, names).items()}
@@ -121,8 +122,7 @@ class FedPc(Algorithm):
         gm = groups.mixed(outer, sizes.double()[None] / sizes.sum())  # [1, ...]
         update = outer | prefixed("inner.", inner) | prefixed("gm.", gm) | {"seen": seen}
         heads = int((sizes > 0).sum()) * groups.payload(inner) * c.group_heads
-        own, pull = float(rho.diag()[seen].mean()), groups.drift(server, results)
-        return Update(update, metrics={"rho_self": own, "pull": pull}, between=heads)
+        return Update(update, metrics={"rho_self": float(rho.diag()[seen].mean())}, between=heads)
 
     def rho(self, inner: Tree, seen: Tensor, sizes: Tensor) -> Tensor:
         """Return rho [J, J]: row j is what group j takes of each group (eq. 5-6)."""

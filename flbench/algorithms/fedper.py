@@ -9,7 +9,7 @@ from torch import Tensor
 from flbench.algorithms.base import Algorithm, Deployment, Paper, Wire
 from flbench.algorithms.registry import ALGORITHMS
 from flbench.client.program import LocalProgram, Phase
-from flbench.config import AlgorithmConfig
+from flbench.config import AlgorithmConfig, epochs
 from flbench.tree import only
 from flbench.types import Dispatch, Message, State, Tree
 
@@ -24,12 +24,11 @@ class FedPerConfig(AlgorithmConfig):
         " the head)",
         json_schema_extra={"unit": "layers"},
     )
-    finetune_epochs: int = Field(
+    finetune_epochs: int = epochs(
         0,
+        "local fine-tuning before a model is judged, discarded afterwards; the result stands beside"
+        " it as `ft`",
         ge=0,
-        description="local fine-tuning before a model is judged, discarded afterwards; the result"
-        " stands beside it as `ft`",
-        json_schema_extra={"unit": "epochs"},
     )
 
 

@@ -11,20 +11,15 @@ from flbench.algorithms.parts import prototypes
 from flbench.algorithms.parts.prototypes import NearestPrototype
 from flbench.algorithms.registry import ALGORITHMS
 from flbench.client.program import LocalProgram
-from flbench.config import AlgorithmConfig
+from flbench.config import AlgorithmConfig, UniformConfig
 from flbench.losses import CrossEntropy, PrototypeL2
 from flbench.tree import only, repeat
 from flbench.types import Dispatch, Results, State, Tree, Update
 
 
-class FedProtoConfig(AlgorithmConfig):
+class FedProtoConfig(UniformConfig):
     """Keys of FedProto."""
 
-    agg_weights: Literal["samples", "uniform"] = Field(
-        "uniform",
-        description="weight of a holder in a class's prototype: one (the authors' code), or its"
-        " samples",
-    )
     lam: float = Field(
         1.0, ge=0, description="strength of the pull to the prototypes (1 MNIST, 0.1 CIFAR-10)"
     )

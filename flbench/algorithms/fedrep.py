@@ -10,36 +10,27 @@ from flbench.algorithms.fedper import FedPer, FedPerConfig
 from flbench.algorithms.parts.moments import estimated
 from flbench.algorithms.registry import ALGORITHMS
 from flbench.client.program import LocalProgram, Phase
-from flbench.config import AlgorithmConfig
+from flbench.config import AlgorithmConfig, epochs
 from flbench.types import State
 
 
 class FedRepConfig(FedPerConfig):
     """Keys of FedRep."""
 
-    head_epochs: int | None = Field(
-        None,
-        ge=1,
-        description="epochs of the head in a round (default: train.local_epochs - body_epochs)",
-        json_schema_extra={"unit": "epochs"},
+    head_epochs: int | None = epochs(
+        None, "of the head in a round (default: train.local_epochs - body_epochs)"
     )
-    body_epochs: int = Field(
-        1,
-        ge=1,
-        description="epochs of the body in a round, after the head's",
-        json_schema_extra={"unit": "epochs"},
-    )
+    body_epochs: int = epochs(1, "of the body in a round, after the head's")
     head_batchnorm: Literal["eval", "train"] = Field(
         "eval",
         description="BatchNorm while the head is trained: frozen as the body is, or its statistics"
         " move",
     )
-    finetune_epochs: int = Field(
+    finetune_epochs: int = epochs(
         0,
+        "of the head at every client before it is judged, discarded afterwards (the paper's after"
+        " the last round); the result stands beside it as `ft`",
         ge=0,
-        description="epochs of the head at every client before it is judged, discarded afterwards"
-        " (the paper's after the last round); the result stands beside it as `ft`",
-        json_schema_extra={"unit": "epochs"},
     )
 
 
@@ -61,9 +52,8 @@ class FedRep(FedPer):
 
     def head_epochs(self) -> int:
         """Return the epochs of the head in a round."""
-        if self.config.head_epochs is not None:
-            return self.config.head_epochs
-        return self.setting.train.local_epochs - self.config.body_epochs
+        said, rest = self.config.head_epochs, self.setting.train.local_epochs
+        return rest - self.config.body_epochs if said is None else said
 
     def requires(self) -> list[str]:
         said = super().requires()
@@ -93,14 +83,12 @@ class FedRep(FedPer):
 
     def program(self, state: State) -> LocalProgram:
         keeps, sends = self.split()
-        body = frozenset(self.setting.net.parameters) - self.personal()
-        steps = (
-            self.head_phase(self.head_epochs()),
-            self.phase(*self.terms(), train=body, epochs=self.config.body_epochs),
-        )
+        shared = frozenset(self.setting.net.parameters) - self.personal()
+        head = self.head_phase(self.head_epochs())
+        body = self.phase(*self.terms(), train=shared, epochs=self.config.body_epochs)
         # Where statistics are dropped the seeded ones would be used, which fit no weights.
         fresh = estimated(self.setting) if self.config.head_batchnorm == "eval" else ()
-        return LocalProgram((*fresh, *steps), keeps, sends)
+        return LocalProgram((*fresh, head, body), keeps, sends)
 
     def tuning(self) -> Phase:
         return self.head_phase(self.config.finetune_epochs)

@@ -1,7 +1,7 @@
 """IFCA: each client trains the one of several models that fits it best (Ghosh et al., 2020)."""
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 from pydantic import Field
@@ -11,18 +11,15 @@ from flbench.algorithms.base import Algorithm, Deployment, Paper, Wire
 from flbench.algorithms.parts.moments import estimated
 from flbench.algorithms.registry import ALGORITHMS
 from flbench.client.program import Collector, LocalProgram, Map, Step
-from flbench.config import AlgorithmConfig
+from flbench.config import AlgorithmConfig, UniformConfig
 from flbench.rng import generator
 from flbench.tree import only, weighted_mean
 from flbench.types import Dispatch, Info, Message, Results, State, Tree, Update, View
 
 
-class IfcaConfig(AlgorithmConfig):
+class IfcaConfig(UniformConfig):
     """Keys of IFCA."""
 
-    agg_weights: Literal["samples", "uniform"] = Field(
-        "uniform", description="weight of a client in its cluster's mean: one, or its samples"
-    )
     clusters: int = Field(3, ge=1, description="number of models (the paper: 2 to 4); 1 is FedAvg")
     share_body: bool = Field(
         False, description="all clusters share the backbone and differ in their heads alone"

@@ -11,7 +11,7 @@ from flbench.algorithms.parts import projection
 from flbench.algorithms.parts.memory import MET, Copy, Recall, Remember, Stored, unknown
 from flbench.algorithms.parts.moments import estimated
 from flbench.algorithms.registry import ALGORITHMS
-from flbench.client.program import LocalProgram, LossTerm, Map
+from flbench.client.program import LocalProgram, Map
 from flbench.config import AlgorithmConfig
 from flbench.losses import CrossEntropy, ModelContrast
 from flbench.tree import repeat, weighted_mean
@@ -21,15 +21,10 @@ from flbench.types import Results, State, Tree, Update
 class MoonConfig(AlgorithmConfig):
     """Keys of MOON."""
 
-    mu: float = Field(
-        5.0, ge=0, description="strength of the contrast (5 for CIFAR-10; tune 0.001 to 10)"
-    )
+    mu: float = Field(5.0, ge=0, description="of the contrast (5 for CIFAR-10; 0.001 to 10)")
     tau: float = Field(0.5, gt=0, description="temperature of the contrast")
     proj_dim: int | None = Field(
-        None,
-        ge=1,
-        description="outputs of a two-layer projection before the classifier (authors: 256); null"
-        " contrasts the net's features",
+        None, ge=1, description="width of a projection before the classifier (authors: 256)"
     )
     judged: Literal["global", "last"] = Field(
         "global", description="the model that is judged: the global one, or a client's last own"
@@ -60,60 +55,44 @@ class Moon(Algorithm):
 
     def leaves(self) -> tuple[str, ...]:
         """Return the names of a whole model, in order, buffers and projection included."""
-        return self.setting.net.leaves + (projection.NAMES if self.config.proj_dim else ())
+        return self.setting.net.leaves + projection.names(self.config.proj_dim)
 
     def split(self) -> tuple[frozenset[str], frozenset[str]]:
         keeps, sends = super().split()
         if self.config.proj_dim:  # its classifier takes the place of the net's
-            sends = (sends - self.setting.net.names("head")) | set(projection.NAMES)
+            sends = (sends - self.setting.net.names("head")) | {*projection.NAMES}
         return keeps, sends
 
     def init(self, start: Tree) -> tuple[Tree, Tree]:
-        extra: Tree = {}
-        if self.config.proj_dim:
-            dtype = start[self.setting.net.parameters[0]].dtype
-            extra = projection.seeded(self.setting, self.config.proj_dim, dtype)
+        extra = projection.seeded(self.setting, self.config.proj_dim, start)
         server, clients = super().init(start | extra)
         own = extra | unknown(start | extra, "prev.", self.leaves())
         return server, clients | repeat(own, self.setting.clients)
 
     def program(self, state: State) -> LocalProgram:
-        keeps, sends = self.split()
-        net, names = self.setting.net, self.leaves()
-        trained = frozenset(net.parameters) & sends
-        if self.config.proj_dim:
-            trained |= set(projection.NAMES)
-        train = self.phase(*self.terms(), train=trained)
+        (keeps, sends), names, net = self.split(), self.leaves(), self.setting.net
+        contrast = ModelContrast(names, self.config.mu, self.config.tau)
+        terms = projection.terms(self.config.proj_dim, CrossEntropy(), contrast)
+        added = projection.names(self.config.proj_dim)
+        train = self.phase(*terms, train=(sends & {*net.parameters}) | {*added})
         recall, remember = Map(Recall("prev.", names)), Map(Remember("prev.", names))
         # projection.* is kept too, so that its seeded start is there from the beginning.
         keeps = keeps | {f"prev.{name}" for name in names} | {MET} | (sends - net.names("all"))
-        fresh = estimated(self.setting)
-        if not fresh:
-            return LocalProgram((recall, train, remember), keeps, sends)
-        statistics = tuple(name for name in names if name in net.statistics)
-        received = Map(Copy("received.", statistics))
-        return LocalProgram((*fresh, recall, received, train, *fresh, remember), keeps, sends)
-
-    def terms(self) -> tuple[LossTerm, ...]:
-        contrast = ModelContrast(self.leaves(), self.config.mu, self.config.tau)
-        if self.config.proj_dim:
-            return (projection.Projected(CrossEntropy()), projection.Projected(contrast))
-        return (CrossEntropy(), contrast)
+        statistics, fresh = tuple(n for n in names if n in net.statistics), estimated(self.setting)
+        received = [Map(Copy("received.", statistics))] if fresh else []
+        return LocalProgram((*fresh, recall, *received, train, *fresh, remember), keeps, sends)
 
     def aggregate(self, state: State, results: Results) -> Update:
         return Update(weighted_mean(results.sent.values, self.weights(results)))
 
     def deploy(self, state: State, ids: Tensor) -> dict[str, Deployment]:
-        deployments = super().deploy(state, ids)
-        projects = self.config.proj_dim is not None
-        for name, model in deployments.items():
-            weights, stored = None, None
-            if name == "personal" and self.config.judged == "last":
-                weights = Stored("prev.", self.leaves()[: len(self.setting.net.names("all"))])
-                stored = Stored("prev.", projection.NAMES)
-            predict = projection.ProjectedScores(stored) if projects else None
-            deployments[name] = replace(model, weights=weights, predict=predict)
-        return deployments
+        found, rule = super().deploy(state, ids), projection.scores(self.config.proj_dim)
+        found = {name: replace(model, predict=rule) for name, model in found.items()}
+        if self.config.judged == "last":
+            net, own = (Stored("prev.", n) for n in (self.setting.net.leaves, projection.NAMES))
+            rule = projection.scores(self.config.proj_dim, own)
+            found["personal"] = replace(found["personal"], weights=net, predict=rule)
+        return found
 
     def remarks(self) -> list[str]:
         plain = self.config.proj_dim is None and self.config.judged == "global"

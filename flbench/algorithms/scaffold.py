@@ -1,6 +1,5 @@
 """SCAFFOLD: control variates against the drift of local steps (Karimireddy et al., ICML 2020)."""
 
-from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
@@ -8,21 +7,24 @@ from pydantic import Field
 from torch import Tensor
 
 from flbench.algorithms.base import Algorithm, Paper, Wire
+from flbench.algorithms.parts.gradients import SampleGradient
+from flbench.algorithms.parts.moments import estimated
+from flbench.algorithms.parts.variates import ALL, CHANGE, OWN, FollowGradient, FollowSteps
 from flbench.algorithms.registry import ALGORITHMS
-from flbench.client.program import LocalProgram, LossTerm, Map
-from flbench.config import AlgorithmConfig
+from flbench.client.program import Collector, LocalProgram, LossTerm, Map, Step
+from flbench.config import AlgorithmConfig, UniformConfig
 from flbench.losses import CrossEntropy, Linear
 from flbench.tree import only, repeat, weighted_mean
-from flbench.types import Dispatch, Info, Message, Results, State, Tree, Update
-
-OWN, ALL, CHANGE = "c_i.", "c.", "dc."  # before a parameter's name
+from flbench.types import Dispatch, Message, Results, State, Tree, Update
 
 
-class ScaffoldConfig(AlgorithmConfig):
+class ScaffoldConfig(UniformConfig):
     """Keys of SCAFFOLD."""
 
-    agg_weights: Literal["samples", "uniform"] = Field(
-        "uniform", description="weight of a client in w and c: one (the paper), or its samples"
+    control: Literal["steps", "gradient"] = Field(
+        "steps",
+        description="c_i becomes the mean gradient of the client's steps (option II), or the"
+        " gradient at w over all its samples, one pass more (option I)",
     )
     server_lr: float = Field(
         1.0, gt=0, description="step of the server along the mean update (the paper's global eta)"
@@ -33,14 +35,15 @@ class ScaffoldConfig(AlgorithmConfig):
 class Scaffold(Algorithm):
     """Local steps w_i <- w_i - eta (g - c_i + c) (eq. 3); then c_i and c follow the gradients.
 
-    After tau steps c_i+ = c_i - c + (w - w_i) / (tau eta) (eq. 4, option II), with the round's eta;
-    dc_i = c_i+ - c_i. Server (eq. 5): w <- w + server_lr mean(w_i - w), c <- c + |S|/N mean(dc_i).
-    Both start at 0, so the first round is FedAvg's. c_i never leaves the client and is kept while
-    it is absent; a client without a step changes nothing. The logged loss holds <c - c_i, w>.
+    After tau steps c_i+ = c_i - c + (w - w_i) / (tau eta) (eq. 4, option II), with the round's eta,
+    or c_i+ = g_i(w) over all samples, in eval mode (option I); dc_i = c_i+ - c_i. Server (eq. 5):
+    w <- w + server_lr mean(w_i - w), c <- c + |S|/N mean(dc_i). Both start at 0, so the first round
+    is FedAvg's. c_i never leaves the client and is kept while it is absent; a client without a step
+    changes nothing. The logged loss holds <c - c_i, w>.
 
     Deviations: w_i travels and not w_i - w, which is as long. With `agg_weights=samples` both means
     are weighted, so that c stays the weighted mean of all c_i. BatchNorm statistics are averaged
-    and have no variate. Not built: option I (one more pass for the gradient at w).
+    and have no variate. Option I adds weight decay, as the steps of option II hold it too.
     """
 
     Config: ClassVar[type[AlgorithmConfig]] = ScaffoldConfig
@@ -83,8 +86,13 @@ class Scaffold(Algorithm):
     def program(self, state: State) -> LocalProgram:
         keeps, sends = self.split()
         names = self.setting.net.parameters
+        look: list[Step] = []
+        follow = Map(FollowSteps(names))
+        if self.config.control == "gradient":
+            look = [*estimated(self.setting), Collector("gradient", SampleGradient(names))]
+            follow = Map(FollowGradient(names, self.setting.train.optimizer.weight_decay))
         return LocalProgram(
-            (self.phase(*self.terms()), Map(Follow(names))),
+            (*look, self.phase(*self.terms()), follow),
             keeps | {OWN + name for name in names},
             sends | {CHANGE + name for name in names},
         )
@@ -115,21 +123,3 @@ class Scaffold(Algorithm):
                 mean[name] = (old + step).to(mean[name].dtype)
         norm = torch.cat([value.flatten() for value in server.values()]).norm()
         return Update(mean | server, metrics={"control_norm": float(norm)})
-
-
-@dataclass(frozen=True)
-class Follow:
-    """dc = (w_start - w) / (tau eta) - c, and c_i <- c_i + dc; 0 for a client without a step."""
-
-    names: tuple[str, ...]
-
-    def __call__(self, leaves: Tree, start: Tree, ctx: Tree, info: Info) -> Tree:
-        """Return c_i and dc."""
-        length = info.steps * info.lr
-        moved = length > 0
-        change: Tree = {}
-        for name in self.names:
-            gradient = (start[name] - leaves[name]) / torch.where(moved, length, 1.0)
-            dc = torch.where(moved, gradient - ctx[ALL + name], 0.0)
-            change |= {CHANGE + name: dc, OWN + name: leaves[OWN + name] + dc}
-        return change

@@ -11,17 +11,14 @@ from flbench.algorithms.parts.mixing import likeness, mix
 from flbench.algorithms.parts.prefixes import prefixed
 from flbench.algorithms.parts.simplex import simplex, softmax_among
 from flbench.algorithms.registry import ALGORITHMS
-from flbench.config import AlgorithmConfig
+from flbench.config import AlgorithmConfig, UniformConfig
 from flbench.tree import only, put_, repeat
 from flbench.types import Dispatch, Message, Results, State, Tree, Update
 
 
-class SlapflConfig(AlgorithmConfig):
+class SlapflConfig(UniformConfig):
     """Keys of SLAPFL; the defaults are the paper read literally."""
 
-    agg_weights: Literal["samples", "uniform"] = Field(
-        "uniform", description="factor of a client's weight: one (the paper), or its samples"
-    )
     whole_model: bool = Field(False, description="one cosine over all shared layers together")
     last_only: bool = Field(False, description="local is the last linear layer, not all of them")
     bn_local: bool = Field(False, description="BatchNorm layers stay local too")

@@ -44,7 +44,9 @@ def train(stack: Stack, phase: Phase) -> tuple[int, int]:
     skip = bench.has_batchnorm and phase.batchnorm == "train"
     work = plan.make(bench.federation, phase, stack.ids, stack.settings, skip_single=skip)
     moving = [name for name in bench.start if name in bench.buffers]
-    stack.leaves.separate([*names, *moving], len(stack))
+    # A second model's statistics too: the net writes to them where `weights` calls it with them.
+    written = [name for name in stack.leaves.names if is_buffer(name, bench.buffers)]
+    stack.leaves.separate([*names, *written], len(stack))
     optimizer = StackedOptimizer(phase.optimizer, stack.lr)
     run = _Run(stack, phase, work, names, moving, optimizer)
     with mode(bench.net, train=True):

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from flbench import rounds
-from flbench.algorithms.dfedalt import Sharpness
+from flbench.algorithms.parts.sharpness import Sharpness
 from flbench.client.program import LocalProgram
 from flbench.models.base import net_leaves
 from flbench.tree import digest

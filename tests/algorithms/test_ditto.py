@@ -19,6 +19,8 @@ from tests.algorithms.test_contract import after
 from tests.algorithms.test_identities import LENET, POLICIES
 from tests.support import build, run
 
+EXACT = "engine.precision=64-true"
+
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_global_model_is_fedavgs_to_the_bit(policy):
@@ -79,6 +81,72 @@ def test_personal_models_equal_a_loop(anchor):
         assert_close(mine, v[client])
 
 
+CHOICES = (0.7, 0.0, 6.0)
+
+
+def validation_loss(plain, leaves, client) -> float:
+    rows = plain.federation.partition.parts["validation"][client]
+    out = plain.outputs(leaves, plain.federation.inputs(rows, torch.float64), train=False)
+    y = plain.federation.y[torch.from_numpy(rows)]
+    return float(torch.nn.functional.cross_entropy(out.logits, y))
+
+
+def test_each_client_keeps_the_strength_that_validates_best():
+    built = build(
+        "algorithm=ditto",
+        "model.name=lenet5",
+        "partition.scheme=iid",  # else none gains by the pull in so few rounds
+        f"algorithm.lam_choices={list(CHOICES)}",
+        *FULL,
+    )
+    plain, names = Plain(built), built.algorithm.setting.net.parameters
+    w, v = plain.start(), [plain.start() for _ in range(5)]
+    chosen = set()
+    for t in range(ROUNDS):
+        sent = {}
+        for i in plain.cohort(t):
+            sent[i] = w
+            for _ in range(EPOCHS):
+                sent[i] = plain.step(sent[i], i, names)
+            tries = []
+            for lam in CHOICES:
+                mine = v[i]
+                for _ in range(EPOCHS):
+                    before, mine = mine, plain.step(mine, i, names)
+                    for name in names:
+                        mine[name] = mine[name] - LR * lam * (before[name] - w[name])
+                tries.append(mine)
+            losses = [validation_loss(plain, mine, i) for mine in tries]
+            chosen.add(losses.index(min(losses)))
+            v[i] = tries[losses.index(min(losses))]
+        w = plain.mean(sent)
+
+    state = after(built, ROUNDS)
+
+    assert len(chosen) > 1  # else the choice is no choice
+    assert_close(state.server, w)
+    for client in range(5):
+        mine = {name.removeprefix("v."): rows[client] for name, rows in state.clients.items()}
+        assert_close(mine, v[client])
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
+def test_choice_without_alternatives_is_the_strength_itself(policy, engine):
+    """One strength, one said twice, or clients without validation samples: the first counts."""
+    keys = (*LENET, f"train.batchnorm={policy}", f"engine.name={engine}", EXACT)
+    plain = after(build(*keys, "algorithm=ditto", "algorithm.lam=0.7"), 2)
+
+    for choices in ("[0.7]", "[0.7,0.7]"):
+        same = after(build(*keys, "algorithm=ditto", f"algorithm.lam_choices={choices}"), 2)
+        assert_close(same.clients, plain.clients)
+
+    empty = "partition.split=[0.8,0,0.2]"
+    plain = after(build(*keys, empty, "algorithm=ditto", "algorithm.lam=0.7"), 2)
+    first = after(build(*keys, empty, "algorithm=ditto", "algorithm.lam_choices=[0.7,0]"), 2)
+    assert_close(first.clients, plain.clients)
+
+
 @pytest.mark.parametrize("policy", POLICIES)
 def test_what_is_judged_is_the_personal_model_at_both_moments(tmp_path, policy):
     """Aggregation does not touch v: with all clients it is the same before and after it."""
@@ -100,6 +168,7 @@ def test_strong_pull_is_warned_of():
     assert said("algorithm.lam=150")
     assert not said("algorithm.lam=50")
     assert not said("algorithm.lam=150", "train.optimizer.name=adam")
+    assert said("algorithm.lam_choices=[1,150]")
 
 
 def test_bytes_are_fedavgs(tmp_path):

@@ -15,7 +15,9 @@ from flbench.config import AlgorithmConfig
 from flbench.errors import UserError
 from flbench.losses import ClassPull
 from flbench.models.base import net_leaves
-from flbench.types import Message, Results, State
+from flbench.tracking.metrics_file import read
+from flbench.types import Message, Results, Rows, State
+from tests.algorithms.plain import Plain
 from tests.algorithms.test_contract import after, fingerprint, played
 from tests.support import build, run, write_npz
 
@@ -94,6 +96,54 @@ def test_first_round_has_no_pull():
 
     assert fingerprint(one) == fingerprint(other)
     assert fingerprint(played(weak, one)[0]) != fingerprint(played(strong, other)[0])
+
+
+@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
+def test_ratio_of_pull_to_cross_entropy_is_logged_for_one_batch_of_each_client(engine):
+    """Eq. 3 of the trained models over their cross entropy; 0 before there are prototypes."""
+    keys = ("model.name=lenet5", "train.batch_size=16", f"engine.name={engine}", DOUBLE)
+    built = build("algorithm=fedpc", *keys)
+    state, ratios = built.start(), []
+    for _ in range(3):  # set-up, a round without prototypes, a round with them
+        settings = rounds.settings_of(built.config, built.algorithm, state)
+        observe = built.algorithm.diagnostics() if state.stage else ()
+        trained = rounds.train(built.algorithm, built.engine, state, settings, observe=observe)
+        ratios.append(trained.results.observed.get("pull.pull_to_ce"))
+        before, state = state, rounds.exchange(built.algorithm, state, trained).state
+
+    plain = Plain(built)
+    for k, client in enumerate(trained.results.ids.tolist()):
+        leaves = {name: rows[k] for name, rows in trained.results.kept.items()}
+        leaves |= {name: rows[k] for name, rows in trained.results.sent.values.items()}
+        picked = Rows(limit=16, redraw="round")
+        rows = built.federation.rows(picked, client, settings.draw)
+        x, y = plain.federation.inputs(rows, torch.float64), plain.federation.y[rows]
+        out = plain.outputs(leaves, x, train=False)
+        group = int(before.server["groups"][client])
+        table, present = (before.server[name][group] for name in TABLE)
+        pull = sum(
+            float((out.features[y == c].mean(dim=0) - table[c]).norm())
+            for c in y.unique().tolist()
+            if present[c]
+        )
+        expected = pull / float(torch.nn.functional.cross_entropy(out.logits, y))
+        assert len(y) <= 16
+        assert float(ratios[2][k]) == pytest.approx(expected, abs=1e-9)
+        assert expected > 0
+    assert not ratios[1].any()
+
+
+def test_ratio_stands_in_the_log_of_judged_rounds_and_costs_nothing(tmp_path):
+    keys = ("train.rounds=4", "evaluation.every=2")
+    path, summary = run(tmp_path, "algorithm=fedpc", *keys)
+    _, other = run(tmp_path, "algorithm=fedpc", "algorithm.pull=mse", *keys)
+
+    logged = [row for row in read(path / "metrics.csv") if row.metric == "pull_to_ce"]
+    assert [(row.round, row.split, row.value > 0) for row in logged] == [
+        (2, "train", True),
+        (4, "train", True),
+    ]
+    assert summary["communication"] == other["communication"]
 
 
 # Set-up

@@ -39,14 +39,26 @@ def test_first_round_is_fedavgs(policy):
         assert torch.equal(scaffold.server[name], value), name
 
 
+def gradient(plain, w, client, names, decay):
+    """Of the mean loss over a client's samples in eval mode, and of weight decay."""
+    leaves = {name: value.clone().requires_grad_(name in names) for name, value in w.items()}
+    x, y = plain.samples(client)
+    out = plain.outputs(leaves, x, train=False)
+    loss = torch.nn.functional.cross_entropy(out.logits, y)
+    found = torch.autograd.grad(loss, [leaves[name] for name in names])
+    return {name: g + decay * w[name] for name, g in zip(names, found, strict=True)}
+
+
+@pytest.mark.parametrize("control", ["steps", "gradient"])
 @pytest.mark.parametrize("weights", ["uniform", "samples"])
 @pytest.mark.parametrize("rate", [1.0, 0.5])
-def test_rounds_equal_a_plain_loop(weights, rate):
+def test_rounds_equal_a_plain_loop(weights, rate, control):
     built = build(
         "algorithm=scaffold",
         "model.name=lenet5",
         f"algorithm.agg_weights={weights}",
         f"algorithm.server_lr={rate}",
+        f"algorithm.control={control}",
         *FULL,
     )
     plain, names = Plain(built), built.algorithm.setting.net.parameters
@@ -63,6 +75,8 @@ def test_rounds_equal_a_plain_loop(weights, rate):
                 for name in names:
                     y[name] = y[name] - LR * (c[name] - own[i][name])
             new = {n: own[i][n] - c[n] + (w[n] - y[n]) / (EPOCHS * LR) for n in names}
+            if control == "gradient":
+                new = gradient(plain, w, i, names, 0.0)
             sent[i], change[i] = y, {n: new[n] - own[i][n] for n in names}
             own[i] = new
         mean = plain.mean(sent, uniform=weights == "uniform")
@@ -122,10 +136,21 @@ def slope(built, state, shares) -> float:
     return float(torch.cat([gradient.flatten() for gradient in found]).norm())
 
 
+def test_both_options_agree_where_a_client_makes_one_step_on_all_its_samples():
+    """A step's mean gradient is then the gradient at w, weight decay included."""
+    keys = (*FULL, "train.local_epochs=1", "train.optimizer.weight_decay=0.1")
+    steps = after(build("algorithm=scaffold", *keys), ROUNDS)
+    gradient = after(build("algorithm=scaffold", "algorithm.control=gradient", *keys), ROUNDS)
+
+    assert_close(gradient.server, steps.server)
+    assert_close(gradient.clients, steps.clients)
+
+
+@pytest.mark.parametrize("control", ["steps", "gradient"])
 @pytest.mark.parametrize(
     ("weights", "shares"), [("uniform", (0.5, 0.5)), ("samples", (0.25, 0.75))]
 )
-def test_it_ends_at_the_joint_optimum_where_fedavg_does_not(tmp_path, weights, shares):
+def test_it_ends_at_the_joint_optimum_where_fedavg_does_not(tmp_path, weights, shares, control):
     """Two convex losses, full batches, eight local steps; sizes 10 and 30."""
     groups = (np.arange(40) % 4 > 0).astype(int)  # client 0 has class 0 alone
     data = write_npz(tmp_path / "two.npz", n=40, train_groups=groups)
@@ -142,7 +167,8 @@ def test_it_ends_at_the_joint_optimum_where_fedavg_does_not(tmp_path, weights, s
         "train.optimizer.weight_decay=1",
         f"algorithm.agg_weights={weights}",
     )
-    scaffold, fedavg = build("algorithm=scaffold", *keys), build("algorithm=fedavg", *keys)
+    option = f"algorithm.control={control}"
+    scaffold, fedavg = build("algorithm=scaffold", option, *keys), build("algorithm=fedavg", *keys)
     state, other = scaffold.start(), fedavg.start()
 
     for _ in range(50):
@@ -156,13 +182,14 @@ def test_it_ends_at_the_joint_optimum_where_fedavg_does_not(tmp_path, weights, s
     assert all(value.abs().max() < 1e-6 for n, value in state.server.items() if n[:2] == "c.")
 
 
-def test_client_without_a_step_changes_nothing():
+@pytest.mark.parametrize("control", ["steps", "gradient"])
+def test_client_without_a_step_changes_nothing(control):
     """tau eta = 0: nothing to divide by."""
     for keys in (
         ("train.last_batch=drop", "train.batch_size=2048"),
         ("train.optimizer.lr=0",),
     ):
-        state = after(build("algorithm=scaffold", *keys), 2)
+        state = after(build("algorithm=scaffold", f"algorithm.control={control}", *keys), 2)
         for tree, prefix in ((state.clients, "c_i."), (state.server, "c.")):
             rows = [value for name, value in tree.items() if name.startswith(prefix)]
             assert rows
@@ -183,7 +210,7 @@ def test_clipping_is_remarked():
     assert not said()
 
 
-@pytest.mark.parametrize("option", ["server_lr=0.5", "agg_weights=samples"])
+@pytest.mark.parametrize("option", ["server_lr=0.5", "agg_weights=samples", "control=gradient"])
 def test_every_option_changes_the_models(tmp_path, option):
     _, default = run(tmp_path, "algorithm=scaffold")
     _, changed = run(tmp_path, "algorithm=scaffold", f"algorithm.{option}")

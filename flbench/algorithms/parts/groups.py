@@ -1,13 +1,18 @@
 """What a server knows of groups of clients: a net and a table of prototypes each, [J, ...]."""
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
 from flbench.algorithms.base import Setting
 from flbench.algorithms.parts import prototypes
 from flbench.algorithms.parts.mixing import mix
+from flbench.client.program import Collector
+from flbench.losses.cross_entropy import mean_cross_entropy
+from flbench.losses.similarity import EPSILON, class_sums
 from flbench.tree import nbytes, weighted_mean
-from flbench.types import Message, Results, Tree
+from flbench.types import Message, Rows, Tree, View
 
 TABLE = ("group.prototypes", "group.present")
 """Prototypes [J, C, D], and the classes [J, C] bool that have one."""
@@ -63,19 +68,34 @@ def mixed(groups: Tree, weights: Tensor) -> Tree:
     return mix(net, weights) | dict(zip(TABLE, tables, strict=True))
 
 
-def drift(server: Tree, results: Results) -> float:
-    """Return how far clients' prototypes went from their group's, summed over joint classes.
+def pull_ratio(setting: Setting) -> Collector:
+    """Return what finds L_p of eq. 3 over cross entropy, `pull_to_ce`, on one batch of a client."""
+    rows = Rows(limit=setting.train.batch_size, redraw="round")
+    return Collector("pull", PullSums(setting.classes), finish=ratio, rows=rows)
 
-    The mean over clients: what the pull of the training leaves.
 
-    Args:
-        server: tables that the clients got, and `groups` [N].
-        results: with `prototypes` [K, C, D] and their mask among what was sent.
-    """
-    table, present = (server[name][server["groups"][results.ids]] for name in TABLE)
-    own, held = results.sent.values["prototypes"], results.sent.mask["prototypes"]
-    distance = torch.linalg.vector_norm((own - table).double(), dim=2)
-    return float(torch.where(held & present, distance, 0.0).sum(dim=1).mean())
+@dataclass(frozen=True)
+class PullSums:
+    """Sums of features and numbers of samples by class, the sum of losses, and the count."""
+
+    classes: int
+
+    def __call__(self, view: View) -> Tree:
+        """Return the sums of one batch."""
+        y, mask = view.batch.y, view.batch.mask
+        sums, counts = class_sums(view.out.features, y, self.classes, mask)
+        loss = mean_cross_entropy(view.out.logits, y, mask) * mask.sum()
+        return {"features": sums, "counts": counts, "loss": loss}
+
+
+def ratio(found: Tree, leaves: Tree, ctx: Tree) -> Tree:
+    """Return `pull_to_ce` []; 0 without a sample or a prototype."""
+    counts, table, present = found["counts"], *(ctx[name] for name in TABLE)
+    means = found["features"] / counts.clamp_min(1)[:, None]
+    away = torch.linalg.vector_norm(means - table, dim=1)
+    pull = torch.where((counts > 0) & present, away, 0.0).sum()
+    loss = (found["loss"] / counts.sum().clamp_min(1)).clamp_min(EPSILON)
+    return {"pull_to_ce": pull / loss}
 
 
 def payload(groups: Tree) -> int:

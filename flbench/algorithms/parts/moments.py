@@ -1,6 +1,6 @@
 """Mean and variance of what flows into BatchNorm layers, and how far clients' are apart."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
@@ -11,14 +11,20 @@ from flbench.client.batchnorm import channel_sums, recalibrate
 from flbench.client.program import Collector, Map, Step
 from flbench.types import Info, Tree, View
 
+Called = Callable[[Tree, Tree], Tree] | None
 
-def estimated(setting: Setting) -> tuple[Step, ...]:
+
+def estimated(setting: Setting, weights: Called = None) -> tuple[Step, ...]:
     """Return the steps that estimate statistics anew under `train.batchnorm=drop`, else none.
 
     For what looks at a net in eval mode: in the statistics that a round's training left behind
     there is still much of the seeded ones.
+
+    Args:
+        setting: of the run.
+        weights: (leaves, ctx) -> what the net is called with; None calls it with the leaves.
     """
-    return recalibrate(setting.net) if setting.train.batchnorm == "drop" else ()
+    return recalibrate(setting.net, weights) if setting.train.batchnorm == "drop" else ()
 
 
 def collect_moments(setting: Setting, layers: tuple[str, ...]) -> tuple[Step, ...]:

@@ -21,8 +21,16 @@ LAYERS = ("fc1", "fc2", "head")
 NAMES = tuple(f"{PREFIX}{layer}.{leaf}" for layer in LAYERS for leaf in ("weight", "bias"))
 
 
-def seeded(setting: Setting, width: int, dtype: torch.dtype) -> Tree:
-    """Return the leaves: D -> D, ReLU, D -> width, and a classifier width -> C."""
+def names(width: int | None) -> tuple[str, ...]:
+    """Return the names of its leaves; none without a projection, `width` None."""
+    return () if width is None else NAMES
+
+
+def seeded(setting: Setting, width: int | None, start: Tree) -> Tree:
+    """Return the leaves: D -> D, ReLU, D -> width, and a classifier width -> C; none for None."""
+    if width is None:
+        return {}
+    dtype = start[setting.net.parameters[0]].dtype
     sizes = (setting.net.features, setting.net.features, width, setting.classes)
     leaves: list[Tensor] = []
     with torch.random.fork_rng(devices=[]):
@@ -94,3 +102,13 @@ class ProjectedScores:
         """Return the logits [B, C]."""
         own = view.leaves if self.stored is None else self.stored(view.leaves, view.ctx)
         return project(own, view.out).logits
+
+
+def terms(width: int | None, *some: LossTerm) -> tuple[LossTerm, ...]:
+    """Return loss terms that see projected features, if there is a projection."""
+    return some if width is None else tuple(Projected(term) for term in some)
+
+
+def scores(width: int | None, stored: Stored | None = None) -> ProjectedScores | None:
+    """Return how a Deployment predicts; None for the net's own logits, without a projection."""
+    return None if width is None else ProjectedScores(stored)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from flbench.algorithms.parts.gossip import LOCAL
-from flbench.losses import CrossEntropy
+from flbench.algorithms.parts.gradients import summed_gradient
 from flbench.models.base import NetSpec
 from flbench.rng import generator, uniform
 from flbench.types import Info, Tree, View
@@ -130,20 +130,10 @@ class DenseGradient:
         """Return the gradient of each leaf that has a mask."""
         made = self.called.masked(view.leaves, view.ctx)
 
-        def loss(some: Tree) -> Tensor:
-            weights = self.called.weights(made | some, view.ctx)
-            here = View(
-                lambda: view.apply(weights, view.batch.x),
-                batch=view.batch,
-                ctx=view.ctx,
-                leaves=view.leaves,
-                start=view.start,
-                apply=view.apply,
-            )
-            return CrossEntropy()(here) * view.batch.mask.sum()
+        def weights(some: Tree) -> Tree:
+            return self.called.weights(made | some, view.ctx)
 
-        found: Tree = torch.func.grad(loss)({name: made[name] for name in self.called.names})
-        return found
+        return summed_gradient(view, {name: made[name] for name in self.called.names}, weights)
 
 
 def least_row(view: View) -> Tree:

@@ -5,7 +5,7 @@ from flbench.algorithms.parts import groups, prototypes
 from flbench.algorithms.parts.groups import TABLE
 from flbench.algorithms.parts.prefixes import prefixed, stripped
 from flbench.tree import digest
-from flbench.types import Message, Results
+from flbench.types import Message
 
 J, K, C, D = 3, 5, 4, 2
 
@@ -117,23 +117,6 @@ def test_table_cosines_are_over_the_classes_that_both_have():
             expected = float(a @ b / (a.norm() * b.norm())) if both.any() else 0.0
             assert float(found[j, one]) == pytest.approx(1.0 if j == one else expected, abs=1e-12)
     assert float(found[0, 1]) == 0.0
-
-
-def test_drift_is_the_distance_to_the_groups_table_summed_over_joint_classes():
-    """Clients 7, 2, 5, 0 and 1 of eight."""
-    server, message, ids = old(), sent(), torch.tensor([7, 2, 5, 0, 1])
-    server["groups"] = torch.tensor([0, 0, 1, 1, 1, 2, 2, 2])
-    own, held = message.values["prototypes"], message.mask["prototypes"]
-    results = Results(ids, torch.ones(K), torch.zeros(K), {}, message, {})
-    total = 0.0
-    for position, client in enumerate(ids.tolist()):
-        j = int(server["groups"][client])
-        for k in range(C):
-            if held[position, k] and server[TABLE[1]][j, k]:
-                total += float((own[position, k] - server[TABLE[0]][j, k]).norm())
-
-    assert total > 1
-    assert groups.drift(server, results) == pytest.approx(total / K, abs=1e-12)
 
 
 def test_prefixes_come_and_go():
