@@ -1,6 +1,7 @@
 """A block of clients at work at once: what they share is there once, what differs is stacked."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Self
@@ -16,6 +17,7 @@ from flbench.data.federation import Federation
 from flbench.engine.base import RoundSettings
 from flbench.engine.padding import Padding
 from flbench.engine.recording import TOGETHER
+from flbench.engine.traced import Kind, Traces, shapes
 from flbench.tree import inside
 from flbench.types import Batch, Dispatch, Info, Outputs, Tree, View
 
@@ -75,6 +77,41 @@ class Bundle:
         return type(self)(dict(self.shared), dict(self.rows), list(self.names))
 
 
+class Layout:
+    """The tensors of some bundles, each once, and where they stand.
+
+    Attributes:
+        tensors: in the order in which they were met.
+        kind: equal for layouts of tensors of the same kind with the same names.
+    """
+
+    def __init__(self, *bundles: Bundle) -> None:
+        self.tensors: list[Tensor] = []
+        self._places: list[tuple[Tree, str, int]] = []
+        found: dict[int, int] = {}
+        for bundle in bundles:
+            for tree in (bundle.rows, bundle.shared):
+                for name, value in tree.items():
+                    if id(value) not in found:
+                        found[id(value)] = len(self.tensors)
+                        self.tensors.append(value)
+                    self._places.append((tree, name, found[id(value)]))
+        names = [(name, index) for _, name, index in self._places]
+        sizes = [len(tree) for bundle in bundles for tree in (bundle.rows, bundle.shared)]
+        self.kind = Kind(tuple(names), tuple(sizes), shapes(self.tensors))
+
+    @contextmanager
+    def replaced(self, tensors: Sequence[Tensor]) -> Iterator[None]:
+        """Let others stand in their places."""
+        try:
+            for tree, name, index in self._places:
+                tree[name] = tensors[index]
+            yield
+        finally:
+            for tree, name, index in self._places:
+                tree[name] = self.tensors[index]
+
+
 @dataclass(frozen=True)
 class StackBench:
     """What stacks work with.
@@ -89,6 +126,7 @@ class StackBench:
         autocast: the type that matrix products are computed in; None for `dtype`.
         has_batchnorm: whether a batch of one sample must be skipped.
         padding: tells BatchNorm which rows are real.
+        traces: of training steps.
     """
 
     net: nn.Module
@@ -100,6 +138,7 @@ class StackBench:
     autocast: torch.dtype | None
     has_batchnorm: bool
     padding: Padding
+    traces: Traces
 
     def precision(self) -> torch.autocast:
         """Return the context of a forward pass."""

@@ -24,7 +24,8 @@ from flbench.config import OptimizerConfig
 from flbench.data.batches import PIECE
 from flbench.engine import plan
 from flbench.engine.recording import TOGETHER
-from flbench.engine.stack import Stack
+from flbench.engine.stack import Layout, Stack
+from flbench.engine.traced import Kind, shapes
 from flbench.types import Batch, Tree
 
 
@@ -124,6 +125,8 @@ class _Run:
         self._stack.reorder(order)
         index = torch.from_numpy(order).to(self._stack.bench.device)
         self._losses = self._losses[index]
+        self._layout = Layout(self._stack.leaves, self._stack.start, self._stack.ctx)
+        self._kind = Kind(self._phase, self._layout.kind)
         self._window = (torch.empty(0),)
         self._optimizer.reorder(index)
         self._found = [{k: v[index[: len(v)]] for k, v in found.items()} for found in self._found]
@@ -169,12 +172,7 @@ class _Run:
             self._begin, self._window = step, self._gathered(step, count)
         batch = tuple(part[step - self._begin, :count, :size] for part in self._window)
         number = self._plan.numbers[step]
-        found: list[Tree] = []
-        if phase.gradient is None:
-            gradients, loss, buffers, found = self._gradients(number, full, batch, count)
-        else:
-            one = partial(self._hooked, number, full)
-            gradients, loss, buffers = stack.each(one, batch, count=count)
+        gradients, loss, buffers, found = self._traced(number, full, batch, count)
         if phase.clip is not None:
             _clip(gradients, phase.clip)
         trained = [stack.leaves.rows[name][:count] for name in self._names]
@@ -197,6 +195,37 @@ class _Run:
         x = self._stack.inputs(rows.reshape(-1, size), keys.reshape(-1, size))
         mask = torch.arange(size, device=bench.device) < work.ends[:count, steps].T[..., None]
         return x.reshape(*rows.shape, *x.shape[2:]), bench.federation.y[rows], mask, keys
+
+    def _traced(
+        self, number: Tensor, full: bool, batch: tuple[Tensor, ...], count: int
+    ) -> tuple[Tree, Tensor, Tree, list[Tree]]:
+        """Return gradients, losses, buffers and what Collectors see, [count, ...] each."""
+        layout, end = self._layout, len(self._layout.tensors)
+        seen = [(tree, key) for tree, whole in enumerate(self._found) for key in whole]
+
+        def step(*inputs: Tensor) -> list[Tensor]:
+            with layout.replaced(inputs):
+                look = self._gradients if self._phase.gradient is None else self._looked
+                gradients, loss, buffers, found = look(inputs[end], full, inputs[end + 1 :], count)
+            values = [found[tree][key] for tree, key in seen]
+            return [*(gradients[n] for n in self._names), loss, *buffers.values(), *values]
+
+        kind = self._kind, full, count, shapes(batch)
+        values = iter(self._stack.bench.traces.take(kind, step, [*layout.tensors, number, *batch]))
+        gradients, loss = {name: next(values) for name in self._names}, next(values)
+        buffers: Tree = {name: next(values) for name in self._moving}
+        found: list[Tree] = [{} for _ in self._found]
+        for tree, key in seen:
+            found[tree][key] = next(values)
+        return gradients, loss, buffers, found
+
+    def _looked(
+        self, number: Tensor, full: bool, batch: Any, count: int
+    ) -> tuple[Tree, Tensor, Tree, list[Tree]]:
+        """Return what a gradient hook makes of the batch, as `_gradients` does without one."""
+        one = partial(self._hooked, number, full)
+        gradients, loss, buffers = self._stack.each(one, batch, count=count)
+        return gradients, loss, buffers, []
 
     def _gradients(
         self, number: Tensor, full: bool, batch: Any, count: int

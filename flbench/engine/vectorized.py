@@ -20,6 +20,7 @@ from flbench.engine.base import (
 from flbench.engine.padding import mind_padding
 from flbench.engine.stack import Stack, StackBench
 from flbench.engine.stacked_training import train
+from flbench.engine.traced import Traces
 from flbench.errors import ConfigError
 from flbench.models.base import net_leaves
 from flbench.types import Failure, Message, Results, Tree
@@ -63,6 +64,7 @@ class VectorizedEngine:
             autocast=torch.bfloat16 if config.precision == "bf16-mixed" else None,
             has_batchnorm=any(isinstance(module, _BatchNorm) for module in net.modules()),
             padding=mind_padding(net),
+            traces=Traces(),
         )
 
     def run(
