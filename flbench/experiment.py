@@ -174,6 +174,9 @@ def build(config: Config, federation: Federation | None = None) -> Experiment:
         torch.set_num_threads(chosen.threads or 1)
         notes.append(reason)
     engine = build_engine(config, net, federation)
+    block = engine.block(config.train.batch_size)
+    if block is not None:
+        config = altered(config, "engine", block=block)
     return Experiment(config, federation, net, algorithm, engine, judgement, tuple(notes))
 
 

@@ -68,6 +68,9 @@ class Engine(Protocol):
                 remains.
         """
 
+    def block(self, batch_size: int) -> int | None:
+        """Return how many clients are stacked at once; None for an engine that stacks none."""
+
     def report(self) -> dict[str, float]:
         """Return what it did besides its results, for `summary.json`; shares are in [0, 1]."""
 

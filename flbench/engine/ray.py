@@ -101,6 +101,10 @@ class RayEngine:
             ) from error
         return _in_order(parts, ids)
 
+    def block(self, batch_size: int) -> int | None:
+        """Return None: nothing is stacked here."""
+        return None
+
     def report(self) -> dict[str, float]:
         """Return the number of actors."""
         return {"workers": len(self._actors)}

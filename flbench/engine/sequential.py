@@ -107,6 +107,10 @@ class SequentialEngine:
             failures=tuple(failures),
         )
 
+    def block(self, batch_size: int) -> int | None:
+        """Return None: nothing is stacked here."""
+        return None
+
     def report(self) -> dict[str, float]:
         """Return nothing: there is nothing to tell."""
         return {}

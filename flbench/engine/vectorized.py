@@ -9,6 +9,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from flbench.client.program import Collector, LocalProgram, Map, Phase, Step
 from flbench.config import EngineConfig
 from flbench.data.federation import Federation
+from flbench.engine import memory
 from flbench.engine.base import (
     Dispatcher,
     KeptRows,
@@ -23,10 +24,12 @@ from flbench.engine.stacked_training import train
 from flbench.engine.traced import Traces
 from flbench.errors import ConfigError
 from flbench.models.base import net_leaves
+from flbench.tree import nbytes
 from flbench.types import Failure, Message, Results, Tree
 
 SHARE = 0.25  # of the free memory that a block of clients may take
 COPIES = 6  # of a client's leaves: value, start, gradient, two moments, a new value
+SAVED = 3  # of what a backward pass remembers: it, gradients beside it, another model's
 
 
 class VectorizedEngine:
@@ -79,7 +82,7 @@ class VectorizedEngine:
     ) -> Results:
         """Train the clients in blocks; see `Engine.run`."""
         parts = []
-        for block in torch.split(ids, self._block or self._fitting(len(ids))):
+        for block in torch.split(ids, self.block(settings.train.batch_size)):
             stack = Stack(self._bench, block, settings, rows(block), dispatch(block))
             parts.append(self._run(program, stack, observe))
         return joined(parts, ids)
@@ -91,15 +94,21 @@ class VectorizedEngine:
     def close(self) -> None:
         """Give nothing back: there is nothing but memory."""
 
-    def _fitting(self, clients: int) -> int:
-        """Return how many clients fit into a share of the free memory, at least one."""
-        bench = self._bench
-        size = sum(leaf.numel() * leaf.element_size() for leaf in bench.start.values())
-        if bench.device.type == "cuda":
-            free = torch.cuda.mem_get_info(bench.device)[0]
-        else:
-            free = _free_memory()
-        return max(1, min(clients, int(SHARE * free / (COPIES * max(1, size)))))
+    def block(self, batch_size: int) -> int:
+        """Return how many clients are stacked: as configured, or as many as fit when first asked.
+
+        Sums over a stack run in an order that depends on it, so it is not asked again.
+
+        Args:
+            batch_size: samples of a step.
+        """
+        if self._block is None:
+            bench = self._bench
+            x = bench.federation.inputs(torch.zeros(2, dtype=torch.int64), bench.dtype)
+            sample = memory.saved_of_sample(bench.net, bench.start, bench.buffers, x)
+            one = COPIES * nbytes(bench.start) + SAVED * batch_size * sample
+            self._block = max(1, int(SHARE * memory.free(bench.device) / one))
+        return self._block
 
     def _run(self, program: LocalProgram, stack: Stack, observe: tuple[Step, ...]) -> Results:
         for step in program.steps:
@@ -180,12 +189,3 @@ def _is_finite(rows: Tensor) -> Tensor:
 def _diagnosis(bad: list[str]) -> str:
     """Say what is not finite; the name "" stands for the loss."""
     return "its training loss is not finite" if "" in bad else f"its leaf `{bad[0]}` is not finite"
-
-
-def _free_memory() -> int:
-    """Return the bytes of memory that this machine has left."""
-    with open("/proc/meminfo", encoding="ascii") as lines:
-        for line in lines:
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    return 2**30
