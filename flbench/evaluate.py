@@ -145,11 +145,20 @@ class Evaluator:
                 some, collectors = ids, self.on_common(deployment)
                 if name == "gm":
                     some, collectors = ids[:1], (replace(collectors[0], rows=Rows("common")),)
-                found = self.run(state, settings, name, deployment, some, collectors)
+                elif self._is_one(state, deployment):
+                    some = ids[:1]
+                found = self.run(state, settings, name, deployment, some, collectors)[KEY]
                 size = 1 if name == "gm" else self.federation.clients
                 tally = tallies.setdefault(name, Tally.empty(size, self.federation.classes))
-                tally.add_(torch.zeros_like(some) if name == "gm" else some, found[KEY])
+                place = some if name == "gm" else ids
+                tally.add_(place, found.expand(len(place), *found.shape[1:]))
         return tallies
+
+    def _is_one(self, state: State, deployment: Deployment) -> bool:
+        """Return whether all clients are judged with the same model: one can stand for all."""
+        changes = (deployment.weights, deployment.predict, deployment.program)
+        own = self.algorithm.setting.net.names("all") & state.clients.keys()
+        return not (any(changes) or own or deployment.dispatch.rows.values or self.recalibrate)
 
     def collectors(self, deployment: Deployment) -> tuple[Collector, ...]:
         """Return the Collectors that judge a deployment on a client's validation and test parts."""

@@ -225,6 +225,7 @@ class FederatedLoop:
 def _diagnosed(diagnostics: tuple[Collector, ...], results: Results, number: int) -> Iterator[Row]:
     """Yield the cohort's mean of what a method's diagnostics found."""
     for name, values in results.observed.items():
-        owner, _, key = name.rpartition(".")
-        if len(values) and any(owner == collector.name for collector in diagnostics):
-            yield Row(number, "train", "", key, float(values.double().mean()))
+        for collector in diagnostics:
+            if len(values) and name.startswith(f"{collector.name}."):
+                key = name.removeprefix(f"{collector.name}.")
+                yield Row(number, "train", "", key, float(values.double().mean()))

@@ -31,6 +31,7 @@ from flbench.losses import CrossEntropy
 from flbench.resolve import resolve
 from flbench.rounds import settings_of
 from flbench.tracking.folder import RunFolder
+from tests.algorithms.test_contract import after
 from tests.support import (
     SMALL,
     Silent,
@@ -118,6 +119,39 @@ def test_global_and_personal_figures_on_the_common_test_set(tmp_path):
     assert gm == personal  # every client is judged with the same model
     assert summary["last"]["test"]["gm"] == gm[3]
     assert {"pm_v", "pm_l"} <= set(summary["last"]["test"])
+
+
+@pytest.mark.parametrize(
+    ("keys", "once"),
+    [
+        (("algorithm=fedavg",), True),
+        (("algorithm=scaffold",), True),  # what clients keep is no part of the net
+        (("algorithm=fedavg", "model.name=lenet5", "train.batchnorm=local"), False),
+        (("algorithm=fedavg", "model.name=lenet5", "train.batchnorm=drop"), False),
+        (("algorithm=fedper",), False),
+        (("algorithm=fedcpmd", "model.name=lenet5"), False),
+        (("algorithm=ifca",), False),
+    ],
+)
+def test_a_model_that_all_share_is_judged_once_on_the_common_test_set(keys, once, monkeypatch):
+    built = build(*keys, "evaluation.common.limit=50")
+    evaluator, state = built.evaluator(print), after(built, 2)
+    settings = settings_of(built.config, built.algorithm, state)
+    asked, engine_run = [], built.engine.run
+
+    def noted(program, ids, **others):
+        asked.append(len(ids))
+        return engine_run(program, ids, **others)
+
+    monkeypatch.setattr(built.engine, "run", noted)
+    found = evaluator.common(state, settings)["personal"]
+    assert asked[0] == (1 if once else 5)
+    monkeypatch.setattr(evaluate.Evaluator, "_is_one", lambda *args: False)
+    slow = evaluator.common(state, settings)["personal"]
+
+    for name in ("support", "predicted", "correct", "confusion"):
+        assert torch.equal(getattr(found, name), getattr(slow, name))
+    assert bool((found.support.sum(dim=1) == 50).all())
 
 
 def test_figures_on_the_common_test_set_right_after_training_are_the_cohorts(tmp_path):

@@ -30,7 +30,7 @@ class DittoConfig(AlgorithmConfig):
     lam_choices: tuple[Annotated[float, Field(ge=0)], ...] = Field(
         (),
         description="instead of lam: each client trains with each of these in every round and keeps"
-        " the v with the lowest loss on its validation part",
+        " the v with the lowest loss on its validation part; one that diverges makes it fail",
     )
     anchor: Literal["received", "trained"] = Field(
         "received",

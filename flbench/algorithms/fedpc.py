@@ -94,7 +94,7 @@ class FedPc(Algorithm):
         return LocalProgram((train, *collect), keeps, shared | sends, masks)
 
     def diagnostics(self) -> tuple[Collector, ...]:
-        return (groups.pull_ratio(self.setting),) if self.config.pull == "class_mean" else ()
+        return (groups.pull_share(self.setting),) if self.config.pull == "class_mean" else ()
 
     def dispatch(self, state: State, ids: Tensor) -> Dispatch:
         names = groups.TABLE if state.fresh else {*self.split()[1], *groups.TABLE}

@@ -60,15 +60,16 @@ class Scaffold(Algorithm):
         if optimizer.name == "sgd" and optimizer.momentum == 0:
             return []
         return [
-            "(w - w_i) / (tau eta) is a mean gradient for plain SGD alone. Set"
-            " train.optimizer.name=sgd and train.optimizer.momentum=0."
+            "eq. 3 and 4 are of plain SGD: c - c_i corrects its steps, and their sum is a sum of"
+            " gradients. Set train.optimizer.name=sgd and train.optimizer.momentum=0."
         ]
 
     def remarks(self) -> list[str]:
         if self.setting.train.clip is None:
             return []
+        means = "are means of bounded ones" if self.config.control == "steps" else "are not bounded"
         return [
-            "scaffold: train.clip bounds the corrected gradient: c_i is a mean of bounded ones."
+            f"scaffold: train.clip bounds the corrected gradient; the gradients in c_i {means}."
         ]
 
     def init(self, start: Tree) -> tuple[Tree, Tree]:

@@ -102,7 +102,7 @@ class RayEngine:
         return _in_order(parts, ids)
 
     def block(self, batch_size: int) -> int | None:
-        """Return None: nothing is stacked here."""
+        """Return None: each actor decides what it stacks."""
         return None
 
     def report(self) -> dict[str, float]:

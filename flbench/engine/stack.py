@@ -1,10 +1,9 @@
 """A block of clients at work at once: what they share is there once, what differs is stacked."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,101 +14,14 @@ from flbench.client.module import call, mode, view_of
 from flbench.client.program import Collector, Map, merge_context
 from flbench.data.federation import Federation
 from flbench.engine.base import RoundSettings
+from flbench.engine.bundle import Bundle
 from flbench.engine.padding import Padding
 from flbench.engine.recording import TOGETHER
-from flbench.engine.traced import Kind, Traces, shapes
+from flbench.engine.traced import Traces
 from flbench.tree import inside
 from flbench.types import Batch, Dispatch, Info, Outputs, Tree, View
 
 PASS = 8192  # rows of all clients together in one step of a Collector
-
-
-@dataclass
-class Bundle:
-    """Tensors by name: those of `shared` are the same for all clients, `rows` have an axis [B].
-
-    Attributes:
-        shared: of all clients.
-        rows: of each client.
-        names: all names, in the order in which they came.
-    """
-
-    shared: Tree = field(default_factory=dict)
-    rows: Tree = field(default_factory=dict)
-    names: list[str] = field(default_factory=list)
-
-    def put(self, name: str, value: Tensor, *, row: bool) -> None:
-        """Set a tensor; it replaces what has that name."""
-        self.shared.pop(name, None)
-        self.rows.pop(name, None)
-        (self.rows if row else self.shared)[name] = value
-        if name not in self.names:
-            self.names.append(name)
-
-    def __getitem__(self, name: str) -> Tensor:
-        """Return a tensor, with or without an axis [B]."""
-        return self.rows[name] if name in self.rows else self.shared[name]
-
-    def spread(self, names: Sequence[str], clients: int) -> None:
-        """Give each client a copy of its own of these tensors."""
-        for name in names:
-            if name in self.shared:
-                value = self.shared.pop(name)
-                self.rows[name] = value.expand(clients, *value.shape).clone()
-
-    def separate(self, names: Sequence[str], clients: int) -> None:
-        """Give each client copies of its own of these tensors, to be written in place.
-
-        A row may lie in the same memory as the client's start, or as what a Map made of it.
-        """
-        for name in names:
-            if name in self.rows:
-                self.rows[name] = self.rows[name].clone()
-        self.spread(names, clients)
-
-    def reorder(self, order: Tensor) -> None:
-        """Put the clients in another order."""
-        for name, value in self.rows.items():
-            self.rows[name] = value[order]
-
-    def copy(self) -> Self:
-        """Return a bundle with the same tensors."""
-        return type(self)(dict(self.shared), dict(self.rows), list(self.names))
-
-
-class Layout:
-    """The tensors of some bundles, each once, and where they stand.
-
-    Attributes:
-        tensors: in the order in which they were met.
-        kind: equal for layouts of tensors of the same kind with the same names.
-    """
-
-    def __init__(self, *bundles: Bundle) -> None:
-        self.tensors: list[Tensor] = []
-        self._places: list[tuple[Tree, str, int]] = []
-        found: dict[int, int] = {}
-        for bundle in bundles:
-            for tree in (bundle.rows, bundle.shared):
-                for name, value in tree.items():
-                    if id(value) not in found:
-                        found[id(value)] = len(self.tensors)
-                        self.tensors.append(value)
-                    self._places.append((tree, name, found[id(value)]))
-        names = [(name, index) for _, name, index in self._places]
-        sizes = [len(tree) for bundle in bundles for tree in (bundle.rows, bundle.shared)]
-        self.kind = Kind(tuple(names), tuple(sizes), shapes(self.tensors))
-
-    @contextmanager
-    def replaced(self, tensors: Sequence[Tensor]) -> Iterator[None]:
-        """Let others stand in their places."""
-        try:
-            for tree, name, index in self._places:
-                tree[name] = tensors[index]
-            yield
-        finally:
-            for tree, name, index in self._places:
-                tree[name] = self.tensors[index]
 
 
 @dataclass(frozen=True)

@@ -24,8 +24,8 @@ from flbench.config import OptimizerConfig
 from flbench.data.batches import PIECE
 from flbench.engine import plan
 from flbench.engine.recording import TOGETHER
-from flbench.engine.stack import Layout, Stack
-from flbench.engine.traced import Kind, shapes
+from flbench.engine.stack import Stack
+from flbench.engine.traced import Kind, Layout, shapes
 from flbench.types import Batch, Tree
 
 
@@ -323,12 +323,12 @@ class _Run:
 
 
 def _clip(gradients: Tree, largest: float) -> None:
-    """Bound the norm of each client's gradient [B, ...], in place."""
+    """Bound the norm of each client's gradients [B, ...]; they may share memory, and get others."""
     squares = [value.reshape(len(value), -1).square().sum(dim=1) for value in gradients.values()]
     norm = torch.stack(squares).sum(dim=0).sqrt()
     factor = (largest / (norm + 1e-6)).clamp_max(1.0)
-    for value in gradients.values():
-        value.mul_(factor.reshape(-1, *(1,) * (value.dim() - 1)))
+    for name, value in gradients.items():
+        gradients[name] = value * factor.reshape(-1, *(1,) * (value.dim() - 1))
 
 
 class StackedOptimizer:

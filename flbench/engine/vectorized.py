@@ -95,9 +95,9 @@ class VectorizedEngine:
         """Give nothing back: there is nothing but memory."""
 
     def block(self, batch_size: int) -> int:
-        """Return how many clients are stacked: as configured, or as many as fit when first asked.
+        """Return how many clients are stacked: as configured, or as many as fit now.
 
-        Sums over a stack run in an order that depends on it, so it is not asked again.
+        Sums over a stack run in an order that depends on it: what was decided once stays.
 
         Args:
             batch_size: samples of a step.

@@ -126,6 +126,11 @@ class Training:
 
     def _build(self, federation: Federation, *, fresh: bool) -> None:
         config, origins = configuration(self._study, self.job)
+        before = self.folder.path / "config.yaml"
+        if before.is_file() and not fresh and config.engine.block is None:
+            # Sums over a stack run in an order that depends on its size: it stays as it was.
+            block = resolve([from_file(before)])[0].engine.block
+            config = experiment.altered(config, "engine", block=block)
         built = experiment.build(config, federation.reseeded(config.seed))
         self._built = built
         if fresh:

@@ -99,16 +99,16 @@ def test_first_round_has_no_pull():
 
 
 @pytest.mark.parametrize("engine", ["sequential", "vectorized"])
-def test_ratio_of_pull_to_cross_entropy_is_logged_for_one_batch_of_each_client(engine):
-    """Eq. 3 of the trained models over their cross entropy; 0 before there are prototypes."""
+def test_share_of_the_pull_is_logged_for_one_batch_of_each_client(engine):
+    """Eq. 3 of the trained models beside their cross entropy; 0 before there are prototypes."""
     keys = ("model.name=lenet5", "train.batch_size=16", f"engine.name={engine}", DOUBLE)
     built = build("algorithm=fedpc", *keys)
-    state, ratios = built.start(), []
+    state, shares = built.start(), []
     for _ in range(3):  # set-up, a round without prototypes, a round with them
         settings = rounds.settings_of(built.config, built.algorithm, state)
         observe = built.algorithm.diagnostics() if state.stage else ()
         trained = rounds.train(built.algorithm, built.engine, state, settings, observe=observe)
-        ratios.append(trained.results.observed.get("pull.pull_to_ce"))
+        shares.append(trained.results.observed.get("pull.pull_share"))
         before, state = state, rounds.exchange(built.algorithm, state, trained).state
 
     plain = Plain(built)
@@ -126,19 +126,19 @@ def test_ratio_of_pull_to_cross_entropy_is_logged_for_one_batch_of_each_client(e
             for c in y.unique().tolist()
             if present[c]
         )
-        expected = pull / float(torch.nn.functional.cross_entropy(out.logits, y))
+        expected = pull / (pull + float(torch.nn.functional.cross_entropy(out.logits, y)))
         assert len(y) <= 16
-        assert float(ratios[2][k]) == pytest.approx(expected, abs=1e-9)
-        assert expected > 0
-    assert not ratios[1].any()
+        assert float(shares[2][k]) == pytest.approx(expected, abs=1e-9)
+        assert 0 < expected < 1
+    assert not shares[1].any()
 
 
-def test_ratio_stands_in_the_log_of_judged_rounds_and_costs_nothing(tmp_path):
+def test_share_stands_in_the_log_of_judged_rounds_and_costs_nothing(tmp_path):
     keys = ("train.rounds=4", "evaluation.every=2")
     path, summary = run(tmp_path, "algorithm=fedpc", *keys)
     _, other = run(tmp_path, "algorithm=fedpc", "algorithm.pull=mse", *keys)
 
-    logged = [row for row in read(path / "metrics.csv") if row.metric == "pull_to_ce"]
+    logged = [row for row in read(path / "metrics.csv") if row.metric == "pull_share"]
     assert [(row.round, row.split, row.value > 0) for row in logged] == [
         (2, "train", True),
         (4, "train", True),

@@ -6,7 +6,8 @@ import torch
 from flbench import rounds
 from flbench.algorithms import ALGORITHMS
 from flbench.engine import traced
-from flbench.engine.traced import Traces, shapes, written_down
+from flbench.engine.bundle import Bundle
+from flbench.engine.traced import Layout, Traces, shapes, written_down
 from tests.support import build
 
 
@@ -26,20 +27,29 @@ def inputs(seed: int) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(3, 4, generator=made), torch.randn(3, generator=made)
 
 
+@pytest.fixture
+def soon(monkeypatch):
+    """Traces are made after the first look."""
+    monkeypatch.setattr(traced, "LOOKS", 1)
+    monkeypatch.setattr(traced, "PATIENCE", 0.0)
+    monkeypatch.setattr(traced, "LONGEST", 60.0)
+
+
 def test_a_trace_does_the_same_to_other_inputs():
     _, trace = written_down(step, inputs(0))
 
     for seed in (0, 1, 2):
         x, total = inputs(seed)
         again, written = inputs(seed)
-        expected, found = step(x, total), trace(again, written)
+        expected, found = step(x, total), trace.replay(again, written)
 
         assert all(torch.equal(one, other) for one, other in zip(expected, found, strict=True))
         assert torch.equal(total, written)
         assert not torch.equal(written, inputs(seed)[1])
 
 
-def test_a_kind_of_step_is_replayed_after_a_few_looks_a_trace_and_a_trial():
+@pytest.mark.usefixtures("soon")
+def test_a_kind_of_step_is_replayed_after_a_look_a_trace_and_a_trial():
     taken = []
 
     def counted(*some: torch.Tensor) -> list[torch.Tensor]:
@@ -54,9 +64,20 @@ def test_a_kind_of_step_is_replayed_after_a_few_looks_a_trace_and_a_trial():
         assert all(torch.equal(one, other) for one, other in zip(expected, found, strict=True))
         assert torch.equal(before[1], total)
 
-    assert len(taken) == traced.LOOKS + 2
+    assert len(taken) == 3
 
 
+def test_a_kind_is_traced_when_its_steps_have_cost_as_much_as_a_trace(monkeypatch):
+    monkeypatch.setattr(traced, "FIRST", 1e9)
+    traces = Traces()
+
+    for _ in range(30):
+        traces.take("kind", step, inputs(0))
+
+    assert traces._known["kind"].count == 30
+
+
+@pytest.mark.usefixtures("soon")
 def test_a_step_that_depends_on_more_than_its_inputs_is_not_trusted():
     """It would be a mistake of ours; it costs time and no figure."""
     hidden = [0.0]
@@ -72,20 +93,73 @@ def test_a_step_that_depends_on_more_than_its_inputs_is_not_trusted():
     assert torch.cat(found).tolist() == list(range(1, 10))
 
 
-def test_long_steps_and_too_many_kinds_are_not_kept(monkeypatch):
-    monkeypatch.setattr(traced, "WORTH", 0.0)
+READERS = {
+    "float": lambda x, t: x * float(t),
+    "if": lambda x, t: x if t > 2 else -x,
+    "index": lambda x, t: x * torch.arange(9.0)[t.long()],
+    "mask": lambda x, t: x[x > t],
+    "nonzero": lambda x, t: (x > t).nonzero().double().sum(),
+}
+
+
+@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.usefixtures("soon")
+def test_a_step_in_which_python_reads_a_value_has_no_trace(reader):
+    """The value may be the same in the trial and another one in the next round."""
+
+    def reads(x: torch.Tensor, t: torch.Tensor) -> list[torch.Tensor]:
+        return [READERS[reader](x, t)]
+
+    traces = Traces()
+    for t in (1.0, 1.0, 1.0, 3.0):
+        given = [torch.arange(4.0), torch.tensor(t)]
+        [found] = traces.take("kind", reads, given)
+        assert torch.equal(found, reads(*given)[0])
+
+    assert traces._known["kind"].trusted is False
+
+
+@pytest.mark.usefixtures("soon")
+def test_a_step_with_nan_is_compared_bit_by_bit():
+    traces = Traces()
+    for x in (1.0, 1.0, float("nan"), 2.0):
+        traces.take("kind", lambda x: [x * 2], [torch.tensor([x])])
+
+    assert traces._known["kind"].trusted is True
+
+
+def test_long_steps_stay_as_they_are(monkeypatch):
+    monkeypatch.setattr(traced, "LONGEST", 0.0)
     traces = Traces()
     for seed in range(traced.LOOKS + 2):
         traces.take("long", step, inputs(seed))
+
     assert traces._known["long"].trusted is False
 
-    monkeypatch.setattr(traced, "MOST", 4)
+
+@pytest.mark.usefixtures("soon")
+def test_traces_that_were_not_met_for_longest_are_forgotten(monkeypatch):
+    _, trace = written_down(step, inputs(0))
+    monkeypatch.setattr(traced, "NODES", 2 * trace.size)
+    traces = Traces()
+    for kind in (1, 2, 3):
+        for _ in range(3):
+            traces.take(kind, step, inputs(0))
+
+    assert list(traces._known) == [2, 3]
+    assert traces._size == 2 * trace.size
+
+
+def test_kinds_that_were_not_met_for_longest_are_forgotten(monkeypatch):
+    monkeypatch.setattr(traced, "KINDS", 4)
+    traces = Traces()
     for number in range(9):
         traces.take(number, step, inputs(0))
+
     assert list(traces._known) == [5, 6, 7, 8]
 
 
-def test_strides_belong_to_a_kind():
+def test_strides_and_types_belong_to_a_kind():
     x = torch.zeros(3, 3)
 
     assert shapes([x]) != shapes([x.T[:, :2].T])
@@ -93,11 +167,24 @@ def test_strides_belong_to_a_kind():
     assert shapes([x, x]) == shapes([x.clone(), x + 1])
 
 
+def test_order_of_names_belongs_to_a_layout():
+    """Outputs come in this order."""
+    rows = {"a": torch.zeros(2), "b": torch.ones(2)}
+
+    def kind(*names: str) -> object:
+        return Layout(Bundle(rows=dict(rows), names=list(names))).kind
+
+    assert kind("a", "b") == kind("a", "b")
+    assert kind("a", "b") != kind("b", "a")
+
+
 @pytest.mark.parametrize("name", ALGORITHMS.load())
+@pytest.mark.slow
 def test_every_method_is_replayed_bit_for_bit(name, monkeypatch):
     """Clients of different size: full batches and padded ones, fewer and fewer clients."""
     keys = (f"algorithm={name}", "model=lenet5", "engine.name=vectorized")
-    monkeypatch.setattr(traced, "WORTH", 60.0)
+    monkeypatch.setattr(traced, "PATIENCE", 0.0)
+    monkeypatch.setattr(traced, "LONGEST", 60.0)
     ends = []
     for looks in (10**9, 1):
         monkeypatch.setattr(traced, "LOOKS", looks)

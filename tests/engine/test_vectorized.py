@@ -7,7 +7,9 @@ import torch
 
 from flbench.client.program import Collector, LocalProgram, Map, Phase
 from flbench.config import OptimizerConfig, TrainConfig
+from flbench.engine import stacked_training
 from flbench.engine.base import RoundSettings
+from flbench.engine.bundle import Bundle
 from flbench.engine.padding import mind_padding
 from flbench.losses import CrossEntropy, Proximal
 from flbench.rng import Draw
@@ -366,3 +368,27 @@ def test_bf16_stays_finite():
 
     assert results.failures == ()
     assert results.kept["head.weight"].dtype == torch.float32
+
+
+def test_gradients_that_share_memory_are_clipped_once():
+    """Autograd hands one tensor to two leaves whose sum the net sees, and expands sums."""
+    shared, wide = torch.full((2, 3), 2.0), torch.ones(2, 1).expand(2, 4)
+    gradients = {"w": shared, "v": shared, "sum": wide}
+    norm = (3 * 2.0**2 * 2 + 4) ** 0.5
+
+    stacked_training._clip(gradients, 0.5)
+
+    for name, before in (("w", 2.0), ("v", 2.0), ("sum", 1.0)):
+        expected = torch.full_like(gradients[name], before * 0.5 / (norm + 1e-6))
+        assert torch.allclose(gradients[name], expected), name
+
+
+def test_separated_rows_have_the_clients_first_in_memory():
+    """Otherwise vmap's batch_norm writes the statistics of training to a copy."""
+    rows = torch.arange(6.0).reshape(3, 2).T
+    bundle = Bundle(rows={"mean": rows}, names=["mean"])
+
+    bundle.separate(["mean"], 2)
+
+    assert bundle.rows["mean"].is_contiguous()
+    assert torch.equal(bundle.rows["mean"], rows)

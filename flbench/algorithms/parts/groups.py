@@ -68,10 +68,10 @@ def mixed(groups: Tree, weights: Tensor) -> Tree:
     return mix(net, weights) | dict(zip(TABLE, tables, strict=True))
 
 
-def pull_ratio(setting: Setting) -> Collector:
-    """Return what finds L_p of eq. 3 over cross entropy, `pull_to_ce`, on one batch of a client."""
+def pull_share(setting: Setting) -> Collector:
+    """Return what finds `pull_share`, L_p / (L_p + CE) by eq. 3, on one batch of a client."""
     rows = Rows(limit=setting.train.batch_size, redraw="round")
-    return Collector("pull", PullSums(setting.classes), finish=ratio, rows=rows)
+    return Collector("pull", PullSums(setting.classes), finish=share, rows=rows)
 
 
 @dataclass(frozen=True)
@@ -88,14 +88,14 @@ class PullSums:
         return {"features": sums, "counts": counts, "loss": loss}
 
 
-def ratio(found: Tree, leaves: Tree, ctx: Tree) -> Tree:
-    """Return `pull_to_ce` []; 0 without a sample or a prototype."""
+def share(found: Tree, leaves: Tree, ctx: Tree) -> Tree:
+    """Return `pull_share` [] in [0, 1]; 0 without a sample or a prototype."""
     counts, table, present = found["counts"], *(ctx[name] for name in TABLE)
     means = found["features"] / counts.clamp_min(1)[:, None]
     away = torch.linalg.vector_norm(means - table, dim=1)
     pull = torch.where((counts > 0) & present, away, 0.0).sum()
-    loss = (found["loss"] / counts.sum().clamp_min(1)).clamp_min(EPSILON)
-    return {"pull_to_ce": pull / loss}
+    loss = found["loss"] / counts.sum().clamp_min(1)
+    return {"pull_share": pull / (pull + loss).clamp_min(EPSILON)}
 
 
 def payload(groups: Tree) -> int:

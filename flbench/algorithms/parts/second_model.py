@@ -50,7 +50,8 @@ def best_of(
     """Return the steps that train the model in several ways and keep the best.
 
     That is the one with the smallest cross entropy on the client's validation part; the first where
-    it has none. The index is left in `choice`. Each training begins with the model as it was.
+    it has none. Its index is left in `choice`. Each training begins with the model as it was; where
+    one of them diverges, the client fails.
 
     Args:
         trainings: of the model, at least one.
@@ -98,7 +99,7 @@ class TakeBest:
     def __call__(self, leaves: Tree, start: Tree, ctx: Tree, info: Info) -> Tree:
         """Return them and it."""
         losses = torch.stack([ctx[f"try{k}.loss"] for k in range(self.count)])
-        best = torch.where(losses.isfinite(), losses, torch.inf).argmin()
+        best = losses.argmin()
         found: Tree = {"choice": best}
         for name in self.names:
             found[name] = torch.stack([leaves[f"try{k}.{name}"] for k in range(self.count)])[best]
