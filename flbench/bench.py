@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch.nn.functional import cross_entropy
 
-from flbench import experiment, results, rounds
+from flbench import experiment, floors, results, rounds
 from flbench.client.step import make_optimizer
 from flbench.config import Config
 from flbench.data import batches
@@ -47,6 +47,8 @@ class Case:
         bare: a round of the bare loop with all cores.
         round: a round of the engine.
         ratio: median over rounds of engine / bare loop.
+        arithmetic: share that the engine's rounds reach of the device's best arithmetic, [0, 1].
+        bandwidth: share of its best bandwidth; see `flbench.floors` for what is counted.
         run: of a whole run: `train`, `evaluate`, `other` (files, checkpoints) and `total`.
         memory: most bytes of the process, without those of its workers.
         report: what the engine tells of itself, as the share of rows that were padding.
@@ -59,6 +61,8 @@ class Case:
     bare: float
     round: float
     ratio: float
+    arithmetic: float
+    bandwidth: float
     run: dict[str, float]
     memory: int
     report: dict[str, float]
@@ -107,7 +111,7 @@ def measure(config: Config, *, repeats: int, run_rounds: int, begin: float) -> C
         one = torch.argsort(setting.sizes)[:1]
         rounds.train(built.algorithm, built.engine, state, settings, ids=one)
         startup = time.time() - begin
-        bare, own, steps = [], [], 0
+        bare, own, steps, samples = [], [], 0, 0
         for number in range(repeats + 1):
             draw = Draw(built.config.seed, (number,), setting.clients)
             ids = built.algorithm.cohort(state, draw)
@@ -117,7 +121,9 @@ def measure(config: Config, *, repeats: int, run_rounds: int, begin: float) -> C
             trained = rounds.train(built.algorithm, built.engine, state, settings, ids=ids)
             own.append(time.perf_counter() - begin_round)
             steps = int(trained.results.steps.sum())
+            samples = int(setting.sizes[ids].sum()) * built.config.train.local_epochs
         report = built.engine.report()
+        arithmetic, bandwidth = _floors(built, samples, steps)
     finally:
         built.engine.close()
     bare, own = bare[1:], own[1:]
@@ -129,6 +135,8 @@ def measure(config: Config, *, repeats: int, run_rounds: int, begin: float) -> C
         bare=median(bare),
         round=median(own),
         ratio=median(mine / floor for mine, floor in zip(own, bare, strict=True)),
+        arithmetic=arithmetic / median(own),
+        bandwidth=bandwidth / median(own),
         run=_whole_run(config, run_rounds) if run_rounds else {},
         memory=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         report=report,
@@ -159,8 +167,24 @@ def bare_round(built: experiment.Experiment, draw: Draw, ids: Sequence[int]) -> 
                 torch.autograd.backward(cross_entropy(net(inputs).logits, y[index]))
                 optimizer.step()
                 steps += 1
+    floors.wait(device)
     torch.set_num_threads(threads)
     return steps
+
+
+def _floors(built: experiment.Experiment, samples: int, steps: int) -> tuple[float, float]:
+    """Return the seconds that a round takes at the device's best arithmetic and bandwidth."""
+    federation, device = built.federation, torch.device(built.config.engine.device)
+    net = build_net(built.config.model, federation.shape, federation.classes, 0).to(device).train()
+    rows = torch.arange(min(built.config.train.batch_size, len(federation.y)))
+    x = federation.inputs(rows, torch.float32).to(device)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    operations, moved = floors.need(net, x, federation.y[rows].to(device)).of(samples, steps)
+    arithmetic = operations / floors.best_arithmetic(device, torch.float32)
+    bandwidth = moved / floors.best_bandwidth(device)
+    torch.set_num_threads(threads)
+    return arithmetic, bandwidth
 
 
 def _seconds(work: Any) -> float:

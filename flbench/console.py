@@ -278,7 +278,8 @@ def bench(cases: "Sequence[Case]") -> None:
     table = _table("Engines beside a bare PyTorch loop with all cores (in turn, medians)")
     table.add_column("engine")
     for title in (
-        *("client\nsteps/s", "engine /\nbare loop", "threads", "start-up", "memory"),
+        *("client\nsteps/s", "engine /\nbare loop", "of best\narithmetic", "of best\nbandwidth"),
+        *("threads", "start-up", "memory"),
         *("train", "evaluate", "other"),
     ):
         table.add_column(title, justify="right")
@@ -288,6 +289,8 @@ def bench(cases: "Sequence[Case]") -> None:
             case.engine,
             f"{case.speed:,.0f}",
             f"{case.ratio:.3f}",
+            f"{100 * case.arithmetic:.1f} %",
+            f"{100 * case.bandwidth:.1f} %",
             str(case.threads),
             duration(case.startup),
             size(case.memory),

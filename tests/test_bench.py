@@ -26,6 +26,8 @@ def test_bench_writes_figures_and_a_page(capsys, tmp_path):
     for case in found["cases"]:
         assert case["steps"] > 0
         assert case["ratio"] > 0
+        assert 0 < case["arithmetic"] < 1
+        assert 0 < case["bandwidth"] < 1
         assert case["speed"] == pytest.approx(case["steps"] / case["round"])
         parts = ("train", "evaluate", "other")
         assert sum(case["run"][key] for key in parts) == pytest.approx(
