@@ -47,8 +47,9 @@ class Case:
         bare: a round of the bare loop with all cores.
         round: a round of the engine.
         ratio: median over rounds of engine / bare loop.
-        arithmetic: share that the engine's rounds reach of the device's best arithmetic, [0, 1].
-        bandwidth: share of its best bandwidth; see `flbench.floors` for what is counted.
+        operations: floating-point operations that a round needs (see `flbench.floors`).
+        moved: bytes that it must move.
+        best: of the device: operations and bytes per second.
         run: of a whole run: `train`, `evaluate`, `other` (files, checkpoints) and `total`.
         memory: most bytes of the process, without those of its workers.
         report: what the engine tells of itself, as the share of rows that were padding.
@@ -61,8 +62,9 @@ class Case:
     bare: float
     round: float
     ratio: float
-    arithmetic: float
-    bandwidth: float
+    operations: float
+    moved: float
+    best: tuple[float, float]
     run: dict[str, float]
     memory: int
     report: dict[str, float]
@@ -71,6 +73,21 @@ class Case:
     def speed(self) -> float:
         """Client steps per second."""
         return self.steps / self.round
+
+    def tree(self) -> dict[str, Any]:
+        """Return all figures, for JSON."""
+        derived = ("speed", "arithmetic", "bandwidth")
+        return asdict(self) | {name: getattr(self, name) for name in derived}
+
+    @property
+    def arithmetic(self) -> float:
+        """Share of the device's best arithmetic that a round reaches."""
+        return self.operations / self.best[0] / self.round
+
+    @property
+    def bandwidth(self) -> float:
+        """Share of its best bandwidth; above 1 where a net stays in a cache."""
+        return self.moved / self.best[1] / self.round
 
 
 def compare(configs: Sequence[Config], *, repeats: int, run_rounds: int) -> list[Case]:
@@ -123,7 +140,8 @@ def measure(config: Config, *, repeats: int, run_rounds: int, begin: float) -> C
             steps = int(trained.results.steps.sum())
             samples = int(setting.sizes[ids].sum()) * built.config.train.local_epochs
         report = built.engine.report()
-        arithmetic, bandwidth = _floors(built, samples, steps)
+        operations, moved = _need(built).of(samples, steps)
+        best = _best(torch.device(built.config.engine.device))
     finally:
         built.engine.close()
     bare, own = bare[1:], own[1:]
@@ -135,8 +153,9 @@ def measure(config: Config, *, repeats: int, run_rounds: int, begin: float) -> C
         bare=median(bare),
         round=median(own),
         ratio=median(mine / floor for mine, floor in zip(own, bare, strict=True)),
-        arithmetic=arithmetic / median(own),
-        bandwidth=bandwidth / median(own),
+        operations=operations,
+        moved=moved,
+        best=best,
         run=_whole_run(config, run_rounds) if run_rounds else {},
         memory=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         report=report,
@@ -172,19 +191,21 @@ def bare_round(built: experiment.Experiment, draw: Draw, ids: Sequence[int]) -> 
     return steps
 
 
-def _floors(built: experiment.Experiment, samples: int, steps: int) -> tuple[float, float]:
-    """Return the seconds that a round takes at the device's best arithmetic and bandwidth."""
-    federation, device = built.federation, torch.device(built.config.engine.device)
-    net = build_net(built.config.model, federation.shape, federation.classes, 0).to(device).train()
+def _need(built: experiment.Experiment) -> floors.Need:
+    """Return what the net's training needs, counted on one batch."""
+    federation = built.federation
+    net = build_net(built.config.model, federation.shape, federation.classes, 0).train()
     rows = torch.arange(min(built.config.train.batch_size, len(federation.y)))
-    x = federation.inputs(rows, torch.float32).to(device)
+    return floors.need(net, federation.inputs(rows, torch.float32), federation.y[rows])
+
+
+def _best(device: torch.device) -> tuple[float, float]:
+    """Return the operations and bytes per second of a device with all cores."""
     threads = torch.get_num_threads()
     torch.set_num_threads(len(os.sched_getaffinity(0)))
-    operations, moved = floors.need(net, x, federation.y[rows].to(device)).of(samples, steps)
-    arithmetic = operations / floors.best_arithmetic(device, torch.float32)
-    bandwidth = moved / floors.best_bandwidth(device)
+    best = floors.best_arithmetic(device, torch.float32), floors.best_bandwidth(device)
     torch.set_num_threads(threads)
-    return arithmetic, bandwidth
+    return best
 
 
 def _seconds(work: Any) -> float:

@@ -149,7 +149,8 @@ def _range(field: FieldInfo) -> str:
     choices, rules = [], list(field.metadata)
     for part in (field.annotation, *get_args(field.annotation)):  # itself, or a union's parts
         choices += [str(choice) for choice in get_args(part) if isinstance(choice, str | bool)]
-        rules += getattr(part, "__metadata__", ())
+        for rule in getattr(part, "__metadata__", ()):
+            rules += rule.metadata if isinstance(rule, FieldInfo) else [rule]
     if choices and not rules:
         return " | ".join(choices)
     if field.annotation is bool:

@@ -4,7 +4,6 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -305,7 +304,7 @@ def bench(
     cases = measurement.compare(configs, repeats=repeats, run_rounds=rounds)
     found = {
         "settings": configs[0].tree(),
-        "cases": [asdict(case) | {"speed": case.speed} for case in cases],
+        "cases": [case.tree() for case in cases],
     }
     files.write(out / "bench.json", (json.dumps(found, indent=1) + "\n").encode())
     files.write(out / "bench.html", page.render(cases, configs[0], rounds).encode())

@@ -22,12 +22,17 @@ def test_bench_writes_figures_and_a_page(capsys, tmp_path):
     assert code == 0
     assert "sequential" in out
     assert "vectorized" in out
-    found = json.loads((tmp_path / "b" / "bench.json").read_text())
+    found, built = json.loads((tmp_path / "b" / "bench.json").read_text()), build("model=mlp")
     for case in found["cases"]:
         assert case["steps"] > 0
         assert case["ratio"] > 0
-        assert 0 < case["arithmetic"] < 1
-        assert 0 < case["bandwidth"] < 1
+        rows = int(built.federation.sizes.sum())  # one epoch of all clients
+        assert case["operations"] == 85_760 * rows  # of the mlp: see test_floors
+        assert case["moved"] == 2_048 * rows + 5 * 4 * 17_226 * case["steps"]
+        assert case["arithmetic"] * case["round"] * case["best"][0] == pytest.approx(
+            case["operations"]
+        )
+        assert case["bandwidth"] * case["round"] * case["best"][1] == pytest.approx(case["moved"])
         assert case["speed"] == pytest.approx(case["steps"] / case["round"])
         parts = ("train", "evaluate", "other")
         assert sum(case["run"][key] for key in parts) == pytest.approx(

@@ -218,6 +218,12 @@ def test_algos_lists_every_method(flbench):
     assert all(name in text for name in ALGORITHMS)
 
 
+def test_range_of_a_key_that_takes_several_numbers_is_that_of_each():
+    field = ALGORITHMS.find("ditto").Config.model_fields["lam_choices"]
+
+    assert parameter("lam_choices", field)["range"] == "[0, inf)"
+
+
 def test_range_of_a_key_that_takes_words_and_numbers():
     fields = create_model(
         "Made",

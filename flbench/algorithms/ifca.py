@@ -12,6 +12,7 @@ from flbench.algorithms.parts.moments import estimated
 from flbench.algorithms.registry import ALGORITHMS
 from flbench.client.program import Collector, LocalProgram, Map, Step
 from flbench.config import AlgorithmConfig, UniformConfig
+from flbench.losses.cross_entropy import sum_cross_entropy
 from flbench.rng import generator
 from flbench.tree import only, weighted_mean
 from flbench.types import Dispatch, Info, Message, Results, State, Tree, Update, View
@@ -113,9 +114,8 @@ class Ifca(Algorithm):
 
 def sum_loss(view: View) -> Tree:
     """Return the sum of the losses of one batch, float64."""
-    logarithms = view.out.logits.double().log_softmax(dim=1)
-    losses = -logarithms.gather(1, view.batch.y[:, None])[:, 0]
-    return {"loss": torch.where(view.batch.mask, losses, 0.0).sum()}
+    logits = view.out.logits.double()
+    return {"loss": sum_cross_entropy(logits, view.batch.y, view.batch.mask)}
 
 
 @dataclass(frozen=True)

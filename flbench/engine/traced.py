@@ -164,6 +164,9 @@ class Traces:
         begin = perf_counter()
         if known.trace is not None:
             found, known.trusted = _tried(known.trace.replay, step, inputs)
+            if not known.trusted:
+                self._size -= known.trace.size
+                known.trace = None
             self._cost += perf_counter() - begin
         elif known.count < LOOKS or (known.best <= LONGEST and known.total < PATIENCE * self._cost):
             found = step(*inputs)

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from flbench.losses.similarity import masked_mean
@@ -16,6 +17,12 @@ def mean_cross_entropy(logits: Tensor, y: Tensor, mask: Tensor) -> Tensor:
     # In two steps, where vmap would take `F.cross_entropy` apart in Python.
     logarithms = logits.log_softmax(dim=1)
     return masked_mean(-logarithms.gather(1, y[:, None])[:, 0], mask)
+
+
+def sum_cross_entropy(logits: Tensor, y: Tensor, mask: Tensor) -> Tensor:
+    """Return the sum of -log softmax(logits)[label], 0-dim; arguments as of the mean."""
+    logarithms = logits.log_softmax(dim=1)
+    return torch.where(mask, -logarithms.gather(1, y[:, None])[:, 0], 0.0).sum()
 
 
 @dataclass(frozen=True)

@@ -45,31 +45,35 @@ def test_personal_model_without_pull_is_local_onlys(policy):
     assert deployed(norm, "algorithm=ditto") != local
 
 
-@pytest.mark.parametrize("anchor", ["received", "trained"])
-def test_personal_models_equal_a_loop(anchor):
-    lam, epochs = 0.7, 3
-    built = build(
-        "algorithm=ditto",
-        "model.name=lenet5",
-        f"algorithm.lam={lam}",
-        f"algorithm.personal_epochs={epochs}",
-        f"algorithm.anchor={anchor}",
-        *FULL,
-    )
+def validation_loss(plain, leaves, client) -> float:
+    rows = plain.federation.partition.parts["validation"][client]
+    out = plain.outputs(leaves, plain.federation.inputs(rows, torch.float64), train=False)
+    y = plain.federation.y[torch.from_numpy(rows)]
+    return float(torch.nn.functional.cross_entropy(out.logits, y))
+
+
+def assert_equals_a_loop(strengths, *keys, anchor="received", epochs=EPOCHS) -> set[int]:
+    """Both models of all clients; return which strengths were the best ones."""
+    built = build("algorithm=ditto", "model.name=lenet5", *keys, *FULL)
     plain, names = Plain(built), built.algorithm.setting.net.parameters
-    w, v = plain.start(), [plain.start() for _ in range(5)]
+    w, v, chosen = plain.start(), [plain.start() for _ in range(5)], set()
     for t in range(ROUNDS):
         sent = {}
         for i in plain.cohort(t):
             sent[i] = w
             for _ in range(EPOCHS):
                 sent[i] = plain.step(sent[i], i, names)
-            pull = w if anchor == "received" else sent[i]
-            for _ in range(epochs):
-                before = v[i]
-                v[i] = plain.step(before, i, names)
-                for name in names:
-                    v[i][name] = v[i][name] - LR * lam * (before[name] - pull[name])
+            pull, tries = w if anchor == "received" else sent[i], []
+            for lam in strengths:
+                mine = v[i]
+                for _ in range(epochs):
+                    before, mine = mine, plain.step(mine, i, names)
+                    for name in names:
+                        mine[name] = mine[name] - LR * lam * (before[name] - pull[name])
+                tries.append(mine)
+            losses = [validation_loss(plain, mine, i) for mine in tries]
+            chosen.add(losses.index(min(losses)))
+            v[i] = tries[losses.index(min(losses))]
         w = plain.mean(sent)
 
     state = after(built, ROUNDS)
@@ -79,55 +83,23 @@ def test_personal_models_equal_a_loop(anchor):
         mine = {name.removeprefix("v."): rows[client] for name, rows in state.clients.items()}
         assert mine.keys() == v[client].keys()
         assert_close(mine, v[client])
+    return chosen
 
 
-CHOICES = (0.7, 0.0, 6.0)
+@pytest.mark.parametrize("anchor", ["received", "trained"])
+def test_personal_models_equal_a_loop(anchor):
+    keys = ("algorithm.lam=0.7", "algorithm.personal_epochs=3", f"algorithm.anchor={anchor}")
 
-
-def validation_loss(plain, leaves, client) -> float:
-    rows = plain.federation.partition.parts["validation"][client]
-    out = plain.outputs(leaves, plain.federation.inputs(rows, torch.float64), train=False)
-    y = plain.federation.y[torch.from_numpy(rows)]
-    return float(torch.nn.functional.cross_entropy(out.logits, y))
+    assert_equals_a_loop((0.7,), *keys, anchor=anchor, epochs=3)
 
 
 def test_each_client_keeps_the_strength_that_validates_best():
-    built = build(
-        "algorithm=ditto",
-        "model.name=lenet5",
-        "partition.scheme=iid",  # else none gains by the pull in so few rounds
-        f"algorithm.lam_choices={list(CHOICES)}",
-        *FULL,
-    )
-    plain, names = Plain(built), built.algorithm.setting.net.parameters
-    w, v = plain.start(), [plain.start() for _ in range(5)]
-    chosen = set()
-    for t in range(ROUNDS):
-        sent = {}
-        for i in plain.cohort(t):
-            sent[i] = w
-            for _ in range(EPOCHS):
-                sent[i] = plain.step(sent[i], i, names)
-            tries = []
-            for lam in CHOICES:
-                mine = v[i]
-                for _ in range(EPOCHS):
-                    before, mine = mine, plain.step(mine, i, names)
-                    for name in names:
-                        mine[name] = mine[name] - LR * lam * (before[name] - w[name])
-                tries.append(mine)
-            losses = [validation_loss(plain, mine, i) for mine in tries]
-            chosen.add(losses.index(min(losses)))
-            v[i] = tries[losses.index(min(losses))]
-        w = plain.mean(sent)
+    # With iid data, else none gains by the pull in so few rounds.
+    keys = ("partition.scheme=iid", "algorithm.lam_choices=[0.7,0.0,6.0]")
 
-    state = after(built, ROUNDS)
+    chosen = assert_equals_a_loop((0.7, 0.0, 6.0), *keys)
 
     assert len(chosen) > 1  # else the choice is no choice
-    assert_close(state.server, w)
-    for client in range(5):
-        mine = {name.removeprefix("v."): rows[client] for name, rows in state.clients.items()}
-        assert_close(mine, v[client])
 
 
 @pytest.mark.parametrize("policy", POLICIES)

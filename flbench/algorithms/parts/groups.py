@@ -9,7 +9,7 @@ from flbench.algorithms.base import Setting
 from flbench.algorithms.parts import prototypes
 from flbench.algorithms.parts.mixing import mix
 from flbench.client.program import Collector
-from flbench.losses.cross_entropy import mean_cross_entropy
+from flbench.losses.cross_entropy import sum_cross_entropy
 from flbench.losses.similarity import EPSILON, class_sums
 from flbench.tree import nbytes, weighted_mean
 from flbench.types import Message, Rows, Tree, View
@@ -84,7 +84,7 @@ class PullSums:
         """Return the sums of one batch."""
         y, mask = view.batch.y, view.batch.mask
         sums, counts = class_sums(view.out.features, y, self.classes, mask)
-        loss = mean_cross_entropy(view.out.logits, y, mask) * mask.sum()
+        loss = sum_cross_entropy(view.out.logits, y, mask)
         return {"features": sums, "counts": counts, "loss": loss}
 
 

@@ -8,7 +8,7 @@ import torch
 from flbench.algorithms.base import Setting
 from flbench.algorithms.parts.memory import Copy
 from flbench.client.program import Collector, Map, Step
-from flbench.losses.cross_entropy import mean_cross_entropy
+from flbench.losses.cross_entropy import sum_cross_entropy
 from flbench.tree import only
 from flbench.types import Info, Rows, Tree, View
 
@@ -85,8 +85,7 @@ class SumLoss:
     def __call__(self, view: View) -> Tree:
         """Return the sum, `loss`."""
         logits = view.apply(self.model(view.leaves, view.ctx), view.batch.x).logits.double()
-        mean = mean_cross_entropy(logits, view.batch.y, view.batch.mask)
-        return {"loss": mean * view.batch.mask.sum()}
+        return {"loss": sum_cross_entropy(logits, view.batch.y, view.batch.mask)}
 
 
 @dataclass(frozen=True)
