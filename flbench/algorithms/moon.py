@@ -24,9 +24,7 @@ class MoonConfig(AlgorithmConfig):
     mu: float = Field(5.0, ge=0, description="of the contrast (5 for CIFAR-10; tune 0.001 to 10)")
     tau: float = Field(0.5, gt=0, description="temperature of the contrast")
     proj_dim: int | None = Field(
-        None,
-        ge=1,
-        description="width of a two-layer projection before the head (authors: 256)",
+        None, ge=1, description="width of a two-layer projection before the head (authors: 256)"
     )
     judged: Literal["global", "last"] = Field(
         "global", description="the model that is judged: the global one, or a client's last own"
