@@ -235,8 +235,9 @@ class EngineConfig(Strict):
     block: int | None = Field(
         None, ge=1, description="vectorized: clients at once (default: as memory allows)"
     )
-    precision: Literal["32-true", "64-true", "bf16-mixed", "16-mixed"] = Field(
-        "32-true", description="floating-point numbers"
+    precision: Literal["32-true", "64-true", "tf32", "bf16-mixed", "16-mixed"] = Field(
+        "32-true",
+        description="floating-point numbers; tf32: float32 whose products a GPU rounds to TF32",
     )
     threads: int | None = Field(
         None,

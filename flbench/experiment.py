@@ -17,11 +17,11 @@ from torch import nn
 from flbench import checkpoint, engine_choice, outcome, provenance, remarks, store
 from flbench.algorithms import ALGORITHMS, Algorithm, Setting
 from flbench.algorithms.base import state_of
-from flbench.config import Config, EngineConfig
+from flbench.config import Config
 from flbench.data import partition_files, sources
 from flbench.data.federation import Federation
 from flbench.data.federation import build as build_federation
-from flbench.engine.base import Engine, find_device
+from flbench.engine.base import Engine, dtype_of, find_device
 from flbench.errors import ConfigError, DataError
 from flbench.evaluate import PARTS, Evaluator
 from flbench.figures import Judgement
@@ -191,7 +191,7 @@ def load_federation(config: Config) -> Federation:
 
 
 def _start(config: Config, net: nn.Module, algorithm: Algorithm) -> State:
-    dtype = precision_of(config.engine)
+    dtype = dtype_of(config.engine)
     start: Tree = {
         name: leaf.detach().to(dtype) if leaf.is_floating_point() else leaf.detach()
         for name, leaf in net_leaves(net).items()
@@ -232,11 +232,6 @@ def settle(config: Config) -> Config:
     seed = config.seed if config.partition.seed is None else config.partition.seed
     engine = altered(config, "engine", threads=threads, device=device)
     return altered(engine, "partition", seed=seed)
-
-
-def precision_of(config: EngineConfig) -> torch.dtype:
-    """Return the type of weights and inputs."""
-    return torch.float64 if config.precision == "64-true" else torch.float32
 
 
 Opened = Callable[[Path, Config], object]

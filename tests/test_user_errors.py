@@ -76,6 +76,11 @@ WRONG = {
     "unknown precision": (["engine.precision=8"], "`engine.precision`"),
     "unknown device": (["engine.device=tpu"], "`engine.device`"),
     "device that is not there": (["engine.device=cuda:77"], "is not there"),
+    "TF32 on a CPU": (["engine.precision=tf32", "engine.device=cpu"], "needs a GPU"),
+    "TF32 on workers without a GPU": (
+        ["engine.precision=tf32", "engine.device=cpu", "engine.name=ray"],
+        "needs a GPU",
+    ),
     "half precision on a CPU": (["engine.precision=16-mixed", "engine.device=cpu"], "needs a GPU"),
     "threads that would stall the machine": (["engine.threads=99999"], "would stall"),
     "key that stands deeper": (["train.lr=0.1"], "Did you mean `train.optimizer.lr`"),

@@ -9,10 +9,13 @@ import torch
 from torch import Tensor
 
 from flbench.client.program import LocalProgram, Step
-from flbench.config import TrainConfig
+from flbench.config import EngineConfig, TrainConfig
 from flbench.errors import ConfigError
 from flbench.rng import Draw
 from flbench.types import Dispatch, Message, Results, Tree
+
+TF32_SINCE = 8, 0
+"""The compute capability from which GPUs have TF32 (Ampere)."""
 
 KeptRows = Callable[[Tensor], Tree]
 """ids [K] -> the rows that these clients keep, [K, ...] each."""
@@ -115,16 +118,48 @@ def find_device(name: str) -> torch.device:
     return device
 
 
-def be_deterministic() -> None:
-    """Ask CUDA for kernels that give the same bits every time, without TF32's short mantissa.
+def dtype_of(config: EngineConfig) -> torch.dtype:
+    """Return the type of weights and inputs."""
+    return torch.float64 if config.precision == "64-true" else torch.float32
+
+
+def open_device(config: EngineConfig) -> torch.device:
+    """Return the device of an engine, ready to compute in its precision.
+
+    On a GPU this asks the whole process for kernels that give the same bits every time, and for
+    full float32 or TF32.
+
+    Raises: ConfigError if the device is not there, or cannot compute in that precision.
+    """
+    device = find_device(config.device)
+    if device.type == "cuda":
+        if config.precision == "tf32" and torch.cuda.get_device_capability(device) < TF32_SINCE:
+            raise ConfigError(
+                f"`engine.precision=tf32` needs a GPU of compute capability 8.0 or more, which"
+                f" {torch.cuda.get_device_name(device)} has not. Use 32-true."
+            )
+        be_deterministic(tf32=config.precision == "tf32")
+    elif config.precision in ("tf32", "16-mixed"):
+        raise ConfigError(
+            f"`engine.precision={config.precision}` needs a GPU. Use bf16-mixed or 32-true."
+        )
+    return device
+
+
+def be_deterministic(*, tf32: bool) -> None:
+    """Ask CUDA for kernels that give the same bits every time.
 
     It holds for the whole process.
+
+    Args:
+        tf32: whether products and convolutions of float32 may round their factors to TF32, which
+            has 10 bits of mantissa instead of 23.
     """
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when CUDA starts
     torch.use_deterministic_algorithms(True, warn_only=True)
     torch.backends.cudnn.benchmark = False
-    torch.backends.cudnn.allow_tf32 = False
-    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cudnn.allow_tf32 = tf32
+    torch.backends.cuda.matmul.allow_tf32 = tf32
 
 
 def joined(parts: list[Results], ids: Tensor) -> Results:

@@ -17,7 +17,15 @@ from torch import Tensor, nn
 from flbench.client.program import LocalProgram, Step
 from flbench.config import EngineConfig
 from flbench.data.federation import Federation
-from flbench.engine.base import Dispatcher, Engine, KeptRows, RoundSettings, find_device, joined
+from flbench.engine.base import (
+    Dispatcher,
+    Engine,
+    KeptRows,
+    RoundSettings,
+    find_device,
+    joined,
+    open_device,
+)
 from flbench.errors import ConfigError, RunError
 from flbench.types import Dispatch, Message, Results, Tree
 
@@ -35,11 +43,12 @@ class RayEngine:
         net: the seeded net.
         federation: the samples; they go to the object store once.
         config: workers, address, threads, device, precision.
-    Raises: ConfigError if there is no cluster at `engine.address`, or too few CPUs or GPUs.
+    Raises: ConfigError if there is no cluster at `engine.address`, or too few CPUs or GPUs, or if
+        the device cannot compute in that precision.
     """
 
     def __init__(self, net: nn.Module, federation: Federation, config: EngineConfig) -> None:
-        on_gpu = find_device(config.device).type == "cuda"
+        on_gpu = open_device(config).type == "cuda"
         self._sizes = federation.sizes
         self._owns_ray = connect(config.address)
         self._actors: list[Any] = []

@@ -17,12 +17,11 @@ from flbench.engine.base import (
     Gathered,
     KeptRows,
     RoundSettings,
-    be_deterministic,
-    find_device,
+    dtype_of,
+    open_device,
 )
 from flbench.engine.workbench import Workbench
 from flbench.engine.worker import Worker
-from flbench.errors import ConfigError
 from flbench.models.base import net_leaves
 from flbench.tree import is_finite
 from flbench.types import Failure, Message, Results
@@ -43,7 +42,7 @@ class SequentialEngine:
 
     def __init__(self, net: nn.Module, federation: Federation, config: EngineConfig) -> None:
         fabric = make_fabric(config)
-        dtype = torch.float64 if config.precision == "64-true" else torch.float32
+        dtype = dtype_of(config)
         net = fabric.to_device(deepcopy(net).to(dtype)).requires_grad_(False)
         own = net_leaves(net)
         self._bench = Workbench(
@@ -120,22 +119,14 @@ class SequentialEngine:
 
 
 def make_fabric(config: EngineConfig) -> Fabric:
-    """Return Fabric for a device and precision.
-
-    On a GPU this asks the whole process for deterministic kernels and full float32.
-
-    Raises: ConfigError if the device is not there, or cannot compute in that precision.
-    """
-    device = find_device(config.device)
+    """Return Fabric for a device and precision; see `open_device`."""
+    device = open_device(config)
     devices: int | list[int] = 1 if device.index is None else [device.index]
-    if device.type == "cuda":
-        be_deterministic()
-    elif config.precision == "16-mixed":
-        raise ConfigError("`engine.precision=16-mixed` needs a GPU. Use bf16-mixed or 32-true.")
     if config.precision == "16-mixed":
         # Every client starts with a fresh scaler: PyTorch's first scale of 2**16 often overflows,
         # and each client would lose its first steps to finding a smaller one.
         scaler = GradScaler("cuda", init_scale=2.0**10)
         plugin = MixedPrecision("16-mixed", "cuda", scaler)
         return Fabric(accelerator="cuda", devices=devices, plugins=[plugin])
-    return Fabric(accelerator=device.type, devices=devices, precision=config.precision)
+    precision = "32-true" if config.precision == "tf32" else config.precision
+    return Fabric(accelerator=device.type, devices=devices, precision=precision)

@@ -14,9 +14,9 @@ from flbench.engine.base import (
     Dispatcher,
     KeptRows,
     RoundSettings,
-    be_deterministic,
-    find_device,
+    dtype_of,
     joined,
+    open_device,
 )
 from flbench.engine.padding import mind_padding
 from flbench.engine.stack import Stack, StackBench
@@ -45,15 +45,12 @@ class VectorizedEngine:
     """
 
     def __init__(self, net: nn.Module, federation: Federation, config: EngineConfig) -> None:
-        device = find_device(config.device)
         if config.precision == "16-mixed":
             raise ConfigError(
                 "`engine.precision=16-mixed` needs a loss scaler for each client, which"
                 " `engine.name=vectorized` does not have. Use bf16-mixed or 32-true."
             )
-        if device.type == "cuda":
-            be_deterministic()
-        dtype = torch.float64 if config.precision == "64-true" else torch.float32
+        device, dtype = open_device(config), dtype_of(config)
         net = deepcopy(net).to(device, dtype).requires_grad_(False)
         self._block = config.block
         self._slots = self._real = 0  # of all batches so far: rows, and rows that are no padding

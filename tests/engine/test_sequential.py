@@ -12,13 +12,14 @@ from flbench.client.module import apply
 from flbench.client.program import Collector, LocalProgram, Map, Phase
 from flbench.config import OptimizerConfig, TrainConfig
 from flbench.data import batches
-from flbench.engine.base import RoundSettings
+from flbench.engine.base import RoundSettings, open_device
 from flbench.engine.sequential import SequentialEngine
+from flbench.errors import ConfigError
 from flbench.losses import CrossEntropy
 from flbench.models.base import net_leaves
 from flbench.rng import Draw
 from flbench.types import Dispatch, Message, Rows
-from tests.support import build
+from tests.support import build, config_of
 
 SGD = OptimizerConfig(lr=0.05)
 DRAW = Draw(0, (3,), 5)
@@ -499,7 +500,7 @@ def test_phase_that_trains_nothing_is_a_mistake(mlp):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed", "16-mixed"])
+@pytest.mark.parametrize("precision", ["32-true", "tf32", "bf16-mixed", "16-mixed"])
 def test_gpu_trains_to_about_the_same_weights(precision):
     cpu = build("model.name=lenet5", "engine.device=cpu")
     gpu = build("model.name=lenet5", "engine.device=cuda", f"engine.precision={precision}")
@@ -512,6 +513,39 @@ def test_gpu_trains_to_about_the_same_weights(precision):
         assert torch.allclose(value.double(), found.kept[name].double(), rtol=0, atol=tolerance), (
             name
         )
+
+
+@pytest.fixture
+def switches(monkeypatch):
+    """A GPU that is not there, and PyTorch's own switches as they were afterwards."""
+    holders = torch.backends.cudnn, torch.backends.cuda.matmul
+    allowed = [holder.allow_tf32 for holder in holders]
+    was = torch.are_deterministic_algorithms_enabled()
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
+    yield monkeypatch
+    torch.use_deterministic_algorithms(was)
+    for holder, value in zip(holders, allowed, strict=True):
+        holder.allow_tf32 = value
+
+
+@pytest.mark.parametrize("precision", ["32-true", "tf32"])
+def test_a_gpu_rounds_products_to_tf32_only_where_it_is_asked_to(precision, switches):
+    switches.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+    config = config_of("engine.device=cuda", f"engine.precision={precision}").engine
+
+    assert open_device(config) == torch.device("cuda")
+    assert torch.backends.cudnn.allow_tf32 == (precision == "tf32")
+    assert torch.backends.cuda.matmul.allow_tf32 == (precision == "tf32")
+    assert torch.are_deterministic_algorithms_enabled()
+
+
+def test_a_gpu_without_tf32_is_named(switches):
+    switches.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+
+    with pytest.raises(ConfigError, match="which a GPU has not"):
+        open_device(config_of("engine.device=cuda", "engine.precision=tf32").engine)
 
 
 def test_bf16_on_a_cpu_trains_and_stays_finite():
