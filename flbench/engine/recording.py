@@ -25,8 +25,16 @@ class Recording:
         self._found: dict[str, Any] = {}
 
     def add(self, view: View) -> None:
+        """Put what is found in one batch together with what was before it."""
+        self.merge(self.see(view))
+
+    def see(self, view: View) -> Tree:
+        """Return what is found in one batch."""
+        return self._collector.fn(view)
+
+    def merge(self, found: Tree) -> None:
         """Put one batch's tensors together with those before it."""
-        for key, value in self._collector.fn(view).items():
+        for key, value in found.items():
             reduce = TOGETHER[self._collector.reduction(key)]
             self._found[key] = reduce(self._found[key], value) if key in self._found else value
 

@@ -20,6 +20,7 @@ from flbench.engine.base import (
     dtype_of,
     open_device,
 )
+from flbench.engine.traced import Traces
 from flbench.engine.workbench import Workbench
 from flbench.engine.worker import Worker
 from flbench.models.base import net_leaves
@@ -54,6 +55,7 @@ class SequentialEngine:
             dtype=dtype,
             has_batchnorm=any(isinstance(module, _BatchNorm) for module in net.modules()),
             scaler=dict(fabric.strategy.precision.state_dict()),
+            traces=Traces(),
         )
 
     def run(

@@ -25,7 +25,7 @@ from flbench.data.batches import PIECE
 from flbench.engine import plan
 from flbench.engine.recording import TOGETHER
 from flbench.engine.stack import Stack
-from flbench.engine.traced import Kind, Layout, shapes
+from flbench.engine.traced import gathered, shapes
 from flbench.types import Batch, Tree
 
 
@@ -125,8 +125,12 @@ class _Run:
         self._stack.reorder(order)
         index = torch.from_numpy(order).to(self._stack.bench.device)
         self._losses = self._losses[index]
-        self._layout = Layout(self._stack.leaves, self._stack.start, self._stack.ctx)
-        self._kind = Kind(self._phase, self._layout.kind)
+        bundles = (self._stack.leaves, self._stack.start, self._stack.ctx)
+        trees = [tree for bundle in bundles for tree in (bundle.rows, bundle.shared)]
+        self._inputs, kind = gathered(*trees)
+        # A client's names come in an order of their own: so do buffers and gradients.
+        names = tuple(tuple(bundle.names) for bundle in bundles)
+        self._kind = self._stack.bench.traces.kind(self._phase, kind, names)
         self._window = (torch.empty(0),)
         self._optimizer.reorder(index)
         self._found = [{k: v[index[: len(v)]] for k, v in found.items()} for found in self._found]
@@ -200,24 +204,13 @@ class _Run:
         self, number: Tensor, full: bool, batch: tuple[Tensor, ...], count: int
     ) -> tuple[Tree, Tensor, Tree, list[Tree]]:
         """Return gradients, losses, buffers and what Collectors see, [count, ...] each."""
-        layout, end = self._layout, len(self._layout.tensors)
-        seen = [(tree, key) for tree, whole in enumerate(self._found) for key in whole]
-
-        def step(*inputs: Tensor) -> list[Tensor]:
-            with layout.replaced(inputs):
-                look = self._gradients if self._phase.gradient is None else self._looked
-                gradients, loss, buffers, found = look(inputs[end], full, inputs[end + 1 :], count)
-            values = [found[tree][key] for tree, key in seen]
-            return [*(gradients[n] for n in self._names), loss, *buffers.values(), *values]
-
-        kind = self._kind, full, count, shapes(batch)
-        values = iter(self._stack.bench.traces.take(kind, step, [*layout.tensors, number, *batch]))
-        gradients, loss = {name: next(values) for name in self._names}, next(values)
-        buffers: Tree = {name: next(values) for name in self._moving}
-        found: list[Tree] = [{} for _ in self._found]
-        for tree, key in seen:
-            found[tree][key] = next(values)
-        return gradients, loss, buffers, found
+        look = self._gradients if self._phase.gradient is None else self._looked
+        x, y, mask, key = batch
+        # Without padding the mask is no input but a constant.
+        given = [x, y, key, number] if full else [x, y, key, number, mask]
+        kind = self._kind, full, count, shapes(given)
+        step = partial(look, number, full, batch, count)
+        return self._stack.bench.traces.take(kind, step, [*self._inputs, *given])
 
     def _looked(
         self, number: Tensor, full: bool, batch: Any, count: int

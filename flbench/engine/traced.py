@@ -1,44 +1,50 @@
 """Training steps written down once as flat lists of tensor operations.
 
-A stacked step goes through the methods' Python, vmap and autograd. On a small net that costs more
-than its arithmetic, and it is the same in every step. A trace keeps the operations alone, in their
-order, those of the backward pass included: the same results, bit for bit.
+A step goes through the methods' Python, autograd, and vmap where it is stacked. On a small net that
+costs more than its arithmetic, and it is the same in every step. A trace keeps the operations
+alone, in their order, those of the backward pass included: the same results, bit for bit.
 """
 
 import operator
+import re
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from time import perf_counter
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, fx
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
-from flbench.engine.bundle import Bundle
 from flbench.types import Tree
 
 LOOKS = 3  # steps of a kind, at least, that are taken as they are, to learn how long one takes
 LONGEST = 0.02  # seconds of a step: of a longer one the overhead is a small part
 FIRST = 0.04  # seconds that a trace is taken to cost before one was made
 PATIENCE = 1.0  # a kind is traced when its steps have cost so many times what a trace costs
-NODES = 50_000  # operations of all traces that are kept, about 1.5 kB each
+NODES = 50_000  # operations of all traces that are kept, about so many bytes each:
+NODE = 1_500
 KINDS = 1_000  # that are remembered
 
-Step = Callable[..., list[Tensor]]
+Found = TypeVar("Found")
+"""What a step makes: tensors, in lists, tuples and dicts of each other."""
 
 aten = torch.ops.aten
-VIEWS = (
-    aten.detach.default,
-    aten.alias.default,
-    aten.slice.Tensor,
-    aten.expand.default,
-    aten.view.default,
-    aten._unsafe_view.default,
-)
+ALIKE = (aten._unsafe_view.default,)  # a view, which its schema does not say
+FILLED = (aten.new_zeros.default, aten.ones_like.default, aten.zeros_like.default)
+"""Operations that ask a tensor for its shape and type alone."""
+STATISTICS = ((3, "running_mean"), (4, "running_var"))
+WRITES = {
+    aten.native_batch_norm.default: STATISTICS,
+    aten.cudnn_batch_norm.default: STATISTICS,
+    aten.miopen_batch_norm.default: STATISTICS,
+}
+"""Arguments that operations write to without a word of it in their schemas."""
+LARGEST = 10_000  # entries of a constant that is kept instead of computed anew
 
 
 class Kind:
@@ -62,40 +68,19 @@ def shapes(tensors: Iterable[Tensor]) -> Hashable:
     return tuple((x.shape, x.stride(), x.dtype) for x in tensors)
 
 
-class Layout:
-    """The tensors of some bundles, each once, and where they stand.
-
-    Attributes:
-        tensors: in the order in which they were met.
-        kind: equal for layouts of tensors of the same kind with the same names.
-    """
-
-    def __init__(self, *bundles: Bundle) -> None:
-        self.tensors: list[Tensor] = []
-        self._places: list[tuple[Tree, str, int]] = []
-        found: dict[int, int] = {}
-        names: list[Hashable] = []
-        for bundle in bundles:
-            for tree in (bundle.rows, bundle.shared):
-                for name, value in tree.items():
-                    if id(value) not in found:
-                        found[id(value)] = len(self.tensors)
-                        self.tensors.append(value)
-                    self._places.append((tree, name, found[id(value)]))
-            names.append((*bundle.names, *bundle.rows, len(bundle.rows), *bundle.shared))
-        order = tuple(index for _, _, index in self._places)
-        self.kind = Kind(tuple(names), order, shapes(self.tensors))
-
-    @contextmanager
-    def replaced(self, tensors: Sequence[Tensor]) -> Iterator[None]:
-        """Let others stand in their places."""
-        try:
-            for tree, name, index in self._places:
-                tree[name] = tensors[index]
-            yield
-        finally:
-            for tree, name, index in self._places:
-                tree[name] = self.tensors[index]
+def gathered(*trees: Tree) -> tuple[list[Tensor], Hashable]:
+    """Return the tensors of these trees, each once, and what trees of one kind have in common."""
+    tensors: list[Tensor] = []
+    found: dict[int, int] = {}
+    places: list[Hashable] = []
+    for tree in trees:
+        for name, value in tree.items():
+            if id(value) not in found:
+                found[id(value)] = len(tensors)
+                tensors.append(value)
+            places.append((name, found[id(value)]))
+        places.append(None)
+    return tensors, (tuple(places), shapes(tensors))
 
 
 @dataclass(frozen=True)
@@ -104,10 +89,10 @@ class Trace:
 
     Attributes:
         replay: does them on other inputs.
-        size: how many they are.
+        size: how many they are; constants count as so many operations as need their memory.
     """
 
-    replay: Step
+    replay: Callable[..., Any]
     size: int
 
 
@@ -144,24 +129,34 @@ class Traces:
 
     def __init__(self) -> None:
         self._known: OrderedDict[Hashable, Known] = OrderedDict()
+        self._kinds: dict[Kind, Kind] = {}
         self._cost = FIRST
         self._size = 0
 
-    def take(self, kind: Hashable, step: Step, inputs: Sequence[Tensor]) -> list[Tensor]:
+    def kind(self, *parts: Hashable) -> Kind:
+        """Return what steps have in common; equal ones are one object, which compares fast."""
+        if len(self._kinds) > KINDS:
+            self._kinds.clear()
+        kind = Kind(*parts)
+        return self._kinds.setdefault(kind, kind)
+
+    def take(self, kind: Hashable, step: Callable[[], Found], inputs: Sequence[Tensor]) -> Found:
         """Return what the step makes of the inputs; it may write to them.
 
         Args:
             kind: all that its operations depend on, shapes of inputs included.
-            step: a function of tensors, and of nothing else that changes.
-            inputs: its arguments.
+            step: reads these inputs, and nothing else that changes.
+            inputs: of the step.
         """
         known = self._known.setdefault(kind, Known())
         self._known.move_to_end(kind)
         if known.trace is not None and known.trusted:
-            return known.trace.replay(*inputs)
+            again: Found = known.trace.replay(*inputs)
+            return again
         if known.trusted is False:
-            return step(*inputs)
+            return step()
         begin = perf_counter()
+        found: Found
         if known.trace is not None:
             found, known.trusted = _tried(known.trace.replay, step, inputs)
             if not known.trusted:
@@ -169,11 +164,11 @@ class Traces:
                 known.trace = None
             self._cost += perf_counter() - begin
         elif known.count < LOOKS or (known.best <= LONGEST and known.total < PATIENCE * self._cost):
-            found = step(*inputs)
+            found = step()
             known.looked(perf_counter() - begin)
         elif known.best > LONGEST:
             known.trusted = False
-            found = step(*inputs)
+            found = step()
         else:
             found, known.trace = written_down(step, inputs)
             known.trusted = False if known.trace is None else None
@@ -189,18 +184,22 @@ class Traces:
             self._size -= 0 if old.trace is None else old.trace.size
 
 
-def _tried(trace: Step, step: Step, inputs: Sequence[Tensor]) -> tuple[list[Tensor], bool]:
+def _tried(
+    trace: Callable[..., Found], step: Callable[[], Found], inputs: Sequence[Tensor]
+) -> tuple[Found, bool]:
     """Take a step and replay a trace; return what the step makes, and whether both make the same.
 
     Each may write to what clients have, which is contiguous: the trace gets copies of that.
     """
-    mine = [x.clone() if x.is_contiguous() else x for x in inputs]
-    again, found = trace(*mine), step(*inputs)
-    pairs = zip([*found, *inputs], [*again, *mine], strict=True)
+    mine = [x.detach().clone() if x.is_contiguous() else x for x in inputs]
+    again, found = tree_leaves(trace(*mine)), step()
+    pairs = zip([*tree_leaves(found), *inputs], [*again, *mine], strict=True)
     return found, all(_same_bits(one, other) for one, other in pairs)
 
 
-def _same_bits(one: Tensor, other: Tensor) -> bool:
+def _same_bits(one: Tensor | None, other: Tensor | None) -> bool:
+    if one is None or other is None:
+        return one is other
     if one.dtype != other.dtype or one.shape != other.shape:
         return False
     return torch.equal(_bytes(one), _bytes(other))
@@ -211,25 +210,68 @@ def _bytes(x: Tensor) -> Tensor:
     return x.flatten().clone(memory_format=torch.contiguous_format).view(torch.uint8)
 
 
-def written_down(step: Step, inputs: Sequence[Tensor]) -> tuple[list[Tensor], Trace | None]:
+def written_down(step: Callable[[], Found], inputs: Sequence[Tensor]) -> tuple[Found, Trace | None]:
     """Take a step; return what it makes of the inputs, and the operations that it does.
 
-    None stands for operations that may be others for other inputs: Python has read a value.
+    None stands for operations that may be others for other inputs: Python has read a value; or for
+    random numbers of PyTorch, which would be drawn once more.
     """
     tape = Tape(inputs)
     with tape:
-        found = step(*inputs)
+        found = step()
     return found, tape.trace(found)
 
 
 def _has_effect(node: fx.Node) -> bool:
-    schema = getattr(node.target, "_schema", None)
-    return node.op in ("placeholder", "output") or (schema is not None and schema.is_mutable)
+    return node.op in ("placeholder", "output") or bool(_written(node))
+
+
+def _written(node: fx.Node) -> list[fx.Node]:
+    """Return the tensors that an operation writes to."""
+    found: list[fx.Node] = []
+    for place, name in _writes(node.target):
+        given: Any = node.args[place] if place < len(node.args) else node.kwargs.get(name)
+        found += [given] if isinstance(given, fx.Node) else given or ()
+    return found
+
+
+@cache
+def _writes(operation: Any) -> tuple[tuple[int, str], ...]:
+    """Return places and names of the arguments that an operation writes to."""
+    arguments = operation._schema.arguments if hasattr(operation, "_schema") else ()
+    says = ((k, argument.name) for k, argument in enumerate(arguments) if argument.is_write)
+    return WRITES.get(operation, tuple(says))
+
+
+def _viewed(node: fx.Node) -> fx.Node | None:
+    """Return the tensor in whose memory the result of an operation lies; None for new memory."""
+    if node.target is operator.getitem:
+        [several, _] = node.args
+        assert isinstance(several, fx.Node)
+        return _viewed(several)
+    if not _is_view(node.target):
+        return None
+    return _written(node)[0] if _written(node) else node.all_input_nodes[0]
+
+
+@cache
+def _is_view(operation: Any) -> bool:
+    returns = operation._schema.returns if hasattr(operation, "_schema") else ()
+    return operation in ALIKE or any(found.alias_info is not None for found in returns)
+
+
+def _memory(node: fx.Node) -> fx.Node:
+    """Return the tensor whose memory a tensor is a view of."""
+    while (before := _viewed(node)) is not None:
+        node = before
+    return node
 
 
 def _reads(func: Any, args: Iterable[Any]) -> bool:
-    """Return whether the values of tensors decide what comes after an operation."""
-    if torch.Tag.data_dependent_output in func.tags or func is aten.nonzero.default:
+    """Return whether values, or PyTorch's random numbers, decide what comes after an operation."""
+    if {torch.Tag.data_dependent_output, torch.Tag.nondeterministic_seeded} & set(func.tags):
+        return True
+    if func is aten.nonzero.default:
         return True
     if func is not aten.index.Tensor:
         return False
@@ -249,9 +291,9 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self._graph = fx.Graph()
         self._nodes: dict[int, fx.Node] = {}
-        self._alive: list[Tensor] = []  # while a tensor lives no other one has its id
+        self._values: dict[fx.Node, Tensor] = {}  # while a tensor lives no other one has its id
         self._constants: dict[str, Tensor] = {}
-        self._shapes: dict[fx.Node, Hashable] = {}
+        self._places: dict[fx.Node, Hashable] = {}
         self._sound = True
         for k, x in enumerate(inputs):
             self._note(x, self._graph.placeholder(f"x{k}"))
@@ -271,44 +313,47 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         node = self._graph.call_function(func, self._named(args), self._named(kwargs))
         found = func(*args, **kwargs)
         if isinstance(found, Tensor):
-            self._note(found, node)
+            if id(found) not in self._nodes:  # else it has been written to
+                self._note(found, node)
         elif isinstance(found, list | tuple):
             for k, value in enumerate(found):
                 if isinstance(value, Tensor):
                     self._note(value, self._graph.call_function(operator.getitem, (node, k)))
         return found
 
-    def trace(self, found: Sequence[Tensor]) -> Trace | None:
+    def trace(self, found: Any) -> Trace | None:
         """Return the operations as a function of the inputs; None where they follow from values.
 
         Args:
             found: what it returns.
         """
         self._simplify()
-        self._graph.output(self._named(list(found)))
+        self._graph.output(self._named(found))
+        self._fold()
         self._graph.eliminate_dead_code(_has_effect)
-        self._alive.clear()
+        self._values.clear()
         if not self._sound:
             return None
         code = self._graph.python_code("self")
         scope = dict(code.globals)
         try:
-            exec(code.src, scope)
+            exec(_bound(code.src, scope), scope)
         except SyntaxError:  # an argument that cannot be printed, such as a generator
             return None
         forward, constants = scope["forward"], SimpleNamespace(**self._constants)
 
-        def replay(*inputs: Tensor) -> list[Tensor]:
+        def replay(*inputs: Tensor) -> Any:
             with torch.no_grad():
-                made: list[Tensor] = forward(constants, *inputs)
-            return made
+                return forward(constants, *inputs)
 
-        return Trace(replay, len(self._graph.nodes))
+        constant_bytes = sum(value.nbytes for value in self._constants.values())
+        return Trace(replay, len(self._graph.nodes) + constant_bytes // NODE)
 
     def _note(self, value: Tensor, node: fx.Node) -> None:
         self._nodes[id(value)] = node
-        self._alive.append(value)
-        self._shapes[node] = (value.shape, value.stride(), value.dtype)
+        self._values[node] = value
+        where = value.data_ptr(), value.shape, value.stride()
+        self._places[node] = (*where, value.dtype)
 
     def _named(self, arguments: Any) -> Any:
         """Return arguments with the nodes of tensors in their places."""
@@ -325,16 +370,56 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _node(self, value: Tensor) -> fx.Node:
         if id(value) not in self._nodes:
-            name = f"constant{len(self._constants)}"
-            self._constants[name] = value
-            self._note(value, self._graph.get_attr(name))
+            self._note(value, self._constant(value))
         return self._nodes[id(value)]
 
+    def _constant(self, value: Tensor) -> fx.Node:
+        name = f"constant{len(self._constants)}"
+        self._constants[name] = value.detach()
+        return self._graph.get_attr(name)
+
     def _simplify(self) -> None:
-        """Take out views that show all there is of what they are taken of."""
-        for value, node in list(self._nodes.items()):
-            before = node.args[0] if node.target in VIEWS else None
-            if isinstance(before, fx.Node) and self._shapes[node] == self._shapes[before]:
+        """Take out views that show what another tensor shows, of which they are views."""
+        for key, node in list(self._nodes.items()):
+            before = _viewed(node)
+            while before is not None and self._places.get(before) != self._places[node]:
+                before = _viewed(before)
+            if before is not None:
                 node.replace_all_uses_with(before)
                 self._graph.erase_node(node)
-                self._nodes[value] = before
+                self._nodes[key] = before
+
+    def _fold(self) -> None:
+        """Let what does not depend on inputs, and is not written to, be a constant."""
+        nodes = list(self._graph.nodes)
+        given_away = [x for node in nodes for x in _written(node)] + nodes[-1].all_input_nodes
+        changing = {_memory(node) for node in given_away}
+        fixed: dict[fx.Node, Tensor] = {}
+        for node in nodes:
+            known = node in self._values and self._is_fixed(node, fixed)
+            if known and _memory(node) not in changing:
+                fixed[node] = self._values[node]
+        for node, value in fixed.items():
+            users = [user for user in node.users if user not in fixed]
+            if users and node.op == "call_function" and value.numel() <= LARGEST:
+                with self._graph.inserting_before(node):
+                    constant = self._constant(value)
+                for user in users:
+                    user.replace_input_with(node, constant)
+
+    def _is_fixed(self, node: fx.Node, fixed: Mapping[fx.Node, Tensor]) -> bool:
+        """Return whether a tensor is the same for all inputs."""
+        if node.op != "call_function" or node.target in FILLED:
+            return node.op != "placeholder"
+        return all(before in fixed for before in node.all_input_nodes)
+
+
+def _bound(source: str, scope: dict[str, Any]) -> str:
+    """Return code that calls operations without looking them up, and put them into its scope."""
+
+    def name(found: re.Match[str]) -> str:
+        operation = getattr(getattr(getattr(torch.ops, found[1]), found[2]), found[3])
+        scope[short := "_".join(found.groups())] = getattr(operation, "_op", operation)
+        return short
+
+    return re.sub(r"torch\.ops\.(\w+)\.(\w+)\.(\w+)(?=\()", name, source)

@@ -6,13 +6,16 @@ import torch
 from torch import Tensor, nn
 
 from flbench.client.module import ClientModule, call, mode, view_of
-from flbench.client.program import GradientHook
 from flbench.client.step import local_loss
 from flbench.data import batches
 from flbench.engine.base import RoundSettings
 from flbench.engine.recording import Recording
+from flbench.engine.traced import gathered, shapes
 from flbench.engine.workbench import Workbench
 from flbench.types import Batch, Outputs, Tree
+
+Look = tuple[Tensor, tuple[Tensor | None, ...], list[Tree]]
+"""A step's loss, 0-dim, the gradients of what is trained, and what each Collector sees."""
 
 
 class Training:
@@ -42,6 +45,8 @@ class Training:
         self._optimizer = module.configure_optimizers()
         self._records = [Recording(collector) for collector in self._phase.record]
         self._rows = bench.federation.rows(self._phase.rows, client, settings.draw)
+        self._inputs, kind = gathered(module.leaves, module.start, module.ctx)
+        self._kind = bench.traces.kind(self._phase, kind)
         self.steps = 0
 
     def run(self) -> list[Tensor]:
@@ -104,37 +109,54 @@ class Training:
 
     def _step(self, batch: Batch) -> Tensor:
         """Take one optimiser step; return its loss, detached."""
-        phase, fabric = self._phase, self._bench.fabric
-        self._optimizer.zero_grad()
-        view = self._module.view(batch)
-        if phase.gradient is None:
-            with fabric.autocast():
-                loss = local_loss(phase.terms, view)
-            fabric.backward(loss)
-        else:
-            loss = self._hooked_gradient(phase.gradient, batch)
-        with torch.no_grad(), fabric.autocast():
-            for record in self._records:
-                record.add(view)
+        phase, bench = self._phase, self._bench
+        loss, gradients, seen = self._looked(batch)
+        for leaf, gradient in zip(self._trained.values(), gradients, strict=True):
+            leaf.grad = gradient
+        for record, found in zip(self._records, seen, strict=True):
+            record.merge(found)
         scaled = phase.gradient is None  # a hook's gradient never passed the loss scaler
         if phase.clip is not None:
             if scaled:
-                fabric.strategy.precision.unscale_gradients(self._optimizer)
+                bench.fabric.strategy.precision.unscale_gradients(self._optimizer)
             nn.utils.clip_grad_norm_(list(self._trained.values()), phase.clip)
         if scaled:
-            fabric.strategy.optimizer_step(self._optimizer)
+            bench.fabric.strategy.optimizer_step(self._optimizer)
         else:
             self._optimizer.step()
         if phase.project is not None:
             with torch.no_grad():
                 for name, value in phase.project(self._trained, self._module.ctx).items():
                     self._trained[name].copy_(value)
-        return loss.detach()
+        return loss
 
-    def _hooked_gradient(self, hook: GradientHook, batch: Batch) -> Tensor:
-        """Let a hook say what the optimiser sees; return the loss of its first look, or 0."""
-        module = self._module
+    def _looked(self, batch: Batch) -> Look:
+        """Return what is seen in a batch; where steps of its kind have a trace, by that."""
+        bench = self._bench
+        look = partial(self._look if self._phase.gradient is None else self._hooked, batch)
+        if bench.scaler:  # its factor changes, and is no input
+            return look()
+        # The mask is no input but a constant: there is no padding here.
+        given = [batch.x, batch.y, batch.key, batch.step]
+        return bench.traces.take((self._kind, shapes(given)), look, [*self._inputs, *given])
+
+    def _look(self, batch: Batch) -> Look:
+        """Return the loss, its gradients, and what Collectors see."""
+        view, fabric = self._module.view(batch), self._bench.fabric
+        with fabric.autocast():
+            loss = local_loss(self._phase.terms, view)
+        gradients = torch.autograd.grad(
+            self._bench.scaled(loss), list(self._trained.values()), allow_unused=True
+        )
+        with torch.no_grad(), fabric.autocast():
+            seen = [record.see(view) for record in self._records]
+        return loss.detach(), gradients, seen
+
+    def _hooked(self, batch: Batch) -> Look:
+        """Return the loss of a gradient hook's first look, or 0, and the gradients it makes."""
+        module, hook = self._module, self._phase.gradient
         losses: list[Tensor] = []
+        assert hook is not None
 
         def grad(parameters: Tree, batch: Batch) -> Tree:
             here = {name: value.detach().requires_grad_() for name, value in parameters.items()}
@@ -152,9 +174,8 @@ class Training:
 
         parameters = {name: leaf.detach() for name, leaf in self._trained.items()}
         gradient = hook(grad, parameters, batch, module.ctx)
-        for name, leaf in self._trained.items():
-            leaf.grad = gradient[name].detach()
-        return losses[0] if losses else torch.zeros((), device=self._bench.device)
+        gradients = tuple(gradient[name].detach() for name in self._trained)
+        return losses[0] if losses else batch.x.new_zeros(()), gradients, []
 
     def _forward(self, leaves: Tree, x: Tensor) -> Outputs:
         net, weights = self._bench.net, self._phase.weights

@@ -5,9 +5,10 @@ from typing import Any
 
 import torch
 from lightning.fabric import Fabric
-from torch import nn
+from torch import Tensor, nn
 
 from flbench.data.federation import Federation
+from flbench.engine.traced import Traces
 from flbench.types import Tree
 
 
@@ -24,6 +25,7 @@ class Workbench:
         dtype: of weights and inputs.
         has_batchnorm: whether a batch of one sample must be skipped.
         scaler: the fresh state of 16-mixed's loss scaler; empty for other precisions.
+        traces: of the steps.
     """
 
     fabric: Fabric
@@ -34,6 +36,7 @@ class Workbench:
     dtype: torch.dtype
     has_batchnorm: bool
     scaler: dict[str, Any]
+    traces: Traces
 
     @property
     def device(self) -> torch.device:
@@ -44,3 +47,11 @@ class Workbench:
         """Give the next client a fresh loss scaler: it remembers, and clients must not."""
         if self.scaler:
             self.fabric.strategy.precision.load_state_dict(self.scaler)
+
+    def scaled(self, loss: Tensor) -> Tensor:
+        """Return a loss, times 16-mixed's factor."""
+        if not self.scaler:
+            return loss
+        precision: Any = self.fabric.strategy.precision
+        scaled: Tensor = precision.scaler.scale(loss)
+        return scaled

@@ -1,13 +1,18 @@
 """Traced steps do what the steps do, bit for bit, for every method; doubtful ones are not kept."""
 
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
 import pytest
 import torch
+from torch.nn.functional import batch_norm
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from flbench import rounds
 from flbench.algorithms import ALGORITHMS
 from flbench.engine import traced
-from flbench.engine.bundle import Bundle
-from flbench.engine.traced import Layout, Traces, shapes, written_down
+from flbench.engine.traced import Traces, gathered, shapes, written_down
 from tests.support import build
 
 
@@ -27,6 +32,18 @@ def inputs(seed: int) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(3, 4, generator=made), torch.randn(3, generator=made)
 
 
+def take(
+    traces: Traces, kind: object, step: Callable[..., Any], given: Sequence[torch.Tensor]
+) -> Any:
+    return traces.take(kind, partial(step, *given), given)
+
+
+def trace_of(step: Callable[..., Any], given: Sequence[torch.Tensor]) -> traced.Trace:
+    _, trace = written_down(partial(step, *given), given)
+    assert trace is not None
+    return trace
+
+
 @pytest.fixture
 def soon(monkeypatch):
     """Traces are made after the first look."""
@@ -36,7 +53,7 @@ def soon(monkeypatch):
 
 
 def test_a_trace_does_the_same_to_other_inputs():
-    _, trace = written_down(step, inputs(0))
+    trace = trace_of(step, inputs(0))
 
     for seed in (0, 1, 2):
         x, total = inputs(seed)
@@ -60,7 +77,7 @@ def test_a_kind_of_step_is_replayed_after_a_look_a_trace_and_a_trial():
     for seed in range(12):
         x, total = inputs(seed)
         expected, before = step(x, total), inputs(seed)
-        found = traces.take("kind", counted, before)
+        found = take(traces, "kind", counted, before)
         assert all(torch.equal(one, other) for one, other in zip(expected, found, strict=True))
         assert torch.equal(before[1], total)
 
@@ -72,7 +89,7 @@ def test_a_kind_is_traced_when_its_steps_have_cost_as_much_as_a_trace(monkeypatc
     traces = Traces()
 
     for _ in range(30):
-        traces.take("kind", step, inputs(0))
+        take(traces, "kind", step, inputs(0))
 
     assert traces._known["kind"].count == 30
 
@@ -88,7 +105,7 @@ def test_a_step_that_depends_on_more_than_its_inputs_is_not_trusted():
 
     traces, found = Traces(), []
     for _ in range(9):
-        found += traces.take("kind", fickle, [torch.zeros(1)])
+        found += take(traces, "kind", fickle, [torch.zeros(1)])
 
     assert torch.cat(found).tolist() == list(range(1, 10))
 
@@ -99,13 +116,17 @@ READERS = {
     "index": lambda x, t: x * torch.arange(9.0)[t.long()],
     "mask": lambda x, t: x[x > t],
     "nonzero": lambda x, t: (x > t).nonzero().double().sum(),
+    "random numbers": lambda x, t: x + torch.rand_like(x) * 0 + t,
 }
 
 
 @pytest.mark.parametrize("reader", READERS)
 @pytest.mark.usefixtures("soon")
 def test_a_step_in_which_python_reads_a_value_has_no_trace(reader):
-    """The value may be the same in the trial and another one in the next round."""
+    """The value may be the same in the trial and another one in the next round.
+
+    And a trial would draw PyTorch's random numbers twice.
+    """
 
     def reads(x: torch.Tensor, t: torch.Tensor) -> list[torch.Tensor]:
         return [READERS[reader](x, t)]
@@ -113,7 +134,7 @@ def test_a_step_in_which_python_reads_a_value_has_no_trace(reader):
     traces = Traces()
     for t in (1.0, 1.0, 1.0, 3.0):
         given = [torch.arange(4.0), torch.tensor(t)]
-        [found] = traces.take("kind", reads, given)
+        [found] = take(traces, "kind", reads, given)
         assert torch.equal(found, reads(*given)[0])
 
     assert traces._known["kind"].trusted is False
@@ -123,7 +144,7 @@ def test_a_step_in_which_python_reads_a_value_has_no_trace(reader):
 def test_a_step_with_nan_is_compared_bit_by_bit():
     traces = Traces()
     for x in (1.0, 1.0, float("nan"), 2.0):
-        traces.take("kind", lambda x: [x * 2], [torch.tensor([x])])
+        take(traces, "kind", lambda x: [x * 2], [torch.tensor([x])])
 
     assert traces._known["kind"].trusted is True
 
@@ -132,19 +153,19 @@ def test_long_steps_stay_as_they_are(monkeypatch):
     monkeypatch.setattr(traced, "LONGEST", 0.0)
     traces = Traces()
     for seed in range(traced.LOOKS + 2):
-        traces.take("long", step, inputs(seed))
+        take(traces, "long", step, inputs(seed))
 
     assert traces._known["long"].trusted is False
 
 
 @pytest.mark.usefixtures("soon")
 def test_traces_that_were_not_met_for_longest_are_forgotten(monkeypatch):
-    _, trace = written_down(step, inputs(0))
+    trace = trace_of(step, inputs(0))
     monkeypatch.setattr(traced, "NODES", 2 * trace.size)
     traces = Traces()
     for kind in (1, 2, 3):
         for _ in range(3):
-            traces.take(kind, step, inputs(0))
+            take(traces, kind, step, inputs(0))
 
     assert list(traces._known) == [2, 3]
     assert traces._size == 2 * trace.size
@@ -154,7 +175,7 @@ def test_kinds_that_were_not_met_for_longest_are_forgotten(monkeypatch):
     monkeypatch.setattr(traced, "KINDS", 4)
     traces = Traces()
     for number in range(9):
-        traces.take(number, step, inputs(0))
+        take(traces, number, step, inputs(0))
 
     assert list(traces._known) == [5, 6, 7, 8]
 
@@ -167,22 +188,97 @@ def test_strides_and_types_belong_to_a_kind():
     assert shapes([x, x]) == shapes([x.clone(), x + 1])
 
 
-def test_order_of_names_belongs_to_a_layout():
-    """Outputs come in this order."""
-    rows = {"a": torch.zeros(2), "b": torch.ones(2)}
+def test_order_and_sharing_of_tensors_belong_to_a_kind():
+    """Outputs come in this order, and a step may write to what two names share."""
+    one, other = torch.zeros(2), torch.ones(2)
 
-    def kind(*names: str) -> object:
-        return Layout(Bundle(rows=dict(rows), names=list(names))).kind
+    tensors, kind = gathered({"a": one, "b": other}, {"a": one})
 
-    assert kind("a", "b") == kind("a", "b")
-    assert kind("a", "b") != kind("b", "a")
+    assert [id(x) for x in tensors] == [id(one), id(other)]
+    assert kind == gathered({"a": other, "b": one}, {"a": other})[1]
+    assert kind != gathered({"b": other, "a": one}, {"a": one})[1]
+    assert kind != gathered({"a": one, "b": other}, {"a": other})[1]
+    assert kind != gathered({"a": one, "b": other, "c": one}, {})[1]
 
 
+def operations(trace: traced.Trace) -> int:
+    """Return how many operations a replay does."""
+
+    class Count(TorchDispatchMode):
+        done = 0
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            Count.done += 1
+            return func(*args, **(kwargs or {}))
+
+    x = torch.ones(3)
+    with Count():
+        trace.replay(x)
+    return Count.done
+
+
+CONSTANT = {
+    "arithmetic": (lambda x: x + (torch.ones(3) * 2).sum(), 1),
+    "shape alone": (lambda x: x + torch.ones_like(x.exp()).cumsum(0), 1),
+    "written to": (lambda x: torch.zeros(3).add_(x), 2),
+    "written to through a view": (lambda x: _through_a_view(torch.zeros(3), x), 4),
+    "returned": (lambda x: torch.ones(3) * 2, 1),
+}
+
+
+@pytest.mark.parametrize("case", CONSTANT)
+def test_what_no_input_changes_is_computed_once_unless_somebody_may_write_to_it(case):
+    made, needed = CONSTANT[case]
+    trace = trace_of(made, [torch.ones(3)])
+
+    assert operations(trace) == needed
+    for seed in (1, 2, 1):
+        x = torch.full((3,), float(seed))
+        found = trace.replay(x)
+        assert torch.equal(found, made(x))
+        found.mul_(7.0)
+
+
+def _through_a_view(whole: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    whole[1:].add_(x[1:])
+    return whole
+
+
+def test_views_that_lead_back_are_left_out():
+    trace = trace_of(lambda x: [x.view(3, 1).t().view(3).detach().exp()], [torch.ones(3)])
+
+    assert operations(trace) == 1
+
+
+@pytest.mark.parametrize("train", [True, False])
+def test_batchnorm_writes_to_its_statistics_in_a_replay(train):
+    """Its operation's schema says nothing of it, and here nobody reads the result."""
+
+    def step(x, mean, var, count):
+        if train:
+            count.add_(1)
+        batch_norm(x, mean, var, training=train)
+        return [x * 2]
+
+    def given(seed):
+        made = torch.Generator().manual_seed(seed)
+        return torch.randn(5, 2, generator=made), torch.zeros(2), torch.ones(2), torch.tensor(3)
+
+    trace = trace_of(step, given(0))
+    mine, other = given(1), given(1)
+    trace.replay(*mine)
+    step(*other)
+
+    assert all(torch.equal(one, two) for one, two in zip(mine, other, strict=True))
+    assert mine[1].any() == train
+
+
+@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
 @pytest.mark.parametrize("name", ALGORITHMS.load())
 @pytest.mark.slow
-def test_every_method_is_replayed_bit_for_bit(name, monkeypatch):
+def test_every_method_is_replayed_bit_for_bit(name, engine, monkeypatch):
     """Clients of different size: full batches and padded ones, fewer and fewer clients."""
-    keys = (f"algorithm={name}", "model=lenet5", "engine.name=vectorized")
+    keys = (f"algorithm={name}", "model=lenet5", f"engine.name={engine}")
     monkeypatch.setattr(traced, "PATIENCE", 0.0)
     monkeypatch.setattr(traced, "LONGEST", 60.0)
     ends = []
