@@ -34,6 +34,9 @@ from flbench.resolve import resolve
 from flbench.rng import Draw
 from flbench.yaml_text import to_yaml
 
+WARM = 2.0
+"""Seconds of an engine's first rounds that do not count: it writes short steps down."""
+
 
 @dataclass(frozen=True)
 class Case:
@@ -95,7 +98,7 @@ def compare(configs: Sequence[Config], *, repeats: int, run_rounds: int) -> list
 
     Args:
         configs: alike but for `engine`.
-        repeats: rounds that are measured, after one that warms up.
+        repeats: rounds that are measured, after one or more that warm up.
         run_rounds: rounds of the whole run; 0 leaves it out.
     Raises: UserError or RunError with what a process said before it failed.
     """
@@ -128,9 +131,11 @@ def measure(config: Config, *, repeats: int, run_rounds: int, begin: float) -> C
         one = torch.argsort(setting.sizes)[:1]
         rounds.train(built.algorithm, built.engine, state, settings, ids=one)
         startup = time.time() - begin
-        bare, own, steps, samples = [], [], 0, 0
-        for number in range(repeats + 1):
-            draw = Draw(built.config.seed, (number,), setting.clients)
+        bare: list[float] = []
+        own: list[float] = []
+        steps = samples = 0
+        while len(own) < repeats + 1 or sum(own[:-repeats]) < WARM:
+            draw = Draw(built.config.seed, (len(own),), setting.clients)
             ids = built.algorithm.cohort(state, draw)
             bare.append(_seconds(lambda draw=draw, ids=ids: bare_round(built, draw, ids.tolist())))
             settings = RoundSettings(built.config.train, draw)
@@ -144,7 +149,7 @@ def measure(config: Config, *, repeats: int, run_rounds: int, begin: float) -> C
         best = _best(torch.device(built.config.engine.device))
     finally:
         built.engine.close()
-    bare, own = bare[1:], own[1:]
+    bare, own = bare[-repeats:], own[-repeats:]
     return Case(
         engine=built.config.engine.name,
         threads=built.config.engine.threads or 1,
