@@ -22,16 +22,19 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from flbench import experiment, floors, results, rounds
+from flbench.client.program import Phase
 from flbench.client.step import make_optimizer
 from flbench.config import Config
 from flbench.data import batches
 from flbench.engine.base import RoundSettings
+from flbench.engine_choice import steps_of
 from flbench.errors import RunError, UserError
 from flbench.layers import from_file
 from flbench.loop import Reporter
 from flbench.models.base import build as build_net
 from flbench.resolve import resolve
 from flbench.rng import Draw
+from flbench.types import State
 from flbench.yaml_text import to_yaml
 
 WARM = 2.0
@@ -46,14 +49,15 @@ class Case:
         engine: its name.
         threads: of each of its processes.
         startup: until it could train its first client, imports included.
-        steps: optimiser steps of a round.
-        bare: a round of the bare loop with all cores.
-        round: a round of the engine.
-        ratio: median over rounds of engine / bare loop.
-        operations: floating-point operations that a round needs (see `flbench.floors`).
-        moved: bytes that it must move.
+        steps: optimiser steps of the measured rounds.
+        bare: a step of the bare loop with all cores.
+        step: a client's step of the engine.
+        ratio: of a round, engine / bare loop.
+        operations: floating-point operations that the rounds need (see `flbench.floors`).
+        moved: bytes that they must move.
         best: of the device: operations and bytes per second.
-        run: of a whole run: `train`, `evaluate`, `other` (files, checkpoints) and `total`.
+        run: of a whole run: `train`, `evaluate`, `other` (files, checkpoints) and `total`; `bare`
+            is what the bare loop would take for its steps.
         memory: most bytes of the process, without those of its workers.
         report: what the engine tells of itself, as the share of rows that were padding.
     """
@@ -63,7 +67,7 @@ class Case:
     startup: float
     steps: int
     bare: float
-    round: float
+    step: float
     ratio: float
     operations: float
     moved: float
@@ -75,22 +79,27 @@ class Case:
     @property
     def speed(self) -> float:
         """Client steps per second."""
-        return self.steps / self.round
+        return 1 / self.step
 
     def tree(self) -> dict[str, Any]:
         """Return all figures, for JSON."""
-        derived = ("speed", "arithmetic", "bandwidth")
+        derived = ("speed", "arithmetic", "bandwidth", "whole")
         return asdict(self) | {name: getattr(self, name) for name in derived}
 
     @property
     def arithmetic(self) -> float:
-        """Share of the device's best arithmetic that a round reaches."""
-        return self.operations / self.best[0] / self.round
+        """Share of the device's best arithmetic that the engine reaches."""
+        return self.operations / self.best[0] / (self.step * self.steps)
 
     @property
     def bandwidth(self) -> float:
         """Share of its best bandwidth; above 1 where a net stays in a cache."""
-        return self.moved / self.best[1] / self.round
+        return self.moved / self.best[1] / (self.step * self.steps)
+
+    @property
+    def whole(self) -> float | None:
+        """Of the whole run, total / bare loop; None where none was measured."""
+        return self.run["total"] / self.run["bare"] if self.run else None
 
 
 def compare(configs: Sequence[Config], *, repeats: int, run_rounds: int) -> list[Case]:
@@ -131,40 +140,72 @@ def measure(config: Config, *, repeats: int, run_rounds: int, begin: float) -> C
         one = torch.argsort(setting.sizes)[:1]
         rounds.train(built.algorithm, built.engine, state, settings, ids=one)
         startup = time.time() - begin
-        bare: list[float] = []
-        own: list[float] = []
-        steps = samples = 0
-        while len(own) < repeats + 1 or sum(own[:-repeats]) < WARM:
-            draw = Draw(built.config.seed, (len(own),), setting.clients)
-            ids = built.algorithm.cohort(state, draw)
-            bare.append(_seconds(lambda draw=draw, ids=ids: bare_round(built, draw, ids.tolist())))
-            settings = RoundSettings(built.config.train, draw)
-            begin_round = time.perf_counter()
-            trained = rounds.train(built.algorithm, built.engine, state, settings, ids=ids)
-            own.append(time.perf_counter() - begin_round)
-            steps = int(trained.results.steps.sum())
-            samples = int(setting.sizes[ids].sum()) * built.config.train.local_epochs
+        found: list[Measured] = []
+        while len(found) <= repeats or sum(one.own for one in found[:-repeats]) < WARM:
+            found.append(_round(built, state, len(found)))
         report = built.engine.report()
-        operations, moved = _need(built).of(samples, steps)
         best = _best(torch.device(built.config.engine.device))
+        measured = found[-repeats:]
+        steps = sum(one.steps for one in measured)
+        operations, moved = _need(built).of(sum(one.samples for one in measured), steps)
+        bare = median(one.bare / one.bare_steps for one in measured)
+        bare_run = bare * _bare_steps(built, state, run_rounds)
     finally:
-        built.engine.close()
-    bare, own = bare[-repeats:], own[-repeats:]
+        built.engine.close()  # before the whole run starts workers of its own
     return Case(
         engine=built.config.engine.name,
         threads=built.config.engine.threads or 1,
         startup=startup,
         steps=steps,
-        bare=median(bare),
-        round=median(own),
-        ratio=median(mine / floor for mine, floor in zip(own, bare, strict=True)),
+        bare=bare,
+        step=median(one.own / one.steps for one in measured),
+        ratio=median(one.own / one.bare for one in measured),
         operations=operations,
         moved=moved,
         best=best,
-        run=_whole_run(config, run_rounds) if run_rounds else {},
+        run=_whole_run(config, run_rounds) | {"bare": bare_run} if run_rounds else {},
         memory=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         report=report,
     )
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One round: samples trained on, steps, and seconds, of the bare loop and of the engine."""
+
+    samples: int
+    bare_steps: int
+    steps: int
+    bare: float
+    own: float
+
+
+def _round(built: experiment.Experiment, state: State, number: int) -> Measured:
+    """Let the bare loop and the engine take a round, one after the other."""
+    train, setting = built.config.train, built.algorithm.setting
+    draw = Draw(built.config.seed, (number,), setting.clients)
+    ids = built.algorithm.cohort(state, draw)
+    begin = time.perf_counter()
+    bare_steps = bare_round(built, draw, ids.tolist())
+    between = time.perf_counter()
+    settings = RoundSettings(train, draw)
+    trained = rounds.train(built.algorithm, built.engine, state, settings, ids=ids)
+    return Measured(
+        samples=int(setting.sizes[ids].sum()) * train.local_epochs,
+        bare_steps=max(1, bare_steps),
+        steps=max(1, int(trained.results.steps.sum())),
+        bare=between - begin,
+        own=time.perf_counter() - between,
+    )
+
+
+def _bare_steps(built: experiment.Experiment, state: State, number: int) -> int:
+    """Return the steps that the bare loop would take in so many rounds."""
+    train, setting = built.config.train, built.algorithm.setting
+    phase = Phase("*", (), train.optimizer, epochs=train.local_epochs)
+    steps = steps_of(built.algorithm, [phase])
+    draws = (Draw(built.config.seed, (k,), setting.clients) for k in range(number))
+    return sum(int(steps[built.algorithm.cohort(state, draw)].sum()) for draw in draws)
 
 
 def bare_round(built: experiment.Experiment, draw: Draw, ids: Sequence[int]) -> int:
@@ -211,12 +252,6 @@ def _best(device: torch.device) -> tuple[float, float]:
     best = floors.best_arithmetic(device, torch.float32), floors.best_bandwidth(device)
     torch.set_num_threads(threads)
     return best
-
-
-def _seconds(work: Any) -> float:
-    begin = time.perf_counter()
-    work()
-    return time.perf_counter() - begin
 
 
 def _whole_run(config: Config, number: int) -> dict[str, float]:

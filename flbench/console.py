@@ -280,11 +280,9 @@ def bench(cases: "Sequence[Case]") -> None:
     for title in (
         *("client\nsteps/s", "engine /\nbare loop", "of best\narithmetic", "of best\nbandwidth"),
         *("threads", "start-up", "memory"),
-        *("train", "evaluate", "other"),
     ):
         table.add_column(title, justify="right")
     for case in cases:
-        spent = [duration(case.run[key]) if case.run else "-" for key in RUN]
         table.add_row(
             case.engine,
             f"{case.speed:,.0f}",
@@ -294,8 +292,20 @@ def bench(cases: "Sequence[Case]") -> None:
             str(case.threads),
             duration(case.startup),
             size(case.memory),
-            *spent,
         )
+    open_console().print(table)
+    if all(case.run for case in cases):
+        _whole_runs(cases)
+
+
+def _whole_runs(cases: "Sequence[Case]") -> None:
+    table = _table("A whole run (bare loop: what it would take for the same steps)")
+    table.add_column("engine")
+    for title in (*RUN, "bare loop", "all /\nbare loop"):
+        table.add_column(title, justify="right")
+    for case in cases:
+        spent = [duration(case.run[key]) for key in (*RUN, "bare")]
+        table.add_row(case.engine, *spent, f"{case.whole:.3f}")
     open_console().print(table)
 
 

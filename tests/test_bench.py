@@ -14,26 +14,27 @@ from tests.support import SMALL, build, config_of, run
 
 
 def test_bench_writes_figures_and_a_page(capsys, tmp_path):
-    keys = (*SMALL, "--engines", "sequential,vectorized", "--repeats", "2", "--rounds", "1")
+    keys = (*SMALL, "--engines", "sequential,vectorized,ray", "--repeats", "2", "--rounds", "1")
 
     code = cli.main(["bench", *keys, "--out", str(tmp_path / "b")])
 
     out = capsys.readouterr().out
     assert code == 0
-    assert "sequential" in out
-    assert "vectorized" in out
+    assert all(engine in out for engine in ("sequential", "vectorized", "ray"))
     found, built = json.loads((tmp_path / "b" / "bench.json").read_text()), build("model=mlp")
     for case in found["cases"]:
         assert case["steps"] > 0
         assert case["ratio"] > 0
-        rows = int(built.federation.sizes.sum())  # one epoch of all clients
+        rows = 2 * int(built.federation.sizes.sum())  # two rounds of one epoch of all clients
         assert case["operations"] == 85_760 * rows  # of the mlp: see test_floors
         assert case["moved"] == 2_048 * rows + 5 * 4 * 17_226 * case["steps"]
-        assert case["arithmetic"] * case["round"] * case["best"][0] == pytest.approx(
-            case["operations"]
-        )
-        assert case["bandwidth"] * case["round"] * case["best"][1] == pytest.approx(case["moved"])
-        assert case["speed"] == pytest.approx(case["steps"] / case["round"])
+        seconds = case["steps"] * case["step"]
+        assert case["arithmetic"] * seconds * case["best"][0] == pytest.approx(case["operations"])
+        assert case["bandwidth"] * seconds * case["best"][1] == pytest.approx(case["moved"])
+        assert case["speed"] == pytest.approx(1 / case["step"])
+        # One round has half of the steps that were measured.
+        assert case["run"]["bare"] == pytest.approx(case["steps"] / 2 * case["bare"])
+        assert case["whole"] == pytest.approx(case["run"]["total"] / case["run"]["bare"])
         parts = ("train", "evaluate", "other")
         assert sum(case["run"][key] for key in parts) == pytest.approx(
             case["run"]["total"], abs=0.01
