@@ -10,10 +10,11 @@ from flbench.client.program import Collector, Map, Phase, Step
 from flbench.data import batches
 from flbench.engine.base import RoundSettings
 from flbench.engine.recording import Recording
+from flbench.engine.traced import gathered, shapes
 from flbench.engine.training import Training
 from flbench.engine.workbench import Workbench
 from flbench.tree import inside, is_finite
-from flbench.types import Dispatch, Info, Outputs, Tree
+from flbench.types import Batch, Dispatch, Info, Outputs, Tree
 
 COLLECT = 512  # samples of one step of a Collector
 
@@ -100,15 +101,24 @@ class Worker:
 
     def _collect(self, collector: Collector) -> None:
         """Run a Collector over the client's rows and write what it finds into ctx."""
-        rows = self._bench.federation.rows(collector.rows, self._client, self._settings.draw)
-        recording = Recording(collector)
-        with torch.no_grad(), mode(self._bench.net, train=False):
-            for batch in batches.passes(self._bench.federation, rows, self._bench.dtype, COLLECT):
-                forward = partial(_outputs, self._bench.net, batch.x)
-                view = view_of(self._bench.net, forward, batch, self.ctx, self.leaves, self.start)
-                with self._bench.fabric.autocast():
-                    recording.add(view)
+        bench, recording = self._bench, Recording(collector)
+        rows = bench.federation.rows(collector.rows, self._client, self._settings.draw)
+        inputs, kind = gathered(self.leaves, self.start, self.ctx)
+        kind = bench.traces.kind(collector, kind)
+        for batch in batches.passes(bench.federation, rows, bench.dtype, COLLECT):
+            look = partial(self._look, recording, batch)
+            found = bench.traces.take((kind, shapes(batch)), look, [*inputs, *batch])
+            recording.merge(found)
+        with torch.no_grad():
             recording.finish(self.leaves, self.ctx)
+
+    def _look(self, recording: Recording, batch: Batch) -> Tree:
+        """Return what a Collector sees in a batch."""
+        bench = self._bench
+        with torch.no_grad(), mode(bench.net, train=False), bench.fabric.autocast():
+            forward = partial(_outputs, bench.net, batch.x)
+            view = view_of(bench.net, forward, batch, self.ctx, self.leaves, self.start)
+            return recording.see(view)
 
     def _map(self, step: Map) -> None:
         """Let a Map change leaves."""
