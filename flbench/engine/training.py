@@ -111,8 +111,10 @@ class Training:
         """Take one optimiser step; return its loss, detached."""
         phase, bench = self._phase, self._bench
         loss, gradients, seen = self._looked(batch)
+        # Clipping and the loss scaler write to gradients, which may share memory, or be expanded.
+        written = phase.clip is not None or bool(bench.scaler)
         for leaf, gradient in zip(self._trained.values(), gradients, strict=True):
-            leaf.grad = gradient
+            leaf.grad = gradient.clone() if written and gradient is not None else gradient
         for record, found in zip(self._records, seen, strict=True):
             record.merge(found)
         scaled = phase.gradient is None  # a hook's gradient never passed the loss scaler

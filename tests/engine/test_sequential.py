@@ -197,6 +197,38 @@ def test_steps_count_steps_over_epochs(mlp):
     assert int(fewer.steps) == 2
 
 
+@dataclass(frozen=True)
+class Sum:
+    """The net is called with the sum of its leaves and a second model's."""
+
+    def __call__(self, leaves, ctx):
+        return {n[2:]: leaves[n[2:]] + leaves[n] for n in leaves if n.startswith("v.")}
+
+
+@dataclass(frozen=True)
+class Second:
+    """Adds a second model of zeros."""
+
+    def __call__(self, leaves, start, ctx, info):
+        return {f"v.{name}": torch.zeros_like(leaf) for name, leaf in leaves.items()}
+
+
+def test_gradients_that_share_memory_are_clipped_once(mlp):
+    """Autograd hands one tensor to two leaves whose sum the net sees."""
+    names = everything(mlp)
+    keeps = names | {f"v.{name}" for name in names}
+    clipped = phase(
+        epochs=None, steps=1, clip=0.01, optimizer=OptimizerConfig(lr=1.0), weights=Sum()
+    )
+
+    kept = go(mlp, LocalProgram((Map(Second()), clipped), keeps)).kept
+
+    before = start_of(mlp)
+    moved = [kept[name][0] - before[name] for name in names]
+    moved += [kept[f"v.{name}"][0] for name in names]
+    assert torch.stack([x.norm() for x in moved]).norm() == pytest.approx(0.01, rel=1e-3)
+
+
 def test_clip_bounds_the_gradient_over_trained_leaves(mlp):
     start = start_of(mlp)
     clipped = phase(epochs=None, steps=1, clip=0.01, optimizer=OptimizerConfig(lr=1.0))
