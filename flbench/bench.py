@@ -57,7 +57,7 @@ class Case:
         moved: bytes that they must move.
         best: of the device: operations and bytes per second.
         run: of a whole run: `train`, `evaluate`, `other` (files, checkpoints) and `total`; `bare`
-            is what the bare loop would take for its steps.
+            is what the bare loop would take for `train.local_epochs` in each round.
         memory: most bytes of the process, without those of its workers.
         report: what the engine tells of itself, as the share of rows that were padding.
     """
@@ -137,8 +137,8 @@ def measure(config: Config, *, repeats: int, run_rounds: int, begin: float) -> C
     try:
         state, setting = built.start(), built.algorithm.setting
         settings = rounds.settings_of(built.config, built.algorithm, state)
-        one = torch.argsort(setting.sizes)[:1]
-        rounds.train(built.algorithm, built.engine, state, settings, ids=one)
+        smallest = torch.argsort(setting.sizes)[:1]
+        rounds.train(built.algorithm, built.engine, state, settings, ids=smallest)
         startup = time.time() - begin
         found: list[Measured] = []
         while len(found) <= repeats or sum(one.own for one in found[:-repeats]) < WARM:
@@ -200,7 +200,7 @@ def _round(built: experiment.Experiment, state: State, number: int) -> Measured:
 
 
 def _bare_steps(built: experiment.Experiment, state: State, number: int) -> int:
-    """Return the steps that the bare loop would take in so many rounds."""
+    """Return the steps that the bare loop would take in so many rounds of one phase each."""
     train, setting = built.config.train, built.algorithm.setting
     phase = Phase("*", (), train.optimizer, epochs=train.local_epochs)
     steps = steps_of(built.algorithm, [phase])

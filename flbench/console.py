@@ -299,7 +299,7 @@ def bench(cases: "Sequence[Case]") -> None:
 
 
 def _whole_runs(cases: "Sequence[Case]") -> None:
-    table = _table("A whole run (bare loop: what it would take for the same steps)")
+    table = _table("A whole run (bare loop: what it would take for the local epochs)")
     table.add_column("engine")
     for title in (*RUN, "bare loop", "all /\nbare loop"):
         table.add_column(title, justify="right")

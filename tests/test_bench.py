@@ -13,6 +13,7 @@ from flbench.tree import digest
 from tests.support import SMALL, build, config_of, run
 
 
+@pytest.mark.slow
 def test_bench_writes_figures_and_a_page(capsys, tmp_path):
     keys = (*SMALL, "--engines", "sequential,vectorized,ray", "--repeats", "2", "--rounds", "1")
 

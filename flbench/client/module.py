@@ -1,7 +1,8 @@
 """A client's local step as a LightningModule.
 
 A phase without hooks trains unchanged under Lightning's own `Trainer`; the sequential engine drives
-the same module with Fabric, since a Trainer per client costs 45 % and Fabric 4 % over a bare loop.
+the same module with Fabric: over a bare loop a Trainer per client costs 45 %, Fabric 4 % where
+steps are not traced.
 """
 
 from collections.abc import Callable, Iterator

@@ -36,7 +36,9 @@ class Recording:
         """Put one batch's tensors together with those before it."""
         for key, value in found.items():
             reduce = TOGETHER[self._collector.reduction(key)]
-            self._found[key] = reduce(self._found[key], value) if key in self._found else value
+            # The first one may be a leaf, which training writes to.
+            before = self._found.get(key)
+            self._found[key] = value.clone() if before is None else reduce(before, value)
 
     def finish(self, leaves: Tree, ctx: Tree) -> None:
         """Write the result into a client's ctx."""

@@ -32,7 +32,7 @@ class SequentialEngine:
     """Trains one client after the other on one device.
 
     The net is copied once and filled with each client's values in place. Where a phase has no hooks
-    the net is called itself (`functional_call` costs 4-6 %).
+    the net is called itself (`functional_call` costs 4-6 % where steps are not traced).
 
     Args:
         net: the seeded net; its values are what clients start from.

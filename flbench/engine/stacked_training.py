@@ -25,7 +25,6 @@ from flbench.data.batches import PIECE
 from flbench.engine import plan
 from flbench.engine.recording import TOGETHER
 from flbench.engine.stack import Stack
-from flbench.engine.traced import gathered, shapes
 from flbench.types import Batch, Tree
 
 
@@ -117,7 +116,9 @@ class _Run:
         batch = (stack.inputs(row), bench.federation.y[row], row > 0, row)
         with torch.no_grad(), mode(bench.net, train=False):
             for collector, whole in zip(self._phase.record, self._found, strict=True):
-                whole |= stack.each(partial(stack.observe, collector), batch)
+                found = stack.each(partial(stack.observe, collector), batch)
+                # It is written to, and may be a leaf.
+                whole |= {key: value.clone() for key, value in found.items()}
 
     def _sort(self) -> None:
         order = np.argsort(-self._plan.steps, kind="stable")
@@ -127,10 +128,9 @@ class _Run:
         self._losses = self._losses[index]
         bundles = (self._stack.leaves, self._stack.start, self._stack.ctx)
         trees = [tree for bundle in bundles for tree in (bundle.rows, bundle.shared)]
-        self._inputs, kind = gathered(*trees)
         # A client's names come in an order of their own: so do buffers and gradients.
         names = tuple(tuple(bundle.names) for bundle in bundles)
-        self._kind = self._stack.bench.traces.kind(self._phase, kind, names)
+        self._inputs, self._kind = self._stack.bench.traces.gather((self._phase, names), *trees)
         self._window = (torch.empty(0),)
         self._optimizer.reorder(index)
         self._found = [{k: v[index[: len(v)]] for k, v in found.items()} for found in self._found]
@@ -179,6 +179,8 @@ class _Run:
         gradients, loss, buffers, found = self._traced(number, full, batch, count)
         if phase.clip is not None:
             _clip(gradients, phase.clip)
+        elif phase.optimizer.nesterov:  # writes to gradients on a GPU; they may share memory
+            gradients = {name: value.clone() for name, value in gradients.items()}
         trained = [stack.leaves.rows[name][:count] for name in self._names]
         with torch.no_grad():
             self._optimizer.step(trained, [gradients[name] for name in self._names])
@@ -208,9 +210,8 @@ class _Run:
         x, y, mask, key = batch
         # Without padding the mask is no input but a constant.
         given = [x, y, key, number] if full else [x, y, key, number, mask]
-        kind = self._kind, full, count, shapes(given)
-        step = partial(look, number, full, batch, count)
-        return self._stack.bench.traces.take(kind, step, [*self._inputs, *given])
+        kind, step = (self._kind, full, count), partial(look, number, full, batch, count)
+        return self._stack.bench.traces.take(kind, step, self._inputs, given)
 
     def _looked(
         self, number: Tensor, full: bool, batch: Any, count: int

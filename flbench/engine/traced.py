@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, fx
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -26,15 +27,27 @@ LOOKS = 3  # steps of a kind, at least, that are taken as they are, to learn how
 LONGEST = 0.02  # seconds of a step: of a longer one the overhead is a small part
 FIRST = 0.04  # seconds that a trace is taken to cost before one was made
 PATIENCE = 1.0  # a kind is traced when its steps have cost so many times what a trace costs
-NODES = 50_000  # operations of all traces that are kept, about so many bytes each:
-NODE = 1_500
+NODES = 50_000  # operations of all traces that are kept
+NODE = 1_500  # bytes that one takes, about
 KINDS = 1_000  # that are remembered
+LARGEST = 10_000  # entries of a constant that is kept instead of computed anew
 
 Found = TypeVar("Found")
 """What a step makes: tensors, in lists, tuples and dicts of each other."""
 
 aten = torch.ops.aten
-ALIKE = (aten._unsafe_view.default,)  # a view, which its schema does not say
+ALIKE = (  # views, which their schemas do not say
+    aten._unsafe_view.default,
+    aten.unsafe_split.Tensor,
+    aten.unsafe_split_with_sizes.default,
+)
+READING = (
+    torch.Tag.data_dependent_output,
+    torch.Tag.dynamic_output_shape,
+    torch.Tag.nondeterministic_seeded,
+)
+READERS = (Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.__dlpack__)
+"""Functions that give Python the values of a tensor, and do no operation."""
 FILLED = (aten.new_zeros.default, aten.ones_like.default, aten.zeros_like.default)
 """Operations that ask a tensor for its shape and type alone."""
 STATISTICS = ((3, "running_mean"), (4, "running_var"))
@@ -44,7 +57,6 @@ WRITES = {
     aten.miopen_batch_norm.default: STATISTICS,
 }
 """Arguments that operations write to without a word of it in their schemas."""
-LARGEST = 10_000  # entries of a constant that is kept instead of computed anew
 
 
 class Kind:
@@ -66,21 +78,6 @@ class Kind:
 def shapes(tensors: Iterable[Tensor]) -> Hashable:
     """Return shapes, strides and types."""
     return tuple((x.shape, x.stride(), x.dtype) for x in tensors)
-
-
-def gathered(*trees: Tree) -> tuple[list[Tensor], Hashable]:
-    """Return the tensors of these trees, each once, and what trees of one kind have in common."""
-    tensors: list[Tensor] = []
-    found: dict[int, int] = {}
-    places: list[Hashable] = []
-    for tree in trees:
-        for name, value in tree.items():
-            if id(value) not in found:
-                found[id(value)] = len(tensors)
-                tensors.append(value)
-            places.append((name, found[id(value)]))
-        places.append(None)
-    return tensors, (tuple(places), shapes(tensors))
 
 
 @dataclass(frozen=True)
@@ -133,21 +130,45 @@ class Traces:
         self._cost = FIRST
         self._size = 0
 
-    def kind(self, *parts: Hashable) -> Kind:
-        """Return what steps have in common; equal ones are one object, which compares fast."""
-        if len(self._kinds) > KINDS:
-            self._kinds.clear()
-        kind = Kind(*parts)
-        return self._kinds.setdefault(kind, kind)
-
-    def take(self, kind: Hashable, step: Callable[[], Found], inputs: Sequence[Tensor]) -> Found:
-        """Return what the step makes of the inputs; it may write to them.
+    def gather(self, what: Hashable, *trees: Tree) -> tuple[list[Tensor], Kind]:
+        """Return the tensors of these trees, each once, and what steps on such trees share.
 
         Args:
-            kind: all that its operations depend on, shapes of inputs included.
-            step: reads these inputs, and nothing else that changes.
-            inputs: of the step.
+            what: all else that their operations depend on.
+            trees: what clients have, and know.
         """
+        tensors: list[Tensor] = []
+        found: dict[int, int] = {}
+        places: list[Hashable] = []
+        for tree in trees:
+            for name, value in tree.items():
+                if id(value) not in found:
+                    found[id(value)] = len(tensors)
+                    tensors.append(value)
+                places.append((name, found[id(value)]))
+            places.append(None)
+        if len(self._kinds) > KINDS:
+            self._kinds.clear()
+        kind = Kind(what, tuple(places), shapes(tensors))
+        # Equal ones are one object, which compares fast.
+        return tensors, self._kinds.setdefault(kind, kind)
+
+    def take(
+        self,
+        kind: Hashable,
+        step: Callable[[], Found],
+        inputs: Sequence[Tensor],
+        batch: Sequence[Tensor] = (),
+    ) -> Found:
+        """Return what the step makes of its inputs and a batch; it may write to them.
+
+        Args:
+            kind: all that its operations depend on, but for the batch's shapes.
+            step: reads these tensors, and nothing else that changes.
+            inputs: what clients have, and know.
+            batch: tensors whose shapes may be others in the next step.
+        """
+        kind, inputs = (kind, shapes(batch)), [*inputs, *batch]
         known = self._known.setdefault(kind, Known())
         self._known.move_to_end(kind)
         if known.trace is not None and known.trusted:
@@ -216,10 +237,11 @@ def written_down(step: Callable[[], Found], inputs: Sequence[Tensor]) -> tuple[F
     None stands for operations that may be others for other inputs: Python has read a value; or for
     random numbers of PyTorch, which would be drawn once more.
     """
-    tape = Tape(inputs)
-    with tape:
+    tape, readers = Tape(inputs), Readers()
+    with readers, tape:
         found = step()
-    return found, tape.trace(found)
+    trace = tape.trace(found)
+    return found, None if readers.seen else trace
 
 
 def _has_effect(node: fx.Node) -> bool:
@@ -269,14 +291,33 @@ def _memory(node: fx.Node) -> fx.Node:
 
 def _reads(func: Any, args: Iterable[Any]) -> bool:
     """Return whether values, or PyTorch's random numbers, decide what comes after an operation."""
-    if {torch.Tag.data_dependent_output, torch.Tag.nondeterministic_seeded} & set(func.tags):
-        return True
-    if func is aten.nonzero.default:
-        return True
-    if func is not aten.index.Tensor:
-        return False
-    _, places = args
-    return any(place is not None and place.dtype == torch.bool for place in places)
+    if func is aten.index.Tensor:  # of which the shape follows from values where these are masks
+        _, places = args
+        return any(place is not None and place.dtype == torch.bool for place in places)
+    return any(tag in func.tags for tag in READING)
+
+
+class Readers(TorchFunctionMode):
+    """Notices functions that give Python the values of a tensor, where no operation is done.
+
+    Attributes:
+        seen: whether there was one.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen = False
+
+    def __torch_function__(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Call a function."""
+        self.seen = self.seen or func in READERS
+        return func(*args, **(kwargs or {}))
 
 
 class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -328,10 +369,12 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
             found: what it returns.
         """
         self._simplify()
-        self._graph.output(self._named(found))
+        self._graph.output(fx.map_arg(self._named(found), self._apart))
         self._fold()
         self._graph.eliminate_dead_code(_has_effect)
         self._values.clear()
+        kept = {node.target for node in self._graph.nodes if node.op == "get_attr"}
+        self._constants = {k: v for k, v in self._constants.items() if k in kept}
         if not self._sound:
             return None
         code = self._graph.python_code("self")
@@ -377,6 +420,12 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         name = f"constant{len(self._constants)}"
         self._constants[name] = value.detach()
         return self._graph.get_attr(name)
+
+    def _apart(self, node: fx.Node) -> fx.Node:
+        """Return a tensor to give away: of an input not itself, which may be a client's leaf."""
+        if node.op != "placeholder":
+            return node
+        return self._graph.call_function(aten.detach.default, (node,))
 
     def _simplify(self) -> None:
         """Take out views that show what another tensor shows, of which they are views."""

@@ -10,7 +10,6 @@ from flbench.client.step import local_loss
 from flbench.data import batches
 from flbench.engine.base import RoundSettings
 from flbench.engine.recording import Recording
-from flbench.engine.traced import gathered, shapes
 from flbench.engine.workbench import Workbench
 from flbench.types import Batch, Outputs, Tree
 
@@ -45,8 +44,9 @@ class Training:
         self._optimizer = module.configure_optimizers()
         self._records = [Recording(collector) for collector in self._phase.record]
         self._rows = bench.federation.rows(self._phase.rows, client, settings.draw)
-        self._inputs, kind = gathered(module.leaves, module.start, module.ctx)
-        self._kind = bench.traces.kind(self._phase, kind)
+        self._inputs, self._kind = bench.traces.gather(
+            self._phase, module.leaves, module.start, module.ctx
+        )
         self.steps = 0
 
     def run(self) -> list[Tensor]:
@@ -110,9 +110,9 @@ class Training:
     def _step(self, batch: Batch) -> Tensor:
         """Take one optimiser step; return its loss, detached."""
         phase, bench = self._phase, self._bench
-        loss, gradients, seen = self._looked(batch)
-        # Clipping and the loss scaler write to gradients, which may share memory, or be expanded.
-        written = phase.clip is not None or bool(bench.scaler)
+        loss, gradients, seen = self._traced(batch)
+        # Gradients may share memory, or be expanded, and these write to them (Nesterov on a GPU).
+        written = phase.clip is not None or phase.optimizer.nesterov or bool(bench.scaler)
         for leaf, gradient in zip(self._trained.values(), gradients, strict=True):
             leaf.grad = gradient.clone() if written and gradient is not None else gradient
         for record, found in zip(self._records, seen, strict=True):
@@ -132,7 +132,7 @@ class Training:
                     self._trained[name].copy_(value)
         return loss
 
-    def _looked(self, batch: Batch) -> Look:
+    def _traced(self, batch: Batch) -> Look:
         """Return what is seen in a batch; where steps of its kind have a trace, by that."""
         bench = self._bench
         look = partial(self._look if self._phase.gradient is None else self._hooked, batch)
@@ -140,7 +140,7 @@ class Training:
             return look()
         # The mask is no input but a constant: there is no padding here.
         given = [batch.x, batch.y, batch.key, batch.step]
-        return bench.traces.take((self._kind, shapes(given)), look, [*self._inputs, *given])
+        return bench.traces.take(self._kind, look, self._inputs, given)
 
     def _look(self, batch: Batch) -> Look:
         """Return the loss, its gradients, and what Collectors see."""
@@ -151,7 +151,10 @@ class Training:
             self._bench.scaled(loss), list(self._trained.values()), allow_unused=True
         )
         with torch.no_grad(), fabric.autocast():
-            seen = [record.see(view) for record in self._records]
+            seen = [
+                {key: value.detach() for key, value in record.see(view).items()}
+                for record in self._records
+            ]
         return loss.detach(), gradients, seen
 
     def _hooked(self, batch: Batch) -> Look:

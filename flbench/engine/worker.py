@@ -10,7 +10,6 @@ from flbench.client.program import Collector, Map, Phase, Step
 from flbench.data import batches
 from flbench.engine.base import RoundSettings
 from flbench.engine.recording import Recording
-from flbench.engine.traced import gathered, shapes
 from flbench.engine.training import Training
 from flbench.engine.workbench import Workbench
 from flbench.tree import inside, is_finite
@@ -103,12 +102,10 @@ class Worker:
         """Run a Collector over the client's rows and write what it finds into ctx."""
         bench, recording = self._bench, Recording(collector)
         rows = bench.federation.rows(collector.rows, self._client, self._settings.draw)
-        inputs, kind = gathered(self.leaves, self.start, self.ctx)
-        kind = bench.traces.kind(collector, kind)
+        inputs, kind = bench.traces.gather(collector, self.leaves, self.start, self.ctx)
         for batch in batches.passes(bench.federation, rows, bench.dtype, COLLECT):
             look = partial(self._look, recording, batch)
-            found = bench.traces.take((kind, shapes(batch)), look, [*inputs, *batch])
-            recording.merge(found)
+            recording.merge(bench.traces.take(kind, look, inputs, batch))
         with torch.no_grad():
             recording.finish(self.leaves, self.ctx)
 

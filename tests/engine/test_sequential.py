@@ -4,6 +4,7 @@ A bare loop gives the same, and every hook of a program does what it says.
 """
 
 from dataclasses import dataclass, replace
+from importlib import import_module
 
 import pytest
 import torch
@@ -227,6 +228,25 @@ def test_gradients_that_share_memory_are_clipped_once(mlp):
     moved = [kept[name][0] - before[name] for name in names]
     moved += [kept[f"v.{name}"][0] for name in names]
     assert torch.stack([x.norm() for x in moved]).norm() == pytest.approx(0.01, rel=1e-3)
+
+
+@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
+def test_gradients_that_share_memory_get_nesterovs_momentum_once(engine, monkeypatch):
+    """On a GPU PyTorch's optimisers take all leaves at once, and add momentum in place."""
+    built = build("model.name=mlp", "model.hidden=[6]", f"engine.name={engine}")
+    names = everything(built)
+    keeps = names | {f"v.{name}" for name in names}
+    nesterov = OptimizerConfig(lr=0.5, momentum=0.9, nesterov=True)
+    trained = phase(epochs=None, steps=3, optimizer=nesterov, weights=Sum())
+    program = LocalProgram((Map(Second()), trained), keeps)
+
+    one_by_one = go(built, program).kept
+    several, sgd = "_default_to_fused_or_foreach", import_module("torch.optim.sgd")
+    monkeypatch.setattr(sgd, several, lambda *_, **__: (False, True))
+    together = go(built, program).kept
+
+    for name, value in one_by_one.items():
+        assert torch.allclose(value, together[name], rtol=0, atol=1e-6), name
 
 
 def test_clip_bounds_the_gradient_over_trained_leaves(mlp):
@@ -545,6 +565,39 @@ def test_gpu_trains_to_about_the_same_weights(precision):
         assert torch.allclose(value.double(), found.kept[name].double(), rtol=0, atol=tolerance), (
             name
         )
+
+
+SEEN = []
+
+
+@dataclass(frozen=True)
+class Look:
+    """A leaf that is trained, and logits that gradients flow through."""
+
+    def __call__(self, view):
+        logits = view.out.logits.abs() * view.batch.mask[:, None]
+        return {"bias": view.leaves["head.bias"], "logits": logits.sum(dim=0)}
+
+
+@dataclass(frozen=True)
+class Note:
+    def __call__(self, found, leaves, ctx):
+        SEEN.append(found)
+        return found
+
+
+@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
+def test_what_is_recorded_is_neither_a_leaf_nor_part_of_a_graph(engine):
+    built = build("model.name=mlp", f"engine.name={engine}")
+    recording = Collector("seen", Look(), "max", finish=Note())
+    SEEN.clear()
+
+    recorded = go(built, LocalProgram((phase(record=(recording,)),), everything(built)))
+
+    plain = go(built, LocalProgram((phase(),), everything(built)))
+    assert_equal(recorded.kept, {name: value[0] for name, value in plain.kept.items()})
+    [found] = SEEN
+    assert not any(value.requires_grad for value in found.values())
 
 
 @pytest.fixture

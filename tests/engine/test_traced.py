@@ -1,6 +1,7 @@
 """Traced steps do what the steps do, bit for bit, for every method; doubtful ones are not kept."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -11,8 +12,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from flbench import rounds
 from flbench.algorithms import ALGORITHMS
+from flbench.client.program import Collector, LocalProgram
 from flbench.engine import traced
-from flbench.engine.traced import Traces, gathered, shapes, written_down
+from flbench.engine.traced import Traces, shapes, written_down
+from flbench.types import Dispatch
 from tests.support import build
 
 
@@ -36,6 +39,11 @@ def take(
     traces: Traces, kind: object, step: Callable[..., Any], given: Sequence[torch.Tensor]
 ) -> Any:
     return traces.take(kind, partial(step, *given), given)
+
+
+def known_of(traces: Traces) -> dict[object, traced.Known]:
+    """Return what is known of each kind; the batch of these steps has no tensors."""
+    return {kind: known for (kind, _), known in traces._known.items()}
 
 
 def trace_of(step: Callable[..., Any], given: Sequence[torch.Tensor]) -> traced.Trace:
@@ -91,7 +99,7 @@ def test_a_kind_is_traced_when_its_steps_have_cost_as_much_as_a_trace(monkeypatc
     for _ in range(30):
         take(traces, "kind", step, inputs(0))
 
-    assert traces._known["kind"].count == 30
+    assert known_of(traces)["kind"].count == 30
 
 
 @pytest.mark.usefixtures("soon")
@@ -116,6 +124,11 @@ READERS = {
     "index": lambda x, t: x * torch.arange(9.0)[t.long()],
     "mask": lambda x, t: x[x > t],
     "nonzero": lambda x, t: (x > t).nonzero().double().sum(),
+    "distinct": lambda x, t: x * len((x > t).unique()),
+    "selected": lambda x, t: x * len(x.masked_select(x > t)),
+    "repeated": lambda x, t: x * len(x.repeat_interleave(t.long())),
+    "list": lambda x, t: x * t.tolist(),
+    "array": lambda x, t: x * float(t.numpy()),
     "random numbers": lambda x, t: x + torch.rand_like(x) * 0 + t,
 }
 
@@ -137,7 +150,7 @@ def test_a_step_in_which_python_reads_a_value_has_no_trace(reader):
         [found] = take(traces, "kind", reads, given)
         assert torch.equal(found, reads(*given)[0])
 
-    assert traces._known["kind"].trusted is False
+    assert known_of(traces)["kind"].trusted is False
 
 
 @pytest.mark.usefixtures("soon")
@@ -146,7 +159,7 @@ def test_a_step_with_nan_is_compared_bit_by_bit():
     for x in (1.0, 1.0, float("nan"), 2.0):
         take(traces, "kind", lambda x: [x * 2], [torch.tensor([x])])
 
-    assert traces._known["kind"].trusted is True
+    assert known_of(traces)["kind"].trusted is True
 
 
 def test_long_steps_stay_as_they_are(monkeypatch):
@@ -155,7 +168,7 @@ def test_long_steps_stay_as_they_are(monkeypatch):
     for seed in range(traced.LOOKS + 2):
         take(traces, "long", step, inputs(seed))
 
-    assert traces._known["long"].trusted is False
+    assert known_of(traces)["long"].trusted is False
 
 
 @pytest.mark.usefixtures("soon")
@@ -167,7 +180,7 @@ def test_traces_that_were_not_met_for_longest_are_forgotten(monkeypatch):
         for _ in range(3):
             take(traces, kind, step, inputs(0))
 
-    assert list(traces._known) == [2, 3]
+    assert list(known_of(traces)) == [2, 3]
     assert traces._size == 2 * trace.size
 
 
@@ -177,7 +190,7 @@ def test_kinds_that_were_not_met_for_longest_are_forgotten(monkeypatch):
     for number in range(9):
         take(traces, number, step, inputs(0))
 
-    assert list(traces._known) == [5, 6, 7, 8]
+    assert list(known_of(traces)) == [5, 6, 7, 8]
 
 
 def test_strides_and_types_belong_to_a_kind():
@@ -192,13 +205,25 @@ def test_order_and_sharing_of_tensors_belong_to_a_kind():
     """Outputs come in this order, and a step may write to what two names share."""
     one, other = torch.zeros(2), torch.ones(2)
 
-    tensors, kind = gathered({"a": one, "b": other}, {"a": one})
+    def kind(*trees, what="phase"):
+        return Traces().gather(what, *trees)[1]
+
+    tensors, first = Traces().gather("phase", {"a": one, "b": other}, {"a": one})
 
     assert [id(x) for x in tensors] == [id(one), id(other)]
-    assert kind == gathered({"a": other, "b": one}, {"a": other})[1]
-    assert kind != gathered({"b": other, "a": one}, {"a": one})[1]
-    assert kind != gathered({"a": one, "b": other}, {"a": other})[1]
-    assert kind != gathered({"a": one, "b": other, "c": one}, {})[1]
+    assert first == kind({"a": other, "b": one}, {"a": other})
+    assert first != kind({"a": other, "b": one}, {"a": other}, what="another")
+    assert first != kind({"b": other, "a": one}, {"a": one})
+    assert first != kind({"a": one, "b": other}, {"a": other})
+    assert first != kind({"a": one, "b": other, "c": one}, {})
+
+
+def test_equal_kinds_are_one_object():
+    traces = Traces()
+
+    kinds = [traces.gather("phase", {"a": torch.zeros(2)})[1] for _ in range(2)]
+
+    assert kinds[0] is kinds[1]
 
 
 def operations(trace: traced.Trace) -> int:
@@ -246,8 +271,30 @@ def _through_a_view(whole: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
 
 def test_views_that_lead_back_are_left_out():
     trace = trace_of(lambda x: [x.view(3, 1).t().view(3).detach().exp()], [torch.ones(3)])
+    x = torch.arange(3.0)
 
     assert operations(trace) == 1
+    assert torch.equal(trace.replay(x)[0], x.exp())
+
+
+def test_a_replay_gives_no_leaf_away():
+    """It may become a gradient, which a leaf cannot be of itself."""
+    leaf = torch.ones(3, requires_grad=True)
+    trace = trace_of(lambda x: [x.detach()], [torch.ones(3)])
+
+    [found] = trace.replay(leaf)
+
+    assert not found.requires_grad
+    assert found.data_ptr() == leaf.data_ptr()
+
+
+def test_a_constant_that_nobody_reads_is_let_go():
+    large = torch.ones(1_000_000)
+    few = trace_of(lambda x: x + torch.ones(3).sum(), [torch.ones(3)])
+
+    trace = trace_of(lambda x: x + large.sum(), [torch.ones(3)])
+
+    assert trace.size == few.size
 
 
 @pytest.mark.parametrize("train", [True, False])
@@ -273,12 +320,60 @@ def test_batchnorm_writes_to_its_statistics_in_a_replay(train):
     assert mine[1].any() == train
 
 
+CALLS = []
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Mean feature of a batch, and that it was asked."""
+
+    def __call__(self, view):
+        CALLS.append(1)
+        return {"mean": view.out.features.mean(dim=0)}
+
+
+@pytest.mark.usefixtures("soon")
+def test_collectors_are_replayed_client_after_client():
+    built = build("partition.clients=12", "partition.scheme=iid")
+    program = LocalProgram((Collector("found", Sizes()),))
+    CALLS.clear()
+
+    settings = rounds.settings_of(built.config, built.algorithm, built.start())
+    results = built.engine.run(
+        LocalProgram(()),
+        torch.arange(12),
+        rows=lambda ids: {},
+        dispatch=lambda ids: Dispatch(),
+        settings=settings,
+        observe=program.steps,
+    )
+
+    sizes = len(set(built.federation.sizes.tolist()))
+    assert len(CALLS) <= 3 * sizes < 12
+    x = built.federation.partition.parts["train"][11]
+    with torch.no_grad():
+        expected = built.net.eval()(built.federation.inputs(x, torch.float32)).features.mean(dim=0)
+    assert torch.allclose(results.observed["found.mean"][11], expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
+@pytest.mark.parametrize("name", ["fedpc", "hfcd", "fedcmd"])
+@pytest.mark.slow
+def test_half_precision_is_replayed_bit_for_bit(name, engine, monkeypatch):
+    """fedcmd records while it trains."""
+    assert_replayed(name, engine, monkeypatch, "engine.precision=bf16-mixed", "train.clip=0.5")
+
+
 @pytest.mark.parametrize("engine", ["sequential", "vectorized"])
 @pytest.mark.parametrize("name", ALGORITHMS.load())
 @pytest.mark.slow
 def test_every_method_is_replayed_bit_for_bit(name, engine, monkeypatch):
+    assert_replayed(name, engine, monkeypatch)
+
+
+def assert_replayed(name, engine, monkeypatch, *more):
     """Clients of different size: full batches and padded ones, fewer and fewer clients."""
-    keys = (f"algorithm={name}", "model=lenet5", f"engine.name={engine}")
+    keys = (f"algorithm={name}", "model=lenet5", f"engine.name={engine}", *more)
     monkeypatch.setattr(traced, "PATIENCE", 0.0)
     monkeypatch.setattr(traced, "LONGEST", 60.0)
     ends = []
