@@ -46,7 +46,8 @@ class Case:
     """What one engine was measured to do; times in seconds, medians over rounds.
 
     Attributes:
-        engine: its name.
+        engine: its name, as it was asked for.
+        chosen: its name, where that was `auto`.
         threads: of each of its processes.
         startup: until it could train its first client, imports included.
         steps: optimiser steps of the measured rounds.
@@ -63,6 +64,7 @@ class Case:
     """
 
     engine: str
+    chosen: str
     threads: int
     startup: float
     steps: int
@@ -153,7 +155,8 @@ def measure(config: Config, *, repeats: int, run_rounds: int, begin: float) -> C
     finally:
         built.engine.close()  # before the whole run starts workers of its own
     return Case(
-        engine=built.config.engine.name,
+        engine=config.engine.name,
+        chosen=built.config.engine.name,
         threads=built.config.engine.threads or 1,
         startup=startup,
         steps=steps,

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flbench import console, files, progress
-from flbench.config import Config
+from flbench.config import Config, EngineConfig
 from flbench.errors import ConfigError, RunError, UserError
 from flbench.layers import Layer, from_file, from_overrides
 from flbench.resolve import resolve
@@ -292,10 +292,17 @@ def bench(
     as_json: bool,
 ) -> None:
     """Measure engines and write what was found."""
+    engines = [name.strip() for name in engines]
+    asked = resolve(layers(config, overrides))[0].engine.name
+    if asked != EngineConfig().name and asked not in engines:
+        raise ConfigError(
+            f"`engine.name`={asked} would not be measured: engines are named by --engines"
+            f" {','.join([*engines, asked])}."
+        )
     configs = []
     for name in engines:
         method = Layer({"algorithm": {"name": "fedavg"}}, {"algorithm.name": "bench"})
-        engine = Layer({"engine": {"name": name.strip()}}, {"engine.name": "--engines"})
+        engine = Layer({"engine": {"name": name}}, {"engine.name": "--engines"})
         configs.append(resolve([method, *layers(config, overrides), engine])[0])
     from flbench import bench as measurement
     from flbench.reports import bench as page

@@ -279,7 +279,7 @@ def bench(cases: "Sequence[Case]") -> None:
     table.add_column("engine")
     for title in (
         *("client\nsteps/s", "engine /\nbare loop", "of best\narithmetic", "of best\nbandwidth"),
-        *("threads", "start-up", "memory"),
+        *("ready\nafter", "memory"),
     ):
         table.add_column(title, justify="right")
     for case in cases:
@@ -289,11 +289,13 @@ def bench(cases: "Sequence[Case]") -> None:
             f"{case.ratio:.3f}",
             f"{100 * case.arithmetic:.1f} %",
             f"{100 * case.bandwidth:.1f} %",
-            str(case.threads),
             duration(case.startup),
             size(case.memory),
         )
     open_console().print(table)
+    for case in cases:
+        if case.chosen != case.engine:
+            open_console().print(f"{case.engine} chose {case.chosen}.")
     if all(case.run for case in cases):
         _whole_runs(cases)
 

@@ -312,6 +312,8 @@ def resume(path: Path, overrides: Layer, reporter: Reporter, opened: Opened | No
         if not folder.checkpoint("last").exists():
             reporter.warn("there is no checkpoint yet: the run starts anew.")
         state, seconds = experiment.restore(folder)
+        if state.round:
+            reporter.warn(f"goes on after round {state.round}.")
         if opened is not None:
             opened(path, experiment.config)
         seconds.total += time.perf_counter() - begin

@@ -11,6 +11,14 @@ from flbench.errors import ConfigError, did_you_mean
 from flbench.layers import SHORT, Layer, leaves, merge
 from flbench.models import MODELS, Net
 
+TYPES = ("int", "float", "str", "bool")
+BOUNDS = {
+    "greater_than": ("gt", ">"),
+    "greater_than_equal": ("ge", ">="),
+    "less_than": ("lt", "<"),
+    "less_than_equal": ("le", "<="),
+}
+
 
 def resolve(layers: Sequence[Layer]) -> tuple[Config, dict[str, str]]:
     """Merge layers, later ones over earlier ones, and check the result.
@@ -33,7 +41,11 @@ def resolve(layers: Sequence[Layer]) -> tuple[Config, dict[str, str]]:
     try:
         config = schema.model_validate(tree)
     except ValidationError as error:
-        problems += [_explain(item, schema, origins) for item in error.errors()]
+        by_path: dict[str, list[Any]] = {}
+        for item in error.errors():
+            by_path.setdefault(_path(item), []).append(item)
+        for items in by_path.values():
+            problems.append(_explain(items, schema, origins))
     if config is not None:
         problems += [
             f"{line} ({_origin(path, origins)})." for path, line in _contradictions(config)
@@ -105,10 +117,21 @@ def _origin(path: str, origins: dict[str, str]) -> str:
     return origins.get(path, "default")
 
 
-def _explain(item: Any, schema: type[BaseModel], origins: dict[str, str]) -> str:
-    """Turn one of pydantic's errors into a sentence: key, condition, value, place, cure."""
-    location = [part for part in item["loc"] if not (isinstance(part, str) and "[" in part)]
-    path = ".".join(str(part) for part in location)
+def _location(item: Any) -> list[Any]:
+    """Return where one of pydantic's errors is, without the names of a union's types."""
+    return [x for x in item["loc"] if not (isinstance(x, str) and ({*"[-"} & {*x} or x in TYPES))]
+
+
+def _path(item: Any) -> str:
+    return ".".join(str(part) for part in _location(item))
+
+
+def _explain(items: Sequence[Any], schema: type[BaseModel], origins: dict[str, str]) -> str:
+    """Turn pydantic's errors on one key into a sentence: key, condition, value, place, cure.
+
+    There are several where a key takes values of several types, and none of them fits.
+    """
+    item, location, path = items[0], _location(items[0]), _path(items[0])
     place = _origin(path, origins)
     kind, context, value = item["type"], item.get("ctx", {}), item.get("input")
     if kind == "extra_forbidden":
@@ -116,22 +139,6 @@ def _explain(item: Any, schema: type[BaseModel], origins: dict[str, str]) -> str
         where = f"`{'.'.join(map(str, location[:-1]))}`" if location[1:] else "the configuration"
         hint = did_you_mean(str(location[-1]), keys) or _elsewhere(schema, str(location[-1]))
         return f"`{path}` is not a key of {where} ({place}).{hint} Keys there: {', '.join(keys)}."
-    bounds = {
-        "greater_than": ("gt", ">"),
-        "greater_than_equal": ("ge", ">="),
-        "less_than": ("lt", "<"),
-        "less_than_equal": ("le", "<="),
-    }
-    if kind in bounds:
-        key, sign = bounds[kind]
-        return f"`{path}` must be {sign} {context[key]:g}, got {value!r} ({place})."
-    if kind == "literal_error":
-        expected = str(context["expected"])
-        choices = expected.replace("'", "").replace(" or ", ", ").split(", ")
-        hint = did_you_mean(str(value), choices)
-        return f"`{path}` must be {expected}, got {value!r} ({place}).{hint}"
-    if kind == "finite_number":
-        return f"`{path}` must be a finite number, got {value!r} ({place})."
     if kind == "missing":
         return f"`{path.rpartition('.')[0]}` is too short: it needs more values ({place})."
     if kind in ("too_short", "too_long"):
@@ -145,9 +152,24 @@ def _explain(item: Any, schema: type[BaseModel], origins: dict[str, str]) -> str
         return f"`{path}` must hold keys{names}, got {value!r} ({place})."
     if kind == "string_pattern_mismatch":
         return f"`{path}` must match {context['pattern']}, got {value!r} ({place})."
+    conditions = " or ".join(_condition(one) for one in items)
+    hint = ""
+    if kind == "literal_error":
+        choices = str(context["expected"]).replace("'", "").replace(" or ", ", ").split(", ")
+        hint = did_you_mean(str(value), choices)
+    return f"`{path}` must be {conditions}, got {value!r} ({place}).{hint}"
+
+
+def _condition(item: Any) -> str:
+    """Return what a value must be."""
+    kind, context = item["type"], item.get("ctx", {})
+    if kind in BOUNDS:
+        key, sign = BOUNDS[kind]
+        return f"{sign} {context[key]:g}"
+    if kind == "finite_number":
+        return "a finite number"
     said = str(item["msg"])
-    said = said.removeprefix("Input should be ").removeprefix("Value error, ")
-    return f"`{path}` must be {said}, got {value!r} ({place})."
+    return said.removeprefix("Input should be ").removeprefix("Value error, ")
 
 
 def _elsewhere(schema: type[BaseModel], key: str, prefix: str = "") -> str:

@@ -54,6 +54,27 @@ def test_bench_of_what_a_user_can_mend_is_one_message(capsys, tmp_path):
     assert "Traceback" not in error
 
 
+def test_bench_of_an_engine_that_would_not_be_measured_is_refused(capsys, tmp_path):
+    code = cli.main(["bench", "engine.name=ray", "--out", str(tmp_path / "b")])
+
+    assert code == 2
+    assert "named by --engines sequential,vectorized,ray" in capsys.readouterr().err
+    assert not (tmp_path / "b").exists()
+
+
+@pytest.mark.slow
+def test_bench_names_what_auto_chose(capsys, tmp_path):
+    keys = (*SMALL, "--engines", "auto", "--repeats", "1", "--rounds", "0")
+
+    code = cli.main(["bench", *keys, "--out", str(tmp_path / "b")])
+
+    [case] = json.loads((tmp_path / "b" / "bench.json").read_text())["cases"]
+    assert code == 0
+    assert case["engine"] == "auto"
+    assert case["chosen"] in ("sequential", "vectorized")
+    assert f"auto chose {case['chosen']}." in capsys.readouterr().out
+
+
 def test_bench_says_which_engine_failed(monkeypatch):
     monkeypatch.setattr(bench.sys, "executable", "/bin/false")
 

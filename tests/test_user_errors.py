@@ -74,6 +74,10 @@ WRONG = {
     "two ratios": (["partition.split=[0.5,0.5]"], "partition.split"),
     "tau zero": (["algorithm.tau=0"], "`algorithm.tau` must be > 0"),
     "unknown precision": (["engine.precision=8"], "`engine.precision`"),
+    "workers that are none": (
+        ["engine.workers=-1"],
+        "`engine.workers` must be 'auto' or >= 1, got -1 (command line).",
+    ),
     "unknown device": (["engine.device=tpu"], "`engine.device`"),
     "device that is not there": (["engine.device=cuda:77"], "is not there"),
     "TF32 on a CPU": (["engine.precision=tf32", "engine.device=cpu"], "needs a GPU"),

@@ -221,6 +221,8 @@ def connect(address: str | None, *, key: str = "engine.address", cpus: int | Non
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
     if address is None:
+        # Ray's own lines on the terminal speak of its inside; what fails comes as an exception.
+        os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
         # `local`, since without it a cluster that is named in the environment would be joined.
         cores = len(os.sched_getaffinity(0)) if cpus is None else cpus
         options |= {"address": "local", "include_dashboard": False, "num_cpus": cores}
