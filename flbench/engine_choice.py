@@ -23,7 +23,6 @@ from flbench.types import State
 
 FEW, MORE = 1, 4  # steps of each client, to tell what a round costs from what a step costs
 LONG: Final = 1.0  # seconds that repeated measurements of an engine take
-ALWAYS: Final = ("sequential", "vectorized")
 WORTH: Final = 60.0  # seconds that a run must last before starting Ray can pay
 
 
@@ -53,7 +52,9 @@ def choose(
         state: before the first round of training; unchanged.
         make: builds an engine by its name.
     """
-    found = [_measured(name, config, algorithm, state, make) for name in ALWAYS]
+    found = [_measured("sequential", config, algorithm, state, make)]
+    with suppress(ConfigError):  # not for this precision, or what a term of the method does
+        found.append(_measured("vectorized", config, algorithm, state, make))
     several = len(os.sched_getaffinity(0)) > 1
     if several and find_spec("ray") and min(one.total for one in found) > WORTH:
         with suppress(ConfigError, RunError):  # no Ray here: one engine less to choose from

@@ -7,7 +7,7 @@ import torch
 
 from flbench import bench, cli, engine_choice, rounds
 from flbench.client.program import Phase, shortened
-from flbench.errors import RunError
+from flbench.errors import ConfigError, RunError
 from flbench.rng import Draw
 from flbench.tree import digest
 from tests.support import SMALL, build, config_of, run
@@ -116,6 +116,20 @@ def test_auto_takes_the_engine_with_the_shortest_time(monkeypatch):
 
     assert name == "vectorized"
     assert "sequential 3 s" in reason
+
+
+def test_auto_leaves_out_an_engine_that_cannot_do_it():
+    built = build("algorithm=fedavg", "model=mlp")
+
+    def make(name):
+        if name == "vectorized":
+            raise ConfigError("a term cannot be stacked")
+        return built.engine
+
+    name, reason = engine_choice.choose(built.config, built.algorithm, built.start(), make)
+
+    assert name == "sequential"
+    assert "vectorized" not in reason
 
 
 def test_measuring_changes_nothing():

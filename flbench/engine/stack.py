@@ -3,6 +3,8 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from traceback import walk_tb
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -18,6 +20,7 @@ from flbench.engine.bundle import Bundle
 from flbench.engine.padding import Padding
 from flbench.engine.recording import TOGETHER
 from flbench.engine.traced import Traces
+from flbench.errors import ConfigError
 from flbench.tree import inside
 from flbench.types import Batch, Dispatch, Info, Outputs, Tree, View
 
@@ -125,6 +128,7 @@ class Stack:
             fn: sees one client.
             extra: trees of tensors with an axis [B].
             count: None for all clients.
+        Raises: ConfigError if it does what vmap cannot, such as reading a value.
         """
         count = len(self) if count is None else count
         bundles = (self.leaves, self.start, self.ctx)
@@ -149,7 +153,12 @@ class Stack:
             return fn(*trees, *extra)
 
         index = torch.arange(count, device=self.bench.device)  # vmap needs one stacked tensor
-        return torch.vmap(one)(index, rows, *extra)
+        try:
+            return torch.vmap(one)(index, rows, *extra)
+        except RuntimeError as error:
+            if not str(error).startswith("vmap:"):
+                raise
+            raise ConfigError(_refusal(error)) from error
 
     def view(self, leaves: Tree, start: Tree, ctx: Tree, batch: Batch, **keys: Any) -> View:
         """Return what one client's step sees."""
@@ -266,3 +275,18 @@ class Stack:
                 f"the Collector `{collector.name}` puts rows one after the other, which clients of"
                 " different size cannot do at once"
             )
+
+
+def _refusal(error: RuntimeError) -> str:
+    """Say what vmap could not do, and where: in the innermost call outside PyTorch."""
+    call, line = [found for found in walk_tb(error.__traceback__) if not _is_pytorch(found[0])][-1]
+    code = call.f_code
+    first, _, _ = str(error).removeprefix("vmap: ").partition(". ")
+    return (
+        f"`{code.co_qualname}` ({code.co_filename}:{line}) cannot be done for many clients at once"
+        f" ({first}). Use engine.name=sequential, or masks instead of values."
+    )
+
+
+def _is_pytorch(call: FrameType) -> bool:
+    return str(call.f_globals.get("__name__")).partition(".")[0] == "torch"

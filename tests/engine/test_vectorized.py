@@ -11,6 +11,7 @@ from flbench.engine import stacked_training
 from flbench.engine.base import RoundSettings
 from flbench.engine.bundle import Bundle
 from flbench.engine.padding import mind_padding
+from flbench.errors import ConfigError
 from flbench.losses import CrossEntropy, Proximal
 from flbench.rng import Draw
 from flbench.types import Dispatch, Message, Rows
@@ -351,9 +352,41 @@ def test_idle_share_is_the_share_of_padding():
     assert new.engine.report() == {"idle_share": pytest.approx(1 - sum(sizes) / slots)}
 
 
+@dataclass(frozen=True)
+class Reads:
+    """A term in which Python reads a value."""
+
+    weight: float = 1.0
+
+    def __call__(self, view):
+        mean = view.out.logits.mean()
+        return mean if mean > 0 else -mean
+
+
+@dataclass(frozen=True)
+class Picks:
+    """A term whose shape follows from values, in a call of its own."""
+
+    weight: float = 1.0
+
+    def __call__(self, view):
+        return _picked(view.out.logits, view.batch.mask).mean()
+
+
+def _picked(logits, mask):
+    return logits[mask]
+
+
+@pytest.mark.parametrize(("term", "name"), [(Reads(), "Reads.__call__"), (Picks(), "_picked")])
+def test_a_term_that_cannot_be_stacked_is_refused_by_name(term, name):
+    said = rf"`{name}` \(.*test_vectorized.py:\d+\) cannot be done for many clients"
+    with pytest.raises(ConfigError, match=said):
+        go(build("engine.name=vectorized"), LocalProgram((phase(terms=(term,)),)))
+    go(build(), LocalProgram((phase(terms=(term,)),)))
+
+
 def test_half_precision_with_a_scaler_is_refused():
     from flbench.engine.vectorized import VectorizedEngine
-    from flbench.errors import ConfigError
 
     built = build()
     config = config_of("engine.precision=16-mixed", "engine.name=vectorized").engine
