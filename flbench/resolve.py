@@ -11,7 +11,6 @@ from flbench.errors import ConfigError, did_you_mean
 from flbench.layers import SHORT, Layer, leaves, merge
 from flbench.models import MODELS, Net
 
-TYPES = ("int", "float", "str", "bool")
 BOUNDS = {
     "greater_than": ("gt", ">"),
     "greater_than_equal": ("ge", ">="),
@@ -43,7 +42,7 @@ def resolve(layers: Sequence[Layer]) -> tuple[Config, dict[str, str]]:
     except ValidationError as error:
         by_path: dict[str, list[Any]] = {}
         for item in error.errors():
-            by_path.setdefault(_path(item), []).append(item)
+            by_path.setdefault(_path(_location(item, schema)), []).append(item)
         for items in by_path.values():
             problems.append(_explain(items, schema, origins))
     if config is not None:
@@ -117,13 +116,19 @@ def _origin(path: str, origins: dict[str, str]) -> str:
     return origins.get(path, "default")
 
 
-def _location(item: Any) -> list[Any]:
-    """Return where one of pydantic's errors is, without the names of a union's types."""
-    return [x for x in item["loc"] if not (isinstance(x, str) and ({*"[-"} & {*x} or x in TYPES))]
+def _location(item: Any, schema: type[BaseModel]) -> list[Any]:
+    """Return where one of pydantic's errors is, without the types of a key that takes several."""
+    found: list[Any] = []
+    section: type[BaseModel] | None = schema
+    for part in item["loc"]:
+        if section is not None or isinstance(part, int):
+            found.append(part)
+        section = None if section is None else _section(section, str(part))
+    return found
 
 
-def _path(item: Any) -> str:
-    return ".".join(str(part) for part in _location(item))
+def _path(location: Sequence[Any]) -> str:
+    return ".".join(str(part) for part in location)
 
 
 def _explain(items: Sequence[Any], schema: type[BaseModel], origins: dict[str, str]) -> str:
@@ -131,12 +136,13 @@ def _explain(items: Sequence[Any], schema: type[BaseModel], origins: dict[str, s
 
     There are several where a key takes values of several types, and none of them fits.
     """
-    item, location, path = items[0], _location(items[0]), _path(items[0])
+    item, location = items[0], _location(items[0], schema)
+    path = _path(location)
     place = _origin(path, origins)
     kind, context, value = item["type"], item.get("ctx", {}), item.get("input")
     if kind == "extra_forbidden":
         keys = _keys_at(schema, location[:-1])
-        where = f"`{'.'.join(map(str, location[:-1]))}`" if location[1:] else "the configuration"
+        where = f"`{_path(location[:-1])}`" if location[1:] else "the configuration"
         hint = did_you_mean(str(location[-1]), keys) or _elsewhere(schema, str(location[-1]))
         return f"`{path}` is not a key of {where} ({place}).{hint} Keys there: {', '.join(keys)}."
     if kind == "missing":

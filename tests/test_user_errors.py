@@ -74,6 +74,11 @@ WRONG = {
     "two ratios": (["partition.split=[0.5,0.5]"], "partition.split"),
     "tau zero": (["algorithm.tau=0"], "`algorithm.tau` must be > 0"),
     "unknown precision": (["engine.precision=8"], "`engine.precision`"),
+    "key with a hyphen": (
+        ["train.local-epochs=3"],
+        "`train.local-epochs` is not a key of `train` (command line). Did you mean `local_epochs`?",
+    ),
+    "key like a type": (["train.int=3"], "`train.int` is not a key of `train`"),
     "workers that are none": (
         ["engine.workers=-1"],
         "`engine.workers` must be 'auto' or >= 1, got -1 (command line).",

@@ -214,8 +214,8 @@ def _tried(
     """
     mine = [x.detach().clone() if x.is_contiguous() else x for x in inputs]
     again, found = tree_leaves(trace(*mine)), step()
-    pairs = zip([*tree_leaves(found), *inputs], [*again, *mine], strict=True)
-    return found, all(_same_bits(one, other) for one, other in pairs)
+    mine, theirs = [*mine, *again], [*inputs, *tree_leaves(found)]
+    return found, len(mine) == len(theirs) and all(map(_same_bits, mine, theirs))
 
 
 def _same_bits(one: Tensor | None, other: Tensor | None) -> bool:

@@ -118,6 +118,19 @@ def test_a_step_that_depends_on_more_than_its_inputs_is_not_trusted():
     assert torch.cat(found).tolist() == list(range(1, 10))
 
 
+@pytest.mark.usefixtures("soon")
+def test_a_step_that_makes_another_number_of_tensors_is_not_trusted():
+    made, traces = [0], Traces()
+
+    def growing(x: torch.Tensor) -> list[torch.Tensor]:
+        made[0] += 1
+        return [x] * made[0]
+
+    found = [len(take(traces, "kind", growing, [torch.zeros(1)])) for _ in range(5)]
+
+    assert found == [1, 2, 3, 4, 5]
+
+
 READERS = {
     "float": lambda x, t: x * float(t),
     "if": lambda x, t: x if t > 2 else -x,
