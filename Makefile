@@ -14,6 +14,7 @@ lint: $(VENV)/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/codespell .
+	$(BIN)/lint-imports --no-logo
 
 types: $(VENV)/installed
 	$(BIN)/mypy

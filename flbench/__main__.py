@@ -2,6 +2,6 @@
 
 import sys
 
-from flbench.cli import main
+from flbench.cli.app import main
 
 sys.exit(main())

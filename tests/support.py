@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flbench import experiment
-from flbench.config import Config
-from flbench.layers import from_overrides
-from flbench.resolve import resolve
+from flbench.config.resolve import resolve
+from flbench.config.schema import Config
+from flbench.config.sources import from_overrides
+from flbench.experiment import assembly, lifecycle
 
 REAL_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 
@@ -53,13 +53,13 @@ def config_of(*overrides: str) -> Config:
     return resolve([from_overrides([*SMALL, *overrides])])[0]
 
 
-def build(*overrides: str) -> experiment.Experiment:
-    return experiment.build(config_of(*overrides))
+def build(*overrides: str) -> assembly.Experiment:
+    return assembly.build(config_of(*overrides))
 
 
 def run(out: Path, *overrides: str) -> tuple[Path, dict[str, Any]]:
     config, origins = resolve([from_overrides([*SMALL, f"output.dir={out}", *overrides])])
-    path = experiment.run(config, origins, Silent())
+    path = lifecycle.run(config, origins, Silent())
     return path, summary_of(path)
 
 
@@ -93,6 +93,6 @@ def interrupted_run(out: Path, *overrides: str) -> Path:
     """A run that was interrupted after two rounds; return its folder."""
     config, origins = resolve([from_overrides([*SMALL, f"output.dir={out}", *overrides])])
     with pytest.raises(KeyboardInterrupt):
-        experiment.run(config, origins, Interrupting())
+        lifecycle.run(config, origins, Interrupting())
     [folder] = out.glob("*/*")
     return folder

@@ -7,8 +7,8 @@ import pytest
 import yaml
 
 from flbench.algorithms import ALGORITHMS
-from flbench.layers import Layer
-from flbench.resolve import resolve
+from flbench.config.resolve import resolve
+from flbench.config.sources import Layer
 from tests.support import build, run
 
 README = (Path(__file__).resolve().parents[1] / "README.md").read_text(encoding="utf-8")

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from flbench.client.program import Collector, LocalProgram, LossTerm, Phase
-from flbench.config import AlgorithmConfig, TrainConfig
+from flbench.config.schema import AlgorithmConfig, TrainConfig
+from flbench.core.rng import Draw
+from flbench.core.tree import copied, only, repeat, weighted_mean
+from flbench.core.types import Dispatch, Message, Results, Stage, State, Tree, Update, View
 from flbench.losses import CrossEntropy
 from flbench.models.base import NetSpec
-from flbench.rng import Draw
-from flbench.tree import copied, only, repeat, weighted_mean
-from flbench.types import Dispatch, Message, Results, Stage, State, Tree, Update, View
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,12 @@ from pydantic import Field
 from torch import Tensor
 
 from flbench.algorithms.base import Algorithm, Deployment, Paper, Wire
-from flbench.algorithms.parts import updates
-from flbench.algorithms.parts.splitting import bipartition, norms
 from flbench.algorithms.registry import ALGORITHMS
-from flbench.config import AlgorithmConfig, UniformConfig
-from flbench.tree import only, take, weighted_mean
-from flbench.types import Dispatch, Message, Results, State, Tree, Update
+from flbench.algorithms.shared import updates
+from flbench.algorithms.shared.splitting import bipartition, norms
+from flbench.config.schema import AlgorithmConfig, UniformConfig
+from flbench.core.tree import only, take, weighted_mean
+from flbench.core.types import Dispatch, Message, Results, State, Tree, Update
 
 EPS = {"absolute": (0.4, 1.6), "relative": (0.1, 0.5)}
 

@@ -6,11 +6,11 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from flbench.algorithms.base import Paper, Wire
-from flbench.algorithms.parts.gossip import Gossip, GossipConfig
-from flbench.algorithms.parts.sharpness import Sharpness
 from flbench.algorithms.registry import ALGORITHMS
+from flbench.algorithms.shared.gossip import Gossip, GossipConfig
+from flbench.algorithms.shared.sharpness import Sharpness
 from flbench.client.program import Step
-from flbench.config import AlgorithmConfig, epochs
+from flbench.config.schema import AlgorithmConfig, epochs
 
 
 class DFedAltConfig(GossipConfig):

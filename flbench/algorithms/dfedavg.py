@@ -6,10 +6,10 @@ from typing import ClassVar
 from pydantic import Field
 
 from flbench.algorithms.base import Paper, Wire
-from flbench.algorithms.parts.gossip import Gossip, GossipConfig
 from flbench.algorithms.registry import ALGORITHMS
+from flbench.algorithms.shared.gossip import Gossip, GossipConfig
 from flbench.client.program import LossTerm, Phase
-from flbench.config import AlgorithmConfig
+from flbench.config.schema import AlgorithmConfig
 
 MOMENTUM = "`algorithm.theta` is the momentum of SGD"
 

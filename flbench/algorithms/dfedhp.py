@@ -5,10 +5,10 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from flbench.algorithms.base import Paper, Wire
-from flbench.algorithms.parts.generation import HypernetworkConfig
-from flbench.algorithms.parts.gossip import Gossip, GossipConfig
 from flbench.algorithms.registry import ALGORITHMS
-from flbench.config import AlgorithmConfig
+from flbench.algorithms.shared.generation import HypernetworkConfig
+from flbench.algorithms.shared.gossip import Gossip, GossipConfig
+from flbench.config.schema import AlgorithmConfig
 
 
 class DFedHPConfig(HypernetworkConfig, GossipConfig):

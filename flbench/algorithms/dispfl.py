@@ -7,15 +7,15 @@ from pydantic import Field
 from torch import Tensor
 
 from flbench.algorithms.base import Paper, Wire
-from flbench.algorithms.parts import sparse
-from flbench.algorithms.parts.gossip import LOCAL, Gossip, GossipConfig
-from flbench.algorithms.parts.mixing import mix_overlap
-from flbench.algorithms.parts.sparse import MASK, Called, Masked
 from flbench.algorithms.registry import ALGORITHMS
+from flbench.algorithms.shared import sparse
+from flbench.algorithms.shared.gossip import LOCAL, Gossip, GossipConfig
+from flbench.algorithms.shared.mixing import mix_overlap
+from flbench.algorithms.shared.sparse import MASK, Called, Masked
 from flbench.client.program import Collector, LocalProgram, Map, Step
-from flbench.config import AlgorithmConfig
-from flbench.tree import only
-from flbench.types import Info, Message, Rows, State, Tree
+from flbench.config.schema import AlgorithmConfig
+from flbench.core.tree import only
+from flbench.core.types import Info, Message, Rows, State, Tree
 
 
 class DisPFLConfig(GossipConfig):

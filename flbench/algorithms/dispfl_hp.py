@@ -7,9 +7,9 @@ from pydantic import Field
 from flbench.algorithms.base import Wire
 from flbench.algorithms.dfedhp import DFedHP, DFedHPConfig
 from flbench.algorithms.dispfl import DisPFL, DisPFLConfig
-from flbench.algorithms.parts.sparse import Masked
 from flbench.algorithms.registry import ALGORITHMS
-from flbench.config import AlgorithmConfig
+from flbench.algorithms.shared.sparse import Masked
+from flbench.config.schema import AlgorithmConfig
 
 MATRICES = ("hyper.in.weight", "hyper.out.weight")
 

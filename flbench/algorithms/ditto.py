@@ -7,15 +7,15 @@ from pydantic import Field
 from torch import Tensor
 
 from flbench.algorithms.base import Algorithm, Deployment, Paper, Wire
-from flbench.algorithms.parts.moments import estimated
-from flbench.algorithms.parts.prefixes import prefixed
-from flbench.algorithms.parts.second_model import best_of, second_model
 from flbench.algorithms.registry import ALGORITHMS
+from flbench.algorithms.shared.moments import estimated
+from flbench.algorithms.shared.prefixes import prefixed
+from flbench.algorithms.shared.second_model import best_of, second_model
 from flbench.client.program import LocalProgram, Phase, Step
-from flbench.config import AlgorithmConfig, epochs
+from flbench.config.schema import AlgorithmConfig, epochs
+from flbench.core.tree import only, repeat
+from flbench.core.types import Dispatch, State, Tree
 from flbench.losses import CrossEntropy, Proximal
-from flbench.tree import only, repeat
-from flbench.types import Dispatch, State, Tree
 
 V = "v."  # before the names of the personal model's leaves
 

@@ -8,16 +8,16 @@ from pydantic import Field
 from torch import Tensor
 
 from flbench.algorithms.base import Algorithm, Deployment, Paper, Wire
-from flbench.algorithms.parts import ala
-from flbench.algorithms.parts.ala import OWN, WEIGHT
-from flbench.algorithms.parts.memory import MET, Recall, Remember, Stored, unknown
-from flbench.algorithms.parts.moments import estimated
 from flbench.algorithms.registry import ALGORITHMS
+from flbench.algorithms.shared import ala
+from flbench.algorithms.shared.ala import OWN, WEIGHT
+from flbench.algorithms.shared.memory import MET, Recall, Remember, Stored, unknown
+from flbench.algorithms.shared.moments import estimated
 from flbench.client.program import Collector, LocalProgram, Map, Phase, Step
-from flbench.config import AlgorithmConfig, OptimizerConfig
+from flbench.config.schema import AlgorithmConfig, OptimizerConfig
+from flbench.core.tree import repeat
+from flbench.core.types import Rows, State, Tree
 from flbench.losses import CrossEntropy
-from flbench.tree import repeat
-from flbench.types import Rows, State, Tree
 
 
 class FedAlaConfig(AlgorithmConfig):

@@ -8,14 +8,14 @@ from pydantic import Field
 from torch import Tensor
 
 from flbench.algorithms.base import Algorithm, Deployment, Paper, Wire
-from flbench.algorithms.parts.mixing import mix_latest
-from flbench.algorithms.parts.moments import collect_moments, distances, moment_leaves, near_ones
 from flbench.algorithms.registry import ALGORITHMS
+from flbench.algorithms.shared.mixing import mix_latest
+from flbench.algorithms.shared.moments import collect_moments, distances, moment_leaves, near_ones
 from flbench.client.program import LocalProgram
-from flbench.config import AlgorithmConfig
-from flbench.rng import Draw
-from flbench.tree import only, repeat
-from flbench.types import Dispatch, Message, Results, Rows, Stage, State, Tree, Update
+from flbench.config.schema import AlgorithmConfig
+from flbench.core.rng import Draw
+from flbench.core.tree import only, repeat
+from flbench.core.types import Dispatch, Message, Results, Rows, Stage, State, Tree, Update
 
 
 class FedApConfig(AlgorithmConfig):

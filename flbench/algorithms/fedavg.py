@@ -8,8 +8,8 @@ from torch import Tensor
 from flbench.algorithms.base import Algorithm, Deployment, Paper, Wire
 from flbench.algorithms.registry import ALGORITHMS
 from flbench.client.program import LocalProgram
-from flbench.config import AlgorithmConfig, epochs
-from flbench.types import State
+from flbench.config.schema import AlgorithmConfig, epochs
+from flbench.core.types import State
 
 
 class FedAvgConfig(AlgorithmConfig):

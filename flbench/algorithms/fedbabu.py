@@ -9,8 +9,8 @@ from torch import Tensor
 from flbench.algorithms.base import Algorithm, Deployment, Paper, Wire
 from flbench.algorithms.registry import ALGORITHMS
 from flbench.client.program import LocalProgram, Phase
-from flbench.config import AlgorithmConfig, epochs
-from flbench.types import State
+from flbench.config.schema import AlgorithmConfig, epochs
+from flbench.core.types import State
 
 
 class FedBABUConfig(AlgorithmConfig):

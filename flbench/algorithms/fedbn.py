@@ -6,7 +6,7 @@ from pydantic import Field
 
 from flbench.algorithms.base import Algorithm, Paper, Wire
 from flbench.algorithms.registry import ALGORITHMS
-from flbench.config import AlgorithmConfig
+from flbench.config.schema import AlgorithmConfig
 
 
 class FedBNConfig(AlgorithmConfig):

@@ -8,17 +8,17 @@ from pydantic import Field
 from torch import Tensor
 
 from flbench.algorithms.base import Deployment, Paper, Wire
-from flbench.algorithms.parts.election import LayerElection
-from flbench.algorithms.parts.layerwise import rounded
-from flbench.algorithms.parts.mixing import likeness, mix
-from flbench.algorithms.parts.simplex import softmax_among
-from flbench.algorithms.parts.votes import BallotConfig, WriteVote, majority, majority_of_batches
 from flbench.algorithms.registry import ALGORITHMS
+from flbench.algorithms.shared.election import LayerElection
+from flbench.algorithms.shared.layerwise import rounded
+from flbench.algorithms.shared.mixing import likeness, mix
+from flbench.algorithms.shared.simplex import softmax_among
+from flbench.algorithms.shared.votes import BallotConfig, WriteVote, majority, majority_of_batches
 from flbench.client.program import LocalProgram, Map
-from flbench.config import AlgorithmConfig
+from flbench.config.schema import AlgorithmConfig
+from flbench.core.tree import only, repeat
+from flbench.core.types import Dispatch, Message, Results, State, Tree, Update
 from flbench.models.base import Layer
-from flbench.tree import only, repeat
-from flbench.types import Dispatch, Message, Results, State, Tree, Update
 
 Tie = Literal["second", "lower"]
 Behind = Literal["softmax", "mean"]

@@ -7,14 +7,14 @@ from pydantic import Field
 from torch import Tensor
 
 from flbench.algorithms.base import Deployment, Paper, Wire
-from flbench.algorithms.parts import election, layerwise
-from flbench.algorithms.parts.votes import VoteConfig, vote_steps
 from flbench.algorithms.registry import ALGORITHMS
+from flbench.algorithms.shared import election, layerwise
+from flbench.algorithms.shared.votes import VoteConfig, vote_steps
 from flbench.client.program import LocalProgram, Map
-from flbench.config import AlgorithmConfig
-from flbench.rng import Draw
-from flbench.tree import only, repeat
-from flbench.types import Dispatch, Message, Results, State, Tree, Update
+from flbench.config.schema import AlgorithmConfig
+from flbench.core.rng import Draw
+from flbench.core.tree import only, repeat
+from flbench.core.types import Dispatch, Message, Results, State, Tree, Update
 
 
 class FedCpmdConfig(VoteConfig):

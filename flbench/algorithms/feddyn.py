@@ -8,14 +8,14 @@ from pydantic import Field
 from torch import Tensor
 
 from flbench.algorithms.base import Algorithm, Deployment, Paper, Wire
-from flbench.algorithms.parts.duals import DUAL, MoveDual
-from flbench.algorithms.parts.prefixes import prefixed, stripped
 from flbench.algorithms.registry import ALGORITHMS
+from flbench.algorithms.shared.duals import DUAL, MoveDual
+from flbench.algorithms.shared.prefixes import prefixed, stripped
 from flbench.client.program import LocalProgram, Map
-from flbench.config import AlgorithmConfig, UniformConfig
+from flbench.config.schema import AlgorithmConfig, UniformConfig
+from flbench.core.tree import only, repeat
+from flbench.core.types import Results, State, Tree, Update
 from flbench.losses import CrossEntropy, Dynamic
-from flbench.tree import only, repeat
-from flbench.types import Results, State, Tree, Update
 
 MEAN = "mean."  # before the names of wbar
 

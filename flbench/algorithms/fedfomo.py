@@ -8,14 +8,14 @@ from pydantic import Field
 from torch import Tensor
 
 from flbench.algorithms.base import Algorithm, Deployment, Paper, Wire
-from flbench.algorithms.parts.candidates import Losses, Mix
-from flbench.algorithms.parts.moments import estimated
 from flbench.algorithms.registry import ALGORITHMS
+from flbench.algorithms.shared.candidates import Losses, Mix
+from flbench.algorithms.shared.moments import estimated
 from flbench.client.program import Collector, LocalProgram, Map, Step
-from flbench.config import AlgorithmConfig
-from flbench.rng import Draw
-from flbench.tree import only, repeat
-from flbench.types import Dispatch, Message, Results, Rows, State, Tree, Update
+from flbench.config.schema import AlgorithmConfig
+from flbench.core.rng import Draw
+from flbench.core.tree import only, repeat
+from flbench.core.types import Dispatch, Message, Results, Rows, State, Tree, Update
 
 
 class FedFomoConfig(AlgorithmConfig):

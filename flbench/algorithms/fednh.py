@@ -8,16 +8,16 @@ from pydantic import Field
 from torch import Tensor
 
 from flbench.algorithms.base import Algorithm, Deployment, Paper, Wire
-from flbench.algorithms.parts import prototypes
-from flbench.algorithms.parts.directions import far_apart
 from flbench.algorithms.registry import ALGORITHMS
+from flbench.algorithms.shared import prototypes
+from flbench.algorithms.shared.directions import far_apart
 from flbench.client.program import LocalProgram, LossTerm
-from flbench.config import AlgorithmConfig, UniformConfig
+from flbench.config.schema import AlgorithmConfig, UniformConfig
+from flbench.core.tree import only, repeat, weighted_mean
+from flbench.core.types import Dispatch, Info, Message, Results, State, Tree, Update, View
 from flbench.losses import CosineCrossEntropy
 from flbench.losses.cosine_cross_entropy import cosine_logits
 from flbench.losses.similarity import unit
-from flbench.tree import only, repeat, weighted_mean
-from flbench.types import Dispatch, Info, Message, Results, State, Tree, Update, View
 
 W, SCALE = "head.weight", "scale"
 LEAST = 0.01  # s may learn to be negative, which would turn the order of classes round

@@ -7,15 +7,15 @@ from pydantic import Field, PositiveInt
 from torch import Tensor
 
 from flbench.algorithms.base import Algorithm, Deployment, Paper, Wire
-from flbench.algorithms.parts import grouping, groups, mixing, prototypes
-from flbench.algorithms.parts.prefixes import prefixed, stripped
-from flbench.algorithms.parts.simplex import simplex, softmax_among
 from flbench.algorithms.registry import ALGORITHMS
+from flbench.algorithms.shared import grouping, groups, mixing, prototypes
+from flbench.algorithms.shared.prefixes import prefixed, stripped
+from flbench.algorithms.shared.simplex import simplex, softmax_among
 from flbench.client.program import Collector, LocalProgram
-from flbench.config import AlgorithmConfig, UniformConfig
+from flbench.config.schema import AlgorithmConfig, UniformConfig
+from flbench.core.tree import only, repeat
+from flbench.core.types import Dispatch, Message, Results, Stage, State, Tree, Update
 from flbench.losses import ClassPull, CrossEntropy, class_pull
-from flbench.tree import only, repeat
-from flbench.types import Dispatch, Message, Results, Stage, State, Tree, Update
 
 Gm = Literal["init_head", "mean_head", "nearest_proto", "none"]
 

@@ -9,9 +9,9 @@ from torch import Tensor
 from flbench.algorithms.base import Algorithm, Deployment, Paper, Wire
 from flbench.algorithms.registry import ALGORITHMS
 from flbench.client.program import LocalProgram, Phase
-from flbench.config import AlgorithmConfig, epochs
-from flbench.tree import only
-from flbench.types import Dispatch, Message, State, Tree
+from flbench.config.schema import AlgorithmConfig, epochs
+from flbench.core.tree import only
+from flbench.core.types import Dispatch, Message, State, Tree
 
 
 class FedPerConfig(AlgorithmConfig):

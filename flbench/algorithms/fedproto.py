@@ -7,14 +7,14 @@ from pydantic import Field
 from torch import Tensor
 
 from flbench.algorithms.base import Algorithm, Deployment, Paper, Wire
-from flbench.algorithms.parts import prototypes
-from flbench.algorithms.parts.prototypes import NearestPrototype
 from flbench.algorithms.registry import ALGORITHMS
+from flbench.algorithms.shared import prototypes
+from flbench.algorithms.shared.prototypes import NearestPrototype
 from flbench.client.program import LocalProgram
-from flbench.config import AlgorithmConfig, UniformConfig
+from flbench.config.schema import AlgorithmConfig, UniformConfig
+from flbench.core.tree import only, repeat
+from flbench.core.types import Dispatch, Results, State, Tree, Update
 from flbench.losses import CrossEntropy, PrototypeL2
-from flbench.tree import only, repeat
-from flbench.types import Dispatch, Results, State, Tree, Update
 
 
 class FedProtoConfig(UniformConfig):

@@ -8,7 +8,7 @@ from flbench.algorithms.base import Paper
 from flbench.algorithms.fedavg import FedAvg, FedAvgConfig
 from flbench.algorithms.registry import ALGORITHMS
 from flbench.client.program import LossTerm
-from flbench.config import AlgorithmConfig
+from flbench.config.schema import AlgorithmConfig
 from flbench.losses import CrossEntropy, Proximal
 
 

@@ -7,11 +7,11 @@ from pydantic import Field
 
 from flbench.algorithms.base import Paper
 from flbench.algorithms.fedper import FedPer, FedPerConfig
-from flbench.algorithms.parts.moments import estimated
 from flbench.algorithms.registry import ALGORITHMS
+from flbench.algorithms.shared.moments import estimated
 from flbench.client.program import LocalProgram, Phase
-from flbench.config import AlgorithmConfig, epochs
-from flbench.types import State
+from flbench.config.schema import AlgorithmConfig, epochs
+from flbench.core.types import State
 
 
 class FedRepConfig(FedPerConfig):

@@ -12,15 +12,15 @@ from pydantic import Field
 from torch import Tensor
 
 from flbench.algorithms.base import Algorithm, Paper, Wire
-from flbench.algorithms.parts import prototypes
-from flbench.algorithms.parts.similarities import WriteSimilarity, mean_similarity
-from flbench.algorithms.parts.simplex import simplex, softmax_among
 from flbench.algorithms.registry import ALGORITHMS
+from flbench.algorithms.shared import prototypes
+from flbench.algorithms.shared.similarities import WriteSimilarity, mean_similarity
+from flbench.algorithms.shared.simplex import simplex, softmax_among
 from flbench.client.program import LocalProgram, LossTerm, Map
-from flbench.config import AlgorithmConfig
+from flbench.config.schema import AlgorithmConfig
+from flbench.core.tree import only, repeat
+from flbench.core.types import Dispatch, Message, Results, State, Tree, Update
 from flbench.losses import CrossEntropy, PrototypeContrast, PrototypeDistillation, SemanticKL
-from flbench.tree import only, repeat
-from flbench.types import Dispatch, Message, Results, State, Tree, Update
 
 # The weights of cross entropy, contrast and distillation; names are numbers of the dispatch.
 FORMS: dict[str, tuple[float | str, float | str, str]] = {

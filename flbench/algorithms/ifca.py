@@ -8,14 +8,14 @@ from pydantic import Field
 from torch import Tensor
 
 from flbench.algorithms.base import Algorithm, Deployment, Paper, Wire
-from flbench.algorithms.parts.moments import estimated
 from flbench.algorithms.registry import ALGORITHMS
+from flbench.algorithms.shared.moments import estimated
 from flbench.client.program import Collector, LocalProgram, Map, Step
-from flbench.config import AlgorithmConfig, UniformConfig
+from flbench.config.schema import AlgorithmConfig, UniformConfig
+from flbench.core.rng import generator
+from flbench.core.tree import only, weighted_mean
+from flbench.core.types import Dispatch, Info, Message, Results, State, Tree, Update, View
 from flbench.losses.cross_entropy import sum_cross_entropy
-from flbench.rng import generator
-from flbench.tree import only, weighted_mean
-from flbench.types import Dispatch, Info, Message, Results, State, Tree, Update, View
 
 
 class IfcaConfig(UniformConfig):

@@ -8,9 +8,9 @@ from torch import Tensor
 
 from flbench.algorithms.base import Algorithm, Paper, Wire
 from flbench.algorithms.registry import ALGORITHMS
-from flbench.config import AlgorithmConfig
-from flbench.rng import Draw
-from flbench.types import Dispatch, Results, State, Update
+from flbench.config.schema import AlgorithmConfig
+from flbench.core.rng import Draw
+from flbench.core.types import Dispatch, Results, State, Update
 
 
 class LocalConfig(AlgorithmConfig):

@@ -7,15 +7,15 @@ from pydantic import Field
 from torch import Tensor
 
 from flbench.algorithms.base import Algorithm, Deployment, Paper, Wire
-from flbench.algorithms.parts import projection
-from flbench.algorithms.parts.memory import MET, Copy, Recall, Remember, Stored, unknown
-from flbench.algorithms.parts.moments import estimated
 from flbench.algorithms.registry import ALGORITHMS
+from flbench.algorithms.shared import projection
+from flbench.algorithms.shared.memory import MET, Copy, Recall, Remember, Stored, unknown
+from flbench.algorithms.shared.moments import estimated
 from flbench.client.program import LocalProgram, Map
-from flbench.config import AlgorithmConfig
+from flbench.config.schema import AlgorithmConfig
+from flbench.core.tree import repeat, weighted_mean
+from flbench.core.types import Results, State, Tree, Update
 from flbench.losses import CrossEntropy, ModelContrast
-from flbench.tree import repeat, weighted_mean
-from flbench.types import Results, State, Tree, Update
 
 
 class MoonConfig(AlgorithmConfig):

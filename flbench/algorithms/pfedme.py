@@ -8,12 +8,12 @@ from pydantic import Field
 from torch import Tensor
 
 from flbench.algorithms.base import Algorithm, Deployment, Paper, Wire
-from flbench.algorithms.parts.memory import MET, Remember, Stored, unknown
 from flbench.algorithms.registry import ALGORITHMS
+from flbench.algorithms.shared.memory import MET, Remember, Stored, unknown
 from flbench.client.program import GradFn, LocalProgram, Map, Phase
-from flbench.config import AlgorithmConfig, OptimizerConfig
-from flbench.tree import repeat
-from flbench.types import Batch, Dispatch, Results, State, Tree, Update
+from flbench.config.schema import AlgorithmConfig, OptimizerConfig
+from flbench.core.tree import repeat
+from flbench.core.types import Batch, Dispatch, Results, State, Tree, Update
 
 THETA = "theta."  # before a leaf's name: the personal model
 

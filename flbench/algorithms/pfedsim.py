@@ -8,14 +8,14 @@ from pydantic import Field
 from torch import Tensor
 
 from flbench.algorithms.base import Algorithm, Deployment, Paper, Wire
-from flbench.algorithms.parts.held import held_classes
-from flbench.algorithms.parts.mixing import mix_latest
 from flbench.algorithms.registry import ALGORITHMS
+from flbench.algorithms.shared.held import held_classes
+from flbench.algorithms.shared.mixing import mix_latest
 from flbench.client.program import LocalProgram, Step
-from flbench.config import AlgorithmConfig
+from flbench.config.schema import AlgorithmConfig
+from flbench.core.tree import only, repeat
+from flbench.core.types import Dispatch, Message, Results, Stage, State, Tree, Update
 from flbench.losses.similarity import unit
-from flbench.tree import only, repeat
-from flbench.types import Dispatch, Message, Results, Stage, State, Tree, Update
 
 LEAST = 1e-4  # of 1 - similarity: the weight -ln(1 - similarity) has no bound
 

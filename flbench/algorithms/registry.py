@@ -1,6 +1,5 @@
 """The methods by name."""
 
-from flbench.algorithms.base import Algorithm
-from flbench.registry import Registry
+from flbench.core.registry import ALGORITHMS
 
-ALGORITHMS: Registry[type[Algorithm]] = Registry("method", "flbench.algorithms")
+__all__ = ["ALGORITHMS"]

@@ -7,15 +7,15 @@ from pydantic import Field
 from torch import Tensor
 
 from flbench.algorithms.base import Algorithm, Paper, Wire
-from flbench.algorithms.parts.gradients import SampleGradient
-from flbench.algorithms.parts.moments import estimated
-from flbench.algorithms.parts.variates import ALL, CHANGE, OWN, FollowGradient, FollowSteps
 from flbench.algorithms.registry import ALGORITHMS
+from flbench.algorithms.shared.gradients import SampleGradient
+from flbench.algorithms.shared.moments import estimated
+from flbench.algorithms.shared.variates import ALL, CHANGE, OWN, FollowGradient, FollowSteps
 from flbench.client.program import Collector, LocalProgram, LossTerm, Map, Step
-from flbench.config import AlgorithmConfig, UniformConfig
+from flbench.config.schema import AlgorithmConfig, UniformConfig
+from flbench.core.tree import only, repeat, weighted_mean
+from flbench.core.types import Dispatch, Message, Results, State, Tree, Update
 from flbench.losses import CrossEntropy, Linear
-from flbench.tree import only, repeat, weighted_mean
-from flbench.types import Dispatch, Message, Results, State, Tree, Update
 
 
 class ScaffoldConfig(UniformConfig):

@@ -7,13 +7,13 @@ from pydantic import Field
 from torch import Tensor
 
 from flbench.algorithms.base import Algorithm, Paper, Wire
-from flbench.algorithms.parts.mixing import likeness, mix
-from flbench.algorithms.parts.prefixes import prefixed
-from flbench.algorithms.parts.simplex import simplex, softmax_among
 from flbench.algorithms.registry import ALGORITHMS
-from flbench.config import AlgorithmConfig, UniformConfig
-from flbench.tree import only, put_, repeat
-from flbench.types import Dispatch, Message, Results, State, Tree, Update
+from flbench.algorithms.shared.mixing import likeness, mix
+from flbench.algorithms.shared.prefixes import prefixed
+from flbench.algorithms.shared.simplex import simplex, softmax_among
+from flbench.config.schema import AlgorithmConfig, UniformConfig
+from flbench.core.tree import only, put_, repeat
+from flbench.core.types import Dispatch, Message, Results, State, Tree, Update
 
 
 class SlapflConfig(UniformConfig):

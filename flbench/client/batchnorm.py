@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from flbench.client.program import Collector, Map, Step
+from flbench.core.types import Info, Tree, View
 from flbench.models.base import NetSpec
-from flbench.types import Info, Tree, View
 
 
 @dataclass(frozen=True)

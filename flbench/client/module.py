@@ -17,7 +17,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from flbench.client.program import Phase
 from flbench.client.step import local_loss, make_optimizer
-from flbench.types import Batch, Outputs, Tree, View
+from flbench.core.types import Batch, Outputs, Tree, View
 
 
 class ClientModule(LightningModule):

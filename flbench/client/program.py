@@ -11,8 +11,8 @@ from typing import Literal, Protocol
 
 from torch import Tensor
 
-from flbench.config import OptimizerConfig
-from flbench.types import Batch, Info, Rows, Tree, View
+from flbench.config.schema import OptimizerConfig
+from flbench.core.types import Batch, Info, Rows, Tree, View
 
 Reduce = Literal["sum", "min", "max", "rows"]
 

@@ -4,8 +4,8 @@ import torch
 from torch import Tensor
 
 from flbench.client.program import LossTerm
-from flbench.config import OptimizerConfig
-from flbench.types import View
+from flbench.config.schema import OptimizerConfig
+from flbench.core.types import View
 
 
 def local_loss(terms: tuple[LossTerm, ...], view: View) -> Tensor:

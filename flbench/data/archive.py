@@ -8,7 +8,7 @@ import zlib
 from pathlib import Path, PurePosixPath
 from typing import Final, Self
 
-from flbench.errors import DataError
+from flbench.core.errors import DataError
 
 MAX_BYTES: Final = 16 * 2**30
 MAX_ENTRY: Final = 256 * 2**20

@@ -6,11 +6,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flbench.config import TrainConfig
+from flbench.config.schema import TrainConfig
+from flbench.core.rng import Draw
+from flbench.core.types import Batch
 from flbench.data.federation import Federation
 from flbench.data.schemes import Indices
-from flbench.rng import Draw
-from flbench.types import Batch
 
 PIECE = 4096  # samples that are gathered and normalised at once
 

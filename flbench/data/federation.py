@@ -11,12 +11,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from flbench.config import DataConfig, PartitionConfig
-from flbench.data.partition import PARTS, Partition, make, split_client
+from flbench.config.schema import DataConfig, PartitionConfig
+from flbench.core.rng import Draw, generator, uniform
+from flbench.core.types import Rows
+from flbench.data.dataset import Dataset
+from flbench.data.dealing import make, split_client
+from flbench.data.partition import PARTS, Partition
 from flbench.data.schemes import Indices
-from flbench.data.sources import Dataset
-from flbench.rng import Draw, generator, uniform
-from flbench.types import Rows
 
 CROP_PADDING: Final = 4
 

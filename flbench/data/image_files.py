@@ -15,9 +15,9 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from flbench.core.errors import DataError
 from flbench.data.archive import Archive
-from flbench.data.sources import Dataset
-from flbench.errors import DataError
+from flbench.data.dataset import Dataset
 
 SUFFIXES: Final = (".png", ".jpg", ".jpeg", ".webp")
 MAX_PIXELS: Final = 1 << 22

@@ -14,8 +14,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from flbench.data.sources import Dataset, check_labels
-from flbench.errors import DataError
+from flbench.core.errors import DataError
+from flbench.data.dataset import Dataset, check_labels
 
 MAX_BYTES: Final = 16 * 2**30
 

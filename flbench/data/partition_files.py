@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from flbench import files
-from flbench.config import PartitionConfig
+from flbench.config.schema import PartitionConfig
+from flbench.core import files
+from flbench.core.errors import DataError
+from flbench.data.dataset import Dataset
 from flbench.data.npz_files import read_arrays
 from flbench.data.partition import PARTS, Partition, label_hash
-from flbench.data.sources import Dataset
-from flbench.errors import DataError
 
 
 def encode(partition: Partition, dataset: Dataset, config: PartitionConfig) -> tuple[bytes, bytes]:

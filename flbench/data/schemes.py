@@ -6,10 +6,10 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from flbench.config import PartitionConfig
-from flbench.data.sources import Dataset
-from flbench.errors import ConfigError
-from flbench.rng import generator
+from flbench.config.schema import PartitionConfig
+from flbench.core.errors import ConfigError
+from flbench.core.rng import generator
+from flbench.data.dataset import Dataset
 
 Indices = NDArray[np.int64]
 

@@ -13,9 +13,9 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from flbench.core.errors import DataError, did_you_mean
 from flbench.data.archive import Archive
-from flbench.data.sources import Dataset
-from flbench.errors import DataError, did_you_mean
+from flbench.data.dataset import Dataset
 
 MISSING: Final = frozenset({"", "?", "na", "nan", "null", "none"})
 CONTINUOUS: Final = 20  # a label with more values than this must repeat them

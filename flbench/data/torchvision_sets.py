@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from flbench.data.sources import Dataset, Known
-from flbench.errors import DataError
+from flbench.core.errors import DataError
+from flbench.data.dataset import Dataset, Known
 
 # What torchvision raises while it reads files that were cut short or changed.
 DAMAGED = (OSError, EOFError, ValueError, AssertionError, KeyError, IndexError, UnpicklingError)

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from flbench.client.program import LocalProgram, Step
-from flbench.config import EngineConfig, TrainConfig
-from flbench.errors import ConfigError
-from flbench.rng import Draw
-from flbench.types import Dispatch, Message, Results, Tree
+from flbench.config.schema import EngineConfig, TrainConfig
+from flbench.core.errors import ConfigError
+from flbench.core.rng import Draw
+from flbench.core.types import Dispatch, Message, Results, Tree
 
 TF32_SINCE = 8, 0
 """The compute capability from which GPUs have TF32 (Ampere)."""

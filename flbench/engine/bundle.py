@@ -7,7 +7,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from flbench.types import Tree
+from flbench.core.types import Tree
 
 
 @dataclass

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from flbench.client.module import call, mode
-from flbench.types import Tree
+from flbench.core.types import Tree
 
 UNKNOWN = 2**30  # bytes, where the system does not say
 GROUPS = Path("/sys/fs/cgroup")

@@ -15,7 +15,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from flbench.client.program import LocalProgram, Step
-from flbench.config import EngineConfig
+from flbench.config.schema import EngineConfig
+from flbench.core.errors import ConfigError, RunError
+from flbench.core.types import Dispatch, Message, Results, Tree
 from flbench.data.federation import Federation
 from flbench.engine.base import (
     Dispatcher,
@@ -26,8 +28,6 @@ from flbench.engine.base import (
     joined,
     open_device,
 )
-from flbench.errors import ConfigError, RunError
-from flbench.types import Dispatch, Message, Results, Tree
 
 RESTARTS: Final = 3  # of an actor, before the run gives up
 Arrays = dict[str, NDArray[Any]]

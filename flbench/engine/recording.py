@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from flbench.client.program import Collector, merge_context
-from flbench.types import Tree, View
+from flbench.core.types import Tree, View
 
 TOGETHER: Final[Mapping[str, Callable[[Tensor, Tensor], Tensor]]] = {
     "sum": torch.add,

@@ -10,22 +10,15 @@ from torch.amp.grad_scaler import GradScaler
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from flbench.client.program import Collector, LocalProgram, Step
-from flbench.config import EngineConfig
+from flbench.config.schema import EngineConfig
+from flbench.core.tree import is_finite
+from flbench.core.types import Failure, Message, Results
 from flbench.data.federation import Federation
-from flbench.engine.base import (
-    Dispatcher,
-    Gathered,
-    KeptRows,
-    RoundSettings,
-    dtype_of,
-    open_device,
-)
+from flbench.engine.base import Dispatcher, Gathered, KeptRows, RoundSettings, dtype_of, open_device
 from flbench.engine.traced import Traces
 from flbench.engine.workbench import Workbench
 from flbench.engine.worker import Worker
 from flbench.models.base import net_leaves
-from flbench.tree import is_finite
-from flbench.types import Failure, Message, Results
 
 
 class SequentialEngine:

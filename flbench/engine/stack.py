@@ -14,15 +14,15 @@ from torch import Tensor, nn
 
 from flbench.client.module import call, mode, view_of
 from flbench.client.program import Collector, Map, merge_context
+from flbench.core.errors import ConfigError
+from flbench.core.tree import inside
+from flbench.core.types import Batch, Dispatch, Info, Outputs, Tree, View
 from flbench.data.federation import Federation
 from flbench.engine.base import RoundSettings
 from flbench.engine.bundle import Bundle
 from flbench.engine.padding import Padding
 from flbench.engine.recording import TOGETHER
 from flbench.engine.traced import Traces
-from flbench.errors import ConfigError
-from flbench.tree import inside
-from flbench.types import Batch, Dispatch, Info, Outputs, Tree, View
 
 PASS = 8192  # rows of all clients together in one step of a Collector
 

@@ -20,12 +20,12 @@ from torch.optim.sgd import sgd
 from flbench.client.module import freeze_statistics, is_buffer, mode
 from flbench.client.program import Phase
 from flbench.client.step import local_loss, make_optimizer
-from flbench.config import OptimizerConfig
+from flbench.config.schema import OptimizerConfig
+from flbench.core.types import Batch, Tree
 from flbench.data.batches import PIECE
 from flbench.engine import plan
 from flbench.engine.recording import TOGETHER
 from flbench.engine.stack import Stack
-from flbench.types import Batch, Tree
 
 
 def train(stack: Stack, phase: Phase) -> tuple[int, int]:

@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from flbench.types import Tree
+from flbench.core.types import Tree
 
 LOOKS = 3  # steps of a kind, at least, that are taken as they are, to learn how long one takes
 LONGEST = 0.02  # seconds of a step: of a longer one the overhead is a small part

@@ -7,11 +7,11 @@ from torch import Tensor, nn
 
 from flbench.client.module import ClientModule, call, mode, view_of
 from flbench.client.step import local_loss
+from flbench.core.types import Batch, Outputs, Tree
 from flbench.data import batches
 from flbench.engine.base import RoundSettings
 from flbench.engine.recording import Recording
 from flbench.engine.workbench import Workbench
-from flbench.types import Batch, Outputs, Tree
 
 Look = tuple[Tensor, tuple[Tensor | None, ...], list[Tree]]
 """A step's loss, 0-dim, the gradients of what is trained, and what each Collector sees."""

@@ -7,25 +7,18 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from flbench.client.program import Collector, LocalProgram, Map, Phase, Step
-from flbench.config import EngineConfig
+from flbench.config.schema import EngineConfig
+from flbench.core.errors import ConfigError
+from flbench.core.tree import nbytes
+from flbench.core.types import Failure, Message, Results, Tree
 from flbench.data.federation import Federation
 from flbench.engine import memory
-from flbench.engine.base import (
-    Dispatcher,
-    KeptRows,
-    RoundSettings,
-    dtype_of,
-    joined,
-    open_device,
-)
+from flbench.engine.base import Dispatcher, KeptRows, RoundSettings, dtype_of, joined, open_device
 from flbench.engine.padding import mind_padding
 from flbench.engine.stack import Stack, StackBench
 from flbench.engine.stacked_training import train
 from flbench.engine.traced import Traces
-from flbench.errors import ConfigError
 from flbench.models.base import net_leaves
-from flbench.tree import nbytes
-from flbench.types import Failure, Message, Results, Tree
 
 SHARE = 0.25  # of the free memory that a block of clients may take
 COPIES = 6  # of a client's leaves: value, start, gradient, two moments, a new value

@@ -7,9 +7,9 @@ import torch
 from lightning.fabric import Fabric
 from torch import Tensor, nn
 
+from flbench.core.types import Tree
 from flbench.data.federation import Federation
 from flbench.engine.traced import Traces
-from flbench.types import Tree
 
 
 @dataclass(frozen=True)

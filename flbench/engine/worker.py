@@ -7,13 +7,13 @@ from torch import Tensor, nn
 
 from flbench.client.module import ClientModule, mode, view_of
 from flbench.client.program import Collector, Map, Phase, Step
+from flbench.core.tree import inside, is_finite
+from flbench.core.types import Batch, Dispatch, Info, Outputs, Tree
 from flbench.data import batches
 from flbench.engine.base import RoundSettings
 from flbench.engine.recording import Recording
 from flbench.engine.training import Training
 from flbench.engine.workbench import Workbench
-from flbench.tree import inside, is_finite
-from flbench.types import Batch, Dispatch, Info, Outputs, Tree
 
 COLLECT = 512  # samples of one step of a Collector
 

@@ -6,15 +6,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from flbench.losses.similarity import (
-    EPSILON,
-    NEVER,
-    class_sums,
-    full_precision,
-    membership,
-    wide,
-)
-from flbench.types import View
+from flbench.core.types import View
+from flbench.losses.similarity import EPSILON, NEVER, class_sums, full_precision, membership, wide
 
 Form = Literal["class_mean", "mse", "per_sample", "repel"]
 

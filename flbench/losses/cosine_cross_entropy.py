@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from flbench.core.types import View
 from flbench.losses.cross_entropy import mean_cross_entropy
 from flbench.losses.similarity import cosines
-from flbench.types import View
 
 
 def cosine_logits(view: View, directions: str, scale: str) -> Tensor:

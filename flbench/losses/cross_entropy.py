@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from flbench.core.types import View
 from flbench.losses.similarity import masked_mean
-from flbench.types import View
 
 
 def mean_cross_entropy(logits: Tensor, y: Tensor, mask: Tensor) -> Tensor:

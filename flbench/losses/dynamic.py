@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from flbench.core.types import View
 from flbench.losses.linear import Linear
 from flbench.losses.proximal import Proximal
-from flbench.types import View
 
 
 @dataclass(frozen=True)

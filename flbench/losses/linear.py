@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from flbench.types import View
+from flbench.core.types import View
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from flbench.core.types import Tree, View
 from flbench.losses.similarity import full_precision, masked_mean, unit, wide
-from flbench.types import Tree, View
 
 
 @dataclass(frozen=True)

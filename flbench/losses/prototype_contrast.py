@@ -6,8 +6,8 @@ from math import log
 import torch
 from torch import Tensor
 
+from flbench.core.types import View
 from flbench.losses.similarity import NEVER, cosines, masked_mean
-from flbench.types import View
 
 
 @dataclass(frozen=True)

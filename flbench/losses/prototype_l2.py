@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from flbench.core.types import View
 from flbench.losses.similarity import masked_mean
-from flbench.types import View
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from flbench.types import View
+from flbench.core.types import View
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from flbench.core.types import View
 from flbench.losses.similarity import NEVER, class_sums, cosines
-from flbench.types import View
 
 
 @dataclass(frozen=True)

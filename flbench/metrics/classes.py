@@ -7,7 +7,7 @@ from typing import Final, Literal
 import torch
 from torch import Tensor
 
-from flbench.errors import ConfigError
+from flbench.core.errors import ConfigError
 
 SHARE: Final = 0.2  # of the classes are rare by `lowest`, and confusable
 UNDER: Final = 0.05  # of all samples: rare by `share`

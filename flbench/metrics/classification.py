@@ -9,7 +9,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from flbench.metrics.tally import Tally
+from flbench.metrics.confusion import Tally
 
 Figures = dict[str, float | None]
 

@@ -7,10 +7,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from flbench.config import ModelConfig
-from flbench.errors import ConfigError
-from flbench.rng import torch_seed
-from flbench.types import Outputs, Tree
+from flbench.config.schema import ModelConfig
+from flbench.core.errors import ConfigError
+from flbench.core.registry import MODELS
+from flbench.core.rng import torch_seed
+from flbench.core.types import Outputs, Tree
 
 Role = Literal["all", "backbone", "head", "batchnorm", "linear"]
 Norm = Literal["batch", "group", "none"]
@@ -127,12 +128,11 @@ def build(config: ModelConfig, shape: tuple[int, ...], classes: int, seed: int) 
         seed: the run's.
     Raises: ConfigError if the net cannot take such inputs.
     """
-    from flbench.models.registry import MODELS
-
     with torch.random.fork_rng(devices=[]):
         # The CPU's generator alone: `torch.manual_seed` would reseed every GPU as well.
         torch.default_generator.manual_seed(torch_seed(seed, "model"))
-        return MODELS.find(config.name)(config, shape, classes)
+        net: Net = MODELS.find(config.name)(config, shape, classes)
+        return net
 
 
 def describe(net: nn.Module, shape: tuple[int, ...]) -> NetSpec:

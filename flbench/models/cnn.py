@@ -4,7 +4,7 @@ from collections import OrderedDict
 
 from torch import nn
 
-from flbench.config import ModelConfig
+from flbench.config.schema import ModelConfig
 from flbench.models.base import MaxPool, Net, images_only, pad_to
 from flbench.models.registry import MODELS
 

@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 from torch import nn
 
-from flbench.config import ModelConfig
+from flbench.config.schema import ModelConfig
 from flbench.models.base import Net
 from flbench.models.registry import MODELS
 

@@ -1,6 +1,5 @@
 """The nets by name."""
 
-from flbench.models.base import Net
-from flbench.registry import Registry
+from flbench.core.registry import MODELS
 
-MODELS: Registry[type[Net]] = Registry("model", "flbench.models")
+__all__ = ["MODELS"]

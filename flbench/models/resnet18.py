@@ -6,7 +6,7 @@ from typing import ClassVar
 from pydantic import Field
 from torch import Tensor, nn
 
-from flbench.config import ModelConfig
+from flbench.config.schema import ModelConfig
 from flbench.models.base import Net, Norm, images_only, norm_2d
 from flbench.models.registry import MODELS
 

@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 from pydantic import Field
 from torch import nn
 
-from flbench.config import ModelConfig
+from flbench.config.schema import ModelConfig
 from flbench.models.base import MaxPool, Net, Norm, images_only, norm_2d, pad_to
 from flbench.models.registry import MODELS
 

@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from importlib.resources import files
 from typing import Any
 
-from flbench.layers import leaves
-from flbench.reports import pictures
-from flbench.results import Run
+from flbench.config.sources import leaves
+from flbench.reports import figures
+from flbench.results.reading import Run
 
 
 def render(run: Run) -> str:
@@ -24,7 +24,7 @@ def render(run: Run) -> str:
         figures=_figures(summary, moments),
         moments=moments,
         classes=[line for line in run.classes if line["moment"] == "last"],
-        curves=pictures.svg(pictures.curves([(summary["algorithm"], run.rows)])),
+        curves=figures.svg(figures.curves([(summary["algorithm"], run.rows)])),
         settings={key: json.dumps(value) for key, value in leaves(run.config.tree()).items()},
     )
 

@@ -11,13 +11,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, get_args
 
-from flbench.errors import DataError, UserError
+from flbench.core.documents import naming, read_yaml
+from flbench.core.errors import DataError, UserError
 from flbench.tracking import mlflow_store
 from flbench.tracking.mirror import REFUSED, UNREACHED
 from flbench.tracking.mirror_run import Ending, RunMirror
 from flbench.tracking.mirror_study import StudyMirror
 from flbench.tracking.mlflow_entry import Sent
-from flbench.tracking.reading import naming, read_yaml
 
 PAUSE: Final = 1.0  # seconds between two looks at the folder
 LONGEST: Final = 60.0  # seconds between two attempts while the server is away
@@ -77,7 +77,7 @@ def main(arguments: Sequence[str]) -> int:
 
     The writer holds the other end of standard input, and says there how it ended.
     """
-    parser = argparse.ArgumentParser(prog="flbench.tracking.mirror")
+    parser = argparse.ArgumentParser(prog="flbench.tracking.follow")
     parser.add_argument("path", type=Path)
     parser.add_argument("--uri", required=True)
     parser.add_argument("--experiment")
@@ -167,3 +167,7 @@ def _asked(path: Path) -> str | None:
 def _say(text: str) -> None:
     sys.stderr.write(" ".join(text.split()) + "\n")
     sys.stderr.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

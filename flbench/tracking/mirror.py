@@ -2,7 +2,7 @@
 
 The folder is the truth. The process that trains never talks to MLflow: it starts the mirror, and at
 its end says how it ended and waits a few seconds. A server that is away cannot stop or slow a run.
-`python -m flbench.tracking.mirror` is the mirror itself: see `follow`.
+`python -m flbench.tracking.follow` is the mirror itself.
 """
 
 import subprocess
@@ -12,8 +12,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
-from flbench.config import Config, TrackingConfig
-from flbench.errors import ConfigError
+from flbench.config.schema import Config, TrackingConfig
+from flbench.core.errors import ConfigError
 from flbench.tracking import mlflow_store
 from flbench.tracking.mirror_run import Ending
 
@@ -40,7 +40,7 @@ def start(path: Path, config: TrackingConfig) -> "Mirror | None":
         return None
     uri = mlflow_store.address(config.uri)
     # `.` has no name, and a run is found again by its folder's.
-    command = [sys.executable, "-m", "flbench.tracking.mirror", str(path.resolve()), "--uri", uri]
+    command = [sys.executable, "-m", "flbench.tracking.follow", str(path.resolve()), "--uri", uri]
     if config.experiment is not None:
         command += ["--experiment", config.experiment]
     with (path / LOG).open("ab") as log:
@@ -148,9 +148,3 @@ class Mirrors:
             self._tell("finished")
         else:
             self._tell("killed" if issubclass(kind, KeyboardInterrupt) else "failed")
-
-
-if __name__ == "__main__":
-    from flbench.tracking import follow
-
-    sys.exit(follow.main(sys.argv[1:]))

@@ -8,10 +8,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Final, Literal
 
+from flbench.core.documents import milliseconds, naming, read_json, read_yaml
 from flbench.tracking import mlflow_figures, mlflow_files, mlflow_names
 from flbench.tracking.mlflow_entry import KEY, Entry, Place, Sent
 from flbench.tracking.mlflow_store import Store
-from flbench.tracking.reading import milliseconds, naming, read_json, read_yaml
 
 Ending = Literal["finished", "failed", "killed", "unknown"]
 """How the process that writes a folder ended; unknown to one that only finds the folder."""

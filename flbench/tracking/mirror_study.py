@@ -11,14 +11,14 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final
 
-from flbench.errors import DataError
+from flbench.core.documents import naming, read_yaml
+from flbench.core.errors import DataError
 from flbench.tracking import mirror_run as runs
 from flbench.tracking import mlflow_figures, mlflow_files, mlflow_names, mlflow_view
 from flbench.tracking.mirror_run import Ending
 from flbench.tracking.mlflow_entry import KEY, Entry, Place, Sent
-from flbench.tracking.mlflow_folded import draw_scores, show_best, show_finals
 from flbench.tracking.mlflow_store import Store
-from flbench.tracking.reading import naming, read_yaml
+from flbench.tracking.parent_runs import draw_scores, show_best, show_finals
 from flbench.tracking.study_folder import Header, Trial, trials_in, winner
 
 STUDY: Final = "flbench.study"

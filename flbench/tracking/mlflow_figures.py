@@ -6,9 +6,9 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
-from flbench.errors import DataError
+from flbench.core.errors import DataError
+from flbench.results.metrics_file import Row
 from flbench.tracking import mlflow_names
-from flbench.tracking.metrics_file import Row
 from flbench.tracking.mlflow_entry import MOST_FIGURES, Entry, Point
 
 SENT: Final = "mlflow.flbench.sent"

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
+from flbench.core.documents import naming, read_json
 from flbench.tracking import mlflow_names
 from flbench.tracking.mlflow_entry import Entry, digest_of
-from flbench.tracking.reading import naming, read_json
 
 PLAIN: Final = (
     *("config.yaml", "partition.json", "provenance.json", "summary.json", "report.html"),
@@ -68,7 +68,7 @@ def send_partition(entry: Entry, path: Path) -> None:
         return
     import numpy as np
 
-    from flbench.reports import pictures
+    from flbench.reports import figures
 
     with naming(file), np.load(file, allow_pickle=False) as arrays:
         if "train_counts" not in arrays:  # of an earlier version
@@ -76,7 +76,7 @@ def send_partition(entry: Entry, path: Path) -> None:
         counts = arrays["train_counts"]
     about = read_json(path / "partition.json")
     with naming(path / "partition.json"):
-        figure = pictures.partition_table(counts, about["classes"], about["dataset"])
+        figure = figures.partition_table(counts, about["classes"], about["dataset"])
     entry.client.log_figure(entry.id, figure, PICTURE)
     entry.has(PICTURE, digest)
 

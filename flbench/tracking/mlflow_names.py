@@ -5,8 +5,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from flbench.layers import leaves
-from flbench.tracking.metrics_file import Row
+from flbench.config.sources import leaves
+from flbench.results.metrics_file import Row
 
 LEFT_OUT = ("tracking.",)
 """Keys that say nothing of a run."""

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from flbench.errors import ConfigError, UserError
+from flbench.core.errors import ConfigError, UserError
 from flbench.tracking import mlflow_view
 
 INSTALL: Final = "MLflow is not installed. Install it: pip install 'flbench[mlflow]'"

@@ -12,7 +12,7 @@ from urllib.error import URLError
 from urllib.parse import urlsplit
 from urllib.request import urlopen
 
-from flbench.errors import RunError, UserError
+from flbench.core.errors import RunError, UserError
 from flbench.tracking import mlflow_store, mlflow_view
 from flbench.tracking.mirror_study import STUDY
 from flbench.tracking.mlflow_store import Store

@@ -6,9 +6,9 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, Self
 
-from flbench.errors import DataError
+from flbench.core.documents import milliseconds, naming, read_json
+from flbench.core.errors import DataError
 from flbench.tracking.mirror_run import summary_of
-from flbench.tracking.reading import milliseconds, naming, read_json
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ def _trial(file: Path) -> Trial:
 def winner(trials: Sequence[Trial]) -> Trial | None:
     """Return the finished trial with the best score, of equal ones the lowest index.
 
-    The same one as `flbench.search.results.best`, which the mirror does not import: it is heavy.
+    The same one as `flbench.tuning.results.best`, which the mirror does not import: it is heavy.
     """
     able = [(trial.score, trial) for trial in trials if trial.state == "finished"]
     scored = [(score, trial) for score, trial in able if score is not None]

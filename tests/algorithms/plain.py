@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from flbench.experiment import Experiment
+from flbench.core.rng import Draw
+from flbench.core.tree import digest
+from flbench.core.types import Outputs, Tree
+from flbench.experiment.assembly import Experiment
+from flbench.experiment.rounds import settings_of
 from flbench.models.base import net_leaves
-from flbench.rng import Draw
-from flbench.rounds import settings_of
-from flbench.tree import digest
-from flbench.types import Outputs, Tree
 from tests.support import build
 
 LR, EPOCHS, ROUNDS = 0.1, 2, 3

@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from flbench import checkpoint
-from flbench.algorithms.parts.mixing import likeness
-from flbench.algorithms.parts.splitting import bipartition, norms
-from flbench.rounds import settings_of
-from flbench.types import Message, Results, State
+from flbench.algorithms.shared.mixing import likeness
+from flbench.algorithms.shared.splitting import bipartition, norms
+from flbench.core.types import Message, Results, State
+from flbench.experiment import checkpoint
+from flbench.experiment.rounds import settings_of
 from tests.algorithms.test_contract import played
 from tests.support import build, run, write_npz
 

@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 import torch
 
-from flbench import checkpoint, experiment, rounds
 from flbench.algorithms import ALGORITHMS
 from flbench.client.program import Map, Phase
-from flbench.errors import ConfigError
-from flbench.layers import Layer, from_overrides
-from flbench.resolve import resolve
-from flbench.rounds import visible
-from flbench.tree import digest, is_finite
-from flbench.types import Dispatch, Message, State
-from flbench.wire import seal, seal_dispatch
+from flbench.config.resolve import resolve
+from flbench.config.sources import Layer, from_overrides
+from flbench.core.errors import ConfigError
+from flbench.core.tree import digest, is_finite
+from flbench.core.types import Dispatch, Message, State
+from flbench.experiment import assembly, checkpoint, lifecycle, rounds
+from flbench.experiment.communication import seal, seal_dispatch
+from flbench.experiment.rounds import visible
 from tests.support import SMALL, Silent, build, run, summary_of, write_npz
 
 METHODS = ALGORITHMS.load()
@@ -33,7 +33,7 @@ def with_method(name: str, *overrides: str) -> tuple[str, ...]:
     return (f"algorithm.name={name}", *NET, *overrides)
 
 
-def played(built: experiment.Experiment, state: State, ids=None) -> tuple[State, object]:
+def played(built: assembly.Experiment, state: State, ids=None) -> tuple[State, object]:
     """One round, without files."""
     stage = built.algorithm.stages()[state.stage]
     settings = rounds.settings_of(built.config, built.algorithm, state, setup=stage.setup)
@@ -41,7 +41,7 @@ def played(built: experiment.Experiment, state: State, ids=None) -> tuple[State,
     return rounds.exchange(built.algorithm, state, trained).state, trained.results
 
 
-def after(built: experiment.Experiment, rounds: int = 2) -> State:
+def after(built: assembly.Experiment, rounds: int = 2) -> State:
     state = built.start()
     while state.round < rounds:
         state, _ = played(built, state)
@@ -120,10 +120,10 @@ def test_crash_and_resume_end_like_the_straight_run(straight, tmp_path, when):
     items = [*SMALL, f"output.dir={tmp_path}", *with_method(name, "output.checkpoint_every=2")]
     config, origins = resolve([from_overrides(items)])
     with pytest.raises(CrashError):
-        experiment.run(config, origins, Crashing(when))
+        lifecycle.run(config, origins, Crashing(when))
     [folder] = tmp_path.glob("*/*")
 
-    experiment.resume(folder, Layer({}), Silent())
+    lifecycle.resume(folder, Layer({}), Silent())
 
     assert summary_of(folder)["weights_digest"] == summary["weights_digest"]
     assert (folder / "metrics.csv").read_bytes() == (path / "metrics.csv").read_bytes()

@@ -1,12 +1,12 @@
 import pytest
 import torch
 
-from flbench import rounds
-from flbench.algorithms.parts.sharpness import Sharpness
+from flbench.algorithms.shared.sharpness import Sharpness
 from flbench.client.program import LocalProgram
+from flbench.core.tree import digest
+from flbench.core.types import Batch
+from flbench.experiment import rounds
 from flbench.models.base import net_leaves
-from flbench.tree import digest
-from flbench.types import Batch
 from tests.algorithms.test_contract import after
 from tests.support import build, run
 

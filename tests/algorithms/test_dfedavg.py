@@ -1,9 +1,9 @@
 import pytest
 import torch
 
-from flbench.errors import ConfigError
+from flbench.core.errors import ConfigError
+from flbench.core.tree import digest
 from flbench.models.base import net_leaves
-from flbench.tree import digest
 from tests.algorithms.test_contract import after
 from tests.support import build
 

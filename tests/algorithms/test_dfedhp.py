@@ -7,14 +7,14 @@ import torch
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
-from flbench import rounds
 from flbench.algorithms import ALGORITHMS
-from flbench.algorithms.parts import gossip
-from flbench.algorithms.parts.generation import HypernetworkConfig
-from flbench.algorithms.parts.gossip import Gossip
-from flbench.algorithms.parts.hypernetwork import LEAVES, PHI
+from flbench.algorithms.shared import gossip
+from flbench.algorithms.shared.generation import HypernetworkConfig
+from flbench.algorithms.shared.gossip import Gossip
+from flbench.algorithms.shared.hypernetwork import LEAVES, PHI
 from flbench.client.program import LocalProgram, Map, Phase
-from flbench.errors import ConfigError
+from flbench.core.errors import ConfigError
+from flbench.experiment import rounds
 from tests.algorithms.test_contract import after
 from tests.support import build, run
 

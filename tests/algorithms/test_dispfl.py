@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from flbench import rounds
-from flbench.algorithms.parts.sparse import MASK
+from flbench.algorithms.shared.sparse import MASK
+from flbench.experiment import rounds
 from flbench.models.base import net_leaves
 from tests.algorithms.test_contract import after
 from tests.support import build, run

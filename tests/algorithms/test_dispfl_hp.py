@@ -3,10 +3,10 @@ import pytest
 import torch
 from torch.func import functional_call
 
-from flbench import rounds
-from flbench.algorithms.parts import gossip
-from flbench.algorithms.parts.hypernetwork import LEAVES
-from flbench.algorithms.parts.sparse import MASK
+from flbench.algorithms.shared import gossip
+from flbench.algorithms.shared.hypernetwork import LEAVES
+from flbench.algorithms.shared.sparse import MASK
+from flbench.experiment import rounds
 from tests.algorithms.test_contract import after
 from tests.algorithms.test_dfedhp import ROUGH, SMALL, SmallChunks
 from tests.support import build

@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from flbench.algorithms.parts.ala import Settled
+from flbench.algorithms.shared.ala import Settled
+from flbench.core.tree import digest
+from flbench.core.types import Rows
+from flbench.experiment.rounds import settings_of
 from flbench.models.base import net_leaves
-from flbench.rounds import settings_of
-from flbench.tree import digest
-from flbench.types import Rows
 from tests.algorithms.test_contract import played
 from tests.support import build, run
 

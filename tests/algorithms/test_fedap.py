@@ -6,9 +6,9 @@ from functools import partial
 import pytest
 import torch
 
-from flbench import rounds
-from flbench.algorithms.parts.moments import distances, near_ones
-from flbench.errors import ConfigError
+from flbench.algorithms.shared.moments import distances, near_ones
+from flbench.core.errors import ConfigError
+from flbench.experiment import rounds
 from flbench.models.base import net_leaves
 from tests.algorithms.test_contract import after, played
 from tests.support import build, run

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from flbench import rounds
-from flbench.errors import ConfigError
+from flbench.core.errors import ConfigError
+from flbench.experiment import rounds
 from tests.algorithms.plain import (
     EPOCHS,
     FULL,

@@ -2,8 +2,8 @@
 
 import pytest
 
-from flbench.errors import ConfigError
-from flbench.tree import only
+from flbench.core.errors import ConfigError
+from flbench.core.tree import only
 from tests.algorithms.plain import EPOCHS, FULL, Plain, assert_close, deployed, lenet5_bytes
 from tests.algorithms.test_contract import after
 from tests.support import build

@@ -7,12 +7,12 @@ from itertools import pairwise
 import pytest
 import torch
 
-from flbench.algorithms.parts.votes import least, majority
+from flbench.algorithms.shared.votes import least, majority
+from flbench.core.errors import ConfigError
+from flbench.core.types import Message, Results, State
 from flbench.data import batches
-from flbench.errors import ConfigError
+from flbench.experiment.rounds import exchange, settings_of, train
 from flbench.models.base import net_leaves
-from flbench.rounds import exchange, settings_of, train
-from flbench.types import Message, Results, State
 from tests.algorithms.test_contract import after, played
 from tests.support import build, run
 

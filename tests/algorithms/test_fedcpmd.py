@@ -9,11 +9,11 @@ import pytest
 import torch
 from scipy import integrate
 
-from flbench.errors import ConfigError
+from flbench.core.errors import ConfigError
+from flbench.core.rng import Draw
+from flbench.core.types import Message, Results, State
+from flbench.experiment.rounds import exchange, settings_of, train, visible
 from flbench.models.base import net_leaves
-from flbench.rng import Draw
-from flbench.rounds import exchange, settings_of, train, visible
-from flbench.types import Message, Results, State
 from tests.algorithms.test_contract import after, played
 from tests.support import build, run
 

@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from flbench.errors import ConfigError
+from flbench.core.errors import ConfigError
+from flbench.core.types import Message, Results
 from flbench.models.base import net_leaves
-from flbench.types import Message, Results
 from tests.algorithms.test_contract import played
 from tests.support import build, config_of, run, write_npz
 

@@ -5,12 +5,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from flbench import rounds
 from flbench.client.program import Collector, Phase
-from flbench.errors import ConfigError
-from flbench.rng import Draw
-from flbench.rounds import visible
-from flbench.tree import take
+from flbench.core.errors import ConfigError
+from flbench.core.rng import Draw
+from flbench.core.tree import take
+from flbench.experiment import rounds
+from flbench.experiment.rounds import visible
 from tests.algorithms.test_contract import after, played
 from tests.support import build, run
 

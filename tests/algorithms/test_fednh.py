@@ -5,12 +5,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from flbench import rounds
 from flbench.algorithms.fednh import LEAST, by_cosine, keep_positive
-from flbench.algorithms.parts.directions import far_apart
+from flbench.algorithms.shared.directions import far_apart
 from flbench.client.program import Phase
-from flbench.errors import ConfigError
-from flbench.types import Message, Results, State
+from flbench.core.errors import ConfigError
+from flbench.core.types import Message, Results, State
+from flbench.experiment import rounds
 from tests.algorithms.plain import (
     EPOCHS,
     FULL,

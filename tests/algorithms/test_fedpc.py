@@ -6,17 +6,17 @@ from math import exp
 import pytest
 import torch
 
-from flbench import rounds
 from flbench.algorithms.base import Algorithm, state_of
-from flbench.algorithms.parts.groups import TABLE
-from flbench.algorithms.parts.prototypes import NearestPrototype
+from flbench.algorithms.shared.groups import TABLE
+from flbench.algorithms.shared.prototypes import NearestPrototype
 from flbench.client.program import Phase
-from flbench.config import AlgorithmConfig
-from flbench.errors import UserError
+from flbench.config.schema import AlgorithmConfig
+from flbench.core.errors import UserError
+from flbench.core.types import Message, Results, Rows, State
+from flbench.experiment import rounds
 from flbench.losses import ClassPull
 from flbench.models.base import net_leaves
-from flbench.tracking.metrics_file import read
-from flbench.types import Message, Results, Rows, State
+from flbench.results.metrics_file import read
 from tests.algorithms.plain import Plain
 from tests.algorithms.test_contract import after, fingerprint, played
 from tests.support import build, run, write_npz

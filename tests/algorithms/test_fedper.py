@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from flbench.errors import ConfigError
-from flbench.rounds import settings_of
-from flbench.tree import only
+from flbench.core.errors import ConfigError
+from flbench.core.tree import only
+from flbench.experiment.rounds import settings_of
 from tests.algorithms.plain import (
     EPOCHS,
     FULL,

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from flbench.algorithms.fedproto import NearestPrototype
-from flbench.types import Message, Results, State
+from flbench.core.types import Message, Results, State
 from tests.losses.support import case
 from tests.support import build, run
 

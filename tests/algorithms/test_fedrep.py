@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from flbench import rounds
 from flbench.client.program import Phase
-from flbench.errors import ConfigError
-from flbench.tree import only
+from flbench.core.errors import ConfigError
+from flbench.core.tree import only
+from flbench.experiment import rounds
 from tests.algorithms.plain import (
     EPOCHS,
     FULL,

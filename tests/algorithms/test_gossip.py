@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from flbench import rounds
 from flbench.algorithms.dfedavg import DFedAvg
-from flbench.algorithms.parts import gossip
-from flbench.tree import only, put_
+from flbench.algorithms.shared import gossip
+from flbench.core.tree import only, put_
+from flbench.experiment import rounds
 from tests.algorithms.test_contract import after, played
 from tests.algorithms.test_dfedhp import SmallChunks
 from tests.algorithms.test_identities import POLICIES

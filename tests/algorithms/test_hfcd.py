@@ -6,14 +6,14 @@ from math import exp
 import pytest
 import torch
 
-from flbench.algorithms.parts import prototypes
-from flbench.algorithms.parts.similarities import mean_similarity
+from flbench.algorithms.shared import prototypes
+from flbench.algorithms.shared.similarities import mean_similarity
 from flbench.client.batchnorm import recalibrate
 from flbench.client.program import Collector, LocalProgram, Phase
+from flbench.core.tree import take
+from flbench.core.types import Dispatch, Message, Results, State
+from flbench.experiment.rounds import settings_of
 from flbench.losses.similarity import cosines
-from flbench.rounds import settings_of
-from flbench.tree import take
-from flbench.types import Dispatch, Message, Results, State
 from tests.algorithms.test_contract import after
 from tests.support import build, run
 

@@ -5,8 +5,8 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from flbench.rounds import settings_of
-from flbench.types import Message, Results
+from flbench.core.types import Message, Results
+from flbench.experiment.rounds import settings_of
 from tests.algorithms.plain import (
     EPOCHS,
     FULL,

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch.nn.functional import cosine_similarity, cross_entropy, linear, relu
 
+from flbench.experiment.rounds import settings_of
 from flbench.models.base import net_leaves
-from flbench.rounds import settings_of
 from tests.algorithms.test_contract import played
 from tests.support import build, run
 

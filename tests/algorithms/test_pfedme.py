@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from flbench.errors import ConfigError
-from flbench.rounds import settings_of
+from flbench.core.errors import ConfigError
+from flbench.experiment.rounds import settings_of
 from tests.algorithms.plain import (
     EPOCHS,
     FULL,

@@ -6,9 +6,9 @@ from math import log
 import pytest
 import torch
 
-from flbench import rounds
-from flbench.rounds import visible
-from flbench.types import Message, Results
+from flbench.core.types import Message, Results
+from flbench.experiment import rounds
+from flbench.experiment.rounds import visible
 from tests.algorithms.test_contract import after, played
 from tests.support import build, run
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from flbench.errors import ConfigError
+from flbench.core.errors import ConfigError
 from tests.algorithms.plain import (
     EPOCHS,
     FULL,

@@ -5,9 +5,9 @@ from math import exp
 import pytest
 import torch
 
-from flbench import rounds
-from flbench.errors import ConfigError
-from flbench.types import Message, Results
+from flbench.core.errors import ConfigError
+from flbench.core.types import Message, Results
+from flbench.experiment import rounds
 from tests.algorithms.test_contract import after, played
 from tests.support import build, run
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import torch
 
 from flbench.algorithms.base import Deployment
-from flbench.rounds import settings_of
-from flbench.types import Dispatch, Message, Tree
+from flbench.core.types import Dispatch, Message, Tree
+from flbench.experiment.rounds import settings_of
 from tests.support import build
 
 SCALED = "backbone.conv1.weight"

@@ -5,13 +5,13 @@ from torch import nn
 
 from flbench.client.module import ClientModule, apply, mode
 from flbench.client.program import LocalProgram, Phase
-from flbench.config import OptimizerConfig, TrainConfig
+from flbench.config.schema import OptimizerConfig, TrainConfig
+from flbench.core.rng import Draw
+from flbench.core.types import Dispatch
 from flbench.data import batches
 from flbench.engine.base import RoundSettings
 from flbench.losses import CrossEntropy, Proximal
 from flbench.models.base import net_leaves
-from flbench.rng import Draw
-from flbench.types import Dispatch
 from tests.support import build
 
 

@@ -2,9 +2,9 @@ import numpy as np
 import pytest
 import torch
 
-from flbench.config import TrainConfig
+from flbench.config.schema import TrainConfig
+from flbench.core.rng import Draw
 from flbench.data import batches
-from flbench.rng import Draw
 from tests.support import build
 
 

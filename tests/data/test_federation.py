@@ -4,11 +4,12 @@ import numpy as np
 import pytest
 import torch
 
-from flbench.config import DataConfig, PartitionConfig
+from flbench.config.schema import DataConfig, PartitionConfig
+from flbench.core.rng import Draw
+from flbench.core.types import Rows
+from flbench.data.dataset import Dataset
 from flbench.data.federation import augment, build
-from flbench.data.sources import Dataset, digits
-from flbench.rng import Draw
-from flbench.types import Rows
+from flbench.data.sources import digits
 
 
 def table(x: np.ndarray, groups: np.ndarray) -> Dataset:

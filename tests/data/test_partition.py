@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flbench.config import PartitionConfig
+from flbench.config.schema import PartitionConfig
+from flbench.core.errors import ConfigError, DataError
+from flbench.core.rng import generator
 from flbench.data import partition, partition_files, sources
-from flbench.data.partition import repair, split_client
+from flbench.data.dataset import Dataset
+from flbench.data.dealing import repair, split_client
 from flbench.data.schemes import dirichlet, largest_remainder
-from flbench.data.sources import Dataset
-from flbench.errors import ConfigError, DataError
-from flbench.rng import generator
 
 
 def dataset(n: int = 600, classes: int = 6, groups: int | None = None) -> Dataset:

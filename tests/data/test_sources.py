@@ -7,10 +7,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from flbench import catalogue
-from flbench.config import DataConfig
-from flbench.data import archive, image_files, npz_files, sources, table_files
-from flbench.errors import DataError
+from flbench.config.schema import DataConfig
+from flbench.core.errors import DataError
+from flbench.data import archive, catalogue, image_files, npz_files, sources, table_files
 from tests.support import write_npz
 
 

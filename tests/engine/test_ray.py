@@ -7,12 +7,13 @@ import signal
 import pytest
 import torch
 
-from flbench import cli, rounds
 from flbench.algorithms import ALGORITHMS
+from flbench.cli import app
 from flbench.client.program import Collector
-from flbench.errors import ConfigError
-from flbench.tree import digest
-from flbench.types import Rows
+from flbench.core.errors import ConfigError
+from flbench.core.tree import digest
+from flbench.core.types import Rows
+from flbench.experiment import rounds
 from tests.engine.test_vectorized import REDUCE, Count
 from tests.support import SMALL, build, config_of, run
 
@@ -154,7 +155,7 @@ class TestWithoutAClusterOfTheTests:
     def test_address_without_a_cluster_is_one_message(self, capsys, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
 
-        code = cli.main(["run", *SMALL, "engine.name=ray", "engine.address=127.0.0.1:1"])
+        code = app.main(["run", *SMALL, "engine.name=ray", "engine.address=127.0.0.1:1"])
 
         error = capsys.readouterr().err
         assert code == 2

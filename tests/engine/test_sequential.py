@@ -11,15 +11,15 @@ import torch
 
 from flbench.client.module import apply
 from flbench.client.program import Collector, LocalProgram, Map, Phase
-from flbench.config import OptimizerConfig, TrainConfig
+from flbench.config.schema import OptimizerConfig, TrainConfig
+from flbench.core.errors import ConfigError
+from flbench.core.rng import Draw
+from flbench.core.types import Dispatch, Message, Rows
 from flbench.data import batches
 from flbench.engine.base import RoundSettings, open_device
 from flbench.engine.sequential import SequentialEngine
-from flbench.errors import ConfigError
 from flbench.losses import CrossEntropy
 from flbench.models.base import net_leaves
-from flbench.rng import Draw
-from flbench.types import Dispatch, Message, Rows
 from tests.support import build, config_of
 
 SGD = OptimizerConfig(lr=0.05)

@@ -10,12 +10,12 @@ import torch
 from torch.nn.functional import batch_norm
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from flbench import rounds
 from flbench.algorithms import ALGORITHMS
 from flbench.client.program import Collector, LocalProgram
+from flbench.core.types import Dispatch
 from flbench.engine import traced
 from flbench.engine.traced import Traces, shapes, written_down
-from flbench.types import Dispatch
+from flbench.experiment import rounds
 from tests.support import build
 
 

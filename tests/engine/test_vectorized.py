@@ -6,15 +6,15 @@ import pytest
 import torch
 
 from flbench.client.program import Collector, LocalProgram, Map, Phase
-from flbench.config import OptimizerConfig, TrainConfig
+from flbench.config.schema import OptimizerConfig, TrainConfig
+from flbench.core.errors import ConfigError
+from flbench.core.rng import Draw
+from flbench.core.types import Dispatch, Message, Rows
 from flbench.engine import stacked_training
 from flbench.engine.base import RoundSettings
 from flbench.engine.bundle import Bundle
 from flbench.engine.padding import mind_padding
-from flbench.errors import ConfigError
 from flbench.losses import CrossEntropy, Proximal
-from flbench.rng import Draw
-from flbench.types import Dispatch, Message, Rows
 from tests.support import build, config_of
 
 TINY = 1e-9

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from flbench.types import Batch, Outputs, Tree, View
+from flbench.core.types import Batch, Outputs, Tree, View
 
 TINY = 1e-12  # float64 sums in another order
 

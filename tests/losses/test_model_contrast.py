@@ -5,8 +5,8 @@ from math import exp, log
 import pytest
 import torch
 
+from flbench.core.types import Batch, Outputs, View
 from flbench.losses import ModelContrast
-from flbench.types import Batch, Outputs, View
 
 TINY = 1e-12  # float64 sums in another order
 TERM = ModelContrast(("net",), temperature=0.5)

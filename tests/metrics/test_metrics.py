@@ -6,10 +6,10 @@ import torch
 from sklearn import metrics as sk
 from torchmetrics.functional.classification import multiclass_accuracy, multiclass_f1_score
 
-from flbench.errors import ConfigError
+from flbench.core.errors import ConfigError
 from flbench.metrics.classes import confusable_classes, rare_classes, read_confusion
 from flbench.metrics.classification import per_class, per_client, personal_on_common, pooled
-from flbench.metrics.tally import Tally, confusion
+from flbench.metrics.confusion import Tally, confusion
 
 CLOSE = 1e-6  # torchmetrics counts in float32
 

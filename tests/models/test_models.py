@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from flbench.errors import ConfigError
+from flbench.core.errors import ConfigError
 from flbench.models import MODELS
 from flbench.models.base import MaxPool, build, describe, net_leaves, padding_note
 

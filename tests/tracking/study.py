@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from flbench.tracking import metrics_file
+from flbench.results import metrics_file
 
 SEEDS = 2
 BEGIN = datetime(2026, 11, 21, 12, tzinfo=UTC)

@@ -14,10 +14,11 @@ import pytest
 
 pytest.importorskip("mlflow")
 
-from flbench import cli
-from flbench.config import TrackingConfig
-from flbench.errors import ConfigError
-from flbench.tracking import follow, metrics_file, mirror, mlflow_store, mlflow_ui
+from flbench.cli import app
+from flbench.config.schema import TrackingConfig
+from flbench.core.errors import ConfigError
+from flbench.results import metrics_file
+from flbench.tracking import follow, mirror, mlflow_store, mlflow_ui
 from tests.support import SMALL, run
 from tests.tracking import study
 from tests.tracking.reading import entries, history, only
@@ -112,7 +113,7 @@ def test_run_is_mirrored_by_a_process_of_its_own(tmp_path):
 
 def test_server_that_never_answers_costs_a_sentence_and_no_more(tmp_path, capsys):
     with black_hole() as uri:
-        code = cli.main(["run", *RUN, f"output.dir={tmp_path}", f"tracking.uri={uri}"])
+        code = app.main(["run", *RUN, f"output.dir={tmp_path}", f"tracking.uri={uri}"])
 
     said = capsys.readouterr().err
     [folder] = tmp_path.glob("digits-dirichlet/*")
@@ -144,7 +145,7 @@ def test_killed_run_is_told_and_its_resumption_goes_on_in_the_same_entry(tmp_pat
     wait(lambda: is_free(folder))
     killed = only(store, folder)
 
-    code = cli.main(["run", "--resume", str(folder)])
+    code = app.main(["run", "--resume", str(folder)])
 
     resumed = only(store, folder)
     assert code == 0
@@ -194,7 +195,7 @@ def test_server_that_comes_late_or_dies_loses_nothing(finished, tmp_path, capsys
     assert not nothing
     assert more.files > 5
     assert not capsys.readouterr().out  # MLflow would print two lines for each run
-    assert cli.main(["sync", str(path), "--uri", uri]) == 2
+    assert app.main(["sync", str(path), "--uri", uri]) == 2
     assert f"MLflow at {uri} was not reached (connection refused)" in capsys.readouterr().err
 
 
@@ -237,15 +238,15 @@ def test_ui_serves_the_store_until_it_is_interrupted(finished, tmp_path):
 
 def test_ui_says_what_is_in_its_way(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    nothing = cli.main(["ui"])
+    nothing = app.main(["ui"])
     (tmp_path / "x.db").touch()
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
         port = str(other.getsockname()[1])
-        taken = cli.main(["ui", "--uri", f"sqlite:///{tmp_path}/x.db", "--port", port])
+        taken = app.main(["ui", "--uri", f"sqlite:///{tmp_path}/x.db", "--port", port])
     monkeypatch.setattr(mlflow_store, "installed", lambda: False)
-    missing = cli.main(["ui"])
+    missing = app.main(["ui"])
 
     said = capsys.readouterr().err
     assert [nothing, taken, missing] == [2, 2, 2]
@@ -263,7 +264,7 @@ def test_ui_says_what_is_in_its_way(tmp_path, monkeypatch, capsys):
 def test_sync_refuses_what_is_no_run(tmp_path, capsys, make, said):
     make(tmp_path / "x")
 
-    code = cli.main(["sync", str(tmp_path / "x"), "--uri", f"sqlite:///{tmp_path}/y.db"])
+    code = app.main(["sync", str(tmp_path / "x"), "--uri", f"sqlite:///{tmp_path}/y.db"])
 
     assert code == 2
     assert said in capsys.readouterr().err
@@ -273,7 +274,7 @@ def test_sync_refuses_what_is_no_run(tmp_path, capsys, make, said):
 def test_sync_refuses_a_folder_that_is_being_mirrored(finished, tmp_path, capsys):
     path = shutil.copytree(finished, tmp_path / "busy")
     with follow._alone(path):
-        code = cli.main(["sync", str(path), "--uri", f"sqlite:///{tmp_path}/y.db"])
+        code = app.main(["sync", str(path), "--uri", f"sqlite:///{tmp_path}/y.db"])
 
     assert code == 2
     assert "another process is sending" in capsys.readouterr().err
@@ -297,7 +298,7 @@ def test_damaged_file_is_told_and_not_a_traceback(finished, tmp_path, capsys, na
     path = shutil.copytree(finished, tmp_path / "damaged")
     (path / name).write_text(text)
 
-    code = cli.main(["sync", str(path), "--uri", f"sqlite:///{tmp_path}/y.db"])
+    code = app.main(["sync", str(path), "--uri", f"sqlite:///{tmp_path}/y.db"])
 
     said = capsys.readouterr().err
     assert code == 2

@@ -10,10 +10,11 @@ import yaml
 
 pytest.importorskip("mlflow")
 
-from flbench.errors import DataError, UserError
-from flbench.layers import leaves
-from flbench.tracking import follow, metrics_file, mlflow_names
-from flbench.tracking.metrics_file import Row
+from flbench.config.sources import leaves
+from flbench.core.errors import DataError, UserError
+from flbench.results import metrics_file
+from flbench.results.metrics_file import Row
+from flbench.tracking import follow, mlflow_names
 from tests.support import interrupted_run, run
 from tests.tracking.reading import counts, entries, history, only
 
@@ -203,15 +204,15 @@ def test_run_is_found_again_from_within_its_folder(store, copied, monkeypatch):
 
 
 def test_interrupted_run_is_killed_and_its_resumption_goes_on_in_the_same_entry(store, tmp_path):
-    from flbench import experiment
-    from flbench.layers import Layer
+    from flbench.config.sources import Layer
+    from flbench.experiment import lifecycle
     from tests.support import Silent
 
     path = interrupted_run(tmp_path, "algorithm=fedavg")
     follow.sync(path, store.uri)
     killed = only(store, path)
 
-    experiment.resume(path, Layer({}), Silent())
+    lifecycle.resume(path, Layer({}), Silent())
     follow.sync(path, store.uri)
 
     resumed = only(store, path)

@@ -7,8 +7,9 @@ import pytest
 
 pytest.importorskip("mlflow")
 
-from flbench.errors import DataError, UserError
-from flbench.tracking import follow, metrics_file, mlflow_names, mlflow_view
+from flbench.core.errors import DataError, UserError
+from flbench.results import metrics_file
+from flbench.tracking import follow, mlflow_names, mlflow_view
 from tests.support import run
 from tests.tracking import study
 from tests.tracking.reading import entries, history

@@ -5,10 +5,10 @@ import random
 
 import pytest
 
-from flbench.errors import DataError
-from flbench.search import results
+from flbench.core.errors import DataError
 from flbench.tracking import study_folder
-from tests.search.studies import begin, trial, write
+from flbench.tuning import results
+from tests.tuning.studies import begin, trial, write
 
 SCORES = (None, float("nan"), float("inf"), float("-inf"), -1.0, 0.0, 0.5, 0.75, 1, 1.0)
 

@@ -1,0 +1,232 @@
+"""Who mixes whose model in a round, and with which weights: mixing rows of decentralised methods.
+
+A graph is a bool matrix; `graph[i, j]` says that j sends and i mixes. Its diagonal is False.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from math import ceil, pi, sqrt
+from typing import Any, Final, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.sparse.csgraph import connected_components
+from torch import Tensor
+
+from flbench.core.rng import Draw, generator
+
+Name = Literal[
+    "random", "ring", "grid", "exponential", "complete", "star", "erdos_renyi", "k_regular"
+]
+Mixing = Literal["uniform", "metropolis"]
+Links = NDArray[np.bool_]
+
+LINKS, ACTIVE = 0x11A7, 0xAC71  # keys of the streams; no round reaches them
+SWAPS: Final = 10  # tried per link: more change nothing that can be seen
+
+
+@dataclass(frozen=True)
+class Topology:
+    """A network of clients.
+
+    `random` is drawn anew in each round, among the clients of the round. All others are networks of
+    the N clients that last for the whole run, of which a round has the part between its clients:
+    an absent client passes nothing on. All are undirected but for `random` and `exponential`,
+    which `symmetric` makes so.
+
+    Attributes:
+        name: its kind (see `NETWORKS`, and `random`: everyone mixes `neighbours` others).
+        neighbours: of a client under `random` and `k_regular`, on average under `erdos_renyi`; at
+            most all others.
+        symmetric: `random`: k-regular and undirected, drawn in each round. `exponential`: clients
+            also send to those that they mix.
+        edge_probability: of each link under `erdos_renyi`; None for `neighbours` on average.
+        active: probability that a client of the round exchanges at all.
+    """
+
+    name: Name = "random"
+    neighbours: int = 10
+    symmetric: bool = False
+    edge_probability: float | None = None
+    active: float = 1.0
+
+    def graph(self, draw: Draw, ids: Tensor) -> Tensor:
+        """Return the graph [K, K] of the clients `ids` [K] in a round, in their order.
+
+        It depends on the seed, the round and the set of clients, not on their order.
+        """
+        among, back = torch.sort(ids)[0].numpy(), torch.argsort(torch.argsort(ids)).numpy()
+        if self.name == "random":
+            links = self._drawn(draw, len(among))
+        else:
+            links = self.network(draw.seed, draw.clients)[np.ix_(among, among)]
+        if self.active < 1.0:
+            awake = draw.method(ACTIVE).random(draw.clients)[among] < self.active
+            links = links & awake[:, None] & awake
+        return torch.from_numpy(links[np.ix_(back, back)])
+
+    def network(self, seed: int, clients: int) -> Links:
+        """Return the graph [N, N] that lasts for the run. Not for `random`, which has none."""
+        return _network(self, seed, clients)
+
+    def is_complete(self, seed: int, clients: int) -> bool:
+        """Return whether all N clients mix all others in every round in which all take part."""
+        if self.active < 1.0:
+            return False
+        if self.name == "random":
+            return self.neighbours >= clients - 1
+        return int(self.network(seed, clients).sum()) == clients * (clients - 1)
+
+    def _drawn(self, draw: Draw, count: int) -> Links:
+        """Return the graph [K, K] of `random` in one round."""
+        rng = draw.method(LINKS)
+        degree = min(self.neighbours, count - 1)
+        if self.symmetric:
+            return _regular(count, degree, rng)
+        scores = rng.random((count, count))
+        np.fill_diagonal(scores, 2.0)  # last of all
+        links = np.zeros((count, count), dtype=bool)
+        np.put_along_axis(links, np.argsort(scores, axis=1)[:, :degree], True, axis=1)
+        return links
+
+
+def mixing_rows(graph: Tensor, mixing: Mixing) -> Tensor:
+    """Return the mixing rows [K, K] float64 of a graph [K, K]; each sums to one.
+
+    With d_i the number of clients that i mixes besides itself:
+    `uniform`: w_ij = w_ii = 1 / (d_i + 1). `metropolis`: w_ij = 1 / (1 + max(d_i, d_j)) and w_ii is
+    the rest; where the graph is undirected the columns sum to one too, so mixing keeps the mean.
+    A client without links mixes itself alone.
+    """
+    degree = graph.sum(dim=1).double()
+    if mixing == "uniform":
+        with_self = graph | torch.eye(len(graph), dtype=torch.bool)
+        return with_self / (degree[:, None] + 1.0)
+    rows = graph / (1.0 + torch.maximum(degree[:, None], degree))
+    return rows + torch.diag(1.0 - rows.sum(dim=1))
+
+
+def components(links: Links) -> list[list[int]]:
+    """Return the clients of each connected part of a graph [N, N], directions aside."""
+    count, label = connected_components(links, directed=False)
+    return [np.flatnonzero(label == part).tolist() for part in range(count)]
+
+
+def spectral_gap(rows: Tensor) -> float:
+    """Return 1 - |second largest eigenvalue| of mixing rows [K, K], in [0, 1].
+
+    The larger, the sooner all agree: 1 in one round, 0 never (a network in parts).
+    """
+    sizes = torch.linalg.eigvals(rows).abs().sort(descending=True).values
+    return max(0.0, 1.0 - float(sizes[1])) if len(sizes) > 1 else 1.0
+
+
+def places(name: Name, clients: int) -> NDArray[np.float64]:
+    """Return where to draw each client [N, 2]: in rows, around a hub, or on a circle."""
+    if name == "grid":
+        row, column = np.divmod(np.arange(clients), ceil(sqrt(clients)))
+        return np.stack([column, -row], axis=1).astype(np.float64)
+    around = clients - 1 if name == "star" else clients
+    angle = pi / 2 - 2 * pi * np.arange(around) / max(1, around)
+    circle = np.stack([np.cos(angle), np.sin(angle)], axis=1)
+    return np.concatenate([np.zeros((1, 2)), circle]) if name == "star" else circle
+
+
+@lru_cache(maxsize=8)
+def _network(topology: Topology, seed: int, clients: int) -> Links:
+    """Return a network of N clients; it may not be written to."""
+    links = NETWORKS[topology.name](topology, clients, generator(seed, "method", LINKS))
+    np.fill_diagonal(links, False)
+    links.flags.writeable = False
+    return links
+
+
+def _ring(topology: Topology, n: int, rng: np.random.Generator) -> Links:
+    """Return the links of each client with the next and the one before."""
+    return _circulant(n, {1, n - 1})
+
+
+def _grid(topology: Topology, n: int, rng: np.random.Generator) -> Links:
+    """Return the links left, right, up and down: ceil(sqrt n) to a row, nothing wraps around."""
+    ids, width = np.arange(n), ceil(sqrt(n))
+    row, column = np.divmod(ids, width)
+    distance = np.abs(row[:, None] - row) + np.abs(column[:, None] - column)
+    return np.asarray(distance == 1)
+
+
+def _exponential(topology: Topology, n: int, rng: np.random.Generator) -> Links:
+    """Return the links of i with i + 1, i + 2, i + 4, ... modulo n."""
+    steps = {2**k for k in range(n.bit_length()) if 2**k < n}
+    return _circulant(n, steps | {n - step for step in steps} if topology.symmetric else steps)
+
+
+def _complete(topology: Topology, n: int, rng: np.random.Generator) -> Links:
+    """Return all links."""
+    return np.ones((n, n), dtype=bool)
+
+
+def _star(topology: Topology, n: int, rng: np.random.Generator) -> Links:
+    """Return the links of client 0 with all others."""
+    hub = np.arange(n) == 0
+    return np.asarray(hub[:, None] | hub)
+
+
+def _erdos_renyi(topology: Topology, n: int, rng: np.random.Generator) -> Links:
+    """Return links that are there with equal probability, each on its own."""
+    probability = topology.edge_probability
+    if probability is None:
+        probability = topology.neighbours / max(1, n - 1)
+    upper = np.triu(rng.random((n, n)) < probability, 1)
+    return np.asarray(upper | upper.T)
+
+
+def _k_regular(topology: Topology, n: int, rng: np.random.Generator) -> Links:
+    """Return a random graph in which all have `neighbours` links."""
+    return _regular(n, min(topology.neighbours, n - 1), rng)
+
+
+NETWORKS: Final[Mapping[str, Callable[[Topology, int, np.random.Generator], Links]]] = {
+    "ring": _ring,
+    "grid": _grid,
+    "exponential": _exponential,
+    "complete": _complete,
+    "star": _star,
+    "erdos_renyi": _erdos_renyi,
+    "k_regular": _k_regular,
+}
+
+
+def _circulant(n: int, steps: set[int]) -> Links:
+    """Return the links of i with i + step modulo n."""
+    distance = (np.arange(n) - np.arange(n)[:, None]) % n
+    return np.isin(distance, list(steps))
+
+
+def _regular(n: int, degree: int, rng: np.random.Generator) -> Links:
+    """Return a random undirected graph [n, n] in which each has `degree` < n links.
+
+    Where n and degree are both odd there is none: one client has a link less. A regular graph is
+    made first, then pairs of links swap ends, which keeps all degrees.
+    """
+    links = _circulant(n, {s for k in range(1, degree // 2 + 1) for s in (k, n - k)})
+    if degree % 2:  # one more for each: pairs that stand opposite
+        for i in range(n // 2):
+            links[i, i + n // 2] = links[i + n // 2, i] = True
+    name = rng.permutation(n)
+    links = links[np.ix_(name, name)]
+    ends: list[Any] = np.argwhere(np.triu(links)).tolist()
+    count = len(ends)
+    if count < 2:
+        return links
+    picks = rng.integers(count, size=(SWAPS * count, 2)).tolist()
+    turns = (rng.random(SWAPS * count) < 0.5).tolist()
+    for (p, q), turn in zip(picks, turns, strict=True):
+        (a, b), (c, d) = ends[p], ends[q][::-1] if turn else ends[q]
+        if len({a, b, c, d}) < 4 or links[a, d] or links[c, b]:
+            continue
+        links[[a, b, c, d], [b, a, d, c]] = False
+        links[[a, d, c, b], [d, a, b, c]] = True
+        ends[p], ends[q] = [a, d], [c, b]
+    return links

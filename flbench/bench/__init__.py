@@ -1,0 +1,1 @@
+"""The cost of each engine beside a bare PyTorch loop and the limits of the device."""

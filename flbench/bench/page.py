@@ -1,0 +1,29 @@
+"""The page of `flbench bench`: what engines cost, side by side."""
+
+import os
+from collections.abc import Sequence
+from importlib.resources import files
+from typing import TYPE_CHECKING
+
+from flbench.config.schema import Config
+from flbench.config.yaml_text import to_yaml
+
+if TYPE_CHECKING:
+    from flbench.bench.measure import Case
+
+
+def render(cases: "Sequence[Case]", config: Config, run_rounds: int) -> str:
+    """Return the page; `config` is that of the first case."""
+    from jinja2 import Environment, StrictUndefined
+
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
+    source = files("flbench.bench").joinpath("page.html").read_text(encoding="utf-8")
+    return environment.from_string(source).render(
+        title=f"{config.model.name} on {config.data.name}, {config.algorithm.name}",
+        cases=cases,
+        best=max(case.speed for case in cases),
+        cores=len(os.sched_getaffinity(0)),
+        steps=cases[0].steps,
+        rounds=run_rounds,
+        settings=to_yaml(config.tree(), {}),
+    )

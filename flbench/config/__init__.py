@@ -1,0 +1,1 @@
+"""The configuration: its schema with every default, its sources, and their resolution."""

@@ -1,0 +1,206 @@
+"""From layers of configuration to one checked object; all problems are told at once."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, cast, get_args
+
+from pydantic import BaseModel, ValidationError, create_model
+
+from flbench.config.schema import AlgorithmConfig, Config, ModelConfig
+from flbench.config.sources import SHORT, Layer, leaves, merge
+from flbench.core.errors import ConfigError, did_you_mean
+from flbench.core.registry import ALGORITHMS, MODELS
+
+BOUNDS = {
+    "greater_than": ("gt", ">"),
+    "greater_than_equal": ("ge", ">="),
+    "less_than": ("lt", "<"),
+    "less_than_equal": ("le", "<="),
+}
+
+
+def resolve(layers: Sequence[Layer]) -> tuple[Config, dict[str, str]]:
+    """Merge layers, later ones over earlier ones, and check the result.
+
+    Returns: the configuration, and the origin of each key by its dotted path (`default`, a file and
+        its line, or the command line).
+    Raises: ConfigError with one line for every wrong key.
+    """
+    problems: list[str] = []
+    tree, origins = merge(layers)
+    algorithm = _select(tree, origins, "algorithm", AlgorithmConfig(), ALGORITHMS.find, problems)
+    model = _select(tree, origins, "model", ModelConfig(), MODELS.find, problems)
+    schema = create_model(
+        "Config",
+        __base__=Config,
+        algorithm=(algorithm, algorithm()),
+        model=(model, model()),
+    )
+    config: Config | None = None
+    try:
+        config = schema.model_validate(tree)
+    except ValidationError as error:
+        by_path: dict[str, list[Any]] = {}
+        for item in error.errors():
+            by_path.setdefault(_path(_location(item, schema)), []).append(item)
+        for items in by_path.values():
+            problems.append(_explain(items, schema, origins))
+    if config is not None:
+        problems += [
+            f"{line} ({_origin(path, origins)})." for path, line in _contradictions(config)
+        ]
+    if problems or config is None:
+        raise ConfigError("\n".join(problems))
+    return config, {path: origins.get(path, "default") for path in leaves(config.tree())}
+
+
+def _select(
+    tree: dict[str, Any],
+    origins: dict[str, str],
+    section: str,
+    fallback: AlgorithmConfig | ModelConfig,
+    find: Callable[[str], Any],
+    problems: list[str],
+) -> type[AlgorithmConfig] | type[ModelConfig]:
+    """Return the Config class that `section.name` selects; note a problem if none does."""
+    part = tree.get(section)
+    name = part.get("name", fallback.name) if isinstance(part, dict) else fallback.name
+    try:
+        return cast(type[AlgorithmConfig] | type[ModelConfig], find(str(name)).Config)
+    except ConfigError as error:
+        problems.append(f"`{section}.name` ({_origin(f'{section}.name', origins)}): {error}")
+        tree.pop(section, None)
+        return cast(type[AlgorithmConfig] | type[ModelConfig], find(fallback.name).Config)
+
+
+def _contradictions(config: Config) -> list[tuple[str, str]]:
+    """Return (path, sentence) for keys that are each right and wrong together."""
+    found = []
+    split = config.partition.split
+    if min(split) < 0 or abs(sum(split) - 1) > 1e-6:
+        found.append(
+            (
+                "partition.split",
+                f"`partition.split` must be three shares >= 0 that sum to 1, got {list(split)}"
+                f" (sum {sum(split):g})",
+            )
+        )
+    elif split[0] == 0:
+        found.append(
+            (
+                "partition.split",
+                "`partition.split` leaves nothing to train on: its first share must be > 0",
+            )
+        )
+    if config.partition.scheme == "file" and config.partition.path is None:
+        found.append(
+            (
+                "partition.scheme",
+                "`partition.scheme=file` needs `partition.path`, the saved partition",
+            )
+        )
+    if config.train.optimizer.nesterov and config.train.optimizer.momentum == 0:
+        found.append(
+            (
+                "train.optimizer.nesterov",
+                "`train.optimizer.nesterov` needs `train.optimizer.momentum` > 0",
+            )
+        )
+    return found
+
+
+def _origin(path: str, origins: dict[str, str]) -> str:
+    """Return where a key was set, or the nearest key above it that was."""
+    while path not in origins and "." in path:
+        path = path.rpartition(".")[0]
+    return origins.get(path, "default")
+
+
+def _location(item: Any, schema: type[BaseModel]) -> list[Any]:
+    """Return where one of pydantic's errors is, without the types of a key that takes several."""
+    found: list[Any] = []
+    section: type[BaseModel] | None = schema
+    for part in item["loc"]:
+        if section is not None or isinstance(part, int):
+            found.append(part)
+        section = None if section is None else _section(section, str(part))
+    return found
+
+
+def _path(location: Sequence[Any]) -> str:
+    return ".".join(str(part) for part in location)
+
+
+def _explain(items: Sequence[Any], schema: type[BaseModel], origins: dict[str, str]) -> str:
+    """Turn pydantic's errors on one key into a sentence: key, condition, value, place, cure.
+
+    There are several where a key takes values of several types, and none of them fits.
+    """
+    item, location = items[0], _location(items[0], schema)
+    path = _path(location)
+    place = _origin(path, origins)
+    kind, context, value = item["type"], item.get("ctx", {}), item.get("input")
+    if kind == "extra_forbidden":
+        keys = _keys_at(schema, location[:-1])
+        where = f"`{_path(location[:-1])}`" if location[1:] else "the configuration"
+        hint = did_you_mean(str(location[-1]), keys) or _elsewhere(schema, str(location[-1]))
+        return f"`{path}` is not a key of {where} ({place}).{hint} Keys there: {', '.join(keys)}."
+    if kind == "missing":
+        return f"`{path.rpartition('.')[0]}` is too short: it needs more values ({place})."
+    if kind in ("too_short", "too_long"):
+        return f"`{path}` has a wrong number of values, got {value!r} ({place})."
+    if kind == "tuple_type":
+        return f"`{path}` must be a list, like [{value}], got {value!r} ({place})."
+    if kind == "invalid_key":
+        return f"`{path}` is not a word: keys must be words ({place})."
+    if kind in ("model_type", "model_attributes_type"):
+        names = " or a name" if path in SHORT else ""
+        return f"`{path}` must hold keys{names}, got {value!r} ({place})."
+    if kind == "string_pattern_mismatch":
+        return f"`{path}` must match {context['pattern']}, got {value!r} ({place})."
+    conditions = " or ".join(_condition(one) for one in items)
+    hint = ""
+    if kind == "literal_error":
+        choices = str(context["expected"]).replace("'", "").replace(" or ", ", ").split(", ")
+        hint = did_you_mean(str(value), choices)
+    return f"`{path}` must be {conditions}, got {value!r} ({place}).{hint}"
+
+
+def _condition(item: Any) -> str:
+    """Return what a value must be."""
+    kind, context = item["type"], item.get("ctx", {})
+    if kind in BOUNDS:
+        key, sign = BOUNDS[kind]
+        return f"{sign} {context[key]:g}"
+    if kind == "finite_number":
+        return "a finite number"
+    said = str(item["msg"])
+    return said.removeprefix("Input should be ").removeprefix("Value error, ")
+
+
+def _elsewhere(schema: type[BaseModel], key: str, prefix: str = "") -> str:
+    """Return " Did you mean `train.optimizer.lr`?" where a key of this name stands deeper."""
+    for name in schema.model_fields:
+        if name == key and prefix:
+            return f" Did you mean `{prefix}{name}`?"
+        nested = _section(schema, name)
+        if nested is not None and (hint := _elsewhere(nested, key, f"{prefix}{name}.")):
+            return hint
+    return ""
+
+
+def _section(schema: type[BaseModel], name: str) -> type[BaseModel] | None:
+    """Return the schema of a section, None for a plain key."""
+    field = schema.model_fields.get(name)
+    kinds = [] if field is None else [field.annotation, *get_args(field.annotation)]
+    nested = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)]
+    return nested[0] if nested else None
+
+
+def _keys_at(schema: type[BaseModel], location: Sequence[Any]) -> list[str]:
+    """Return the keys that exist at a place of the schema."""
+    for part in location:
+        nested = _section(schema, str(part))
+        if nested is None:
+            return []
+        schema = nested
+    return list(schema.model_fields)

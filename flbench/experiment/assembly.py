@@ -1,0 +1,237 @@
+"""From a configuration to a finished run: build the objects, run the loop, write what was found."""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from typing import Final
+
+import torch
+from torch import nn
+
+from flbench.algorithms import ALGORITHMS, Algorithm, Setting
+from flbench.algorithms.base import state_of
+from flbench.config.schema import Config
+from flbench.core.errors import ConfigError
+from flbench.core.types import State, Tree
+from flbench.data import sources
+from flbench.data.federation import Federation
+from flbench.data.federation import build as build_federation
+from flbench.engine.base import Engine, dtype_of, find_device
+from flbench.experiment import checkpoint, engine_choice, memory
+from flbench.experiment.evaluate import PARTS, Evaluator
+from flbench.experiment.evaluation_tables import Judgement
+from flbench.experiment.loop import FederatedLoop, Reporter, Seconds
+from flbench.experiment.notes import configuration_notes
+from flbench.experiment.rounds import training_state
+from flbench.experiment.run_folder import RunFolder
+from flbench.metrics.classes import confusable_classes, rare_classes, read_confusion
+from flbench.models.base import build as build_net
+from flbench.models.base import describe, net_leaves
+
+THREADS_PER_CORE: Final = 16
+ENGINES: Final = {
+    "sequential": ("flbench.engine.sequential", "SequentialEngine"),
+    "vectorized": ("flbench.engine.vectorized", "VectorizedEngine"),
+    "ray": ("flbench.engine.ray", "RayEngine"),
+}
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """All objects of one experiment, built from its configuration.
+
+    Attributes:
+        config: resolved: with the numbers that depend on data and machine.
+        federation: the samples.
+        net: the seeded net.
+        algorithm: the method.
+        engine: trains and judges.
+        judgement: rare and confusable classes.
+        notes: what the user must know before it starts.
+    """
+
+    config: Config
+    federation: Federation
+    net: nn.Module
+    algorithm: Algorithm
+    engine: Engine
+    judgement: Judgement
+    notes: tuple[str, ...]
+
+    def start(self) -> State:
+        """Return the state before the first round."""
+        return _start(self.config, self.net, self.algorithm)
+
+    def evaluator(self, warn: Callable[[str], None], parts: tuple[str, ...] = PARTS) -> Evaluator:
+        """Return what judges its models on these parts; `warn` is told what goes wrong."""
+        return Evaluator(
+            algorithm=self.algorithm,
+            engine=self.engine,
+            federation=self.federation,
+            config=self.config.evaluation,
+            recalibrate=self.config.train.batchnorm == "drop",
+            warn=warn,
+            parts=parts,
+        )
+
+    def loop(
+        self,
+        folder: RunFolder,
+        reporter: Reporter,
+        seconds: Seconds,
+        parts: tuple[str, ...] = PARTS,
+    ) -> FederatedLoop:
+        """Return the loop that runs its rounds, writes to a folder and judges these parts."""
+        return FederatedLoop(
+            config=self.config,
+            algorithm=self.algorithm,
+            engine=self.engine,
+            evaluator=self.evaluator(reporter.warn, parts),
+            judgement=self.judgement,
+            folder=folder,
+            reporter=reporter,
+            seconds=seconds,
+        )
+
+    def restore(self, folder: RunFolder) -> tuple[State, Seconds]:
+        """Return the state of a folder's last checkpoint, and the seconds spent until then.
+
+        Figures that are newer than the checkpoint are dropped. Without a checkpoint, the start.
+        """
+        if not folder.checkpoint("last").exists():
+            folder.rewind(0)
+            return self.start(), Seconds()
+        saved, extra = checkpoint.load(folder.checkpoint("last"), self.config.hash())
+        folder.rewind(int(extra["rows"]))
+        state = replace(saved, clients=_owned(self.config, saved.clients))
+        return state, Seconds(**extra["seconds"])
+
+
+def build(config: Config, federation: Federation | None = None) -> Experiment:
+    """Load data, deal them, build net, method and engine; sets the process's number of threads.
+
+    Args:
+        config: of the experiment.
+        federation: the samples, where they are at hand already: those of `config.data` and
+            `config.partition`.
+    Raises: UserError where data or configuration do not fit together; all reasons at once where
+        possible.
+    """
+    asked, config = config, settle(config)
+    torch.set_num_threads(config.engine.threads or 1)
+    federation = load_federation(config) if federation is None else federation
+    # A file's own name, where it has one.
+    config = altered(config, "data", name=federation.dataset.name)
+    config = altered(config, "partition", clients=federation.clients)
+    net = build_net(config.model, federation.shape, federation.classes, config.seed)
+    setting = Setting(
+        seed=config.seed,
+        rounds=config.train.rounds,
+        train=config.train,
+        clients=federation.clients,
+        sizes=federation.sizes,
+        classes=federation.classes,
+        net=describe(net, federation.shape),
+    )
+    algorithm = ALGORITHMS.find(config.algorithm.name)(config.algorithm, setting)
+    unmet = algorithm.requires()
+    if unmet:
+        raise ConfigError(
+            "\n".join(f"`algorithm.name={config.algorithm.name}`: {sentence}" for sentence in unmet)
+        )
+    rare, notes = rare_classes(federation.counts.sum(dim=0), config.evaluation.rare)
+    judgement = Judgement(tuple(rare), _confusable(config, federation), federation.counts)
+    notes = [
+        *federation.notes,
+        *notes,
+        *algorithm.remarks(),
+        *configuration_notes(config, federation, net, algorithm),
+    ]
+    if config.engine.name == "auto":
+
+        def make(name: str) -> Engine:
+            return build_engine(settle(altered(asked, "engine", name=name)), net, federation)
+
+        start = training_state(algorithm, _start(config, net, algorithm))
+        name, reason = engine_choice.choose(config, algorithm, start, make)
+        chosen = settle(altered(asked, "engine", name=name)).engine
+        config = config.model_copy(update={"engine": chosen})
+        torch.set_num_threads(chosen.threads or 1)
+        notes.append(reason)
+    engine = build_engine(config, net, federation)
+    block = engine.block(config.train.batch_size)
+    if block is not None:
+        config = altered(config, "engine", block=block)
+    return Experiment(config, federation, net, algorithm, engine, judgement, tuple(notes))
+
+
+def load_federation(config: Config) -> Federation:
+    """Load data and deal them to clients.
+
+    Raises: UserError where that cannot be done.
+    """
+    config = settle(config)
+    dataset = sources.load(config.data)
+    return build_federation(dataset, config.data, config.partition, config.seed)
+
+
+def _start(config: Config, net: nn.Module, algorithm: Algorithm) -> State:
+    dtype = dtype_of(config.engine)
+    start: Tree = {
+        name: leaf.detach().to(dtype) if leaf.is_floating_point() else leaf.detach()
+        for name, leaf in net_leaves(net).items()
+    }
+    return state_of(algorithm, start, partial(_owned, config))
+
+
+def _owned(config: Config, rows: Tree) -> Tree:
+    """Return the clients' rows as they may be written, mapped where they are large."""
+    return memory.own(rows, config.engine.state_memory, config.output.dir)
+
+
+def build_engine(config: Config, net: nn.Module, federation: Federation) -> Engine:
+    """Return the engine that the configuration names."""
+    name = config.engine.name
+    module, kind = ENGINES[name]
+    try:
+        found = import_module(module)
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"`engine.name={name}` needs the package `{error.name}`, which is not installed:"
+            f" pip install {error.name}"
+        ) from error
+    engine: Engine = getattr(found, kind)(net, federation, config.engine)
+    return engine
+
+
+def settle(config: Config) -> Config:
+    """Return the configuration with what depends on the machine and the seed filled in."""
+    cores = len(os.sched_getaffinity(0))
+    threads = config.engine.threads or (1 if config.engine.name == "ray" else cores)
+    if threads > THREADS_PER_CORE * cores:
+        raise ConfigError(
+            f"`engine.threads`={threads} would stall this machine, which has {cores} cores."
+            " Leave it out."
+        )
+    device = str(find_device(config.engine.device))
+    seed = config.seed if config.partition.seed is None else config.partition.seed
+    engine = altered(config, "engine", threads=threads, device=device)
+    return altered(engine, "partition", seed=seed)
+
+
+def _confusable(config: Config, federation: Federation) -> tuple[int, ...] | None:
+    """Return the confusable classes; None to find them in the run's own validation confusion."""
+    reference = config.evaluation.confusable
+    if reference is None:
+        return ()
+    if reference == "own":
+        return None
+    return tuple(confusable_classes(read_confusion(Path(reference), federation.classes)))
+
+
+def altered(config: Config, section: str, **values: object) -> Config:
+    """Return the configuration with other values in one section."""
+    return config.model_copy(update={section: getattr(config, section).model_copy(update=values)})

@@ -1,0 +1,167 @@
+"""Pictures: who holds what, who mixes whose model, and curves over rounds."""
+
+from collections.abc import Sequence
+from io import BytesIO
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.collections import LineCollection
+from matplotlib.colors import LogNorm
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+from numpy.typing import NDArray
+
+from flbench.core import files
+from flbench.core.errors import UserError
+from flbench.results.metrics_file import Row
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from flbench.data.federation import Federation
+
+
+def partition(federation: "Federation") -> Figure:
+    """Return the training samples by client (rows) and class (columns), on a logarithmic scale."""
+    counts = federation.counts.numpy()
+    return partition_table(counts, federation.dataset.classes, federation.dataset.name)
+
+
+def partition_table(counts: NDArray[np.integer], names: Sequence[str], dataset: str) -> Figure:
+    """Return the picture of a partition.
+
+    Args:
+        counts: [N, C] training samples by client and class.
+        names: of the classes.
+        dataset: its name.
+    """
+    clients, classes = counts.shape
+    size = (min(12.0, 2.5 + 0.25 * classes), min(12.0, 1.5 + 0.16 * clients))
+    figure = Figure(figsize=size, layout="constrained")
+    axes = figure.add_subplot()
+    shown = np.ma.masked_equal(counts, 0)
+    norm = LogNorm(1, max(10, int(counts.max())))
+    image = axes.imshow(shown, aspect="auto", cmap="viridis", norm=norm, interpolation="nearest")
+    axes.set(xlabel="class", ylabel="client")
+    if classes <= 20:
+        axes.set_xticks(range(classes), names, rotation=90 if classes > 10 else 0)
+    if clients <= 30:
+        axes.set_yticks(range(clients))
+    axes.set_title(f"{dataset}: {clients} clients")
+    figure.colorbar(image, ax=axes, label="training samples")
+    return figure
+
+
+def topology(graph: "Tensor", rows: "Tensor", places: NDArray[np.float64], title: str) -> Figure:
+    """Return who mixes whose model: the network, and the weights beside it.
+
+    Links that go one way are arrows towards the client that mixes. Parts of a network that never
+    hear of each other have different colours.
+
+    Args:
+        graph: [N, N] bool; `graph[i, j]` says that j sends and i mixes.
+        rows: [N, N] mixing weights; row i belongs to the client that mixes.
+        places: [N, 2] where each client is drawn.
+        title: of the picture.
+    """
+    from flbench.algorithms.shared.topology import components
+
+    figure = Figure(figsize=(10.0, 5.0), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    clients = len(graph)
+    links = graph.numpy()
+    both = np.argwhere(np.triu(links & links.T))
+    left.add_collection(LineCollection(list(places[both]), colors="0.6", linewidths=0.8, zorder=1))
+    mixes, sends = np.nonzero(links & ~links.T)
+    if len(mixes):
+        way = places[mixes] - places[sends]
+        length = np.linalg.norm(way, axis=1, keepdims=True)
+        # Arrows end at the client's edge, so that their heads are seen.
+        way *= np.maximum(0.1, 1 - 0.03 * np.ptp(places) / length)
+        arrows = {"angles": "xy", "scale_units": "xy", "scale": 1, "width": 0.002}
+        left.quiver(*places[sends].T, *way.T, color="0.6", headwidth=6, zorder=1, **arrows)
+    part = np.zeros(clients, dtype=int)
+    for number, members in enumerate(components(links)):
+        part[members] = number
+    size = float(np.clip(4000 / clients, 12, 160))
+    left.scatter(*places.T, c=part % 10, cmap="tab10", vmin=0, vmax=9, s=size, zorder=2)
+    if clients <= 50:
+        for client, place in enumerate(places):
+            left.annotate(str(client), place, ha="center", va="center", fontsize=6, color="white")
+    left.set_aspect("equal")
+    left.margins(0.08)
+    left.axis("off")
+    shown = np.ma.masked_equal(rows.numpy(), 0.0)
+    image = right.imshow(shown, cmap="viridis", vmin=0.0, interpolation="nearest")
+    right.set(xlabel="client that sends", ylabel="client that mixes")
+    for axis in (right.xaxis, right.yaxis):
+        axis.set_major_locator(MaxNLocator(integer=True))
+    figure.colorbar(image, ax=right, label="weight")
+    figure.suptitle(title)
+    return figure
+
+
+def curves(runs: Sequence[tuple[str, Sequence[Row]]]) -> Figure:
+    """Return two charts over rounds, a line per run: validation accuracy and training loss.
+
+    Where a run has no validation part its test accuracy is drawn instead, and the axis says so.
+
+    Args:
+        runs: a name and the lines of metrics.csv for each.
+    """
+    figure = Figure(figsize=(9.0, 3.4), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    validated = all(_line(rows, "validation", "personal", "accuracy")[0] for _, rows in runs)
+    split = "validation" if validated else "test"
+    for name, rows in runs:
+        left.plot(*_line(rows, split, "personal", "accuracy"), label=name, marker=".")
+        right.plot(*_line(rows, "train", "", "loss"), label=name)
+    left.set(xlabel="round", ylabel=f"{split} accuracy", ylim=(0, 1))
+    right.set(xlabel="round", ylabel="training loss", ylim=(0, None))
+    for axes in (left, right):
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.grid(alpha=0.3)
+        axes.spines[["top", "right"]].set_visible(False)
+    if len(runs) > 1:
+        left.legend(frameon=False)
+    return figure
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Write a picture; the file's ending says how.
+
+    Raises: UserError for an ending that matplotlib does not know, OSError if the file cannot be
+        written; what was there stays.
+    """
+    check(path)
+    files.write(path, _encode(figure, path.suffix.removeprefix(".")))
+
+
+def check(path: Path) -> None:
+    """Raise a UserError if a picture's file has an ending that matplotlib does not know."""
+    if path.suffix.removeprefix(".") not in Figure().canvas.get_supported_filetypes():
+        raise UserError(f"--picture: {path} must end with .png, .svg or .pdf.")
+
+
+def svg(figure: Figure) -> str:
+    """Return a picture as an SVG element, to stand inside a page."""
+    text = _encode(figure, "svg").decode()
+    return text[text.index("<svg") :]
+
+
+def _encode(figure: Figure, form: str) -> bytes:
+    """Return the picture's bytes; the same picture has the same ones: no date, fixed ids."""
+    dated = {"svg": "Date", "pdf": "CreationDate"}.get(form)
+    content = BytesIO()
+    with mpl.rc_context({"svg.hashsalt": "flbench"}):
+        figure.savefig(content, format=form, dpi=120, metadata={dated: None} if dated else None)
+    return content.getvalue()
+
+
+def _line(
+    rows: Sequence[Row], split: str, protocol: str, metric: str
+) -> tuple[list[int], list[float]]:
+    points = [(row.round, row.value) for row in rows if row[1:4] == (split, protocol, metric)]
+    return [number for number, _ in points], [value for _, value in points]

@@ -1,0 +1,41 @@
+"""The papers that come with flbench: their facts and their presets, beside this file."""
+
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+import yaml
+from pydantic import ValidationError
+
+from flbench.core.errors import DataError, UserError, did_you_mean
+from flbench.reproduce.schema import Paper
+
+FOLDER: Final = Path(__file__).parent
+
+
+def names() -> list[str]:
+    """Return the names of all papers."""
+    return sorted(path.stem for path in FOLDER.glob("*.yaml"))
+
+
+@cache
+def load(name: str) -> Paper:
+    """Return the facts of a paper.
+
+    Raises: UserError if there is none of this name, DataError if its file is damaged.
+    """
+    key = name.casefold()
+    if key not in names():
+        raise UserError(
+            f"there is no paper `{name}`.{did_you_mean(key, names())} Known: {', '.join(names())}."
+        )
+    path = FOLDER / f"{key}.yaml"
+    try:
+        return Paper.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, yaml.YAMLError, ValidationError) as error:
+        raise DataError(f"{path} is damaged ({error}). Install flbench again.") from error
+
+
+def preset(name: str) -> Path:
+    """Return the YAML file with a paper's setting, for `--config` too."""
+    return FOLDER / "presets" / f"{name.casefold()}.yaml"

@@ -1,0 +1,168 @@
+"""A report as Markdown, CSV and JSON."""
+
+import csv
+import json
+from collections.abc import Iterable
+from io import StringIO
+from pathlib import Path
+from typing import Any, Final
+
+from flbench import __version__
+from flbench.core import files
+from flbench.reports.tables import grid
+from flbench.reproduce.cells import named
+from flbench.reproduce.configurations import Change
+from flbench.reproduce.measure import Line
+from flbench.reproduce.report import CLAIM_HEADER, Report
+from flbench.reproduce.verdicts import Verdict
+
+COLUMNS: Final = (
+    *("paper", "doi", "table", "row", "column", "dataset", "substitute", "algorithm", "unit"),
+    *("published", "measured", "spread", "seeds", "difference", "scale", "why"),
+)
+
+
+def write(report: Report, folder: Path) -> list[Path]:
+    """Write the report as Markdown, CSV and JSON; return the files."""
+    folder.mkdir(parents=True, exist_ok=True)
+    texts = {".md": markdown(report), ".csv": table(report), ".json": as_json(report)}
+    paths = []
+    for ending, text in texts.items():
+        paths.append(folder / f"{report.stem}{ending}")
+        files.write(paths[-1], text.encode())
+    return paths
+
+
+def markdown(report: Report) -> str:
+    """Return the whole report."""
+    paper = report.plan.paper
+    parts = [f"# {report.heading}: published against measured"]
+    source = f" ({paper.source})" if paper.source else ""
+    parts.append(
+        f"{paper.authors}: *{paper.title}*. {paper.venue}, doi"
+        f" [{paper.doi}](https://doi.org/{paper.doi}){source}."
+    )
+    parts += [f"**{remark}**" for remark in report.remarks]
+    number = None
+    for block in report.blocks:
+        of = block.title.split(",")[0]
+        if of != number:
+            number = of
+            captions = {named(key): paper.tables[key].caption for key in report.plan.tables}
+            parts.append(f"## {of}{report.mark}\n\n{captions[of]}.")
+        parts.append(f"### {block.title}\n\n{block.about}\n\n{grid(block.header, block.rows)}")
+    if not report.blocks:
+        parts.append("Nothing is measured yet.")
+    parts.append(f"## Claims of the text{report.mark}\n\n" + grid(CLAIM_HEADER, report.claims.rows))
+    if report.absent:
+        rows = [(item.what, item.why, str(item.cells)) for item in report.absent]
+        header = ("what", "why", "cells without")
+        parts.append(f"## What could not be had here\n\n{grid(header, rows)}")
+    for title, items in (
+        ("Footnotes", report.footnotes),
+        ("Where the paper contradicts itself", paper.contradictions),
+        ("What the paper leaves open, and what was taken", paper.choices),
+    ):
+        if items:
+            parts.append(f"## {title}\n\n" + "\n".join(f"- {item}" for item in items))
+    folders = {
+        line.planned.jobs[seed].title: path
+        for line in report.lines
+        for seed, path in line.folders.items()
+    }
+    if folders:
+        items = [f"- {title}: `{_inside(path, report)}`" for title, path in folders.items()]
+        parts.append("## Runs\n\n" + "\n".join(items))
+    parts.append(f"flbench {__version__}.")
+    return "\n\n".join(parts) + "\n"
+
+
+def table(report: Report) -> str:
+    """Return a line of CSV for every cell, measured or not."""
+    text = StringIO()
+    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n", extrasaction="ignore")
+    writer.writeheader()
+    for line in report.lines:
+        entry = _entry(report, line)
+        writer.writerow(
+            {key: "" if value is None else value for key, value in entry.items()}
+            | {"seeds": " ".join(map(str, line.values))}
+        )
+    return text.getvalue()
+
+
+def as_json(report: Report) -> str:
+    """Return all that the report knows."""
+    plan, paper = report.plan, report.plan.paper
+    tree: dict[str, Any] = {
+        "flbench": __version__,
+        "paper": {
+            key: getattr(paper, key)
+            for key in ("name", "title", "authors", "venue", "doi", "source")
+        },
+        "scale": plan.request.scale,
+        "seeds": list(plan.seeds),
+        "tables": {key: paper.tables[key].caption for key in plan.tables},
+        "substitutes": dict(plan.substitutes),
+        "scaled": _triples(report.scaled),
+        "changed": _triples(report.changed),
+        "remarks": list(report.remarks),
+        "cells": [_entry(report, line) for line in report.lines],
+        "claims": [_claim(verdict) for verdict in report.verdicts],
+        "absent": [vars(item) for item in report.absent],
+        "footnotes": report.footnotes,
+        "contradictions": list(paper.contradictions),
+        "choices": list(paper.choices),
+    }
+    return json.dumps(tree, indent=1) + "\n"
+
+
+def _entry(report: Report, line: Line) -> dict[str, Any]:
+    """Return a cell as a record."""
+    cell, plan = line.planned.cell, report.plan
+    return {
+        "paper": plan.paper.name,
+        "doi": plan.paper.doi,
+        "table": cell.table,
+        "row": cell.row,
+        "column": cell.column,
+        "dataset": cell.dataset,
+        "substitute": plan.substitutes.get(cell.dataset or ""),
+        "algorithm": None if cell.method is None else plan.paper.methods[cell.method].algo,
+        "figure": None if cell.figure is None else cell.figure.what,
+        "unit": None if cell.figure is None else cell.figure.unit,
+        "published": line.published,
+        "measured": line.mean,
+        "spread": line.spread,
+        "difference": line.difference,
+        "scale": plan.request.scale,
+        "why": line.why,
+        "values": {str(seed): value for seed, value in line.values.items()},
+        "runs": {str(seed): str(path) for seed, path in line.folders.items()},
+    }
+
+
+def _claim(verdict: Verdict) -> dict[str, Any]:
+    claim = verdict.claim
+    return {
+        "claim": claim.text,
+        "table": claim.table,
+        "claimed": None if claim.reason is not None else claim.bound,
+        "unit": verdict.unit or None,
+        "published": verdict.printed,
+        "measured": verdict.measured,
+        "spread": verdict.spread,
+        "seeds": verdict.seeds,
+        "verdict": verdict.word,
+        "why": verdict.why or None,
+        "note": claim.note,
+    }
+
+
+def _triples(changes: Iterable[Change]) -> list[dict[str, Any]]:
+    return [{"key": key, "paper": before, "here": after} for key, before, after in changes]
+
+
+def _inside(path: Path, report: Report) -> Path:
+    """Return a run's folder as seen from the report's."""
+    return path.relative_to(report.plan.request.output.absolute())

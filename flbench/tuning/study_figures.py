@@ -1,0 +1,235 @@
+"""Pictures of a study: what was tried and what came of it."""
+
+import re
+from collections.abc import Mapping, Sequence
+from math import ceil
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.collections import LineCollection
+from matplotlib.colors import Normalize
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, MaxNLocator
+
+from flbench.tuning.axes import Axis, shown
+from flbench.tuning.results import Trial, best
+
+FAINT = 0.3  # opacity of a trial that did not finish, and so is no candidate
+UNSET = -0.14  # where a trial stands that lacks a parameter
+ASIDE = 0.35  # the same in the small pictures, where labels stand side by side
+APART = 0.085  # of two labels, as a share of an axis
+WIDTH = 9.0
+
+
+def parallel(axes: Sequence[Axis], trials: Sequence[Trial], metric: str) -> Figure:
+    """Return a line for each trial with a score, through its parameters to its score.
+
+    The best finished trial is bold, unfinished ones are faint. A trial that lacks a parameter
+    passes below its axis.
+
+    Args:
+        axes: of the space; fixed parameters are left out.
+        trials: of one method.
+        metric: the score's name.
+    """
+    drawn = sorted(_scored(trials), key=lambda item: item[1])
+    axes = _free(axes, trials)
+    last = _score_axis(metric, [score for _, score in drawn])
+    figure = Figure(figsize=(WIDTH, 3.9), layout="constrained")
+    plot = figure.add_subplot()
+    norm, colours = Normalize(last.low, last.high), mpl.colormaps["viridis_r"]
+    xs = range(len(axes) + 1)
+    lines = [
+        [*zip(xs, (*_heights(axes, trial), float(norm(score))), strict=True)]
+        for trial, score in drawn
+    ]
+    shades = [
+        colours(norm(score), alpha=1.0 if trial.state == "finished" else FAINT)
+        for trial, score in drawn
+    ]
+    width = 1.2 if len(lines) <= 40 else 0.7
+    plot.add_collection(LineCollection(lines, colors=shades, linewidths=width, zorder=2))
+    if (won := best(trials)) is not None:
+        bold = [trial for trial, _ in drawn].index(won)
+        plot.plot(*zip(*lines[bold], strict=True), "o-", color=shades[bold], lw=3.2, ms=5, zorder=4)
+    for x, axis in zip(xs, [*axes, last], strict=True):
+        _upright(plot, x, axis)
+        if any(axis.of(trial.params) is None for trial, _ in drawn if axis is not last):
+            _mark(plot, x, UNSET, "not set")
+    plot.set_xlim(-0.45, len(axes) + 0.35)
+    plot.set_xticks(xs, [*_names(axes), metric.replace(" ", "\n", 1)], fontsize=8)
+    plot.xaxis.tick_top()
+    plot.tick_params(length=0)
+    plot.set_yticks([])
+    plot.spines[:].set_visible(False)
+    return figure
+
+
+def scatter(axes: Sequence[Axis], trials: Sequence[Trial], metric: str) -> Figure:
+    """Return the score against each parameter; the best trial is a star, unfinished ones faint."""
+    drawn, axes, won = _scored(trials), _free(axes, trials), best(trials)
+    wide = min(4, max(1, len(axes)))
+    high = max(1, ceil(len(axes) / wide))
+    size = (2.3 * wide if wide > 1 else 3.4, 2.1 * high)
+    figure = Figure(figsize=size, layout="constrained")
+    plots = figure.subplots(high, wide, sharey=True, squeeze=False).ravel()
+    dots = {"marker": "o", "markersize": 4.5, "color": "#3b6ea5"}
+    star = {"marker": "*", "markersize": 11, "color": "#c0392b", "zorder": 3}
+    done = [item for item in drawn if item[0].state == "finished" and item[0] is not won]
+    groups = [
+        ([item for item in drawn if item[0].state != "finished"], dots | {"alpha": FAINT}),
+        (done, dots),
+        ([item for item in drawn if item[0] is won], star),
+    ]
+    for plot, axis, name in zip(plots, axes, _names(axes), strict=False):
+        for group, style in groups:
+            places = [axis.of(trial.params) for trial, _ in group]
+            xs = [-ASIDE if place is None else place for place in places]
+            plot.plot(xs, [score for _, score in group], linestyle="none", **style)
+        _level(plot, axis, unset=any(axis.of(trial.params) is None for trial, _ in drawn))
+        plot.set_xlabel(name.replace("\n", ""), fontsize=8)
+    for plot in plots[len(axes) :]:
+        plot.set_visible(False)
+    for plot in plots[::wide]:
+        plot.set_ylabel(metric, fontsize=8)
+    return figure
+
+
+def shares(found: Mapping[str, float]) -> Figure:
+    """Return bars of what each parameter explains of the score."""
+    names = list(found)[::-1]
+    figure = Figure(figsize=(6.5, 0.55 + 0.3 * len(names)), layout="constrained")
+    plot = figure.add_subplot()
+    bars = plot.barh(names, [found[name] for name in names], color="#3b6ea5", height=0.65)
+    plot.bar_label(bars, fmt="%.2f", padding=3, fontsize=8)
+    plot.set_xlim(0, 1.08)
+    plot.tick_params(labelsize=8)
+    plot.set_xlabel("share of the explained variance of the score", fontsize=8)
+    plot.spines[["top", "right"]].set_visible(False)
+    return figure
+
+
+def progress(methods: Mapping[str, Sequence[Trial]], metric: str) -> Figure:
+    """Return the best score so far over trials, a line for each method."""
+    figure = Figure(figsize=(WIDTH, 3.4), layout="constrained")
+    plot = figure.add_subplot()
+    colours = mpl.colormaps["tab10" if len(methods) <= 10 else "tab20"].colors  # type: ignore[attr-defined]
+    for k, (method, trials) in enumerate(methods.items()):
+        leaders = [(trial.index, best(trials[: n + 1])) for n, trial in enumerate(trials)]
+        line = [(index, leader.score) for index, leader in leaders if leader is not None]
+        if line:
+            style = {"color": colours[k % len(colours)], "linewidth": 1.8, "label": method}
+            plot.step(*zip(*line, strict=True), where="post", marker=".", **style)
+    plot.set(xlabel="trial (0: default hyper-parameters)", ylabel=f"best {metric} so far")
+    plot.xaxis.set_major_locator(MaxNLocator(integer=True))
+    _plain(plot, 9)
+    if plot.lines:
+        columns = 1 + len(plot.lines) // 14
+        plot.legend(
+            frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5), ncols=columns
+        )
+    return figure
+
+
+def _scored(trials: Sequence[Trial]) -> list[tuple[Trial, float]]:
+    """Return the trials that have been judged, with their scores."""
+    return [(trial, trial.score) for trial in trials if trial.score is not None]
+
+
+def _free(axes: Sequence[Axis], trials: Sequence[Trial]) -> list[Axis]:
+    """Return the axes that a search moves on, as long as their trials need."""
+    return [
+        axis.over([trial.params[axis.path] for trial in trials if axis.path in trial.params])
+        for axis in axes
+        if not axis.fixed
+    ]
+
+
+def _score_axis(metric: str, scores: Sequence[float]) -> Axis:
+    low, high = min(scores, default=0.0), max(scores, default=1.0)
+    return Axis(metric, low, high) if low < high else Axis(metric, low - 0.01, high + 0.01)
+
+
+def _heights(axes: Sequence[Axis], trial: Trial) -> list[float]:
+    places = [axis.of(trial.params) for axis in axes]
+    return [UNSET if place is None else place for place in places]
+
+
+def _level(plot: Axes, axis: Axis, *, unset: bool) -> None:
+    """Label the axis of a small picture."""
+    marks = [(-ASIDE, "not set")] * unset + _ticks(axis, 0.22)
+    steep = sum(len(word) for _, word in marks) > 22
+    plot.set_xticks(
+        [place for place, _ in marks],
+        [word for _, word in marks],
+        rotation=40 if steep else 0,
+        ha="right" if steep else "center",
+    )
+    plot.set_xlim(-0.08 - ASIDE * unset, 1.08)
+    plot.margins(y=0.12)
+    _plain(plot)
+
+
+def _upright(plot: Axes, x: float, axis: Axis) -> None:
+    """Draw an axis of the parallel coordinates, with its labels."""
+    plot.plot([x, x], [0, 1], color="0.25", linewidth=1, zorder=3)
+    for place, word in _ticks(axis, APART):
+        plot.plot([x - 0.02, x], [place, place], color="0.25", linewidth=1, zorder=3)
+        _mark(plot, x, place, word)
+
+
+def _mark(plot: Axes, x: float, y: float, word: str) -> None:
+    box = {"facecolor": "white", "alpha": 0.75, "edgecolor": "none", "pad": 0.6}
+    plot.annotate(word, (x - 0.04, y), ha="right", va="center", fontsize=7, bbox=box, zorder=5)
+
+
+def _ticks(axis: Axis, apart: float) -> list[tuple[float, str]]:
+    """Return places and labels of an axis: its ends, and round numbers where there is room."""
+    if axis.choices:
+        return [(float(axis.place(value) or 0.0), shown(value)) for value in axis.choices]
+    inside: Sequence[float]
+    if axis.log:
+        inside = LogLocator(subs=(1.0, 2.0, 5.0)).tick_values(axis.low, axis.high)
+        decades = LogLocator().tick_values(axis.low, axis.high)
+        inside = [*decades, *inside]  # the decades first: there may be no room for others
+    else:
+        inside = MaxNLocator(5, integer=axis.whole).tick_values(axis.low, axis.high)
+    taken: list[tuple[float, str]] = []
+    for value in (axis.low, axis.high, *map(float, np.asarray(inside))):
+        place = axis.place(value)
+        room = place is not None and all(abs(place - other) >= apart for other, _ in taken)
+        if place is not None and room and -1e-9 <= place <= 1 + 1e-9:
+            taken.append((place, _word(value)))
+    return sorted(taken)
+
+
+def _word(value: Any) -> str:
+    return f"{value:.3g}"
+
+
+def _names(axes: Sequence[Axis]) -> list[str]:
+    """Return the last key of each path, with the one before where two are equal."""
+    last = [axis.path.split(".")[-1] for axis in axes]
+    names = [
+        ".".join(axis.path.split(".")[-2:]) if last.count(name) > 1 else name
+        for axis, name in zip(axes, last, strict=True)
+    ]
+    return [_broken(name) for name in names]
+
+
+def _broken(name: str, longest: int = 13) -> str:
+    """Return a long name on several lines, broken after underscores and points."""
+    lines = [""]
+    for piece in re.findall(r"[^_.]+[_.]*", name):
+        if lines[-1] and len(lines[-1] + piece) > longest:
+            lines.append("")
+        lines[-1] += piece
+    return "\n".join(lines)
+
+
+def _plain(plot: Axes, size: float = 7) -> None:
+    plot.grid(alpha=0.3)
+    plot.spines[["top", "right"]].set_visible(False)
+    plot.tick_params(labelsize=size)

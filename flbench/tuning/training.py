@@ -1,0 +1,222 @@
+"""One trial: a run folder within a study, trained from evaluation to evaluation.
+
+It knows nothing of Ray: whoever calls `step` decides where it runs and when it stops.
+"""
+
+import json
+import os
+import shutil
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from flbench.config.resolve import resolve
+from flbench.config.schema import Config
+from flbench.config.sources import from_file
+from flbench.config.yaml_text import to_yaml
+from flbench.core.errors import DivergedError, RunError, UserError
+from flbench.core.types import State
+from flbench.data.federation import Federation
+from flbench.experiment import assembly, checkpoint, finalize, provenance
+from flbench.experiment.run_folder import RunFolder
+from flbench.results import metrics_file
+from flbench.results.metrics_file import Row
+from flbench.results.summary import last_round, totals
+from flbench.tuning.space import layer
+from flbench.tuning.study import Job, now, read_record, write_record
+
+SAVED: Final = "trial.safetensors"  # a checkpoint that another trial can take up
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What a step found.
+
+    Attributes:
+        round: rounds done.
+        score: validation metric of the last judged round; None if there is none.
+        done: whether the trial is over.
+    """
+
+    round: int
+    score: float | None
+    done: bool
+
+
+class Training:
+    """Trains one job; goes on from its own checkpoint where there is one.
+
+    Args:
+        study: the study folder.
+        job: what to train.
+        federation: the study's samples.
+        metric: that scores the trial.
+        rounds: of a whole trial.
+        node: where it runs.
+    """
+
+    def __init__(
+        self,
+        study: Path,
+        job: Job,
+        federation: Federation,
+        *,
+        metric: str,
+        rounds: int,
+        node: str | None = None,
+    ) -> None:
+        self.job = job
+        self._study, self._metric = study, metric
+        self._begun = time.perf_counter()
+        before = read_record(study, job) or {}
+        kept = {key: before[key] for key in ("started", "attempts") if key in before}
+        self._record = job.record(rounds) | kept | {"node": node, "pid": os.getpid()}
+        self.folder = RunFolder(study / job.name)
+        (self.folder.path / "checkpoints").mkdir(parents=True, exist_ok=True)
+        self._built: assembly.Experiment | None = None
+        self._state: State | None = None
+        self._write()
+        try:
+            self._build(federation, fresh=before.get("params") != dict(job.params))
+        except UserError as error:
+            self._end("failed", str(error))
+
+    def step(self) -> Progress:
+        """Train until the next evaluation, judge, and write how far it is.
+
+        What trying again cannot mend ends the trial, and is not raised: parameters that the method
+        refuses, models that diverge.
+
+        Raises: RunError if the machine fails.
+        """
+        if self._record["ended"] is None:
+            try:
+                self._advance()
+            except DivergedError as error:
+                self._end("diverged", str(error))
+            except UserError as error:
+                self._end("failed", str(error))
+        record = self._record
+        return Progress(record["round"], record["score"], record["ended"] is not None)
+
+    def save(self, folder: Path) -> None:
+        """Write what another trial, or this one later, can go on from."""
+        built, state = self._alive()
+        extra = {"seconds": vars(self._seconds), "rows": len(self.folder.rows)}
+        checkpoint.save(folder / SAVED, state, built.config.hash(), extra)
+        (folder / "hash.json").write_text(json.dumps(built.config.hash()))
+        shutil.copy(self.folder.path / "metrics.csv", folder / "metrics.csv")
+
+    def load(self, folder: Path) -> None:
+        """Go on from what a trial saved: its state, with the parameters of this one."""
+        built, _ = self._alive()
+        theirs = json.loads((folder / "hash.json").read_text())
+        state, extra = checkpoint.load(folder / SAVED, theirs)
+        shutil.copy(folder / "metrics.csv", self.folder.path / "metrics.csv")
+        checkpoint.save(self.folder.checkpoint("last"), state, built.config.hash(), extra)
+        self._restore(built)
+
+    def close(self) -> None:
+        """Let go of the engine."""
+        if self._built is not None:
+            self._built.engine.close()
+            self._built = None
+
+    def _build(self, federation: Federation, *, fresh: bool) -> None:
+        config, origins = configuration(self._study, self.job)
+        before = self.folder.path / "config.yaml"
+        if before.is_file() and not fresh and config.engine.block is None:
+            # Sums over a stack run in an order that depends on its size: it stays as it was.
+            block = resolve([from_file(before)])[0].engine.block
+            config = assembly.altered(config, "engine", block=block)
+        built = assembly.build(config, federation.reseeded(config.seed))
+        self._built = built
+        if fresh:
+            self.folder.checkpoint("last").unlink(missing_ok=True)
+        if not (self.folder.path / "metrics.csv").is_file():
+            self.folder.write("metrics.csv", metrics_file.head())
+        for name in ("partition.npz", "partition.json"):
+            shutil.copy(self._study / name, self.folder.path / name)
+        if not (self.folder.path / "provenance.json").is_file():
+            self.folder.write_json("provenance.json", provenance.now())
+        self.folder.write("config.yaml", to_yaml(built.config.tree(), origins))
+        self._restore(built)
+
+    def _restore(self, built: assembly.Experiment) -> None:
+        self._state, self._seconds = built.restore(self.folder)
+        self._loop = built.loop(self.folder, _Quiet(), self._seconds, ("validation",))
+        self._seconds.total += time.perf_counter() - self._begun
+        self._note()
+
+    def _advance(self) -> None:
+        """Train until the next evaluation, and finish the run where that was the last."""
+        built, state = self._alive()
+        rounds, every = built.config.train.rounds, built.config.evaluation.every
+        until = min(rounds, (state.round // every + 1) * every)
+        if until == rounds and self.job.kind == "final":
+            # Test parts are looked at once, when all is trained; `best` is judged then too.
+            self._loop.evaluator = built.evaluator(_Quiet().warn)
+        self._state = self._loop.run(state, until)
+        vain = totals(self.folder.rows)
+        if vain["client_trainings"] and vain["diverged"] == vain["client_trainings"]:
+            self._end("diverged", f"all {vain['diverged']} client trainings diverged.")
+        elif self._state.round >= rounds:
+            if self.job.kind == "final":
+                finalize.write(built, self._loop, self._state)
+            self._end("finished", None)
+        else:
+            self._write()
+
+    def _alive(self) -> tuple[assembly.Experiment, State]:
+        if self._built is None or self._state is None:
+            raise RunError(f"{self.job.name} could not begin, or is closed.")
+        return self._built, self._state
+
+    def _end(self, state: str, reason: str | None) -> None:
+        self._record |= {"state": state, "reason": reason, "ended": now()}
+        self._write()
+
+    def _write(self) -> None:
+        self._note()
+        write_record(self._study, self.job, self._record)
+
+    def _note(self) -> None:
+        if self._state is None:
+            return
+        rows = self.folder.rows
+        self._record |= {
+            "round": self._state.round,
+            "score": score_of(rows, self._metric),
+            "seconds": {key: round(value, 3) for key, value in vars(self._seconds).items()},
+        }
+
+
+def configuration(study: Path, job: Job) -> tuple[Config, dict[str, str]]:
+    """Return a job's configuration: the method's, with the job's parameters and seed."""
+    own = layer({**job.params, "seed": job.seed}, job.name)
+    return resolve([from_file(study / "methods" / f"{job.method}.yaml"), own])
+
+
+def score_of(rows: list[Row], metric: str) -> float | None:
+    """Return the validation metric of the last judged round; None if there is none."""
+    last = last_round(rows)
+    wanted = (last, "validation", "personal", metric)
+    return next((row.value for row in reversed(rows) if row[:4] == wanted), None)
+
+
+class _Quiet:
+    """A reporter of trials: what they find goes to their folders."""
+
+    def begin(self, done: int, rounds: int) -> None:
+        pass
+
+    def round_done(self, done: int, loss: float) -> None:
+        pass
+
+    def evaluated(self, done: int, figures: Mapping[tuple[str, str, str], float]) -> None:
+        pass
+
+    def warn(self, text: str) -> None:
+        pass

@@ -1,0 +1,56 @@
+import pytest
+import torch
+
+from flbench.algorithms.shared.election import candidates, elected, short, unmet
+from flbench.config.schema import ModelConfig
+from flbench.models import MODELS
+from flbench.models.base import build, describe
+
+
+def spec(name: str, shape=(3, 32, 32), **options):
+    config = MODELS.find(name).Config(name=name, **options)
+    assert isinstance(config, ModelConfig)
+    return describe(build(config, shape, 10, 0), shape)
+
+
+@pytest.mark.parametrize(
+    ("net", "expected"),
+    [
+        (("lenet5", {}), ["fc1", "fc2", "head"]),
+        (("lenet5", {"hidden": 1}), ["fc1", "head"]),
+        (("vgg11", {}), ["fc1", "fc2", "head"]),
+        (("mlp", {}), ["fc1", "fc2", "head"]),
+        (("mlp", {"hidden": (16,)}), ["fc1", "head"]),
+    ],
+)
+def test_candidates_are_the_linear_layers_behind_the_last_convolution(net, expected):
+    found = spec(net[0], **net[1])
+
+    layers = candidates(found)
+
+    assert [short(layer) for layer in layers] == expected
+    assert unmet(layers, found) == []
+
+
+@pytest.mark.parametrize("name", ["resnet18", "logistic"])
+def test_one_linear_layer_is_nothing_to_vote_on(name):
+    net = spec(name)
+
+    [sentence] = unmet(candidates(net), net)
+
+    assert "1 to choose from" in sentence
+    assert "algorithm.candidates=all" in sentence
+
+
+def test_all_layers_are_convolutions_and_linear_ones():
+    names = [short(layer) for layer in candidates(spec("lenet5"), "all")]
+
+    assert names == ["conv1", "conv2", "fc1", "fc2", "head"]
+    assert unmet(candidates(spec("resnet18"), "all"), spec("resnet18")) == []
+
+
+def test_most_votes_win_then_smaller_scores_then_the_lower_layer_and_nobody_is_the_classifier():
+    votes = torch.tensor([[1, 3, 0], [2, 2, 1], [0, 2, 2], [1, 1, 1], [0, 0, 0]])
+    scores = torch.tensor([[0.0, 9, 9], [5, 4, 0], [0, 3, 3], [2, 2, 1], [1, 0, 2]])
+
+    assert elected({"votes": votes, "score_sums": scores}).tolist() == [1, 1, 1, 2, 2]

@@ -1,0 +1,174 @@
+"""The chunked hypernetwork: its size, what fills what, and the gradient that runs through it."""
+
+import pickle
+from math import sqrt
+
+import pytest
+import torch
+from torch.func import functional_call, grad, vmap
+
+from flbench.algorithms.shared.hypernetwork import LEAVES, Hypernetwork, Write
+from flbench.core.rng import generator
+from flbench.core.types import Info
+from flbench.models import MODELS
+from flbench.models.base import build, describe, net_leaves
+
+CARD = {"chunk": 9216, "embedding": 128, "hidden": 128}
+TINY = {"chunk": 50, "embedding": 3, "hidden": 4}
+
+
+def net_of(name: str, shape=(3, 32, 32), classes: int = 10, **options):
+    net = build(MODELS.find(name).Config(name=name, **options), shape, classes, 0)
+    return net, describe(net, shape), {k: v.detach() for k, v in net_leaves(net).items()}
+
+
+def body_of(net, spec, sizes=CARD):
+    generated = frozenset(spec.parameters) - spec.names("head")
+    return Hypernetwork.of(spec, generated, **sizes)
+
+
+def scalars(tree) -> int:
+    return sum(value.numel() for value in tree.values())
+
+
+@pytest.mark.parametrize("classes", [10, 100])
+def test_payload_of_resnet18_is_the_cards(classes):
+    """T16 and F7: 1,360,512 floats, 5,314.5 KiB, whatever the number of classes."""
+    net, spec, start = net_of("resnet18", classes=classes, norm="group")
+    hyper = body_of(net, spec)
+
+    own = hyper.initial(start, generator(0, "model", 1))
+
+    assert sum(start[name].numel() for name, _ in hyper.tensors) == 11_168_832
+    assert set(own) == LEAVES
+    assert scalars(own) == hyper.size(11_168_832) == 1_360_512
+    assert own["z"].shape == (1212, 128)
+    assert 4 * scalars(own) / 1024 == 5314.5
+
+
+def test_generated_matrices_start_with_the_variance_of_he_and_norms_near_identity():
+    net, spec, start = net_of("resnet18", norm="group")
+    hyper = body_of(net, spec)
+
+    weights = hyper(start | hyper.initial(start, generator(0, "model", 1)), {})
+
+    for name, kind in hyper.tensors:
+        value = weights[name]
+        assert value.shape == start[name].shape
+        if kind == "weight":
+            assert value.std() * sqrt(value[0].numel() / 2) == pytest.approx(1, abs=0.2), name
+        else:
+            assert value.mean() == pytest.approx(1.0 if kind == "gain" else 0.0, abs=0.01), name
+            assert 0 < value.std() < 0.03, name
+    kinds = {kind for _, kind in hyper.tensors}
+    assert kinds == {"weight", "gain", "bias"}
+
+
+def test_initial_values_follow_the_stream_and_the_type_of_number():
+    net, spec, start = net_of("mlp", shape=(5,))
+    hyper = body_of(net, spec, TINY)
+    double = {name: value.double() for name, value in start.items()}
+
+    one, two = (hyper.initial(start, generator(seed, "model", 1)) for seed in (0, 1))
+    wide = hyper.initial(double, generator(0, "model", 1))
+
+    assert not torch.equal(one["z"], two["z"])
+    assert {value.dtype for value in wide.values()} == {torch.float64}
+    assert all(torch.equal(value, wide[name].float()) for name, value in one.items())
+
+
+def test_outputs_fill_the_tensors_in_the_nets_order_chunk_after_chunk():
+    """Weights that make the outputs 0, 1, 2, ...: chunk c puts out 50 c + (0 .. 49)."""
+    net, spec, start = net_of("lenet5", shape=(1, 16, 16), hidden=1)
+    hyper = body_of(net, spec, {"chunk": 50, "embedding": 1, "hidden": 1})
+    size = sum(start[name].numel() for name, _ in hyper.tensors)
+    own = {
+        "hyper.in.weight": torch.ones(1, 1),
+        "hyper.in.bias": torch.zeros(1),
+        "hyper.out.weight": torch.ones(50, 1),
+        "hyper.out.bias": torch.arange(50.0),
+        "z": 50.0 * torch.arange(hyper.rows(size))[:, None],
+    }
+
+    weights = hyper(start | own, {})
+
+    at = 0
+    generated = [name for name in spec.parameters if not name.startswith("head")]
+    assert [name for name, _ in hyper.tensors] == generated
+    for name in generated:
+        shape = start[name].shape
+        plain = torch.arange(at, at + start[name].numel()).float().reshape(shape)
+        if "norm" in name:
+            expected = 0.01 * plain + (1 if name.endswith("weight") else 0)
+        elif name.endswith("bias"):
+            expected = 0.01 * plain
+        else:
+            expected = plain * sqrt(2 / shape[1:].numel())
+        assert torch.allclose(weights[name], expected), name
+        at += start[name].numel()
+    assert at == size
+    # The very tensors, so that BatchNorm writes to the client's own statistics.
+    for name in spec.names("all") - set(generated):
+        assert weights[name] is start[name], name
+
+
+def test_gradient_through_h_is_the_finite_difference():
+    """T16, in float64: of the generated weights, and of a loss of the net that is called with."""
+    net, spec, start = net_of("mlp", shape=(5,), classes=3, hidden=(6,))
+    net, start = net.double(), {name: value.double() for name, value in start.items()}
+    hyper = body_of(net, spec, TINY)
+    own = hyper.initial(start, generator(0, "model", 1))
+    x = torch.from_numpy(generator(0, "noise").standard_normal((7, 5)))
+    y = torch.arange(7) % 3
+    names = sorted(own)
+
+    def weights(*values):
+        made = hyper(start | dict(zip(names, values, strict=True)), {})
+        return torch.cat([made[name].flatten() for name, _ in hyper.tensors])
+
+    def loss(*values):
+        made = hyper(start | dict(zip(names, values, strict=True)), {})
+        logits = functional_call(net, made, (x,)).logits
+        return torch.nn.functional.cross_entropy(logits, y)
+
+    values = [own[name].requires_grad_() for name in names]
+    assert torch.autograd.gradcheck(weights, values)
+    assert torch.autograd.gradcheck(loss, values)
+    gradients = torch.autograd.grad(loss(*values), values)
+    assert all(bool(gradient.any()) for gradient in gradients)
+
+
+def test_it_may_be_stacked_hashed_and_sent_to_workers():
+    net, spec, start = net_of("mlp", shape=(5,))
+    hyper = body_of(net, spec, TINY)
+    owns = [hyper.initial(start, generator(seed, "model", 1)) for seed in range(3)]
+    stacked = {name: torch.stack([own[name] for own in owns]) for name in LEAVES}
+
+    def total(own):
+        return sum(value.square().sum() for value in hyper(start | own, {}).values())
+
+    together = vmap(grad(total))(stacked)
+
+    for k, own in enumerate(owns):
+        alone = grad(total)(own)
+        for name in LEAVES:
+            assert torch.allclose(together[name][k], alone[name], rtol=1e-4, atol=1e-6)
+    again = pickle.loads(pickle.dumps(hyper))
+    assert again == hyper == body_of(net, spec, TINY)
+    assert hash(again) == hash(hyper)
+    assert hyper != body_of(net, spec, TINY | {"hidden": 5})
+
+
+def test_write_hands_over_the_named_leaves_and_no_others():
+    net, spec, start = net_of("lenet5", shape=(1, 16, 16))
+    hyper = body_of(net, spec)
+    leaves = start | hyper.initial(start, generator(0, "model", 1))
+    info = Info(*(torch.zeros(()) for _ in range(4)))
+
+    names = ("backbone.conv1.weight", "backbone.fc1.bias")
+
+    written = Write(hyper, names)(leaves, start, {}, info)
+
+    made = hyper(leaves, {})
+    assert tuple(written) == names
+    assert all(torch.equal(value, made[name]) for name, value in written.items())

@@ -1,0 +1,199 @@
+"""T14: the distances of FedCPMD's score against closed forms and quadrature, and its Gaussians."""
+
+from itertools import pairwise
+from math import exp, log
+
+import pytest
+import torch
+from scipy import integrate, stats
+
+from flbench.algorithms.shared.shift import DISTANCES, REDUCE, Gaussian, Shift, shift_scores
+from flbench.core.types import Batch, Outputs, View
+
+PAIRS = [(0.0, 1.0, 0.0, 1.0), (0.2, 0.3, 0.7, 0.1), (0.5, 0.001, 0.4, 0.3), (0.1, 0.02, 0.9, 0.02)]
+PAPER = ["js", "wasserstein", "hellinger", "bhattacharyya"]
+
+
+def normal(mean: float, std: float) -> Gaussian:
+    return Gaussian(*torch.tensor([mean, std], dtype=torch.float64))
+
+
+def distance(name: str, m1: float, s1: float, m2: float, s2: float) -> float:
+    return float(DISTANCES[name](normal(m1, s1), normal(m2, s2)))
+
+
+@pytest.mark.parametrize("name", [*PAPER, "means"])
+@pytest.mark.parametrize("pair", PAIRS)
+def test_distances_are_symmetric_and_zero_between_equals(name, pair):
+    m1, s1, m2, s2 = pair
+
+    assert distance(name, m1, s1, m1, s1) == pytest.approx(0.0, abs=1e-12)
+    forth, back = distance(name, m1, s1, m2, s2), distance(name, m2, s2, m1, s1)
+    assert forth == pytest.approx(back, rel=1e-12)
+    assert forth > 0 or (m1, s1) == (m2, s2)
+
+
+def test_distances_have_their_ranges_and_their_known_values():
+    """W2 of N(0, 1) and N(3, 1) is 3; of N(0, 1) and N(0, 3) it is 2."""
+    assert distance("wasserstein", 0, 1, 3, 1) == pytest.approx(3.0)
+    assert distance("wasserstein", 0, 1, 0, 3) == pytest.approx(2.0)
+    assert distance("means", 1, 1, 3, 9) == 2.0
+    assert distance("js", 0, 0.001, 1, 0.001) == pytest.approx(log(2))
+    assert distance("hellinger", 0, 0.001, 1, 0.001) == pytest.approx(1.0)
+    for pair in PAIRS:
+        assert 0 <= distance("js", *pair) <= log(2)
+        assert 0 <= distance("hellinger", *pair) <= 1
+
+
+@pytest.mark.parametrize("pair", PAIRS)
+def test_js_is_that_of_a_quadrature(pair):
+    m1, s1, m2, s2 = pair
+    p, q = stats.norm(m1, s1), stats.norm(m2, s2)
+
+    def inside(x: float) -> float:
+        r = (p.pdf(x) + q.pdf(x)) / 2
+        return sum(f.pdf(x) * log(f.pdf(x) / r) for f in (p, q) if f.pdf(x) > 0) / 2
+
+    cuts = sorted({m + k * s for m, s in ((m1, s1), (m2, s2)) for k in range(-8, 9)})
+    slow = sum(integrate.quad(inside, low, high)[0] for low, high in pairwise(cuts))
+
+    assert distance("js", *pair) == pytest.approx(slow, abs=1e-6)
+
+
+@pytest.mark.parametrize("pair", PAIRS)
+def test_coefficient_and_quantiles_are_those_of_a_quadrature(pair):
+    """BC = integral of sqrt(p q); W2^2 = integral of the squared difference of quantiles."""
+    m1, s1, m2, s2 = pair
+    p, q = stats.norm(m1, s1), stats.norm(m2, s2)
+    cuts = sorted({m + k * s for m, s in ((m1, s1), (m2, s2)) for k in range(-8, 9)})
+    bc = sum(
+        integrate.quad(lambda x: (p.pdf(x) * q.pdf(x)) ** 0.5, low, high)[0]
+        for low, high in pairwise(cuts)
+    )
+    squared = integrate.quad(lambda u: (p.ppf(u) - q.ppf(u)) ** 2, 1e-12, 1 - 1e-12)[0]
+
+    assert exp(-distance("bhattacharyya", *pair)) == pytest.approx(bc, abs=1e-8)
+    assert distance("hellinger", *pair) == pytest.approx(max(0.0, 1 - bc) ** 0.5, abs=1e-6)
+    assert distance("wasserstein", *pair) == pytest.approx(squared**0.5, abs=1e-6)
+
+
+def test_scores_are_equation_7_and_fedcmds_variant():
+    def d(a: Gaussian, b: Gaussian) -> torch.Tensor:
+        return (a.mean - b.mean).abs()
+
+    outputs = Gaussian(torch.tensor([0.1, 0.6, 0.7]), torch.ones(3))
+    x, y = (
+        Gaussian(torch.tensor(0.2), torch.tensor(1.0)),
+        Gaussian(torch.tensor(0.9), torch.ones(())),
+    )
+
+    # to y 0.8 0.3 0.2, to x 0.1 0.4 0.5: changes to y -0.5 -0.1, to x 0.3 0.1
+    assert shift_scores(x, y, outputs, d).tolist() == pytest.approx([0.8, 0.2])
+    assert shift_scores(x, y, outputs, d, by_side=True).tolist() == pytest.approx(
+        [0.2, 0.0], abs=1e-6
+    )
+
+
+# What Gaussians are made of
+
+
+def view(x, y, mask, hidden) -> View:
+    """A net of two linear layers whose outputs are given: `hidden` after ReLU, twice it last."""
+
+    def apply(leaves, x, *, train=False, taps=()):
+        values = {"a": (x.flatten(1), hidden - 0.1), "b": (hidden, 2 * hidden)}
+        return Outputs(hidden, hidden, {name: values[name] for name in taps})
+
+    batch = Batch(x, y, mask, torch.arange(len(y)), torch.tensor(0))
+    return View(lambda: None, batch=batch, ctx={}, leaves={}, start={}, apply=apply)
+
+
+def samples(n: int = 12):
+    g = torch.Generator().manual_seed(0)
+    x = (
+        torch.randn(n, 3, 2, 2, generator=g, dtype=torch.float64)
+        * torch.tensor([1.0, 4.0, 9.0])[:, None, None]
+    )
+    hidden = torch.randn(n, 5, generator=g, dtype=torch.float64).relu()
+    return x, torch.randint(0, 4, (n,), generator=g), hidden
+
+
+def put_together(parts):
+    how = {"sum": torch.add, "min": torch.minimum, "max": torch.maximum}
+    whole = parts[0]
+    for part in parts[1:]:
+        whole = {key: how[reduce](whole[key], part[key]) for key, reduce in REDUCE}
+    return whole
+
+
+@pytest.mark.parametrize("scale", ["channels", "given", "tensors"])
+def test_gaussians_are_mean_and_deviation_of_scaled_tensors(scale):
+    x, y, hidden = samples()
+    look = Shift(("a", "b"), 4, scale)
+    pieces = [slice(0, 5), slice(5, 6), slice(6, 12)]
+    parts = []
+    for piece in pieces:  # each with a padded row that must not count
+        rows = [torch.cat([v[piece], torch.full_like(v[:1], 77)]) for v in (x, y, hidden)]
+        real = torch.tensor([True] * len(y[piece]) + [False])
+        parts.append(look(view(rows[0], rows[1], real, rows[2])))
+
+    of_x, of_y, outputs = look.gaussians(put_together(parts))
+
+    def unit(v, axes):
+        low, high = v.amin(axes, keepdim=True), v.amax(axes, keepdim=True)
+        return (v - low) / (high - low)
+
+    everywhere = (0, 1, 2, 3)
+    scaled_x = {
+        "channels": unit(x, (0, 2, 3)),
+        "given": x,
+        "tensors": unit(x, everywhere),
+    }[scale]
+    scaled_y = unit(y.double(), 0) if scale == "tensors" else y.double() / 3
+    flat = unit(x.flatten(1), (0, 1)), unit(hidden, (0, 1)), unit(2 * hidden, (0, 1))
+    for found, wanted in (
+        (of_x, [scaled_x]),
+        (of_y, [scaled_y]),
+        (outputs, flat),
+    ):
+        means = torch.stack([value.double().mean() for value in wanted])
+        stds = torch.stack([value.double().std(correction=0) for value in wanted])
+        assert torch.allclose(found.mean, means, rtol=0, atol=1e-12)
+        assert torch.allclose(found.std, stds, rtol=0, atol=1e-12)
+
+
+def test_outputs_can_be_taken_before_their_activation():
+    x, y, hidden = samples()
+    mask = torch.ones(12, dtype=torch.bool)
+
+    found = Shift(("a", "b"), 4, after=False)(view(x, y, mask, hidden))
+
+    assert torch.allclose(found["low"][-2:], torch.stack([hidden.min() - 0.1, 2 * hidden.min()]))
+    assert torch.allclose(found["high"][-3], x.max())
+
+
+@pytest.mark.parametrize("name", PAPER)
+@pytest.mark.parametrize("poor", ["one class", "one sample", "constant", "no rows"])
+def test_poor_clients_have_finite_scores(name, poor):
+    """T14: a deviation of at least 1e-3, mean 0.5 where a tensor has no width."""
+    x, y, hidden = samples()
+    mask = torch.ones(12, dtype=torch.bool)
+    if poor == "one class":
+        y = torch.full_like(y, 2)
+    elif poor == "one sample":
+        mask[1:] = False
+    elif poor == "constant":
+        x, hidden = torch.ones_like(x), torch.zeros_like(hidden)
+    else:
+        mask[:] = False
+    look = Shift(("a", "b"), 4)
+
+    of_x, of_y, outputs = look.gaussians(look(view(x, y, mask, hidden)))
+    scores = shift_scores(of_x, of_y, outputs, DISTANCES[name])
+
+    assert bool(scores.isfinite().all())
+    assert float(of_y.std) >= 1e-3
+    if poor == "one class":
+        assert (float(of_y.mean), float(of_y.std)) == pytest.approx((2 / 3, 1e-3))
+    if poor in ("constant", "no rows"):
+        assert outputs.mean.tolist()[1:] == [0.5, 0.5]

@@ -1,0 +1,212 @@
+from math import ceil, cos, pi, prod
+
+import numpy as np
+import pytest
+import torch
+
+from flbench.algorithms.shared import sparse
+from flbench.algorithms.shared.sparse import MASK, DenseGradient, Masked, Search
+from flbench.client.module import apply, view_of
+from flbench.core.types import Batch, Info
+from flbench.models.base import net_leaves
+from tests.support import build
+
+LENET = {
+    "conv1": (6, 1, 5, 5),
+    "conv2": (16, 6, 5, 5),
+    "fc1": (120, 256),
+    "fc2": (84, 120),
+    "head": (10, 84),
+}
+
+
+@pytest.mark.parametrize("density", [0.01, 0.2, 0.5, 0.8, 0.97, 1.0])
+def test_erk_densities_are_those_of_a_slow_search(density):
+    """min(1, eps raw) with the eps that fits, found by bisection."""
+
+    def densities(eps: float) -> dict[str, float]:
+        return {name: min(1.0, eps * sum(s) / prod(s)) for name, s in LENET.items()}
+
+    def ones(shares: dict[str, float]) -> float:
+        return sum(shares[name] * prod(shape) for name, shape in LENET.items())
+
+    size = sum(prod(shape) for shape in LENET.values())
+    low, high = 0.0, 1e6
+    for _ in range(200):
+        middle = (low + high) / 2
+        low, high = (low, middle) if ones(densities(middle)) > density * size else (middle, high)
+
+    found = sparse.erk(LENET, density)
+
+    assert list(found) == list(LENET)
+    assert ones(found) == pytest.approx(density * size)
+    for name, share in densities(high).items():
+        assert found[name] == pytest.approx(share, rel=1e-6)
+        assert 0 < found[name] <= 1
+    if density == 0.5:
+        assert found["conv1"] == found["head"] == 1 > found["fc2"] > found["conv2"] > found["fc1"]
+
+
+def start() -> dict[str, torch.Tensor]:
+    torch.manual_seed(0)
+    return {name: torch.randn(shape) for name, shape in LENET.items()}
+
+
+def test_start_masks_have_equally_many_ones_and_belong_to_the_client():
+    masks = sparse.start_masks(start(), 0.3, 0, 4, own=True)
+
+    shares = sparse.erk(LENET, 0.3)
+    for name, mask in masks.items():
+        assert mask.shape == (4, *LENET[name])
+        assert mask.flatten(1).sum(dim=1).tolist() == [round(shares[name] * prod(LENET[name]))] * 4
+        if shares[name] < 1:
+            assert not torch.equal(mask[0], mask[1])
+    again = sparse.start_masks(start(), 0.3, 0, 2, own=True)
+    assert all(torch.equal(again[name], mask[:2]) for name, mask in masks.items())
+    other = sparse.start_masks(start(), 0.3, 1, 2, own=True)
+    assert not torch.equal(other["fc1"], again["fc1"])
+    common = sparse.start_masks(start(), 0.3, 0, 3, own=False)
+    assert all(torch.equal(mask, mask[:1].expand_as(mask)) for mask in common.values())
+
+
+def test_every_layer_has_a_weight_at_the_least():
+    tiny = {"a": torch.zeros(3, 2), "b": torch.zeros(400, 500)}
+
+    masks = sparse.start_masks(tiny, 1e-6, 0, 1, own=True)
+
+    assert [int(mask.sum()) for mask in masks.values()] == [1, 1]
+
+
+def test_net_is_called_with_zeros_outside_the_mask_and_learns_nothing_there():
+    leaves = {"w": torch.ones(4).requires_grad_(), "b": torch.ones(2)}
+    leaves[f"{MASK}w"] = torch.tensor([True, False, True, False])
+
+    called = Masked(("w",))(leaves, {})
+    (3 * called["w"]).sum().backward()
+
+    assert called.keys() == {"w", "b"}
+    assert called["w"].tolist() == [1, 0, 1, 0]
+    assert leaves["w"].grad.tolist() == [3, 0, 3, 0]
+    doubled = Masked(("w",), lambda leaves, ctx: {"w": 2 * leaves["b"].repeat(2)})(leaves, {})
+    assert doubled["w"].tolist() == [2, 0, 2, 0]
+
+
+def test_dense_gradient_is_that_of_the_real_rows_also_outside_the_mask():
+    net = build("algorithm=fedavg").net.double().eval()
+    leaves = {name: leaf.detach().clone() for name, leaf in net_leaves(net).items()}
+    torch.manual_seed(0)
+    x, y = torch.randn(5, 1, 8, 8, dtype=torch.float64), torch.arange(5)
+    name = "backbone.fc1.weight"
+    leaves[MASK + name] = torch.rand(leaves[name].shape) < 0.5
+    real = torch.tensor([True, True, True, False, False])
+    batch = Batch(x, y, real, torch.arange(5), torch.zeros(()))
+    view = view_of(net, lambda: None, batch, {}, leaves, leaves)
+
+    with torch.no_grad():
+        found = DenseGradient(Masked((name,)))(view)
+
+    weights = {name: value.clone() for name, value in leaves.items()}
+    weights[name] = (weights[name] * leaves[MASK + name]).requires_grad_()
+    logits = apply(net, weights, x[:3]).logits
+    torch.nn.functional.cross_entropy(logits, y[:3], reduction="sum").backward()
+    assert torch.allclose(found[name], weights[name].grad, atol=1e-12)
+    assert bool((found[name][~leaves[MASK + name]] != 0).any())
+
+
+def searched(mask, weights, gradient=None, *, round=0, rate=0.5, rounds=10, row=3, seed=0, by=None):
+    leaves = {"w": weights * mask, f"{MASK}w": mask}
+    ctx = {"least.row": torch.tensor(row)}
+    if gradient is not None:
+        ctx["dense.w"] = gradient
+    zero = torch.tensor(0)
+    step = Search(Masked(("w",)), by or "gradient", rate, rounds, seed)
+    return step(leaves, leaves, ctx, Info(zero, zero, zero, torch.tensor(round)))[f"{MASK}w"]
+
+
+@pytest.mark.parametrize("round", [0, 4, 9])
+@pytest.mark.parametrize("density", [0.1, 0.5, 0.9])
+def test_search_is_a_loop_over_sorted_entries(round, density):
+    torch.manual_seed(round)
+    mask = torch.rand(6, 9) < density
+    weights, gradient = torch.randn(6, 9), torch.randn(6, 9)
+
+    found = searched(mask, weights, gradient, round=round)
+
+    inside = [e for e in range(54) if bool(mask.flatten()[e])]
+    outside = [e for e in range(54) if e not in inside]
+    share = 0.5 / 2 * (1 + cos(pi * round / 10))
+    k = min(ceil(share * len(inside)), len(outside))
+    leave = sorted(inside, key=lambda e: abs(float(weights.flatten()[e])))[:k]
+    come = sorted(outside, key=lambda e: -abs(float(gradient.flatten()[e])))[:k]
+    expected = (set(inside) - set(leave)) | set(come)
+    assert set(found.flatten().nonzero()[:, 0].tolist()) == expected
+    assert found.shape == mask.shape
+
+
+@pytest.mark.parametrize("by", ["gradient", "random"])
+@pytest.mark.parametrize(
+    ("ones", "changes"), [([], 0), ([2], 0), ([1, 2], 1), ([0, 1, 2, 3, 4], 1), (range(6), 0)]
+)
+def test_search_has_its_edges(by, ones, changes):
+    """Nothing or one entry inside: no pruning. One or none outside: no more can come in."""
+    mask = torch.zeros(6, dtype=torch.bool)
+    mask[list(ones)] = True
+
+    found = searched(mask, torch.ones(6), torch.ones(6), rate=1.0, round=5, by=by)
+
+    assert int(found.sum()) == len(ones)
+    assert int((found & ~mask).sum()) == changes
+
+
+@pytest.mark.parametrize(("ones", "changes"), [(8, 1), (9, 2), (16, 2)])
+def test_whole_number_of_changes_is_not_rounded_up(ones, changes):
+    """After two thirds of the rounds the rate is 1/8; the cosine of 2 pi / 3 is rounded upwards."""
+    mask = torch.arange(40) < ones
+
+    found = searched(mask, torch.rand(40), torch.rand(40), round=2, rounds=3)
+
+    assert int((found & ~mask).sum()) == int((mask & ~found).sum()) == changes
+
+
+def test_search_breaks_ties_by_index_also_where_rounding_differs():
+    mask = torch.tensor([True, True, True, False, False, False])
+    noise = torch.tensor([0.0, 3e-8, -3e-8, 3e-8, 0.0, -3e-8])
+
+    for sign in (1, -1):
+        found = searched(mask, 1 + sign * noise, 1 + sign * noise, rate=0.5, round=0, rounds=1)
+        assert found.tolist() == [False, False, True, True, True, False]
+
+
+def test_search_ends_without_changing_anything():
+    """The rate falls to 0: of few weights none is moved in the last rounds' limit."""
+    mask = torch.rand(50) < 0.5
+
+    assert torch.equal(searched(mask, torch.ones(50), torch.rand(50), round=10), mask)
+
+
+def test_random_regrowth_depends_on_client_round_and_seed():
+    torch.manual_seed(0)
+    mask, weights = torch.rand(400) < 0.5, torch.randn(400)
+
+    def grown(**keys) -> torch.Tensor:
+        return searched(mask, weights, by="random", **keys) & ~mask
+
+    first = grown()
+    assert torch.equal(first, grown())
+    for keys in ({"row": 4}, {"round": 1}, {"seed": 1}):
+        assert not torch.equal(first, grown(**keys))
+    # Any entry outside is as likely as any other: half of them each time, over 60 clients.
+    often = sum(grown(row=row).double() for row in range(60))[~mask] / 60
+    share = float(first.sum()) / float((~mask).sum())
+    assert float(often.mean()) == pytest.approx(share)
+    assert float((often - share).abs().max()) < 0.3
+
+
+def test_masks_are_packed_a_bit_each():
+    masks = [torch.rand(3, 3) < 0.5, torch.rand(4) < 0.5]
+
+    bits = sparse.packed(masks)
+
+    flat = torch.cat([mask.flatten() for mask in masks]).numpy()
+    assert bits.tolist() == np.packbits(flat, bitorder="little").tolist()
+    assert bits.dtype == torch.uint8

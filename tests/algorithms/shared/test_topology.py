@@ -1,0 +1,196 @@
+from math import ceil, cos, pi, sqrt
+
+import numpy as np
+import pytest
+import torch
+
+from flbench.algorithms.shared.topology import (
+    NETWORKS,
+    Topology,
+    components,
+    mixing_rows,
+    places,
+    spectral_gap,
+)
+from flbench.core.rng import Draw
+
+NAMES = ["random", *NETWORKS]
+N = 12
+
+
+def graph(topology: Topology, clients: int = N, round: int = 0, ids=None) -> torch.Tensor:
+    ids = torch.arange(clients) if ids is None else torch.tensor(ids)
+    return topology.graph(Draw(0, (round,), clients), ids)
+
+
+def links_of(found: torch.Tensor) -> list[set[int]]:
+    return [set(row.nonzero()[:, 0].tolist()) for row in found]
+
+
+@pytest.mark.parametrize("mixing", ["uniform", "metropolis"])
+@pytest.mark.parametrize("clients", [1, 2, 3, 7, 12])
+@pytest.mark.parametrize("name", NAMES)
+def test_rows_sum_to_one_and_nobody_is_its_own_neighbour(name, clients, mixing):
+    """T7."""
+    found = graph(Topology(name, neighbours=3), clients)
+
+    rows = mixing_rows(found, mixing)
+
+    assert not bool(found.diagonal().any())
+    assert bool((rows >= 0).all())
+    assert torch.allclose(rows.sum(dim=1), torch.ones(clients, dtype=torch.float64), atol=1e-15)
+    assert torch.equal((rows != 0) & ~torch.eye(clients, dtype=torch.bool), found)
+
+
+@pytest.mark.parametrize("topology", [Topology(name, 3, symmetric=True) for name in NAMES])
+@pytest.mark.parametrize("ids", [None, [1, 2, 5, 6, 11]])
+def test_metropolis_weights_of_an_undirected_graph_are_doubly_stochastic(topology, ids):
+    found = graph(topology, ids=ids)
+
+    rows = mixing_rows(found, "metropolis")
+
+    assert torch.equal(found, found.T)
+    assert torch.allclose(rows.sum(dim=0), torch.ones(len(rows), dtype=torch.float64), atol=1e-15)
+
+
+def test_metropolis_weights_are_those_of_a_slow_loop():
+    found = graph(Topology("star"), 5)
+    links = links_of(found)
+
+    rows = mixing_rows(found, "metropolis")
+
+    for i in range(5):
+        for j in links[i]:
+            assert float(rows[i, j]) == 1 / (1 + max(len(links[i]), len(links[j])))
+        assert float(rows[i, i]) == pytest.approx(1 - sum(float(rows[i, j]) for j in links[i]))
+
+
+def test_networks_link_whom_they_say():
+    assert links_of(graph(Topology("ring"), 5)) == [{1, 4}, {0, 2}, {1, 3}, {2, 4}, {0, 3}]
+    assert links_of(graph(Topology("complete"), 3)) == [{1, 2}, {0, 2}, {0, 1}]
+    assert links_of(graph(Topology("star"), 4)) == [{1, 2, 3}, {0}, {0}, {0}]
+    # Three to a row: 0 1 2 / 3 4 5 / 6.
+    assert links_of(graph(Topology("grid"), 7)) == [
+        *({1, 3}, {0, 2, 4}, {1, 5}, {0, 4, 6}, {1, 3, 5}, {2, 4}, {3})
+    ]
+    assert links_of(graph(Topology("exponential"), 6))[1] == {2, 3, 5}
+    assert links_of(graph(Topology("exponential", symmetric=True), 6))[1] == {2, 3, 5, 0}
+
+
+@pytest.mark.parametrize("clients", [2, 6, 10, 100])
+def test_grid_is_as_square_as_can_be(clients):
+    degree = graph(Topology("grid"), clients).sum(dim=1)
+
+    assert int(degree.max()) <= 4
+    assert len(components(graph(Topology("grid"), clients).numpy())) == 1
+    width = ceil(sqrt(clients))
+    rows = ceil(clients / width)
+    links = rows * (width - 1) + (rows - 1) * width
+    assert int(degree.sum()) / 2 == links - 2 * (rows * width - clients)  # left and above
+
+
+@pytest.mark.parametrize(("clients", "degree"), [(12, 4), (12, 5), (9, 4), (9, 3), (2, 1), (5, 9)])
+@pytest.mark.parametrize("name", ["k_regular", "random"])
+def test_regular_graphs_are_regular(name, clients, degree):
+    """Where both numbers are odd one client has a link less; at most all others."""
+    found = graph(Topology(name, degree, symmetric=True), clients)
+
+    wanted = min(degree, clients - 1)
+    odd = clients * wanted % 2
+    assert sorted(found.sum(dim=1).tolist()) == [wanted - 1] * odd + [wanted] * (clients - odd)
+    assert torch.equal(found, found.T)
+
+
+def test_regular_graph_is_no_ring_lattice():
+    """The swaps do something: neighbours are not the nearest ones under any fixed naming."""
+    found = [graph(Topology("random", 4, symmetric=True), 30, round=t).numpy() for t in range(3)]
+
+    triangles = [np.trace(np.linalg.matrix_power(links.astype(int), 3)) / 6 for links in found]
+
+    assert max(triangles) < 30  # as many as the lattice has
+
+
+def test_random_neighbours_are_drawn_in_each_round_and_directed():
+    first, second = (graph(Topology("random", 4), 20, round=t) for t in range(2))
+
+    assert first.sum(dim=1).tolist() == [4] * 20
+    assert not torch.equal(first, second)
+    assert not torch.equal(first, first.T)
+    assert torch.equal(first, graph(Topology("random", 4), 20))
+    assert not torch.equal(first, Topology("random", 4).graph(Draw(1, (0,), 20), torch.arange(20)))
+    # Everybody is drawn about as often as anybody: 4 times on average over 50 rounds.
+    drawn = sum(graph(Topology("random", 4), 20, round=t).sum(dim=0) for t in range(50)) / 50
+    assert 3 < float(drawn.min()) < 4 < float(drawn.max()) < 5
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "random"])
+def test_networks_last_and_absent_clients_pass_nothing_on(name):
+    topology = Topology(name, 3)
+    ids = [0, 3, 4, 9]
+
+    part = graph(topology, round=5, ids=ids)
+
+    assert torch.equal(part, graph(topology)[ids][:, ids])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_graph_does_not_depend_on_the_order_of_the_clients(name):
+    topology = Topology(name, 2, active=0.7)
+    ids, order = torch.tensor([2, 5, 6, 11, 3]), torch.tensor([3, 0, 4, 2, 1])
+    draw = Draw(0, (4,), N)
+
+    forth, shuffled = topology.graph(draw, ids), topology.graph(draw, ids[order])
+
+    assert torch.equal(shuffled, forth[order][:, order])
+
+
+def test_inactive_clients_exchange_nothing_both_ways():
+    awake = graph(Topology("complete", active=0.5))
+    sleeping = ~awake.any(dim=1)
+
+    assert 0 < int(sleeping.sum()) < N
+    assert not bool(awake[:, sleeping].any())
+    assert bool((awake[~sleeping].sum(dim=1) == int((~sleeping).sum()) - 1).all())
+    assert not bool(graph(Topology("complete", active=0.0)).any())
+    other = ~graph(Topology("complete", active=0.5), round=1).any(dim=1)
+    assert not torch.equal(other, sleeping)
+
+
+def test_links_of_an_erdos_renyi_graph_are_as_probable_as_asked():
+    def density(**keys) -> float:
+        return float(graph(Topology("erdos_renyi", **keys), 60).double().sum()) / (60 * 59)
+
+    assert density(edge_probability=0.0) == 0
+    assert density(edge_probability=1.0) == 1
+    assert density(edge_probability=0.3) == pytest.approx(0.3, abs=0.05)
+    assert density(neighbours=12) == pytest.approx(12 / 59, abs=0.05)
+
+
+def test_components_are_found_directions_aside():
+    links = np.zeros((5, 5), dtype=bool)
+    links[0, 3] = links[4, 1] = True
+
+    assert components(links) == [[0, 3], [1, 4], [2]]
+
+
+def test_spectral_gap_says_how_fast_all_agree():
+    """A ring's eigenvalues are (1 + 2 cos(2 pi k / n)) / 3."""
+
+    def gap(name: str, clients: int, **keys) -> float:
+        return spectral_gap(mixing_rows(graph(Topology(name, **keys), clients), "uniform"))
+
+    assert gap("complete", 7) == pytest.approx(1)
+    assert gap("ring", 8) == pytest.approx(1 - (1 + 2 * cos(pi / 4)) / 3)
+    assert gap("erdos_renyi", 6, edge_probability=0.0) == 0
+    assert gap("ring", 1) == 1
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_client_has_a_place_of_its_own(name):
+    spots = places(name, 11)
+
+    assert spots.shape == (11, 2)
+    assert len({tuple(spot) for spot in spots.round(6).tolist()}) == 11
+    if name == "grid":  # links join places at distance one
+        links = graph(Topology("grid"), 11).numpy()
+        assert np.allclose(np.linalg.norm(spots[:, None] - spots, axis=2) == 1, links)

@@ -1,0 +1,166 @@
+"""Measuring engines: what `bench` writes, and what `engine.name=auto` chooses."""
+
+import json
+
+import pytest
+import torch
+
+from flbench.bench import measure
+from flbench.cli import app
+from flbench.client.program import Phase, shortened
+from flbench.core.errors import ConfigError, RunError
+from flbench.core.rng import Draw
+from flbench.core.tree import digest
+from flbench.experiment import engine_choice, rounds
+from tests.support import SMALL, build, config_of, run
+
+
+@pytest.mark.slow
+def test_bench_writes_figures_and_a_page(capsys, tmp_path):
+    keys = (*SMALL, "--engines", "sequential,vectorized,ray", "--repeats", "2", "--rounds", "1")
+
+    code = app.main(["bench", *keys, "--out", str(tmp_path / "b")])
+
+    out = capsys.readouterr().out
+    assert code == 0
+    assert all(engine in out for engine in ("sequential", "vectorized", "ray"))
+    found, built = json.loads((tmp_path / "b" / "bench.json").read_text()), build("model=mlp")
+    for case in found["cases"]:
+        assert case["steps"] > 0
+        assert case["ratio"] > 0
+        rows = 2 * int(built.federation.sizes.sum())  # two rounds of one epoch of all clients
+        assert case["operations"] == 85_760 * rows  # of the mlp: see test_floors
+        assert case["moved"] == 2_048 * rows + 5 * 4 * 17_226 * case["steps"]
+        seconds = case["steps"] * case["step"]
+        assert case["arithmetic"] * seconds * case["best"][0] == pytest.approx(case["operations"])
+        assert case["bandwidth"] * seconds * case["best"][1] == pytest.approx(case["moved"])
+        assert case["speed"] == pytest.approx(1 / case["step"])
+        # One round has half of the steps that were measured.
+        assert case["run"]["bare"] == pytest.approx(case["steps"] / 2 * case["bare"])
+        assert case["whole"] == pytest.approx(case["run"]["total"] / case["run"]["bare"])
+        parts = ("train", "evaluate", "other")
+        assert sum(case["run"][key] for key in parts) == pytest.approx(
+            case["run"]["total"], abs=0.01
+        )
+    page = (tmp_path / "b" / "bench.html").read_text()
+    assert "<script" not in page
+    assert "vectorized" in page
+
+
+def test_bench_of_what_a_user_can_mend_is_one_message(capsys, tmp_path):
+    code = app.main(["bench", "data.path=nowhere.npz", "--out", str(tmp_path / "b")])
+
+    error = capsys.readouterr().err
+    assert code == 2
+    assert "nowhere.npz does not exist" in error
+    assert "Traceback" not in error
+
+
+def test_bench_of_an_engine_that_would_not_be_measured_is_refused(capsys, tmp_path):
+    code = app.main(["bench", "engine.name=ray", "--out", str(tmp_path / "b")])
+
+    assert code == 2
+    assert "named by --engines sequential,vectorized,ray" in capsys.readouterr().err
+    assert not (tmp_path / "b").exists()
+
+
+@pytest.mark.slow
+def test_bench_names_what_auto_chose(capsys, tmp_path):
+    keys = (*SMALL, "--engines", "auto", "--repeats", "1", "--rounds", "0")
+
+    code = app.main(["bench", *keys, "--out", str(tmp_path / "b")])
+
+    [case] = json.loads((tmp_path / "b" / "bench.json").read_text())["cases"]
+    assert code == 0
+    assert case["engine"] == "auto"
+    assert case["chosen"] in ("sequential", "vectorized")
+    assert f"auto chose {case['chosen']}." in capsys.readouterr().out
+
+
+def test_bench_says_which_engine_failed(monkeypatch):
+    monkeypatch.setattr(measure.sys, "executable", "/bin/false")
+
+    with pytest.raises(RunError, match=r"engine.name=sequential could not be measured"):
+        measure.compare([config_of()], repeats=1, run_rounds=0)
+
+
+@pytest.mark.parametrize("net", ["mlp", "lenet5"])
+def test_bare_loop_takes_the_steps_and_batches_of_the_engine(net):
+    built = build("algorithm=fedavg", f"model.name={net}")
+    draw = Draw(built.config.seed, (3,), 5)
+    ids = torch.arange(5)
+
+    steps = measure.bare_round(built, draw, ids.tolist())
+
+    settings = round.RoundSettings(built.config.train, draw)
+    trained = rounds.train(built.algorithm, built.engine, built.start(), settings, ids=ids)
+    assert steps == int(trained.results.steps.sum())
+
+
+def test_auto_chooses_an_engine_says_why_and_writes_it_down(tmp_path):
+    path, summary = run(tmp_path, "engine.name=auto", "algorithm=fedavg")
+
+    chosen = summary["engine"]["name"]
+    assert chosen in ("sequential", "vectorized")
+    assert any(f"auto chose {chosen}" in note for note in summary["notes"])
+    assert f"  name: {chosen}" in (path / "config.yaml").read_text()
+
+
+def test_auto_takes_the_engine_with_the_shortest_time(monkeypatch):
+    times = {"sequential": 3.0, "vectorized": 2.0}
+    monkeypatch.setattr(
+        engine_choice,
+        "_measured",
+        lambda name, *_: engine_choice.Candidate(name, times[name], times[name]),
+    )
+
+    name, reason = engine_choice.choose(config_of(), None, None, None)
+
+    assert name == "vectorized"
+    assert "sequential 3 s" in reason
+
+
+def test_auto_leaves_out_an_engine_that_cannot_do_it():
+    built = build("algorithm=fedavg", "model=mlp")
+
+    def make(name):
+        if name == "vectorized":
+            raise ConfigError("a term cannot be stacked")
+        return built.engine
+
+    name, reason = engine_choice.choose(built.config, built.algorithm, built.start(), make)
+
+    assert name == "sequential"
+    assert "vectorized" not in reason
+
+
+def test_measuring_changes_nothing():
+    built = build("algorithm=hfcd")
+    state = built.start()
+    before = digest([state.server, state.clients])
+
+    engine_choice.choose(built.config, built.algorithm, state, lambda name: built.engine)
+
+    assert digest([state.server, state.clients]) == before
+
+
+def test_steps_of_a_round_are_counted_without_training():
+    built = build("algorithm=hfcd", "model.name=lenet5")
+    state = built.start()
+    program = built.algorithm.program(state)
+    phases = [step for step in program.steps if isinstance(step, Phase)]
+    settings = rounds.settings_of(built.config, built.algorithm, state)
+
+    trained = rounds.train(built.algorithm, built.engine, state, settings, ids=torch.arange(5))
+    short = rounds.train(
+        built.algorithm,
+        built.engine,
+        state,
+        settings,
+        ids=torch.arange(5),
+        program=shortened(program, 2),
+    )
+
+    expected = engine_choice.steps_of(built.algorithm, phases)
+    assert trained.results.steps.tolist() == expected.tolist()
+    assert set(short.results.steps.tolist()) == {2}

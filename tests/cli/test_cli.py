@@ -1,0 +1,477 @@
+"""The command line as a user meets it: what it prints, and the exit code."""
+
+import errno
+import json
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+from typing import Literal
+
+import pytest
+import yaml
+from pydantic import Field, PositiveInt, create_model
+
+from flbench.algorithms import ALGORITHMS
+from flbench.algorithms.catalogue import parameter
+from flbench.cli import app
+from flbench.core import files
+from flbench.experiment import assembly, estimate, lifecycle
+from tests.support import REAL_DATA, SMALL, build, interrupted_run
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture
+def flbench(capsys, tmp_path, monkeypatch):
+    """Run a command in an empty folder; return exit code, standard output, standard error."""
+    monkeypatch.chdir(tmp_path)
+
+    def command(*arguments: str) -> tuple[int, str, str]:
+        code = app.main(list(arguments))
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return command
+
+
+def test_help_imports_nothing_heavy():
+    script = (
+        "import sys; from flbench.cli import main; code = main(['--help']);"
+        "heavy = {'torch', 'lightning', 'numpy', 'sklearn', 'pydantic_core', 'matplotlib'};"
+        "print(sorted(heavy & set(sys.modules)), file=sys.stderr); sys.exit(code)"
+    )
+
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False
+    )
+
+    assert done.returncode == 0
+    assert done.stderr.strip() in (
+        "[]",
+        "['pydantic_core']",
+    )  # newer Typers bring pydantic themselves
+    for command in ("run", "algos", "data", "show"):
+        assert command in done.stdout
+
+
+@pytest.mark.parametrize("command", ["run", "algos", "data", "show", "reproduce", "sync", "ui"])
+def test_every_command_has_help(flbench, command):
+    code, out, _ = flbench(command, "--help")
+
+    assert code == 0
+    assert "--help" in out
+
+
+def test_version(flbench):
+    assert flbench("--version")[:2] == (0, "0.1.0\n")
+
+
+def test_run_without_a_terminal_prints_a_line_per_evaluation_and_a_table(flbench, tmp_path):
+    code, out, err = flbench("run", *SMALL, "--out", "here")
+
+    assert code == 0
+    lines = [line for line in err.splitlines() if line.startswith("round ")]
+    assert [line.split()[1] for line in lines] == ["2/3", "3/3"]
+    assert "validation accuracy 0." in lines[0]
+    assert "loss " in lines[0]
+    assert "left" in lines[0]
+    [folder] = (tmp_path / "here").glob("*/*")
+    assert str(folder.relative_to(tmp_path)) in out
+    for title in (
+        "accuracy",
+        "balanced",
+        "macro F1",
+        "rare-class",
+        "worst 10 %",
+        "up",
+        "down",
+        "seconds",
+    ):
+        assert title in out
+    assert "\x1b" not in out + err
+
+
+def test_run_of_several_methods_compares_them(flbench, tmp_path):
+    code, out, _ = flbench("run", "--algo", "fedavg,local", *SMALL)
+
+    assert code == 0
+    assert len(list((tmp_path / "runs").glob("*/*"))) == 2
+    table = out[: out.index("runs/")]
+    assert "fedavg" in table
+    assert "local" in table
+
+
+def test_run_takes_file_option_and_overrides_in_this_order(flbench, tmp_path):
+    (tmp_path / "x.yaml").write_text("seed: 5\nalgorithm: fedprox\ntrain:\n  rounds: 7\n")
+
+    code, out, _ = flbench(
+        "run", "--config", "x.yaml", "train.rounds=8", "--print-config", "--out", "elsewhere"
+    )
+
+    tree = yaml.safe_load(out)
+    assert code == 0
+    assert (tree["seed"], tree["train"]["rounds"], tree["algorithm"]["name"]) == (5, 8, "fedprox")
+    assert tree["output"]["dir"] == "elsewhere"
+    lines = {
+        line.split("#")[0].strip(): line.split("#")[1].strip()
+        for line in out.splitlines()
+        if "#" in line
+    }
+    assert lines["seed: 5"] == "x.yaml:1"
+    assert lines["rounds: 8"] == "command line"
+    assert lines["batch_size: 32"] == "default"
+    assert lines["dir: elsewhere"] == "--out"
+
+
+def test_dry_run_trains_nothing_and_tells_sizes_and_estimates(flbench, tmp_path):
+    code, out, _ = flbench("run", "--algo", "fedavg", *SMALL, "--dry-run")
+
+    assert code == 0
+    assert not (tmp_path / "runs").exists()
+    assert "17,226" in out  # parameters of the default mlp
+    assert "68.9 kB from each client" in out
+    assert "68.9 kB to each client" in out
+    for word in ("rounds: 3", "5 clients", "ms a step", "memory"):
+        assert word in out
+
+
+def test_estimated_steps_are_those_of_a_round():
+    built = build("algorithm=fedrep", "algorithm.head_epochs=2")
+
+    found = estimate.measure(built)
+
+    epochs = 2 + 1  # of head and body
+    batches = -(-built.federation.sizes // built.config.train.batch_size)
+    assert found.steps == epochs * int(batches.sum())
+
+
+def test_interrupted_run_exits_with_130_and_resumes(flbench, tmp_path, monkeypatch):
+    folder = interrupted_run(tmp_path / "runs", "algorithm=fedavg")
+
+    code, out, _ = flbench("run", "--resume", str(folder))
+
+    assert code == 0
+    assert (folder / "summary.json").exists()
+    assert "fedavg" in out
+
+
+def test_ctrl_c_of_a_real_process_exits_with_130(tmp_path):
+    items = [*SMALL, "train.rounds=100000", f"output.dir={tmp_path / 'runs'}"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "flbench", "run", *items], stderr=subprocess.PIPE, text=True
+    )
+    try:
+        for line in process.stderr:
+            if line.startswith("round "):
+                break
+        process.send_signal(2)
+        rest = process.communicate(timeout=60)[1]
+    finally:
+        process.kill()
+    assert process.returncode == 130
+    assert "Traceback" not in rest
+    assert "--resume" in rest
+    [folder] = (tmp_path / "runs").glob("*/*")
+    assert (folder / "checkpoints" / "last.safetensors").exists()
+
+
+def test_terminal_gets_a_progress_bar(tmp_path):
+    """In a pseudo-terminal of 100 columns."""
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.environ |= {"COLUMNS": "100", "TERM": "xterm"}
+        os.execv(
+            sys.executable,
+            [
+                sys.executable,
+                "-m",
+                "flbench",
+                "run",
+                *SMALL,
+                "train.rounds=40",
+                f"output.dir={tmp_path}",
+            ],
+        )
+    seen = b""
+    while True:
+        try:
+            part = os.read(terminal, 4096)
+        except OSError:
+            break
+        if not part:
+            break
+        seen += part
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    text = seen.decode()
+    assert "40/40" in text
+    assert "validation accuracy" in text
+    assert "━" in text
+
+
+def test_algos_lists_every_method(flbench):
+    code, out, _ = flbench("algos", "--json")
+    entries = json.loads(out)
+
+    assert code == 0
+    assert [entry["name"] for entry in entries] == ALGORITHMS.load()
+    text = flbench("algos")[1]
+    assert all(name in text for name in ALGORITHMS)
+
+
+def test_range_of_a_key_that_takes_several_numbers_is_that_of_each():
+    field = ALGORITHMS.find("ditto").Config.model_fields["lam_choices"]
+
+    assert parameter("lam_choices", field)["range"] == "[0, inf)"
+
+
+def test_range_of_a_key_that_takes_words_and_numbers():
+    fields = create_model(
+        "Made",
+        both=(Literal["auto", "all"] | PositiveInt, 5),
+        words=(Literal["a", "b"], "a"),
+        number=(int | None, Field(None, ge=1, lt=9)),
+        flag=(bool, False),
+    ).model_fields
+
+    assert {name: parameter(name, field)["range"] for name, field in fields.items()} == {
+        "both": "auto | all | (0, inf)",
+        "words": "a | b",
+        "number": "[1, 9)",
+        "flag": "true | false",
+    }
+
+
+def test_algos_shows_one_method_with_its_hyper_parameters(flbench):
+    code, out, _ = flbench("algos", "hfcd", "--json")
+    entry = json.loads(out)
+
+    assert code == 0
+    tau = next(item for item in entry["parameters"] if item["name"] == "tau")
+    assert (tau["default"], tau["range"]) == (0.2, "(0, inf)")
+    assert {"tau", "alpha", "gamma", "lambda0", "agg_weights"} <= {
+        item["name"] for item in entry["parameters"]
+    }
+    text = flbench("algos", "hfcd")[1]
+    assert "10.12677/mos.2025.145437" in text
+    assert "down:" in text
+    assert "keeps" in text
+
+
+def test_data_lists_sets_and_where_they_are_looked_up(flbench, tmp_path):
+    entries = json.loads(flbench("data", "--json")[1])
+
+    names = {entry["name"]: entry for entry in entries}
+    assert names["digits"]["found"] == "scikit-learn"
+    assert names["cinic10"]["found"] is None
+    assert any("cinic10.npz" in place for place in names["cinic10"]["looked_up"])
+    code, out, _ = flbench("data")
+    assert code == 0
+    assert "organamnist" in out
+
+
+def test_data_shows_a_partition_as_picture_and_table(flbench):
+    code, out, _ = flbench("data", "digits", "partition.clients=5", "partition.alpha=0.3")
+    entry = json.loads(
+        flbench("data", "digits", "partition.clients=5", "partition.alpha=0.3", "--json")[1]
+    )
+
+    assert code == 0
+    assert any(shade in out for shade in "░▒▓█")
+    assert entry["hash"][:12] in out
+    assert sum(sum(entry["samples"][part]) for part in entry["samples"]) == 1500
+
+
+def test_data_of_a_set_that_is_not_there_says_where_it_is_looked_up(flbench):
+    code, out, _ = flbench("data", "tinyimagenet")
+
+    assert code == 0
+    assert "not found" in out
+    assert "tinyimagenet.npz" in out
+
+
+def test_data_saves_partition_and_picture(flbench, tmp_path):
+    code, _, _ = flbench(
+        "data", "digits", "partition.clients=5", "--save", "p.npz", "--picture", "p.png"
+    )
+
+    assert code == 0
+    assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
+    entry = json.loads(
+        flbench("data", "digits", "partition.scheme=file", "partition.path=p.npz", "--json")[1]
+    )
+    assert entry["hash"] == json.loads((tmp_path / "p.json").read_text())["hash"]
+
+
+def test_show_prints_tables_of_finished_and_interrupted_runs(flbench, tmp_path):
+    folder = interrupted_run(tmp_path / "runs", "algorithm=fedavg")
+
+    code, out, _ = flbench("show", str(folder))
+    assert code == 0
+    assert "unfinished" in out
+
+    flbench("run", "--resume", str(folder))
+    code, out, _ = flbench("show", str(folder))
+    assert code == 0
+    assert "precision" in out
+    assert "worst10_accuracy" in out
+
+
+@pytest.mark.parametrize(
+    "file", sorted((ROOT / "configs").rglob("*.yaml")), ids=lambda file: file.name
+)
+def test_every_example_configuration_is_valid(flbench, file):
+    code, out, err = flbench("run", "--config", str(file), "--print-config")
+
+    assert code == 0, err
+    assert yaml.safe_load(out)["train"]["rounds"] >= 1
+
+
+@pytest.mark.real_data
+def test_natural_hospitals_train_from_the_command_line(flbench):
+    code, out, err = flbench(
+        "run",
+        *("--algo", "fedavg", "model=logistic"),
+        *(f"data.path={REAL_DATA / 'heart4.zip'}", "data.label=num > 0"),
+        *("partition.scheme=natural", "train.rounds=5", "evaluation.every=5"),
+    )
+
+    assert code == 0
+    assert "missing values were filled" in err
+    [line] = [line.split() for line in out.splitlines() if line.split()[:2] == ["fedavg", "5/5"]]
+    assert float(line[2]) > 0.6
+
+
+def test_full_disk_exits_with_1_and_leaves_no_half(flbench, tmp_path, monkeypatch):
+    def full(path):
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    (tmp_path / "old.png").write_bytes(b"old")
+    monkeypatch.setattr(files, "sync", full)
+
+    for arguments in (
+        ("run", *SMALL),
+        ("data", "digits", "--save", "p.npz"),
+        ("data", "digits", "--picture", "old.png"),
+    ):
+        code, _, error = flbench(*arguments)
+        assert code == 1, error
+        assert "No space left" in error
+        assert "Traceback" not in error
+
+    assert (tmp_path / "old.png").read_bytes() == b"old"
+    assert not list(tmp_path.rglob("*.part"))
+    assert not (tmp_path / "p.npz").exists()
+
+
+def test_memory_that_runs_out_exits_with_1(flbench, monkeypatch):
+
+    def greedy(*_):
+        raise RuntimeError("[enforce fail] . DefaultCPUAllocator: can't allocate memory")
+
+    monkeypatch.setattr(assembly, "build", greedy)
+
+    code, _, error = flbench("run", *SMALL)
+
+    assert code == 1
+    assert "out of memory" in error
+
+
+def test_dry_run_counts_what_the_method_trains(flbench):
+    """Local-Only with a full budget trains all clients, however few take part."""
+    keys = (*SMALL, "algorithm=local", "train.participation=0.4", "--dry-run")
+
+    few = flbench("run", *keys)[1]
+    every = flbench("run", *keys, "algorithm.budget=full")[1]
+
+    assert "2 clients" in few
+    assert "5 clients" in every
+
+
+def test_run_in_which_nothing_was_learnt_exits_with_1_and_keeps_its_folder(flbench, tmp_path):
+    code, out, error = flbench("run", *SMALL, "algorithm=fedavg", "train.optimizer.lr=1e36")
+
+    assert code == 1
+    assert "no client finished a training (15 diverged" in error
+    assert "15 of 15 client trainings diverged" in out
+    [folder] = tmp_path.glob("runs/*/*")
+    notes = json.loads((folder / "summary.json").read_text())["notes"]
+    assert "15 of 15 client trainings diverged and were left out." in notes
+
+
+def test_comparison_gives_each_method_the_keys_that_it_has(flbench):
+    keys = (*SMALL, "algorithm.tau=0.4", "--print-config", "--algo", "hfcd,fedavg")
+
+    code, out, error = flbench("run", *keys)
+
+    assert code == 0
+    assert "tau: 0.4" in out
+    assert "algorithm.tau is set for hfcd, which fedavg lacks" in error
+    code, _, error = flbench("run", *SMALL, "algorithm.tauu=1", "--algo", "hfcd,fedavg")
+    assert code == 2
+    assert "algorithm.tauu" in error
+
+
+def test_show_prints_the_good_runs_beside_a_damaged_one(flbench, tmp_path):
+    flbench("run", *SMALL, "algorithm=local")
+    [good] = tmp_path.glob("runs/*/*")
+    (tmp_path / "empty").mkdir()
+
+    code, out, error = flbench("show", str(good), "empty", "nowhere", str(good))
+
+    assert code == 2
+    assert out.count("local:") == 1
+    assert "empty is not a run folder" in error
+    assert "nowhere does not exist" in error
+
+
+def test_interrupted_comparison_says_what_did_not_start(flbench, monkeypatch):
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(lifecycle, "run", interrupted)
+
+    code, _, error = flbench("run", *SMALL, "--algo", "local,fedavg,hfcd")
+
+    assert code == 130
+    assert "not started: fedavg, hfcd" in error
+
+
+@pytest.mark.parametrize("name", ["random", "ring", "grid", "star", "erdos_renyi"])
+def test_data_draws_a_topology_and_says_what_it_is(flbench, tmp_path, name):
+    keys = ("partition.clients=9", "algorithm.neighbours=2", "--topology", name)
+    code, out, _ = flbench("data", "digits", *keys, "--picture", "t.png")
+    entry = json.loads(flbench("data", "digits", *keys, "--json")[1])
+
+    assert code == 0
+    assert (tmp_path / "t.png").read_bytes().startswith(b"\x89PNG")
+    assert f"{name}: 9 clients" in out
+    assert f"{entry['payloads']} payloads a round" in out
+    assert entry["clients"] == 9
+    assert entry["both_ways"] == (name != "random")
+    if name != "erdos_renyi":
+        payloads = {"random": 18, "ring": 18, "grid": 24, "star": 16}[name]
+        assert (entry["payloads"], entry["parts"]) == (payloads, 1)
+
+
+def test_data_topology_is_that_of_the_method(flbench):
+    """A run's own keys: seed, weights, density of links; one that falls apart says so."""
+    keys = ("data", "digits", "partition.clients=6", "--topology", "erdos_renyi")
+
+    code, out, _ = flbench(*keys, "algorithm=dispfl", "algorithm.edge_probability=0")
+
+    assert code == 0
+    assert "falls into 6 parts that never hear of each other" in out
+    assert "a client mixes 0 others" in out
+
+
+def test_data_topology_of_a_wrong_name_is_an_error_with_a_suggestion(flbench):
+    code, _, error = flbench("data", "digits", "--topology", "rign")
+    assert code == 2
+    assert "Did you mean `ring`?" in error
+
+    code, _, error = flbench("data", "digits", "--topology", "ring", "algorithm=fedavg")
+    assert code == 2
+    assert "`algorithm.topology` is not a key of `algorithm` (--topology)" in error

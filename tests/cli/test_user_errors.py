@@ -1,0 +1,299 @@
+"""What a user can get wrong.
+
+One clear message each (what, where, cure), the right exit code, no traceback.
+"""
+
+import os
+import tempfile
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from flbench.cli import app
+from tests.support import SMALL, interrupted_run, write_npz
+
+Prepared = tuple[list[str], str]
+
+
+def npz(path: Path, **extra) -> Path:
+    return write_npz(path, n=40, **extra)
+
+
+def zipped(path: Path, name: str, content: bytes) -> Path:
+    with zipfile.ZipFile(path, "w") as file:
+        file.writestr(name, content)
+    return path
+
+
+def text(path: Path, content: str) -> Path:
+    path.write_text(content)
+    return path
+
+
+def cut(path: Path, keep: float = 0.6) -> Path:
+    content = path.read_bytes()
+    path.write_bytes(content[: int(len(content) * keep)])
+    return path
+
+
+WRONG = {
+    # keys and values
+    "unknown key": (["train.round=3"], "Did you mean `rounds`"),
+    "unknown section": (["trains.rounds=3"], "Did you mean `train`"),
+    "unknown key of a method": (["algorithm.taus=3"], "Did you mean `tau`"),
+    "key of another method": (["algorithm.mu=1"], "`algorithm.mu` is not a key"),
+    "key of another net": (["model.classifier=512"], "`model.classifier` is not a key"),
+    "unknown method": (["algorithm.name=fedavgg"], "Did you mean `fedavg`"),
+    "unknown net": (["model.name=lenet"], "Did you mean `lenet5`"),
+    "method that is a path": (["algorithm.name=../x"], "there is no method"),
+    "unknown data set": (["data.name=mnits"], "Did you mean `mnist`"),
+    "word for a number": (["train.rounds=many"], "`train.rounds` must be a valid integer"),
+    "fraction for a count": (["train.rounds=2.5"], "`train.rounds`"),
+    "truth for a number": (["train.rounds=true"], "a number, got True"),
+    "nothing for a number": (["train.rounds=null"], "`train.rounds`"),
+    "list for a number": (["train.rounds=[1]"], "`train.rounds`"),
+    "dict for a number": (["train.rounds={a: 1}"], "`train.rounds`"),
+    "not a number": (["train.optimizer.lr=.nan"], "finite number"),
+    "infinite": (["train.optimizer.lr=.inf"], "finite number"),
+    "negative rate": (["train.optimizer.lr=-1"], "must be >= 0"),
+    "alpha zero": (["partition.alpha=0"], "must be > 0"),
+    "alpha negative": (["partition.alpha=-0.1"], "must be > 0"),
+    "participation zero": (["train.participation=0"], "must be > 0"),
+    "participation above one": (["train.participation=1.1"], "must be <= 1"),
+    "negative seed": (["seed=-1"], "must be >= 0"),
+    "no rounds": (["train.rounds=0"], "must be >= 1"),
+    "batch of none": (["train.batch_size=0"], "must be >= 1"),
+    "momentum of one": (["train.optimizer.momentum=1"], "must be < 1"),
+    "unknown optimizer": (["train.optimizer=sdg"], "Did you mean `sgd`"),
+    "unknown schedule": (["train.schedule=linear"], "train.schedule.name"),
+    "unknown scheme": (["partition.scheme=random"], "`partition.scheme`"),
+    "ratios above one": (["partition.split=[0.9,0.2,0.2]"], "sum to 1"),
+    "negative ratio": (["partition.split=[1.2,-0.1,-0.1]"], ">= 0"),
+    "two ratios": (["partition.split=[0.5,0.5]"], "partition.split"),
+    "tau zero": (["algorithm.tau=0"], "`algorithm.tau` must be > 0"),
+    "unknown precision": (["engine.precision=8"], "`engine.precision`"),
+    "key with a hyphen": (
+        ["train.local-epochs=3"],
+        "`train.local-epochs` is not a key of `train` (command line). Did you mean `local_epochs`?",
+    ),
+    "key like a type": (["train.int=3"], "`train.int` is not a key of `train`"),
+    "workers that are none": (
+        ["engine.workers=-1"],
+        "`engine.workers` must be 'auto' or >= 1, got -1 (command line).",
+    ),
+    "unknown device": (["engine.device=tpu"], "`engine.device`"),
+    "device that is not there": (["engine.device=cuda:77"], "is not there"),
+    "TF32 on a CPU": (["engine.precision=tf32", "engine.device=cpu"], "needs a GPU"),
+    "TF32 on workers without a GPU": (
+        ["engine.precision=tf32", "engine.device=cpu", "engine.name=ray"],
+        "needs a GPU",
+    ),
+    "half precision on a CPU": (["engine.precision=16-mixed", "engine.device=cpu"], "needs a GPU"),
+    "threads that would stall the machine": (["engine.threads=99999"], "would stall"),
+    "key that stands deeper": (["train.lr=0.1"], "Did you mean `train.optimizer.lr`"),
+    "number for a list": (["model.hidden=128"], "must be a list, like [128]"),
+    "empty list": (["model.hidden=[]"], "wrong number of values"),
+    "method named twice": (["--algo", "fedavg,fedavg"], "stands twice"),
+    "method without a name": (["--algo", "fedavg,"], "a name is empty"),
+    "empty option": (["--config", ""], "--config is empty"),
+    "several at once": (["train.rounds=0", "partition.alpha=0"], "`partition.alpha`"),
+    # the command line
+    "no sign": (["train.rounds"], "key=value"),
+    "no key": (["=3"], "key=value"),
+    "broken value": (["seed=[1"], "cannot be read"),
+    "unknown option": (["--round", "3"], "No such option"),
+    "unknown method option": (["--algo", "nope"], "there is no method"),
+    "one of two methods unknown": (["--algo", "fedavg,nope"], "there is no method"),
+    # data and partitions that do not fit
+    "more clients than samples": (["partition.clients=5000"], "Lower one of the two"),
+    "more classes per client than exist": (
+        ["partition.scheme=pathological", "partition.classes_per_client=11"],
+        "at most the 10 classes",
+    ),
+    "natural without groups": (
+        ["partition.scheme=natural", "partition.clients=null"],
+        "needs natural clients",
+    ),
+    "file without a path": (["partition.scheme=file"], "needs `partition.path`"),
+    "partition that is not there": (["partition.scheme=file", "partition.path=nope.npz"], "nope"),
+    "grouped with too many classes": (
+        ["partition.scheme=grouped", "partition.main_classes=[9,9]"],
+        "sum to at most 10",
+    ),
+    "data path that is not there": (["data.path=nowhere.npz"], "does not exist"),
+    "data name that is a path": (["data.name=../../etc"], "plain name"),
+    "data that is nowhere": (["data.name=cinic10"], "cinic10.npz"),
+    "reference that is not there": (["evaluation.confusable=nowhere"], "cannot be read"),
+    "mlflow": (["tracking.mlflow=true"], "tracking.mlflow"),
+}
+
+
+def files(folder: Path) -> dict[str, Prepared]:
+    """Cases that need a file first."""
+    table = "a,b,y\n1,2,0\n3,4,1\n"
+    words = "a,y\nbig,1\n"
+    return {
+        "config that is not there": (["--config", "nope.yaml"], "nope.yaml"),
+        "config with a misspelt key": (
+            ["--config", str(text(folder / "1.yaml", "seeed: 3\n"))],
+            "1.yaml:1",
+        ),
+        "config that runs code": (
+            [
+                "--config",
+                str(text(folder / "2.yaml", "seed: !!python/object/apply:os.getpid []\n")),
+            ],
+            "never code",
+        ),
+        "config of broken YAML": (["--config", str(text(folder / "3.yaml", "a: [\n"))], "3.yaml"),
+        "config with a key twice": (
+            ["--config", str(text(folder / "4.yaml", "seed: 1\nseed: 2\n"))],
+            "twice",
+        ),
+        "config that is a list": (
+            ["--config", str(text(folder / "5.yaml", "- 1\n"))],
+            "keys and values",
+        ),
+        "truncated npz": ([f"data.path={cut(npz(folder / '1.npz'))}"], "not a whole NPZ"),
+        "npz of pickles": (
+            [f"data.path={npz(folder / '2.npz', train_labels=np.array([{}] * 40, dtype=object))}"],
+            "pickled objects",
+        ),
+        "label out of range": (
+            [f"data.path={npz(folder / '3.npz', train_labels=np.full(40, -3))}"],
+            "must lie in",
+        ),
+        "text for npz": ([f"data.path={text(folder / '4.npz', 'hello')}"], "not a whole NPZ"),
+        "zip entry that escapes": (
+            [f"data.path={zipped(folder / '1.zip', '../train/a/x.png', b'x')}"],
+            "leads out",
+        ),
+        "image that is none": (
+            [f"data.path={zipped(folder / '2.zip', 'train/a/x.png', b'x')}"],
+            "cannot be decoded",
+        ),
+        "zip of something else": (
+            [f"data.path={zipped(folder / '3.zip', 'x.txt', b'x')}"],
+            "holds no images",
+        ),
+        "truncated zip": (
+            [f"data.path={cut(zipped(folder / '4.zip', 'a.csv', table.encode() * 50))}"],
+            "whole .zip",
+        ),
+        "table with a word": (
+            [f"data.path={zipped(folder / '5.zip', 'a.csv', words.encode())}"],
+            "row 2, column `a`",
+        ),
+        "label column that is not there": (
+            [f"data.path={zipped(folder / '6.zip', 'a.csv', table.encode())}", "data.label=z"],
+            "Columns: a, b, y",
+        ),
+        "table into a convolution": (
+            [
+                f"data.path={zipped(folder / '7.zip', 'a.csv', table.encode() * 1)}",
+                "model.name=lenet5",
+                "partition.clients=1",
+                "partition.min_samples=1",
+            ],
+            "takes images",
+        ),
+        "output that is a file": (["--out", str(text(folder / "out", ""))], "output.dir"),
+        "resume of what is no run": (["--resume", str(folder)], "not a run folder"),
+    }
+
+
+def fails(arguments: list[str], capsys) -> str:
+    code = app.main(arguments)
+    captured = capsys.readouterr()
+    assert code == 2, captured.err
+    assert "Traceback" not in captured.err
+    assert captured.out == ""
+    return captured.err
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_wrong_input_is_one_message_and_exit_code_2(case, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    arguments, said = WRONG[case]
+
+    error = fails(["run", *SMALL, "partition.min_samples=10", *arguments], capsys)
+
+    assert said in " ".join(error.split())
+    assert not list(tmp_path.rglob("summary.json"))
+    assert not (tmp_path / "runs").exists()
+
+
+with tempfile.TemporaryDirectory() as some_folder:
+    FILES = tuple(files(Path(some_folder)))
+
+
+@pytest.mark.parametrize("case", FILES)
+def test_wrong_file_is_one_message_and_exit_code_2(case, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    arguments, said = files(tmp_path)[case]
+
+    common = [] if "--resume" in arguments else list(SMALL)
+    error = fails(["run", *common, *arguments], capsys)
+
+    assert said in " ".join(error.split())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["algos", "hfdc"], "Did you mean `hfcd`"),
+        (["data", "digits", "mnist"], "one data set"),
+        (["data", "digits", "partition.clients=9999"], "Lower one of the two"),
+        (["data", "digits", "--save", "x.txt"], "ends with .npz"),
+        (
+            ["data", "digits", "--save", "no/such/folder/x.npz"],
+            "no/such/folder: this folder does not",
+        ),
+        (["data", "digits", "--picture", "x.xyz"], "must end with .png"),
+        (["data", "digits", "--picture", "no/such/x.png"], "no/such: this folder does not exist"),
+        (["data", "mnits"], "Did you mean `mnist`"),
+        (["show", "nowhere"], "does not exist"),
+        (["show"], "Missing argument"),
+        (["nonsense"], "No such command"),
+    ],
+)
+def test_other_commands_do_the_same(arguments, said, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    code = app.main(arguments)
+
+    error = " ".join(capsys.readouterr().err.split())
+    assert code == 2
+    assert said in error
+    assert "Traceback" not in error
+
+
+@pytest.mark.parametrize("damage", ["config", "checkpoint", "metrics", "rounds", "more options"])
+def test_resume_of_a_damaged_run_is_one_message(damage, capsys, tmp_path):
+    folder = interrupted_run(tmp_path / "runs", "algorithm=fedavg")
+    arguments = ["run", "--resume", str(folder)]
+    if damage == "config":
+        (folder / "config.yaml").write_text("a: [")
+    elif damage == "checkpoint":
+        cut(folder / "checkpoints" / "last.safetensors", 0.3)
+    elif damage == "metrics":
+        (folder / "metrics.csv").write_text("nonsense\n")
+    elif damage == "rounds":
+        arguments.append("train.rounds=99")
+    else:
+        arguments += ["--algo", "local"]
+
+    assert fails(arguments, capsys).count("error: ") == 1
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_output_folder_without_permission(capsys, tmp_path):
+    tmp_path.chmod(0o500)
+
+    assert "--out" in fails(["run", *SMALL, "--out", str(tmp_path / "x")], capsys)
+
+
+def test_there_are_more_than_sixty_of_these():
+    assert len(WRONG) + len(FILES) > 60

@@ -1,0 +1,192 @@
+import pytest
+import yaml
+
+from flbench.algorithms import ALGORITHMS
+from flbench.config.resolve import leaves, resolve
+from flbench.config.schema import Config, ScheduleConfig
+from flbench.config.sources import Layer, from_file, from_overrides
+from flbench.config.yaml_text import to_yaml
+from flbench.core.errors import ConfigError
+from flbench.models import MODELS
+from tests.support import config_of
+
+
+def resolved(*items: str) -> Config:
+    return resolve([from_overrides(items)])[0]
+
+
+def problems(*items: str) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        resolved(*items)
+    return str(caught.value).splitlines()
+
+
+def test_without_layers_is_hfcd_on_digits():
+    config = resolve([])[0]
+
+    assert (config.algorithm.name, config.data.name) == ("hfcd", "digits")
+    assert config.algorithm.tau == 0.2
+
+
+def test_a_methods_own_keys_follow_its_name():
+    assert resolved("algorithm.name=fedprox", "algorithm.mu=0.5").algorithm.mu == 0.5
+    assert "`algorithm.mu` is not a key" in problems("algorithm.name=fedavg", "algorithm.mu=0.5")[0]
+
+
+def test_unknown_key_suggests_the_nearest_and_names_its_place(tmp_path):
+    file = tmp_path / "x.yaml"
+    file.write_text("train:\n  round: 3\n")
+
+    with pytest.raises(ConfigError, match=r"`train.round` .*x.yaml:2.*Did you mean `rounds`"):
+        resolve([from_file(file)])
+
+
+def test_all_problems_are_told_at_once():
+    found = problems(
+        "train.rounds=0", "partition.alpha=-1", "algorithm.name=hfdc", "seed=x", "nope=1"
+    )
+
+    assert len(found) == 5
+    assert any("Did you mean `hfcd`" in line for line in found)
+
+
+@pytest.mark.parametrize(
+    ("item", "said"),
+    [
+        ("train.rounds=1.5", "`train.rounds` must be a valid integer"),
+        ("train.rounds=true", "`train.rounds` must be a number, got True"),
+        ("train.optimizer.lr=.nan", "`train.optimizer.lr` must be a finite number"),
+        ("partition.alpha=0", "`partition.alpha` must be > 0, got 0"),
+        ("partition.scheme=dirichlett", "Did you mean `dirichlet`"),
+        ("partition.split=[0.5,0.5,0.5]", "sum to 1"),
+        ("partition.split=[0.5,0.5]", "`partition.split` is too short"),
+        ("partition.split=[0,0.5,0.5]", "nothing to train on"),
+        ("partition.scheme=file", "needs `partition.path`"),
+        ("train.optimizer.nesterov=true", "needs `train.optimizer.momentum`"),
+        ("engine.device=gpu", "`engine.device` must match"),
+        ("tracking.mlflow=maybe", "`tracking.mlflow` must be 'auto', True or False, got 'maybe'"),
+        ("algorithm=[1]", "`algorithm` must hold keys or a name"),
+        ("train=3", "`train` must hold keys, got 3"),
+        ("train={1: 2}", "keys must be words"),
+        ("train={[1]: 2}", "a key must be a word"),
+    ],
+)
+def test_wrong_values_are_named_with_the_condition(item, said):
+    assert said in "\n".join(problems(item))
+
+
+def test_later_layers_win_and_origins_say_so(tmp_path):
+    file = tmp_path / "x.yaml"
+    file.write_text("seed: 3\ntrain:\n  rounds: 7\n")
+
+    config, origins = resolve([from_file(file), from_overrides(["train.rounds=9"])])
+
+    assert (config.seed, config.train.rounds) == (3, 9)
+    assert origins["seed"] == f"{file}:1"
+    assert origins["train.rounds"] == "command line"
+    assert origins["train.local_epochs"] == "default"
+
+
+def test_every_way_to_set_a_key_has_its_origin(tmp_path):
+    file = tmp_path / "x.yaml"
+    file.write_text("algorithm: fedprox\ntrain:\n  optimizer: adam\n")
+
+    _, origins = resolve([from_file(file), from_overrides(["model=lenet5", "train={rounds: 5}"])])
+
+    assert origins["algorithm.name"] == f"{file}:1"
+    assert origins["train.optimizer.name"] == f"{file}:3"
+    assert origins["model.name"] == "command line"
+    assert origins["train.rounds"] == "command line"
+    assert origins["train.batch_size"] == "default"
+
+
+def test_a_home_folder_is_read_as_a_shell_does(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/ada")
+
+    assert str(config_of("data.root=~/data").data.root) == "/home/ada/data"
+
+
+def test_another_method_drops_the_keys_of_the_one_below():
+    below = from_overrides(["algorithm.name=hfcd", "algorithm.tau=0.5"])
+
+    config, _ = resolve([below, Layer({"algorithm": {"name": "fedavg"}})])
+
+    assert config.algorithm.name == "fedavg"
+
+
+def test_a_bare_name_selects_a_method_optimizer_or_schedule():
+    config = resolved(
+        "algorithm=fedavg",
+        "train.optimizer=adam",
+        "train.optimizer.lr=1e-3",
+        "train.schedule=cosine",
+    )
+
+    assert config.algorithm.name == "fedavg"
+    assert (config.train.optimizer.name, config.train.optimizer.lr) == ("adam", 0.001)
+    assert config.train.schedule.name == "cosine"
+
+
+def test_hash_covers_what_changes_results_only():
+    base = config_of().hash()
+
+    assert config_of("output.checkpoint_every=3", "engine.threads=2", "data.root=/x").hash() == base
+    for item in (
+        "seed=1",
+        "train.batchnorm=local",
+        "algorithm.tau=0.3",
+        "partition.alpha=0.2",
+        "train.rounds=4",
+    ):
+        assert config_of(item).hash() != base
+
+
+@pytest.mark.parametrize("name", ALGORITHMS.load())
+def test_config_of_every_method_round_trips_through_yaml(name):
+    config, origins = resolve([from_overrides([f"algorithm.name={name}"])])
+
+    text = to_yaml(config.tree(), origins)
+    again, _ = resolve([Layer(yaml.safe_load(text))])
+
+    assert again.tree() == config.tree()
+    assert all(
+        "# default" in line or "# command line" in line or line.endswith(":")
+        for line in text.splitlines()
+    )
+
+
+@pytest.mark.parametrize(
+    "kind", [*(ALGORITHMS[n] for n in ALGORITHMS.load()), *(MODELS[n] for n in MODELS.load())]
+)
+def test_every_key_of_every_method_and_net_has_a_meaning(kind):
+    assert all(field.description for field in kind.Config.model_fields.values())
+
+
+def test_every_key_of_the_schema_has_a_meaning():
+    config = resolve([])[0]
+    sections = {
+        name: getattr(config, name)
+        for name in ("data", "partition", "train", "engine", "evaluation", "output")
+    }
+
+    for name, section in sections.items():
+        for key, field in type(section).model_fields.items():
+            assert field.description, f"{name}.{key}"
+
+
+def test_leaves_are_dotted_paths():
+    assert leaves({"a": {"b": 1, "c": {"d": 2}}, "e": [3]}) == {"a.b": 1, "a.c.d": 2, "e": [3]}
+
+
+@pytest.mark.parametrize(
+    ("schedule", "done", "expected"),
+    [
+        (ScheduleConfig(name="constant"), 7, 1.0),
+        (ScheduleConfig(name="cosine", final=0.2), 0, 1.0),
+        (ScheduleConfig(name="cosine", final=0.2), 5, 0.6),
+        (ScheduleConfig(name="exponential", decay=0.01), 5, 0.1),
+        (ScheduleConfig(name="step", decay=0.5, every=3), 7, 0.25),
+    ],
+)
+def test_schedule_is_a_function_of_the_round(schedule, done, expected):
+    assert schedule.factor(done, 10) == pytest.approx(expected, rel=1e-12)

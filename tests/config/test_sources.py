@@ -1,0 +1,96 @@
+import pytest
+
+from flbench.config.sources import from_file, from_overrides, merge
+from flbench.core.errors import ConfigError
+
+
+def refused(tmp_path, text: str) -> str:
+    file = tmp_path / "x.yaml"
+    file.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        from_file(file)
+    return str(caught.value)
+
+
+def test_yaml_that_runs_code_is_refused(tmp_path):
+    witness = tmp_path / "ran"
+
+    said = refused(tmp_path, f"seed: !!python/object/apply:os.system ['touch {witness}']\n")
+
+    assert "never code" in said
+    assert not witness.exists()
+
+
+def test_yaml_key_that_stands_twice_is_refused(tmp_path):
+    assert "x.yaml:3: the key `train.rounds` stands twice" in refused(
+        tmp_path, "train:\n  rounds: 1\n  rounds: 2\n"
+    )
+
+
+def test_yaml_syntax_error_names_the_line(tmp_path):
+    assert "x.yaml:3" in refused(tmp_path, "seed: 1\ntrain: [\n")
+
+
+def test_yaml_that_is_no_mapping_is_refused(tmp_path):
+    assert "must hold keys and values" in refused(tmp_path, "- 1\n")
+
+
+def test_yaml_bomb_of_aliases_is_refused_at_once(tmp_path):
+    lines = ["a0: &a0 {x: 1, y: 2}"]
+    for k in range(1, 40):
+        lines.append(f"a{k}: &a{k} {{l: *a{k - 1}, r: *a{k - 1}}}")
+
+    assert "more than" in refused(tmp_path, "\n".join(lines))
+
+
+def test_yaml_of_megabytes_is_refused(tmp_path):
+    assert "larger than" in refused(tmp_path, "seed: 1\n" + "#" * 1_100_000)
+
+
+def test_missing_file_is_an_error(tmp_path):
+    with pytest.raises(ConfigError, match="No such file"):
+        from_file(tmp_path / "nope.yaml")
+
+
+def test_binary_file_is_an_error(tmp_path):
+    file = tmp_path / "x.yaml"
+    file.write_bytes(b"\xff\xfe\x00\x01")
+
+    with pytest.raises(ConfigError, match="UTF-8"):
+        from_file(file)
+
+
+def test_empty_file_is_an_empty_layer(tmp_path):
+    file = tmp_path / "x.yaml"
+    file.write_text("# nothing\n")
+
+    assert from_file(file).tree == {}
+
+
+@pytest.mark.parametrize("item", ["rounds", "=3", ".a=3", "a..b=3", "seed=[1"])
+def test_override_that_is_none_is_refused(item):
+    with pytest.raises(ConfigError, match="command line"):
+        from_overrides([item])
+
+
+def test_overrides_are_yaml_values():
+    tree = from_overrides(["a.b=[0.5, 0, 0.5]", "a.c=null", "d=x=y"]).tree
+
+    assert tree == {"a": {"b": [0.5, 0, 0.5], "c": None}, "d": "x=y"}
+
+
+def test_merge_keeps_what_is_not_overridden():
+    layers = [
+        from_overrides(["train.rounds=1", "train.clip=2"]),
+        from_overrides(["train.rounds=3"]),
+    ]
+
+    assert merge(layers)[0] == {"train": {"rounds": 3, "clip": 2}}
+
+
+@pytest.mark.parametrize("text", ["1: 2\n", "train:\n  yes: 2\n", "? [a]\n: 2\n"])
+def test_key_that_is_no_word_is_refused(tmp_path, text):
+    (tmp_path / "x.yaml").write_text(text)
+
+    with pytest.raises(ConfigError, match="a key must be a word"):
+        from_file(tmp_path / "x.yaml")

@@ -1,0 +1,92 @@
+"""Rows in a mapped file are those in memory, and take none of it."""
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from flbench.config.sources import Layer
+from flbench.core.errors import RunError
+from flbench.experiment import lifecycle, memory
+from tests.support import Silent, interrupted_run, run, summary_of
+
+MAPPED = ("algorithm=local", "engine.state_memory=0")
+
+
+def anonymous() -> int:
+    """Bytes of this process that no file stands behind."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("RssAnon:"):
+            return int(line.split()[1]) * 1024
+    raise AssertionError("no RssAnon")
+
+
+def rows(clients: int = 7) -> dict[str, torch.Tensor]:
+    start = {"w": torch.randn(3, 2), "n": torch.tensor(4), "b": torch.tensor([True, False])}
+    empty = {"none": torch.zeros(0)}
+    return {name: value.expand(clients, *value.shape) for name, value in (start | empty).items()}
+
+
+@pytest.mark.parametrize("limit", [0.0, 1.0])
+def test_own_rows_equal_the_given_ones_and_share_nothing_with_them(limit, tmp_path, monkeypatch):
+    monkeypatch.setattr(memory, "PIECE", 64)
+    given = rows()
+
+    owned = memory.own(given, limit, tmp_path / "new")
+
+    assert list(owned) == list(given)
+    for name, value in given.items():
+        assert torch.equal(owned[name], value)
+        assert owned[name].dtype == value.dtype
+    owned["w"][0] = 5.0
+    assert not torch.equal(owned["w"][0], given["w"][0])
+    assert torch.equal(owned["w"][1:], given["w"][1:])
+    assert not list(tmp_path.glob("**/.state-*"))
+
+
+def test_one_client_gets_a_copy_too(tmp_path):
+    given = rows(1)
+
+    owned = memory.own(given, 1.0, tmp_path)
+    owned["w"].zero_()
+
+    assert given["w"].abs().sum() > 0
+
+
+def test_mapped_rows_take_no_memory_of_the_process(tmp_path):
+    given = {"w": torch.ones(1).expand(256, 2**18)}  # 256 MiB as rows
+    before = anonymous()
+
+    owned = memory.own(given, 0.1, tmp_path)
+
+    assert anonymous() - before < 64 * 2**20
+    assert float(owned["w"].sum()) == 256 * 2**18
+
+
+def test_full_disk_is_said_and_nothing_is_left(tmp_path, monkeypatch):
+    def full(*args: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+
+    with pytest.raises(RunError, match=r"No space left.*Choose a larger disk with --out"):
+        memory.own(rows(), 0.0, tmp_path)
+
+    assert not list(tmp_path.iterdir())
+
+
+def test_run_with_mapped_rows_is_the_run_in_memory_also_after_a_resume(tmp_path):
+    _, plain = run(tmp_path / "memory", "algorithm=local")
+    straight_path, straight = run(tmp_path / "mapped", *MAPPED)
+    folder = interrupted_run(tmp_path / "interrupted", *MAPPED)
+    reporter = Silent()
+
+    lifecycle.resume(folder, Layer({}), reporter)
+
+    assert straight["weights_digest"] == plain["weights_digest"]
+    assert summary_of(folder)["weights_digest"] == plain["weights_digest"]
+    assert (folder / "metrics.csv").read_bytes() == (straight_path / "metrics.csv").read_bytes()
+    assert any("lies in a mapped file" in note for note in reporter.notes)
+    assert not list(tmp_path.glob("**/.state-*"))

@@ -1,0 +1,768 @@
+"""Whole runs.
+
+What is written, what is chosen, what a crash, an interrupt and a full disk leave behind.
+"""
+
+import csv
+import errno
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from flbench.algorithms import ALGORITHMS
+from flbench.algorithms.fedavg import FedAvg
+from flbench.client.program import LocalProgram, Map, Phase
+from flbench.config.resolve import resolve
+from flbench.config.schema import OptimizerConfig
+from flbench.config.sources import Layer, from_overrides
+from flbench.core import files
+from flbench.core.errors import ConfigError, DataError, RunError, UserError
+from flbench.experiment import assembly, checkpoint, evaluate, lifecycle
+from flbench.experiment.rounds import settings_of
+from flbench.experiment.run_folder import RunFolder
+from flbench.losses import CrossEntropy
+from flbench.results import reading
+from tests.algorithms.test_contract import after
+from tests.support import (
+    SMALL,
+    Silent,
+    build,
+    config_of,
+    interrupted_run,
+    run,
+    summary_of,
+    write_npz,
+)
+
+METHODS = ("local", "fedavg", "fedprox", "fedproto", "hfcd")
+
+
+def rows(path: Path) -> list[dict[str, str]]:
+    with (path / "metrics.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+def figures(path: Path, split: str, protocol: str, metric: str) -> dict[int, float]:
+    return {
+        int(row["round"]): float(row["value"])
+        for row in rows(path)
+        if (row["split"], row["protocol"], row["metric"]) == (split, protocol, metric)
+    }
+
+
+# What a run says
+
+
+def test_best_round_is_chosen_by_validation_and_test_is_only_reported(tmp_path):
+    path, summary = run(
+        tmp_path, "algorithm=hfcd", "train.rounds=8", "evaluation.every=1", "train.optimizer.lr=0.3"
+    )
+
+    validation = figures(path, "validation", "personal", "accuracy")
+    test = figures(path, "test", "personal", "accuracy")
+    best = max(validation, key=lambda number: (validation[number], -number))
+    assert summary["best"]["round"] == best
+    assert summary["best"]["test"]["accuracy"] == test[best]
+    assert summary["last"]["test"]["accuracy"] == test[8]
+
+
+def test_tables_of_best_and_last_round_agree_with_the_figures(tmp_path):
+    path, summary = run(
+        tmp_path,
+        "algorithm=local",
+        "train.rounds=8",
+        "evaluation.every=1",
+        "train.optimizer.lr=0.5",
+    )
+
+    with (path / "clients.csv").open() as file:
+        clients = list(csv.DictReader(file))
+    for moment in {line["moment"] for line in clients}:
+        lines = [line for line in clients if line["moment"] == moment]
+        mean = sum(float(line["accuracy"]) for line in lines) / len(lines)
+        assert mean == pytest.approx(summary[moment]["test"]["accuracy_mean"])
+    with (path / "per_class.csv").open() as file:
+        classes = [line for line in csv.DictReader(file) if line["moment"] == "last"]
+    recall = [float(line["recall"]) for line in classes if int(line["test_support"])]
+    assert sum(recall) / len(recall) == pytest.approx(summary["last"]["test"]["balanced_accuracy"])
+    rare = [float(line["recall"]) for line in classes if line["rare"] == "1"]
+    assert sum(rare) / len(rare) == pytest.approx(summary["last"]["test"]["rare_recall"])
+    assert len(rare) == 2
+
+
+def test_without_a_validation_part_the_best_round_is_the_last(tmp_path):
+    _, summary = run(
+        tmp_path, "algorithm=local", "partition.split=[0.5,0,0.5]", "evaluation.every=1"
+    )
+
+    assert summary["best"]["round"] == 3
+    assert "no validation part" in summary["best_by"]
+
+
+def test_global_and_personal_figures_on_the_common_test_set(tmp_path):
+    path, summary = run(
+        tmp_path, "algorithm=fedavg", "evaluation.common.every=1", "evaluation.common.limit=null"
+    )
+
+    gm = figures(path, "common", "gm", "accuracy")
+    personal = figures(path, "common", "personal", "accuracy")
+    assert set(gm) == {1, 2, 3}  # judging on the common test set makes a round due by itself
+    assert gm == personal  # every client is judged with the same model
+    assert summary["last"]["test"]["gm"] == gm[3]
+    assert {"pm_v", "pm_l"} <= set(summary["last"]["test"])
+
+
+@pytest.mark.parametrize(
+    ("keys", "once"),
+    [
+        (("algorithm=fedavg",), True),
+        (("algorithm=scaffold",), True),  # what clients keep is no part of the net
+        (("algorithm=fedavg", "model.name=lenet5", "train.batchnorm=local"), False),
+        (("algorithm=fedavg", "model.name=lenet5", "train.batchnorm=drop"), False),
+        (("algorithm=fedper",), False),
+        (("algorithm=fedcpmd", "model.name=lenet5"), False),
+        (("algorithm=ifca",), False),
+    ],
+)
+def test_a_model_that_all_share_is_judged_once_on_the_common_test_set(keys, once, monkeypatch):
+    built = build(*keys, "evaluation.common.limit=50")
+    evaluator, state = built.evaluator(print), after(built, 2)
+    settings = settings_of(built.config, built.algorithm, state)
+    asked, engine_run = [], built.engine.run
+
+    def noted(program, ids, **others):
+        asked.append(len(ids))
+        return engine_run(program, ids, **others)
+
+    monkeypatch.setattr(built.engine, "run", noted)
+    found = evaluator.common(state, settings)["personal"]
+    assert asked[0] == (1 if once else 5)
+    monkeypatch.setattr(evaluate.Evaluator, "_is_one", lambda *args: False)
+    slow = evaluator.common(state, settings)["personal"]
+
+    for name in ("support", "predicted", "correct", "confusion"):
+        assert torch.equal(getattr(found, name), getattr(slow, name))
+    assert bool((found.support.sum(dim=1) == 50).all())
+
+
+def test_figures_on_the_common_test_set_right_after_training_are_the_cohorts(tmp_path):
+    """A cohort of one has no spread; all five clients have one."""
+    keys = ("evaluation.common.every=1", "evaluation.common.limit=null", "train.participation=0.2")
+    path, summary = run(tmp_path, "algorithm=fedavg", *keys)
+
+    for name in ("pm_v", "pm_l"):
+        local = figures(path, "common", f"{name}@local", "accuracy")
+        assert set(local) == {1, 2, 3}
+        assert local != figures(path, "common", name, "accuracy")
+        assert set(figures(path, "common", f"{name}@local", "client_std").values()) == {0.0}
+        assert 0.0 not in figures(path, "common", name, "client_std").values()
+        assert summary["last"]["test"][f"{name}@local"] == local[3]
+
+
+def test_local_only_is_the_same_on_the_common_test_set_before_and_after_aggregation(tmp_path):
+    """All clients take part and nothing is aggregated."""
+    path, _ = run(tmp_path, "algorithm=local", "evaluation.common.every=2")
+
+    for name in ("pm_v", "pm_l", "personal"):
+        for metric in ("accuracy", "client_std"):
+            local = figures(path, "common", f"{name}@local", metric)
+            assert local == figures(path, "common", name, metric)
+            assert set(local) == {2, 3}
+
+
+def test_common_figures_come_at_the_last_and_the_best_round_only(tmp_path):
+    path, summary = run(
+        tmp_path,
+        "algorithm=local",
+        "train.rounds=8",
+        "evaluation.every=1",
+        "train.optimizer.lr=0.5",
+    )
+
+    assert set(figures(path, "common", "pm_v", "accuracy")) == {8, summary["best"]["round"]}
+
+
+def test_merged_pool_has_no_common_figures(tmp_path):
+    path, _ = run(tmp_path, "algorithm=fedavg", "partition.pool=merged")
+
+    assert not [row for row in rows(path) if row["split"] == "common"]
+
+
+def test_cohorts_figures_right_after_local_training_are_reported(tmp_path):
+    path, _ = run(tmp_path, "algorithm=fedavg", "train.participation=0.4")
+
+    local = figures(path, "test", "personal@local", "accuracy")
+    assert set(local) == {2, 3}
+    assert local != figures(path, "test", "personal", "accuracy")
+
+
+def test_local_only_judged_right_after_training_equals_judged_after_aggregation(tmp_path):
+    path, _ = run(tmp_path, "algorithm=local", "model.name=lenet5")
+
+    assert figures(path, "test", "personal@local", "accuracy") == figures(
+        path, "test", "personal", "accuracy"
+    )
+
+
+def test_finetuned_models_are_judged_beside_the_global_one(tmp_path):
+    path, summary = run(
+        tmp_path, "algorithm=fedavg", "algorithm.finetune_epochs=3", "train.optimizer.lr=0.1"
+    )
+
+    assert set(figures(path, "test", "ft", "accuracy")) == {2, 3}
+    assert summary["last"]["test"]["ft"]["accuracy"] > summary["last"]["test"]["accuracy"]
+
+
+def test_predictions_are_saved_sample_by_sample(tmp_path):
+    path, summary = run(tmp_path, "algorithm=fedproto", "output.predictions=true")
+
+    with (path / "predictions.csv").open() as file:
+        lines = list(csv.DictReader(file))
+    right = [line["true"] == line["predicted"] for line in lines]
+    assert sum(right) / len(right) == pytest.approx(summary["last"]["test"]["accuracy"])
+    labels = build().federation.dataset.y
+    assert all(int(line["true"]) == labels[int(line["sample"])] for line in lines)
+
+
+def test_target_accuracy_is_priced(tmp_path):
+    keys = ("algorithm=fedavg", "train.rounds=6", "evaluation.every=1", "train.optimizer.lr=0.1")
+    path, summary = run(tmp_path, *keys, "evaluation.target_accuracy=0.5")
+    _, never = run(tmp_path, *keys, "evaluation.target_accuracy=0.9999")
+
+    validation = figures(path, "validation", "personal", "accuracy")
+    first = min(number for number, value in validation.items() if value >= 0.5)
+    assert summary["target"]["round"] == first
+    assert summary["target"]["communication"]["up_bytes"] == sum(
+        value for number, value in figures(path, "train", "", "up_bytes").items() if number <= first
+    )
+    assert never["target"] is None
+
+
+def test_confusable_classes_follow_a_reference_run(tmp_path):
+    reference, _ = run(tmp_path, "algorithm=fedavg")
+
+    path, summary = run(tmp_path, "algorithm=local", f"evaluation.confusable={reference}")
+    _, own = run(tmp_path, "algorithm=local", "evaluation.confusable=own")
+
+    with (path / "per_class.csv").open() as file:
+        marked = [int(line["class"]) for line in csv.DictReader(file) if line["confusable"] == "1"]
+    assert len(marked) == 2
+    assert "confusable_f1" in summary["last"]["test"]
+    assert "confusable_f1" in own["last"]["test"]
+
+
+def test_same_partition_file_gives_the_same_run(tmp_path):
+    path, summary = run(tmp_path, "algorithm=fedavg")
+
+    _, again = run(
+        tmp_path,
+        "algorithm=fedavg",
+        "partition.scheme=file",
+        f"partition.path={path / 'partition.npz'}",
+    )
+
+    assert again["partition_hash"] == summary["partition_hash"]
+    assert again["weights_digest"] == summary["weights_digest"]
+
+
+def test_config_of_a_run_repeats_it(tmp_path):
+    path, summary = run(tmp_path, "algorithm=hfcd", "algorithm.tau=0.4", "seed=3")
+    from flbench.config.sources import from_file
+
+    config, origins = resolve([from_file(path / "config.yaml")])
+    again = lifecycle.run(config, origins, Silent())
+
+    assert summary_of(again)["weights_digest"] == summary["weights_digest"]
+
+
+def test_natural_hospitals_and_images_of_ones_own_train(tmp_path):
+    (tmp_path / "wards").mkdir()
+    rng = np.random.default_rng(0)
+    for name in ("a", "b"):
+        lines = "\n".join(f"{x:.3f},{y:.3f},{int(x + y > 0)}" for x, y in rng.normal(size=(60, 2)))
+        (tmp_path / "wards" / f"{name}.csv").write_text(f"x,y,label\n{lines}\n")
+
+    _, table = run(
+        tmp_path, "algorithm=fedavg", f"data.path={tmp_path / 'wards'}", "partition.scheme=natural",
+        "partition.clients=null", "train.rounds=20", "train.optimizer.lr=0.5"
+    )  # fmt: skip
+    images = ("algorithm=fedavg", f"data.path={write_npz(tmp_path / 'x.npz')}", "train.rounds=30")
+    _, plain = run(tmp_path, *images, "train.optimizer.lr=0.2")
+    _, augmented = run(tmp_path, *images, "train.optimizer.lr=0.2", "data.augment=[crop, flip]")
+
+    assert table["clients"] == 2
+    assert table["last"]["test"]["accuracy"] > 0.85
+    assert plain["last"]["test"]["accuracy"] > 0.85
+    assert augmented["weights_digest"] != plain["weights_digest"]
+
+
+def test_idle_partition_key_is_said(tmp_path):
+    config, origins = resolve(
+        [from_overrides([*SMALL, f"output.dir={tmp_path}", "partition.scheme=iid"])]
+    )
+    told = Silent()
+
+    lifecycle.run(config, origins, told)
+
+    assert any("partition.alpha has no effect" in note for note in told.notes)
+
+
+# Divergence
+
+
+def test_diverged_client_is_left_out_said_and_counted(tmp_path):
+    config, origins = resolve(
+        [
+            from_overrides(
+                [*SMALL, f"output.dir={tmp_path}", "algorithm=fedavg", "train.optimizer.lr=1e30"]
+            )
+        ]
+    )
+    told = Silent()
+
+    path = lifecycle.run(config, origins, told)
+
+    assert summary_of(path)["diverged"] == 15
+    assert sum("round 1, client" in note for note in told.notes) == 5
+    start = build("algorithm=fedavg").start()
+    saved, _ = checkpoint.load(
+        path / "checkpoints" / "last.safetensors", summary_of(path)["config_hash"]
+    )
+    assert all(torch.equal(saved.server[name], value) for name, value in start.server.items())
+
+
+def test_kept_rows_of_a_diverged_client_stay(tmp_path):
+    path, _ = run(tmp_path, "algorithm=local", "train.optimizer.lr=1e30")
+
+    start = build("algorithm=local").start()
+    saved, _ = checkpoint.load(
+        path / "checkpoints" / "last.safetensors", summary_of(path)["config_hash"]
+    )
+    assert all(torch.equal(saved.clients[name], value) for name, value in start.clients.items())
+
+
+def test_divergence_can_stop_the_run_with_what_was_done(tmp_path):
+    with pytest.raises(RunError, match=r"round 1, client \d.*on_divergence"):
+        run(tmp_path, "algorithm=fedavg", "train.optimizer.lr=1e30", "train.on_divergence=stop")
+
+
+# Interrupts and crashes
+
+
+def test_interrupt_ends_after_saving_and_resume_ends_like_the_straight_run(tmp_path):
+    straight, summary = run(tmp_path / "a", "algorithm=hfcd", "train.rounds=5")
+    folder = interrupted_run(tmp_path / "b", "algorithm=hfcd", "train.rounds=5")
+    saved, _ = checkpoint.load(folder / "checkpoints" / "last.safetensors", summary["config_hash"])
+    assert saved.round == 2
+    lifecycle.resume(folder, Layer({}), Silent())
+
+    assert summary_of(folder)["weights_digest"] == summary["weights_digest"]
+    assert (folder / "metrics.csv").read_bytes() == (straight / "metrics.csv").read_bytes()
+
+
+def test_interrupt_in_the_middle_of_training_discards_only_that_round(tmp_path, monkeypatch):
+    from flbench.engine.sequential import SequentialEngine
+
+    _, summary = run(tmp_path / "a", "algorithm=fedavg", "train.rounds=4")
+    original, calls = SequentialEngine.run, []
+
+    def interrupted(self, program, ids, **keys):
+        calls.append(ids)
+        if len(calls) == 3 and program.sends:
+            threading.Timer(0.0, os.kill, (os.getpid(), signal.SIGINT)).start()
+            time.sleep(0.2)
+        return original(self, program, ids, **keys)
+
+    monkeypatch.setattr(SequentialEngine, "run", interrupted)
+    config, origins = resolve(
+        [
+            from_overrides(
+                [
+                    *SMALL,
+                    f"output.dir={tmp_path / 'b'}",
+                    "algorithm=fedavg",
+                    "train.rounds=4",
+                    "evaluation.every=4",
+                ]
+            )
+        ]
+    )
+    with pytest.raises(KeyboardInterrupt):
+        lifecycle.run(config, origins, Silent())
+    [folder] = (tmp_path / "b").glob("*/*")
+    saved, _ = checkpoint.load(folder / "checkpoints" / "last.safetensors", summary["config_hash"])
+    assert saved.round == 2
+
+    lifecycle.resume(folder, Layer({}), Silent())
+
+    assert summary_of(folder)["weights_digest"] == summary["weights_digest"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", METHODS)
+def test_kill_and_resume_end_like_the_straight_run(tmp_path, name):
+    """A real process, really killed, at a moment that nobody chose."""
+    items = [
+        *SMALL,
+        f"algorithm={name}",
+        "train.rounds=60",
+        "output.checkpoint_every=3",
+        "evaluation.every=5",
+    ]
+    straight, summary = run(tmp_path / "a", *items)
+    command = [sys.executable, "-m", "flbench", "run", *items, f"output.dir={tmp_path / 'b'}"]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        deadline = time.monotonic() + 120
+        while (
+            not list((tmp_path / "b").glob("*/*/checkpoints/last.safetensors"))
+            and time.monotonic() < deadline
+        ):
+            time.sleep(0.01)
+        time.sleep(0.05 * (1 + METHODS.index(name)))
+    finally:
+        process.kill()
+        process.wait()
+    [folder] = (tmp_path / "b").glob("*/*")
+    assert not (folder / "summary.json").exists(), "the run was over before it could be killed"
+
+    lifecycle.resume(folder, Layer({}), Silent())
+
+    assert summary_of(folder)["weights_digest"] == summary["weights_digest"]
+    assert (folder / "metrics.csv").read_bytes() == (straight / "metrics.csv").read_bytes()
+
+
+def test_resume_of_a_finished_run_changes_nothing(tmp_path):
+    path, _ = run(tmp_path, "algorithm=local")
+    before = {file: file.read_bytes() for file in path.rglob("*") if file.is_file()}
+    told = Silent()
+
+    lifecycle.resume(path, Layer({}), told)
+
+    assert "is finished" in told.notes[0]
+    assert {file: file.read_bytes() for file in path.rglob("*") if file.is_file()} == before
+
+
+def unfinished(tmp_path) -> Path:
+    return interrupted_run(tmp_path / "runs", "algorithm=fedavg")
+
+
+def test_resume_of_a_finished_run_refuses_changes_too(tmp_path):
+    path, _ = run(tmp_path, "algorithm=local")
+
+    with pytest.raises(ConfigError, match=r"`train.rounds` was 3"):
+        lifecycle.resume(path, from_overrides(["train.rounds=20"]), Silent())
+    with pytest.raises(ConfigError, match=r"`output.dir` was"):
+        lifecycle.resume(path, from_overrides(["output.dir=elsewhere"]), Silent())
+
+
+def test_resume_without_any_checkpoint_starts_anew_and_says_so(tmp_path):
+    _, summary = run(tmp_path / "a", "algorithm=fedavg")
+    folder = unfinished(tmp_path)
+    shutil.rmtree(folder / "checkpoints")
+    told = Silent()
+
+    lifecycle.resume(folder, Layer({}), told)
+
+    assert any("starts anew" in note for note in told.notes)
+    assert summary_of(folder)["weights_digest"] == summary["weights_digest"]
+
+
+def test_resume_refuses_to_change_what_decides_results(tmp_path):
+    folder = unfinished(tmp_path)
+
+    with pytest.raises(ConfigError, match=r"`train.rounds` was 3 .* cannot become 9"):
+        lifecycle.resume(folder, from_overrides(["train.rounds=9"]), Silent())
+    lifecycle.resume(folder, from_overrides(["output.checkpoint_every=1"]), Silent())
+
+
+def test_resume_refuses_a_checkpoint_of_another_configuration(tmp_path):
+    folder = unfinished(tmp_path)
+    text = (folder / "config.yaml").read_text()
+    (folder / "config.yaml").write_text(text.replace("rounds: 3", "rounds: 4"))
+
+    with pytest.raises(DataError, match="belongs to another configuration"):
+        lifecycle.resume(folder, Layer({}), Silent())
+
+
+@pytest.mark.parametrize("damage", ["truncated", "text", "empty"])
+def test_resume_refuses_a_damaged_checkpoint(tmp_path, damage):
+    folder = unfinished(tmp_path)
+    file = folder / "checkpoints" / "last.safetensors"
+    content = {"truncated": file.read_bytes()[:900], "text": b"hello", "empty": b""}[damage]
+    file.write_bytes(content)
+
+    with pytest.raises(DataError, match="cannot be read"):
+        lifecycle.resume(folder, Layer({}), Silent())
+
+
+def test_show_of_an_unfinished_run_tells_what_there_is(tmp_path):
+    found = reading.read(unfinished(tmp_path))
+
+    assert not found.finished
+    assert found.summary["last"]["round"] in (0, 2)
+    assert found.summary["communication"]["up_bytes"] > 0
+
+
+def test_two_processes_cannot_write_to_one_folder(tmp_path):
+    folder = RunFolder.reopen(unfinished(tmp_path))
+    try:
+        with pytest.raises(UserError, match="another process"):
+            lifecycle.resume(folder.path, Layer({}), Silent())
+    finally:
+        folder.close()
+
+
+# Disks
+
+
+@pytest.mark.parametrize("when", ["metrics", "checkpoint", "table"])
+def test_full_disk_is_one_message_and_harms_nothing(tmp_path, monkeypatch, when):
+    _, summary = run(tmp_path / "a", "algorithm=fedavg", "output.checkpoint_every=1")
+    full = OSError(errno.ENOSPC, "No space left on device")
+    calls = []
+
+    def third_time_full(original):
+        def guarded(*args, **keys):
+            calls.append(1)
+            if len(calls) >= 3:
+                raise full
+            return original(*args, **keys)
+
+        return guarded
+
+    def full_for(name, original):
+        def guarded(path):
+            if path.name == f"{name}.part":
+                raise full
+            original(path)
+
+        return guarded
+
+    with monkeypatch.context() as patch:
+        if when == "checkpoint":
+            patch.setattr(checkpoint, "save_file", third_time_full(checkpoint.save_file))
+        elif when == "metrics":
+            from flbench.results import metrics_file
+
+            patch.setattr(metrics_file, "to_text", third_time_full(metrics_file.to_text))
+        else:
+            patch.setattr(files, "sync", full_for("clients.csv", files.sync))
+        with pytest.raises(RunError, match="No space left"):
+            run(tmp_path / "b", "algorithm=fedavg", "output.checkpoint_every=1")
+    [folder] = (tmp_path / "b").glob("*/*")
+    assert not list(folder.rglob("*.part"))
+
+    lifecycle.resume(folder, Layer({}), Silent())
+
+    assert summary_of(folder)["weights_digest"] == summary["weights_digest"]
+
+
+def test_output_folder_that_cannot_be_written_is_the_users_affair(tmp_path):
+    (tmp_path / "file").touch()
+
+    with pytest.raises(UserError, match=r"output.dir.*--out"):
+        run(tmp_path / "file", "algorithm=fedavg")
+
+
+def test_checkpoint_is_no_pickle(tmp_path):
+    path, _ = run(tmp_path, "algorithm=fedavg")
+    content = (path / "checkpoints" / "last.safetensors").read_bytes()
+
+    size = int.from_bytes(content[:8], "little")
+    assert json.loads(content[8 : 8 + size])["__metadata__"]["format"] == checkpoint.FORMAT
+
+
+def test_every_method_of_the_foundation_is_there():
+    assert set(METHODS) <= set(ALGORITHMS.load())
+
+
+def test_threads_are_part_of_the_resolved_configuration():
+    assert assembly.settle(config_of("engine.threads=null")).engine.threads == len(
+        os.sched_getaffinity(0)
+    )
+
+
+def test_resume_refuses_other_data_than_the_run_began_with(tmp_path):
+    data = write_npz(tmp_path / "x.npz")
+    folder = interrupted_run(tmp_path / "runs", "algorithm=fedavg", f"data.path={data}")
+    write_npz(data, n=124)
+
+    with pytest.raises(DataError, match="not those that"):
+        lifecycle.resume(folder, Layer({}), Silent())
+
+
+def test_report_is_one_page_that_needs_nothing_else(tmp_path):
+    path, summary = run(tmp_path, "algorithm=fedproto")
+
+    page = (path / "report.html").read_text()
+    assert summary["weights_digest"] in page
+    assert "<svg" in page
+    assert "head: accuracy" in page
+    for outside in ("<script", "<link", "src=", "@import", 'href="http'):
+        assert outside not in page
+
+
+def test_report_escapes_what_files_call_their_classes(tmp_path):
+    names = np.array(["<b>a</b>", "b", "c", "d"])
+    path, _ = run(tmp_path, f"data.path={write_npz(tmp_path / 'x.npz', class_names=names)}")
+
+    page = (path / "report.html").read_text()
+    assert "<b>a</b>" not in page
+    assert "&lt;b&gt;a&lt;/b&gt;" in page
+
+
+# Judging
+
+
+@dataclass(frozen=True)
+class SpoilOne:
+    """A Map that makes one client's weights infinite: the one with so many samples."""
+
+    samples: int
+
+    def __call__(self, leaves, start, ctx, info):
+        factor = torch.where(info.n == self.samples, torch.inf, 1.0)
+        return {"head.bias": leaves["head.bias"] * factor + factor - 1}
+
+
+def test_finetuning_whose_last_step_diverges_is_given_up_too(tmp_path):
+    """One step: its loss is finite, and the weights after it are not."""
+    told = Silent()
+    keys = ("algorithm=fedavg", "model=mlp", "algorithm.finetune_epochs=1", "train.rounds=1")
+    step = ("train.batch_size=4096", "train.optimizer.lr=1e38", "train.optimizer.weight_decay=1e10")
+    items = [*SMALL, *keys, *step, f"output.dir={tmp_path}"]
+    config, origins = resolve([from_overrides(items)])
+
+    path = lifecycle.run(config, origins, told)
+
+    assert any("fine-tuning diverged" in note for note in told.notes)
+    last = summary_of(path)["last"]["test"]
+    assert last["ft"]["accuracy"] == last["accuracy"]
+
+
+@pytest.mark.parametrize(("engine", "block"), [("sequential", 1), ("vectorized", 2)])
+def test_judging_asks_for_no_more_models_at_once_than_are_judged(engine, block, monkeypatch):
+    """Not for those of 256 clients, each with the models of others: a net may be large."""
+    built = build("algorithm=fedfomo", f"engine.name={engine}", f"engine.block={block}")
+    monkeypatch.setattr(evaluate, "SCALARS", 2 * built.algorithm.setting.net.size)
+    state, asked, sizes = built.start(), [], []
+    settings = settings_of(built.config, built.algorithm, state)
+    deploy, train = built.algorithm.deploy, built.engine.run
+
+    def spy(state, ids):
+        asked.append(len(ids))
+        return deploy(state, ids)
+
+    def run(program, ids, **keys):
+        sizes.append(len(ids))
+        return train(program, ids, **keys)
+
+    monkeypatch.setattr(built.algorithm, "deploy", spy)
+    monkeypatch.setattr(built.engine, "run", run)
+    evaluator = built.evaluator(print)
+    judged = evaluator.evaluate(state, settings, common=True)
+    before = len(sizes)
+    models = list(evaluator.deployed(state, settings))
+
+    assert max(asked) == block
+    assert sum(asked) >= 3 * 5
+    assert bool((judged.own["personal", "test"].support > 0).any())
+    assert len(models) == 5
+    assert sizes[before:] == [2, 2, 1]
+
+
+@pytest.mark.parametrize("all_fail", [True, False])
+def test_finetuning_that_diverges_is_given_up_and_said(all_fail, monkeypatch):
+    built, told = build("algorithm=fedavg", "model.name=mlp"), []
+    state, sizes = built.start(), built.federation.sizes
+    phase = Phase("*", (CrossEntropy(),), OptimizerConfig(lr=1e36 if all_fail else 0.01), epochs=1)
+    spoil = () if all_fail else (Map(SpoilOne(int(sizes[2]))),)
+    plain = built.algorithm.deploy(state, torch.arange(5))["personal"]
+    tuned = replace(plain, program=LocalProgram((*spoil, phase)))
+    monkeypatch.setattr(type(built.algorithm), "deploy", lambda *_: {"personal": tuned})
+    evaluator = built.evaluator(told.append)
+    settings = settings_of(built.config, built.algorithm, state)
+
+    judged = evaluator.evaluate(state, settings, common=False).own["personal", "test"]
+    models = list(evaluator.deployed(state, settings))
+
+    monkeypatch.setattr(type(built.algorithm), "deploy", lambda *_: {"personal": plain})
+    untuned = evaluator.evaluate(state, settings, common=False).own["personal", "test"]
+    assert torch.equal(judged.support, untuned.support)
+    spoilt = slice(None) if all_fail else slice(2, 3)
+    assert torch.equal(judged.predicted[spoilt], untuned.predicted[spoilt])
+    assert torch.equal(judged.predicted, untuned.predicted) == all_fail
+    start = built.start().server
+    given_up = [torch.equal(model["head.weight"], start["head.weight"]) for model in models]
+    assert given_up == ([True] * 5 if all_fail else [False, False, True, False, False])
+    assert all("fine-tuning diverged" in text for text in told)
+    assert len(told) == 2
+
+
+# Damage
+
+
+def test_show_of_a_damaged_run_is_one_message(tmp_path):
+    path, _ = run(tmp_path, "algorithm=local")
+    (path / "summary.json").write_text("{}")
+
+    with pytest.raises(DataError, match="has no `algorithm`"):
+        reading.read(path)
+    (path / "summary.json").unlink()
+    (path / "metrics.csv").write_bytes(b"\xff\xfe")
+    with pytest.raises(DataError, match="UTF-8"):
+        reading.read(path)
+
+
+def test_resume_finds_data_that_moved(tmp_path):
+    _, summary = run(tmp_path / "a", "algorithm=fedavg")
+    folder = unfinished(tmp_path)
+
+    lifecycle.resume(folder, from_overrides(["data.root=/elsewhere"]), Silent())
+
+    assert summary_of(folder)["weights_digest"] == summary["weights_digest"]
+
+
+def test_dropped_statistics_make_no_global_model(tmp_path):
+    keys = ("algorithm=fedavg", "model.name=lenet5")
+    _, drop = run(tmp_path, *keys, "train.batchnorm=drop")
+    _, average = run(tmp_path, *keys)
+
+    assert "gm" in average["last"]["test"]
+    assert "gm" not in drop["last"]["test"]
+    assert any("gm is not reported" in note for note in drop["notes"])
+
+
+class JudgesSome(FedAvg):
+    """FedAvg that judges clients 1 and 3 besides."""
+
+    def deploy(self, state, ids):
+        found = super().deploy(state, ids)
+        return found | {"some": replace(found["personal"], clients=torch.tensor([1, 3]))}
+
+
+def test_a_deployment_can_be_for_some_clients_only():
+    built = build("algorithm=fedavg")
+    some = JudgesSome(built.config.algorithm, built.algorithm.setting)
+    state = built.start()
+    settings = settings_of(built.config, some, state)
+
+    own = (
+        replace(built.evaluator(print), algorithm=some).evaluate(state, settings, common=False).own
+    )
+
+    judged, everyone = own["some", "test"], own["personal", "test"]
+    assert judged.judged.nonzero().flatten().tolist() == [1, 3]
+    assert torch.equal(judged.correct[[1, 3]], everyone.correct[[1, 3]])

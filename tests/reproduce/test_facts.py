@@ -1,0 +1,209 @@
+"""The papers' facts are sound, and every setting of theirs is a configuration of flbench."""
+
+import tomllib
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+import yaml
+from pydantic import ValidationError
+
+from flbench.config.resolve import resolve
+from flbench.config.sources import from_file
+from flbench.data import catalogue, sources
+from flbench.reproduce import cells, library, plan, verdicts
+from flbench.reproduce.request import Request
+from flbench.reproduce.schema import Paper
+
+ROOT = Path(__file__).resolve().parents[2]
+PAPERS = library.names()
+
+
+def test_there_are_five_papers():
+    assert PAPERS == ["dfedhp", "fedcpmd", "fedpc", "hfcd", "slapfl"]
+
+
+@pytest.mark.parametrize("name", PAPERS)
+def test_every_published_number_can_be_a_figure_of_its_kind(name):
+    paper, count = library.load(name), 0
+
+    for number in paper.tables:
+        for cell in cells.of_table(paper, number):
+            if cell.published is None:
+                continue
+            count += 1
+            assert cell.published > 0
+            if cell.figure is None or cell.figure.unit == "percent":
+                assert cell.published <= 100
+
+    assert count
+    assert paper.doi.startswith("10.")
+    assert paper.contradictions
+    assert paper.choices
+
+
+@pytest.mark.parametrize("name", PAPERS)
+def test_data_sets_are_known_by_name_or_are_files_to_make(name):
+    for data in library.load(name).datasets.values():
+        assert data.name in sources.known()
+
+
+@pytest.mark.parametrize("scale", ["small", "full"])
+@pytest.mark.parametrize("name", PAPERS)
+def test_every_cell_of_a_method_that_exists_is_a_configuration(name, scale, monkeypatch):
+    """As if all data were there; keys of methods that are not there yet cannot be checked."""
+    monkeypatch.setattr(catalogue, "is_there", lambda config: True)
+
+    made = plan.make(Request(name, tables="all", scale=scale, seeds=1))
+
+    for item in made.cells:
+        method = item.cell.method
+        exists = method is not None and made.paper.methods[method].algo in plan.ALGORITHMS.load()
+        assert bool(item.jobs) == (exists and item.cell.reason is None)
+    for job in made.jobs.values():
+        rounds, full = job.config.train.rounds, {key: old for key, old, _ in job.scaled}
+        assert not job.changed
+        assert bool(job.scaled) == (scale == "small")
+        if scale == "small":
+            assert rounds <= full.get("train.rounds", rounds) <= 1500
+            assert job.config.partition.clients <= 11
+
+
+@pytest.mark.parametrize("name", PAPERS)
+def test_small_scale_changes_no_more_than_counts(name, monkeypatch):
+    monkeypatch.setattr(catalogue, "is_there", lambda config: True)
+    allowed = (
+        *("partition.clients", "partition.samples", "partition.samples_per_client"),
+        *("train.rounds", "train.participation", "train.batch_size", "evaluation.common.limit"),
+        *("model.classifier", "algorithm.k_p"),
+    )
+
+    made = plan.make(Request(name, tables="all", seeds=1))
+
+    for job in made.jobs.values():
+        assert {key for key, _, _ in job.scaled} <= set(allowed)
+
+
+@pytest.mark.parametrize("name", PAPERS)
+def test_claims_follow_from_the_papers_cells_or_a_note_says_what_these_give(name):
+    paper = library.load(name)
+
+    for claim in paper.claims:
+        if claim.reason is not None:
+            continue
+        printed = verdicts.own_difference(claim, paper)
+        if printed is None:
+            continue
+        sign = 1 if claim.above is not None else -1
+        if sign * (printed - claim.bound) < -0.05:
+            assert "give" in claim.note, claim.text
+
+
+def test_claims_whose_cells_say_otherwise():
+    """By hand: 89.91 - 86.46 = 3.45, and 84.117 - 71.331 = 12.786."""
+    found = defaultdict(list)
+    for name in PAPERS:
+        paper = library.load(name)
+        for claim in paper.claims:
+            if claim.reason is None:
+                found[name, claim.table, claim.bound].append(verdicts.own_difference(claim, paper))
+
+    assert found["slapfl", "2", 3.5] == [pytest.approx(3.45)]
+    assert found["fedcpmd", "8", 9.786] == [pytest.approx(12.786)]
+    assert found["hfcd", "2", 20.0] == [pytest.approx(20.7), pytest.approx(20.0)]
+    assert found["dfedhp", "payload", -87.81] == [pytest.approx(-87.81445)]
+
+
+@pytest.mark.parametrize("name", PAPERS)
+def test_preset_is_a_configuration_that_run_takes(name):
+    file = ROOT / "configs" / "papers" / f"{name}.yaml"
+
+    config, _ = resolve([from_file(file)])
+
+    assert file.samefile(library.preset(name))
+    assert config.train.rounds >= 200
+    assert config.partition.clients in (20, 50, 100)
+
+
+def test_facts_and_presets_are_installed_with_the_package():
+    patterns = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+    package = ROOT / "flbench"
+    packed = {file for p in patterns["package-data"]["flbench"] for file in package.glob(p)}
+
+    assert set(package.rglob("*.yaml")) <= packed
+    assert {library.preset(name) for name in PAPERS} <= packed
+
+
+@pytest.fixture
+def facts():
+    """The tree of a small paper, to be spoilt."""
+    return {
+        "name": "P",
+        "title": "t",
+        "authors": "a",
+        "venue": "v",
+        "doi": "10.1/1",
+        "seeds": 1,
+        "small": {},
+        "choices": [],
+        "contradictions": [],
+        "datasets": {"D": {"name": "digits"}},
+        "methods": {"A": {"algo": "fedavg"}},
+        "figures": {"F": {"what": "w", "metric": "accuracy"}},
+        "tables": {
+            "1": {"caption": "c", "figure": "F", "columns": ["D"], "rows": {"A": [1.0]}},
+        },
+        "claims": [],
+    }
+
+
+def test_sound_facts_are_read(facts):
+    [cell] = cells.of_table(Paper.model_validate(facts), "1")
+
+    assert (cell.dataset, cell.method, cell.published, cell.reason) == ("D", "A", 1.0, None)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "said"),
+    [
+        ("tables.1.rows.A", [1.0, 2.0], "2 values for 1 columns"),
+        ("tables.1.rows.B", [1.0], "names no method"),
+        ("tables.1.columns", ["E"], "names no dataset"),
+        ("tables.1.figure", "G", "there is no `G`"),
+        ("tables.1.footnotes", [{"text": "x", "row": "Z"}], "there is no `Z`"),
+        ("tables.1.rows.A", [float("nan")], "finite"),
+        ("figures.F", {"what": "w"}, "needs a metric"),
+        ("claims", [{"text": "x", "table": "2", "row": "A", "columns": "all"}], "above"),
+        (
+            "claims",
+            [{"text": "x", "table": "1", "row": "B", "columns": "all", "over": "all", "above": 1}],
+            "there is no `B`",
+        ),
+        ("unknown", 1, "Extra inputs"),
+    ],
+)
+def test_unsound_facts_are_refused(facts, path, value, said):
+    *above, last = path.split(".")
+    tree = facts
+    for key in above:
+        tree = tree[key]
+    tree[last] = value
+
+    with pytest.raises(ValidationError, match=said):
+        Paper.model_validate(facts)
+
+
+def test_damaged_file_says_which(tmp_path, monkeypatch):
+    (tmp_path / "broken.yaml").write_text("name: [")
+    monkeypatch.setattr(library, "FOLDER", tmp_path)
+
+    with pytest.raises(library.DataError, match=r"broken\.yaml is damaged"):
+        library.load("broken")
+
+
+def test_files_hold_no_text_that_yaml_reads_as_something_else():
+    """Labels are words: `NO` and `1e3` are not."""
+    for name in PAPERS:
+        tree = yaml.safe_load((library.FOLDER / f"{name}.yaml").read_text(encoding="utf-8"))
+        for table in tree["tables"].values():
+            assert all(isinstance(label, str) for label in (*table["rows"], *table["columns"]))

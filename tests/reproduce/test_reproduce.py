@@ -1,0 +1,429 @@
+"""`flbench reproduce` from the command line: tiny tables, end to end."""
+
+import csv
+import json
+import os
+import re
+import signal
+from contextlib import chdir, contextmanager, redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from io import StringIO
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from flbench.cli import app, progress
+from flbench.data import sources
+from flbench.experiment import assembly
+from flbench.reproduce import library
+from tests.support import REAL_DATA, Silent
+
+# Two methods of HFCD's ablation, two rounds of five clients: a run takes a fraction of a second.
+TINY = (
+    *("partition.clients=5", "partition.alpha=0.5", "train.rounds=2", "train.local_epochs=1"),
+    *("model=mlp", "engine.threads=1"),
+)
+TABLE = ("hfcd", "--dataset", "digits", "--algos", "hfcd,fedavg", "--seeds", "2", *TINY)
+
+
+@pytest.fixture
+def reproduce(capsys, tmp_path, monkeypatch):
+    """Run the command in an empty folder; return exit code, standard output, standard error."""
+    monkeypatch.chdir(tmp_path)
+
+    def command(*arguments: str) -> tuple[int, str, str]:
+        code = app.main(["reproduce", *arguments])
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return command
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A table that was measured once, in a folder that tests only read."""
+
+    root: Path
+    code: int
+    out: str
+    err: str
+
+    def text(self, ending: str) -> str:
+        [file] = self.root.glob(f"reproduce/hfcd-table-2-small-digits-changed-*{ending}")
+        return file.read_text()
+
+    @property
+    def tree(self):
+        return json.loads(self.text(".json"))
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    out, err, root = StringIO(), StringIO(), tmp_path_factory.mktemp("finished")
+    with chdir(root), redirect_stdout(out), redirect_stderr(err):
+        code = app.main(["reproduce", *TABLE])
+    return Finished(root, code, out.getvalue(), err.getvalue())
+
+
+def runs(root: Path) -> list[Path]:
+    return sorted(path.parent for path in root.glob("reproduce/*/*/config.yaml"))
+
+
+def cell(tree, row: str, column: str):
+    return next(c for c in tree["cells"] if (c["row"], c["column"]) == (row, column))
+
+
+def figure(folder: Path, *key: str) -> float:
+    """The last line of a metrics.csv with this split, protocol and metric."""
+    with (folder / "metrics.csv").open() as file:
+        return [float(row[4]) for row in csv.reader(file) if tuple(row[1:4]) == key][-1]
+
+
+def test_table_is_measured_as_its_run_folders_say(finished):
+    folders, tree = runs(finished.root), finished.tree
+
+    assert finished.code == 0, finished.err
+    assert len(folders) == 4
+    # Mean and spread over seeds, by numpy, of what the run folders say.
+    for method, row in (("hfcd", "HFCD"), ("fedavg", "FedAvg")):
+        mine = [folder for folder in folders if folder.name.startswith(method)]
+        values = [100 * figure(folder, "common", "personal", "accuracy_mean") for folder in mine]
+        found = cell(tree, row, "global accuracy")
+        assert sorted(found["values"].values()) == pytest.approx(sorted(values))
+        assert found["measured"] == pytest.approx(np.mean(values))
+        assert found["spread"] == pytest.approx(np.std(values, ddof=1))
+        assert found["difference"] == pytest.approx(np.mean(values) - found["published"])
+    assert cell(tree, "HFCD", "global accuracy")["published"] == 66.4
+    assert cell(tree, "HFCD", "global accuracy")["substitute"] == "digits"
+
+
+def test_changes_are_told_from_the_papers_value_and_by_whom(finished):
+    changed, scaled = (
+        {c["key"]: (c["paper"], c["here"]) for c in finished.tree[part]}
+        for part in ("changed", "scaled")
+    )
+
+    assert changed["train.rounds"] == (200, 2)
+    assert scaled["partition.samples"] == (50000, 1000)
+    assert not set(changed) & set(scaled)
+    assert "train.rounds 2 (paper: 200)" in finished.err
+
+
+def test_every_cell_has_a_line_of_csv_measured_or_not(finished):
+    lines = list(csv.DictReader(finished.text(".csv").splitlines()))
+
+    assert len(lines) == 5 * 4
+    assert sum(bool(line["measured"]) for line in lines) == 2 * 3
+    assert all(line["why"] for line in lines if not line["measured"])
+    assert {line["scale"] for line in lines} == {"small"}
+
+
+def test_every_heading_says_scale_substitute_and_changes(finished):
+    text = finished.text(".md")
+
+    mark = "[small scale; digits instead of CIFAR-100; settings changed]"
+    tables = [line for line in text.splitlines() if re.match("#+ .*(Table|Claims|HFCD)", line)]
+    assert len(tables) == 1 + 1 + 3 + 1
+    assert all(mark in line for line in tables)
+    for said in (finished.out, text):
+        assert f"Table 2, rare-class recall, % {mark}" in said
+        assert "38.7" in said
+        assert "convergence round" in said
+        assert "not asked for (--algos)" in said
+    assert finished.out.count(mark) == 3 + 1
+    assert "Figures at this scale cannot be compared" in finished.err
+
+
+def test_claims_have_one_of_three_verdicts_and_their_figures(finished):
+    tree = finished.tree
+
+    by_text = {claim["claim"]: claim for claim in tree["claims"]}
+    assert len(by_text) == len(library.load("hfcd").claims)
+    assert {claim["verdict"] for claim in tree["claims"]} <= {
+        *("held", "did not hold", "cannot be judged")
+    }
+    recall = by_text["HFCD's rare-class recall is 20.7 points above FedAvg's (ablation)"]
+    mine = cell(tree, "HFCD", "rare-class recall")["values"]
+    others = cell(tree, "FedAvg", "rare-class recall")["values"]
+    gaps = [mine[seed] - others[seed] for seed in mine]
+    assert recall["measured"] == pytest.approx(np.mean(gaps))
+    assert recall["spread"] == pytest.approx(np.std(gaps, ddof=1))
+    assert recall["published"] == pytest.approx(20.7)
+    assert recall["verdict"] == ("held" if np.mean(gaps) >= 20.7 else "did not hold")
+    missing = by_text["similarity distillation (C) gains 7.7 points of rare-class recall"]
+    assert missing["verdict"] == "cannot be judged"
+    assert "A+B" in missing["why"]
+
+
+def test_confusable_classes_are_those_of_the_reference_run(finished):
+    found = {}
+    for folder in runs(finished.root):
+        text = (folder / "config.yaml").read_text()
+        method, seed = folder.name.split("-")[:2]
+        found[method, seed] = re.search(r"confusable: (\S+)", text)[1], folder
+    for seed in ("seed0", "seed1"):
+        assert found["fedavg", seed][0] == "own"
+        assert found["hfcd", seed][0] == str(found["fedavg", seed][1])
+
+
+def test_second_call_trains_nothing_and_says_the_same(finished, reproduce, monkeypatch):
+    first = finished.text(".json")
+    monkeypatch.chdir(finished.root)
+
+    def no(*_):
+        raise AssertionError("trained again")
+
+    monkeypatch.setattr(assembly, "build", no)
+    code, out, err = reproduce(*TABLE)
+
+    assert code == 0
+    assert "4 runs: 4 finished" in err
+    assert finished.text(".json") == first
+    assert out == finished.out
+
+
+def test_report_shows_finished_runs_that_were_not_asked_for(finished, reproduce, monkeypatch):
+    monkeypatch.chdir(finished.root)
+
+    _, out, err = reproduce(*(item.replace("hfcd,fedavg", "fedavg") for item in TABLE))
+
+    assert "2 runs: 2 finished" in err
+    assert finished.out.split("claims of")[0] == out.split("claims of")[0]
+
+
+def test_changed_settings_are_other_runs(reproduce, tmp_path):
+    one = ("hfcd", "--dataset", "digits", "--algos", "fedavg", "--seeds", "1", *TINY)
+    reproduce(*one)
+
+    for key in ("train.batch_size=16", "evaluation.rare=share", "data.normalize=unit"):
+        _, _, err = reproduce(*one, key, "--dry-run")
+        assert "1 runs: 1 new" in err
+    for key in ("engine.threads=1", "output.checkpoint_every=1"):
+        _, _, err = reproduce(*one, key, "--dry-run")
+        assert "1 runs: 1 finished" in err
+    assert len(runs(tmp_path)) == 1
+
+
+def test_interrupted_call_saves_reports_and_goes_on(reproduce, tmp_path, monkeypatch):
+    calls = []
+
+    class Interrupting(Silent):
+        def round_done(self, done: int, loss: float) -> None:
+            if done == 1 and len(calls) == 2:
+                os.kill(os.getpid(), signal.SIGINT)
+
+    @contextmanager
+    def reporter(title):
+        calls.append(title)
+        yield Interrupting()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(progress, "reporter", reporter)
+        code, out, _ = reproduce(*TABLE)
+    assert code == 130
+    assert calls[1].startswith("run 2 of 4, table 2: FedAvg on CIFAR-100 (digits)")
+    assert "Table 2, global accuracy" in out
+    cut = [folder for folder in runs(tmp_path) if not (folder / "summary.json").exists()]
+    assert len(cut) == 1
+    assert (cut[0] / "checkpoints" / "last.safetensors").exists()
+
+    _, _, err = reproduce(*TABLE)
+
+    assert "1 finished" in err
+    assert "1 to resume" in err
+    assert "2 new" in err
+    assert (cut[0] / "summary.json").exists()
+    assert len(runs(tmp_path)) == 4
+    # A resumed run has the figures of a straight one.
+    reproduce(*TABLE, "--output", "straight")
+    [other] = tmp_path.glob(f"straight/*/{cut[0].name[: cut[0].name.index('seed') + 5]}-*")
+    assert (other / "metrics.csv").read_bytes() == (cut[0] / "metrics.csv").read_bytes()
+
+
+def test_round_of_a_curve_stands_for_the_papers(reproduce, tmp_path):
+    keys = ("--dataset", "digits", "--algos", "fedavg", "--seeds", "1", *TINY)
+
+    code, out, _ = reproduce("hfcd", "--table", "curves-cifar100", *keys)
+
+    assert code == 0
+    assert "after round 1, which stands for the paper's round 100" in out
+    assert "after round 2, which stands for the paper's round 200" in out
+    [folder], [file] = runs(tmp_path), (tmp_path / "reproduce").glob("*.json")
+    with (folder / "metrics.csv").open() as lines:
+        values = {
+            int(row[0]): 100 * float(row[4])
+            for row in csv.reader(lines)
+            if row[1:4] == ["common", "personal", "accuracy_mean"]
+        }
+    tree = json.loads(file.read_text())
+    assert cell(tree, "FedAvg", "round 100")["measured"] == pytest.approx(values[1])
+    assert cell(tree, "FedAvg", "round 200")["measured"] == pytest.approx(values[2])
+
+
+def test_run_of_another_command_is_used(reproduce, tmp_path):
+    keys = [*TINY, "partition.samples=1000", "evaluation.common.every=1", "evaluation.every=1"]
+    preset = ["--config", str(library.preset("hfcd")), "--algo", "fedavg"]
+    more = ["data=", "data.name=digits", f"data.root={tmp_path / 'data'}"][1:]
+    more += ["evaluation.common.limit=200", "evaluation.confusable=own"]
+    assert app.main(["run", *preset, *keys, *more, "--out", "reproduce"]) == 0
+
+    _, _, err = reproduce(*TABLE[:4], "fedavg", "--seeds", "1", *TINY, "--dry-run")
+
+    assert "1 runs: 1 finished" in err
+
+
+def test_dry_run_lists_runs_and_trains_nothing(reproduce, tmp_path):
+    code, out, _ = reproduce(*TABLE, "--dry-run")
+
+    assert code == 0
+    assert not (tmp_path / "reproduce").exists()
+    assert out.count("(digits), seed") == 4
+    assert "convergence round" in out
+    assert "not run yet" not in out
+
+
+def test_papers_are_listed_without_an_argument(reproduce):
+    code, out, _ = reproduce()
+
+    assert code == 0
+    for name in library.names():
+        assert f"{name}: " in out
+        assert library.load(name).doi in out
+    assert "--table curves-emnist" in out
+
+
+def test_data_that_are_not_there_are_listed_with_the_cure(reproduce, tmp_path):
+    code, _, err = reproduce("hfcd")
+
+    assert code == 2
+    for said in (
+        *("nothing of HFCD, Table 2", "`cifar100` is not in data", "data.root=DIR", "--download"),
+        "--dataset CIFAR-100=digits",
+    ):
+        assert said in err
+    assert "Traceback" not in err
+    assert not (tmp_path / "reproduce").exists()
+
+
+def test_download_is_tried_only_when_asked_for(reproduce, monkeypatch):
+    def offline(config):
+        raise sources.DataError("could not be downloaded")
+
+    monkeypatch.setattr(sources, "load", offline)
+    keys = ("slapfl", "--dataset", "cifar10", "--algos", "fedavg", "--seeds", "1")
+
+    assert "could not be downloaded" not in reproduce(*keys)[2]
+    code, _, err = reproduce(*keys, "--download")
+
+    assert code == 2
+    assert "FedAvg on CIFAR10: could not be downloaded" in err
+
+
+def test_what_is_there_is_measured_and_the_rest_listed(reproduce, tmp_path):
+    """Of nine data sets one is there, of fourteen methods those that exist."""
+    np.savez(
+        tmp_path / "mnist.npz",
+        **{f"{p}_images": np.zeros((400, 8, 8), dtype=np.uint8) for p in ("train", "test")},
+        **{f"{p}_labels": np.arange(400) % 10 for p in ("train", "test")},
+    )
+    keys = ("data.root=.", "--algos", "local-only,fedprox", "--seeds", "1", *TINY)
+
+    code, out, err = reproduce("fedcpmd", *keys)
+
+    assert code == 0, err
+    [report] = (tmp_path / "reproduce").glob("*.md")
+    text = report.read_text()
+    for said in (out, text):
+        assert "Table 7, MNIST" in said
+        assert "CIFAR10" in said
+        assert "tinyimagenet.npz" in said
+    assert "93.470" in out
+    [prox] = [path for path in runs(tmp_path) if path.name.startswith("fedprox")]
+    assert "mu: 1.0" in (prox / "config.yaml").read_text()
+    assert "MNIST: the clients hold 800 samples, not 1,000" in err
+
+
+def test_other_data_may_stand_for_a_named_one(reproduce, tmp_path):
+    keys = ("--algos", "local", "--seeds", "1", *TINY)
+
+    code, out, _ = reproduce("fedcpmd", "--dataset", "svhn=digits", *keys)
+    assert code == 0
+    assert "Table 7, SVHN, % [small scale; digits instead of SVHN" in out
+    code, out, err = reproduce("fedcpmd", "--dataset", "digits", *keys, "--dry-run")
+    assert code == 0
+    assert "digits stands for CIFAR10, the first of" in err
+    assert "local-only on cifar10 (digits)" in out.lower()
+
+
+def test_file_may_stand_for_a_data_set_and_is_called_a_substitute(reproduce, tmp_path):
+    np.savez(
+        tmp_path / "mine.npz",
+        **{f"{p}_images": np.zeros((200, 8, 8), dtype=np.uint8) for p in ("train", "test")},
+        **{f"{p}_labels": np.arange(200) % 10 for p in ("train", "test")},
+    )
+    keys = ("data.path=mine.npz", "--algos", "fedavg", "--seeds", "1", *TINY)
+
+    code, out, _ = reproduce("hfcd", *keys)
+    again = reproduce("hfcd", *keys, "--dry-run")[2]
+
+    assert code == 0
+    assert "mine.npz instead of CIFAR-100" in out
+    assert "1 finished" in again
+
+
+WRONG = {
+    "paper": (["hfdc"], "there is no paper `hfdc`. Did you mean `hfcd`?"),
+    "two papers": (["hfcd", "fedpc"], "give one paper"),
+    "no paper": (["train.rounds=3"], "name a paper"),
+    "table of no paper": (["--table", "2"], "name a paper"),
+    "table": (["fedcpmd", "--table", "71"], "no table `71`"),
+    "table of letters": (["hfcd", "--table", "curves-emnis"], "Did you mean `curves-emnist`?"),
+    "data set": (["hfcd", "--dataset", "digitz"], "was not found"),
+    "printed data set": (["fedcpmd", "--dataset", "CIFAR=digits"], "Did you mean `CIFAR10`?"),
+    "method": (["hfcd", "--algos", "fedavgg"], "Did you mean `fedavg`?"),
+    "scale": (["hfcd", "--scale", "tiny"], "--scale must be small or full"),
+    "seeds": (["hfcd", "--seeds", "0"], "--seeds"),
+    "key": (["hfcd", "--dataset", "digits", "train.round=3"], "Did you mean `rounds`"),
+    "value": (["hfcd", "--dataset", "digits", "train.rounds=0"], "must be >= 1"),
+    "key of a method": (["hfcd", "--dataset", "digits", "algorithm.taw=1"], "Did you mean `tau`?"),
+    "method as key": (["hfcd", "algorithm=fedavg"], "--algos"),
+    "data as key": (["hfcd", "data.name=digits"], "--dataset"),
+    "output as key": (["hfcd", "output.dir=x"], "--output"),
+    "seed": (["hfcd", "--dataset", "digits", "seed=-1"], "`seed` must be"),
+    "file": (["hfcd", "data.path=nowhere.npz"], "nowhere.npz does not exist"),
+    "partition": (
+        ["hfcd", "--dataset", "digits", "--algos", "fedavg", "partition.clients=900"],
+        "Lower one of the two",
+    ),
+    "table without figures": (["fedcpmd", "--table", "2"], "random partition"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_names_and_keys_exit_with_2_and_the_cure(reproduce, name):
+    arguments, said = WRONG[name]
+
+    code, _, err = reproduce(*arguments)
+
+    assert code == 2
+    assert said in err.replace("│", " ")
+    assert "Traceback" not in err
+
+
+def test_method_whose_trainings_all_fail_has_no_figures(reproduce, tmp_path):
+    code, _, err = reproduce(*TABLE[:4], "fedavg", *TABLE[5:], "train.optimizer.lr=1e36")
+
+    assert code == 2
+    assert "no client finished a training" in err
+
+
+@pytest.mark.real_data
+def test_real_data_are_found_by_the_papers_names(reproduce):
+    keys = ("--dataset", "fmnist", "--algos", "fedavg", "--seeds", "1", *TINY)
+
+    code, out, err = reproduce("fedcpmd", *keys, f"data.root={REAL_DATA}")
+
+    assert code == 0, err
+    assert "Table 7, FMNIST, % [small scale; settings changed]" in out
+    assert "not the whole set" not in err

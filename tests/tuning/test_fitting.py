@@ -1,0 +1,122 @@
+"""A space over a configuration: what is taken out, and what a method refuses before a search."""
+
+import pytest
+
+from flbench.config.sources import Layer, from_overrides
+from flbench.core.errors import ConfigError
+from flbench.tuning.fitting import check, fit
+from tests.tuning.support import space_in, space_of
+
+LR = "train.optimizer.lr: {loguniform: [0.001, 0.3]}"
+
+
+def base(method: str = "hfcd", *overrides: str) -> list[Layer]:
+    return [from_overrides(overrides), Layer({"algorithm": {"name": method}})]
+
+
+def test_key_of_the_command_line_is_not_searched():
+    space = space_of(LR, "algorithm.tau: {uniform: [0.1, 1]}", "algorithm.gamma: {uniform: [1, 2]}")
+
+    found, notes = fit(space, base("hfcd", "algorithm.tau=0.3", "train.rounds=7"))
+
+    assert list(found.parameters) == ["train.optimizer.lr", "algorithm.gamma"]
+    assert notes == ["hfcd: `algorithm.tau` is 0.3 (command line), not searched."]
+
+
+def test_key_of_a_configuration_file_is_searched():
+    space = space_of(LR, "algorithm.tau: {uniform: [0.1, 1]}")
+    file = Layer({"algorithm": {"name": "hfcd", "tau": 0.3}}, {"algorithm.tau": "my.yaml:2"})
+
+    assert fit(space, [file]) == (space, [])
+
+
+def test_condition_on_a_key_of_the_command_line_is_settled():
+    space = space_of(
+        LR,
+        "algorithm.topology: {choice: [random, ring]}",
+        "algorithm.neighbours: {int: [2, 10], when: {algorithm.topology: random}}",
+        method="dfedavg",
+    )
+
+    ring, notes = fit(space, base("dfedavg", "algorithm.topology=ring"))
+    random, _ = fit(space, base("dfedavg", "algorithm.topology=random"))
+
+    assert list(ring.parameters) == ["train.optimizer.lr"]
+    assert "`algorithm.neighbours` is not searched" in notes[1]
+    assert random.parameters["algorithm.neighbours"].when == {}
+
+
+def test_space_without_the_learning_rate_is_noted_unless_the_user_set_it():
+    space = space_of("algorithm.tau: {uniform: [0.1, 1]}")
+
+    [note] = fit(space, base("hfcd"))[1]
+
+    assert "no `train.optimizer.lr`, so that all trials take 0.01" in note
+    assert len(fit(space_of(LR, "algorithm.tau: {uniform: [0.1, 1]}"), base("hfcd"))[1]) == 0
+
+
+@pytest.mark.parametrize("entries", [(LR,), (LR, "algorithm.share: {fixed: body}")])
+def test_nothing_left_to_search_is_an_error(entries):
+    with pytest.raises(ConfigError, match=r"nothing is left to search for `hfcd`.*optimizer.lr\)"):
+        fit(space_of(*entries), base("hfcd", "train.optimizer.lr=0.1"))
+
+
+def test_space_of_another_method_is_a_mistake_of_the_program():
+    with pytest.raises(ValueError, match="the space of hfcd over fedavg"):
+        fit(space_of(LR), base("fedavg"))
+
+
+REFUSED = {
+    "low end": ("hfcd", "algorithm.tau: {uniform: [0, 1]}", "must be > 0, got 0.0"),
+    "high end": ("hfcd", "algorithm.alpha: {uniform: [0.5, 1.5]}", "must be <= 1, got 1.5"),
+    "a choice": ("hfcd", "algorithm.share: {choice: [none, ful]}", "Did you mean `full`?"),
+    "fixed": ("hfcd", "algorithm.gamma: {fixed: -1}", "must be > 0, got -1"),
+    "word for number": ("hfcd", "algorithm.tau: {choice: [0.1, low]}", "got 'low'"),
+    "null for number": ("hfcd", "algorithm.tau: {choice: [0.1, null]}", "got None"),
+    "fractions of a count": ("ifca", "algorithm.clusters: {uniform: [1, 4]}", "write `int`"),
+    "fractional steps": ("ifca", "algorithm.clusters: {quniform: [0.5, 4, 0.5]}", "got 0.5"),
+    "number for word": ("hfcd", "algorithm.share: {int: [0, 2]}", "must be 'none', 'body' or"),
+    "unknown key": ("hfcd", "algorithm.taus: {uniform: [0.1, 1]}", "Did you mean `tau`?"),
+    "other method's key": ("hfcd", "algorithm.mu: {uniform: [0.1, 1]}", "not a key of `algorithm`"),
+    "section": ("hfcd", "train.optimizer: {choice: [sgd, adam]}", "must hold keys"),
+    "quoted number": ("hfcd", "algorithm.tau: {choice: ['0.1', '0.2']}", "is read as 0.1 where"),
+    "contradiction": ("hfcd", "train.optimizer.nesterov: {choice: [true]}", "needs `train.opti"),
+    "in the middle": ("fedpc", "algorithm.groups: {loguniform: [1, 8]}", "`algorithm.groups`"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_value_that_the_method_refuses_is_told_with_file_and_line(tmp_path, case):
+    method, entry, said = REFUSED[case]
+    space = space_in(tmp_path, LR, entry, method=method)
+
+    with pytest.raises(ConfigError) as caught:
+        fit(space, base(method))
+
+    message = str(caught.value)
+    assert said in message
+    assert f"{tmp_path}/s.yaml:4" in message
+    assert f"`{entry.partition(':')[0]}" in message
+
+
+def test_conditional_value_is_tried_where_it_is_active(tmp_path):
+    """Nesterov momentum is refused without momentum, and is only searched with it."""
+    entries = (
+        LR,
+        "train.optimizer.momentum: {choice: [0.9, 0.0]}",
+        "train.optimizer.nesterov: {choice: [true, false], when: {train.optimizer.momentum: 0.9}}",
+    )
+
+    found, notes = fit(space_in(tmp_path, *entries), base())
+
+    assert len(found.parameters) == 3
+    assert notes == []
+
+
+def test_all_refused_values_are_told_at_once(tmp_path):
+    space = space_in(tmp_path, "algorithm.tau: {uniform: [0, 1]}", "algorithm.ema: {fixed: 1}")
+
+    with pytest.raises(ConfigError) as caught:
+        check(space, base())
+
+    assert [line.count("s.yaml") for line in str(caught.value).splitlines()] == [1, 1]

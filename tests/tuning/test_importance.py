@@ -1,0 +1,104 @@
+import random
+import sys
+
+import pytest
+
+from flbench.tuning import results
+from flbench.tuning.axes import axes_of
+from flbench.tuning.importance import ENOUGH, importance
+from tests.tuning.studies import DEFAULTS, SPACE, begin, trial
+
+pytest.importorskip("optuna")
+
+
+def found(path, params, score, trials=24, space=SPACE):
+    """Return the importances of a study whose trials' parameters and scores are given."""
+    study = begin(path / "study", "hfcd", space=space)
+    for k in range(trials):
+        chosen = params(k)
+        trial(study, "hfcd", k, score(chosen), params=chosen)
+    lines = results.read(study).trials
+    tree = {"space": space}
+    return importance(axes_of(tree, [line.params for line in lines]), lines)
+
+
+def drawn(k):
+    draw = random.Random(k)
+    return {
+        "algorithm.tau": 10 ** draw.uniform(-2, 1),
+        "algorithm.groups": draw.randint(2, 8),
+        "algorithm.distance": draw.choice(["cosine", "l2"]),
+        "train.optimizer.lr": 10 ** draw.uniform(-3, 0),
+    }
+
+
+def test_parameter_that_makes_the_score_comes_first(tmp_path):
+    shares = found(tmp_path, drawn, lambda params: params["algorithm.groups"] / 8).shares
+
+    assert next(iter(shares)) == "algorithm.groups"
+    assert shares["algorithm.groups"] > 0.5
+    assert sum(shares.values()) == pytest.approx(1)
+    assert set(shares) == set(SPACE)
+
+
+def test_few_trials_say_nothing(tmp_path):
+    few = found(tmp_path, drawn, lambda params: params["algorithm.tau"], trials=ENOUGH - 1)
+
+    assert few.shares == {}
+    assert f"{ENOUGH - 1}" in few.why
+
+
+def test_values_outside_the_space_count(tmp_path):
+    """The defaults may lie outside, and PBT leaves the space."""
+
+    def params(k):
+        return drawn(k) | ({"algorithm.groups": 20, "algorithm.distance": "none"} if k < 2 else {})
+
+    shares = found(tmp_path, params, lambda params: params["algorithm.groups"] / 8).shares
+
+    assert next(iter(shares)) == "algorithm.groups"
+
+
+def test_conditional_and_fixed_parameters_are_left_out(tmp_path):
+    space = {**SPACE, "train.clip": {"fixed": 1.0}}
+
+    def params(k):
+        chosen = drawn(k) | {"train.clip": 1.0}
+        if chosen["algorithm.distance"] == "l2":
+            del chosen["algorithm.tau"]
+        if k < 2:
+            chosen["train.optimizer.lr"] = 0.0  # not on a logarithmic axis
+        return chosen
+
+    shares = found(tmp_path, params, lambda params: params["algorithm.groups"] / 8, space=space)
+
+    assert set(shares.shares) == {"algorithm.groups", "algorithm.distance"}
+    for path in ("algorithm.tau", "train.clip", "train.optimizer.lr"):
+        assert path in shares.why
+
+
+def test_default_that_is_on_no_axis_costs_a_trial_and_no_parameter(tmp_path):
+    def params(k):
+        return drawn(k) | ({"train.optimizer.lr": None} if k == 0 else {})
+
+    shares = found(tmp_path, params, lambda params: params["algorithm.groups"] / 8).shares
+
+    assert set(shares) == set(SPACE)
+
+
+def test_equal_scores_and_equal_trials_say_nothing(tmp_path):
+    assert "same score" in found(tmp_path / "a", drawn, lambda _: 0.5).why
+
+    scores = iter(range(24))
+    same = found(tmp_path / "b", lambda _: DEFAULTS, lambda _: next(scores))
+    assert same.shares == {}
+    assert "varies" in same.why
+
+
+def test_missing_optuna_is_said(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "optuna", None)
+
+    silent = found(tmp_path, drawn, lambda params: params["algorithm.tau"])
+
+    assert silent.shares == {}
+    assert "pip install 'flbench[tune]'" in silent.why

@@ -1,0 +1,172 @@
+"""What a study refuses before anything starts, and what it takes over on resume."""
+
+import json
+
+import pytest
+
+from flbench.cli import app
+from flbench.config.schema import EngineConfig
+from flbench.config.sources import Layer, from_overrides
+from flbench.core.errors import ConfigError, UserError
+from flbench.tuning import prepare
+from flbench.tuning.request import Request, means_of
+from tests.support import SMALL
+
+
+def layers_of(*methods, more=()):
+    items = [item for item in SMALL if not item.startswith("engine.")]
+    return {
+        method: [
+            from_overrides([*items, *more]),
+            Layer({"algorithm": {"name": method}}, {"algorithm.name": "--algo"}),
+        ]
+        for method in methods
+    }
+
+
+@pytest.fixture
+def begin(tmp_path):
+    """Prepare a study and make its folder; close it afterwards."""
+    begun = []
+
+    def made(*methods, more=(), **asked):
+        request = Request(methods, out=tmp_path / "studies", **asked)
+        prepared = prepare.prepare(request, layers_of(*methods, more=more))
+        begun.append(prepare.create(prepared, ["flbench", "tune"]))
+        return begun[-1], prepared
+
+    yield made
+    for each in begun:
+        each.close()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--algo", "fedafg"), "fedavg"),
+        (("--algo", "fedavg", "--metric", "accuracies"), "`accuracy`"),
+        (("--algo", "fedavg", "--metric", "confusable_f1"), "evaluation.confusable"),
+        (("--algo", "fedavg", "--search", "bayes"), "random, grid, optuna"),
+        (("--algo", "fedavg", "--scheduler", "bohb"), "asha, pbt, none"),
+        (("--algo", "fedavg", "--scheduler", "pbt", "--search", "grid"), "--search random"),
+        (("--algo", "hfcd", "--search", "grid"), "--trials"),
+        (("--algo", "fedavg", "partition.split=[0.8,0.0,0.2]"), "partition.split"),
+        (("--algo", "fedavg", "train.optimizer.lr=0.1"), "nothing is left to search"),
+        (("--algo", "fedavg", "algorithm.tau=0.1"), "algorithm.tau"),
+        (("--algo", "fedrep", "--space", "nowhere.yaml"), "nowhere.yaml"),
+        (("--algo", "slapfl", "train.participation=0.5"), "slapfl"),
+        (("--resume", "nowhere"), "study.json"),
+        (("--resume", "nowhere", "--algo", "fedavg"), "--algo cannot go with --resume"),
+        (("--resume", "nowhere", "--trials", "40"), "--trials cannot go with --resume"),
+        (("--resume", "nowhere", "seed=1"), "seed=1 cannot go with --resume"),
+        (("--algo", "fedavg", "--address", "auto"), "--concurrent"),
+        (("--algo", "fedavg", "engine.name=auto"), "engine.name=auto"),
+        ((), "--algo hfcd"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_starts(
+    arguments, said, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+
+    code = app.main(["tune", *arguments])
+
+    error = capsys.readouterr().err
+    assert code == 2
+    assert said in error
+    assert "Traceback" not in error
+    assert not (tmp_path / "studies").exists()
+
+
+def test_methods_are_compared_on_the_same(begin):
+    _, prepared = begin("hfcd", "fedavg", trials=3, seeds=2)
+
+    first, second = prepared.configs.values()
+    for section in ("seed", "data", "partition", "train", "evaluation"):
+        assert getattr(first, section) == getattr(second, section)
+    assert first.partition.seed == first.seed  # finals change the seed, and keep the partition
+    assert first.engine.threads == 1
+    assert any("fewer than 3 seeds" in note for note in prepared.notes)
+
+
+def test_study_tells_spaces_and_defaults(begin):
+    folder, prepared = begin("hfcd", more=("algorithm.tau=0.25",))
+
+    told = json.loads((folder.path / "study.json").read_text())
+
+    defaults = told["methods"]["hfcd"]["defaults"]
+    assert "algorithm.tau" not in defaults  # settled on the command line
+    assert defaults["train.optimizer.lr"] == prepared.configs["hfcd"].train.optimizer.lr
+    assert set(told["methods"]["hfcd"]["space_tree"]["space"]) == set(defaults)
+    assert prepared.configs["hfcd"].algorithm.tau == 0.25
+    assert any("algorithm.tau" in note for note in prepared.notes)
+
+
+def test_reopened_study_is_the_one_that_was_begun(begin):
+    folder, first = begin(
+        "fedcpmd", trials=5, search="optuna", concurrent=2, more=("model=lenet5",)
+    )
+
+    again = prepare.reopen(folder, {"concurrent": 1})
+
+    assert again.means.concurrent == 1
+    assert again.budget == first.budget  # and so Optuna's batches
+    assert again.rules == first.rules
+    assert again.spaces["fedcpmd"].parameters == first.spaces["fedcpmd"].parameters
+    assert again.configs["fedcpmd"].tree() == first.configs["fedcpmd"].tree()
+    assert prepare.reopen(folder, {}).means == first.means
+    samplers = (each.samplers()["fedcpmd"] for each in (first, again))
+    assert len({repr(sampler.propose([], 2)) for sampler in samplers}) == 1
+
+
+def test_study_on_a_cluster_is_resumed_with_the_trials_at_once_that_it_had(begin):
+    folder, first = begin("fedavg", address="10.0.0.1:6379", concurrent=5)
+
+    again = prepare.reopen(folder, {})
+
+    assert again.means == first.means
+    assert (again.means.address, again.means.concurrent) == ("10.0.0.1:6379", 5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"partition_hash": "0" * 64}, "another partition"),
+        ({"request": {}}, "damaged"),
+        ({"request": {"colour": 1}}, "damaged"),
+        ({"methods": None}, "damaged"),
+    ],
+)
+def test_study_of_other_data_or_damaged_is_refused(begin, changes, said):
+    folder, _ = begin("fedavg")
+    file = folder.path / "study.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+    with pytest.raises(UserError, match=said):
+        prepare.reopen(folder, {})
+
+
+@pytest.mark.parametrize(
+    ("engine", "asked", "said"),
+    [
+        ({"name": "auto"}, {}, "engine.name=sequential"),
+        ({"device": "cpu"}, {"gpus": 0.5}, "train on the CPU"),
+        ({"device": "cuda"}, {"gpus": 0.0}, "train on a GPU"),
+        ({"name": "ray", "device": "cuda"}, {"gpus": 0.5}, "whole GPU"),
+    ],
+)
+def test_engines_that_no_trial_could_have_are_refused(engine, asked, said):
+    with pytest.raises(ConfigError, match=said):
+        means_of(Request(("fedavg",), **asked), EngineConfig(**engine))
+
+
+def test_cores_are_dealt_to_trials_and_to_their_workers(monkeypatch):
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(8)))
+    one = EngineConfig(threads=1)
+
+    assert means_of(Request(("fedavg",)), one).concurrent == 8
+    assert means_of(Request(("fedavg",)), EngineConfig(threads=4)).concurrent == 2
+    with_workers = means_of(Request(("fedavg",), concurrent=2), EngineConfig(name="ray", threads=1))
+    assert (with_workers.engine.workers, with_workers.cpus) == (4, 4)
+    on_gpu = means_of(Request(("fedavg",)), EngineConfig(threads=1, device="cuda:1"))
+    assert (on_gpu.engine.device, on_gpu.gpus) == ("cuda", 1.0)

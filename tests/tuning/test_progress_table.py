@@ -1,0 +1,66 @@
+"""What a study says while it goes."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+from flbench.tuning import progress_table as boards
+from flbench.tuning.progress_table import Board
+from flbench.tuning.study import Job
+
+
+@pytest.fixture
+def board(monkeypatch):
+    clock = [100.0]
+    monkeypatch.setattr(boards.time, "monotonic", lambda: clock[0])
+    made = Board(("a", "b"), "accuracy", 2, 2, 10, Console(file=io.StringIO(), width=200))
+    made.clock = clock
+    return made
+
+
+def ended(job, **changes):
+    return job.record(10) | {"state": "finished", "round": 10, "score": 0.5} | changes
+
+
+def said(board):
+    return board.console.file.getvalue()
+
+
+def test_time_left_leaves_out_what_came_before_the_first_trial(board):
+    """80 rounds in all, one a second from the first report on."""
+    job = Job("a", "search", 0, 0, {})
+    board.clock[0] += 60  # processes start
+    board.progress(job, 0)
+    board.clock[0] += 10
+    board.progress(job, 10)
+
+    board.end(ended(job))
+
+    assert "1 min 10 s left" in said(board)
+
+
+def test_time_left_of_a_resumed_study_goes_by_what_it_does_itself(board):
+    board.take_up([ended(Job("a", "search", k, 0, {})) for k in range(2)])
+    job = Job("b", "search", 0, 0, {})
+    board.progress(job, 0)
+    board.clock[0] += 5
+    board.progress(job, 5)
+
+    board.end(ended(job))
+
+    assert board.table().title.startswith("30 of about 80 rounds, 25.0 s left")
+
+
+def test_lines_and_table_say_best_and_why_trials_failed(board):
+    board.end(ended(Job("a", "search", 0, 0, {}), score=0.75))
+    failed = ended(Job("a", "search", 1, 0, {}), state="failed", score=None, reason="no space left")
+    board.end(failed)
+    board.console.print(board.table())
+
+    lines = said(board)
+    assert "trials/a/001  failed (no space left)  no score" in lines
+    assert "best 0.7500" in lines
+    row = next(line for line in lines.splitlines() if line.strip().startswith("a "))
+    assert "2/2" in row
+    assert "0.7500" in row

@@ -1,0 +1,87 @@
+"""How Ray Tune hears of trials, and what is written of those whose worker failed."""
+
+import pytest
+
+from flbench.tuning.plan import Budget, Plan
+from flbench.tuning.queue import Queue
+from flbench.tuning.study import read_record, write_record
+from tests.tuning.test_plan import Counting
+
+
+@pytest.fixture
+def queue(tmp_path):
+    told = []
+    plan = Plan({"a": Counting()}, Budget(2, 0, 0, 2))
+    made = Queue(tmp_path, plan, lambda job: True, told.append, rounds=4)
+    made.study, made.told, made.plan = tmp_path, told, plan
+    return made
+
+
+def begun(queue, **changes):
+    """What a worker writes of the trial `x` when it begins."""
+    job = queue.jobs["x"]
+    write_record(queue.study, job, job.record(4) | changes)
+    return job
+
+
+def test_trial_that_ended_is_left_as_its_worker_wrote_it(queue):
+    assert queue.suggest("x") == {"params": {"train.optimizer.lr": 0}}
+    job = begun(queue, state="diverged", reason="all of them", score=0.5, ended="now")
+
+    queue.on_trial_complete("x", {})
+
+    record = read_record(queue.study, job)
+    assert (record["state"], record["reason"], record["ended"]) == (
+        "diverged",
+        "all of them",
+        "now",
+    )
+    assert queue.told == [record]
+
+
+def test_trial_that_was_still_running_was_stopped(queue):
+    queue.suggest("x")
+    job = begun(queue, score=0.5, round=2)
+
+    queue.on_trial_complete("x", {})
+
+    record = read_record(queue.study, job)
+    assert (record["state"], record["score"], record["round"]) == ("stopped", 0.5, 2)
+
+
+@pytest.mark.parametrize("wrote", [True, False])
+def test_trial_whose_worker_fails_for_good_is_failed_with_the_reason(queue, wrote):
+    """It may have failed before it wrote anything."""
+    queue.suggest("x")
+    if wrote:
+        begun(queue, score=0.5)
+
+    queue.retried("x")
+    queue.on_trial_complete("x", None, error=True)
+    queue.explain("x", "OSError: no space left")
+
+    record = read_record(queue.study, queue.jobs["x"])
+    assert (record["state"], record["reason"]) == ("failed", "OSError: no space left")
+    assert (record["attempts"], record["rounds"]) == (2, 4)
+    assert queue.told == [record]
+    assert queue.plan.ended() == [record]
+
+
+def test_failure_after_the_end_does_not_change_what_was_found(queue):
+    queue.suggest("x")
+    job = begun(queue, state="finished", score=0.5, ended="now")
+
+    queue.on_trial_complete("x", None, error=True)
+    queue.explain("x", "its node went away")
+
+    assert read_record(queue.study, job)["state"] == "finished"
+
+
+def test_search_is_finished_when_all_have_ended_and_waits_before(queue):
+    queue.suggest("x")
+    queue.suggest("y")
+
+    assert queue.suggest("z") is None
+    for name in ("x", "y"):
+        queue.on_trial_complete(name, {})
+    assert queue.suggest("z") == queue.FINISHED

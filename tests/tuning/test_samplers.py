@@ -1,0 +1,188 @@
+"""Samplers: what they propose follows from the seed and the history alone."""
+
+import itertools
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flbench.core.errors import ConfigError
+from flbench.tuning.samplers import GridSampler, Observation, RandomSampler
+from flbench.tuning.search_methods import NAMES, sampler
+from flbench.tuning.space import Space
+from tests.tuning.support import NO_CLOCK, space_of
+
+SPACE = space_of(
+    "train.optimizer.lr: {loguniform: [0.001, 0.3]}",
+    "algorithm.tau: {uniform: [0.1, 1.0]}",
+    "algorithm.top_frac: {quniform: [0.1, 0.7, 0.1]}",
+    "algorithm.share: {choice: [none, body, full]}",
+    "algorithm.ema: {uniform: [0.0, 0.5], when: {algorithm.share: [body, full]}}",
+    "algorithm.kd_reduction: {fixed: sum}",
+)
+DEFAULTS = {
+    "train.optimizer.lr": 0.01,
+    "algorithm.tau": 0.2,
+    "algorithm.top_frac": None,
+    "algorithm.share": "none",
+    "algorithm.kd_reduction": "mean",
+}
+
+
+def ended(trials: list[dict]) -> list[Observation]:
+    """A history of trials with a score of their own."""
+    return [Observation(p, "finished", -abs(p["train.optimizer.lr"] - 0.05), 15) for p in trials]
+
+
+def of(name: str, space: Space = SPACE, seed: int = 0, trials: int = 500):
+    return sampler(name, space, DEFAULTS, seed=seed, trials=trials)
+
+
+def straight(proposer, trials: int, batch: int) -> list[dict]:
+    """All trials of a search that asks for `batch` at once."""
+    found: list[dict] = []
+    while len(found) < trials:
+        found += proposer.propose(ended(found), min(batch, trials - len(found)))
+    return found
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_trial_zero_is_the_default_one(name):
+    assert of(name).propose([], 3)[0] == DEFAULTS
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_proposals_are_plain_values_of_active_parameters(name):
+    for params in straight(of(name), 30, 3)[1:]:
+        assert json.loads(json.dumps(params)) == params
+        assert params == SPACE.assign(lambda path, _, p=params: p[path])
+        assert all(SPACE.parameters[path].holds(value) for path, value in params.items())
+        assert ("algorithm.ema" in params) == (params["algorithm.share"] != "none")
+        assert params["algorithm.kd_reduction"] == "sum"
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("batch", [1, 3])
+def test_resumed_search_proposes_what_a_straight_one_does(name, batch):
+    """A new sampler that is given the history of whole batches goes on alike."""
+    whole = straight(of(name), 15, batch)
+
+    for first in range(0, 15, batch):
+        resumed = of(name).propose(ended(whole[:first]), batch)
+        assert resumed == whole[first : first + batch]
+
+
+@pytest.mark.parametrize("name", ["random", "grid"])
+@NO_CLOCK
+@given(cuts=st.lists(st.integers(1, 7), min_size=1, max_size=9))
+def test_without_a_batch_the_trials_do_not_depend_on_how_many_are_asked_for(name, cuts):
+    proposer = of(name)
+    assert proposer.batch(4) is None
+
+    found: list[dict] = []
+    for count in cuts:
+        found += proposer.propose(ended(found), count)
+
+    assert found == of(name).propose([], sum(cuts))
+
+
+def test_random_differs_between_seeds_methods_and_trials():
+    other = Space("fedavg", SPACE.parameters, "test", {})
+    trials = [
+        *of("random").propose([], 20)[1:],
+        *of("random", seed=1).propose([], 20)[1:],
+        *of("random", other).propose([], 20)[1:],
+    ]
+
+    assert len({json.dumps(params) for params in trials}) == len(trials) == 57
+
+
+def test_random_draws_of_a_parameter_do_not_depend_on_the_others():
+    """A key that the user settles changes nothing but itself."""
+    fewer = SPACE.without({"algorithm.tau": 0.3, "algorithm.share": "body"})
+
+    more = of("random").propose([], 20)[1:]
+
+    for one, two in zip(more, of("random", fewer).propose([], 20)[1:], strict=True):
+        assert two.keys() - one.keys() <= {"algorithm.ema"}
+        assert all(one[path] == value for path, value in two.items() if path in one)
+
+
+def test_random_covers_the_space_evenly():
+    """600 draws in ten equal cells: 60 each, standard deviation 7.3; five of these are allowed."""
+    drawn = RandomSampler(SPACE, DEFAULTS, 0).propose([], 601)[1:]
+
+    cells = [int((params["algorithm.tau"] - 0.1) / 0.9 * 10) for params in drawn]
+
+    assert all(abs(cells.count(cell) - 60) < 37 for cell in range(10))
+
+
+def test_grid_is_the_product_and_the_rest_is_random():
+    space = space_of(
+        "train.optimizer.lr: {loguniform: [0.01, 1.0]}",
+        "algorithm.tau: {uniform: [0.1, 0.5], points: 2}",
+        "algorithm.share: {choice: [none, body]}",
+    )
+    defaults = {"train.optimizer.lr": 0.02, "algorithm.tau": 0.2, "algorithm.share": "none"}
+
+    found = GridSampler(space, defaults, 0, 16).propose([], 16)
+
+    product = itertools.product([0.01, 0.1, 1.0], [0.1, 0.5], ["none", "body"])
+    assert [tuple(params.values()) for params in found[1:13]] == list(product)
+    assert found[13:] == RandomSampler(space, defaults, 0).propose([], 16)[13:]
+
+
+def test_grid_has_a_conditional_parameter_only_where_it_is_active():
+    space = space_of(
+        "algorithm.share: {choice: [none, body, full]}",
+        "algorithm.ema: {uniform: [0.0, 0.5], when: {algorithm.share: full}}",
+    )
+
+    found = GridSampler(space, {"algorithm.share": "other"}, 0, 6).propose([], 6)
+
+    assert [tuple(params.values()) for params in found[1:]] == [
+        ("none",),
+        ("body",),
+        ("full", 0.0),
+        ("full", 0.25),
+        ("full", 0.5),
+    ]
+
+
+def test_grid_does_not_try_the_defaults_twice():
+    space = space_of("algorithm.share: {choice: [none, body, full]}")
+
+    found = GridSampler(space, {"algorithm.share": "body"}, 0, 3).propose([], 3)
+
+    assert [params["algorithm.share"] for params in found] == ["body", "none", "full"]
+
+
+@pytest.mark.parametrize(
+    ("points", "said"), [(3, "9 comb.*needs 10"), (1000, "at least 20,009 comb")]
+)
+def test_grid_beyond_the_budget_is_an_error_that_counts_it(points, said):
+    space = space_of(
+        f"train.optimizer.lr: {{loguniform: [0.01, 1.0], points: {points}}}",
+        f"algorithm.tau: {{uniform: [0.1, 0.5], points: {points}}}",
+    )
+
+    with pytest.raises(ConfigError, match=said):
+        of("grid", space, trials=9)
+
+
+def test_grid_that_fits_the_budget_exactly_is_taken_whole():
+    """Also where the defaults are one of its combinations, and take its place."""
+    space = space_of("algorithm.tau: {uniform: [0.1, 0.5], points: 9}")
+    tau = [0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5]
+
+    found = GridSampler(space, {"algorithm.tau": 0.3}, 0, 9).propose([], 9)
+
+    assert sorted(params["algorithm.tau"] for params in found) == tau
+    with pytest.raises(ConfigError, match=r"has 8 combinations.*needs 9"):
+        GridSampler(space, {"algorithm.tau": 0.3}, 0, 8)
+
+
+def test_unknown_search_is_told_with_the_nearest():
+    with pytest.raises(ConfigError, match="Did you mean `optuna`"):
+        of("optunna")

@@ -1,0 +1,125 @@
+"""Successive halving by method: a slow reference, and who is never stopped."""
+
+from types import SimpleNamespace
+
+import numpy as np
+
+from flbench.tuning.schedulers import FACTOR, HalvingByMethod, Seen
+from flbench.tuning.study import Job
+
+
+def jobs_of(*methods, count=12):
+    return {
+        f"{method}{k}": Job(method, "search", k, 0, {}) for method in methods for k in range(count)
+    }
+
+
+def told(scheduler, name, done, score):
+    return scheduler.on_trial_result(
+        None, SimpleNamespace(trial_id=name), {"round": done, "score": score}
+    )
+
+
+def reference(results, rungs):
+    """Return the names that a rung stops: worse than the best third seen there so far."""
+    seen, stopped = {rung: [] for rung in rungs}, set()
+    for name, done, score in results:
+        if name in stopped or done not in rungs:
+            continue
+        if seen[done] and score < np.percentile(seen[done], (1 - 1 / FACTOR) * 100):
+            stopped.add(name)
+        seen[done].append(score)
+    return stopped
+
+
+def results_of(names, seed=0, rounds=9):
+    rng = np.random.default_rng(seed)
+    level = rng.random(len(names))
+    return [
+        (name, done, float(level[k] * (1 - 0.5**done)))
+        for done in range(1, rounds + 1)
+        for k, name in enumerate(names)
+    ]
+
+
+def test_halving_stops_what_a_slow_reference_stops():
+    jobs = jobs_of("a")
+    scheduler = HalvingByMethod(jobs, rounds=9, grace=1)
+    results = results_of(list(jobs))
+
+    stopped: set[str] = set()
+    for name, done, score in results:
+        if name not in stopped and told(scheduler, name, done, score) == "STOP" and done < 9:
+            stopped.add(name)
+
+    wanted = reference(results, (1, 3, 9))
+    assert stopped - {"a0"} == wanted - {"a0"}
+    assert wanted
+
+
+def test_methods_do_not_stop_each_other():
+    jobs = jobs_of("a", "b", count=4)
+    scheduler = HalvingByMethod(jobs, rounds=9, grace=1)
+
+    for k in range(4):
+        told(scheduler, f"a{k}", 1, 0.9)
+
+    assert all(told(scheduler, f"b{k}", 1, 0.1 + 0.01 * k) == "CONTINUE" for k in range(4))
+
+
+def test_default_parameters_and_finals_run_to_the_end():
+    final = Job("a", "final", 3, 1, {}, "tuned")
+    jobs = jobs_of("a") | {"final": final}
+    scheduler = HalvingByMethod(jobs, rounds=9, grace=1)
+    for k in range(1, 9):
+        told(scheduler, f"a{k}", 1, 0.9)
+
+    assert told(scheduler, "a0", 1, 0.0) == "CONTINUE"
+    assert told(scheduler, "final", 1, 0.0) == "CONTINUE"
+    assert told(scheduler, "a9", 1, 0.0) == "STOP"
+
+
+def test_resumed_halving_decides_as_a_straight_one():
+    jobs = jobs_of("a")
+    results = results_of(list(jobs), seed=3)
+    half = len(results) // 2
+
+    def run(scheduler, results, stopped):
+        decisions = {}
+        for name, done, score in results:
+            if name not in stopped:
+                decisions[name, done] = told(scheduler, name, done, score)
+                if decisions[name, done] == "STOP":
+                    stopped.add(name)
+        return decisions
+
+    stopped: set[str] = set()
+    straight = HalvingByMethod(jobs, rounds=9, grace=1)
+    before = run(straight, results[:half], stopped)
+    after = run(straight, results[half:], set(stopped))
+    seen = [
+        Seen(jobs[name], done, score)
+        for name, done, score in results[:half]
+        if (name, done) in before
+    ]
+    ids = {f"new-{name}": job for name, job in jobs.items()}
+    resumed = HalvingByMethod(ids, rounds=9, grace=1, seen=seen)
+    again = run(
+        resumed,
+        [(f"new-{name}", done, score) for name, done, score in results[half:]],
+        {f"new-{name}" for name in stopped},
+    )
+
+    assert {
+        (name.removeprefix("new-"), done): said for (name, done), said in again.items()
+    } == after
+
+
+def test_trial_whose_driver_died_before_it_could_stop_it_is_stopped():
+    jobs = jobs_of("a")
+    seen = [Seen(jobs[f"a{k}"], 1, 0.9) for k in range(1, 9)] + [Seen(jobs["a9"], 1, 0.1)]
+
+    resumed = HalvingByMethod(jobs, rounds=9, grace=1, seen=seen)
+
+    assert told(resumed, "a9", 2, 0.1) == "STOP"
+    assert told(resumed, "a8", 2, 0.9) == "CONTINUE"

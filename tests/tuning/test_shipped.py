@@ -1,0 +1,89 @@
+"""The spaces that come with flbench, over the registry: a new method fails here till it has one."""
+
+import pytest
+
+from flbench.algorithms import ALGORITHMS
+from flbench.config.resolve import resolve
+from flbench.config.sources import Layer, leaves
+from flbench.tuning import library
+from flbench.tuning.fitting import RATE, fit
+from flbench.tuning.parameters import Fixed
+from flbench.tuning.ranges import LogUniform, Range
+from flbench.tuning.space import Space
+from tests.support import build
+
+METHODS = ALGORITHMS.load()
+NET = ("model.name=lenet5", "train.rounds=15", "train.local_epochs=2")
+
+
+def fitted(method: str, rounds: int = 15) -> tuple[Space, list[Layer]]:
+    layer = Layer({"algorithm": {"name": method}, "train": {"rounds": rounds}})
+    return library.built_in(method, rounds=rounds), [layer]
+
+
+def test_there_is_a_space_for_each_method_and_for_nothing_else():
+    assert {path.stem for path in library.FOLDER.glob("*.yaml")} == set(METHODS)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("rounds", [1, 15, 200])
+def test_space_fits_the_method(method, rounds):
+    space, layers = fitted(method, rounds)
+
+    assert fit(space, layers) == (space, [])
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_space_is_small_and_searches_the_learning_rate(method):
+    space, layers = fitted(method)
+    config, _ = resolve(layers)
+
+    rate = space.parameters[RATE]
+    searched = [p for p in space.parameters.values() if not isinstance(p, Fixed)]
+    assert isinstance(rate, LogUniform)
+    assert rate.holds(config.train.optimizer.lr)
+    assert 1 <= len(searched) <= 5
+    assert all(not path.startswith("train.") for path in space.parameters if path != RATE)
+
+
+def test_methods_share_the_range_of_the_learning_rate():
+    """All but the one where the key is another quantity, as its file says."""
+    ranges = {name: library.built_in(name, rounds=15).parameters[RATE].limits for name in METHODS}
+
+    assert [name for name in METHODS if ranges[name] != (1e-3, 0.3)] == ["pfedme"]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_defaults_lie_in_the_space_or_are_none_or_depend_on_the_rounds(method):
+    """A range that leaves the default out would make the comparison with it unfair."""
+    space, layers = fitted(method, rounds=200)
+    config, _ = resolve(layers)
+
+    for path, value in space.defaults(config).items():
+        parameter = space.parameters[path]
+        assert value is None or parameter.holds(value), (path, value)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_ranges_of_the_method_say_where_they_come_from(method):
+    lines = (library.FOLDER / f"{method}.yaml").read_text().splitlines()
+
+    entries = [line for line in lines if line.startswith("  ")]
+    space = library.built_in(method, rounds=15)
+    assert lines[0].startswith("# ")
+    assert len(entries) == len(space.parameters)
+    assert all("  # " in line for line in entries)
+    assert any(isinstance(parameter, Range) for parameter in space.parameters.values())
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_corners_of_the_space_make_runs_that_start(method):
+    """Nothing that a method demands of the setting refuses its own space."""
+    space, _ = fitted(method, rounds=15)
+
+    for quantile in (0.0, 0.5, 1.0):
+        params = space.assign(lambda path, parameter, q=quantile: parameter.at(q))
+        items = [f"{path}={'null' if v is None else v}" for path, v in params.items()]
+        built = build(*NET, f"algorithm.name={method}", *items)
+        built.engine.close()
+        assert leaves(built.config.tree()).items() >= params.items()

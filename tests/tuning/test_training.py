@@ -1,0 +1,220 @@
+"""A trial without Ray: what it writes, what it never sees, and that it goes on where it was."""
+
+import dataclasses
+import hashlib
+
+import pytest
+import yaml
+from safetensors.torch import load_file
+
+from flbench.core.errors import UserError
+from flbench.core.tree import digest
+from flbench.data import partition_files
+from flbench.experiment import assembly
+from flbench.results import metrics_file
+from flbench.tuning.study import Job, StudyFolder, read_record
+from flbench.tuning.training import Training, score_of
+from tests.support import config_of, run
+
+ITEMS = ("partition.seed=0", "train.rounds=4", "evaluation.every=2", "output.checkpoint_every=1")
+
+
+@pytest.fixture
+def study(tmp_path, federation):
+    """A study folder with two methods on the digits."""
+    folder = StudyFolder.create(tmp_path, "study")
+    for method in ("fedavg", "fedproto"):
+        tree = config_of(f"algorithm={method}", *ITEMS).tree()
+        folder.write(f"methods/{method}.yaml", yaml.safe_dump(tree))
+    config = config_of(*ITEMS)
+    packed, description = partition_files.encode(
+        federation.partition, federation.dataset, config.partition
+    )
+    folder.write("partition.npz", packed)
+    folder.write("partition.json", description)
+    yield folder.path
+    folder.close()
+
+
+@pytest.fixture(scope="module")
+def federation():
+    return assembly.load_federation(config_of(*ITEMS))
+
+
+def job_of(method="fedavg", index=1, *, rate=0.1, **changes):
+    job = Job(method, "search", index, 0, {"train.optimizer.lr": rate})
+    return dataclasses.replace(job, **changes)
+
+
+def trained(study, job, federation, metric="accuracy"):
+    training = Training(study, job, federation, metric=metric, rounds=4)
+    steps = []
+    while not steps or not steps[-1].done:
+        steps.append(training.step())
+    training.close()
+    return steps
+
+
+def weights(study, job):
+    """Return the digest of a trial's last checkpoint, read as a run's."""
+    return digest([load_file(study / job.name / "checkpoints" / "last.safetensors")])
+
+
+def test_trial_trains_as_a_run_with_its_parameters(study, federation, tmp_path):
+    job = job_of("fedproto")
+
+    trained(study, job, federation)
+
+    path, _ = run(tmp_path / "runs", "algorithm=fedproto", *ITEMS, "train.optimizer.lr=0.1")
+    wanted = [
+        row
+        for row in metrics_file.read(path / "metrics.csv")
+        if row.split in ("validation", "train", "server", "setup")
+    ]
+    assert metrics_file.read(study / job.name / "metrics.csv") == wanted
+
+
+def test_search_never_looks_at_a_test_sample(study, federation):
+    """Other test samples, other labels: the same trial, to the byte."""
+    labels, samples = federation.y.clone(), federation.x.clone()
+    for rows in (*federation.partition.parts["test"], federation.common):
+        labels[rows] = (labels[rows] + 1) % 10
+        samples[rows] = 0
+    other = dataclasses.replace(federation, y=labels, x=samples)
+
+    trained(study, job_of(index=1), federation)
+    trained(study, job_of(index=2), other)
+
+    first, second = (study / job_of(index=k).name / "metrics.csv" for k in (1, 2))
+    assert first.read_bytes() == second.read_bytes()
+    assert {row.split for row in metrics_file.read(first)} == {"train", "validation"}
+
+
+def test_steps_go_from_evaluation_to_evaluation_and_score_the_last(study, federation):
+    steps = trained(study, job_of(), federation, metric="macro_f1")
+
+    rows = metrics_file.read(study / job_of().name / "metrics.csv")
+    by_round = {
+        row.round: row.value for row in rows if row[1:4] == ("validation", "personal", "macro_f1")
+    }
+    assert [(step.round, step.score) for step in steps] == sorted(by_round.items())
+    record = read_record(study, job_of())
+    assert (record["state"], record["round"], record["rounds"]) == ("finished", 4, 4)
+    assert record["score"] == steps[-1].score
+
+
+def test_trial_begun_again_goes_on_from_its_checkpoint(study, federation):
+    straight, broken = job_of(index=1), job_of(index=2)
+    trained(study, straight, federation)
+    first = Training(study, broken, federation, metric="accuracy", rounds=4)
+    first.step()
+    first.close()
+
+    again = Training(study, broken, federation, metric="accuracy", rounds=4)
+    step = again.step()
+
+    assert step.done
+    assert weights(study, broken) == weights(study, straight)
+    files = (study / job.name / "metrics.csv" for job in (straight, broken))
+    assert len({hashlib.sha256(file.read_bytes()).hexdigest() for file in files}) == 1
+
+
+def test_trial_that_takes_up_another_ones_state_goes_on_as_that_one(study, federation, tmp_path):
+    donor, heir = job_of(index=1), job_of(index=2, rate=0.0)
+    giving = Training(study, donor, federation, metric="accuracy", rounds=4)
+    giving.step()
+    giving.save(tmp_path)
+    while not giving.step().done:
+        pass
+
+    taking = Training(
+        study,
+        dataclasses.replace(heir, params=donor.params),
+        federation,
+        metric="accuracy",
+        rounds=4,
+    )
+    taking.load(tmp_path)
+    step = taking.step()
+
+    assert step.done
+    assert weights(study, heir) == weights(study, donor)
+
+
+def test_other_parameters_begin_anew(study, federation):
+    first = Training(study, job_of(), federation, metric="accuracy", rounds=4)
+    first.step()
+    first.close()
+
+    again = Training(study, job_of(rate=0.2), federation, metric="accuracy", rounds=4)
+
+    assert again.step().round == 2
+    assert read_record(study, job_of())["params"] == {"train.optimizer.lr": 0.2}
+
+
+def test_final_is_a_whole_run_on_the_same_partition(study, federation):
+    job = job_of(kind="final", variant="tuned", seed=3)
+
+    trained(study, job, federation)
+
+    path = study / job.name
+    assert path.name == "tuned-seed3"
+    for name in ("summary.json", "per_class.csv", "clients.csv", "report.html", "partition.npz"):
+        assert (path / name).is_file()
+    rows = metrics_file.read(path / "metrics.csv")
+    summary = yaml.safe_load((path / "summary.json").read_text())
+    # Test parts are looked at once: the last round's models, and those of the best one.
+    looked = {row.round for row in rows if row.split in ("test", "common")}
+    assert looked == {4, summary["best"]["round"]}
+    assert summary["best"]["test"]["accuracy"] > 0
+    assert summary["seed"] == 3
+    assert summary["partition_hash"] == federation.partition.hash()
+    assert summary["last"]["test"]["accuracy"] > 0
+    assert read_record(study, job)["of"] == 1
+
+
+def test_trial_that_the_method_refuses_is_failed_with_the_reason(study, federation):
+    job = dataclasses.replace(job_of(), params={"train.optimizer.lr": -1.0})
+
+    (step,) = trained(study, job, federation)
+
+    record = read_record(study, job)
+    assert (step.score, record["state"]) == (None, "failed")
+    assert "train.optimizer.lr" in record["reason"]
+    assert job.name in record["reason"]
+
+
+def test_trial_whose_clients_all_diverge_ends_early(study, federation):
+    steps = trained(study, job_of(rate=1e30), federation)
+
+    record = read_record(study, job_of())
+    assert record["state"] == "diverged"
+    assert record["round"] == steps[-1].round == 2
+
+
+def test_samples_are_the_same_after_trials(study, federation):
+    """They lie in memory that all trials share."""
+    before = hashlib.sha256(federation.x.numpy().tobytes()).hexdigest()
+    read_only = federation.x.numpy().copy()
+    read_only.setflags(write=False)
+    shared = federation.bare().with_samples(read_only)
+
+    trained(study, job_of("fedproto"), shared)
+    trained(study, job_of(kind="final", variant="default", seed=1), shared)
+
+    assert hashlib.sha256(shared.x.numpy().tobytes()).hexdigest() == before
+
+
+def test_score_is_none_before_the_first_evaluation(study):
+    assert score_of([], "accuracy") is None
+
+
+def test_study_is_worked_on_by_one_process_at_a_time(tmp_path):
+    folder = StudyFolder.create(tmp_path, "study")
+    folder.write("study.json", "{}")
+
+    with pytest.raises(UserError, match="another process"):
+        StudyFolder.reopen(folder.path)
+
+    folder.close()
+    StudyFolder.reopen(folder.path).close()
