@@ -11,11 +11,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from flbench.client.program import Collector, LocalProgram, LossTerm, Phase
+from flbench.client.program import LocalProgram, LossTerm, Phase, Statistic
 from flbench.config.schema import AlgorithmConfig, TrainConfig
 from flbench.core.rng import Draw
 from flbench.core.tree import copied, only, repeat, weighted_mean
-from flbench.core.types import Dispatch, Message, Results, Stage, State, Tree, Update, View
+from flbench.core.types import Dispatch, Message, Results, Stage, State, StepContext, Tree, Update
 from flbench.losses import CrossEntropy
 from flbench.models.base import NetSpec
 
@@ -31,7 +31,7 @@ class Paper:
 
 
 @dataclass(frozen=True)
-class Wire:
+class Communication:
     """What a method exchanges, in words, with the letters of the README: w all weights, D, C."""
 
     down: str
@@ -64,21 +64,21 @@ class Setting:
 
 @dataclass(frozen=True)
 class Deployment:
-    """A model that is judged: a client's own for every client, or the global one.
+    """A model that is evaluated: a client's own for every client, or the global one.
 
     Attributes:
         dispatch: what overlays the start net and the client's kept rows.
-        program: training before judging (fine-tuning), on a copy; None for none.
+        program: training before evaluating (fine-tuning), on a copy; None for none.
         weights: (leaves, ctx) -> what the net is called with; None calls it with the leaves.
-        predict: view -> scores [B, C]; None takes the logits.
-        clients: ids of the clients that are judged with it; None for all. The first deployment is
+        predict: context -> scores [B, C]; None takes the logits.
+        clients: ids of the clients that are evaluated with it; None for all. The first deployment is
             for all.
     """
 
     dispatch: Dispatch
     program: LocalProgram | None = None
     weights: Callable[[Tree, Tree], Tree] | None = None
-    predict: Callable[[View], Tensor] | None = None
+    predict: Callable[[StepContext], Tensor] | None = None
     clients: Tensor | None = None
 
 
@@ -92,7 +92,7 @@ class Algorithm:
     Config: ClassVar[type[AlgorithmConfig]] = AlgorithmConfig
     name: ClassVar[str]
     paper: ClassVar[Paper]
-    wire: ClassVar[Wire]
+    communication: ClassVar[Communication]
 
     def __init__(self, config: AlgorithmConfig, setting: Setting) -> None:
         self.config = config
@@ -110,7 +110,7 @@ class Algorithm:
         """Return a sentence for each need that the setting does not meet; one refuses the run."""
         return []
 
-    def remarks(self) -> list[str]:
+    def notes(self) -> list[str]:
         """Return what the run says before it starts: where the method equals another, say."""
         return []
 
@@ -151,7 +151,7 @@ class Algorithm:
         The seeded start is what every client has: as long as the server's net is that, nothing is
         sent.
         """
-        if state.fresh:
+        if state.is_initial:
             return Dispatch()
         return Dispatch(Message(only(state.server, self.program(state).sends)))
 
@@ -164,18 +164,18 @@ class Algorithm:
         return None
 
     def deploy(self, state: State, ids: Tensor) -> dict[str, Deployment]:
-        """Return the models to judge, for clients `ids` [K].
+        """Return the models to evaluate, for clients `ids` [K].
 
-        The first, `personal`, counts: it is judged on the client's own parts, tuned and digested. A
-        `gm` is judged on the common test set only, once. Others are judged beside the first. All
+        The first, `personal`, counts: it is evaluated on the client's own parts, tuned and digested. A
+        `gm` is evaluated on the common test set only, once. Others are evaluated beside the first. All
         but the rows of the dispatches is the same whichever clients are asked for.
         """
         model = Deployment(self.dispatch(state, ids))
         everything_is_shared = not self.split()[0]
         return {"personal": model, "gm": model} if everything_is_shared else {"personal": model}
 
-    def diagnostics(self) -> tuple[Collector, ...]:
-        """Return Collectors after a judged round's programs, 0-dim results each, for the log.
+    def diagnostics(self) -> tuple[Statistic, ...]:
+        """Return Statistics after a evaluated round's programs, 0-dim results each, for the log.
 
         The cohort's mean of each is logged under its key. No server sees them, nothing is charged.
         """
@@ -204,7 +204,7 @@ class Algorithm:
         """Return the leaves that clients keep and those that they send (C7: statistics by policy).
 
         `average`: statistics follow their layer's weights. `local`: they stay with the client.
-        `drop`: neither kept nor sent; they are estimated anew when the model is judged.
+        `drop`: neither kept nor sent; they are estimated anew when the model is evaluated.
         """
         keeps = self.personal()
         sends = self.setting.net.names("all") - keeps
@@ -240,5 +240,12 @@ def state_of(algorithm: Algorithm, start: Tree, own: Callable[[Tree], Tree] = co
     """
     server, clients = algorithm.init(start)
     clients = own(clients)
-    visits = torch.zeros(algorithm.setting.clients, dtype=torch.int64)
-    return State(stage=0, turn=0, round=0, server=server, clients=clients, visits=visits)
+    participation_count = torch.zeros(algorithm.setting.clients, dtype=torch.int64)
+    return State(
+        stage=0,
+        stage_round=0,
+        round=0,
+        server=server,
+        clients=clients,
+        participation_count=participation_count,
+    )

@@ -31,9 +31,9 @@ def method(name: str) -> Entry:
     return {
         "name": name,
         "paper": {key: getattr(kind.paper, key) for key in ("title", "authors", "venue", "doi")},
-        "down": kind.wire.down,
-        "up": kind.wire.up,
-        "keeps": kind.wire.keeps,
+        "down": kind.communication.down,
+        "up": kind.communication.up,
+        "keeps": kind.communication.keeps,
         "about": inspect.getdoc(kind) or "",
         "parameters": [
             parameter(key, field)

@@ -6,7 +6,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from flbench.algorithms.base import Algorithm, Deployment, Paper, Wire
+from flbench.algorithms.base import Algorithm, Communication, Deployment, Paper
 from flbench.algorithms.registry import ALGORITHMS
 from flbench.algorithms.shared import updates
 from flbench.algorithms.shared.splitting import bipartition, norms
@@ -60,7 +60,7 @@ class Cfl(Algorithm):
         "IEEE TNNLS 2021",
         "10.1109/TNNLS.2020.3015958",
     )
-    wire = Wire(down="w of the client's cluster", up="w", keeps="nothing")
+    communication = Communication(down="w of the client's cluster", up="w", keeps="nothing")
 
     def init(self, start: Tree) -> tuple[Tree, Tree]:
         shared, clients = super().init(start)
@@ -71,7 +71,7 @@ class Cfl(Algorithm):
         return server | updates.blank(start, self.setting.net.parameters, n), clients
 
     def dispatch(self, state: State, ids: Tensor) -> Dispatch:
-        if state.fresh:
+        if state.is_initial:
             return Dispatch()
         models = only(state.server, self.setting.net.names("all"))
         return Dispatch(rows=Message(take(models, state.server["cluster"][ids])))
@@ -127,7 +127,7 @@ class Cfl(Algorithm):
             return torch.cat([known[side], members[~counts]])
         return known[side]
 
-    def remarks(self) -> list[str]:
+    def notes(self) -> list[str]:
         c, share, said = self.config, self.setting.train.participation, []
         if c.eps1 == 0 or self.setting.rounds < c.start_round + 3:
             said.append(

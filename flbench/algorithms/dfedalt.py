@@ -5,7 +5,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from flbench.algorithms.base import Paper, Wire
+from flbench.algorithms.base import Communication, Paper
 from flbench.algorithms.registry import ALGORITHMS
 from flbench.algorithms.shared.gossip import Gossip, GossipConfig
 from flbench.algorithms.shared.sharpness import Sharpness
@@ -39,7 +39,7 @@ class DFedAlt(Gossip):
 
     Then u_i <- sum_l w_il u_l. The paper's text was not at hand: order and epochs are those of its
     authors' later code, which mixes before it trains. The sequence is the same, but that code
-    judges models before mixing: they are `personal@local` here. Its learning rates are 0.1 for u
+    evaluates models before mixing: they are `personal@local` here. Its learning rates are 0.1 for u
     and 0.001 for v.
     """
 
@@ -51,7 +51,9 @@ class DFedAlt(Gossip):
         "Shi, Liu, Sun, Lin, Shen, Wang, Tao",
         "arXiv 2305.15157, 2023",
     )
-    wire = Wire(down="backbone of each neighbour", up="backbone to each neighbour", keeps="w")
+    communication = Communication(
+        down="backbone of each neighbour", up="backbone to each neighbour", keeps="w"
+    )
 
     def personal(self) -> frozenset[str]:
         return self.setting.net.names("head")
@@ -71,13 +73,13 @@ class DFedAlt(Gossip):
         rest = self.setting.train.local_epochs - self.config.head_epochs
         return max(1, rest) if self.config.body_epochs is None else self.config.body_epochs
 
-    def remarks(self) -> list[str]:
+    def notes(self) -> list[str]:
         c, epochs = self.config, self.setting.train.local_epochs
         total = c.head_epochs + self.body_epochs()
         if total == epochs:
-            return super().remarks()
+            return super().notes()
         return [
-            *super().remarks(),
+            *super().notes(),
             f"epochs of a round: {c.head_epochs} on the head and {self.body_epochs()} on the body,"
             f" {total} in all instead of train.local_epochs={epochs}.",
         ]

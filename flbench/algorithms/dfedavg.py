@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from flbench.algorithms.base import Paper, Wire
+from flbench.algorithms.base import Communication, Paper
 from flbench.algorithms.registry import ALGORITHMS
 from flbench.algorithms.shared.gossip import Gossip, GossipConfig
 from flbench.client.program import LossTerm, Phase
@@ -35,7 +35,7 @@ class DFedAvg(Gossip):
     The momentum begins anew in each round, as the paper has it. Its quantized variant is not part
     of this. The paper wants a connected undirected network and weights that keep the mean:
     `topology=ring mixing=metropolis`, for example; the default is random neighbours in each round,
-    as in the experiments of later papers. Models are judged after mixing; `personal@local` is
+    as in the experiments of later papers. Models are evaluated after mixing; `personal@local` is
     before it.
     """
 
@@ -47,7 +47,7 @@ class DFedAvg(Gossip):
         "IEEE TPAMI 45(4), 2023",
         "10.1109/TPAMI.2022.3196503",
     )
-    wire = Wire(down="w of each neighbour", up="w to each neighbour", keeps="w")
+    communication = Communication(down="w of each neighbour", up="w to each neighbour", keeps="w")
 
     def phase(
         self,
@@ -74,8 +74,8 @@ class DFedAvg(Gossip):
             needs.append(f"{MOMENTUM}, not of Nesterov's. Leave train.optimizer.nesterov out.")
         return needs
 
-    def remarks(self) -> list[str]:
-        said = super().remarks()
+    def notes(self) -> list[str]:
+        said = super().notes()
         c, train = self.config, self.setting.train
         if c.theta and train.optimizer.momentum:
             said.append(f"algorithm.theta={c.theta} replaces train.optimizer.momentum.")

@@ -4,7 +4,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from flbench.algorithms.base import Paper, Wire
+from flbench.algorithms.base import Communication, Paper
 from flbench.algorithms.registry import ALGORITHMS
 from flbench.algorithms.shared.generation import HypernetworkConfig
 from flbench.algorithms.shared.gossip import Gossip, GossipConfig
@@ -27,7 +27,7 @@ class DFedHP(Gossip):
     for each: k_v epochs on v_i with theta_i generated once, then k_phi epochs on phi_i, then k_z
     epochs on z_i, with theta_i generated in every step and the gradient through h. Then
     phi_i <- sum_l w_il phi_l, z_i <- sum_l w_il z_l over the neighbours and itself. The models
-    after mixing are judged; those before it are in the figures as `personal@local`, or count with
+    after mixing are evaluated; those before it are in the figures as `personal@local`, or count with
     `after_training`.
 
     The steps are those of `parts/generation.py`, which plugs the same into other decentralised
@@ -48,6 +48,6 @@ class DFedHP(Gossip):
         "IJCAI 2025",
         "10.24963/ijcai.2025/161",
     )
-    wire = Wire(
+    communication = Communication(
         down="phi, z from each neighbour", up="phi, z to each neighbour", keeps="phi, z, head"
     )

@@ -6,16 +6,16 @@ from typing import ClassVar, Literal
 from pydantic import Field
 from torch import Tensor
 
-from flbench.algorithms.base import Paper, Wire
+from flbench.algorithms.base import Communication, Paper
 from flbench.algorithms.registry import ALGORITHMS
 from flbench.algorithms.shared import sparse
 from flbench.algorithms.shared.gossip import LOCAL, Gossip, GossipConfig
 from flbench.algorithms.shared.mixing import mix_overlap
 from flbench.algorithms.shared.sparse import MASK, Called, Masked
-from flbench.client.program import Collector, LocalProgram, Map, Step
+from flbench.client.program import LocalProgram, Statistic, Step, Transform
 from flbench.config.schema import AlgorithmConfig
 from flbench.core.tree import only
-from flbench.core.types import Info, Message, Rows, State, Tree
+from flbench.core.types import Info, Message, Samples, State, Tree
 
 
 class DisPFLConfig(GossipConfig):
@@ -47,7 +47,7 @@ class DisPFL(Gossip):
     """w_i <- m_i (sum_j w_ij w_j) / (sum_j w_ij m_j) over the neighbours j and i itself.
 
     Source: Algorithms 1 and 2. Local: E epochs at m_i w, then mask search (`sparse.Search`). The
-    new mask counts from the next mixing on: the trained model is judged under the old one
+    new mask counts from the next mixing on: the trained model is evaluated under the old one
     (`personal@local`, and with `after_training`, as its authors do), the mixed one under the new.
     Layers get the densities of `sparse.erk`; norms, biases and statistics are dense.
 
@@ -65,7 +65,9 @@ class DisPFL(Gossip):
         "Dai, Shen, He, Tian, Tao",
         "ICML 2022",
     )
-    wire = Wire("the non-zeros of each neighbour", "its non-zeros to each neighbour", "w and masks")
+    communication = Communication(
+        "the non-zeros of each neighbour", "its non-zeros to each neighbour", "w and masks"
+    )
 
     def masked(self) -> tuple[str, ...]:
         """Return the leaves that have masks."""
@@ -100,15 +102,15 @@ class DisPFL(Gossip):
         return keeps | {MASK + name for name in self.masked()}, mixed
 
     def steps(self) -> tuple[Step, ...]:
-        rows = Rows(limit=self.setting.train.batch_size, redraw="round")
+        rows = Samples(limit=self.setting.train.batch_size, redraw="round")
         look = {
-            "gradient": Collector("dense", sparse.DenseGradient(self.called()), rows=rows),
-            "random": Collector("least", sparse.least_row, reduce="min"),
+            "gradient": Statistic("dense", sparse.DenseGradient(self.called()), samples=rows),
+            "random": Statistic("least", sparse.least_row, reduce="min"),
         }[self.config.regrow]
         c, setting = self.config, self.setting
         search = sparse.Search(self.called(), c.regrow, c.drop_rate, setting.rounds, setting.seed)
-        pack = (Map(Pack(self.masked())),) if c.charge_masks and self.sends_sparse() else ()
-        return (*super().steps(), look, Map(search), *pack)
+        pack = (Transform(Pack(self.masked())),) if c.charge_masks and self.sends_sparse() else ()
+        return (*super().steps(), look, Transform(search), *pack)
 
     def program(self, state: State) -> LocalProgram:
         program = super().program(state)
@@ -124,12 +126,12 @@ class DisPFL(Gossip):
         plain = super().mixed(Message(dense), links)
         return plain | mix_overlap(sparse_, sent.mask, links)
 
-    def judged(self) -> Called:
+    def evaluated(self) -> Called:
         # Leaves that are mixed are zero where they must be; their mask is the next round's already.
         return super().called() if self.sends_sparse() else self.called()
 
-    def remarks(self) -> list[str]:
-        said, same = super().remarks(), "DFedAvg" if self.generation is None else "DFedHP"
+    def notes(self) -> list[str]:
+        said, same = super().notes(), "DFedAvg" if self.generation is None else "DFedHP"
         if self.config.density == 1:
             said.append(f"algorithm.density=1 leaves nothing to prune: this is {same}.")
         if self.config.charge_masks and not self.sends_sparse():

@@ -4,7 +4,7 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from flbench.algorithms.base import Wire
+from flbench.algorithms.base import Communication
 from flbench.algorithms.dfedhp import DFedHP, DFedHPConfig
 from flbench.algorithms.dispfl import DisPFL, DisPFLConfig
 from flbench.algorithms.registry import ALGORITHMS
@@ -43,7 +43,7 @@ class DisPFLHP(DisPFL):
     Config: ClassVar[type[AlgorithmConfig]] = DisPFLHPConfig
     config: DisPFLHPConfig
     paper = DFedHP.paper
-    wire = Wire(
+    communication = Communication(
         down="phi, z of each neighbour", up="phi, z to each neighbour", keeps="phi, z, head, masks"
     )
 

@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 from torch import Tensor
 
-from flbench.algorithms.base import Algorithm, Deployment, Paper, Wire
+from flbench.algorithms.base import Algorithm, Communication, Deployment, Paper
 from flbench.algorithms.registry import ALGORITHMS
 from flbench.algorithms.shared.moments import estimated
 from flbench.algorithms.shared.prefixes import prefixed
@@ -57,9 +57,9 @@ class Ditto(Algorithm):
         "Li, Hu, Beirami, Smith",
         "ICML 2021",
     )
-    wire = Wire(down="w", up="w", keeps="v, as large as w")
+    communication = Communication(down="w", up="w", keeps="v, as large as w")
 
-    def remarks(self) -> list[str]:
+    def notes(self) -> list[str]:
         lam, optimizer = max(self.strengths()), self.setting.train.optimizer
         if optimizer.name != "sgd" or lam * optimizer.lr < 1:
             return []

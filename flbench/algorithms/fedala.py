@@ -7,16 +7,16 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from flbench.algorithms.base import Algorithm, Deployment, Paper, Wire
+from flbench.algorithms.base import Algorithm, Communication, Deployment, Paper
 from flbench.algorithms.registry import ALGORITHMS
 from flbench.algorithms.shared import ala
 from flbench.algorithms.shared.ala import OWN, WEIGHT
 from flbench.algorithms.shared.memory import MET, Recall, Remember, Stored, unknown
 from flbench.algorithms.shared.moments import estimated
-from flbench.client.program import Collector, LocalProgram, Map, Phase, Step
+from flbench.client.program import LocalProgram, Phase, Statistic, Step, Transform
 from flbench.config.schema import AlgorithmConfig, OptimizerConfig
 from flbench.core.tree import repeat
-from flbench.core.types import Rows, State, Tree
+from flbench.core.types import Samples, State, Tree
 from flbench.losses import CrossEntropy
 
 
@@ -35,9 +35,9 @@ class FedAlaConfig(AlgorithmConfig):
     )
     threshold: float = Field(0.1, ge=0, description="largest standard deviation of those losses")
     max_epochs: int = Field(50, ge=1, description="most epochs of the first learning")
-    judged: Literal["start", "stored"] = Field(
+    evaluated: Literal["start", "stored"] = Field(
         "start",
-        description="the model that is judged: the global one after mixing, before training, or"
+        description="the model that is evaluated: the global one after mixing, before training, or"
         " the client's last own one",
     )
 
@@ -49,7 +49,7 @@ class FedAla(Algorithm):
     W_i <- clip(W_i - eta g (w - theta_i), 0, 1), g the gradient there, on a drawn part of the
     samples, body frozen (Algorithm 1): until the losses settle at the first participation with two
     different models, one epoch later. W_i starts at 1; with eta = 0 this is FedAvg, bit for bit.
-    Judging mixes on a copy and writes nothing.
+    Evaluating mixes on a copy and writes nothing.
 
     Deviations: the losses that must settle are means of epochs (the authors: of each last batch);
     no more than `max_epochs`; BatchNorm in eval mode while W_i is learnt; `train.schedule` scales
@@ -64,7 +64,7 @@ class FedAla(Algorithm):
         "AAAI 2023",
         "10.1609/aaai.v37i9.26330",
     )
-    wire = Wire(down="w", up="w", keeps="its last p tensors, and as many weights")
+    communication = Communication(down="w", up="w", keeps="its last p tensors, and as many weights")
 
     def requires(self) -> list[str]:
         most = len(self.setting.net.parameters)
@@ -75,8 +75,8 @@ class FedAla(Algorithm):
             " tensors; take fewer."
         ]
 
-    def remarks(self) -> list[str]:
-        if self.config.eta == 0 and self.config.judged == "start":
+    def notes(self) -> list[str]:
+        if self.config.eta == 0 and self.config.evaluated == "start":
             return ["algorithm.eta=0: FedALA is FedAvg."]
         return []
 
@@ -86,7 +86,7 @@ class FedAla(Algorithm):
 
     def own(self) -> tuple[str, ...]:
         """Return the leaves of its last own model that a client keeps."""
-        if self.config.judged == "start":  # the others are always overwritten
+        if self.config.evaluated == "start":  # the others are always overwritten
             return self.top()
         return self.setting.net.leaves
 
@@ -99,8 +99,8 @@ class FedAla(Algorithm):
     def program(self, state: State) -> LocalProgram:
         keeps, sends = self.split()
         keeps |= {OWN + name for name in self.own()} | {WEIGHT + name for name in self.top()}
-        after = estimated(self.setting) if self.config.judged == "stored" else ()
-        train, remember = self.phase(*self.terms()), Map(Remember(OWN, self.own()))
+        after = estimated(self.setting) if self.config.evaluated == "stored" else ()
+        train, remember = self.phase(*self.terms()), Transform(Remember(OWN, self.own()))
         steps = (*self.mixing(), train, *after, remember)
         return LocalProgram(steps, keeps | {MET, "settled"}, sends)
 
@@ -116,21 +116,23 @@ class FedAla(Algorithm):
             project=ala.unit_interval,
             until=ala.Settled(c.num_pre_loss, c.threshold),
             batchnorm="eval",
-            rows=Rows(high=c.rand_percent / 100, redraw="round"),
+            samples=Samples(high=c.rand_percent / 100, redraw="round"),
         )
-        plan = Collector("ala", ala.nothing, finish=ala.Plan(top, c.max_epochs), rows=Rows(limit=1))
+        plan = Statistic(
+            "ala", ala.nothing, finish=ala.Plan(top, c.max_epochs), samples=Samples(limit=1)
+        )
         return (
             *estimated(self.setting),
-            Map(Recall(OWN, self.own())),
+            Transform(Recall(OWN, self.own())),
             plan,
             learn,
-            Map(ala.Mix(top)),
+            Transform(ala.Mix(top)),
         )
 
     def deploy(self, state: State, ids: Tensor) -> dict[str, Deployment]:
         deployments = super().deploy(state, ids)
         model = deployments["personal"]
-        if self.config.judged == "start":
+        if self.config.evaluated == "start":
             program = LocalProgram((*self.mixing(), *estimated(self.setting)))
             deployments["personal"] = replace(model, program=program)
         else:

@@ -7,7 +7,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from flbench.algorithms.base import Algorithm, Deployment, Paper, Wire
+from flbench.algorithms.base import Algorithm, Communication, Deployment, Paper
 from flbench.algorithms.registry import ALGORITHMS
 from flbench.algorithms.shared.mixing import mix_latest
 from flbench.algorithms.shared.moments import collect_moments, distances, moment_leaves, near_ones
@@ -15,7 +15,7 @@ from flbench.client.program import LocalProgram
 from flbench.config.schema import AlgorithmConfig
 from flbench.core.rng import Draw
 from flbench.core.tree import only, repeat
-from flbench.core.types import Dispatch, Message, Results, Rows, Stage, State, Tree, Update
+from flbench.core.types import Dispatch, Message, Results, Samples, Stage, State, Tree, Update
 
 
 class FedApConfig(AlgorithmConfig):
@@ -59,7 +59,7 @@ class FedAp(Algorithm):
         "Lu, Wang, Chen, Qin, Xu, Dimitriadis, Qin",
         "IEEE Transactions on Big Data, 2022 (arXiv 2112.00734)",
     )
-    wire = Wire(
+    communication = Communication(
         down="w while pretraining, then w - BatchNorm",
         up="the same; once two numbers per BatchNorm channel",
         keeps="BatchNorm",
@@ -98,7 +98,7 @@ class FedAp(Algorithm):
 
     def cohort(self, state: State, draw: Draw) -> Tensor:
         if self.is_flb() and self.stage(state) == "pretrain":
-            return torch.tensor([state.turn % self.setting.clients])
+            return torch.tensor([state.stage_round % self.setting.clients])
         return super().cohort(state, draw)
 
     def init(self, start: Tree) -> tuple[Tree, Tree]:
@@ -115,7 +115,9 @@ class FedAp(Algorithm):
             case "pretrain":
                 train = self.phase(*self.terms())
                 if self.is_flb():
-                    train = replace(train, epochs=1, rows=Rows(high=self.config.pretrain_data))
+                    train = replace(
+                        train, epochs=1, samples=Samples(high=self.config.pretrain_data)
+                    )
                 return LocalProgram((train,), keeps, sends)
             case "statistics":
                 layers = self.normalised()
@@ -127,7 +129,7 @@ class FedAp(Algorithm):
     def dispatch(self, state: State, ids: Tensor) -> Dispatch:
         sends = self.split()[1]
         if self.stage(state) != "train":
-            return Dispatch() if state.fresh else Dispatch(Message(only(state.server, sends)))
+            return Dispatch() if state.is_initial else Dispatch(Message(only(state.server, sends)))
         rows = only(state.clients, sends - self.setting.net.names("batchnorm"))
         weights, known = state.server["mixing"][ids], state.server["known"]
         return Dispatch(rows=Message(mix_latest(rows, weights, known=known, common=state.server)))

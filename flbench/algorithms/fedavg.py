@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from flbench.algorithms.base import Algorithm, Deployment, Paper, Wire
+from flbench.algorithms.base import Algorithm, Communication, Deployment, Paper
 from flbench.algorithms.registry import ALGORITHMS
 from flbench.client.program import LocalProgram
 from flbench.config.schema import AlgorithmConfig, epochs
@@ -16,7 +16,7 @@ class FedAvgConfig(AlgorithmConfig):
     """Keys of FedAvg."""
 
     finetune_epochs: int = epochs(
-        0, "local fine-tuning before a model is judged, discarded afterwards (FedAvg-FT)", ge=0
+        0, "local fine-tuning before a model is evaluated, discarded afterwards (FedAvg-FT)", ge=0
     )
 
 
@@ -26,7 +26,7 @@ class FedAvg(Algorithm):
 
     Source: Algorithm 1; the defaults of `Algorithm` are this.
 
-    Every client is judged with w; fine-tuned models are judged beside it as `ft`.
+    Every client is evaluated with w; fine-tuned models are evaluated beside it as `ft`.
     """
 
     Config: ClassVar[type[AlgorithmConfig]] = FedAvgConfig
@@ -36,7 +36,7 @@ class FedAvg(Algorithm):
         "McMahan, Moore, Ramage, Hampson, Aguera y Arcas",
         "AISTATS 2017",
     )
-    wire = Wire(down="w", up="w", keeps="nothing")
+    communication = Communication(down="w", up="w", keeps="nothing")
 
     def deploy(self, state: State, ids: Tensor) -> dict[str, Deployment]:
         deployments = super().deploy(state, ids)

@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 from pydantic import Field
 from torch import Tensor
 
-from flbench.algorithms.base import Algorithm, Deployment, Paper, Wire
+from flbench.algorithms.base import Algorithm, Communication, Deployment, Paper
 from flbench.algorithms.registry import ALGORITHMS
 from flbench.client.program import LocalProgram, Phase
 from flbench.config.schema import AlgorithmConfig, epochs
@@ -17,19 +17,19 @@ class FedBABUConfig(AlgorithmConfig):
     """Keys of FedBABU."""
 
     finetune_epochs: int = epochs(
-        5, "local fine-tuning before a model is judged, discarded afterwards"
+        5, "local fine-tuning before a model is evaluated, discarded afterwards"
     )
     finetune: Literal["all", "head", "backbone"] = Field("all", description="what is fine-tuned")
-    judged: Literal["ft", "noft"] = Field(
+    evaluated: Literal["ft", "noft"] = Field(
         "ft",
         description="the model that counts: fine-tuned, which the paper is about, or body and"
-        " initial head as they are; the other is judged beside it",
+        " initial head as they are; the other is evaluated beside it",
     )
 
 
 @ALGORITHMS.register("fedbabu")
 class FedBABU(Algorithm):
-    """Clients train the body under the common initial head; each fine-tunes before it is judged.
+    """Clients train the body under the common initial head; each fine-tunes before it is evaluated.
 
     Source: Algorithm 1. The head is neither kept nor sent nor in an optimiser: the authors' code
     freezes it by a learning rate of 0. Deviation: means are by samples (the authors': uniform,
@@ -43,7 +43,7 @@ class FedBABU(Algorithm):
         "Oh, Kim, Yun",
         "ICLR 2022",
     )
-    wire = Wire(down="body", up="body", keeps="nothing")
+    communication = Communication(down="body", up="body", keeps="nothing")
 
     def requires(self) -> list[str]:
         if self.setting.net.names("backbone"):
@@ -62,11 +62,11 @@ class FedBABU(Algorithm):
         deployments = super().deploy(state, ids)
         noft = deployments.pop("personal")
         ft = replace(noft, program=LocalProgram((self.tuning(),)))
-        if self.config.judged == "ft":
+        if self.config.evaluated == "ft":
             return {"personal": ft, "noft": noft, **deployments}
         return {"personal": noft, "ft": ft, **deployments}
 
     def tuning(self) -> Phase:
-        """Return the fine-tuning of a model before it is judged."""
+        """Return the fine-tuning of a model before it is evaluated."""
         train = self.setting.net.names(self.config.finetune)
         return self.phase(*self.terms(), train=train, epochs=self.config.finetune_epochs)

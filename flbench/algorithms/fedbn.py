@@ -4,7 +4,7 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from flbench.algorithms.base import Algorithm, Paper, Wire
+from flbench.algorithms.base import Algorithm, Communication, Paper
 from flbench.algorithms.registry import ALGORITHMS
 from flbench.config.schema import AlgorithmConfig
 
@@ -33,7 +33,7 @@ class FedBN(Algorithm):
         "Li, Jiang, Zhang, Kamp, Dou",
         "ICLR 2021",
     )
-    wire = Wire(down="w - BN", up="w - BN", keeps="BN with its statistics")
+    communication = Communication(down="w - BN", up="w - BN", keeps="BN with its statistics")
 
     def personal(self) -> frozenset[str]:
         return self.setting.net.names("batchnorm")
@@ -47,7 +47,7 @@ class FedBN(Algorithm):
             " `algorithm.allow_no_bn=true`."
         ]
 
-    def remarks(self) -> list[str]:
+    def notes(self) -> list[str]:
         if not self.personal():
             return ["fedbn: the net has no BatchNorm layer: this is FedAvg."]
         if self.setting.train.batchnorm == "average":

@@ -7,14 +7,14 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from flbench.algorithms.base import Deployment, Paper, Wire
+from flbench.algorithms.base import Communication, Deployment, Paper
 from flbench.algorithms.registry import ALGORITHMS
 from flbench.algorithms.shared.election import LayerElection
 from flbench.algorithms.shared.layerwise import rounded
 from flbench.algorithms.shared.mixing import likeness, mix
 from flbench.algorithms.shared.simplex import softmax_among
 from flbench.algorithms.shared.votes import BallotConfig, WriteVote, majority, majority_of_batches
-from flbench.client.program import LocalProgram, Map
+from flbench.client.program import LocalProgram, Transform
 from flbench.config.schema import AlgorithmConfig
 from flbench.core.tree import only, repeat
 from flbench.core.types import Dispatch, Message, Results, State, Tree, Update
@@ -55,13 +55,15 @@ class FedCmd(LayerElection):
         "IEEE Transactions on Computers, 2024",
         "10.1109/TC.2024.3514302",
     )
-    wire = Wire("w; w - layer l*", "w, vote; w", "nothing; l* and the layers behind it")
+    communication = Communication(
+        "w; w - layer l*", "w, vote; w", "nothing; l* and the layers behind it"
+    )
 
     @property
     def voting_rounds(self) -> int:
         return rounded(self.config.rho, self.setting.rounds) if self.config.rho else 0
 
-    def remarks(self) -> list[str]:
+    def notes(self) -> list[str]:
         all_votes = self.voting_rounds == self.setting.rounds
         return ["all rounds are votes (`algorithm.rho`): this is fedavg."] * all_votes
 
@@ -83,7 +85,9 @@ class FedCmd(LayerElection):
             return LocalProgram((train,), private | kept, crossing)
         names, second = tuple(layer.name for layer in self.layers), self.config.tie == "second"
         train = replace(train, record=(majority_of_batches(names, self.setting.classes, second),))
-        return LocalProgram((train, Map(WriteVote(scores=False))), private, crossing | {"vote"})
+        return LocalProgram(
+            (train, Transform(WriteVote(scores=False))), private, crossing | {"vote"}
+        )
 
     def personal_layer(self, state: State) -> Layer:
         """Return l*, the layer with most votes; the classifier before there are any."""
@@ -106,7 +110,7 @@ class FedCmd(LayerElection):
         return (self._from(self.personal_layer(state)) & self.split()[1]) - self._own(state)
 
     def dispatch(self, state: State, ids: Tensor) -> Dispatch:
-        if self.voting(state) or state.fresh:
+        if self.voting(state) or state.is_initial:
             return super().dispatch(state, ids)
         kept = self._own(state) | self._behind(state)
         new = ~state.server["met"][ids]

@@ -6,11 +6,11 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from flbench.algorithms.base import Deployment, Paper, Wire
+from flbench.algorithms.base import Communication, Deployment, Paper
 from flbench.algorithms.registry import ALGORITHMS
 from flbench.algorithms.shared import election, layerwise
 from flbench.algorithms.shared.votes import VoteConfig, vote_steps
-from flbench.client.program import LocalProgram, Map
+from flbench.client.program import LocalProgram, Transform
 from flbench.config.schema import AlgorithmConfig
 from flbench.core.rng import Draw
 from flbench.core.tree import only, repeat
@@ -28,7 +28,9 @@ class FedCpmdConfig(VoteConfig):
     absent: bool = Field(False, description="last bodies of absent members are mixed too")
     min_per_cluster: int = Field(1, ge=1, description="fewest clients that a cluster trains")
     ablation: layerwise.Ablation = Field("none", description="one half alone: clusters, own layers")
-    paper_evaluation: bool = Field(False, description="judge the next cohort besides, by cluster")
+    paper_evaluation: bool = Field(
+        False, description="evaluate the next cohort besides, by cluster"
+    )
 
 
 @ALGORITHMS.register("fedcpmd")
@@ -52,14 +54,16 @@ class FedCpmd(election.LayerElection):
         "Chinese Journal of Computers, 2025",
         "10.11897/SP.J.1016.2025.00407",
     )
-    wire = Wire("body; w - own layer", "body, vote, L scores; w", "classifier; own layer")
+    communication = Communication(
+        "body; w - own layer", "body, vote, L scores; w", "classifier; own layer"
+    )
 
     @property
     def voting_rounds(self) -> int:
         rounds, asked = self.setting.rounds, self.config.k_p
         return min(rounds, layerwise.rounded(0.3, rounds) if asked is None else asked)
 
-    def remarks(self) -> list[str]:
+    def notes(self) -> list[str]:
         layers, least = len(self.layers), self.config.min_per_cluster
         return layerwise.few_per_cluster(self.setting, self.voting_rounds, layers, least)
 
@@ -88,7 +92,7 @@ class FedCpmd(election.LayerElection):
         common = super().cohort(state, draw)
         if self.voting(state):
             waiting = ~state.server["votes"].any(dim=1) & self.config.coverage
-            return election.covering(common, waiting, self.voting_rounds - state.turn, draw)
+            return election.covering(common, waiting, self.voting_rounds - state.stage_round, draw)
         if self.config.ablation == "only_decouple":
             return common
         share, least = self.setting.train.participation, self.config.min_per_cluster
@@ -105,10 +109,10 @@ class FedCpmd(election.LayerElection):
             return LocalProgram(steps, kept, sends)
         up = layerwise.UploadOthers(self.layers)
         sends = sends - layerwise.owners(self.layers).keys() | dict(up.masks).keys()
-        return LocalProgram((*steps, Map(up)), kept, sends, up.masks)
+        return LocalProgram((*steps, Transform(up)), kept, sends, up.masks)
 
     def dispatch(self, state: State, ids: Tensor) -> Dispatch:
-        body: Tree = {} if state.fresh else only(state.server, self.shared_first())
+        body: Tree = {} if state.is_initial else only(state.server, self.shared_first())
         if self.voting(state) and self.config.phase1_personal != "majority":
             return Dispatch(Message(body))
         rows = {name: value.expand(len(ids), *value.shape) for name, value in body.items()}

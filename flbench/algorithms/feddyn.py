@@ -7,11 +7,11 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from flbench.algorithms.base import Algorithm, Deployment, Paper, Wire
+from flbench.algorithms.base import Algorithm, Communication, Deployment, Paper
 from flbench.algorithms.registry import ALGORITHMS
 from flbench.algorithms.shared.duals import DUAL, MoveDual
 from flbench.algorithms.shared.prefixes import prefixed, stripped
-from flbench.client.program import LocalProgram, Map
+from flbench.client.program import LocalProgram, Transform
 from flbench.config.schema import AlgorithmConfig, UniformConfig
 from flbench.core.tree import only, repeat
 from flbench.core.types import Results, State, Tree, Update
@@ -36,7 +36,7 @@ class FedDyn(Algorithm):
     Server: wbar = mean of the round's w_i, w <- wbar + (1/N) sum over all N clients of h_i. Source:
     Algorithm 1 in the scaled form of the authors' code, where h_i = -(gradient at w_i) / a_i, and
     a_i = alpha (sum_j n_j) / (N n_i). The duals stay with the clients: each upload tells the server
-    how far one moved, and it keeps the mean of all, absent clients included. wbar is judged: w is
+    how far one moved, and it keeps the mean of all, absent clients included. wbar is evaluated: w is
     an iterate of the dual method. BatchNorm statistics are averaged and have no dual.
 
     The server's term has no alpha: as alpha goes to 0 this does not become FedAvg. Clipping
@@ -51,7 +51,7 @@ class FedDyn(Algorithm):
         "Acar, Zhao, Matas Navarro, Mattina, Whatmough, Saligrama",
         "ICLR 2021",
     )
-    wire = Wire(down="w", up="w", keeps="h_i: as many as the parameters, and a_i")
+    communication = Communication(down="w", up="w", keeps="h_i: as many as the parameters, and a_i")
 
     def init(self, start: Tree) -> tuple[Tree, Tree]:
         server, clients = super().init(start)
@@ -69,7 +69,7 @@ class FedDyn(Algorithm):
     def program(self, state: State) -> LocalProgram:
         keeps, sends = self.split()
         names = self.setting.net.parameters
-        steps = (self.phase(CrossEntropy(), Dynamic(names)), Map(MoveDual(names)))
+        steps = (self.phase(CrossEntropy(), Dynamic(names)), Transform(MoveDual(names)))
         return LocalProgram(steps, keeps | {DUAL + name for name in names} | {"strength"}, sends)
 
     def aggregate(self, state: State, results: Results) -> Update:
@@ -90,6 +90,6 @@ class FedDyn(Algorithm):
         wbar = stripped(MEAN, state.server)
         return super().deploy(replace(state, server=wbar), ids)
 
-    def remarks(self) -> list[str]:
+    def notes(self) -> list[str]:
         said = "FedDyn's authors clip gradients at a norm of 10: train.clip=10."
         return [said] if self.setting.train.clip is None else []

@@ -7,15 +7,15 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from flbench.algorithms.base import Algorithm, Deployment, Paper, Wire
+from flbench.algorithms.base import Algorithm, Communication, Deployment, Paper
 from flbench.algorithms.registry import ALGORITHMS
 from flbench.algorithms.shared.candidates import Losses, Mix
 from flbench.algorithms.shared.moments import estimated
-from flbench.client.program import Collector, LocalProgram, Map, Step
+from flbench.client.program import LocalProgram, Statistic, Step, Transform
 from flbench.config.schema import AlgorithmConfig
 from flbench.core.rng import Draw
 from flbench.core.tree import only, repeat
-from flbench.core.types import Dispatch, Message, Results, Rows, State, Tree, Update
+from flbench.core.types import Dispatch, Message, Results, Samples, State, Tree, Update
 
 
 class FedFomoConfig(AlgorithmConfig):
@@ -31,9 +31,9 @@ class FedFomoConfig(AlgorithmConfig):
     epsilon_decay: float = Field(
         0.05, ge=0, description="epsilon falls by so much whenever the client takes part"
     )
-    judged: Literal["trained", "mixed"] = Field(
+    evaluated: Literal["trained", "mixed"] = Field(
         "trained",
-        description="the model that is judged: the client's last trained one, or what it would mix"
+        description="the model that is evaluated: the client's last trained one, or what it would mix"
         " next; then the trained one is beside it",
     )
 
@@ -56,7 +56,7 @@ class FedFomo(Algorithm):
         "Zhang, Sapra, Fidler, Yeung, Alvarez",
         "ICLR 2021",
     )
-    wire = Wire(down="M models w", up="w and M weights", keeps="w")
+    communication = Communication(down="M models w", up="w and M weights", keeps="w")
 
     def requires(self) -> list[str]:
         if self.setting.clients > 1:
@@ -87,19 +87,19 @@ class FedFomo(Algorithm):
 
     def program(self, state: State) -> LocalProgram:
         keeps, sends = self.split()
-        rest = Rows(low=self.config.validation)
-        train = replace(self.phase(*self.terms()), rows=rest)
+        rest = Samples(low=self.config.validation)
+        train = replace(self.phase(*self.terms()), samples=rest)
         steps = (*self.mixing(), train)
         return LocalProgram(steps, keeps | sends, sends | {"raw"}, (("raw", "asked"),))
 
     def mixing(self) -> tuple[Step, ...]:
-        """Return the steps before training: judge the models that were sent, and mix."""
-        names, rows = self.exchanged(), Rows(high=self.config.validation)
+        """Return the steps before training: evaluate the models that were sent, and mix."""
+        names, rows = self.exchanged(), Samples(high=self.config.validation)
         parameters = tuple(name for name in self.setting.net.parameters if name in names)
         return (
             *estimated(self.setting),
-            Collector("validation", Losses(names, self.asked()), rows=rows),
-            Map(Mix(names, parameters)),
+            Statistic("validation", Losses(names, self.asked()), samples=rows),
+            Transform(Mix(names, parameters)),
         )
 
     def dispatch(self, state: State, ids: Tensor) -> Dispatch:
@@ -118,7 +118,9 @@ class FedFomo(Algorithm):
             others[client] = False
             rng = draw.method(client)
             order = torch.from_numpy(rng.permutation(others.nonzero()[:, 0].numpy()))
-            epsilon = self.config.epsilon - self.config.epsilon_decay * int(state.visits[client])
+            epsilon = self.config.epsilon - self.config.epsilon_decay * int(
+                state.participation_count[client]
+            )
             if rng.random() >= epsilon:
                 liked = state.server["preference"][client, order]
                 order = order[liked.argsort(descending=True, stable=True)]
@@ -140,7 +142,7 @@ class FedFomo(Algorithm):
 
     def deploy(self, state: State, ids: Tensor) -> dict[str, Deployment]:
         trained = Deployment(Dispatch())
-        if self.config.judged == "trained":
+        if self.config.evaluated == "trained":
             return {"personal": trained}
         # M models for each client: dear for large nets.
         program = LocalProgram((*self.mixing(), *estimated(self.setting)))

@@ -7,14 +7,14 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from flbench.algorithms.base import Algorithm, Deployment, Paper, Wire
+from flbench.algorithms.base import Algorithm, Communication, Deployment, Paper
 from flbench.algorithms.registry import ALGORITHMS
 from flbench.algorithms.shared import prototypes
 from flbench.algorithms.shared.directions import far_apart
 from flbench.client.program import LocalProgram, LossTerm
 from flbench.config.schema import AlgorithmConfig, UniformConfig
 from flbench.core.tree import only, repeat, weighted_mean
-from flbench.core.types import Dispatch, Info, Message, Results, State, Tree, Update, View
+from flbench.core.types import Dispatch, Info, Message, Results, State, StepContext, Tree, Update
 from flbench.losses import CosineCrossEntropy
 from flbench.losses.cosine_cross_entropy import cosine_logits
 from flbench.losses.similarity import unit
@@ -31,9 +31,9 @@ class FedNHConfig(UniformConfig):
         1.0, ge=LEAST, description="factor s of the cosines at the start (30 for ResNet-18)"
     )
     learn_scale: bool = Field(True, description="clients train s too; false: it is a constant")
-    judged: Literal["global", "last"] = Field(
+    evaluated: Literal["global", "last"] = Field(
         "global",
-        description="what a client is judged with: the server's model, or the one it trained last"
+        description="what a client is evaluated with: the server's model, or the one it trained last"
         " under the prototypes it had then",
     )
 
@@ -58,10 +58,10 @@ class FedNH(Algorithm):
         "AAAI 2023",
         "10.1609/aaai.v37i6.25891",
     )
-    wire = Wire(
+    communication = Communication(
         down="body, s, C D prototypes",
         up="body, s, (D + 2) of each held class",
-        keeps="nothing (judged=last: w)",
+        keeps="nothing (evaluated=last: w)",
     )
 
     def requires(self) -> list[str]:
@@ -79,9 +79,9 @@ class FedNH(Algorithm):
         return keeps, sends - self.setting.net.names("head")
 
     def kept(self) -> frozenset[str]:
-        """Return what clients keep: their whole last model, if they are judged with it."""
+        """Return what clients keep: their whole last model, if they are evaluated with it."""
         keeps, sends = self.split()
-        return keeps | sends | self.learnt() | {W} if self.config.judged == "last" else keeps
+        return keeps | sends | self.learnt() | {W} if self.config.evaluated == "last" else keeps
 
     def init(self, start: Tree) -> tuple[Tree, Tree]:
         table = far_apart(self.setting.classes, self.setting.net.features, self.setting.seed)
@@ -104,7 +104,9 @@ class FedNH(Algorithm):
 
     def dispatch(self, state: State, ids: Tensor) -> Dispatch:
         sends = self.split()[1] | self.learnt()
-        return Dispatch() if state.fresh else Dispatch(Message(only(state.server, sends | {W})))
+        return (
+            Dispatch() if state.is_initial else Dispatch(Message(only(state.server, sends | {W})))
+        )
 
     def aggregate(self, state: State, results: Results) -> Update:
         weights, trained = self.weights(results), results.steps > 0
@@ -126,7 +128,7 @@ class FedNH(Algorithm):
             name: replace(model, predict=by_cosine)
             for name, model in super().deploy(state, ids).items()
         }
-        if self.config.judged == "last":
+        if self.config.evaluated == "last":
             deployments["personal"] = Deployment(Dispatch(), predict=by_cosine)
         return deployments
 
@@ -142,6 +144,6 @@ def write_directions(leaves: Tree, start: Tree, ctx: Tree, info: Info) -> Tree:
     return prototypes.upload(directions, ctx["classes.counts"])
 
 
-def by_cosine(view: View) -> Tensor:
+def by_cosine(context: StepContext) -> Tensor:
     """Return scores [B, C] as in training."""
-    return cosine_logits(view, W, SCALE)
+    return cosine_logits(context, W, SCALE)

@@ -6,12 +6,12 @@ import torch
 from pydantic import Field, PositiveInt
 from torch import Tensor
 
-from flbench.algorithms.base import Algorithm, Deployment, Paper, Wire
+from flbench.algorithms.base import Algorithm, Communication, Deployment, Paper
 from flbench.algorithms.registry import ALGORITHMS
 from flbench.algorithms.shared import grouping, groups, mixing, prototypes
 from flbench.algorithms.shared.prefixes import prefixed, stripped
 from flbench.algorithms.shared.simplex import simplex, softmax_among
-from flbench.client.program import Collector, LocalProgram
+from flbench.client.program import LocalProgram, Statistic
 from flbench.config.schema import AlgorithmConfig, UniformConfig
 from flbench.core.tree import only, repeat
 from flbench.core.types import Dispatch, Message, Results, Stage, State, Tree, Update
@@ -34,7 +34,7 @@ class FedPcConfig(UniformConfig):
     temperature: float | None = Field(None, gt=0, description="rho = softmax(cosine / temperature)")
     size_weighted: bool = Field(False, description="rho in proportion to a group's samples too")
     single_global: bool = Field(False, description="one mixture for all groups (Algorithm 1)")
-    gm: Gm = Field("init_head", description="what classifies where GM is judged")
+    gm: Gm = Field("init_head", description="what classifies where GM is evaluated")
     group_heads: bool = Field(False, description="charge traffic between the heads of groups")
 
 
@@ -53,7 +53,9 @@ class FedPc(Algorithm):
         "Journal on Communications, 2025",
         "10.11959/j.issn.1000-436x.2025235",
     )
-    wire = Wire("body, C D prototypes, C flags", "body, (D + 1) per held class", "head")
+    communication = Communication(
+        "body, C D prototypes, C flags", "body, (D + 1) per held class", "head"
+    )
 
     def personal(self) -> frozenset[str]:
         return self.setting.net.names("head")
@@ -63,7 +65,7 @@ class FedPc(Algorithm):
         late = f"algorithm.cluster_after={after} must be below train.rounds={rounds}: lower it."
         return [late] if after >= rounds else []
 
-    def remarks(self) -> list[str]:
+    def notes(self) -> list[str]:
         plain = (self.config.groups, self.config.alpha, self.config.gamma) == (1, 1.0, 0.0)
         return ["this is fedper with means by algorithm.agg_weights."] * plain
 
@@ -93,11 +95,11 @@ class FedPc(Algorithm):
         train = self.phase(CrossEntropy(c.alpha), ClassPull(c.gamma, c.pull, *groups.TABLE))
         return LocalProgram((train, *collect), keeps, shared | sends, masks)
 
-    def diagnostics(self) -> tuple[Collector, ...]:
+    def diagnostics(self) -> tuple[Statistic, ...]:
         return (groups.pull_share(self.setting),) if self.config.pull == "class_mean" else ()
 
     def dispatch(self, state: State, ids: Tensor) -> Dispatch:
-        names = groups.TABLE if state.fresh else {*self.split()[1], *groups.TABLE}
+        names = groups.TABLE if state.is_initial else {*self.split()[1], *groups.TABLE}
         rows = {k: v[state.server["groups"][ids]] for k, v in only(state.server, names).items()}
         known = state.server["seen"].any().expand(len(ids))
         return Dispatch(rows=Message(rows, dict.fromkeys(groups.TABLE, known)))

@@ -6,7 +6,7 @@ from typing import ClassVar
 from pydantic import Field
 from torch import Tensor
 
-from flbench.algorithms.base import Algorithm, Deployment, Paper, Wire
+from flbench.algorithms.base import Algorithm, Communication, Deployment, Paper
 from flbench.algorithms.registry import ALGORITHMS
 from flbench.client.program import LocalProgram, Phase
 from flbench.config.schema import AlgorithmConfig, epochs
@@ -26,7 +26,7 @@ class FedPerConfig(AlgorithmConfig):
     )
     finetune_epochs: int = epochs(
         0,
-        "local fine-tuning before a model is judged, discarded afterwards; the result stands beside"
+        "local fine-tuning before a model is evaluated, discarded afterwards; the result stands beside"
         " it as `ft`",
         ge=0,
     )
@@ -48,7 +48,7 @@ class FedPer(Algorithm):
         "Arivazhagan, Aggarwal, Singh, Choudhary",
         "2019 (arXiv 1912.00818)",
     )
-    wire = Wire(down="body", up="body", keeps="head")
+    communication = Communication(down="body", up="body", keeps="head")
 
     def personal(self) -> frozenset[str]:
         net, count = self.setting.net, self.config.layers
@@ -63,7 +63,7 @@ class FedPer(Algorithm):
             return []
         return [f"`algorithm.layers` must be in [0, {there}], the net's layers, got {wanted}."]
 
-    def remarks(self) -> list[str]:
+    def notes(self) -> list[str]:
         personal, name = self.personal(), self.config.name
         if not personal:
             return [f"{name}: no layer is personal (algorithm.layers=0): this is FedAvg."]
@@ -88,5 +88,5 @@ class FedPer(Algorithm):
         return deployments
 
     def tuning(self) -> Phase:
-        """Return the fine-tuning of a model before it is judged: all layers."""
+        """Return the fine-tuning of a model before it is evaluated: all layers."""
         return self.phase(*self.terms(), epochs=self.config.finetune_epochs)

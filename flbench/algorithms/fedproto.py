@@ -6,7 +6,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from flbench.algorithms.base import Algorithm, Deployment, Paper, Wire
+from flbench.algorithms.base import Algorithm, Communication, Deployment, Paper
 from flbench.algorithms.registry import ALGORITHMS
 from flbench.algorithms.shared import prototypes
 from flbench.algorithms.shared.prototypes import NearestPrototype
@@ -26,7 +26,7 @@ class FedProtoConfig(UniformConfig):
     cache: bool = Field(False, description="older prototypes of absent clients enter the mean too")
     predict: Literal["proto", "head"] = Field(
         "proto",
-        description="the rule that is judged: nearest prototype, or the classifier; the other is"
+        description="the rule that is evaluated: nearest prototype, or the classifier; the other is"
         " beside it",
     )
     predict_classes: Literal["global", "own"] = Field(
@@ -51,7 +51,9 @@ class FedProto(Algorithm):
         "AAAI 2022",
         "10.1609/aaai.v36i8.20819",
     )
-    wire = Wire(down="C D prototypes, C flags", up="(D + 2) of each held class", keeps="w")
+    communication = Communication(
+        down="C D prototypes, C flags", up="(D + 2) of each held class", keeps="w"
+    )
 
     def personal(self) -> frozenset[str]:
         return self.setting.net.names("all")

@@ -28,7 +28,7 @@ class FedRepConfig(FedPerConfig):
     )
     finetune_epochs: int = epochs(
         0,
-        "of the head at every client before it is judged, discarded afterwards (the paper's after"
+        "of the head at every client before it is evaluated, discarded afterwards (the paper's after"
         " the last round); the result stands beside it as `ft`",
         ge=0,
     )
@@ -72,7 +72,7 @@ class FedRep(FedPer):
             )
         return said
 
-    def remarks(self) -> list[str]:
+    def notes(self) -> list[str]:
         head, body = self.head_epochs(), self.config.body_epochs
         if head + body == self.setting.train.local_epochs:
             return []

@@ -11,12 +11,12 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from flbench.algorithms.base import Algorithm, Paper, Wire
+from flbench.algorithms.base import Algorithm, Communication, Paper
 from flbench.algorithms.registry import ALGORITHMS
 from flbench.algorithms.shared import prototypes
 from flbench.algorithms.shared.similarities import WriteSimilarity, mean_similarity
 from flbench.algorithms.shared.simplex import simplex, softmax_among
-from flbench.client.program import LocalProgram, LossTerm, Map
+from flbench.client.program import LocalProgram, LossTerm, Transform
 from flbench.config.schema import AlgorithmConfig
 from flbench.core.tree import only, repeat
 from flbench.core.types import Dispatch, Message, Results, State, Tree, Update
@@ -71,7 +71,9 @@ class Hfcd(Algorithm):
         "Modeling and Simulation 14(5), 2025",
         "10.12677/mos.2025.145437",
     )
-    wire = Wire("C D + C + C C", "(D + 2) per held class, 1 per held pair", "w (share=none)")
+    communication = Communication(
+        "C D + C + C C", "(D + 2) per held class, 1 per held pair", "w (share=none)"
+    )
 
     def personal(self) -> frozenset[str]:
         net = self.setting.net
@@ -88,7 +90,7 @@ class Hfcd(Algorithm):
 
     def program(self, state: State) -> LocalProgram:
         keeps, sends = self.split()
-        similarity = Map(WriteSimilarity(self.config.full_similarity))
+        similarity = Transform(WriteSimilarity(self.config.full_similarity))
         return LocalProgram(
             (self.phase(*self.terms()), *prototypes.collect(self.setting), similarity),
             keeps | {"prototypes", "counts", "similarity"},

@@ -7,14 +7,14 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from flbench.algorithms.base import Algorithm, Deployment, Paper, Wire
+from flbench.algorithms.base import Algorithm, Communication, Deployment, Paper
 from flbench.algorithms.registry import ALGORITHMS
 from flbench.algorithms.shared.moments import estimated
-from flbench.client.program import Collector, LocalProgram, Map, Step
+from flbench.client.program import LocalProgram, Statistic, Step, Transform
 from flbench.config.schema import AlgorithmConfig, UniformConfig
 from flbench.core.rng import generator
 from flbench.core.tree import only, weighted_mean
-from flbench.core.types import Dispatch, Info, Message, Results, State, Tree, Update, View
+from flbench.core.types import Dispatch, Info, Message, Results, State, StepContext, Tree, Update
 from flbench.losses.cross_entropy import sum_cross_entropy
 
 
@@ -33,7 +33,7 @@ class Ifca(Algorithm):
 
     Server: theta_j <- mean over the clients of the round that chose j; a model that nobody chose
     stays as it was. Source: Algorithm 1, model averaging, and its variant with shared weights.
-    Models are compared in eval mode, ties go to the lowest index. A client is judged with the
+    Models are compared in eval mode, ties go to the lowest index. A client is evaluated with the
     model that it would choose now. How many chose each is logged as `cluster_J`: where all choose
     one, this is FedAvg.
 
@@ -49,7 +49,7 @@ class Ifca(Algorithm):
         "Ghosh, Chung, Yin, Ramchandran",
         "NeurIPS 2020",
     )
-    wire = Wire(down="all cluster models", up="w and 1 number", keeps="nothing")
+    communication = Communication(down="all cluster models", up="w and 1 number", keeps="nothing")
 
     def several(self) -> tuple[str, ...]:
         """Return the leaves of which every cluster has its own, in the net's order."""
@@ -75,18 +75,18 @@ class Ifca(Algorithm):
         return LocalProgram(steps, keeps, sends | {"choice"})
 
     def choosing(self) -> tuple[Step, ...]:
-        """Return the steps that judge all models and load the best one."""
+        """Return the steps that evaluate all models and load the best one."""
         names, clusters = self.several(), self.config.clusters
         steps: list[Step] = []
         for j in range(clusters):
-            look = Collector(f"model{j}", sum_loss)
-            steps += [Map(Load(names, j)), *estimated(self.setting), look]
-        return (*steps, Map(Choose(names, clusters)))
+            look = Statistic(f"model{j}", sum_loss)
+            steps += [Transform(Load(names, j)), *estimated(self.setting), look]
+        return (*steps, Transform(Choose(names, clusters)))
 
     def dispatch(self, state: State, ids: Tensor) -> Dispatch:
         several = self.several()
         models = {f"model.{name}": state.server[name] for name in several}
-        shared = {} if state.fresh else only(state.server, self.split()[1] - set(several))
+        shared = {} if state.is_initial else only(state.server, self.split()[1] - set(several))
         return Dispatch(Message(shared | models))
 
     def aggregate(self, state: State, results: Results) -> Update:
@@ -108,14 +108,14 @@ class Ifca(Algorithm):
         program = LocalProgram((*self.choosing(), *estimated(self.setting)))
         return {"personal": Deployment(self.dispatch(state, ids), program)}
 
-    def remarks(self) -> list[str]:
+    def notes(self) -> list[str]:
         return ["algorithm.clusters=1: IFCA is FedAvg."] if self.config.clusters == 1 else []
 
 
-def sum_loss(view: View) -> Tree:
+def sum_loss(context: StepContext) -> Tree:
     """Return the sum of the losses of one batch, float64."""
-    logits = view.out.logits.double()
-    return {"loss": sum_cross_entropy(logits, view.batch.y, view.batch.mask)}
+    logits = context.out.logits.double()
+    return {"loss": sum_cross_entropy(logits, context.batch.y, context.batch.mask)}
 
 
 @dataclass(frozen=True)

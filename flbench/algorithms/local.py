@@ -6,7 +6,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from flbench.algorithms.base import Algorithm, Paper, Wire
+from flbench.algorithms.base import Algorithm, Communication, Paper
 from flbench.algorithms.registry import ALGORITHMS
 from flbench.config.schema import AlgorithmConfig
 from flbench.core.rng import Draw
@@ -34,7 +34,7 @@ class LocalOnly(Algorithm):
     Config: ClassVar[type[AlgorithmConfig]] = LocalConfig
     config: LocalConfig
     paper = Paper("Local training without a federation", "-", "reference line")
-    wire = Wire(down="nothing", up="nothing", keeps="w")
+    communication = Communication(down="nothing", up="nothing", keeps="w")
 
     def personal(self) -> frozenset[str]:
         return self.setting.net.names("all")

@@ -6,12 +6,12 @@ from typing import ClassVar, Literal
 from pydantic import Field
 from torch import Tensor
 
-from flbench.algorithms.base import Algorithm, Deployment, Paper, Wire
+from flbench.algorithms.base import Algorithm, Communication, Deployment, Paper
 from flbench.algorithms.registry import ALGORITHMS
 from flbench.algorithms.shared import projection
 from flbench.algorithms.shared.memory import MET, Copy, Recall, Remember, Stored, unknown
 from flbench.algorithms.shared.moments import estimated
-from flbench.client.program import LocalProgram, Map
+from flbench.client.program import LocalProgram, Transform
 from flbench.config.schema import AlgorithmConfig
 from flbench.core.tree import repeat, weighted_mean
 from flbench.core.types import Results, State, Tree, Update
@@ -26,8 +26,8 @@ class MoonConfig(AlgorithmConfig):
     proj_dim: int | None = Field(
         None, ge=1, description="width of a two-layer projection before the head (authors: 256)"
     )
-    judged: Literal["global", "last"] = Field(
-        "global", description="the model that is judged: the global one, or a client's last own"
+    evaluated: Literal["global", "last"] = Field(
+        "global", description="the model that is evaluated: the global one, or a client's last own"
     )
 
 
@@ -51,7 +51,7 @@ class Moon(Algorithm):
         "CVPR 2021",
         "10.1109/CVPR46437.2021.01057",
     )
-    wire = Wire(down="w", up="w", keeps="w of its last participation")
+    communication = Communication(down="w", up="w", keeps="w of its last participation")
 
     def leaves(self) -> tuple[str, ...]:
         """Return the names of a whole model, in order, buffers and projection included."""
@@ -75,11 +75,12 @@ class Moon(Algorithm):
         terms = projection.terms(self.config.proj_dim, CrossEntropy(), contrast)
         added = projection.names(self.config.proj_dim)
         train = self.phase(*terms, train=(sends & {*net.parameters}) | {*added})
-        recall, remember = Map(Recall("prev.", names)), Map(Remember("prev.", names))
+        recall, remember = Transform(Recall("prev.", names)), Transform(Remember("prev.", names))
         # projection.* is kept too, so that its seeded start is there from the beginning.
         keeps = keeps | {f"prev.{name}" for name in names} | {MET} | (sends - net.names("all"))
-        statistics, fresh = tuple(n for n in names if n in net.statistics), estimated(self.setting)
-        received = [Map(Copy("received.", statistics))] if fresh else []
+        statistics = tuple(n for n in names if n in net.statistics)
+        fresh = estimated(self.setting)
+        received = [Transform(Copy("received.", statistics))] if fresh else []
         return LocalProgram((*fresh, recall, *received, train, *fresh, remember), keeps, sends)
 
     def aggregate(self, state: State, results: Results) -> Update:
@@ -88,12 +89,12 @@ class Moon(Algorithm):
     def deploy(self, state: State, ids: Tensor) -> dict[str, Deployment]:
         found, rule = super().deploy(state, ids), projection.scores(self.config.proj_dim)
         found = {name: replace(model, predict=rule) for name, model in found.items()}
-        if self.config.judged == "last":
+        if self.config.evaluated == "last":
             net, own = (Stored("prev.", n) for n in (self.setting.net.leaves, projection.NAMES))
             rule = projection.scores(self.config.proj_dim, own)
             found["personal"] = replace(found["personal"], weights=net, predict=rule)
         return found
 
-    def remarks(self) -> list[str]:
-        plain = self.config.proj_dim is None and self.config.judged == "global"
+    def notes(self) -> list[str]:
+        plain = self.config.proj_dim is None and self.config.evaluated == "global"
         return ["algorithm.mu=0: MOON is FedAvg."] if plain and self.config.mu == 0 else []

@@ -7,10 +7,10 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from flbench.algorithms.base import Algorithm, Deployment, Paper, Wire
+from flbench.algorithms.base import Algorithm, Communication, Deployment, Paper
 from flbench.algorithms.registry import ALGORITHMS
 from flbench.algorithms.shared.memory import MET, Remember, Stored, unknown
-from flbench.client.program import GradFn, LocalProgram, Map, Phase
+from flbench.client.program import GradFn, LocalProgram, Phase, Transform
 from flbench.config.schema import AlgorithmConfig, OptimizerConfig
 from flbench.core.tree import repeat
 from flbench.core.types import Batch, Dispatch, Results, State, Tree, Update
@@ -39,7 +39,7 @@ class PFedMe(Algorithm):
     Server: w <- (1 - beta) w + beta mean(w_i). Source: Algorithm 1; the argmin is K gradient steps
     on the batch from the last theta, which is the received w at first (the authors' code). eta is
     train.optimizer.lr: with lam 15 they take 0.005. A step costs K gradients, whose weight decay
-    and clipping are those of train. theta is judged as the client's last participation left it, and
+    and clipping are those of train. theta is evaluated as the client's last participation left it, and
     w before there is one; `gm` is w. BatchNorm statistics are theta's; the server has their mean.
 
     Deviation: the authors train all clients and average a subset; here the cohort trains.
@@ -52,7 +52,7 @@ class PFedMe(Algorithm):
         "Dinh, Tran, Nguyen",
         "NeurIPS 2020",
     )
-    wire = Wire(down="w", up="w", keeps="theta, as large as w")
+    communication = Communication(down="w", up="w", keeps="theta, as large as w")
 
     def requires(self) -> list[str]:
         optimizer = self.setting.train.optimizer
@@ -60,7 +60,7 @@ class PFedMe(Algorithm):
             return []
         return ["it takes plain steps. Set train.optimizer.name=sgd, train.optimizer.momentum=0."]
 
-    def remarks(self) -> list[str]:
+    def notes(self) -> list[str]:
         c, lr, said = self.config, self.setting.train.optimizer.lr, []
         if c.lam * lr >= 1:
             said.append("pfedme: algorithm.lam * train.optimizer.lr >= 1: w overshoots theta.")
@@ -82,7 +82,7 @@ class PFedMe(Algorithm):
         keeps, sends = self.split()
         net, names = self.setting.net, self.leaves()
         statistics = tuple(name for name in names if name in net.statistics)
-        copy, last = Map(Remember(THETA, names)), Map(Remember(THETA, statistics))
+        copy, last = Transform(Remember(THETA, names)), Transform(Remember(THETA, statistics))
         return LocalProgram(
             (copy, self.envelope(), last), keeps | {THETA + name for name in names} | {MET}, sends
         )

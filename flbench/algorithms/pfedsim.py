@@ -7,7 +7,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from flbench.algorithms.base import Algorithm, Deployment, Paper, Wire
+from flbench.algorithms.base import Algorithm, Communication, Deployment, Paper
 from flbench.algorithms.registry import ALGORITHMS
 from flbench.algorithms.shared.held import held_classes
 from flbench.algorithms.shared.mixing import mix_latest
@@ -29,9 +29,9 @@ class PFedSimConfig(AlgorithmConfig):
         description="rows of the classifier that are compared: all, or those of classes that one of"
         " the two clients holds",
     )
-    judged: Literal["mixture", "stored"] = Field(
+    evaluated: Literal["mixture", "stored"] = Field(
         "mixture",
-        description="the model that is judged: the next mixture of bodies with the own classifier,"
+        description="the model that is evaluated: the next mixture of bodies with the own classifier,"
         " or the client's last trained model; the other is beside it",
     )
 
@@ -54,9 +54,9 @@ class PFedSim(Algorithm):
         "Tan, Zhou, Liu, Wang, Zhou",
         "arXiv 2305.15706, 2023",
     )
-    wire = Wire(down="w, later the body", up="w", keeps="w, after the warm-up")
+    communication = Communication(down="w, later the body", up="w", keeps="w, after the warm-up")
 
-    def remarks(self) -> list[str]:
+    def notes(self) -> list[str]:
         only_warm = self.stages()[-1].name == "warmup"
         return ["pfedsim: all rounds are warm-up, which is FedAvg."] if only_warm else []
 
@@ -99,9 +99,9 @@ class PFedSim(Algorithm):
 
     def dispatch(self, state: State, ids: Tensor) -> Dispatch:
         known = state.server["known"]
-        if self.is_warmup(state) or (state.fresh and not bool(known.any())):
+        if self.is_warmup(state) or (state.is_initial and not bool(known.any())):
             return super().dispatch(state, ids)
-        new = ~known[ids] & (not state.fresh)
+        new = ~known[ids] & (not state.is_initial)
         rows = repeat(only(state.server, self.classifier()), len(ids))
         return Dispatch(rows=Message(self.mixture(state, ids) | rows, dict.fromkeys(rows, new)))
 
@@ -146,4 +146,4 @@ class PFedSim(Algorithm):
         stored = self.latest(state, itself, self.split()[1])
         models = {"mixture": stored | self.mixture(state, ids), "stored": stored}
         found = {name: Deployment(Dispatch(rows=Message(rows))) for name, rows in models.items()}
-        return {"personal": found.pop(self.config.judged)} | found
+        return {"personal": found.pop(self.config.evaluated)} | found

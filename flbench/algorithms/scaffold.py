@@ -6,12 +6,12 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from flbench.algorithms.base import Algorithm, Paper, Wire
+from flbench.algorithms.base import Algorithm, Communication, Paper
 from flbench.algorithms.registry import ALGORITHMS
 from flbench.algorithms.shared.gradients import SampleGradient
 from flbench.algorithms.shared.moments import estimated
 from flbench.algorithms.shared.variates import ALL, CHANGE, OWN, FollowGradient, FollowSteps
-from flbench.client.program import Collector, LocalProgram, LossTerm, Map, Step
+from flbench.client.program import LocalProgram, LossTerm, Statistic, Step, Transform
 from flbench.config.schema import AlgorithmConfig, UniformConfig
 from flbench.core.tree import only, repeat, weighted_mean
 from flbench.core.types import Dispatch, Message, Results, State, Tree, Update
@@ -53,7 +53,9 @@ class Scaffold(Algorithm):
         "Karimireddy, Kale, Mohri, Reddi, Stich, Suresh",
         "ICML 2020",
     )
-    wire = Wire(down="w and c", up="w and dc", keeps="c_i: as many as the parameters")
+    communication = Communication(
+        down="w and c", up="w and dc", keeps="c_i: as many as the parameters"
+    )
 
     def requires(self) -> list[str]:
         optimizer = self.setting.train.optimizer
@@ -64,7 +66,7 @@ class Scaffold(Algorithm):
             " gradients. Set train.optimizer.name=sgd and train.optimizer.momentum=0."
         ]
 
-    def remarks(self) -> list[str]:
+    def notes(self) -> list[str]:
         if self.setting.train.clip is None:
             return []
         means = "are means of bounded ones" if self.config.control == "steps" else "are not bounded"
@@ -88,10 +90,10 @@ class Scaffold(Algorithm):
         keeps, sends = self.split()
         names = self.setting.net.parameters
         look: list[Step] = []
-        follow = Map(FollowSteps(names))
+        follow = Transform(FollowSteps(names))
         if self.config.control == "gradient":
-            look = [*estimated(self.setting), Collector("gradient", SampleGradient(names))]
-            follow = Map(FollowGradient(names, self.setting.train.optimizer.weight_decay))
+            look = [*estimated(self.setting), Statistic("gradient", SampleGradient(names))]
+            follow = Transform(FollowGradient(names, self.setting.train.optimizer.weight_decay))
         return LocalProgram(
             (*look, self.phase(*self.terms()), follow),
             keeps | {OWN + name for name in names},
@@ -103,7 +105,7 @@ class Scaffold(Algorithm):
         names = self.setting.net.parameters
         c = {ALL + n: state.server[ALL + n].to(state.server[n].dtype) for n in names}
         # Before anything moved c is 0, as all know: outside a mask it is that, and free.
-        mask = dict.fromkeys(c, torch.tensor(False)) if state.fresh else {}
+        mask = dict.fromkeys(c, torch.tensor(False)) if state.is_initial else {}
         return Dispatch(Message(net | c, mask))
 
     def aggregate(self, state: State, results: Results) -> Update:

@@ -6,7 +6,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from flbench.algorithms.base import Algorithm, Paper, Wire
+from flbench.algorithms.base import Algorithm, Communication, Paper
 from flbench.algorithms.registry import ALGORITHMS
 from flbench.algorithms.shared.mixing import likeness, mix
 from flbench.algorithms.shared.prefixes import prefixed
@@ -54,7 +54,9 @@ class Slapfl(Algorithm):
         "Intelligent Computer and Applications 15(9), 2025",
         "10.20169/j.issn.2095-2163.250928",
     )
-    wire = Wire("base (all but linear layers)", "base (with count_full_upload: w)", "w")
+    communication = Communication(
+        "base (all but linear layers)", "base (with count_full_upload: w)", "w"
+    )
 
     def personal(self) -> frozenset[str]:
         net = self.setting.net
@@ -69,7 +71,7 @@ class Slapfl(Algorithm):
             " (model.name=lenet5), or one with hidden linear layers and algorithm.last_only=true."
         ]
 
-    def remarks(self) -> list[str]:
+    def notes(self) -> list[str]:
         if self.setting.train.participation == 1:
             return []
         return ["slapfl: the paper has no absent clients; here they keep their last mixture."]

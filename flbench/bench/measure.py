@@ -260,7 +260,7 @@ def _best(device: torch.device) -> tuple[float, float]:
 
 
 def _whole_run(config: Config, number: int) -> dict[str, float]:
-    """Return the seconds of a whole run by purpose, judged once and saved once."""
+    """Return the seconds of a whole run by purpose, evaluated once and saved once."""
     with tempfile.TemporaryDirectory() as folder:
         train = config.train.model_copy(update={"rounds": number})
         output = config.output.model_copy(update={"dir": Path(folder)})

@@ -82,7 +82,7 @@ def run(
         ),
     ] = False,
 ) -> None:
-    """Train and judge a federation; without arguments, HFCD on scikit-learn's digits."""
+    """Train and evaluate a federation; without arguments, HFCD on scikit-learn's digits."""
     with _exit_codes():
         from flbench.cli import commands
 

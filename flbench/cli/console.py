@@ -102,7 +102,7 @@ def _show_one(console: Console, run: "Run") -> None:
     table = _table(f"{summary['algorithm']} on {summary['dataset']}")
     table.add_column("figure")
     if not summary["last"]["test"] and not summary["last"]["validation"]:
-        console.print("not judged yet")
+        console.print("not evaluated yet")
         return
     same = summary["best"]["round"] == summary["last"]["round"]
     moments = ("last",) if same else ("best", "last")
@@ -256,7 +256,7 @@ def estimate(found: "Estimate") -> None:
         "up": f"{size(found.up)} from each client and round",
         "cohort": f"{found.cohort} clients, {found.steps} steps in a round",
         "time": f"{found.step * 1e3:.2f} ms a step, {found.client * 1e3:.2f} ms a client besides,"
-        f" {duration(found.judge)} an evaluation, {duration(found.common)} on the common test set;"
+        f" {duration(found.evaluate)} an evaluation, {duration(found.common)} on the common test set;"
         f" about {duration(found.total)} in all",
         "memory": f"samples {size(found.data)}, state {size(found.state)}, results of a round"
         f" {size(found.results)}; about {size(found.memory)} for the process",
@@ -348,9 +348,9 @@ def report(found: "Report", paths: Sequence[Path]) -> None:
     for block in found.blocks:
         _block(block)
     claims, said = found.claims, list(zip(found.claims.rows, found.verdicts, strict=True))
-    judged = [row for row, verdict in said if verdict.measured is not None]
-    if judged:
-        _block(replace(claims, rows=tuple(judged)))
+    evaluated = [row for row, verdict in said if verdict.measured is not None]
+    if evaluated:
+        _block(replace(claims, rows=tuple(evaluated)))
     for row, verdict in said:
         if verdict.measured is None and verdict.asked:
             console.print(f"{row[0]}: {row[-1]}", soft_wrap=True)

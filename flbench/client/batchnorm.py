@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from flbench.client.program import Collector, Map, Step
-from flbench.core.types import Info, Tree, View
+from flbench.client.program import Statistic, Step, Transform
+from flbench.core.types import Info, StepContext, Tree
 from flbench.models.base import NetSpec
 
 
@@ -23,11 +23,15 @@ class Moments:
     layer: str
     weights: Callable[[Tree, Tree], Tree] | None = None
 
-    def __call__(self, view: View) -> Tree:
+    def __call__(self, context: StepContext) -> Tree:
         """Return the sums [channels] float64 and the count [] of one batch."""
-        leaves = view.leaves if self.weights is None else self.weights(view.leaves, view.ctx)
-        x, _ = view.apply(leaves, view.batch.x, taps=(self.layer,)).taps[self.layer]
-        return channel_sums(x, view.batch.mask)
+        leaves = (
+            context.leaves if self.weights is None else self.weights(context.leaves, context.ctx)
+        )
+        x, _ = context.apply(leaves, context.batch.x, activations=(self.layer,)).activations[
+            self.layer
+        ]
+        return channel_sums(x, context.batch.mask)
 
 
 def channel_sums(x: Tensor, mask: Tensor) -> Tree:
@@ -77,7 +81,7 @@ def recalibrate(
     for layer in net.layers:
         if layer.kind == "batchnorm":
             steps += [
-                Collector(f"moments.{layer.name}", Moments(layer.name, weights)),
-                Map(Write(layer.name)),
+                Statistic(f"moments.{layer.name}", Moments(layer.name, weights)),
+                Transform(Write(layer.name)),
             ]
     return tuple(steps)

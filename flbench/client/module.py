@@ -17,7 +17,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from flbench.client.program import Phase
 from flbench.client.step import local_loss, make_optimizer
-from flbench.core.types import Batch, Outputs, Tree, View
+from flbench.core.types import Batch, Outputs, StepContext, Tree
 
 
 class ClientModule(LightningModule):
@@ -28,7 +28,7 @@ class ClientModule(LightningModule):
         phase: what to train on what.
         leaves: the client's leaves; the net's own tensors among them.
         start: their values at the beginning of the program.
-        ctx: what the server sent and what Collectors found.
+        ctx: what the server sent and what Statistics found.
         lr: learning rate; None takes the phase's.
     """
 
@@ -61,7 +61,7 @@ class ClientModule(LightningModule):
             return outputs
         return call(self.net, self.phase.weights(self.leaves, self.ctx), x)
 
-    def view(self, batch: Batch) -> View:
+    def step_context(self, batch: Batch) -> StepContext:
         """Return what the step on this batch sees."""
         return view_of(
             self.net, partial(self.forward, batch.x), batch, self.ctx, self.leaves, self.start
@@ -69,7 +69,7 @@ class ClientModule(LightningModule):
 
     def training_step(self, batch: Batch, batch_idx: int = 0) -> Tensor:
         """Return the phase's loss on a batch, 0-dim."""
-        return local_loss(self.phase.terms, self.view(batch))
+        return local_loss(self.phase.terms, self.step_context(batch))
 
     def trained(self) -> Tree:
         """Return the leaves that the phase trains, and freeze all others.
@@ -107,9 +107,9 @@ def view_of(
     ctx: Tree,
     leaves: Tree,
     start: Tree,
-) -> View:
+) -> StepContext:
     """Return what a step on this batch sees; `forward` computes the net's outputs."""
-    return View(
+    return StepContext(
         forward, batch=batch, ctx=ctx, leaves=leaves, start=start, apply=partial(apply, net)
     )
 
@@ -137,7 +137,12 @@ def call(net: nn.Module, weights: Tree, x: Tensor) -> Outputs:
 
 
 def apply(
-    net: nn.Module, leaves: Tree, x: Tensor, *, train: bool = False, taps: tuple[str, ...] = ()
+    net: nn.Module,
+    leaves: Tree,
+    x: Tensor,
+    *,
+    train: bool = False,
+    activations: tuple[str, ...] = (),
 ) -> Outputs:
     """Return the net's outputs with any leaves; nothing is written, the net's mode stays as it was.
 
@@ -146,14 +151,15 @@ def apply(
         leaves: parameters and buffers by the net's own names, and possibly more.
         x: [B, ...] inputs.
         train: BatchNorm on the batch's statistics (its running ones are left alone).
-        taps: names of layers whose input and output are returned.
+        activations: names of layers whose input and output are returned.
     """
     weights = {name: leaves[name] for name, _ in net.named_parameters()}
     for name, _ in net.named_buffers():
         weights[name] = leaves[name].clone() if train else leaves[name]
-    tapped: dict[str, tuple[Tensor, Tensor]] = {}
+    recorded: dict[str, tuple[Tensor, Tensor]] = {}
     handles = [
-        net.get_submodule(name).register_forward_hook(partial(_tap, tapped, name)) for name in taps
+        net.get_submodule(name).register_forward_hook(partial(_record, recorded, name))
+        for name in activations
     ]
     with mode(net, train=train):
         try:
@@ -161,7 +167,7 @@ def apply(
         finally:
             for handle in handles:
                 handle.remove()
-    return outputs._replace(taps=tapped)
+    return outputs._replace(activations=recorded)
 
 
 @contextmanager
@@ -176,11 +182,11 @@ def mode(net: nn.Module, *, train: bool) -> Iterator[None]:
             module.training = was
 
 
-def _tap(
-    tapped: dict[str, tuple[Tensor, Tensor]],
+def _record(
+    recorded: dict[str, tuple[Tensor, Tensor]],
     name: str,
     module: nn.Module,
     args: tuple[Tensor, ...],
     out: Tensor,
 ) -> None:
-    tapped[name] = (args[0], out)
+    recorded[name] = (args[0], out)

@@ -12,7 +12,7 @@ from typing import Literal, Protocol
 from torch import Tensor
 
 from flbench.config.schema import OptimizerConfig
-from flbench.core.types import Batch, Info, Rows, Tree, View
+from flbench.core.types import Batch, Info, Samples, StepContext, Tree
 
 Reduce = Literal["sum", "min", "max", "rows"]
 
@@ -29,7 +29,7 @@ class LossTerm(Protocol):
     def weight(self) -> float | str:
         """Factor of the term: a number, or the name of a ctx entry."""
 
-    def __call__(self, view: View) -> Tensor:
+    def __call__(self, context: StepContext) -> Tensor:
         """Return the term for this step, 0-dim."""
 
 
@@ -41,23 +41,23 @@ GradientHook = Callable[[GradFn, Tree, Batch, Tree], Tree]
 
 
 @dataclass(frozen=True)
-class Collector:
+class Statistic:
     """A pass over samples in eval mode without gradients; its results become ctx `NAME.KEY`.
 
     Attributes:
         name: prefix of the ctx entries.
-        fn: view -> tensors. Rows with `batch.mask` False are padding and must not count.
+        fn: context -> tensors. Rows with `batch.mask` False are padding and must not count.
         reduce: how batches are put together: `sum`, `min`, `max`; `rows` puts tensors [B, ...] one
             after the other. One for all keys, or one per key.
         finish: (reduced, leaves, ctx) -> result; None leaves what was reduced.
-        rows: which samples.
+        samples: which samples.
     """
 
     name: str
-    fn: Callable[[View], Tree]
+    fn: Callable[[StepContext], Tree]
     reduce: Reduce | tuple[tuple[str, Reduce], ...] = "sum"
     finish: Callable[[Tree, Tree, Tree], Tree] | None = None
-    rows: Rows = Rows()
+    samples: Samples = Samples()
 
     def reduction(self, key: str) -> Reduce:
         """Return how the entries of one key are put together."""
@@ -65,7 +65,7 @@ class Collector:
 
 
 @dataclass(frozen=True)
-class Map:
+class Transform:
     """A step without data: `fn(leaves, start, ctx, info)` returns the leaves that change."""
 
     fn: Callable[[Tree, Tree, Tree, Info], Tree]
@@ -90,10 +90,10 @@ class Phase:
         project: (trained leaves, ctx) -> trained leaves, after each step.
         until: (epoch losses [epochs], epochs done, ctx) -> bool []; asked before each epoch, True
             ends the phase. Epochs still to come have loss NaN.
-        record: Collectors on the batches of the training itself, on the leaves before each step. A
+        record: Statistics on the batches of the training itself, on the leaves before each step. A
             client without a step shows them one padded row. Not with `gradient`.
         batchnorm: `eval` freezes BatchNorm statistics and uses them.
-        rows: which samples.
+        samples: which samples.
     """
 
     train: str | frozenset[str]
@@ -106,9 +106,9 @@ class Phase:
     gradient: GradientHook | None = None
     project: Callable[[Tree, Tree], Tree] | None = None
     until: Callable[[Tensor, Tensor, Tree], Tensor] | None = None
-    record: tuple[Collector, ...] = ()
+    record: tuple[Statistic, ...] = ()
     batchnorm: Literal["train", "eval"] = "train"
-    rows: Rows = Rows()
+    samples: Samples = Samples()
 
     def __post_init__(self) -> None:
         if (self.epochs is None) == (self.steps is None):
@@ -123,7 +123,7 @@ class Phase:
         return fnmatchcase(name, self.train) if isinstance(self.train, str) else name in self.train
 
 
-Step = Phase | Collector | Map
+Step = Phase | Statistic | Transform
 
 
 @dataclass(frozen=True)
@@ -159,5 +159,5 @@ def shortened(program: LocalProgram, steps: int) -> LocalProgram:
 
 
 def merge_context(ctx: Tree, name: str, result: Mapping[str, Tensor]) -> None:
-    """Write a Collector's result into ctx, in place."""
+    """Write a Statistic's result into ctx, in place."""
     ctx.update({f"{name}.{key}": value for key, value in result.items()})

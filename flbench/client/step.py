@@ -5,15 +5,15 @@ from torch import Tensor
 
 from flbench.client.program import LossTerm
 from flbench.config.schema import OptimizerConfig
-from flbench.core.types import View
+from flbench.core.types import StepContext
 
 
-def local_loss(terms: tuple[LossTerm, ...], view: View) -> Tensor:
+def local_loss(terms: tuple[LossTerm, ...], context: StepContext) -> Tensor:
     """Return sum over terms of weight times term(view), 0-dim."""
     total: Tensor | None = None
     for term in terms:
-        value = term(view)
-        weight = view.ctx[term.weight] if isinstance(term.weight, str) else term.weight
+        value = term(context)
+        weight = context.ctx[term.weight] if isinstance(term.weight, str) else term.weight
         if not (isinstance(weight, float | int) and weight == 1):
             value = weight * value
         total = value if total is None else total + value

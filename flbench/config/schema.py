@@ -204,7 +204,7 @@ class TrainConfig(Strict):
     batchnorm: Literal["average", "local", "drop"] = Field(
         "average",
         description="BatchNorm statistics: averaged like the weights, kept by the client, or"
-        " estimated anew when judged",
+        " estimated anew when evaluated",
     )
     optimizer: OptimizerConfig = Field(OptimizerConfig(), description="local optimiser")
     schedule: ScheduleConfig = Field(ScheduleConfig(), description="learning rate over rounds")
@@ -254,7 +254,7 @@ class EngineConfig(Strict):
 
 
 class CommonConfig(Strict):
-    """Judging on the data set's own test part (GM, PM(V), PM(L))."""
+    """Evaluating on the data set's own test part (GM, PM(V), PM(L))."""
 
     every: int | None = Field(
         None, ge=1, description="rounds between two (default: last and best round only)"
@@ -265,12 +265,12 @@ class CommonConfig(Strict):
 
 
 class EvaluationConfig(Strict):
-    """When and how models are judged."""
+    """When and how models are evaluated."""
 
     every: int = Field(
-        10, ge=1, description="rounds between two evaluations; the last round is always judged"
+        10, ge=1, description="rounds between two evaluations; the last round is always evaluated"
     )
-    common: CommonConfig = Field(CommonConfig(), description="judging on the common test set")
+    common: CommonConfig = Field(CommonConfig(), description="evaluating on the common test set")
     confusable: str | None = Field(
         None,
         description="reference for confusable classes: a run folder or its confusion.csv, or `own`",
@@ -336,7 +336,7 @@ class Config(Strict):
         """Return the SHA-256 (hex) over the keys that make the experiment.
 
         Left out: `data.root` (what the files hold is checked by the partition's hash), the engine,
-        and what is judged and written.
+        and what is evaluated and written.
         """
         sections = ("seed", "data", "partition", "model", "algorithm", "train")
         tree = {key: value for key, value in self.tree().items() if key in sections}

@@ -18,7 +18,7 @@ A client's *leaves* are a Tree: parameters and buffers under the net's own names
 adds.
 """
 
-Taps = Mapping[str, tuple[Tensor, Tensor]]
+Activations = Mapping[str, tuple[Tensor, Tensor]]
 """Input and output of named layers."""
 
 
@@ -27,14 +27,14 @@ class Outputs(NamedTuple):
 
     features: Tensor
     logits: Tensor
-    taps: Taps = MappingProxyType({})
+    activations: Activations = MappingProxyType({})
 
 
 class Batch(NamedTuple):
     """Samples of one step.
 
     x: [B, ...] normalised inputs. y: [B] int64 labels in [0, C). mask: [B] bool, False for padded
-        rows: neither a loss term nor a Collector may count them.
+        rows: neither a loss term nor a Statistic may count them.
     key: [B] int64, one number per sample and epoch, the source of per-sample noise. step: 0-dim
         int64, steps taken in this phase.
     """
@@ -50,17 +50,17 @@ class Apply(Protocol):
     """The client's net with any leaves, in eval mode unless asked; it writes to nothing."""
 
     def __call__(
-        self, leaves: Tree, x: Tensor, *, train: bool = False, taps: tuple[str, ...] = ()
+        self, leaves: Tree, x: Tensor, *, train: bool = False, activations: tuple[str, ...] = ()
     ) -> Outputs:
         """Return the net's outputs for inputs x [B, ...] with the values of `leaves`."""
 
 
-class View:
+class StepContext:
     """What one step sees. `out` is computed when it is first asked for.
 
     Attributes:
         batch: the samples of this step.
-        ctx: what the server sent and what Collectors found.
+        ctx: what the server sent and what Statistics found.
         leaves: the client's leaves now.
         start: the leaves at the beginning of the program (for proximal terms and differences).
         apply: the net with any other leaves.
@@ -95,7 +95,7 @@ class View:
 
 
 @dataclass(frozen=True)
-class Rows:
+class Samples:
     """Which of a client's samples a step of a program reads.
 
     A range that ends inside the part leaves at least one sample on either side of its end, where
@@ -163,25 +163,25 @@ class State:
 
     Attributes:
         stage: index of the current stage; after the last round still that of the last one. When
-            the models after a stage's last round are judged it is the next one.
-        turn: rounds done in this stage.
+            the models after a stage's last round are evaluated it is the next one.
+        stage_round: rounds done in this stage.
         round: rounds done, set-up stages not counted.
         server: what the server knows.
         clients: what each client keeps: leading axis N, written in place, by the loop alone.
-        visits: [N] int64, finished trainings of each client, counted in place by the loop.
-        fresh: whether the server's leaves of the net are still the seeded ones, which cost nothing.
-        hidden: by leaf, [N] bool: which clients changed it in an earlier stage without sending it.
+        participation_count: [N] int64, finished trainings of each client, counted in place by the loop.
+        is_initial: whether the server's leaves of the net are still the seeded ones, which cost nothing.
+        stale: by leaf, [N] bool: which clients changed it in an earlier stage without sending it.
             Written in place by the loop; empty for methods of one stage.
     """
 
     stage: int
-    turn: int
+    stage_round: int
     round: int
     server: Tree
     clients: Tree
-    visits: Tensor
-    fresh: bool = True
-    hidden: Tree = field(default_factory=dict)
+    participation_count: Tensor
+    is_initial: bool = True
+    stale: Tree = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -219,7 +219,7 @@ class Stage:
 
 
 class Info(NamedTuple):
-    """What a Map may know, 0-dim each: steps taken, learning rate, training samples, round."""
+    """What a Transform may know, 0-dim each: steps taken, learning rate, training samples, round."""
 
     steps: Tensor
     lr: Tensor
@@ -245,7 +245,7 @@ class Results:
         losses: [K] mean training loss over those steps; NaN for a client without a step.
         kept: the leaves that stay with the clients, [K, ...] each.
         sent: the leaves that go up, [K, ...] each.
-        observed: results of the observing Collectors, [K, ...] each; no algorithm ever sees them.
+        observed: results of the observing Statistics, [K, ...] each; no algorithm ever sees them.
         failures: the clients that were left out.
     """
 

@@ -83,7 +83,7 @@ def epoch(
 
 
 def passes(federation: Federation, rows: Indices, dtype: torch.dtype, size: int) -> Iterator[Batch]:
-    """Yield all rows in order, for Collectors; without rows, one padded row that does not count."""
+    """Yield all rows in order, for Statistics; without rows, one padded row that does not count."""
     device = federation.x.device
     step = torch.zeros((), dtype=torch.int64, device=device)
     real = len(rows) > 0

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from flbench.config.schema import DataConfig, PartitionConfig
 from flbench.core.rng import Draw, generator, uniform
-from flbench.core.types import Rows
+from flbench.core.types import Samples
 from flbench.data.dataset import Dataset
 from flbench.data.dealing import make, split_client
 from flbench.data.partition import PARTS, Partition
@@ -80,7 +80,7 @@ class Federation:
         """[N] int64: training samples of every client."""
         return self.counts.sum(dim=1)
 
-    def rows(self, which: Rows, client: int, draw: Draw) -> Indices:
+    def rows(self, which: Samples, client: int, draw: Draw) -> Indices:
         """Return the rows of a client's samples that a step reads.
 
         All samples of a part come in ascending order. A range or a limit is taken from an order

@@ -67,7 +67,7 @@ class Engine(Protocol):
             dispatch: what the server sends; already sealed.
             settings: of the round.
             observe: steps after the last one, when what is kept and sent is safe;
-                `Results.observed` holds what their Collectors find, and nothing else of them
+                `Results.observed` holds what their Statistics find, and nothing else of them
                 remains.
         """
 

@@ -46,7 +46,7 @@ class Bundle:
     def separate(self, names: Sequence[str], clients: int) -> None:
         """Give each client copies of its own of these tensors, to be written in place.
 
-        A row may lie in the same memory as the client's start, or as what a Map made of it.
+        A row may lie in the same memory as the client's start, or as what a Transform made of it.
         """
         for name in names:
             if name in self.rows:

@@ -120,7 +120,7 @@ def _orders(
     skip_single: bool,
 ) -> list[NDArray[np.int64]]:
     """Return the rows of each epoch of a client, as many epochs as its steps need."""
-    mine = federation.rows(phase.rows, client, settings.draw)
+    mine = federation.rows(phase.samples, client, settings.draw)
     found: list[NDArray[np.int64]] = []
     taken = 0
     for number in range(phase.epochs if phase.epochs is not None else phase.steps or 0):

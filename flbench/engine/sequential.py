@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from flbench.client.program import Collector, LocalProgram, Step
+from flbench.client.program import LocalProgram, Statistic, Step
 from flbench.config.schema import EngineConfig
 from flbench.core.tree import is_finite
 from flbench.core.types import Failure, Message, Results
@@ -89,7 +89,7 @@ class SequentialEngine:
             masks.add(position, {name: leaves[mask] for name, mask in program.masks})
             for step in observe:
                 worker.take(step)
-            found = tuple(f"{step.name}." for step in observe if isinstance(step, Collector))
+            found = tuple(f"{step.name}." for step in observe if isinstance(step, Statistic))
             observed.add(position, {n: v for n, v in worker.ctx.items() if n.startswith(found)})
         return Results(
             ids=ids[finished],

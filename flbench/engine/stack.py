@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from flbench.client.module import call, mode, view_of
-from flbench.client.program import Collector, Map, merge_context
+from flbench.client.program import Statistic, Transform, merge_context
 from flbench.core.errors import ConfigError
 from flbench.core.tree import inside
-from flbench.core.types import Batch, Dispatch, Info, Outputs, Tree, View
+from flbench.core.types import Batch, Dispatch, Info, Outputs, StepContext, Tree
 from flbench.data.federation import Federation
 from flbench.engine.base import RoundSettings
 from flbench.engine.bundle import Bundle
@@ -24,7 +24,7 @@ from flbench.engine.padding import Padding
 from flbench.engine.recording import TOGETHER
 from flbench.engine.traced import Traces
 
-PASS = 8192  # rows of all clients together in one step of a Collector
+PASS = 8192  # rows of all clients together in one step of a Statistic
 
 
 @dataclass(frozen=True)
@@ -160,7 +160,9 @@ class Stack:
                 raise
             raise ConfigError(_refusal(error)) from error
 
-    def view(self, leaves: Tree, start: Tree, ctx: Tree, batch: Batch, **keys: Any) -> View:
+    def step_context(
+        self, leaves: Tree, start: Tree, ctx: Tree, batch: Batch, **keys: Any
+    ) -> StepContext:
         """Return what one client's step sees."""
         forward = partial(self.forward, leaves, ctx, batch.x, **keys)
         return view_of(self.bench.net, forward, batch, ctx, leaves, start)
@@ -177,15 +179,15 @@ class Stack:
             return call(self.bench.net, weights(leaves, ctx), x)
         return call(self.bench.net, {name: leaves[name] for name in self.bench.start}, x)
 
-    def collect(self, collector: Collector) -> None:
-        """Run a Collector over each client's rows and write what it finds into ctx."""
+    def collect(self, statistic: Statistic) -> None:
+        """Run a Statistic over each client's rows and write what it finds into ctx."""
         bench, draw = self.bench, self.settings.draw
-        rows = [bench.federation.rows(collector.rows, int(client), draw) for client in self.ids]
+        rows = [bench.federation.rows(statistic.samples, int(client), draw) for client in self.ids]
         sizes = np.array([len(mine) for mine in rows])
         order = np.argsort(-sizes, kind="stable")  # most rows first: who has more comes first
         self.reorder(order)
         rows, sizes = [rows[k] for k in order], sizes[order]
-        self._refuse_ragged(collector, sizes)
+        self._refuse_ragged(statistic, sizes)
         # Without rows there is one padded row that does not count.
         longest = max(1, int(sizes[0]))
         found: Tree = {}
@@ -195,9 +197,9 @@ class Stack:
                 count = int((sizes > begin).sum()) if begin else len(self)
                 end = begin + max(1, PASS // count)
                 batch = self._cut(rows[:count], begin, min(end, longest))
-                new = self.each(partial(self.observe, collector), batch, count=count)
+                new = self.each(partial(self.observe, statistic), batch, count=count)
                 for key, value in new.items():
-                    reduction = collector.reduction(key)
+                    reduction = statistic.reduction(key)
                     if key not in found:
                         found[key] = value.clone()  # vmap may hand out one value for all
                     elif reduction == "rows":  # axis 0 is the clients'
@@ -205,20 +207,20 @@ class Stack:
                     else:
                         found[key][:count] = TOGETHER[reduction](found[key][:count], value)
                 begin = end
-            if collector.finish is not None:
-                finish = collector.finish
+            if statistic.finish is not None:
+                finish = statistic.finish
                 found = self.each(lambda leaves, start, ctx, got: finish(got, leaves, ctx), found)
-        self.know(collector.name, found)
+        self.know(statistic.name, found)
 
     def know(self, name: str, found: Tree) -> None:
-        """Write a Collector's result [B, ...] into ctx."""
+        """Write a Statistic's result [B, ...] into ctx."""
         named: Tree = {}
         merge_context(named, name, found)
         for key, value in named.items():
             self.ctx.put(key, value, row=True)
 
-    def map(self, step: Map) -> None:
-        """Let a Map change leaves."""
+    def map(self, step: Transform) -> None:
+        """Let a Transform change leaves."""
         bench, draw = self.bench, self.settings.draw
         sizes = [len(bench.federation.partition.parts["train"][int(client)]) for client in self.ids]
         lr = torch.tensor(self.lr, dtype=bench.dtype, device=bench.device)
@@ -245,13 +247,13 @@ class Stack:
         return value.to(self.bench.device, None if own is None else own.dtype)
 
     def observe(
-        self, collector: Collector, leaves: Tree, start: Tree, ctx: Tree, batch: Any
+        self, statistic: Statistic, leaves: Tree, start: Tree, ctx: Tree, batch: Any
     ) -> Tree:
-        """Return what a Collector finds in one client's batch `(x, y, mask, key)`."""
+        """Return what a Statistic finds in one client's batch `(x, y, mask, key)`."""
         step = torch.zeros((), dtype=torch.int64, device=self.bench.device)
         with self.bench.precision():
             x, y, mask, key = batch
-            return collector.fn(self.view(leaves, start, ctx, Batch(x, y, mask, key, step)))
+            return statistic.fn(self.step_context(leaves, start, ctx, Batch(x, y, mask, key, step)))
 
     def _cut(self, rows: Sequence[NDArray[np.int64]], begin: int, end: int) -> Any:
         """Return x, y, mask, key of the clients' rows from `begin` to `end`, padded."""
@@ -267,12 +269,12 @@ class Stack:
         mask = torch.from_numpy(real).to(device)
         return self.inputs(chosen), self.bench.federation.y[chosen], mask, chosen
 
-    def _refuse_ragged(self, collector: Collector, sizes: NDArray[np.int64]) -> None:
-        kinds = collector.reduce
+    def _refuse_ragged(self, statistic: Statistic, sizes: NDArray[np.int64]) -> None:
+        kinds = statistic.reduce
         every = {kinds} if isinstance(kinds, str) else {kind for _, kind in kinds}
         if "rows" in every and len(set(sizes.tolist())) > 1:
             raise ValueError(
-                f"the Collector `{collector.name}` puts rows one after the other, which clients of"
+                f"the Statistic `{statistic.name}` puts rows one after the other, which clients of"
                 " different size cannot do at once"
             )
 

@@ -101,22 +101,22 @@ class _Run:
             step += 1
         self._stack.steps += np.minimum(self._plan.steps, step)
         self._stack.loss += self._losses.sum(dim=1)
-        for collector, found in zip(self._phase.record, self._found, strict=True):
-            if collector.finish is not None:
-                finish = collector.finish
+        for statistic, found in zip(self._phase.record, self._found, strict=True):
+            if statistic.finish is not None:
+                finish = statistic.finish
                 found = self._stack.each(
                     lambda leaves, start, ctx, got, finish=finish: finish(got, leaves, ctx), found
                 )
-            self._stack.know(collector.name, found)
+            self._stack.know(statistic.name, found)
 
     def _record_nothing(self) -> None:
-        """Show the Collectors one padded row: what they find of it is the neutral beginning."""
+        """Show the Statistics one padded row: what they find of it is the neutral beginning."""
         stack, bench = self._stack, self._stack.bench
         row = torch.zeros(len(stack), 1, dtype=torch.int64, device=bench.device)
         batch = (stack.inputs(row), bench.federation.y[row], row > 0, row)
         with torch.no_grad(), mode(bench.net, train=False):
-            for collector, whole in zip(self._phase.record, self._found, strict=True):
-                found = stack.each(partial(stack.observe, collector), batch)
+            for statistic, whole in zip(self._phase.record, self._found, strict=True):
+                found = stack.each(partial(stack.observe, statistic), batch)
                 # It is written to, and may be a leaf.
                 whole |= {key: value.clone() for key, value in found.items()}
 
@@ -189,8 +189,8 @@ class _Run:
             if phase.project is not None:
                 self._project(count)
             self._losses[:count, step] = loss.double()
-            for collector, whole, new in zip(phase.record, self._found, found, strict=True):
-                self._record(collector, whole, new)
+            for statistic, whole, new in zip(phase.record, self._found, found, strict=True):
+                self._record(statistic, whole, new)
 
     def _gathered(self, step: int, count: int) -> tuple[Tensor, ...]:
         """Return x, y, mask and key [W, count, S, ...] of this step and those after it."""
@@ -205,7 +205,7 @@ class _Run:
     def _traced(
         self, number: Tensor, full: bool, batch: tuple[Tensor, ...], count: int
     ) -> tuple[Tree, Tensor, Tree, list[Tree]]:
-        """Return gradients, losses, buffers and what Collectors see, [count, ...] each."""
+        """Return gradients, losses, buffers and what Statistics see, [count, ...] each."""
         look = self._gradients if self._phase.gradient is None else self._looked
         x, y, mask, key = batch
         # Without padding the mask is no input but a constant.
@@ -224,7 +224,7 @@ class _Run:
     def _gradients(
         self, number: Tensor, full: bool, batch: Any, count: int
     ) -> tuple[Tree, Tensor, Tree, list[Tree]]:
-        """Return gradients, losses, buffers and what Collectors see, [count, ...] each.
+        """Return gradients, losses, buffers and what Statistics see, [count, ...] each.
 
         A client's loss depends on its own leaves alone: the gradient of the sum of all losses holds
         each client's own. One backward pass over stacked operations is faster than vmap of grad.
@@ -249,19 +249,19 @@ class _Run:
     def _loss(
         self, number: Tensor, full: bool, leaves: Tree, start: Tree, ctx: Tree, batch: Any
     ) -> tuple[Tensor, tuple[Tree, list[Tree]]]:
-        """Return one client's loss, its buffers after it, and what its Collectors see."""
+        """Return one client's loss, its buffers after it, and what its Statistics see."""
         stack, phase = self._stack, self._phase
         x, y, mask, key = batch
         buffers = {name: leaves[name].clone() for name in self._moving}
-        view = stack.view(
+        context = stack.step_context(
             {**leaves, **buffers}, start, ctx, Batch(x, y, mask, key, number), weights=phase.weights
         )
         stack.bench.padding.mask = None if full else mask
         with stack.bench.precision():
-            loss = local_loss(phase.terms, view)
+            loss = local_loss(phase.terms, context)
             found = [
-                {name: value.detach() for name, value in collector.fn(view).items()}
-                for collector in phase.record
+                {name: value.detach() for name, value in statistic.fn(context).items()}
+                for statistic in phase.record
             ]
         stack.bench.padding.mask = None
         return loss, (buffers, found)
@@ -304,12 +304,12 @@ class _Run:
         for name, value in stack.each(one, count=count).items():
             stack.leaves.rows[name][:count] = value
 
-    def _record(self, collector: Any, whole: Tree, new: Tree) -> None:
+    def _record(self, statistic: Any, whole: Tree, new: Tree) -> None:
         for key, value in new.items():
-            reduction = collector.reduction(key)
+            reduction = statistic.reduction(key)
             if reduction == "rows":
                 raise ValueError(
-                    f"the Collector `{collector.name}` records rows one after the other, which"
+                    f"the Statistic `{statistic.name}` records rows one after the other, which"
                     " clients of different size cannot do at once"
                 )
             count = len(value)

@@ -14,7 +14,7 @@ from flbench.engine.recording import Recording
 from flbench.engine.workbench import Workbench
 
 Look = tuple[Tensor, tuple[Tensor | None, ...], list[Tree]]
-"""A step's loss, 0-dim, the gradients of what is trained, and what each Collector sees."""
+"""A step's loss, 0-dim, the gradients of what is trained, and what each Statistic sees."""
 
 
 class Training:
@@ -42,8 +42,8 @@ class Training:
                 f"the phase trains {self._phase.train!r}, which names no parameter of the client"
             )
         self._optimizer = module.configure_optimizers()
-        self._records = [Recording(collector) for collector in self._phase.record]
-        self._rows = bench.federation.rows(self._phase.rows, client, settings.draw)
+        self._records = [Recording(statistic) for statistic in self._phase.record]
+        self._rows = bench.federation.rows(self._phase.samples, client, settings.draw)
         self._inputs, self._kind = bench.traces.gather(
             self._phase, module.leaves, module.start, module.ctx
         )
@@ -76,12 +76,12 @@ class Training:
         return sums
 
     def _record_nothing(self) -> None:
-        """Show the Collectors one padded row, so that a client without a step has results too."""
+        """Show the Statistics one padded row, so that a client without a step has results too."""
         bench, none = self._bench, self._rows[:0]
         with torch.no_grad(), mode(bench.net, train=False), bench.fabric.autocast():
             for batch in batches.passes(bench.federation, none, bench.dtype, 1):
                 for record in self._records:
-                    record.add(self._module.view(batch))
+                    record.add(self._module.step_context(batch))
 
     def _is_over(self) -> bool:
         return self._phase.steps is not None and self.steps >= self._phase.steps
@@ -143,16 +143,16 @@ class Training:
         return bench.traces.take(self._kind, look, self._inputs, given)
 
     def _look(self, batch: Batch) -> Look:
-        """Return the loss, its gradients, and what Collectors see."""
-        view, fabric = self._module.view(batch), self._bench.fabric
+        """Return the loss, its gradients, and what Statistics see."""
+        context, fabric = self._module.step_context(batch), self._bench.fabric
         with fabric.autocast():
-            loss = local_loss(self._phase.terms, view)
+            loss = local_loss(self._phase.terms, context)
         gradients = torch.autograd.grad(
             self._bench.scaled(loss), list(self._trained.values()), allow_unused=True
         )
         with torch.no_grad(), fabric.autocast():
             seen = [
-                {key: value.detach() for key, value in record.see(view).items()}
+                {key: value.detach() for key, value in record.see(context).items()}
                 for record in self._records
             ]
         return loss.detach(), gradients, seen
@@ -167,9 +167,9 @@ class Training:
             here = {name: value.detach().requires_grad_() for name, value in parameters.items()}
             leaves = {**module.leaves, **here}
             forward = partial(self._forward, leaves, batch.x)
-            view = view_of(self._bench.net, forward, batch, module.ctx, leaves, module.start)
+            context = view_of(self._bench.net, forward, batch, module.ctx, leaves, module.start)
             with torch.enable_grad(), self._bench.fabric.autocast():
-                loss = local_loss(self._phase.terms, view)
+                loss = local_loss(self._phase.terms, context)
             losses.append(loss.detach())
             found = torch.autograd.grad(loss, list(here.values()), allow_unused=True)
             return {

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from flbench.client.program import Collector, LocalProgram, Map, Phase, Step
+from flbench.client.program import LocalProgram, Phase, Statistic, Step, Transform
 from flbench.config.schema import EngineConfig
 from flbench.core.errors import ConfigError
 from flbench.core.tree import nbytes
@@ -137,10 +137,10 @@ class VectorizedEngine:
         )
 
     def _observe(self, stack: Stack, observe: tuple[Step, ...], positions: Tensor) -> Tree:
-        """Return what observing Collectors find, for the clients that stood at `positions`."""
+        """Return what observing Statistics find, for the clients that stood at `positions`."""
         for step in observe:
             self._take(stack, step)
-        found = tuple(f"{step.name}." for step in observe if isinstance(step, Collector))
+        found = tuple(f"{step.name}." for step in observe if isinstance(step, Statistic))
         place = torch.from_numpy(stack.position).argsort()[positions]
         return {
             name: value[place.to(value.device)].cpu()
@@ -153,9 +153,9 @@ class VectorizedEngine:
             case Phase():
                 slots, real = train(stack, step)
                 self._slots, self._real = self._slots + slots, self._real + real
-            case Collector():
+            case Statistic():
                 stack.collect(step)
-            case Map():
+            case Transform():
                 stack.map(step)
 
 

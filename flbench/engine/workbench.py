@@ -25,7 +25,7 @@ class Workbench:
         dtype: of weights and inputs.
         has_batchnorm: whether a batch of one sample must be skipped.
         scaler: the fresh state of 16-mixed's loss scaler; empty for other precisions.
-        traces: of training steps and of what Collectors do.
+        traces: of training steps and of what Statistics do.
     """
 
     fabric: Fabric

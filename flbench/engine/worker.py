@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from flbench.client.module import ClientModule, mode, view_of
-from flbench.client.program import Collector, Map, Phase, Step
+from flbench.client.program import Phase, Statistic, Step, Transform
 from flbench.core.tree import inside, is_finite
 from flbench.core.types import Batch, Dispatch, Info, Outputs, Tree
 from flbench.data import batches
@@ -15,7 +15,7 @@ from flbench.engine.recording import Recording
 from flbench.engine.training import Training
 from flbench.engine.workbench import Workbench
 
-COLLECT = 512  # samples of one step of a Collector
+COLLECT = 512  # samples of one step of a Statistic
 
 
 class Worker:
@@ -68,9 +68,9 @@ class Worker:
         match step:
             case Phase():
                 self._train(step)
-            case Collector():
+            case Statistic():
                 self._collect(step)
-            case Map():
+            case Transform():
                 self._map(step)
 
     def mean_loss(self) -> float:
@@ -98,11 +98,11 @@ class Worker:
         self._losses += training.run()
         self.steps += training.steps
 
-    def _collect(self, collector: Collector) -> None:
-        """Run a Collector over the client's rows and write what it finds into ctx."""
-        bench, recording = self._bench, Recording(collector)
-        rows = bench.federation.rows(collector.rows, self._client, self._settings.draw)
-        inputs, kind = bench.traces.gather(collector, self.leaves, self.start, self.ctx)
+    def _collect(self, statistic: Statistic) -> None:
+        """Run a Statistic over the client's rows and write what it finds into ctx."""
+        bench, recording = self._bench, Recording(statistic)
+        rows = bench.federation.rows(statistic.samples, self._client, self._settings.draw)
+        inputs, kind = bench.traces.gather(statistic, self.leaves, self.start, self.ctx)
         for batch in batches.passes(bench.federation, rows, bench.dtype, COLLECT):
             look = partial(self._look, recording, batch)
             recording.merge(bench.traces.take(kind, look, inputs, batch))
@@ -110,15 +110,15 @@ class Worker:
             recording.finish(self.leaves, self.ctx)
 
     def _look(self, recording: Recording, batch: Batch) -> Tree:
-        """Return what a Collector sees in a batch."""
+        """Return what a Statistic sees in a batch."""
         bench = self._bench
         with torch.no_grad(), mode(bench.net, train=False), bench.fabric.autocast():
             forward = partial(_outputs, bench.net, batch.x)
-            view = view_of(bench.net, forward, batch, self.ctx, self.leaves, self.start)
-            return recording.see(view)
+            context = view_of(bench.net, forward, batch, self.ctx, self.leaves, self.start)
+            return recording.see(context)
 
-    def _map(self, step: Map) -> None:
-        """Let a Map change leaves."""
+    def _map(self, step: Transform) -> None:
+        """Let a Transform change leaves."""
         bench = self._bench
         samples = len(bench.federation.partition.parts["train"][self._client])
         info = Info(
@@ -129,7 +129,7 @@ class Worker:
         )
         with torch.no_grad():
             changed = step.fn(self.leaves, self.start, self.ctx, info)
-            # Copies first: a Map may hand over one leaf's tensor as another leaf's value.
+            # Copies first: a Transform may hand over one leaf's tensor as another leaf's value.
             for name, value in [(name, value.clone()) for name, value in changed.items()]:
                 if name in self._bench.own:
                     self.leaves[name].copy_(value)

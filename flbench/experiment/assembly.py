@@ -22,7 +22,7 @@ from flbench.data.federation import build as build_federation
 from flbench.engine.base import Engine, dtype_of, find_device
 from flbench.experiment import checkpoint, engine_choice, memory
 from flbench.experiment.evaluate import PARTS, Evaluator
-from flbench.experiment.evaluation_tables import Judgement
+from flbench.experiment.evaluation_tables import ClassGroups
 from flbench.experiment.loop import FederatedLoop, Reporter, Seconds
 from flbench.experiment.notes import configuration_notes
 from flbench.experiment.rounds import training_state
@@ -48,8 +48,8 @@ class Experiment:
         federation: the samples.
         net: the seeded net.
         algorithm: the method.
-        engine: trains and judges.
-        judgement: rare and confusable classes.
+        engine: trains and evaluates.
+        evaluation: rare and confusable classes.
         notes: what the user must know before it starts.
     """
 
@@ -58,7 +58,7 @@ class Experiment:
     net: nn.Module
     algorithm: Algorithm
     engine: Engine
-    judgement: Judgement
+    class_groups: ClassGroups
     notes: tuple[str, ...]
 
     def start(self) -> State:
@@ -66,7 +66,7 @@ class Experiment:
         return _start(self.config, self.net, self.algorithm)
 
     def evaluator(self, warn: Callable[[str], None], parts: tuple[str, ...] = PARTS) -> Evaluator:
-        """Return what judges its models on these parts; `warn` is told what goes wrong."""
+        """Return what evaluates its models on these parts; `warn` is told what goes wrong."""
         return Evaluator(
             algorithm=self.algorithm,
             engine=self.engine,
@@ -84,13 +84,13 @@ class Experiment:
         seconds: Seconds,
         parts: tuple[str, ...] = PARTS,
     ) -> FederatedLoop:
-        """Return the loop that runs its rounds, writes to a folder and judges these parts."""
+        """Return the loop that runs its rounds, writes to a folder and evaluates these parts."""
         return FederatedLoop(
             config=self.config,
             algorithm=self.algorithm,
             engine=self.engine,
             evaluator=self.evaluator(reporter.warn, parts),
-            judgement=self.judgement,
+            class_groups=self.class_groups,
             folder=folder,
             reporter=reporter,
             seconds=seconds,
@@ -143,11 +143,11 @@ def build(config: Config, federation: Federation | None = None) -> Experiment:
             "\n".join(f"`algorithm.name={config.algorithm.name}`: {sentence}" for sentence in unmet)
         )
     rare, notes = rare_classes(federation.counts.sum(dim=0), config.evaluation.rare)
-    judgement = Judgement(tuple(rare), _confusable(config, federation), federation.counts)
+    class_groups = ClassGroups(tuple(rare), _confusable(config, federation), federation.counts)
     notes = [
         *federation.notes,
         *notes,
-        *algorithm.remarks(),
+        *algorithm.notes(),
         *configuration_notes(config, federation, net, algorithm),
     ]
     if config.engine.name == "auto":
@@ -165,7 +165,7 @@ def build(config: Config, federation: Federation | None = None) -> Experiment:
     block = engine.block(config.train.batch_size)
     if block is not None:
         config = altered(config, "engine", block=block)
-    return Experiment(config, federation, net, algorithm, engine, judgement, tuple(notes))
+    return Experiment(config, federation, net, algorithm, engine, class_groups, tuple(notes))
 
 
 def load_federation(config: Config) -> Federation:

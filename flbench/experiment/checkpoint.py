@@ -13,7 +13,7 @@ from flbench.core.errors import DataError
 from flbench.core.types import State, Tree
 
 FORMAT = "2"
-POSITION = ("stage", "turn", "round", "fresh")
+POSITION = ("stage", "stage_round", "round", "is_initial")
 
 
 def save(path: Path, state: State, config_hash: str, extra: dict[str, Any] | None = None) -> None:
@@ -30,8 +30,8 @@ def save(path: Path, state: State, config_hash: str, extra: dict[str, Any] | Non
     for part, tree in (
         ("server", state.server),
         ("clients", state.clients),
-        ("loop", {"visits": state.visits}),
-        ("hidden", state.hidden),
+        ("loop", {"participation_count": state.participation_count}),
+        ("stale", state.stale),
     ):
         seen = {value.data_ptr() for value in tensors.values()}
         for name, value in tree.items():  # safetensors refuses tensors that share memory
@@ -80,13 +80,13 @@ def load(path: Path, config_hash: str) -> tuple[State, dict[str, Any]]:
                 )
             position = json.loads(metadata["position"])
             extra = json.loads(metadata["extra"])
-            server, clients, loop, hidden = (
+            server, clients, loop, stale = (
                 {
                     name.removeprefix(part): file.get_tensor(name)
                     for name in json.loads(metadata["names"])
                     if name.startswith(part)
                 }
-                for part in ("server/", "clients/", "loop/", "hidden/")
+                for part in ("server/", "clients/", "loop/", "stale/")
             )
     except (SafetensorError, OSError, KeyError, ValueError) as error:
         raise DataError(f"the checkpoint {path} cannot be read ({error}).") from error
@@ -94,7 +94,7 @@ def load(path: Path, config_hash: str) -> tuple[State, dict[str, Any]]:
         **{key: position[key] for key in POSITION},
         server=server,
         clients=clients,
-        visits=loop["visits"],
-        hidden=hidden,
+        participation_count=loop["participation_count"],
+        stale=stale,
     )
     return state, extra

@@ -7,7 +7,7 @@ from flbench.core.tree import broadcast
 from flbench.core.types import Dispatch, Message
 
 
-def seal(message: Message) -> Message:
+def apply_mask(message: Message) -> Message:
     """Return the message with every entry outside its mask set to zero."""
     if not message.mask:
         return message
@@ -19,9 +19,9 @@ def seal(message: Message) -> Message:
     return Message(values, message.mask)
 
 
-def seal_dispatch(dispatch: Dispatch) -> Dispatch:
+def apply_masks(dispatch: Dispatch) -> Dispatch:
     """Return the dispatch with both of its messages sealed."""
-    return Dispatch(seal(dispatch.shared), seal(dispatch.rows), dispatch.numbers)
+    return Dispatch(apply_mask(dispatch.shared), apply_mask(dispatch.rows), dispatch.numbers)
 
 
 def shared_bytes(message: Message) -> int:

@@ -105,7 +105,7 @@ def steps_of(algorithm: Algorithm, phases: list[Phase]) -> Tensor:
     has_batchnorm = bool(algorithm.setting.net.names("batchnorm"))
     counts = torch.zeros(len(algorithm.setting.sizes), dtype=torch.float64)
     for phase in phases:
-        single, share = has_batchnorm and phase.batchnorm == "train", phase.rows
+        single, share = has_batchnorm and phase.batchnorm == "train", phase.samples
         for client, size in enumerate(algorithm.setting.sizes.tolist()):
             size = round(share.high * size) - round(share.low * size)
             size = size if share.limit is None else min(size, share.limit)

@@ -13,7 +13,7 @@ from flbench.core.types import State
 from flbench.engine.base import RoundSettings
 from flbench.experiment import rounds
 from flbench.experiment.assembly import Experiment
-from flbench.experiment.communication import row_bytes, seal
+from flbench.experiment.communication import apply_mask, row_bytes
 from flbench.experiment.engine_choice import steps_of
 from flbench.experiment.evaluate import Evaluator
 from flbench.experiment.rounds import Trained
@@ -31,7 +31,7 @@ class Estimate:
         steps: optimiser steps of a round.
         step: seconds of one step.
         client: seconds that a client costs besides its steps.
-        judge: seconds of one evaluation of all clients.
+        evaluate: seconds of one evaluation of all clients.
         common: seconds of one evaluation on the common test set; 0 where there is none.
         total: seconds of the whole run.
         data: bytes of the samples.
@@ -47,7 +47,7 @@ class Estimate:
     steps: int
     step: float
     client: float
-    judge: float
+    evaluate: float
     common: float
     total: float
     data: int
@@ -57,7 +57,7 @@ class Estimate:
 
 
 def measure(experiment: Experiment) -> Estimate:
-    """Train a client of median size for a few steps, judge it, and scale up."""
+    """Train a client of median size for a few steps, evaluate it, and scale up."""
     config, algorithm = experiment.config, experiment.algorithm
     setting = algorithm.setting
     state = rounds.training_state(algorithm, experiment.start())
@@ -76,24 +76,24 @@ def measure(experiment: Experiment) -> Estimate:
     after = rounds.exchange(algorithm, state, first).state
     down = _train(experiment, after, client, 2)[1].down
     evaluator = experiment.evaluator(lambda text: None)
-    judge = _judge(evaluator, experiment, after, client) * setting.clients
+    evaluate = _evaluate(evaluator, experiment, after, client) * setting.clients
     common = _common(evaluator, experiment, after, client)
     every, often = config.evaluation.every, config.evaluation.common.every
-    judged = -(-config.train.rounds // every) * judge
-    judged += (2 if often is None else -(-config.train.rounds // often)) * common
+    evaluated = -(-config.train.rounds // every) * evaluate
+    evaluated += (2 if often is None else -(-config.train.rounds // often)) * common
     kept = nbytes(first.results.kept) + nbytes(first.results.sent.values)
     samples = experiment.federation
     return Estimate(
         parameters=setting.net.size,
         down=down,
-        up=int(row_bytes(seal(first.results.sent)).sum()),
+        up=int(row_bytes(apply_mask(first.results.sent)).sum()),
         cohort=cohort,
         steps=steps,
         step=step,
         client=besides,
-        judge=judge,
+        evaluate=evaluate,
         common=common,
-        total=config.train.rounds * (steps * step + cohort * besides) + judged,
+        total=config.train.rounds * (steps * step + cohort * besides) + evaluated,
         data=nbytes({"x": samples.x, "y": samples.y}),
         state=nbytes(state.server) + nbytes(state.clients),
         results=kept * cohort,
@@ -126,8 +126,8 @@ def _settings(experiment: Experiment, state: State) -> RoundSettings:
     return rounds.settings_of(experiment.config, experiment.algorithm, state)
 
 
-def _judge(evaluator: Evaluator, experiment: Experiment, state: State, client: Tensor) -> float:
-    """Return the seconds that judging one client takes, with all its deployments."""
+def _evaluate(evaluator: Evaluator, experiment: Experiment, state: State, client: Tensor) -> float:
+    """Return the seconds that evaluating one client takes, with all its deployments."""
     settings = _settings(experiment, state)
     begin = time.perf_counter()
     for name, deployment in experiment.algorithm.deploy(state, client).items():
@@ -138,7 +138,7 @@ def _judge(evaluator: Evaluator, experiment: Experiment, state: State, client: T
 
 
 def _common(evaluator: Evaluator, experiment: Experiment, state: State, client: Tensor) -> float:
-    """Return the seconds that judging all personal models on the common test set takes."""
+    """Return the seconds that evaluating all personal models on the common test set takes."""
     if not len(experiment.federation.common):
         return 0.0
     deployment = experiment.algorithm.deploy(state, client)["personal"]

@@ -1,4 +1,4 @@
-"""Judging models: what a client is judged with, on which samples, and the figures that follow.
+"""Evaluating models: what a client is evaluated with, on which samples, and the figures that follow.
 
 Evaluation changes nothing: it is a run of a program without `keeps` and `sends`.
 """
@@ -12,55 +12,55 @@ from torch import Tensor
 
 from flbench.algorithms.base import Algorithm, Deployment
 from flbench.client.batchnorm import recalibrate
-from flbench.client.program import Collector, LocalProgram, Map, Step
+from flbench.client.program import LocalProgram, Statistic, Step, Transform
 from flbench.config.schema import EvaluationConfig
 from flbench.core.errors import DivergedError
 from flbench.core.tree import take
-from flbench.core.types import Info, Results, Rows, State, Tree, View
+from flbench.core.types import Info, Results, Samples, State, StepContext, Tree
 from flbench.data.federation import Federation
 from flbench.engine.base import Engine, RoundSettings
-from flbench.experiment.communication import seal_dispatch
-from flbench.metrics.confusion import Tally, confusion
+from flbench.experiment.communication import apply_masks
+from flbench.metrics.confusion import ConfusionCounts, confusion
 
-BLOCK = 256  # clients that are judged at once; more would hold more confusion matrices
+BLOCK = 256  # clients that are evaluated at once; more would hold more confusion matrices
 SCALARS = 2**26  # of models that are handed out at once: 256 MB
 PARTS = ("validation", "test")
-KEY = "common.confusion"  # what a Collector `common` finds
+KEY = "common.confusion"  # what a Statistic `common` finds
 
 
 @dataclass(frozen=True)
-class Judge:
-    """What a judging Collector computes: the confusion matrix of a deployment's predictions."""
+class CountConfusion:
+    """What a evaluating Statistic computes: the confusion matrix of a deployment's predictions."""
 
     weights: Callable[[Tree, Tree], Tree] | None = None
-    predict: Callable[[View], Tensor] | None = None
+    predict: Callable[[StepContext], Tensor] | None = None
 
-    def scores(self, view: View) -> Tensor:
+    def scores(self, context: StepContext) -> Tensor:
         """Return the scores [B, C] by which the deployment predicts."""
         if self.weights is not None:
-            weights = self.weights(view.leaves, view.ctx)
-            view = View(
-                partial(view.apply, weights, view.batch.x),
-                batch=view.batch,
-                ctx=view.ctx,
-                leaves=view.leaves,
-                start=view.start,
-                apply=view.apply,
+            weights = self.weights(context.leaves, context.ctx)
+            context = StepContext(
+                partial(context.apply, weights, context.batch.x),
+                batch=context.batch,
+                ctx=context.ctx,
+                leaves=context.leaves,
+                start=context.start,
+                apply=context.apply,
             )
-        return view.out.logits if self.predict is None else self.predict(view)
+        return context.out.logits if self.predict is None else self.predict(context)
 
-    def __call__(self, view: View) -> Tree:
+    def __call__(self, context: StepContext) -> Tree:
         """Return the confusion matrix [C, C] of one batch."""
-        return {"confusion": confusion(self.scores(view), view.batch.y, view.batch.mask)}
+        return {"confusion": confusion(self.scores(context), context.batch.y, context.batch.mask)}
 
 
 @dataclass(frozen=True)
-class Predictions(Judge):
+class Predictions(CountConfusion):
     """The predicted class of every sample, one after the other."""
 
-    def __call__(self, view: View) -> Tree:
+    def __call__(self, context: StepContext) -> Tree:
         """Return the predicted classes [B] of one batch."""
-        return {"predicted": self.scores(view).argmax(dim=1)}
+        return {"predicted": self.scores(context).argmax(dim=1)}
 
 
 @dataclass(frozen=True)
@@ -74,22 +74,22 @@ class Evaluation:
     """
 
     round: int
-    own: dict[tuple[str, str], Tally]
-    common: dict[str, Tally] = field(default_factory=dict)
+    own: dict[tuple[str, str], ConfusionCounts]
+    common: dict[str, ConfusionCounts] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Evaluator:
-    """Judges the models of a run.
+    """Evaluates the models of a run.
 
     Attributes:
-        algorithm: says what is judged.
+        algorithm: says what is evaluated.
         engine: runs the programs.
         federation: the samples.
         config: when and how.
         recalibrate: whether BatchNorm statistics are estimated anew (`train.batchnorm=drop`).
         warn: is told of fine-tuning that diverged.
-        parts: of the clients' samples that are judged. A search judges `validation` alone: then no
+        parts: of the clients' samples that are evaluated. A search evaluates `validation` alone: then no
             test sample is looked at, the common test set's neither.
     """
 
@@ -102,14 +102,14 @@ class Evaluator:
     parts: tuple[str, ...] = PARTS
 
     def evaluate(self, state: State, settings: RoundSettings, *, common: bool) -> Evaluation:
-        """Judge all clients' models after a round (E-deploy).
+        """Evaluate all clients' models after a round (E-deploy).
 
         Args:
             state: after the round.
             settings: of the round that was done.
-            common: whether to judge on the common test set too.
+            common: whether to evaluate on the common test set too.
         """
-        own: dict[tuple[str, str], Tally] = {}
+        own: dict[tuple[str, str], ConfusionCounts] = {}
         clients, classes = self.federation.clients, self.federation.classes
         for ids in self._blocks():
             for name, deployment in self._deployments(state).items():
@@ -124,19 +124,19 @@ class Evaluator:
                     state, settings, name, deployment, some, self.collectors(deployment)
                 )
                 for part in self.parts:
-                    tally = own.setdefault((name, part), Tally.empty(clients, classes))
-                    tally.add_(some, found[f"{part}.confusion"])
+                    counts = own.setdefault((name, part), ConfusionCounts.empty(clients, classes))
+                    counts.add_(some, found[f"{part}.confusion"])
         shared = self.common(state, settings) if common else {}
         return Evaluation(state.round, own, shared)
 
-    def common(self, state: State, settings: RoundSettings) -> dict[str, Tally]:
-        """Judge all personal models, and the global one, on the common test set."""
-        tallies: dict[str, Tally] = {}
+    def common(self, state: State, settings: RoundSettings) -> dict[str, ConfusionCounts]:
+        """Evaluate all personal models, and the global one, on the common test set."""
+        counts_by_part: dict[str, ConfusionCounts] = {}
         if not self._has_common():
-            return tallies
+            return counts_by_part
         for ids in self._blocks():
             for name, deployment in self._deployments(state).items():
-                if name == "gm" and (name in tallies or self.recalibrate):
+                if name == "gm" and (name in counts_by_part or self.recalibrate):
                     # Statistics that each client estimates anew make no model that all share.
                     continue
                 if name not in ("personal", "gm"):
@@ -144,39 +144,45 @@ class Evaluator:
                 # The first client stands for the global model, and on all samples.
                 some, collectors = ids, self.on_common(deployment)
                 if name == "gm":
-                    some, collectors = ids[:1], (replace(collectors[0], rows=Rows("common")),)
+                    some, collectors = ids[:1], (replace(collectors[0], samples=Samples("common")),)
                 elif self._is_one(state, deployment):
                     some = ids[:1]
                 found = self.run(state, settings, name, deployment, some, collectors)[KEY]
                 size = 1 if name == "gm" else self.federation.clients
-                tally = tallies.setdefault(name, Tally.empty(size, self.federation.classes))
+                counts = counts_by_part.setdefault(
+                    name, ConfusionCounts.empty(size, self.federation.classes)
+                )
                 place = some if name == "gm" else ids
-                tally.add_(place, found.expand(len(place), *found.shape[1:]))
-        return tallies
+                counts.add_(place, found.expand(len(place), *found.shape[1:]))
+        return counts_by_part
 
     def _is_one(self, state: State, deployment: Deployment) -> bool:
-        """Return whether all clients are judged with the same model: one can stand for all."""
+        """Return whether all clients are evaluated with the same model: one can stand for all."""
         changes = (deployment.weights, deployment.predict, deployment.program)
         own = self.algorithm.setting.net.names("all") & state.clients.keys()
         return not (any(changes) or own or deployment.dispatch.rows.values or self.recalibrate)
 
-    def collectors(self, deployment: Deployment) -> tuple[Collector, ...]:
-        """Return the Collectors that judge a deployment on a client's validation and test parts."""
-        judge = Judge(deployment.weights, deployment.predict)
-        return tuple(Collector(part, judge, rows=Rows(part)) for part in self.parts)
+    def collectors(self, deployment: Deployment) -> tuple[Statistic, ...]:
+        """Return the Statistics that evaluate a deployment on a client's validation and test parts."""
+        evaluate = CountConfusion(deployment.weights, deployment.predict)
+        return tuple(Statistic(part, evaluate, samples=Samples(part)) for part in self.parts)
 
     def fresh(self, deployment: Deployment) -> tuple[Step, ...]:
-        """Return the steps that estimate statistics anew, of the net as it is judged; or none."""
+        """Return the steps that estimate statistics anew, of the net as it is evaluated; or none."""
         if not self.recalibrate:
             return ()
         return recalibrate(self.algorithm.setting.net, deployment.weights)
 
-    def on_common(self, deployment: Deployment) -> tuple[Collector, ...]:
-        """Return the Collector that judges a deployment on the common test set, if there is one."""
+    def on_common(self, deployment: Deployment) -> tuple[Statistic, ...]:
+        """Return the Statistic that evaluates a deployment on the common test set, if there is one."""
         if not self._has_common():
             return ()
-        judge = Judge(deployment.weights, deployment.predict)
-        return (Collector("common", judge, rows=Rows("common", limit=self.config.common.limit)),)
+        evaluate = CountConfusion(deployment.weights, deployment.predict)
+        return (
+            Statistic(
+                "common", evaluate, samples=Samples("common", limit=self.config.common.limit)
+            ),
+        )
 
     def predictions(self, state: State, settings: RoundSettings) -> Iterator[tuple[int, Tensor]]:
         """Yield each client's id and what its model predicts for its test rows [n_test]."""
@@ -185,18 +191,18 @@ class Evaluator:
                 continue
             ids = torch.tensor([client])
             name, deployment = next(iter(self._deployments(state).items()))
-            judge = Predictions(deployment.weights, deployment.predict)
-            collector = Collector("test", judge, reduce="rows", rows=Rows("test"))
-            found = self.run(state, settings, name, deployment, ids, (collector,))
+            evaluate = Predictions(deployment.weights, deployment.predict)
+            statistic = Statistic("test", evaluate, reduce="rows", samples=Samples("test"))
+            found = self.run(state, settings, name, deployment, ids, (statistic,))
             yield client, found["test.predicted"][0]
 
     def deployed(self, state: State, settings: RoundSettings) -> Iterator[Tree]:
-        """Yield the parameters and buffers that each client is judged with, in client order."""
+        """Yield the parameters and buffers that each client is evaluated with, in client order."""
         names = self.algorithm.setting.net.names("all")
         most = max(1, SCALARS // self.algorithm.setting.net.size)
         for ids in self._blocks(most):
             name, deployment = next(iter(self._deployments(state).items()))
-            call = () if deployment.weights is None else (Map(_Called(deployment.weights)),)
+            call = () if deployment.weights is None else (Transform(_Called(deployment.weights)),)
             results = self._run(state, settings, name, deployment, ids, call, names)
             for k in range(len(ids)):
                 yield {name: value[k] for name, value in results.kept.items()}
@@ -208,9 +214,9 @@ class Evaluator:
         name: str,
         deployment: Deployment,
         ids: Tensor,
-        collectors: tuple[Collector, ...],
+        collectors: tuple[Statistic, ...],
     ) -> Tree:
-        """Return what Collectors find at clients `ids` [K] with their deployment, [K, ...] each.
+        """Return what Statistics find at clients `ids` [K] with their deployment, [K, ...] each.
 
         Args:
             state: after a round.
@@ -234,17 +240,17 @@ class Evaluator:
     ) -> Results:
         """Return what the clients have after the deployment's program and further steps.
 
-        Fine-tuning that diverges is given up: those clients are judged without it.
+        Fine-tuning that diverges is given up: those clients are evaluated without it.
         """
-        maps = tuple(step for step in then if isinstance(step, Map))
+        maps = tuple(step for step in then if isinstance(step, Transform))
         program = LocalProgram((*self._steps(deployment), *maps), keeps)
         results = self.engine.run(
             program,
             ids,
             rows=partial(take, state.clients),
-            dispatch=lambda some: seal_dispatch(self.algorithm.deploy(state, some)[name].dispatch),
+            dispatch=lambda some: apply_masks(self.algorithm.deploy(state, some)[name].dispatch),
             settings=settings,
-            observe=tuple(step for step in then if isinstance(step, Collector)),
+            observe=tuple(step for step in then if isinstance(step, Statistic)),
         )
         if not results.failures:
             return results
@@ -256,7 +262,7 @@ class Evaluator:
             )
         self.warn(
             f"round {state.round}: fine-tuning diverged at clients {failed.tolist()}; they are"
-            " judged without it."
+            " evaluated without it."
         )
         plain = replace(deployment, program=None)
         untuned = self._run(state, settings, name, plain, failed, then, keeps)
@@ -277,7 +283,7 @@ class Evaluator:
         return (*self.fresh(deployment), *(deployment.program.steps if deployment.program else ()))
 
     def _deployments(self, state: State) -> dict[str, Deployment]:
-        """Return what is judged, with the dispatch of one client: engines ask for those they judge.
+        """Return what is evaluated, with the dispatch of one client: engines ask for those they evaluate.
 
         A dispatch for a whole block would hold a model, or several, for each of its clients.
         """
@@ -297,7 +303,7 @@ def _joined(first: Tree, second: Tree, order: Tensor) -> Tree:
 
 @dataclass(frozen=True)
 class _Called:
-    """A Map that writes what the net is called with into the net's own leaves."""
+    """A Transform that writes what the net is called with into the net's own leaves."""
 
     weights: Callable[[Tree, Tree], Tree]
 

@@ -13,12 +13,12 @@ from flbench.metrics.classification import (
     personal_on_common,
     pooled,
 )
-from flbench.metrics.confusion import Tally
+from flbench.metrics.confusion import ConfusionCounts
 from flbench.results.metrics_file import Row
 
 
 @dataclass(frozen=True)
-class Judgement:
+class ClassGroups:
     """Which classes figures single out.
 
     Attributes:
@@ -31,8 +31,8 @@ class Judgement:
     confusable: tuple[int, ...] | None
     train_counts: Tensor
 
-    def confusable_in(self, validation: Tally | None) -> tuple[int, ...]:
-        """Return the confusable classes, given the validation predictions of the judged model."""
+    def confusable_in(self, validation: ConfusionCounts | None) -> tuple[int, ...]:
+        """Return the confusable classes, given the validation predictions of the evaluated model."""
         if self.confusable is not None:
             return self.confusable
         if validation is None or not int(validation.confusion.sum()):
@@ -40,40 +40,40 @@ class Judgement:
         return tuple(confusable_classes(validation.confusion))
 
 
-def rows_of(evaluation: Evaluation, judgement: Judgement, suffix: str = "") -> list[Row]:
+def rows_of(evaluation: Evaluation, class_groups: ClassGroups, suffix: str = "") -> list[Row]:
     """Return all figures of an evaluation; those without samples are left out.
 
     Args:
         evaluation: of one round.
-        judgement: which classes are singled out.
+        evaluation: which classes are singled out.
         suffix: of the protocols' names (`@local` right after local training).
     """
-    confusable = judgement.confusable_in(evaluation.own.get(("personal", "validation")))
+    confusable = class_groups.confusable_in(evaluation.own.get(("personal", "validation")))
     rows = []
-    for (protocol, part), tally in evaluation.own.items():
+    for (protocol, part), counts in evaluation.own.items():
         rows += _rows(
-            evaluation.round, part, protocol + suffix, pooled(tally, judgement.rare, confusable)
+            evaluation.round, part, protocol + suffix, pooled(counts, class_groups.rare, confusable)
         )
-    return rows + common_rows(evaluation, judgement, suffix)
+    return rows + common_rows(evaluation, class_groups, suffix)
 
 
-def common_rows(evaluation: Evaluation, judgement: Judgement, suffix: str = "") -> list[Row]:
+def common_rows(evaluation: Evaluation, class_groups: ClassGroups, suffix: str = "") -> list[Row]:
     """Return the figures on the common test set: GM, PM(V), PM(L), the personal models.
 
-    PM(V) and PM(L) are means over the clients that were judged: all of them, or the cohort where
+    PM(V) and PM(L) are means over the clients that were evaluated: all of them, or the cohort where
     the suffix is `@local` (FedNH's and FedPC's tables).
     """
-    confusable = judgement.confusable_in(evaluation.own.get(("personal", "validation")))
+    confusable = class_groups.confusable_in(evaluation.own.get(("personal", "validation")))
     rows = []
-    for protocol, tally in evaluation.common.items():
+    for protocol, counts in evaluation.common.items():
         rows += _rows(
             evaluation.round,
             "common",
             protocol + suffix,
-            pooled(tally, judgement.rare, confusable),
+            pooled(counts, class_groups.rare, confusable),
         )
         if protocol == "personal":
-            for name, values in personal_on_common(tally, judgement.train_counts).items():
+            for name, values in personal_on_common(counts, class_groups.train_counts).items():
                 spread: Figures = {
                     "accuracy": float(values.nanmean()),
                     "client_std": float(values[~values.isnan()].std(correction=0)),
@@ -101,18 +101,18 @@ CLASS_HEADER = (
 
 
 def client_table(
-    moment: str, tally: Tally, train_counts: Tensor, visits: Tensor
+    moment: str, counts: ConfusionCounts, train_counts: Tensor, participation_count: Tensor
 ) -> list[tuple[object, ...]]:
     """Return the lines of clients.csv: sizes, classes in training, trainings, test figures."""
-    figures = per_client(tally)
+    figures = per_client(counts)
     return [
         (
             moment,
             client,
             int(train_counts[client].sum()),
-            int(tally.support[client].sum()),
+            int(counts.support[client].sum()),
             int((train_counts[client] > 0).sum()),
-            int(visits[client]),
+            int(participation_count[client]),
             *(
                 float(figures[name][client])
                 for name in ("accuracy", "balanced_accuracy", "macro_f1")
@@ -123,12 +123,12 @@ def client_table(
 
 
 def class_table(
-    moment: str, evaluation: Evaluation, judgement: Judgement, names: tuple[str, ...]
+    moment: str, evaluation: Evaluation, class_groups: ClassGroups, names: tuple[str, ...]
 ) -> list[tuple[object, ...]]:
     """Return the lines of per_class.csv: every class's support and pooled test figures."""
     figures = per_class(evaluation.own["personal", "test"].confusion)
-    train = judgement.train_counts.sum(dim=0)
-    confusable = judgement.confusable_in(evaluation.own["personal", "validation"])
+    train = class_groups.train_counts.sum(dim=0)
+    confusable = class_groups.confusable_in(evaluation.own["personal", "validation"])
     return [
         (
             moment,
@@ -137,7 +137,7 @@ def class_table(
             int(train[k]),
             int(figures["support"][k]),
             *(float(figures[key][k]) for key in ("precision", "recall", "f1")),
-            int(k in judgement.rare),
+            int(k in class_groups.rare),
             int(k in confusable),
         )
         for k, name in enumerate(names)

@@ -26,7 +26,7 @@ from flbench.results.summary import Summary, best_round, figures_at, last_round,
 
 
 def write(experiment: Experiment, loop: FederatedLoop, state: State) -> None:
-    """Judge the best round's models, and write all that is written once, the summary last.
+    """Evaluate the best round's models, and write all that is written once, the summary last.
 
     Args:
         experiment: that was run.
@@ -35,30 +35,36 @@ def write(experiment: Experiment, loop: FederatedLoop, state: State) -> None:
     """
     config, evaluator, folder, seconds = loop.config, loop.evaluator, loop.folder, loop.seconds
     with seconds.spend("evaluate"):
-        last = loop.last or evaluator.evaluate(state, loop.closing(state), common=False)
+        last = loop.last or evaluator.evaluate(state, loop.evaluation_settings(state), common=False)
         evaluations = {"last": (last, state)}
         better = _best_state(loop, state)
         if better is not None:
             known = any(row[:2] == (better.round, "common") for row in folder.rows)
-            evaluation = evaluator.evaluate(better, loop.closing(better), common=not known)
+            evaluation = evaluator.evaluate(
+                better, loop.evaluation_settings(better), common=not known
+            )
             evaluations["best"] = (evaluation, better)
-            lines = rows_of(evaluation, experiment.judgement)
+            lines = rows_of(evaluation, experiment.class_groups)
             there = {row[:4] for row in folder.rows}
-            # What was judged on the way stays as it is: a final's test parts were not.
+            # What was evaluated on the way stays as it is: a final's test parts were not.
             folder.add_metrics([row for row in lines if row[:4] not in there])
-        weights = digest(evaluator.deployed(state, loop.closing(state)))
-    names, counts = experiment.federation.dataset.classes, experiment.judgement.train_counts
+        weights = digest(evaluator.deployed(state, loop.evaluation_settings(state)))
+    names, counts = experiment.federation.dataset.classes, experiment.class_groups.train_counts
     clients, classes = [], []
-    for moment, (evaluation, judged) in evaluations.items():
-        clients += client_table(moment, evaluation.own["personal", "test"], counts, judged.visits)
-        classes += class_table(moment, evaluation, experiment.judgement, names)
+    for moment, (evaluation, evaluated) in evaluations.items():
+        clients += client_table(
+            moment, evaluation.own["personal", "test"], counts, evaluated.participation_count
+        )
+        classes += class_table(moment, evaluation, experiment.class_groups, names)
     folder.write_table("clients.csv", CLIENT_HEADER, clients)
     folder.write_table("per_class.csv", CLASS_HEADER, classes)
     folder.write_table(
         "confusion.csv", ("split", "true", "predicted", "count"), confusion_table(last)
     )
     if config.output.predictions:
-        _write_predictions(folder, experiment, evaluator.predictions(state, loop.closing(state)))
+        _write_predictions(
+            folder, experiment, evaluator.predictions(state, loop.evaluation_settings(state))
+        )
     _finish(folder, config, _summary(experiment, folder, state, weights, seconds))
 
 
@@ -107,7 +113,7 @@ def _summary(
         if best is not None
         else "no validation part: the last round",
         **totals(rows),
-        "clients_never_trained": int((state.visits == 0).sum()),
+        "clients_never_trained": int((state.participation_count == 0).sum()),
         "seconds": {name: round(value, 3) for name, value in vars(seconds).items()},
         "engine": {
             "name": config.engine.name,

@@ -117,7 +117,7 @@ def resume(path: Path, overrides: Layer, reporter: Reporter, opened: Opened | No
 def _go(
     experiment: Experiment, state: State, folder: RunFolder, reporter: Reporter, seconds: Seconds
 ) -> None:
-    """Run the rounds that are left, judge the best round's models, write tables and summary."""
+    """Run the rounds that are left, evaluate the best round's models, write tables and summary."""
     limit, size = experiment.config.engine.state_memory, nbytes(state.clients) / memory.GIB
     if memory.is_mapped(state.clients, limit):
         reporter.warn(

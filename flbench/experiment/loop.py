@@ -1,4 +1,4 @@
-"""The federated loop: rounds, judgements and checkpoints, in one direction."""
+"""The federated loop: rounds, evaluations and checkpoints, in one direction."""
 
 import math
 import time
@@ -10,17 +10,17 @@ from typing import Protocol
 import torch
 
 from flbench.algorithms.base import Algorithm
-from flbench.client.program import Collector, Step
+from flbench.client.program import Statistic, Step
 from flbench.config.schema import Config
 from flbench.core.errors import DivergedError
 from flbench.core.types import Results, Stage, State
 from flbench.engine.base import Engine, RoundSettings
 from flbench.experiment import rounds
 from flbench.experiment.evaluate import Evaluation, Evaluator
-from flbench.experiment.evaluation_tables import Judgement, rows_of
+from flbench.experiment.evaluation_tables import ClassGroups, rows_of
 from flbench.experiment.interrupts import Interrupts
 from flbench.experiment.run_folder import RunFolder
-from flbench.metrics.confusion import Tally
+from flbench.metrics.confusion import ConfusionCounts
 from flbench.results.metrics_file import Row
 from flbench.results.summary import best_round
 
@@ -35,7 +35,7 @@ class Reporter(Protocol):
         """A round is over; loss is the cohort's mean training loss."""
 
     def evaluated(self, done: int, figures: Mapping[tuple[str, str, str], float]) -> None:
-        """Models were judged; figures by (split, protocol, metric)."""
+        """Models were evaluated; figures by (split, protocol, metric)."""
 
     def warn(self, text: str) -> None:
         """Something the user must know."""
@@ -69,19 +69,19 @@ class FederatedLoop:
         config: of the experiment.
         algorithm: the method.
         engine: trains.
-        evaluator: judges.
-        judgement: which classes are rare and confusable.
+        evaluator: evaluates.
+        evaluation: which classes are rare and confusable.
         folder: where everything is written.
         reporter: is told how it goes.
         seconds: spent so far, also before a resume.
-        last: what the last judgement found; None before the first.
+        last: what the last evaluation found; None before the first.
     """
 
     config: Config
     algorithm: Algorithm
     engine: Engine
     evaluator: Evaluator
-    judgement: Judgement
+    class_groups: ClassGroups
     folder: RunFolder
     reporter: Reporter
     seconds: Seconds = field(default_factory=Seconds)
@@ -103,14 +103,18 @@ class FederatedLoop:
         self.reporter.begin(state.round, total)
         with Interrupts() as interrupts:
             try:
-                # An interrupt can fall between a round and its judgement.
-                if state.round and self._is_due(state.round) and not self._was_judged(state.round):
-                    self.judge(state, interrupts)
-                while state.turn < stages[state.stage].rounds and state.round < stop:
+                # An interrupt can fall between a round and its evaluation.
+                if (
+                    state.round
+                    and self._is_evaluation_due(state.round)
+                    and not self._was_evaluated(state.round)
+                ):
+                    self.evaluate(state, interrupts)
+                while state.stage_round < stages[state.stage].rounds and state.round < stop:
                     stage = stages[state.stage]
                     state = self.round(state, stage, interrupts)
-                    if not stage.setup and self._is_due(state.round):
-                        self.judge(state, interrupts)
+                    if not stage.setup and self._is_evaluation_due(state.round):
+                        self.evaluate(state, interrupts)
                     every = self.config.output.checkpoint_every
                     if not stage.setup and (state.round % every == 0 or state.round == total):
                         self.save("last", state)
@@ -123,11 +127,11 @@ class FederatedLoop:
 
     def round(self, state: State, stage: Stage, interrupts: Interrupts) -> State:
         """Return the state after one round; write what it cost."""
-        judged = not stage.setup and self._is_due(state.round + 1)
+        evaluated = not stage.setup and self._is_evaluation_due(state.round + 1)
         settings = rounds.settings_of(self.config, self.algorithm, state, setup=stage.setup)
         with self.seconds.spend("train"):
-            diagnostics = self.algorithm.diagnostics() if judged else ()
-            observe = (*self._observers(state), *diagnostics) if judged else ()
+            diagnostics = self.algorithm.diagnostics() if evaluated else ()
+            observe = (*self._observers(state), *diagnostics) if evaluated else ()
             with interrupts.welcome():
                 trained = rounds.train(
                     self.algorithm, self.engine, state, settings, observe=observe
@@ -137,21 +141,23 @@ class FederatedLoop:
         number, split = over.state.round, "setup" if stage.setup else "train"
         lines = [Row(number, split, "", name, value) for name, value in over.costs.items()]
         lines += [Row(number, "server", "", name, value) for name, value in over.metrics.items()]
-        if judged:
+        if evaluated:
             evaluation = self._observed(trained.results, number)
-            lines += rows_of(evaluation, self.judgement, suffix="@local")
+            lines += rows_of(evaluation, self.class_groups, suffix="@local")
             lines += _diagnosed(diagnostics, trained.results, number)
         self.folder.add_metrics(lines)
         self.reporter.round_done(number, over.costs.get("loss", float("nan")))
         return over.state
 
-    def judge(self, state: State, interrupts: Interrupts) -> None:
-        """Judge all models after a round; save the state if it is the best so far."""
+    def evaluate(self, state: State, interrupts: Interrupts) -> None:
+        """Evaluate all models after a round; save the state if it is the best so far."""
         last = state.round == self.config.train.rounds
         with self.seconds.spend("evaluate"), interrupts.welcome():
-            common = self._is_common_due(state.round)
-            evaluation = self.evaluator.evaluate(state, self.closing(state), common=common)
-            rows = rows_of(evaluation, self.judgement)
+            common = self._is_common_evaluation_due(state.round)
+            evaluation = self.evaluator.evaluate(
+                state, self.evaluation_settings(state), common=common
+            )
+            rows = rows_of(evaluation, self.class_groups)
         self.last = evaluation
         self.folder.add_metrics(rows)
         if best_round(self.folder.rows) == state.round and not last:
@@ -160,8 +166,8 @@ class FederatedLoop:
             state.round, {(row.split, row.protocol, row.metric): row.value for row in rows}
         )
 
-    def closing(self, state: State) -> RoundSettings:
-        """Return the settings with which models are judged: those of the round before `state`."""
+    def evaluation_settings(self, state: State) -> RoundSettings:
+        """Return the settings with which models are evaluated: those of the round before `state`."""
         before = replace(state, round=state.round - 1)
         return rounds.settings_of(self.config, self.algorithm, before)
 
@@ -170,23 +176,23 @@ class FederatedLoop:
         extra = {"seconds": vars(self.seconds), "rows": len(self.folder.rows)}
         self.folder.save_state(name, state, self.config.hash(), extra)
 
-    def _is_due(self, done: int) -> bool:
-        return done % self.config.evaluation.every == 0 or self._is_common_due(done)
+    def _is_evaluation_due(self, done: int) -> bool:
+        return done % self.config.evaluation.every == 0 or self._is_common_evaluation_due(done)
 
-    def _is_common_due(self, done: int) -> bool:
+    def _is_common_evaluation_due(self, done: int) -> bool:
         every = self.config.evaluation.common.every
         return done == self.config.train.rounds or (every is not None and done % every == 0)
 
-    def _was_judged(self, done: int) -> bool:
+    def _was_evaluated(self, done: int) -> bool:
         return any(
             row.round == done and row.protocol == "personal" for row in reversed(self.folder.rows)
         )
 
     def _observers(self, state: State) -> tuple[Step, ...]:
-        """Return the steps that judge the cohort's models right after local training (E-local)."""
+        """Return the steps that evaluate the cohort's models right after local training (E-local)."""
         deployments = self.algorithm.deploy(state, torch.tensor([0]))
         first = next(iter(deployments.values()))
-        common = self._is_common_due(state.round + 1)
+        common = self._is_common_evaluation_due(state.round + 1)
         return (
             *self.evaluator.fresh(first),
             *self.evaluator.collectors(first),
@@ -195,16 +201,18 @@ class FederatedLoop:
 
     def _observed(self, results: Results, number: int) -> Evaluation:
         """Return what the observers found of round `number`; empty where all clients failed."""
-        federation, tallies = self.evaluator.federation, {}
+        federation, counts_by_part = self.evaluator.federation, {}
         for part in (*self.evaluator.parts, "common"):
-            tally = tallies[part] = Tally.empty(federation.clients, federation.classes)
+            counts = counts_by_part[part] = ConfusionCounts.empty(
+                federation.clients, federation.classes
+            )
             if f"{part}.confusion" in results.observed:
-                tally.add_(results.ids, results.observed[f"{part}.confusion"])
-        common = tallies.pop("common")
+                counts.add_(results.ids, results.observed[f"{part}.confusion"])
+        common = counts_by_part.pop("common")
         return Evaluation(
             number,
-            {("personal", part): tally for part, tally in tallies.items()},
-            {"personal": common} if bool(common.judged.any()) else {},
+            {("personal", part): counts for part, counts in counts_by_part.items()},
+            {"personal": common} if bool(common.evaluated.any()) else {},
         )
 
     def _complain(self, results: Results, state: State) -> None:
@@ -223,10 +231,10 @@ class FederatedLoop:
             self.reporter.warn(text)
 
 
-def _diagnosed(diagnostics: tuple[Collector, ...], results: Results, number: int) -> Iterator[Row]:
+def _diagnosed(diagnostics: tuple[Statistic, ...], results: Results, number: int) -> Iterator[Row]:
     """Yield the cohort's mean of what a method's diagnostics found."""
     for name, values in results.observed.items():
-        for collector in diagnostics:
-            if len(values) and name.startswith(f"{collector.name}."):
-                key = name.removeprefix(f"{collector.name}.")
+        for statistic in diagnostics:
+            if len(values) and name.startswith(f"{statistic.name}."):
+                key = name.removeprefix(f"{statistic.name}.")
                 yield Row(number, "train", "", key, float(values.double().mean()))

@@ -35,7 +35,7 @@ def configuration_notes(
             "average": "averaged over clients where the layer's weights are",
             "local": "kept by each client",
             "drop": "dropped after training and estimated anew on the client's training part when"
-            " judged",
+            " evaluated",
         }[config.train.batchnorm]
         said.append(
             f"BatchNorm statistics are {policy} (train.batchnorm={config.train.batchnorm})."

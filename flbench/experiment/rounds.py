@@ -1,4 +1,4 @@
-"""One round: cohort, local programs, store, aggregate, reply. No files, no judging."""
+"""One round: cohort, local programs, store, aggregate, reply. No files, no evaluating."""
 
 from dataclasses import dataclass, replace
 from functools import partial
@@ -13,7 +13,7 @@ from flbench.core.rng import Draw
 from flbench.core.tree import put_, take
 from flbench.core.types import Dispatch, Message, Results, Stage, State, Tree, Update
 from flbench.engine.base import Engine, RoundSettings
-from flbench.experiment.communication import row_bytes, seal, seal_dispatch, shared_bytes
+from flbench.experiment.communication import apply_mask, apply_masks, row_bytes, shared_bytes
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ def settings_of(
 
     The rounds of a set-up stage, `setup`, have streams of their own: they do not advance the round.
     """
-    key = (state.round, state.stage + 1, state.turn + 1) if setup else (state.round,)
+    key = (state.round, state.stage + 1, state.stage_round + 1) if setup else (state.round,)
     factor = config.train.schedule.factor(state.round, config.train.rounds)
     return RoundSettings(config.train, Draw(config.seed, key, algorithm.setting.clients), factor)
 
@@ -104,7 +104,7 @@ def train(
 def exchange(algorithm: Algorithm, state: State, trained: Trained) -> Exchange:
     """Store what the cohort keeps, let the server see what it sent, and store the reply.
 
-    `state.clients`, `state.visits` and `state.hidden` are written in place. A round whose clients
+    `state.clients`, `state.participation_count` and `state.stale` are written in place. A round whose clients
     all diverged changes nothing but the round's number.
 
     Raises: ValueError if the program keeps a leaf that `init` gave no client.
@@ -113,7 +113,7 @@ def exchange(algorithm: Algorithm, state: State, trained: Trained) -> Exchange:
     program, results = trained.program, trained.results
     update, links, sent = Update(), None, Message()
     if len(results.ids):
-        sent = seal(results.sent)
+        sent = apply_mask(results.sent)
         stored = {name: value for name, value in sent.values.items() if name in program.keeps}
         strange = sorted((set(results.kept) | set(stored)) - set(state.clients))
         if strange:
@@ -127,15 +127,15 @@ def exchange(algorithm: Algorithm, state: State, trained: Trained) -> Exchange:
         silent = torch.full_like(results.losses, torch.nan)
         brought = replace(results, sent=sent, kept={}, observed={}, losses=silent)
         update = algorithm.aggregate(seen, brought)
-    reply = Message() if update.reply is None else seal(update.reply)
+    reply = Message() if update.reply is None else apply_mask(update.reply)
     update = replace(update, reply=reply)
     put_(state.clients, results.ids, reply.values, reply.mask)
     if _trains(program):
-        state.visits[results.ids] += 1
+        state.participation_count[results.ids] += 1
     moved = not algorithm.setting.net.names("all").isdisjoint(update.server)
     over = advance(state, algorithm.stages(), update)
     return Exchange(
-        replace(over, fresh=state.fresh and not moved),
+        replace(over, is_initial=state.is_initial and not moved),
         dict(update.metrics),
         _costs(stage, trained, sent, update, links),
     )
@@ -147,21 +147,23 @@ def visible(state: State, program: LocalProgram) -> State:
     Rows that a client changed in an earlier stage and has not sent since are zero.
     """
     clients = {name: rows for name, rows in state.clients.items() if name in program.sends}
-    for name, hidden in state.hidden.items():
-        if name in clients and bool(hidden.any()):
+    for name, stale in state.stale.items():
+        if name in clients and bool(stale.any()):
             clients[name] = clients[name].clone()
-            clients[name][hidden] = 0
-    return replace(state, clients=clients, hidden={})
+            clients[name][stale] = 0
+    return replace(state, clients=clients, stale={})
 
 
 def _hide(state: State, results: Results, stored: Tree) -> None:
     """Note which rows changed without being sent, in place."""
     for name in results.kept:
-        hidden = state.hidden.setdefault(name, torch.zeros_like(state.visits, dtype=torch.bool))
-        hidden[results.ids] = True
+        stale = state.stale.setdefault(
+            name, torch.zeros_like(state.participation_count, dtype=torch.bool)
+        )
+        stale[results.ids] = True
     for name in stored:
-        if name in state.hidden:
-            state.hidden[name][results.ids] = False
+        if name in state.stale:
+            state.stale[name][results.ids] = False
 
 
 def _trains(program: LocalProgram) -> bool:
@@ -170,12 +172,12 @@ def _trains(program: LocalProgram) -> bool:
 
 def advance(state: State, stages: tuple[Stage, ...], update: Update) -> State:
     """Return the state after a round, in the next stage if this one is done and not the last."""
-    stage, turn = stages[state.stage], state.turn + 1
-    next_one = turn == stage.rounds and state.stage + 1 < len(stages)
+    stage, stage_round = stages[state.stage], state.stage_round + 1
+    next_one = stage_round == stage.rounds and state.stage + 1 < len(stages)
     return replace(
         state,
         stage=state.stage + next_one,
-        turn=0 if next_one else turn,
+        stage_round=0 if next_one else stage_round,
         round=state.round + (not stage.setup),
         server={**state.server, **update.server},
     )
@@ -195,7 +197,7 @@ class Meter:
         shared, rows = shared_bytes(dispatch.shared), row_bytes(dispatch.rows)
         for k, client in enumerate(ids.tolist()):
             self._bytes[client] = shared + (int(rows[k]) if len(rows) else 0)
-        return seal_dispatch(dispatch)
+        return apply_masks(dispatch)
 
     def total(self) -> int:
         """Return the bytes that went down."""

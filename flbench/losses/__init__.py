@@ -1,4 +1,4 @@
-"""Loss terms: one pure function of a View per file, summed by weight into the one local loss."""
+"""Loss terms: one pure function of a StepContext per file, summed by weight into the one local loss."""
 
 from flbench.losses.class_pull import ClassPull
 from flbench.losses.cosine_cross_entropy import CosineCrossEntropy

@@ -6,7 +6,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from flbench.core.types import View
+from flbench.core.types import StepContext
 from flbench.losses.similarity import EPSILON, NEVER, class_sums, full_precision, membership, wide
 
 Form = Literal["class_mean", "mse", "per_sample", "repel"]
@@ -36,12 +36,12 @@ class ClassPull:
     prototypes: str = "global.prototypes"
     present: str = "global.present"
 
-    def __call__(self, view: View) -> Tensor:
+    def __call__(self, context: StepContext) -> Tensor:
         """Return the term, 0-dim; 0 where no class of the batch has a prototype."""
-        batch, features, present = view.batch, view.out.features, view.ctx[self.present]
+        batch, features, present = context.batch, context.out.features, context.ctx[self.present]
         with full_precision(features):
-            dtype = wide(features, view.ctx[self.prototypes])
-            table = view.ctx[self.prototypes].to(dtype)
+            dtype = wide(features, context.ctx[self.prototypes])
+            table = context.ctx[self.prototypes].to(dtype)
             classes = torch.arange(len(table), device=table.device)
             # Points [M, D] of class own [M], each with a weight [M] in the sum.
             if self.form == "per_sample":

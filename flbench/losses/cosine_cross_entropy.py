@@ -4,20 +4,20 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from flbench.core.types import View
+from flbench.core.types import StepContext
 from flbench.losses.cross_entropy import mean_cross_entropy
 from flbench.losses.similarity import cosines
 
 
-def cosine_logits(view: View, directions: str, scale: str) -> Tensor:
+def cosine_logits(context: StepContext, directions: str, scale: str) -> Tensor:
     """Return s z W^T [B, C] for features z of length one; a zero feature has logits 0.
 
     Args:
-        view: its features [B, D].
+        context: its features [B, D].
         directions: the leaf W [C, D], rows of length one.
         scale: the leaf s [].
     """
-    return view.leaves[scale] * cosines(view.out.features, view.leaves[directions])
+    return context.leaves[scale] * cosines(context.out.features, context.leaves[directions])
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class CosineCrossEntropy:
     directions: str = "head.weight"
     scale: str = "scale"
 
-    def __call__(self, view: View) -> Tensor:
+    def __call__(self, context: StepContext) -> Tensor:
         """Return the mean cross entropy, 0-dim."""
-        logits = cosine_logits(view, self.directions, self.scale)
-        return mean_cross_entropy(logits, view.batch.y, view.batch.mask)
+        logits = cosine_logits(context, self.directions, self.scale)
+        return mean_cross_entropy(logits, context.batch.y, context.batch.mask)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from flbench.core.types import View
+from flbench.core.types import StepContext
 from flbench.losses.similarity import masked_mean
 
 
@@ -35,6 +35,6 @@ class CrossEntropy:
 
     weight: float | str = 1.0
 
-    def __call__(self, view: View) -> Tensor:
+    def __call__(self, context: StepContext) -> Tensor:
         """Return the mean cross entropy, 0-dim."""
-        return mean_cross_entropy(view.out.logits, view.batch.y, view.batch.mask)
+        return mean_cross_entropy(context.out.logits, context.batch.y, context.batch.mask)

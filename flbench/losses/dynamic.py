@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from flbench.core.types import View
+from flbench.core.types import StepContext
 from flbench.losses.linear import Linear
 from flbench.losses.proximal import Proximal
 
@@ -25,7 +25,7 @@ class Dynamic:
     names: tuple[str, ...]
     weight: float | str = 1.0
 
-    def __call__(self, view: View) -> Tensor:
+    def __call__(self, context: StepContext) -> Tensor:
         """Return the term, 0-dim."""
-        terms = Linear(self.names, "dual.")(view) + Proximal(self.names)(view)
-        return view.leaves["strength"] * terms
+        terms = Linear(self.names, "dual.")(context) + Proximal(self.names)(context)
+        return context.leaves["strength"] * terms

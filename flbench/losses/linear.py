@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from flbench.core.types import View
+from flbench.core.types import StepContext
 
 
 @dataclass(frozen=True)
@@ -26,11 +26,11 @@ class Linear:
     prefix: str
     weight: float | str = 1.0
 
-    def __call__(self, view: View) -> Tensor:
+    def __call__(self, context: StepContext) -> Tensor:
         """Return the term, 0-dim."""
         parts = []
         for name in self.names:
             key = self.prefix + name
-            constant = view.leaves[key] if key in view.leaves else view.ctx[key]
-            parts.append((constant * view.leaves[name]).sum())
+            constant = context.leaves[key] if key in context.leaves else context.ctx[key]
+            parts.append((constant * context.leaves[name]).sum())
         return torch.stack(parts).sum()

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from flbench.core.types import Tree, View
+from flbench.core.types import StepContext, Tree
 from flbench.losses.similarity import full_precision, masked_mean, unit, wide
 
 
@@ -36,18 +36,18 @@ class ModelContrast:
         if self.temperature <= 0:
             raise ValueError(f"temperature must be > 0, got {self.temperature}")
 
-    def __call__(self, view: View) -> Tensor:
+    def __call__(self, context: StepContext) -> Tensor:
         """Return the term, 0-dim, in nats: in (0, ...), ln 2 where both models are the same."""
-        leaves, x = view.leaves, view.batch.x
-        received: Tree = {n: leaves.get(self.received + n, view.start[n]) for n in self.names}
+        leaves, x = context.leaves, context.batch.x
+        received: Tree = {n: leaves.get(self.received + n, context.start[n]) for n in self.names}
         previous: Tree = {n: leaves[self.previous + n] for n in self.names}
         with torch.no_grad():
-            ahead = view.apply(received, x).features
-            behind = view.apply(previous, x).features
-        z = view.out.features
+            ahead = context.apply(received, x).features
+            behind = context.apply(previous, x).features
+        z = context.out.features
         gap = (_cosine(z, behind) - _cosine(z, ahead)) / self.temperature
         # -log(e_g / (e_g + e_p)) = log(1 + e^gap), without an exp that overflows.
-        return masked_mean(torch.logaddexp(torch.zeros_like(gap), gap), view.batch.mask)
+        return masked_mean(torch.logaddexp(torch.zeros_like(gap), gap), context.batch.mask)
 
 
 def _cosine(a: Tensor, b: Tensor) -> Tensor:

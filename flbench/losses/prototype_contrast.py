@@ -6,7 +6,7 @@ from math import log
 import torch
 from torch import Tensor
 
-from flbench.core.types import View
+from flbench.core.types import StepContext
 from flbench.losses.similarity import NEVER, cosines, masked_mean
 
 
@@ -46,13 +46,13 @@ class PrototypeContrast:
                 f"temperature and gamma must be > 0, got {self.temperature} and {self.gamma}"
             )
 
-    def __call__(self, view: View) -> Tensor:
+    def __call__(self, context: StepContext) -> Tensor:
         """Return the term, 0-dim, in nats; 0 where no sample's class has a prototype."""
-        y, ctx = view.batch.y, view.ctx
+        y, ctx = context.batch.y, context.ctx
         present = ctx[self.present]
         prototypes = ctx[self.prototypes]
         scores = (
-            cosines(view.out.features, prototypes).to(prototypes.dtype) / self.temperature
+            cosines(context.out.features, prototypes).to(prototypes.dtype) / self.temperature
         )  # [B, C]
         own = y[:, None] == torch.arange(scores.shape[1], device=y.device)
         hard = self.hard(ctx[self.similarity], present)[y]
@@ -60,7 +60,7 @@ class PrototypeContrast:
         allowed = present[None, :] if self.positive else present[None, :] & ~own
         denominator = torch.where(allowed, denominator, NEVER).logsumexp(dim=1)
         positive = torch.where(own, scores, 0.0).sum(dim=1)
-        counts = present[y] & allowed.any(dim=1) & view.batch.mask
+        counts = present[y] & allowed.any(dim=1) & context.batch.mask
         return masked_mean(denominator - positive, counts)
 
     def hard(self, similarity: Tensor, present: Tensor) -> Tensor:

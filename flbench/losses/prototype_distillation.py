@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from flbench.core.types import View
+from flbench.core.types import StepContext
 from flbench.losses.similarity import NEVER, cosines, masked_mean
 
 
@@ -34,14 +34,14 @@ class PrototypeDistillation:
         if self.temperature <= 0:
             raise ValueError(f"temperature must be > 0, got {self.temperature}")
 
-    def __call__(self, view: View) -> Tensor:
+    def __call__(self, context: StepContext) -> Tensor:
         """Return the term, 0-dim, in nats; 0 while there are no prototypes."""
-        present = view.ctx[self.present]
-        prototypes = view.ctx[self.prototypes]
-        scores = cosines(view.out.features, prototypes).to(prototypes.dtype) / self.temperature
+        present = context.ctx[self.present]
+        prototypes = context.ctx[self.prototypes]
+        scores = cosines(context.out.features, prototypes).to(prototypes.dtype) / self.temperature
         teacher = torch.where(present, scores, NEVER).log_softmax(dim=1).detach()
-        student = torch.where(present, view.out.logits.to(prototypes.dtype), NEVER).log_softmax(
+        student = torch.where(present, context.out.logits.to(prototypes.dtype), NEVER).log_softmax(
             dim=1
         )
         divergence = torch.where(present, teacher.exp() * (teacher - student), 0.0).sum(dim=1)
-        return masked_mean(divergence, view.batch.mask)
+        return masked_mean(divergence, context.batch.mask)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from flbench.core.types import View
+from flbench.core.types import StepContext
 from flbench.losses.similarity import masked_mean
 
 
@@ -25,8 +25,8 @@ class PrototypeL2:
     prototypes: str = "global.prototypes"
     present: str = "global.present"
 
-    def __call__(self, view: View) -> Tensor:
+    def __call__(self, context: StepContext) -> Tensor:
         """Return the term, 0-dim; 0 where no sample's class has a prototype."""
-        y = view.batch.y
-        distance = (view.out.features - view.ctx[self.prototypes][y]).square().mean(dim=1)
-        return masked_mean(distance, view.ctx[self.present][y] & view.batch.mask)
+        y = context.batch.y
+        distance = (context.out.features - context.ctx[self.prototypes][y]).square().mean(dim=1)
+        return masked_mean(distance, context.ctx[self.present][y] & context.batch.mask)

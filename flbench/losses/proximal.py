@@ -6,7 +6,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from flbench.core.types import View
+from flbench.core.types import StepContext
 
 
 @dataclass(frozen=True)
@@ -28,10 +28,11 @@ class Proximal:
     prefix: str = ""
     anchor: Literal["start", "now"] = "start"
 
-    def __call__(self, view: View) -> Tensor:
+    def __call__(self, context: StepContext) -> Tensor:
         """Return the term, 0-dim."""
-        anchor = view.start if self.anchor == "start" else view.leaves
+        anchor = context.start if self.anchor == "start" else context.leaves
         parts = [
-            (view.leaves[self.prefix + name] - anchor[name]).square().sum() for name in self.names
+            (context.leaves[self.prefix + name] - anchor[name]).square().sum()
+            for name in self.names
         ]
         return 0.5 * torch.stack(parts).sum()

@@ -6,7 +6,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from flbench.core.types import View
+from flbench.core.types import StepContext
 from flbench.losses.similarity import NEVER, class_sums, cosines
 
 
@@ -45,20 +45,20 @@ class SemanticKL:
         if self.temperature <= 0:
             raise ValueError(f"temperature must be > 0, got {self.temperature}")
 
-    def __call__(self, view: View) -> Tensor:
+    def __call__(self, context: StepContext) -> Tensor:
         """Return the term, 0-dim, in nats."""
-        bank, held = view.leaves[self.bank].detach(), view.leaves[self.held] > 0
-        features = view.out.features
-        sums, counts = class_sums(features, view.batch.y, bank.shape[0], view.batch.mask)
+        bank, held = context.leaves[self.bank].detach(), context.leaves[self.held] > 0
+        features = context.out.features
+        sums, counts = class_sums(features, context.batch.y, bank.shape[0], context.batch.mask)
         means = torch.where(
             (counts > 0)[:, None], sums / counts.clamp_min(1.0)[:, None], bank.to(sums.dtype)
         )
         local = cosines(means, means).to(bank.dtype)
-        inside = held & view.ctx[self.present]  # A
+        inside = held & context.ctx[self.present]  # A
         pairs = inside[:, None] & inside[None, :]
         if not self.diagonal:
             pairs = pairs & ~torch.eye(len(inside), dtype=torch.bool, device=pairs.device)
-        teacher = self._rows(view.ctx[self.similarity].to(local.dtype), pairs)
+        teacher = self._rows(context.ctx[self.similarity].to(local.dtype), pairs)
         student = self._rows(local, pairs)
         if self.reverse:
             teacher, student = student, teacher

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from flbench.metrics.confusion import Tally
+from flbench.metrics.confusion import ConfusionCounts
 
 Figures = dict[str, float | None]
 
@@ -43,25 +43,27 @@ def per_class(confusion: Tensor) -> dict[str, Tensor]:
     return {**result, "support": confusion.sum(dim=1), "predicted": confusion.sum(dim=0)}
 
 
-def pooled(tally: Tally, rare: Iterable[int] = (), confusable: Iterable[int] = ()) -> Figures:
+def pooled(
+    counts: ConfusionCounts, rare: Iterable[int] = (), confusable: Iterable[int] = ()
+) -> Figures:
     """Return the figures of all clients' predictions.
 
     Args:
-        tally: counts of one part.
+        counts: counts of one part.
         rare: the rare classes.
         confusable: the confusable classes.
     Returns: accuracy (pooled), accuracy_mean (over clients with samples), balanced_accuracy,
         macro_f1, rare_recall, rare_f1, confusable_f1, worst10_accuracy (mean of the worst tenth of
         the clients, at least one), client_std (population).
     """
-    scores = per_class(tally.confusion)
-    clients = per_client(tally)["accuracy"][tally.judged]
+    scores = per_class(counts.confusion)
+    clients = per_client(counts)["accuracy"][counts.evaluated]
     occurs = scores["support"] > 0
     seen = occurs | (scores["predicted"] > 0)
-    total = int(tally.confusion.sum())
+    total = int(counts.confusion.sum())
     worst = clients.sort().values[: -(-len(clients) // 10)]
     return {
-        "accuracy": float(tally.confusion.diagonal().sum()) / total if total else None,
+        "accuracy": float(counts.confusion.diagonal().sum()) / total if total else None,
         "accuracy_mean": _mean(clients),
         "balanced_accuracy": _mean(scores["recall"][occurs]),
         "macro_f1": _mean(scores["f1"][seen]),
@@ -73,11 +75,11 @@ def pooled(tally: Tally, rare: Iterable[int] = (), confusable: Iterable[int] = (
     }
 
 
-def per_client(tally: Tally) -> dict[str, Tensor]:
+def per_client(counts: ConfusionCounts) -> dict[str, Tensor]:
     """Return accuracy, balanced accuracy, macro F1 [N] float64 by client; NaN without samples."""
-    support, correct = tally.support.double(), tally.correct.double()
+    support, correct = counts.support.double(), counts.correct.double()
     recall = correct / support
-    f1 = 2 * correct / (support + tally.predicted)  # = 2 PR / (P + R)
+    f1 = 2 * correct / (support + counts.predicted)  # = 2 PR / (P + R)
     return {
         "accuracy": correct.sum(dim=1) / support.sum(dim=1),
         "balanced_accuracy": recall.nanmean(dim=1),
@@ -85,18 +87,18 @@ def per_client(tally: Tally) -> dict[str, Tensor]:
     }
 
 
-def personal_on_common(tally: Tally, train_counts: Tensor) -> dict[str, Tensor]:
-    """Return PM(V) and PM(L) [N] of personal models judged on the common test set.
+def personal_on_common(counts: ConfusionCounts, train_counts: Tensor) -> dict[str, Tensor]:
+    """Return PM(V) and PM(L) [N] of personal models evaluated on the common test set.
 
     With correct_c and n_c of a client's model and test class: PM(V) = sum over the classes that the
     client trains on of correct_c / the same sum of n_c; PM(L) = sum_c p_c correct_c / sum_c p_c
     n_c, with p_c the client's training share of class c. Source: FedNH (AAAI 2023).
 
     Args:
-        tally: counts on the common test set.
+        counts: counts on the common test set.
         train_counts: [N, C] training samples by client and class.
     """
-    support, correct = tally.support.double(), tally.correct.double()
+    support, correct = counts.support.double(), counts.correct.double()
     present = (train_counts > 0).double()
     share = train_counts.double() / train_counts.sum(dim=1, keepdim=True).clamp_min(1)
     return {

@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
-class Tally:
+class ConfusionCounts:
     """Predictions of all clients' models on one part.
 
     Attributes:
@@ -23,11 +23,11 @@ class Tally:
     confusion: Tensor
 
     @staticmethod
-    def empty(clients: int, classes: int) -> "Tally":
+    def empty(clients: int, classes: int) -> "ConfusionCounts":
         """Return a tally without predictions."""
         support, predicted, correct = torch.zeros(3, clients, classes, dtype=torch.int64)
         confusion = torch.zeros(classes, classes, dtype=torch.int64)
-        return Tally(support, predicted, correct, confusion)
+        return ConfusionCounts(support, predicted, correct, confusion)
 
     def add_(self, ids: Tensor, confusions: Tensor) -> None:
         """Count the confusion matrices [K, C, C] of clients `ids` [K], in place."""
@@ -38,7 +38,7 @@ class Tally:
         self.confusion.add_(confusions.sum(dim=0))
 
     @property
-    def judged(self) -> Tensor:
+    def evaluated(self) -> Tensor:
         """[N] bool: the clients that have samples in this part."""
         return self.support.sum(dim=1) > 0
 

@@ -14,19 +14,19 @@ def best_round(rows: list[Row]) -> int | None:
 
 
 def last_round(rows: list[Row]) -> int | None:
-    """Return the last round in which models were judged; None before the first."""
-    judged = [
+    """Return the last round in which models were evaluated; None before the first."""
+    evaluated = [
         row.round
         for row in rows
         if row.protocol == "personal" and row.split in ("validation", "test")
     ]
-    return max(judged, default=None)
+    return max(evaluated, default=None)
 
 
 def figures_at(rows: list[Row], number: int) -> Summary:
     """Return what the summary says of one round: `round, validation{...}, test{...}`.
 
-    Figures of the judged model stand by their names; those of other models under their protocol's
+    Figures of the evaluated model stand by their names; those of other models under their protocol's
     name (`head`, `ft`); of the common test set, under `test`: gm, pm_v, pm_l as bare accuracies,
     and pm_v@local, pm_l@local of the cohort right after local training.
     """
@@ -44,7 +44,7 @@ def figures_at(rows: list[Row], number: int) -> Summary:
             found[row.split][row.metric] = row.value
         else:
             found[row.split].setdefault(row.protocol, {})[row.metric] = row.value
-    for split in ("validation", "test"):  # the judged model's own figures first
+    for split in ("validation", "test"):  # the evaluated model's own figures first
         found[split] = dict(
             sorted(found[split].items(), key=lambda item: isinstance(item[1], dict))
         )

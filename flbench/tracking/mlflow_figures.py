@@ -23,7 +23,7 @@ def send(entry: Entry, path: Path, *, over: bool) -> None:
     """Send the figures that were written since the last time, up to 1000 of them in a call.
 
     MLflow lists figures, and chooses one for a picture, in the order in which it met them: nothing
-    is sent before the first judgement unless the run is over, and judgements stand first.
+    is sent before the first evaluation unless the run is over, and evaluations stand first.
 
     The store remembers how many bytes it has, and their hash, beside the figures: a file that was
     rewound is sent again from its beginning. A figure's time is made of its round (a second each,
@@ -34,8 +34,8 @@ def send(entry: Entry, path: Path, *, over: bool) -> None:
     with path.open("rb") as file:
         known, offset, lines = _begin(file, entry.tags.get(SENT, "0 -"))
         for block in _blocks(file):
-            judged = any(sign in line for line in block for sign in JUDGED)
-            if not (offset or over or judged or len(block) == MOST_FIGURES):
+            evaluated = any(sign in line for line in block for sign in JUDGED)
+            if not (offset or over or evaluated or len(block) == MOST_FIGURES):
                 return
             rows = [_row(line, number, path) for number, line in enumerate(block, lines) if number]
             for line in block:

@@ -15,7 +15,7 @@ LEFT_OUT = ("tracking.",)
 def figure(row: Row) -> str:
     """Return a figure's name, `split/protocol/metric`.
 
-    The judged model's protocol, `personal`, is left out: `validation/accuracy`, but
+    The evaluated model's protocol, `personal`, is left out: `validation/accuracy`, but
     `validation/personal-local/accuracy` and `train/loss`.
     """
     parts = (row.split, "" if row.protocol == "personal" else row.protocol, row.metric)

@@ -14,7 +14,7 @@ RUNS: Final = "flbench"
 WIDTH: Final = 190
 FIGURES: Final = ("accuracy", "balanced_accuracy", "rare_recall", "worst10_accuracy")
 CHOSEN: Final = "best"  # the round that validation chose, as in a table of runs
-LAST: Final = "final"  # the last round, by which a study's report and verdicts judge
+LAST: Final = "final"  # the last round, by which a study's report and verdicts evaluate
 TRAINING: Final = "workflowType=machine_learning"
 """Without it MLflow opens an experiment as one of language models."""
 

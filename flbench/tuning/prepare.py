@@ -113,7 +113,7 @@ def prepare(request: Request, layers: dict[str, list[Layer]]) -> Prepared:
     federation = assembly.load_federation(config)
     if not any(len(rows) for rows in federation.partition.parts["validation"]):
         raise UserError(
-            "a search judges validation parts, and no client has one. Give them a share:"
+            "a search evaluates validation parts, and no client has one. Give them a share:"
             " partition.split=[0.6,0.2,0.2]"
         )
     means = means_of(request, assembly.settle(config).engine)

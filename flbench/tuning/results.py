@@ -72,7 +72,7 @@ class Trial:
         reason: of a failure, a sentence.
         round: done.
         rounds: asked for.
-        score: the study's metric on validation when it was last judged; None before that, and
+        score: the study's metric on validation when it was last evaluated; None before that, and
             where it is no finite number.
         seconds: spent, by what.
         started: ISO time.

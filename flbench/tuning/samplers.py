@@ -26,7 +26,7 @@ class Observation:
     Attributes:
         params: what it was given.
         state: how it ended; `stopped` is by the scheduler.
-        score: of its last judged round, larger is better; None if none was judged.
+        score: of its last evaluated round, larger is better; None if none was evaluated.
         round: rounds done.
     """
 

@@ -56,7 +56,7 @@ class HalvingByMethod(FIFOScheduler):  # type: ignore[misc]
             item.job.name
             for item in seen
             if item.job.kind == "search"
-            and self._judge(item.job, item.round, item.score) == TrialScheduler.STOP
+            and self._evaluate(item.job, item.round, item.score) == TrialScheduler.STOP
         }
 
     def on_trial_result(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> str:
@@ -64,13 +64,13 @@ class HalvingByMethod(FIFOScheduler):  # type: ignore[misc]
         job = self._jobs[trial.trial_id]
         if job.kind == "final":
             return str(TrialScheduler.CONTINUE)
-        decision = self._judge(job, result["round"], result["score"])
+        decision = self._evaluate(job, result["round"], result["score"])
         if job.name in self._fallen:
             decision = str(TrialScheduler.STOP)
         whole = job.index == 0 or result["round"] >= self._rounds
         return str(TrialScheduler.CONTINUE) if whole else decision
 
-    def _judge(self, job: Job, done: int, score: float) -> str:
+    def _evaluate(self, job: Job, done: int, score: float) -> str:
         halving = self._halving.get(job.method)
         if halving is None:
             halving = self._halving[job.method] = AsyncHyperBandScheduler(

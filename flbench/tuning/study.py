@@ -24,7 +24,7 @@ class Job:
 
     Attributes:
         method: name of the method.
-        kind: search (judged on validation parts) or final (judged on test parts).
+        kind: search (evaluated on validation parts) or final (evaluated on test parts).
         index: of the trial; of a final, that of the trial whose parameters it has.
         seed: of the training; the partition's is the study's.
         params: values by their dotted keys, over the method's base configuration.

@@ -134,7 +134,7 @@ def progress(methods: Mapping[str, Sequence[Trial]], metric: str) -> Figure:
 
 
 def _scored(trials: Sequence[Trial]) -> list[tuple[Trial, float]]:
-    """Return the trials that have been judged, with their scores."""
+    """Return the trials that have been evaluated, with their scores."""
     return [(trial, trial.score) for trial in trials if trial.score is not None]
 
 

@@ -148,7 +148,7 @@ def page(report: Report) -> str:
             _Chapter(name, tables.parameters(report, name), tuple(_pictures(report, name)))
             for name in study.methods
         ],
-        closing=_closing(report),
+        evaluation_settings=_closing(report),
         troubles=troubles(report),
         rare=tables.RARE,
     )

@@ -21,7 +21,7 @@ class OptunaSampler:
 
     A study is rebuilt from the history for each batch, with a seed from (seed, method, first
     index). A stopped trial counts below all finished ones, and the more the further it came. One
-    that diverged, failed or was never judged counts least: its parameters are to be kept away from.
+    that diverged, failed or was never evaluated counts least: its parameters are to be kept away from.
     A default outside the ranges (`null`, say) is told without that parameter.
 
     Raises: ConfigError if Optuna is not installed.
@@ -73,10 +73,10 @@ class OptunaSampler:
             params[path] = value
             distributions[path] = self._distribution(parameter)
         score = observation.score
-        judged = score is not None and math.isfinite(score)
-        if judged and observation.state == "finished":
+        evaluated = score is not None and math.isfinite(score)
+        if evaluated and observation.state == "finished":
             return self.optuna.create_trial(params=params, distributions=distributions, value=score)
-        came = judged and observation.state == "stopped"
+        came = evaluated and observation.state == "stopped"
         return self.optuna.create_trial(
             state=self.optuna.trial.TrialState.PRUNED,
             params=params,

@@ -36,7 +36,7 @@ class Progress:
 
     Attributes:
         round: rounds done.
-        score: validation metric of the last judged round; None if there is none.
+        score: validation metric of the last evaluated round; None if there is none.
         done: whether the trial is over.
     """
 
@@ -84,7 +84,7 @@ class Training:
             self._end("failed", str(error))
 
     def step(self) -> Progress:
-        """Train until the next evaluation, judge, and write how far it is.
+        """Train until the next evaluation, evaluate, and write how far it is.
 
         What trying again cannot mend ends the trial, and is not raised: parameters that the method
         refuses, models that diverge.
@@ -156,7 +156,7 @@ class Training:
         rounds, every = built.config.train.rounds, built.config.evaluation.every
         until = min(rounds, (state.round // every + 1) * every)
         if until == rounds and self.job.kind == "final":
-            # Test parts are looked at once, when all is trained; `best` is judged then too.
+            # Test parts are looked at once, when all is trained; `best` is evaluated then too.
             self._loop.evaluator = built.evaluator(_Quiet().warn)
         self._state = self._loop.run(state, until)
         vain = totals(self.folder.rows)
@@ -200,7 +200,7 @@ def configuration(study: Path, job: Job) -> tuple[Config, dict[str, str]]:
 
 
 def score_of(rows: list[Row], metric: str) -> float | None:
-    """Return the validation metric of the last judged round; None if there is none."""
+    """Return the validation metric of the last evaluated round; None if there is none."""
     last = last_round(rows)
     wanted = (last, "validation", "personal", metric)
     return next((row.value for row in reversed(rows) if row[:4] == wanted), None)

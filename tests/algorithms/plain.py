@@ -119,7 +119,7 @@ def assert_close(found: Tree, expected: Tree) -> None:
 
 
 def deployed(*overrides: str, rounds: int = 2) -> str:
-    """The digest of the models that clients are judged with, without the files of a run."""
+    """The digest of the models that clients are evaluated with, without the files of a run."""
     from tests.algorithms.test_contract import after
     from tests.algorithms.test_identities import LENET
 

@@ -41,7 +41,7 @@ def test_cfl_that_never_splits_is_fedavg(tmp_path, policy, weights):
 
 def server(*overrides: str, clients: int = 8):
     built = build("algorithm=cfl", f"partition.clients={clients}", *SPLITS, *overrides)
-    return built.algorithm, replace(built.start(), fresh=False)
+    return built.algorithm, replace(built.start(), is_initial=False)
 
 
 def after(algorithm, state: State, updates: dict[int, list[float]], steps: int = 1) -> State:

@@ -10,14 +10,14 @@ import pytest
 import torch
 
 from flbench.algorithms import ALGORITHMS
-from flbench.client.program import Map, Phase
+from flbench.client.program import Phase, Transform
 from flbench.config.resolve import resolve
 from flbench.config.sources import Layer, from_overrides
 from flbench.core.errors import ConfigError
 from flbench.core.tree import digest, is_finite
 from flbench.core.types import Dispatch, Message, State
 from flbench.experiment import assembly, checkpoint, lifecycle, rounds
-from flbench.experiment.communication import seal, seal_dispatch
+from flbench.experiment.communication import apply_mask, apply_masks
 from flbench.experiment.rounds import visible
 from tests.support import SMALL, Silent, build, run, summary_of, write_npz
 
@@ -174,11 +174,11 @@ def test_unpaid_leaves_filled_with_nan_change_nothing(straight, tmp_path, monkey
         return Message(values, message.mask)
 
     monkeypatch.setattr(rounds, "visible", poisoned_rows)
-    monkeypatch.setattr(rounds, "seal", lambda message: seal(poisoned(message)))
+    monkeypatch.setattr(rounds, "apply_mask", lambda message: apply_mask(poisoned(message)))
     monkeypatch.setattr(
         rounds,
-        "seal_dispatch",
-        lambda d: seal_dispatch(Dispatch(poisoned(d.shared), poisoned(d.rows), d.numbers)),
+        "apply_masks",
+        lambda d: apply_masks(Dispatch(poisoned(d.shared), poisoned(d.rows), d.numbers)),
     )
     _, summary_poisoned = run(tmp_path, *with_method(name))
 
@@ -187,7 +187,7 @@ def test_unpaid_leaves_filled_with_nan_change_nothing(straight, tmp_path, monkey
 
 def test_bytes_cross_exactly_where_the_method_says_so(straight):
     name, _, summary = straight
-    wire, traffic = ALGORITHMS[name].wire, summary["communication"]
+    wire, traffic = ALGORITHMS[name].communication, summary["communication"]
 
     assert (traffic["up_bytes"] + traffic["peer_bytes"] > 0) == (wire.up != "nothing")
     assert (traffic["down_bytes"] + traffic["peer_bytes"] > 0) == (wire.down != "nothing")
@@ -275,8 +275,8 @@ def test_nothing_that_a_client_learns_from_is_test_data(name):
     state = built.start()
     for stage in range(len(built.algorithm.stages())):
         program = built.algorithm.program(replace(state, stage=stage))
-        parts = {step.rows.part for step in program.steps if not isinstance(step, Map)}
-        parts |= {c.rows.part for s in program.steps if isinstance(s, Phase) for c in s.record}
+        parts = {step.samples.part for step in program.steps if not isinstance(step, Transform)}
+        parts |= {c.samples.part for s in program.steps if isinstance(s, Phase) for c in s.record}
         assert parts <= {"train", "validation"}
 
 
@@ -331,9 +331,9 @@ def test_state_round_trips_through_a_checkpoint(name, tmp_path):
     loaded, extra = checkpoint.load(tmp_path / "x.safetensors", "hash")
 
     assert fingerprint(loaded) == fingerprint(state)
-    assert (loaded.stage, loaded.turn, loaded.round, extra) == (
+    assert (loaded.stage, loaded.stage_round, loaded.round, extra) == (
         state.stage,
-        state.turn,
+        state.stage_round,
         state.round,
         {"a": 1},
     )
@@ -390,11 +390,11 @@ def test_a_round_whose_clients_all_diverge_changes_nothing(name, tmp_path):
     start = built.start()
     for number, stage in enumerate(built.algorithm.stages()):
         for turn in range(stage.rounds if stage.setup else 0):  # what needs no training went on
-            start, _ = played(built, replace(start, stage=number, turn=turn))
+            start, _ = played(built, replace(start, stage=number, stage_round=turn))
     last, _ = checkpoint.load(path / "checkpoints" / "last.safetensors", summary["config_hash"])
     assert summary["diverged"] == summary["client_trainings"] > 0
     assert fingerprint(last) == fingerprint(start)
-    assert int(last.visits.sum()) == 0
+    assert int(last.participation_count.sum()) == 0
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -438,7 +438,7 @@ def test_method_says_where_it_is_from_and_what_it_is(name):
 
     assert method.paper.title
     assert method.paper.venue
-    assert method.wire.down
-    assert method.wire.up
-    assert method.wire.keeps
+    assert method.communication.down
+    assert method.communication.up
+    assert method.communication.keeps
     assert method.__doc__

@@ -12,7 +12,7 @@ from flbench.algorithms.shared import gossip
 from flbench.algorithms.shared.generation import HypernetworkConfig
 from flbench.algorithms.shared.gossip import Gossip
 from flbench.algorithms.shared.hypernetwork import LEAVES, PHI
-from flbench.client.program import LocalProgram, Map, Phase
+from flbench.client.program import LocalProgram, Phase, Transform
 from flbench.core.errors import ConfigError
 from flbench.experiment import rounds
 from tests.algorithms.test_contract import after
@@ -107,8 +107,8 @@ def test_round_is_the_loop_of_the_card():
     for name, value in state.clients.items():
         assert torch.allclose(value, torch.stack([own[name] for own in clients]), atol=1e-10), name
     settings = rounds.settings_of(built.config, built.algorithm, state)
-    judged = built.evaluator(print).deployed(state, settings)
-    for model, own in zip(judged, clients, strict=True):
+    evaluated = built.evaluator(print).deployed(state, settings)
+    for model, own in zip(evaluated, clients, strict=True):
         for name, value in h(own).items():
             assert torch.allclose(model[name], value, atol=1e-10), name
 
@@ -118,7 +118,7 @@ def test_each_phase_leaves_what_is_not_its_own_bitwise_as_it_was():
     built = build(METHOD, LENET, *ROUGH)
     start = built.start().clients
     steps = built.algorithm.program(built.start()).steps
-    assert [type(step) for step in steps] == [Map, Phase, Phase, Phase]
+    assert [type(step) for step in steps] == [Transform, Phase, Phase, Phase]
 
     statistics = built.algorithm.setting.net.statistics
     for some, own in (

@@ -28,7 +28,9 @@ def test_masks_keep_their_size_and_weights_are_zero_outside(regrow):
     for number in range(3):
         before = {name: state.clients[MASK + name].clone() for name in masked}
         done = trained(built, state)
-        for name in masked:  # trained under the old mask, which prunes nothing before it is judged
+        for (
+            name
+        ) in masked:  # trained under the old mask, which prunes nothing before it is evaluated
             sent = done.results.sent.values[name]
             assert bool((sent[~before[name]] == 0).all())
             assert number > 0 or bool((sent[before[name]] != 0).all())

@@ -1,4 +1,4 @@
-"""Ditto between FedAvg and Local-Only, a loop over both models, and which of them is judged."""
+"""Ditto between FedAvg and Local-Only, a loop over both models, and which of them is evaluated."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""FedALA against FedAvg and a plain loop over the card's formulas; judging writes nothing."""
+"""FedALA against FedAvg and a plain loop over the card's formulas; evaluating writes nothing."""
 
 from copy import deepcopy
 
@@ -8,7 +8,7 @@ from torch.nn.functional import cross_entropy
 
 from flbench.algorithms.shared.ala import Settled
 from flbench.core.tree import digest
-from flbench.core.types import Rows
+from flbench.core.types import Samples
 from flbench.experiment.rounds import settings_of
 from flbench.models.base import net_leaves
 from tests.algorithms.test_contract import played
@@ -65,7 +65,7 @@ class PlainClient:
         self.first = True
         self.epochs = 0
 
-    def data(self, rows: Rows, settings):
+    def data(self, rows: Samples, settings):
         chosen = self.federation.rows(rows, self.client, settings.draw)
         x = self.federation.inputs(chosen, torch.float64)
         return x, self.federation.y[torch.from_numpy(chosen)]
@@ -79,7 +79,7 @@ class PlainClient:
         if not self.old or all(torch.equal(self.old[n], received[n]) for n in self.top):
             return
         share = self.c.rand_percent / 100
-        x, y = self.data(Rows(high=share, redraw="round"), settings)
+        x, y = self.data(Samples(high=share, redraw="round"), settings)
         self.net.eval()
         losses: list[float] = []
         while True:
@@ -107,7 +107,7 @@ class PlainClient:
     def train(self, received, settings) -> None:
         self.begin(received, settings)
         self.net.train()
-        x, y = self.data(Rows(), settings)
+        x, y = self.data(Samples(), settings)
         names = self.built.algorithm.setting.net.parameters
         trained = [self.leaves[name] for name in names]
         for _ in range(2):
@@ -164,7 +164,7 @@ def test_four_rounds_equal_a_plain_loop(options, epochs, engine):
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_judging_mixes_on_a_copy_and_writes_nothing(policy):
-    """T10. What is judged after a round is what the next round would start from."""
+    """T10. What is evaluated after a round is what the next round would start from."""
     keys = (EXACT, "model.name=lenet5", f"train.batchnorm={policy}", "algorithm.eta=20")
     built, state = start(*keys, "train.optimizer.lr=0.1")
     for ids in ([0, 1], [0, 1]):
@@ -202,7 +202,7 @@ def test_judged_start_equals_the_plain_loops():
 @pytest.mark.parametrize("policy", POLICIES)
 def test_stored_model_can_be_judged_instead(policy):
     keys = (EXACT, "model.name=lenet5", f"train.batchnorm={policy}")
-    built, state = start(*keys, "algorithm.judged=stored", "algorithm.eta=20")
+    built, state = start(*keys, "algorithm.evaluated=stored", "algorithm.eta=20")
 
     state, results = played(built, state, torch.tensor([0, 3]))
     models = deployed(built, state)

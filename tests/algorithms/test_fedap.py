@@ -245,7 +245,7 @@ def test_model_can_go_from_client_to_client_before_the_rounds(tmp_path):
             assert torch.equal(state.server[name], value[0])
             moved += float((value[0] - before[name]).abs().sum())
         assert moved > 0
-    assert (state.stage, state.turn, state.round) == (1, 0, 0)
+    assert (state.stage, state.stage_round, state.round) == (1, 0, 0)
     _, summary = run(tmp_path, "algorithm=fedap", "model.name=lenet5", *keys)
     assert summary["rounds"] == 3
     assert summary["communication"]["setup_bytes"] > 0

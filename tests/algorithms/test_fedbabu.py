@@ -84,7 +84,7 @@ def test_fine_tuned_models_equal_a_loop(part):
 def test_both_models_are_judged_and_training_is_the_same(tmp_path):
     keys = ("algorithm=fedbabu", "train.optimizer.lr=0.1")
     ft, summary = run(tmp_path, *keys)
-    noft, plain = run(tmp_path, *keys, "algorithm.judged=noft")
+    noft, plain = run(tmp_path, *keys, "algorithm.evaluated=noft")
 
     assert accuracies(ft, "personal") == accuracies(noft, "ft")
     assert accuracies(ft, "noft") == accuracies(noft, "personal")

@@ -23,7 +23,9 @@ LAYERS = ("backbone.fc1", "backbone.fc2", "head")
 def elect(state: State, layer: int) -> State:
     """The state of phase 2 with l* = LAYERS[layer]."""
     votes = torch.nn.functional.one_hot(torch.tensor(layer), 3).to(torch.int32)
-    return replace(state, stage=1, turn=0, server=state.server | {"votes": votes}, fresh=False)
+    return replace(
+        state, stage=1, stage_round=0, server=state.server | {"votes": votes}, is_initial=False
+    )
 
 
 def test_all_rounds_in_phase_1_are_fedavg(tmp_path):

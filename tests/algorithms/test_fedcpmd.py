@@ -196,7 +196,7 @@ def test_coverage_asks_those_without_a_vote_in_the_last_rounds_of_phase_1(rounds
     state, votes = covered.start(), torch.zeros(5, 3, dtype=torch.int32)
 
     for turn in range(rounds):
-        state = replace(state, turn=turn, round=turn, server=state.server | {"votes": votes})
+        state = replace(state, stage_round=turn, round=turn, server=state.server | {"votes": votes})
         draw = Draw(3, (turn,), 5)
         ids = covered.algorithm.cohort(state, draw)
         common = draw.uniform(0.4)
@@ -236,7 +236,7 @@ def test_first_contact_brings_phase_1s_body_but_for_the_own_layer():
 def test_client_first_met_in_phase_2_trains_from_there_and_is_met_then():
     built = build(*KEYS, "train.participation=0.4", "algorithm.coverage=false")
     first = after(built, 1)
-    absent = [i for i in range(5) if int(first.visits[i]) == 0]
+    absent = [i for i in range(5) if int(first.participation_count[i]) == 0]
 
     client, ids = absent[0], torch.tensor(absent[:1])
     settings = settings_of(built.config, built.algorithm, first)
@@ -297,7 +297,7 @@ def mixed(layers, ids, rows, sizes, steps, option) -> dict[str, list]:
 def server_of(built, layers, ids, seed: int = 0):
     """Phase 2 with random uploads; in layer 2 client 4 is the opposite of client 2."""
     algorithm = built.algorithm
-    state = elect(replace(built.start(), stage=1, turn=0, round=1), layers)
+    state = elect(replace(built.start(), stage=1, stage_round=0, round=1), layers)
     g = torch.Generator().manual_seed(seed)
     rows = {}
     for name, leaf in state.clients.items():
@@ -478,7 +478,7 @@ def test_majority_costs_what_each_client_shares():
     assert over.costs["down_bytes"] == others + 5 * 3
 
 
-# What is judged, what is refused
+# What is evaluated, what is refused
 
 
 def test_paper_evaluation_judges_the_next_participants_by_cluster(tmp_path):
@@ -497,10 +497,10 @@ def test_paper_evaluation_judges_the_next_participants_by_cluster(tmp_path):
     assert torch.equal(together.sort().values, cohort)
     assert set(found["paper.head"].clients.tolist()) <= {7, 8}
     for name, members in (("paper.fc1", found["paper.fc1"].clients.tolist()), ("paper.fc2", [9])):
-        judged = evaluation.own[name, "test"]
-        assert judged.judged.nonzero().flatten().tolist() == members
+        evaluated = evaluation.own[name, "test"]
+        assert evaluated.evaluated.nonzero().flatten().tolist() == members
         assert torch.equal(
-            judged.correct[members], evaluation.own["personal", "test"].correct[members]
+            evaluated.correct[members], evaluation.own["personal", "test"].correct[members]
         )
     _, plain = run(tmp_path, "algorithm=fedcpmd")
     _, paper = run(tmp_path, "algorithm=fedcpmd", "algorithm.paper_evaluation=true")

@@ -179,11 +179,11 @@ def test_mean_is_judged_and_the_dual_iterate_is_sent():
 
     state, _ = played(built, state, torch.tensor([0, 1]))
 
-    judged = built.algorithm.deploy(state, torch.arange(5))
+    evaluated = built.algorithm.deploy(state, torch.arange(5))
     sent = built.algorithm.dispatch(state, torch.arange(5)).shared.values
-    assert list(judged) == ["personal", "gm"]
+    assert list(evaluated) == ["personal", "gm"]
     for name in built.algorithm.setting.net.parameters:
-        for model in judged.values():
+        for model in evaluated.values():
             assert torch.equal(model.dispatch.shared.values[name], state.server[f"mean.{name}"])
         assert torch.equal(sent[name], state.server[name])
         assert not torch.equal(sent[name], state.server[f"mean.{name}"])

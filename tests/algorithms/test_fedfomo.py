@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from flbench.client.program import Collector, Phase
+from flbench.client.program import Phase, Statistic
 from flbench.core.errors import ConfigError
 from flbench.core.rng import Draw
 from flbench.core.tree import take
@@ -29,7 +29,7 @@ def loss_on(built, leaves, rows) -> float:
 
 def slow_mixture(built, state, client, chosen):
     """The card's formulas for one client: its mixed model, and the unclamped weights."""
-    which = next(s for s in built.algorithm.mixing() if isinstance(s, Collector)).rows
+    which = next(s for s in built.algorithm.mixing() if isinstance(s, Statistic)).rows
     rows = built.federation.rows(which, client, Draw(built.config.seed, (0,), 5))
     names = list(state.clients)
     own = {name: state.clients[name][client].clone() for name in names}
@@ -54,7 +54,7 @@ def slow_mixture(built, state, client, chosen):
 
 @pytest.mark.parametrize("engine", ["sequential", "vectorized"])
 def test_mixture_and_preferences_equal_a_loop_over_the_formulas(engine):
-    built = build(*KEYS, *LEARNING, "algorithm.judged=mixed", f"engine.name={engine}")
+    built = build(*KEYS, *LEARNING, "algorithm.evaluated=mixed", f"engine.name={engine}")
     state = after(built, 3)
     settings = rounds.settings_of(built.config, built.algorithm, state)
     chosen = built.algorithm.candidates(state, torch.arange(5))
@@ -107,7 +107,7 @@ def test_samples_that_weigh_models_never_train_and_stay_the_same():
     """T21."""
     built = build(*KEYS)
     program = built.algorithm.program(built.start())
-    [weighs] = [step.rows for step in program.steps if isinstance(step, Collector)]
+    [weighs] = [step.rows for step in program.steps if isinstance(step, Statistic)]
     [trains] = [step.rows for step in program.steps if isinstance(step, Phase)]
 
     for client in range(5):
@@ -124,11 +124,11 @@ def test_samples_that_weigh_models_never_train_and_stay_the_same():
         assert len(sets[0][0]) == round(0.2 * len(own))
 
 
-def standing(built, preference, uploaded, visits=0):
+def standing(built, preference, uploaded, participation_count=0):
     state = built.start()
     state.server["preference"] = torch.tensor(preference, dtype=torch.float64)
     state.server["uploaded"] = torch.tensor(uploaded)
-    state.visits.fill_(visits)
+    state.participation_count.fill_(participation_count)
     return state
 
 
@@ -167,12 +167,14 @@ def test_epsilon_falls_with_every_participation():
     greedy = [19] * 19 + [18]
 
     found = {}
-    for visits in (0, 6):
-        found[visits] = []
+    for participation_count in (0, 6):
+        found[participation_count] = []
         for number in range(20):
-            state = standing(built, likes, [True] * 20, visits)
+            state = standing(built, likes, [True] * 20, participation_count)
             chosen = built.algorithm.candidates(replace(state, round=number), torch.arange(20))
-            found[visits] += [a == b for a, b in zip(chosen[:, 0].tolist(), greedy, strict=True)]
+            found[participation_count] += [
+                a == b for a, b in zip(chosen[:, 0].tolist(), greedy, strict=True)
+            ]
 
     assert all(found[6])
     assert 0.2 < 1 - sum(found[0]) / 400 < 0.37  # 0.3 x 18/19, within 3 deviations
@@ -228,7 +230,7 @@ def test_upload_of_a_client_without_a_step_is_not_offered():
 
 
 def test_bytes_are_m_models_down_and_one_up(tmp_path):
-    """Table 4.1; a flag of 1 B for each model sent, a weight of 4 B for each judged."""
+    """Table 4.1; a flag of 1 B for each model sent, a weight of 4 B for each evaluated."""
     keys = ("algorithm=fedfomo", "model.name=lenet5", "train.rounds=3", "train.batchnorm=local")
     w = 4 * (
         (25 * 6 + 6)

@@ -181,10 +181,10 @@ def test_fixed_scale_neither_moves_nor_travels(tmp_path):
 
 
 def test_last_models_are_those_right_after_training(tmp_path):
-    """With all clients: `judged=last` is PM, the trained body under the old W."""
+    """With all clients: `evaluated=last` is PM, the trained body under the old W."""
     keys = ("algorithm=fednh", "model.name=lenet5", "train.optimizer.lr=0.1")
-    last, _ = run(tmp_path, *keys, "algorithm.judged=last")
-    now, _ = run(tmp_path, *keys, "algorithm.judged=global")
+    last, _ = run(tmp_path, *keys, "algorithm.evaluated=last")
+    now, _ = run(tmp_path, *keys, "algorithm.evaluated=global")
 
     assert accuracies(last, "personal") == accuracies(last, "personal@local")
     assert accuracies(last, "personal") == accuracies(now, "personal@local")
@@ -193,7 +193,7 @@ def test_last_models_are_those_right_after_training(tmp_path):
 
 
 def test_absent_client_keeps_its_last_model_or_the_first_one():
-    built = build("algorithm=fednh", "algorithm.judged=last")
+    built = build("algorithm=fednh", "algorithm.evaluated=last")
     first = dict(built.net.named_parameters()) | {
         "head.weight": built.start().server["head.weight"]
     }

@@ -12,7 +12,7 @@ from flbench.algorithms.shared.prototypes import NearestPrototype
 from flbench.client.program import Phase
 from flbench.config.schema import AlgorithmConfig
 from flbench.core.errors import UserError
-from flbench.core.types import Message, Results, Rows, State
+from flbench.core.types import Message, Results, Samples, State
 from flbench.experiment import rounds
 from flbench.losses import ClassPull
 from flbench.models.base import net_leaves
@@ -115,7 +115,7 @@ def test_share_of_the_pull_is_logged_for_one_batch_of_each_client(engine):
     for k, client in enumerate(trained.results.ids.tolist()):
         leaves = {name: rows[k] for name, rows in trained.results.kept.items()}
         leaves |= {name: rows[k] for name, rows in trained.results.sent.values.items()}
-        picked = Rows(limit=16, redraw="round")
+        picked = Samples(limit=16, redraw="round")
         rows = built.federation.rows(picked, client, settings.draw)
         x, y = plain.federation.inputs(rows, torch.float64), plain.federation.y[rows]
         out = plain.outputs(leaves, x, train=False)
@@ -160,7 +160,7 @@ def test_clients_of_the_same_classes_are_grouped_by_the_prototypes_of_the_seeded
     state, _ = played(built, built.start())
 
     assert state.server["groups"].tolist() == [0, 0, 0, 1, 1, 1]
-    assert (state.round, int(state.visits.sum())) == (0, 0)
+    assert (state.round, int(state.participation_count.sum())) == (0, 0)
     federation = built.federation.to(torch.device("cpu"), torch.float64)
     for client, rows in enumerate(federation.partition.parts["train"]):
         features = built.net.double()(federation.inputs(rows, torch.float64)).features
@@ -239,7 +239,7 @@ def situation(algorithm, state: State, ids: list[int], seed: int = 0) -> tuple[S
     sent = Message(leaves | {"prototypes": own}, {"prototypes": held})
     steps = torch.ones(len(ids), dtype=torch.int64)
     results = Results(torch.tensor(ids), steps, torch.zeros(len(ids)), {}, sent, {})
-    return replace(state, server=server, stage=1, turn=1, round=1, fresh=False), results
+    return replace(state, server=server, stage=1, stage_round=1, round=1, is_initial=False), results
 
 
 def cos(a: torch.Tensor, b: torch.Tensor) -> float:

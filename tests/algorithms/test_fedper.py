@@ -72,7 +72,7 @@ def test_gm_is_the_averaged_body_under_the_first_head():
     assert not torch.equal(state.clients["head.weight"][0], first["head.weight"])
 
     settings = settings_of(built.config, built.algorithm, state)
-    tally = built.evaluator(print).common(state, settings)["gm"]
+    counts = built.evaluator(print).common(state, settings)["gm"]
 
     x = plain.federation.inputs(rows, torch.float64)
     logits = plain.outputs({**state.server, **first}, x, train=False).logits
@@ -80,7 +80,7 @@ def test_gm_is_the_averaged_body_under_the_first_head():
     confusion = torch.zeros(10, 10, dtype=torch.int64)
     for y, guess in zip(truth.tolist(), logits.argmax(dim=1).tolist(), strict=True):
         confusion[y, guess] += 1
-    assert torch.equal(tally.confusion, confusion)
+    assert torch.equal(counts.confusion, confusion)
 
 
 def test_gm_is_left_out_where_statistics_have_no_common_value():

@@ -55,7 +55,7 @@ def test_nearest_prototype_never_chooses_an_absent_class():
     c = case()
     c.features = torch.zeros_like(c.features)
 
-    scores = NearestPrototype(own=False)(c.view())
+    scores = NearestPrototype(own=False)(c.context())
 
     assert not (scores.argmax(dim=1) == 3).any()
     distances = (c.features[:, None] - c.ctx["global.prototypes"][None]).norm(dim=2)
@@ -67,13 +67,13 @@ def test_nearest_prototype_among_own_classes_only():
     c = case()
     c.leaves["counts"] = torch.tensor([0, 3, 0, 0, 3])
 
-    assert set(NearestPrototype(own=True)(c.view()).argmax(dim=1).tolist()) <= {1, 4}
+    assert set(NearestPrototype(own=True)(c.context()).argmax(dim=1).tolist()) <= {1, 4}
 
 
 def test_classifier_decides_while_there_is_no_prototype():
     c = case(absent=(0, 1, 2, 3, 4))
 
-    assert torch.equal(NearestPrototype(own=False)(c.view()), c.logits)
+    assert torch.equal(NearestPrototype(own=False)(c.context()), c.logits)
 
 
 @pytest.mark.parametrize(("rule", "other"), [("proto", "head"), ("head", "proto")])

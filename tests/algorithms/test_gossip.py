@@ -244,7 +244,7 @@ def test_models_before_mixing_are_judged_where_it_is_asked(method, plug, monkeyp
 
 
 def notes(*overrides: str) -> str:
-    return "\n".join(build(METHOD, *overrides).algorithm.remarks())
+    return "\n".join(build(METHOD, *overrides).algorithm.notes())
 
 
 def test_network_in_parts_is_told():

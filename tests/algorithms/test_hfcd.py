@@ -9,7 +9,7 @@ import torch
 from flbench.algorithms.shared import prototypes
 from flbench.algorithms.shared.similarities import mean_similarity
 from flbench.client.batchnorm import recalibrate
-from flbench.client.program import Collector, LocalProgram, Phase
+from flbench.client.program import LocalProgram, Phase, Statistic
 from flbench.core.tree import take
 from flbench.core.types import Dispatch, Message, Results, State
 from flbench.experiment.rounds import settings_of
@@ -184,7 +184,7 @@ def test_schedules_start_with_cross_entropy_alone():
 
     first = algorithm.dispatch(state, torch.arange(1)).numbers
     later = algorithm.dispatch(
-        State(0, 40, 40, state.server, state.clients, state.visits), torch.arange(1)
+        State(0, 40, 40, state.server, state.clients, state.participation_count), torch.arange(1)
     ).numbers
 
     assert first == {"beta": 0.0, "lambda": 0.5, "beta_lambda": 0.0}
@@ -274,7 +274,7 @@ def test_prototypes_under_dropped_statistics_are_those_of_the_recalibrated_net()
 
     found = {}
     for name, steps in (("anew", recalibrate(net)), ("left behind", ())):
-        collect = Collector("classes", prototypes.ClassSums(10))
+        collect = Statistic("classes", prototypes.ClassSums(10))
         found[name] = built.engine.run(
             LocalProgram(steps),
             torch.arange(5),

@@ -135,10 +135,10 @@ def test_clients_are_judged_with_the_model_that_they_would_choose_now():
     state, several = after(built, 1), built.algorithm.several()
 
     settings = settings_of(built.config, built.algorithm, state)
-    judged = list(built.evaluator(print).deployed(state, settings))
+    evaluated = list(built.evaluator(print).deployed(state, settings))
 
     best = [int(losses(Plain(built), state, several, 3, i).argmin()) for i in range(5)]
-    for client, found in enumerate(judged):
+    for client, found in enumerate(evaluated):
         assert_close(found, model(state, best[client], several))
     assert list(built.algorithm.deploy(state, torch.arange(5))) == ["personal"]  # no global model
 

@@ -42,7 +42,7 @@ def test_moon_without_contrast_is_fedavg(tmp_path, policy):
     assert any("MOON is FedAvg" in note for note in moon["notes"])
 
 
-@pytest.mark.parametrize("option", ["proj_dim=8", "judged=last"])
+@pytest.mark.parametrize("option", ["proj_dim=8", "evaluated=last"])
 def test_with_another_net_or_another_model_judged_it_is_not_fedavg_and_does_not_say_so(option):
     notes = build("algorithm=moon", "algorithm.mu=0", f"algorithm.{option}").notes
 
@@ -104,7 +104,7 @@ def test_second_participation_equals_a_plain_loop():
 
 
 def test_last_model_is_judged_where_there_is_one():
-    built, state = start("moon", *LENET, "algorithm.judged=last")
+    built, state = start("moon", *LENET, "algorithm.evaluated=last")
 
     state, results = played(built, state, torch.tensor([0, 3]))
 
@@ -145,8 +145,8 @@ def test_projection_trains_and_predicts_in_the_place_of_the_classifier(tmp_path)
 
     # The net's own classifier never learns: only the projection's can tell classes apart.
     long = ("train.rounds=10", "train.optimizer.lr=0.3", "algorithm.proj_dim=8", "algorithm.mu=0.1")
-    for judged in ("global", "last"):
-        _, summary = run(tmp_path, "algorithm=moon", f"algorithm.judged={judged}", *long)
+    for evaluated in ("global", "last"):
+        _, summary = run(tmp_path, "algorithm=moon", f"algorithm.evaluated={evaluated}", *long)
         assert summary["last"]["test"]["accuracy"] > 0.6
     d, width, head = 64, 8, 650
     more = d * d + d + d * width + width + width * 10 + 10 - head
@@ -165,11 +165,11 @@ def test_every_option_changes_the_models(tmp_path, option):
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("judged", ["global", "last"])
-def test_options_run_under_every_batchnorm_policy_on_both_engines(tmp_path, policy, judged):
+@pytest.mark.parametrize("evaluated", ["global", "last"])
+def test_options_run_under_every_batchnorm_policy_on_both_engines(tmp_path, policy, evaluated):
     keys = (
         "algorithm.proj_dim=8",
-        f"algorithm.judged={judged}",
+        f"algorithm.evaluated={evaluated}",
         f"train.batchnorm={policy}",
         *LENET,
     )

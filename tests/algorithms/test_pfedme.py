@@ -1,4 +1,4 @@
-"""pFedMe: its steps in a plain loop, the proximal point that they seek, and what is judged."""
+"""pFedMe: its steps in a plain loop, the proximal point that they seek, and what is evaluated."""
 
 import pytest
 import torch
@@ -107,18 +107,18 @@ def test_many_inner_steps_find_the_proximal_point():
 
 
 def test_personal_model_is_not_the_servers_and_stays_while_its_client_is_absent():
-    """T12. A client that never came is judged with w."""
+    """T12. A client that never came is evaluated with w."""
     built = build("algorithm=pfedme")
     state = built.start()
 
-    def judged(state):
+    def evaluated(state):
         settings = settings_of(built.config, built.algorithm, state)
         return list(built.evaluator(print).deployed(state, settings))
 
     state, _ = played(built, state, torch.tensor([0, 1]))
-    first = judged(state)
+    first = evaluated(state)
     state, _ = played(built, state, torch.tensor([1, 2]))
-    second = judged(state)
+    second = evaluated(state)
 
     for name in built.algorithm.setting.net.parameters:
         w = state.server[name]

@@ -183,7 +183,7 @@ def test_mixture_and_stored_model_are_both_judged():
 
     models = built.algorithm.deploy(state, torch.arange(5))
     deployed = list(built.evaluator(print).deployed(state, settings))
-    stored = build(*KEYS, "algorithm.judged=stored").algorithm.deploy(state, torch.arange(5))
+    stored = build(*KEYS, "algorithm.evaluated=stored").algorithm.deploy(state, torch.arange(5))
 
     assert list(models) == ["personal", "stored"]
     assert list(stored) == ["personal", "mixture"]

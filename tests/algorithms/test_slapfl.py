@@ -196,8 +196,8 @@ def test_absent_clients_keep_their_mixture_and_only_the_rounds_clients_are_mixed
         assert torch.allclose(state.clients[name][ids[k]], value, rtol=0, atol=1e-10), name
     for name, value in state.clients.items():
         assert torch.equal(value[[1, 2, 4]], before[name][[1, 2, 4]])
-    assert any("keep" in remark for remark in built.algorithm.remarks())
-    assert not build(*KEYS).algorithm.remarks()
+    assert any("keep" in remark for remark in built.algorithm.notes())
+    assert not build(*KEYS).algorithm.notes()
 
 
 @pytest.mark.parametrize("policy", ["average", "local", "drop"])

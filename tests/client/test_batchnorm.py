@@ -1,4 +1,4 @@
-"""Statistics estimated anew are those of the net that is judged."""
+"""Statistics estimated anew are those of the net that is evaluated."""
 
 from dataclasses import dataclass
 

@@ -105,11 +105,11 @@ def test_apply_runs_references_on_their_own_statistics():
 def test_taps_are_input_and_output_of_a_layer_and_leave_no_hooks():
     net, leaves = lenet()
 
-    out = apply(net, leaves, torch.rand(4, 1, 8, 8), taps=("head", "backbone.fc2"))
+    out = apply(net, leaves, torch.rand(4, 1, 8, 8), activations=("head", "backbone.fc2"))
 
-    assert torch.equal(out.taps["head"][0], out.features)
-    assert torch.equal(out.taps["head"][1], out.logits)
-    assert out.taps["backbone.fc2"][1].shape == (4, 84)
+    assert torch.equal(out.activations["head"][0], out.features)
+    assert torch.equal(out.activations["head"][1], out.logits)
+    assert out.activations["backbone.fc2"][1].shape == (4, 84)
     assert not any(module._forward_hooks for module in net.modules())
 
 

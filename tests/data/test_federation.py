@@ -6,7 +6,7 @@ import torch
 
 from flbench.config.schema import DataConfig, PartitionConfig
 from flbench.core.rng import Draw
-from flbench.core.types import Rows
+from flbench.core.types import Samples
 from flbench.data.dataset import Dataset
 from flbench.data.federation import augment, build
 from flbench.data.sources import digits
@@ -47,12 +47,12 @@ def test_rows_ranges_of_one_order_are_disjoint_and_redrawn_only_by_round():
     made = federation()
     first, second = Draw(0, (0,), 5), Draw(0, (1,), 5)
 
-    low, high = (made.rows(Rows("train", a, b), 2, first) for a, b in ((0.0, 0.2), (0.2, 1.0)))
+    low, high = (made.rows(Samples("train", a, b), 2, first) for a, b in ((0.0, 0.2), (0.2, 1.0)))
 
     everything = made.partition.parts["train"][2]
     assert sorted([*low, *high]) == everything.tolist()
-    assert np.array_equal(low, made.rows(Rows("train", 0.0, 0.2), 2, second))
-    redrawn = Rows("train", 0.0, 0.5, redraw="round")
+    assert np.array_equal(low, made.rows(Samples("train", 0.0, 0.2), 2, second))
+    redrawn = Samples("train", 0.0, 0.5, redraw="round")
     assert not np.array_equal(made.rows(redrawn, 2, first), made.rows(redrawn, 2, second))
 
 
@@ -65,7 +65,7 @@ def test_a_fifth_of_few_samples_is_at_least_one_of_two(samples, low):
     few = replace(made, partition=replace(made.partition, parts=parts))
     draw = Draw(0, (0,), 5)
 
-    first, second = (few.rows(Rows("train", a, b), 0, draw) for a, b in ((0.0, 0.2), (0.2, 1.0)))
+    first, second = (few.rows(Samples("train", a, b), 0, draw) for a, b in ((0.0, 0.2), (0.2, 1.0)))
 
     assert len(first) == low
     assert sorted([*first, *second]) == list(range(samples))
@@ -75,10 +75,10 @@ def test_common_rows_with_a_limit_are_stratified_and_the_same_for_all_clients():
     made = federation()
     draw = Draw(0, (0,), 5)
 
-    some = made.rows(Rows("common", limit=100), 0, draw)
+    some = made.rows(Samples("common", limit=100), 0, draw)
 
     assert len(some) == 100
-    assert np.array_equal(some, made.rows(Rows("common", limit=100), 4, draw))
+    assert np.array_equal(some, made.rows(Samples("common", limit=100), 4, draw))
     shares = np.bincount(made.dataset.y[some], minlength=10) / 100
     whole = np.bincount(made.dataset.y[made.common], minlength=10) / 297
     assert np.abs(shares - whole).max() <= 0.011

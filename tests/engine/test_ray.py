@@ -9,10 +9,10 @@ import torch
 
 from flbench.algorithms import ALGORITHMS
 from flbench.cli import app
-from flbench.client.program import Collector
+from flbench.client.program import Statistic
 from flbench.core.errors import ConfigError
 from flbench.core.tree import digest
-from flbench.core.types import Rows
+from flbench.core.types import Samples
 from flbench.experiment import rounds
 from tests.engine.test_vectorized import REDUCE, Count
 from tests.support import SMALL, build, config_of, run
@@ -52,7 +52,7 @@ def test_every_method_ends_with_the_sequential_engines_bits(engine, name):
     one, many = played(built, built.engine), played(built, engine)
 
     assert digest([one.server, one.clients]) == digest([many.server, many.clients])
-    assert torch.equal(one.visits, many.visits)
+    assert torch.equal(one.participation_count, many.participation_count)
 
 
 def test_results_come_in_cohort_order_with_failures_and_observations(engine):
@@ -60,7 +60,7 @@ def test_results_come_in_cohort_order_with_failures_and_observations(engine):
     state = built.start()
     state.clients["head.weight"][3] = torch.nan
     settings = rounds.settings_of(built.config, built.algorithm, state)
-    observe = (Collector("test", Count(), REDUCE, rows=Rows("test")),)
+    observe = (Statistic("test", Count(), REDUCE, samples=Samples("test")),)
     ids = torch.tensor([4, 3, 0, 2])
 
     found = [

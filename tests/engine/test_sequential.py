@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from flbench.client.module import apply
-from flbench.client.program import Collector, LocalProgram, Map, Phase
+from flbench.client.program import LocalProgram, Phase, Statistic, Transform
 from flbench.config.schema import OptimizerConfig, TrainConfig
 from flbench.core.errors import ConfigError
 from flbench.core.rng import Draw
-from flbench.core.types import Dispatch, Message, Rows
+from flbench.core.types import Dispatch, Message, Samples
 from flbench.data import batches
 from flbench.engine.base import RoundSettings, open_device
 from flbench.engine.sequential import SequentialEngine
@@ -222,7 +222,7 @@ def test_gradients_that_share_memory_are_clipped_once(mlp):
         epochs=None, steps=1, clip=0.01, optimizer=OptimizerConfig(lr=1.0), weights=Sum()
     )
 
-    kept = go(mlp, LocalProgram((Map(Second()), clipped), keeps)).kept
+    kept = go(mlp, LocalProgram((Transform(Second()), clipped), keeps)).kept
 
     before = start_of(mlp)
     moved = [kept[name][0] - before[name] for name in names]
@@ -238,7 +238,7 @@ def test_gradients_that_share_memory_get_nesterovs_momentum_once(engine, monkeyp
     keeps = names | {f"v.{name}" for name in names}
     nesterov = OptimizerConfig(lr=0.5, momentum=0.9, nesterov=True)
     trained = phase(epochs=None, steps=3, optimizer=nesterov, weights=Sum())
-    program = LocalProgram((Map(Second()), trained), keeps)
+    program = LocalProgram((Transform(Second()), trained), keeps)
 
     one_by_one = go(built, program).kept
     several, sgd = "_default_to_fused_or_foreach", import_module("torch.optim.sgd")
@@ -368,9 +368,13 @@ def test_until_is_asked_before_each_epoch(mlp):
 
 @dataclass(frozen=True)
 class Count:
-    def __call__(self, view):
-        ones = view.batch.mask.to(torch.int64)
-        return {"n": ones.sum(), "low": view.out.logits.detach().min(), "labels": view.batch.y}
+    def __call__(self, context):
+        ones = context.batch.mask.to(torch.int64)
+        return {
+            "n": ones.sum(),
+            "low": context.out.logits.detach().min(),
+            "labels": context.batch.y,
+        }
 
 
 def reductions() -> tuple:
@@ -378,8 +382,8 @@ def reductions() -> tuple:
 
 
 def test_collector_reduces_over_all_rows_in_eval_mode(lenet):
-    collector = Collector("found", Count(), reductions(), rows=Rows("test"))
-    results = go(lenet, LocalProgram(()), observe=(collector,))
+    statistic = Statistic("found", Count(), reductions(), samples=Samples("test"))
+    results = go(lenet, LocalProgram(()), observe=(statistic,))
     federation = lenet.federation
     rows = federation.partition.parts["test"][1]
 
@@ -409,9 +413,9 @@ class UseIt:
 
 
 def test_map_changes_leaves_from_what_collectors_found_and_the_server_sent(mlp):
-    collector = Collector("found", Count(), reductions(), finish=Half())
+    statistic = Statistic("found", Count(), reductions(), finish=Half())
     program = LocalProgram(
-        (phase(epochs=1), collector, Map(UseIt())), frozenset({"made", "facts", "head.bias"})
+        (phase(epochs=1), statistic, Transform(UseIt())), frozenset({"made", "facts", "head.bias"})
     )
     trained = go(mlp, LocalProgram((phase(epochs=1),), everything(mlp)))
 
@@ -435,15 +439,15 @@ class Swap:
 def test_map_may_swap_two_leaves(mlp):
     rows = {"a": torch.arange(5.0), "b": torch.arange(5.0) + 10}
 
-    results = go(mlp, LocalProgram((Map(Swap()),), frozenset({"a", "b"})), (2,), rows)
+    results = go(mlp, LocalProgram((Transform(Swap()),), frozenset({"a", "b"})), (2,), rows)
 
     assert (float(results.kept["a"]), float(results.kept["b"])) == (12.0, 2.0)
 
 
 def test_record_sees_every_training_batch_before_its_step(mlp):
-    recording = Collector("seen", Count(), reductions(), finish=Half())
+    recording = Statistic("seen", Count(), reductions(), finish=Half())
     program = LocalProgram(
-        (phase(record=(recording,)), Map(Keep("seen.half"))), frozenset({"kept"})
+        (phase(record=(recording,)), Transform(Keep("seen.half"))), frozenset({"kept"})
     )
 
     results = go(mlp, program)
@@ -464,7 +468,7 @@ class Keep:
 
 def test_equal_phases_see_equal_batches(mlp):
     once = go(mlp, LocalProgram((phase(),), everything(mlp)))
-    again = LocalProgram((phase(), Map(Restart()), phase()), everything(mlp))
+    again = LocalProgram((phase(), Transform(Restart()), phase()), everything(mlp))
 
     assert_equal(go(mlp, again).kept, {name: value[0] for name, value in once.kept.items()})
 
@@ -477,7 +481,10 @@ class Restart:
 
 def test_observers_change_nothing_of_what_is_kept_and_sent(lenet):
     program = LocalProgram((phase(),), everything(lenet) - {"head.bias"}, frozenset({"head.bias"}))
-    observers = (Map(Restart()), Collector("late", Count(), reductions(), rows=Rows("validation")))
+    observers = (
+        Transform(Restart()),
+        Statistic("late", Count(), reductions(), samples=Samples("validation")),
+    )
 
     plain, watched = (
         go(lenet, program, (0, 1)),
@@ -511,7 +518,7 @@ def test_client_that_diverges_is_left_out_with_a_reason(mlp):
 
 def test_masks_travel_with_what_is_sent(mlp):
     program = LocalProgram(
-        (Map(Parts()),), frozenset(), frozenset({"part"}), (("part", "present"),)
+        (Transform(Parts()),), frozenset(), frozenset({"part"}), (("part", "present"),)
     )
 
     results = go(mlp, program, (0, 3))
@@ -526,11 +533,11 @@ class Parts:
 
 
 def test_single_sample_is_skipped_with_batchnorm_and_used_without(lenet, mlp):
-    one = Rows(limit=1)
+    one = Samples(limit=1)
 
-    with_norm = go(lenet, LocalProgram((phase(rows=one),), everything(lenet)))
-    without = go(mlp, LocalProgram((phase(rows=one),), everything(mlp)))
-    frozen = go(lenet, LocalProgram((phase(rows=one, batchnorm="eval"),), everything(lenet)))
+    with_norm = go(lenet, LocalProgram((phase(samples=one),), everything(lenet)))
+    without = go(mlp, LocalProgram((phase(samples=one),), everything(mlp)))
+    frozen = go(lenet, LocalProgram((phase(samples=one, batchnorm="eval"),), everything(lenet)))
 
     assert (int(with_norm.steps), int(without.steps), int(frozen.steps)) == (0, 2, 2)
     assert bool(with_norm.losses.isnan())
@@ -574,9 +581,9 @@ SEEN = []
 class Look:
     """A leaf that is trained, and logits that gradients flow through."""
 
-    def __call__(self, view):
-        logits = view.out.logits.abs() * view.batch.mask[:, None]
-        return {"bias": view.leaves["head.bias"], "logits": logits.sum(dim=0)}
+    def __call__(self, context):
+        logits = context.out.logits.abs() * context.batch.mask[:, None]
+        return {"bias": context.leaves["head.bias"], "logits": logits.sum(dim=0)}
 
 
 @dataclass(frozen=True)
@@ -589,7 +596,7 @@ class Note:
 @pytest.mark.parametrize("engine", ["sequential", "vectorized"])
 def test_what_is_recorded_is_neither_a_leaf_nor_part_of_a_graph(engine):
     built = build("model.name=mlp", f"engine.name={engine}")
-    recording = Collector("seen", Look(), "max", finish=Note())
+    recording = Statistic("seen", Look(), "max", finish=Note())
     SEEN.clear()
 
     recorded = go(built, LocalProgram((phase(record=(recording,)),), everything(built)))

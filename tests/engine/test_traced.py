@@ -11,7 +11,7 @@ from torch.nn.functional import batch_norm
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from flbench.algorithms import ALGORITHMS
-from flbench.client.program import Collector, LocalProgram
+from flbench.client.program import LocalProgram, Statistic
 from flbench.core.types import Dispatch
 from flbench.engine import traced
 from flbench.engine.traced import Traces, shapes, written_down
@@ -340,15 +340,15 @@ CALLS = []
 class Sizes:
     """Mean feature of a batch, and that it was asked."""
 
-    def __call__(self, view):
+    def __call__(self, context):
         CALLS.append(1)
-        return {"mean": view.out.features.mean(dim=0)}
+        return {"mean": context.out.features.mean(dim=0)}
 
 
 @pytest.mark.usefixtures("soon")
 def test_collectors_are_replayed_client_after_client():
     built = build("partition.clients=12", "partition.scheme=iid")
-    program = LocalProgram((Collector("found", Sizes()),))
+    program = LocalProgram((Statistic("found", Sizes()),))
     CALLS.clear()
 
     settings = rounds.settings_of(built.config, built.algorithm, built.start())

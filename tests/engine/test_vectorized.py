@@ -5,11 +5,11 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from flbench.client.program import Collector, LocalProgram, Map, Phase
+from flbench.client.program import LocalProgram, Phase, Statistic, Transform
 from flbench.config.schema import OptimizerConfig, TrainConfig
 from flbench.core.errors import ConfigError
 from flbench.core.rng import Draw
-from flbench.core.types import Dispatch, Message, Rows
+from flbench.core.types import Dispatch, Message, Samples
 from flbench.engine import stacked_training
 from flbench.engine.base import RoundSettings
 from flbench.engine.bundle import Bundle
@@ -109,7 +109,7 @@ def test_steps_end_in_the_middle_of_an_epoch(engines):
 
 
 def test_rows_of_a_phase_may_be_a_part(engines):
-    assert_same(engines, [phase(rows=Rows(high=0.5, redraw="round"))])
+    assert_same(engines, [phase(samples=Samples(high=0.5, redraw="round"))])
 
 
 def test_proximal_term_sees_the_start(engines):
@@ -134,7 +134,7 @@ def test_training_changes_neither_the_start_nor_what_a_map_remembers(engines, id
 
     assert_same(
         engines,
-        [Map(Memorise()), phase(terms=(CrossEntropy(), pull))],
+        [Transform(Memorise()), phase(terms=(CrossEntropy(), pull))],
         keeps={f"old.{name}" for name in net},
         rows=rows,
         ids=ids,
@@ -200,9 +200,9 @@ def test_until_ends_clients_at_different_epochs(engines):
 
 @dataclass(frozen=True)
 class Count:
-    def __call__(self, view):
-        mask = view.batch.mask
-        low = torch.where(mask, view.out.logits.amin(dim=1), torch.inf).min()
+    def __call__(self, context):
+        mask = context.batch.mask
+        low = torch.where(mask, context.out.logits.amin(dim=1), torch.inf).min()
         return {"n": mask.sum(), "low": low}
 
 
@@ -227,7 +227,7 @@ class UseIt:
 
 
 def test_collectors_feed_maps_with_what_the_server_sent(engines):
-    collector = Collector("found", Count(), REDUCE, finish=Half())
+    statistic = Statistic("found", Count(), REDUCE, finish=Half())
 
     def dispatch(ids):
         return Dispatch(
@@ -238,15 +238,15 @@ def test_collectors_feed_maps_with_what_the_server_sent(engines):
 
     assert_same(
         engines,
-        [phase(terms=(CrossEntropy("beta"),)), collector, Map(UseIt())],
+        [phase(terms=(CrossEntropy("beta"),)), statistic, Transform(UseIt())],
         keeps={"made", "facts"},
         dispatch=dispatch,
     )
 
 
 def test_record_sees_the_training_batches(engines):
-    recording = Collector("found", Count(), REDUCE, finish=Half())
-    keep = Map(Keep())
+    recording = Statistic("found", Count(), REDUCE, finish=Half())
+    keep = Transform(Keep())
 
     assert_same(engines, [phase(record=(recording,), clip=0.1), keep], keeps={"made"})
 
@@ -265,12 +265,12 @@ class Parts:
 
 def test_masks_rows_and_observers(engines):
     observers = tuple(
-        Collector(part, Count(), REDUCE, rows=Rows(part))
+        Statistic(part, Count(), REDUCE, samples=Samples(part))
         for part in ("validation", "test", "common")
     )
     many = assert_same(
         engines,
-        [phase(), Map(Parts())],
+        [phase(), Transform(Parts())],
         sends={"part"},
         masks=[("part", "present")],
         rows={"own": torch.arange(5.0)},
@@ -284,7 +284,7 @@ def test_client_that_diverges_is_left_out(engines):
     width = engines[0].net.head.weight.shape
     rows = {"head.weight": torch.zeros(5, *width, dtype=torch.float64)}
     rows["head.weight"][4] = torch.nan
-    observer = Collector("test", Count(), REDUCE, rows=Rows("test"))
+    observer = Statistic("test", Count(), REDUCE, samples=Samples("test"))
 
     many = assert_same(engines, [phase()], rows=rows, observe=(observer,))
 
@@ -358,8 +358,8 @@ class Reads:
 
     weight: float = 1.0
 
-    def __call__(self, view):
-        mean = view.out.logits.mean()
+    def __call__(self, context):
+        mean = context.out.logits.mean()
         return mean if mean > 0 else -mean
 
 
@@ -369,8 +369,8 @@ class Picks:
 
     weight: float = 1.0
 
-    def __call__(self, view):
-        return _picked(view.out.logits, view.batch.mask).mean()
+    def __call__(self, context):
+        return _picked(context.out.logits, context.batch.mask).mean()
 
 
 def _picked(logits, mask):

@@ -1,7 +1,7 @@
 import torch
 
 from flbench.core.types import Message
-from flbench.experiment.communication import row_bytes, seal, shared_bytes
+from flbench.experiment.communication import apply_mask, row_bytes, shared_bytes
 
 
 def test_bytes_without_mask_are_item_size_times_entries():
@@ -39,7 +39,7 @@ def test_seal_zeroes_what_lies_outside_even_nan():
     value = torch.full((2, 2), torch.nan)
     value[0] = 1.0
 
-    sealed = seal(Message({"w": value, "free": value}, {"w": torch.tensor([True, False])}))
+    masked = apply_mask(Message({"w": value, "free": value}, {"w": torch.tensor([True, False])}))
 
-    assert sealed.values["w"].tolist() == [[1, 1], [0, 0]]
-    assert sealed.values["free"].isnan().any()
+    assert masked.values["w"].tolist() == [[1, 1], [0, 0]]
+    assert masked.values["free"].isnan().any()

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from flbench.algorithms.base import Algorithm, state_of
-from flbench.client.program import Collector, LocalProgram, Map
+from flbench.client.program import LocalProgram, Statistic, Transform
 from flbench.core.types import Dispatch, Message, Results, Stage, State, Update
 from flbench.experiment import checkpoint, rounds
 from flbench.experiment.rounds import visible
@@ -23,7 +23,7 @@ class Made(Algorithm):
         return {"count": torch.zeros(1)}, clients
 
     def program(self, state: State) -> LocalProgram:
-        return LocalProgram((Map(AddOne(("a",))),), frozenset({"a", "b"}), frozenset({"a"}))
+        return LocalProgram((Transform(AddOne(("a",))),), frozenset({"a", "b"}), frozenset({"a"}))
 
     def dispatch(self, state: State, ids) -> Dispatch:
         return Dispatch()
@@ -78,7 +78,7 @@ def test_program_without_a_phase_is_no_training(built):
     over = play(built, algorithm, start_of(algorithm))
 
     assert over.costs["trainings"] == over.costs["without_step"] == 0
-    assert int(over.state.visits.sum()) == 0
+    assert int(over.state.participation_count.sum()) == 0
 
 
 class WithSetup(Made):
@@ -95,14 +95,14 @@ def test_setup_asks_all_clients_counts_no_round_and_lists_its_bytes_apart(built)
 
     assert first.costs["setup_bytes"] == N * 2 * 4
     assert "up_bytes" not in first.costs
-    assert (first.state.stage, first.state.turn, first.state.round) == (0, 1, 0)
-    assert (second.state.stage, second.state.turn, second.state.round) == (1, 0, 0)
+    assert (first.state.stage, first.state.stage_round, first.state.round) == (0, 1, 0)
+    assert (second.state.stage, second.state.stage_round, second.state.round) == (1, 0, 0)
 
 
 class OneByOne(WithSetup):
     def cohort(self, state: State, draw):
         first = self.stages()[state.stage].setup
-        return torch.tensor([state.turn]) if first else super().cohort(state, draw)
+        return torch.tensor([state.stage_round]) if first else super().cohort(state, draw)
 
 
 def test_setup_may_ask_some_clients_only(built):
@@ -142,7 +142,7 @@ def test_setup_rounds_have_streams_of_their_own(built):
     state = start_of(algorithm)
     keys = {
         rounds.settings_of(
-            built.config, algorithm, replace(state, stage=s, turn=t), setup=True
+            built.config, algorithm, replace(state, stage=s, stage_round=t), setup=True
         ).draw.key
         for s in range(2)
         for t in range(2)
@@ -157,7 +157,7 @@ def test_last_stage_stays_when_all_rounds_are_done(built):
     for _ in range(6):
         state = play(built, algorithm, state).state
 
-    assert (state.stage, state.turn, state.round) == (1, 4, 4)
+    assert (state.stage, state.stage_round, state.round) == (1, 4, 4)
     algorithm.program(state)
 
 
@@ -169,7 +169,7 @@ class TwoStages(Made):
 
     def program(self, state: State) -> LocalProgram:
         sends = frozenset({"a"} if state.stage == 0 else {"b"})
-        return LocalProgram((Map(AddOne(("a", "b"))),), frozenset({"a", "b"}), sends)
+        return LocalProgram((Transform(AddOne(("a", "b"))),), frozenset({"a", "b"}), sends)
 
 
 def test_what_was_kept_in_one_stage_is_hidden_in_the_next_until_it_is_sent(built, tmp_path):
@@ -281,8 +281,8 @@ class Spy(Made):
 
 @dataclass(frozen=True)
 class Ones:
-    def __call__(self, view):
-        return {"n": view.batch.mask.sum()}
+    def __call__(self, context):
+        return {"n": context.batch.mask.sum()}
 
 
 def test_aggregate_sees_what_is_paid_for_and_nothing_else(built):
@@ -291,7 +291,7 @@ def test_aggregate_sees_what_is_paid_for_and_nothing_else(built):
     settings = rounds.settings_of(built.config, algorithm, state)
 
     trained = rounds.train(
-        algorithm, built.engine, state, settings, observe=(Collector("seen", Ones()),)
+        algorithm, built.engine, state, settings, observe=(Statistic("seen", Ones()),)
     )
 
     assert trained.results.observed
@@ -300,7 +300,7 @@ def test_aggregate_sees_what_is_paid_for_and_nothing_else(built):
 
 class Forgetful(Made):
     def program(self, state: State) -> LocalProgram:
-        return LocalProgram((Map(Invent()),), frozenset({"c"}))
+        return LocalProgram((Transform(Invent()),), frozenset({"c"}))
 
 
 @dataclass(frozen=True)

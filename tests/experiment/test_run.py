@@ -22,7 +22,7 @@ import torch
 
 from flbench.algorithms import ALGORITHMS
 from flbench.algorithms.fedavg import FedAvg
-from flbench.client.program import LocalProgram, Map, Phase
+from flbench.client.program import LocalProgram, Phase, Transform
 from flbench.config.resolve import resolve
 from flbench.config.schema import OptimizerConfig
 from flbench.config.sources import Layer, from_overrides
@@ -117,8 +117,8 @@ def test_global_and_personal_figures_on_the_common_test_set(tmp_path):
 
     gm = figures(path, "common", "gm", "accuracy")
     personal = figures(path, "common", "personal", "accuracy")
-    assert set(gm) == {1, 2, 3}  # judging on the common test set makes a round due by itself
-    assert gm == personal  # every client is judged with the same model
+    assert set(gm) == {1, 2, 3}  # evaluating on the common test set makes a round due by itself
+    assert gm == personal  # every client is evaluated with the same model
     assert summary["last"]["test"]["gm"] == gm[3]
     assert {"pm_v", "pm_l"} <= set(summary["last"]["test"])
 
@@ -623,12 +623,12 @@ def test_report_escapes_what_files_call_their_classes(tmp_path):
     assert "&lt;b&gt;a&lt;/b&gt;" in page
 
 
-# Judging
+# Evaluating
 
 
 @dataclass(frozen=True)
 class SpoilOne:
-    """A Map that makes one client's weights infinite: the one with so many samples."""
+    """A Transform that makes one client's weights infinite: the one with so many samples."""
 
     samples: int
 
@@ -672,13 +672,13 @@ def test_judging_asks_for_no_more_models_at_once_than_are_judged(engine, block, 
     monkeypatch.setattr(built.algorithm, "deploy", spy)
     monkeypatch.setattr(built.engine, "run", run)
     evaluator = built.evaluator(print)
-    judged = evaluator.evaluate(state, settings, common=True)
+    evaluated = evaluator.evaluate(state, settings, common=True)
     before = len(sizes)
     models = list(evaluator.deployed(state, settings))
 
     assert max(asked) == block
     assert sum(asked) >= 3 * 5
-    assert bool((judged.own["personal", "test"].support > 0).any())
+    assert bool((evaluated.own["personal", "test"].support > 0).any())
     assert len(models) == 5
     assert sizes[before:] == [2, 2, 1]
 
@@ -688,22 +688,22 @@ def test_finetuning_that_diverges_is_given_up_and_said(all_fail, monkeypatch):
     built, told = build("algorithm=fedavg", "model.name=mlp"), []
     state, sizes = built.start(), built.federation.sizes
     phase = Phase("*", (CrossEntropy(),), OptimizerConfig(lr=1e36 if all_fail else 0.01), epochs=1)
-    spoil = () if all_fail else (Map(SpoilOne(int(sizes[2]))),)
+    spoil = () if all_fail else (Transform(SpoilOne(int(sizes[2]))),)
     plain = built.algorithm.deploy(state, torch.arange(5))["personal"]
     tuned = replace(plain, program=LocalProgram((*spoil, phase)))
     monkeypatch.setattr(type(built.algorithm), "deploy", lambda *_: {"personal": tuned})
     evaluator = built.evaluator(told.append)
     settings = settings_of(built.config, built.algorithm, state)
 
-    judged = evaluator.evaluate(state, settings, common=False).own["personal", "test"]
+    evaluated = evaluator.evaluate(state, settings, common=False).own["personal", "test"]
     models = list(evaluator.deployed(state, settings))
 
     monkeypatch.setattr(type(built.algorithm), "deploy", lambda *_: {"personal": plain})
     untuned = evaluator.evaluate(state, settings, common=False).own["personal", "test"]
-    assert torch.equal(judged.support, untuned.support)
+    assert torch.equal(evaluated.support, untuned.support)
     spoilt = slice(None) if all_fail else slice(2, 3)
-    assert torch.equal(judged.predicted[spoilt], untuned.predicted[spoilt])
-    assert torch.equal(judged.predicted, untuned.predicted) == all_fail
+    assert torch.equal(evaluated.predicted[spoilt], untuned.predicted[spoilt])
+    assert torch.equal(evaluated.predicted, untuned.predicted) == all_fail
     start = built.start().server
     given_up = [torch.equal(model["head.weight"], start["head.weight"]) for model in models]
     assert given_up == ([True] * 5 if all_fail else [False, False, True, False, False])
@@ -746,7 +746,7 @@ def test_dropped_statistics_make_no_global_model(tmp_path):
 
 
 class JudgesSome(FedAvg):
-    """FedAvg that judges clients 1 and 3 besides."""
+    """FedAvg that evaluates clients 1 and 3 besides."""
 
     def deploy(self, state, ids):
         found = super().deploy(state, ids)
@@ -763,6 +763,6 @@ def test_a_deployment_can_be_for_some_clients_only():
         replace(built.evaluator(print), algorithm=some).evaluate(state, settings, common=False).own
     )
 
-    judged, everyone = own["some", "test"], own["personal", "test"]
-    assert judged.judged.nonzero().flatten().tolist() == [1, 3]
-    assert torch.equal(judged.correct[[1, 3]], everyone.correct[[1, 3]])
+    evaluated, everyone = own["some", "test"], own["personal", "test"]
+    assert evaluated.evaluated.nonzero().flatten().tolist() == [1, 3]
+    assert torch.equal(evaluated.correct[[1, 3]], everyone.correct[[1, 3]])

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from flbench.core.types import Batch, Outputs, Tree, View
+from flbench.core.types import Batch, Outputs, StepContext, Tree
 
 TINY = 1e-12  # float64 sums in another order
 
@@ -20,11 +20,11 @@ class Case:
     start: Tree
     mask: Tensor | None = None
 
-    def view(self) -> View:
+    def context(self) -> StepContext:
         n = len(self.y)
         mask = torch.ones(n, dtype=torch.bool) if self.mask is None else self.mask
         batch = Batch(self.features, self.y, mask, torch.arange(n), torch.tensor(0))
-        return View(
+        return StepContext(
             lambda: Outputs(self.features, self.logits),
             batch=batch,
             ctx=self.ctx,
@@ -75,7 +75,7 @@ def assert_vmap_safe(term) -> None:
     def loss(features, logits, w, rest):
         y, ctx, leaves, start = rest
         made = Case(features, logits, y, ctx, {**leaves, "w": w}, start)
-        return term(made.view())
+        return term(made.context())
 
     def stack(items):
         if isinstance(items[0], dict):
@@ -97,7 +97,7 @@ def assert_vmap_safe(term) -> None:
     together, values = torch.vmap(grad)(features, logits, w, rest)
 
     for k, one in enumerate(cases):
-        alone = term(one.view())
+        alone = term(one.context())
         inputs = [one.features, one.logits, one.leaves["w"]]
         found = torch.autograd.grad(alone, inputs, allow_unused=True)
         assert torch.allclose(values[k], alone, rtol=0, atol=TINY)

@@ -18,7 +18,7 @@ def test_dynamic_equals_a_loop_and_its_gradient_is_a_times_step_plus_dual():
     c = with_dual(case())
     w, start, h = c.leaves["w"], c.start["w"], c.leaves["dual.w"]
 
-    found = TERM(c.view())
+    found = TERM(c.context())
 
     expected = sum(
         0.3 * (float(h[i, j]) * float(w[i, j]) + (float(w[i, j]) - float(start[i, j])) ** 2 / 2)
@@ -32,9 +32,9 @@ def test_dynamic_equals_a_loop_and_its_gradient_is_a_times_step_plus_dual():
 
 def test_dynamic_is_vmap_safe():
     class WithDual:
-        def __call__(self, view):
-            view.leaves["dual.w"] = view.leaves["c.w"]
-            view.leaves["strength"] = view.ctx["beta"]
-            return TERM(view)
+        def __call__(self, context):
+            context.leaves["dual.w"] = context.leaves["c.w"]
+            context.leaves["strength"] = context.ctx["beta"]
+            return TERM(context)
 
     assert_vmap_safe(WithDual())

@@ -48,7 +48,7 @@ def test_term_is_vmap_safe(name):
 def test_term_without_any_prototype_is_zero_with_zero_gradient(name):
     c = case(absent=(0, 1, 2, 3, 4))
 
-    value = TERMS[name](c.view())
+    value = TERMS[name](c.context())
 
     assert float(value) == 0.0
     for gradient in torch.autograd.grad(value, [c.features, c.logits], allow_unused=True):
@@ -60,7 +60,7 @@ def test_term_with_zero_features_is_finite(name):
     c = case()
     c.features = torch.zeros_like(c.features).requires_grad_()
 
-    value = TERMS[name](c.view())
+    value = TERMS[name](c.context())
 
     assert value.isfinite()
     for gradient in torch.autograd.grad(value, [c.features, c.logits], allow_unused=True):
@@ -79,7 +79,7 @@ def test_padded_rows_change_neither_value_nor_gradient(name):
     padded.y = torch.cat([c.y, torch.tensor([0, 1, 2, 3, 4])])
     padded.mask = torch.arange(n + 5) < n
 
-    value, other = TERMS[name](c.view()), TERMS[name](padded.view())
+    value, other = TERMS[name](c.context()), TERMS[name](padded.context())
 
     assert torch.allclose(value, other, rtol=0, atol=1e-12)
     for key in ("features", "logits"):
@@ -105,7 +105,7 @@ def test_cross_entropy_equals_a_loop():
         for row, label in zip(c.logits, c.y, strict=True)
     ]
 
-    assert float(CrossEntropy()(c.view())) == pytest.approx(sum(losses) / len(losses), abs=TINY)
+    assert float(CrossEntropy()(c.context())) == pytest.approx(sum(losses) / len(losses), abs=TINY)
 
 
 def test_cosine_cross_entropy_equals_a_loop_and_a_zero_feature_has_equal_logits():
@@ -117,7 +117,7 @@ def test_cosine_cross_entropy_equals_a_loop_and_a_zero_feature_has_equal_logits(
         logits = [2.5 * cos(z, row) for row in table]
         losses.append(log(sum(exp(value) for value in logits)) - logits[label])
 
-    value = CosineCrossEntropy(directions="prototypes")(c.view())
+    value = CosineCrossEntropy(directions="prototypes")(c.context())
     value.backward()
 
     assert losses[0] == pytest.approx(log(5), abs=TINY)
@@ -135,7 +135,7 @@ def test_prototype_l2_equals_a_loop():
     ]
 
     assert len(losses) < len(c.y)
-    assert float(PrototypeL2()(c.view())) == pytest.approx(sum(losses) / len(losses), abs=TINY)
+    assert float(PrototypeL2()(c.context())) == pytest.approx(sum(losses) / len(losses), abs=TINY)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -165,7 +165,7 @@ def test_class_pull_equals_a_loop_over_classes(form):
             total -= log(near[k] / sum(near.values()))
 
     assert total > 0.5
-    assert float(ClassPull(form=form)(c.view())) == pytest.approx(total, abs=TINY)
+    assert float(ClassPull(form=form)(c.context())) == pytest.approx(total, abs=TINY)
 
 
 def test_class_pull_pulls_class_means_and_not_their_samples():
@@ -175,7 +175,7 @@ def test_class_pull_pulls_class_means_and_not_their_samples():
     c.y = torch.tensor([2, 2, 2, 2])
     c.features = (c.ctx["global.prototypes"][2] + around).requires_grad_()
 
-    means, samples = (ClassPull(form=form)(c.view()) for form in ("class_mean", "per_sample"))
+    means, samples = (ClassPull(form=form)(c.context()) for form in ("class_mean", "per_sample"))
 
     assert float(means) == pytest.approx(1e-6)  # sqrt(0 + 1e-12)
     assert torch.autograd.grad(means, c.features)[0].abs().max() < 1e-6
@@ -207,12 +207,12 @@ def test_prototype_contrast_equals_a_loop(positive, top):
 
     term = PrototypeContrast(1.0, tau, alpha, gamma, top, positive)
 
-    assert float(term(c.view())) == pytest.approx(sum(losses) / len(losses), abs=1e-11)
+    assert float(term(c.context())) == pytest.approx(sum(losses) / len(losses), abs=1e-11)
 
 
 def test_prototype_contrast_with_the_positive_pair_is_never_negative():
     for seed in range(20):
-        assert float(PrototypeContrast(temperature=0.05)(case(seed).view())) >= 0.0
+        assert float(PrototypeContrast(temperature=0.05)(case(seed).context())) >= 0.0
 
 
 def test_prototype_contrast_without_hard_weight_is_cross_entropy_of_cosines():
@@ -222,7 +222,7 @@ def test_prototype_contrast_without_hard_weight_is_cross_entropy_of_cosines():
     term = PrototypeContrast(temperature=0.2, gamma=1.0)
 
     assert torch.allclose(
-        term(c.view()), torch.nn.functional.cross_entropy(scores, c.y), rtol=0, atol=TINY
+        term(c.context()), torch.nn.functional.cross_entropy(scores, c.y), rtol=0, atol=TINY
     )
 
 
@@ -270,7 +270,7 @@ def test_semantic_kl_equals_a_loop(reverse, diagonal, reduction):
 
     term = SemanticKL(1.0, temperature, diagonal, reverse, reduction)
 
-    assert float(term(c.view())) == pytest.approx(expected, abs=1e-11)
+    assert float(term(c.context())) == pytest.approx(expected, abs=1e-11)
 
 
 def test_semantic_kl_of_equal_matrices_is_zero_and_else_has_a_gradient():
@@ -281,9 +281,9 @@ def test_semantic_kl_of_equal_matrices_is_zero_and_else_has_a_gradient():
     means = sums / counts[:, None]
     c.ctx["global.similarity"] = cosines(means, means).detach()
 
-    equal = SemanticKL()(c.view())
+    equal = SemanticKL()(c.context())
     c.ctx["global.similarity"] = torch.eye(5, dtype=torch.float64)
-    other = SemanticKL()(c.view())
+    other = SemanticKL()(c.context())
 
     assert abs(float(equal)) < TINY
     assert float(other) > 0
@@ -294,7 +294,7 @@ def test_semantic_kl_of_a_client_with_one_class_is_zero():
     c = case()
     c.leaves["counts"] = torch.tensor([4, 0, 0, 0, 0])
 
-    assert float(SemanticKL()(c.view())) == 0.0
+    assert float(SemanticKL()(c.context())) == 0.0
 
 
 def test_prototype_distillation_equals_a_loop():
@@ -308,13 +308,13 @@ def test_prototype_distillation_equals_a_loop():
         student = {k: v / sum(student.values()) for k, v in student.items()}
         total += sum(teacher[k] * log(teacher[k] / student[k]) for k in present)
 
-    assert float(PrototypeDistillation()(c.view())) == pytest.approx(total / len(c.y), abs=1e-11)
+    assert float(PrototypeDistillation()(c.context())) == pytest.approx(total / len(c.y), abs=1e-11)
 
 
 def test_prototype_distillation_has_no_gradient_through_its_teacher():
     c = case()
 
-    value = PrototypeDistillation()(c.view())
+    value = PrototypeDistillation()(c.context())
 
     assert torch.autograd.grad(value, c.features, allow_unused=True)[0] is None
 
@@ -322,7 +322,7 @@ def test_prototype_distillation_has_no_gradient_through_its_teacher():
 def test_proximal_gradient_is_the_way_from_the_start():
     c = case()
 
-    [gradient] = torch.autograd.grad(Proximal(("w",))(c.view()), c.leaves["w"])
+    [gradient] = torch.autograd.grad(Proximal(("w",))(c.context()), c.leaves["w"])
 
     assert torch.equal(gradient, (c.leaves["w"] - c.start["w"]).detach())
 
@@ -333,7 +333,7 @@ def test_proximal_of_a_second_model_pulls_it_towards_the_first_and_leaves_that_a
     second = c.leaves["v.w"] = c.leaves["c.w"].clone().requires_grad_()
     first = c.start["w"] if anchor == "start" else c.leaves["w"]
 
-    value = Proximal(("w",), prefix="v.", anchor=anchor)(c.view())
+    value = Proximal(("w",), prefix="v.", anchor=anchor)(c.context())
 
     expected = sum(float(x) ** 2 for x in (second - first).flatten()) / 2
     assert float(value) == pytest.approx(expected, abs=TINY)
@@ -346,7 +346,7 @@ def test_linear_gradient_is_its_constant_from_leaves_or_ctx():
     c.ctx["s.w"] = torch.full((3, 2), 2.5, dtype=torch.float64)
 
     for prefix, expected in (("c.", c.leaves["c.w"]), ("s.", c.ctx["s.w"])):
-        [gradient] = torch.autograd.grad(Linear(("w",), prefix)(c.view()), c.leaves["w"])
+        [gradient] = torch.autograd.grad(Linear(("w",), prefix)(c.context()), c.leaves["w"])
         assert torch.equal(gradient, expected)
 
 
@@ -377,7 +377,7 @@ def test_semantic_kl_has_no_gradient_through_the_clients_bank():
     c = case()
     bank = c.leaves["prototypes"].requires_grad_()
 
-    SemanticKL(weight=1.0)(c.view()).backward()
+    SemanticKL(weight=1.0)(c.context()).backward()
 
     assert bank.grad is None
     assert c.features.grad.abs().sum() > 0

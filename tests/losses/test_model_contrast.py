@@ -5,7 +5,7 @@ from math import exp, log
 import pytest
 import torch
 
-from flbench.core.types import Batch, Outputs, View
+from flbench.core.types import Batch, Outputs, StepContext
 from flbench.losses import ModelContrast
 
 TINY = 1e-12  # float64 sums in another order
@@ -23,11 +23,11 @@ def case(seed: int = 0, n: int = 7):
     return x, rand(4, 3), rand(4, 3), rand(4, 3)
 
 
-def view(x, net, prev, received, mask=None, **more) -> View:
+def context(x, net, prev, received, mask=None, **more) -> StepContext:
     mask = torch.ones(len(x), dtype=torch.bool) if mask is None else mask
     y = torch.zeros(len(x), dtype=torch.int64)
     leaves = {"net": net, "prev.net": prev, **more}
-    return View(
+    return StepContext(
         lambda: apply(leaves, x),
         batch=Batch(x, y, mask, y, torch.tensor(0)),
         ctx={},
@@ -49,7 +49,7 @@ def test_model_contrast_equals_a_loop():
         e_g, e_p = exp(cos(z, z_g) / 0.5), exp(cos(z, z_p) / 0.5)
         losses.append(-log(e_g / (e_g + e_p)))
 
-    found = TERM(view(x, net, prev, received))
+    found = TERM(context(x, net, prev, received))
 
     assert float(found) == pytest.approx(sum(losses) / len(losses), abs=TINY)
 
@@ -57,16 +57,16 @@ def test_model_contrast_equals_a_loop():
 def test_received_leaves_replace_those_of_the_start():
     x, net, prev, received = case()
 
-    found = TERM(view(x, net, prev, prev, **{"received.net": received}))
+    found = TERM(context(x, net, prev, prev, **{"received.net": received}))
 
-    assert torch.equal(found, TERM(view(x, net, prev, received)))
+    assert torch.equal(found, TERM(context(x, net, prev, received)))
 
 
 def test_equal_references_give_ln_2_without_a_gradient():
     x, net, prev, _ = case()
     net.requires_grad_()
 
-    found = TERM(view(x, net, prev, prev))
+    found = TERM(context(x, net, prev, prev))
 
     assert float(found) == pytest.approx(log(2), abs=TINY)
     assert float(torch.autograd.grad(found, net)[0].abs().max()) < 1e-16
@@ -78,7 +78,7 @@ def test_references_are_constants():
         leaf.requires_grad_()
 
     found = torch.autograd.grad(
-        TERM(view(x, net, prev, received)), [net, prev, received], allow_unused=True
+        TERM(context(x, net, prev, received)), [net, prev, received], allow_unused=True
     )
 
     assert found[0].abs().max() > 0
@@ -88,7 +88,7 @@ def test_references_are_constants():
 def test_features_of_zero_have_cosine_zero():
     x, net, prev, received = case()
 
-    found = TERM(view(x, torch.zeros_like(net), prev, received))
+    found = TERM(context(x, torch.zeros_like(net), prev, received))
 
     assert float(found) == pytest.approx(log(2), abs=TINY)
 
@@ -97,7 +97,7 @@ def test_sharp_temperature_stays_finite():
     x, net, _, received = case()
     net.requires_grad_()
 
-    found = ModelContrast(("net",), temperature=1e-4)(view(x, net, net.detach(), received))
+    found = ModelContrast(("net",), temperature=1e-4)(context(x, net, net.detach(), received))
 
     assert found.isfinite()
     assert torch.autograd.grad(found, net)[0].isfinite().all()
@@ -108,14 +108,14 @@ def test_padded_rows_do_not_count():
     more, *_ = case(1)
     mask = torch.arange(14) < 7
 
-    found = TERM(view(torch.cat([x, more]), net, prev, received, mask))
+    found = TERM(context(torch.cat([x, more]), net, prev, received, mask))
 
-    assert torch.allclose(found, TERM(view(x, net, prev, received)), rtol=0, atol=TINY)
+    assert torch.allclose(found, TERM(context(x, net, prev, received)), rtol=0, atol=TINY)
 
 
 def test_model_contrast_is_vmap_safe():
     cases = [case(seed) for seed in range(3)]
-    loss = torch.func.grad_and_value(lambda net, *rest: TERM(view(rest[0], net, *rest[1:])))
+    loss = torch.func.grad_and_value(lambda net, *rest: TERM(context(rest[0], net, *rest[1:])))
 
     gradients, values = torch.vmap(loss)(
         *(torch.stack([c[k] for c in cases]) for k in (1, 0, 2, 3))
@@ -123,7 +123,7 @@ def test_model_contrast_is_vmap_safe():
 
     for k, (x, net, prev, received) in enumerate(cases):
         net.requires_grad_()
-        alone = TERM(view(x, net, prev, received))
+        alone = TERM(context(x, net, prev, received))
         assert torch.allclose(values[k], alone, rtol=0, atol=TINY)
         assert torch.allclose(gradients[k], torch.autograd.grad(alone, net)[0], rtol=0, atol=TINY)
 

@@ -9,7 +9,7 @@ from torchmetrics.functional.classification import multiclass_accuracy, multicla
 from flbench.core.errors import ConfigError
 from flbench.metrics.classes import confusable_classes, rare_classes, read_confusion
 from flbench.metrics.classification import per_class, per_client, personal_on_common, pooled
-from flbench.metrics.confusion import Tally, confusion
+from flbench.metrics.confusion import ConfusionCounts, confusion
 
 CLOSE = 1e-6  # torchmetrics counts in float32
 
@@ -25,15 +25,15 @@ def predictions(clients: int = 6, classes: int = 5, n: int = 40, seed: int = 0):
     return y, guess
 
 
-def tally_of(y: np.ndarray, guess: np.ndarray, classes: int = 5) -> Tally:
-    tally = Tally.empty(len(y), classes)
+def tally_of(y: np.ndarray, guess: np.ndarray, classes: int = 5) -> ConfusionCounts:
+    confusion_counts = ConfusionCounts.empty(len(y), classes)
     for client in range(len(y)):
         scores = torch.eye(classes)[torch.from_numpy(guess[client])]
         mask = torch.ones(y.shape[1], dtype=torch.bool)
-        tally.add_(
+        confusion_counts.add_(
             torch.tensor([client]), confusion(scores, torch.from_numpy(y[client]), mask)[None]
         )
-    return tally
+    return confusion_counts
 
 
 def test_confusion_equals_scikit_learns():
@@ -107,28 +107,28 @@ def test_per_client_equals_torchmetrics_and_scikit_learn():
 
 def test_clients_without_samples_are_left_out():
     y, guess = predictions(clients=2)
-    tally = Tally.empty(3, 5)
+    confusion_counts = ConfusionCounts.empty(3, 5)
     whole = tally_of(y, guess)
     for name in ("support", "predicted", "correct"):
-        getattr(tally, name)[:2] = getattr(whole, name)
-    tally.confusion.copy_(whole.confusion)
+        getattr(confusion_counts, name)[:2] = getattr(whole, name)
+    confusion_counts.confusion.copy_(whole.confusion)
 
-    assert tally.judged.tolist() == [True, True, False]
-    assert pooled(tally) == pytest.approx(pooled(whole))
-    assert per_client(tally)["accuracy"][2].isnan()
+    assert confusion_counts.evaluated.tolist() == [True, True, False]
+    assert pooled(confusion_counts) == pytest.approx(pooled(whole))
+    assert per_client(confusion_counts)["accuracy"][2].isnan()
 
 
 def test_nothing_judged_has_no_figures():
-    assert set(pooled(Tally.empty(3, 4), rare=(1,)).values()) == {None}
+    assert set(pooled(ConfusionCounts.empty(3, 4), rare=(1,)).values()) == {None}
 
 
 def test_worst_tenth_is_the_mean_of_the_worst_clients():
-    tally = Tally.empty(20, 2)
+    confusion_counts = ConfusionCounts.empty(20, 2)
     for client in range(20):
         right = torch.tensor([[client, 20 - client], [0, 0]])
-        tally.add_(torch.tensor([client]), right[None])
+        confusion_counts.add_(torch.tensor([client]), right[None])
 
-    assert pooled(tally)["worst10_accuracy"] == pytest.approx((0 / 20 + 1 / 20) / 2)
+    assert pooled(confusion_counts)["worst10_accuracy"] == pytest.approx((0 / 20 + 1 / 20) / 2)
 
 
 def test_personal_on_common_equals_its_definition():

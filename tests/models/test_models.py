@@ -138,10 +138,10 @@ def test_pooling_is_the_same_with_and_without_gradients(shape):
 
     pooled = MaxPool()(x)
     with torch.no_grad():
-        judged = MaxPool()(x)
+        evaluated = MaxPool()(x)
 
-    torch.testing.assert_close(judged, pooled, rtol=0, atol=0, equal_nan=True)
-    assert judged.shape == (*shape[:-2], shape[-2] // 2, shape[-1] // 2)
+    torch.testing.assert_close(evaluated, pooled, rtol=0, atol=0, equal_nan=True)
+    assert evaluated.shape == (*shape[:-2], shape[-2] // 2, shape[-1] // 2)
 
 
 def test_images_only_nets_refuse_tables():

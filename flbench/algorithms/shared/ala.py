@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from flbench.core.types import Info, Tree, View
+from flbench.core.types import Info, StepContext, Tree
 
 WEIGHT, OWN = "ala.", "own."
 
@@ -49,9 +49,9 @@ class Mix:
         return {name: mixed(leaves, name) for name in self.top} | {"settled": settled}
 
 
-def nothing(view: View) -> Tree:
-    """Return nothing of interest: the Collector exists for what its `finish` sees."""
-    return {"epochs": view.batch.mask.sum()}
+def nothing(context: StepContext) -> Tree:
+    """Return nothing of interest: the Statistic exists for what its `finish` sees."""
+    return {"epochs": context.batch.mask.sum()}
 
 
 @dataclass(frozen=True)

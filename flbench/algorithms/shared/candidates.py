@@ -1,4 +1,4 @@
-"""Models of others that a client was sent, `model.NAME` [M, ...]: judged on its samples, and mixed.
+"""Models of others that a client was sent, `model.NAME` [M, ...]: evaluated on its samples, and mixed.
 
 `asked` [M] bool says which of the M there are.
 """
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from flbench.core.types import Info, Tree, View
+from flbench.core.types import Info, StepContext, Tree
 
 
 @dataclass(frozen=True)
@@ -17,14 +17,14 @@ class Losses:
     names: tuple[str, ...]
     models: int
 
-    def __call__(self, view: View) -> Tree:
+    def __call__(self, context: StepContext) -> Tree:
         """Return the sums of one batch."""
-        x, y, mask = view.batch.x, view.batch.y, view.batch.mask
+        x, y, mask = context.batch.x, context.batch.y, context.batch.mask
         logits = []
         for m in range(self.models):
-            model = {name: view.ctx[f"model.{name}"][m] for name in self.names}
-            logits.append(view.apply(view.leaves | model, x).logits)
-        scores = torch.stack([*logits, view.out.logits]).double().log_softmax(dim=2)
+            model = {name: context.ctx[f"model.{name}"][m] for name in self.names}
+            logits.append(context.apply(context.leaves | model, x).logits)
+        scores = torch.stack([*logits, context.out.logits]).double().log_softmax(dim=2)
         losses = -scores.gather(2, y.expand(self.models + 1, -1)[:, :, None])[:, :, 0]
         losses = torch.where(mask, losses, 0.0).sum(dim=1)
         return {"sent": losses[:-1], "own": losses[-1], "count": mask.sum()}

@@ -15,7 +15,7 @@ import numpy as np
 from pydantic import Field
 
 from flbench.algorithms.shared.hypernetwork import LEAVES, PHI, Hypernetwork, Write, Z
-from flbench.client.program import Map, Phase, Step
+from flbench.client.program import Phase, Step, Transform
 from flbench.config.schema import OptimizerConfig, Strict, TrainConfig
 from flbench.core.types import Tree
 from flbench.models.base import NetSpec
@@ -128,7 +128,7 @@ class Generation:
             steps: of the method.
             weights: (leaves, ctx) -> what the net is called with.
         """
-        write = Map(Write(weights, tuple(name for name, _ in self.hypernetwork.tensors)))
+        write = Transform(Write(weights, tuple(name for name, _ in self.hypernetwork.tensors)))
         done: list[Step] = []
         stale = True
         for step in steps:
@@ -151,7 +151,7 @@ class Generation:
             " or keep less private."
         ]
 
-    def remarks(self, steps: tuple[Step, ...], train: TrainConfig) -> list[str]:
+    def notes(self, steps: tuple[Step, ...], train: TrainConfig) -> list[str]:
         """Return what a user may not expect: large messages, many epochs, whose statistics.
 
         Args:

@@ -24,7 +24,7 @@ from flbench.algorithms.shared.topology import (
     components,
     mixing_rows,
 )
-from flbench.client.program import LocalProgram, LossTerm, Map, Phase, Step
+from flbench.client.program import LocalProgram, LossTerm, Phase, Step, Transform
 from flbench.config.schema import AlgorithmConfig
 from flbench.core.rng import Draw, generator
 from flbench.core.tree import only, repeat
@@ -69,7 +69,7 @@ class GossipConfig(AlgorithmConfig):
     )
     after_training: bool = Field(
         False,
-        description="models are judged as they were after local training, before mixing; clients"
+        description="models are evaluated as they were after local training, before mixing; clients"
         " keep a copy for it",
     )
     hypernetwork: bool = Field(
@@ -98,13 +98,13 @@ class Gossip(Algorithm):
     """x_i <- sum_l w_il z_l after local training, where z_l is what client l sends.
 
     No server: `state.server` holds the mean of all clients' models where everything is shared;
-    nobody sends or receives it, and it is judged as `gm` alone. All clients of a round mix at once,
+    nobody sends or receives it, and it is evaluated as `gm` alone. All clients of a round mix at once,
     from what they had before (synchronous). Absent clients (`train.participation`) neither send nor
     mix. A client without a step sends the model it has: leaving it out (C5) would break the rows.
 
     What is trained and mixed can be swapped in one place: `leaves` makes what a client has,
     `split` says which of it stays and which is mixed, `trainable` what phases may train, and
-    `called` turns it into what the net is called with, in training and when judged. With
+    `called` turns it into what the net is called with, in training and when evaluated. With
     `hypernetwork` that is done here: what subclasses say of the net's weights is then said of
     generated ones.
     """
@@ -173,7 +173,7 @@ class Gossip(Algorithm):
         keeps, mixed = self.split()
         steps, copies = self.local_steps(), frozenset[str]()
         if self.config.after_training:
-            steps = (*steps, Map(Copy(LOCAL, tuple(sorted(mixed)))))
+            steps = (*steps, Transform(Copy(LOCAL, tuple(sorted(mixed)))))
             copies = frozenset(LOCAL + name for name in mixed)
         return LocalProgram(steps, keeps | mixed | copies, mixed)
 
@@ -219,7 +219,7 @@ class Gossip(Algorithm):
         return {name: value[0] for name, value in mean.items()}
 
     def deploy(self, state: State, ids: Tensor) -> dict[str, Deployment]:
-        weights, mixed = self.judged(), self.split()[1]
+        weights, mixed = self.evaluated(), self.split()[1]
         deployments = {"personal": Deployment(Dispatch(), weights=weights)}
         if self.config.after_training:
             before = BeforeMixing(self.setting.net.leaves, tuple(sorted(mixed)), weights)
@@ -229,14 +229,14 @@ class Gossip(Algorithm):
             deployments["gm"] = Deployment(mean, weights=weights)
         return deployments
 
-    def judged(self) -> Callable[[Tree, Tree], Tree] | None:
-        """Return (leaves, ctx) -> what the net is judged with."""
+    def evaluated(self) -> Callable[[Tree, Tree], Tree] | None:
+        """Return (leaves, ctx) -> what the net is evaluated with."""
         return self.called()
 
     def requires(self) -> list[str]:
         return [] if self.generation is None else self.generation.requires()
 
-    def remarks(self) -> list[str]:
+    def notes(self) -> list[str]:
         c, n = self.config, self.setting.clients
         said = [
             f"algorithm.{key} has no effect with algorithm.topology={c.topology}."
@@ -246,7 +246,7 @@ class Gossip(Algorithm):
         if "agg_weights" in c.model_fields_set:
             said.append("algorithm.agg_weights has no effect: algorithm.mixing sets the weights.")
         if self.generation is not None:
-            said += self.generation.remarks(self.local_steps(), self.setting.train)
+            said += self.generation.notes(self.local_steps(), self.setting.train)
         if n == 1 or c.active == 0:
             said.append("nobody has a neighbour: every client trains alone.")
         elif c.topology != "random":

@@ -117,7 +117,7 @@ def kmeans(points: Points, groups: int, seed: int) -> Labels:
 def by_silhouette(points: Points, most: int, seed: int) -> Labels:
     """Return the groups [K] of the number in 2..most with the best mean silhouette.
 
-    Ties go to fewer groups. One group where no number can be judged: it needs two groups at least,
+    Ties go to fewer groups. One group where no number can be evaluated: it needs two groups at least,
     and one of two members.
 
     Args:

@@ -8,9 +8,9 @@ from torch import Tensor
 from flbench.algorithms.base import Setting
 from flbench.algorithms.shared import prototypes
 from flbench.algorithms.shared.mixing import mix
-from flbench.client.program import Collector
+from flbench.client.program import Statistic
 from flbench.core.tree import nbytes, weighted_mean
-from flbench.core.types import Message, Rows, Tree, View
+from flbench.core.types import Message, Samples, StepContext, Tree
 from flbench.losses.cross_entropy import sum_cross_entropy
 from flbench.losses.similarity import EPSILON, class_sums
 
@@ -68,10 +68,10 @@ def mixed(groups: Tree, weights: Tensor) -> Tree:
     return mix(net, weights) | dict(zip(TABLE, tables, strict=True))
 
 
-def pull_share(setting: Setting) -> Collector:
+def pull_share(setting: Setting) -> Statistic:
     """Return what finds `pull_share`, L_p / (L_p + CE) by eq. 3, on one batch of a client."""
-    rows = Rows(limit=setting.train.batch_size, redraw="round")
-    return Collector("pull", PullSums(setting.classes), finish=share, rows=rows)
+    rows = Samples(limit=setting.train.batch_size, redraw="round")
+    return Statistic("pull", PullSums(setting.classes), finish=share, samples=rows)
 
 
 @dataclass(frozen=True)
@@ -80,11 +80,11 @@ class PullSums:
 
     classes: int
 
-    def __call__(self, view: View) -> Tree:
+    def __call__(self, context: StepContext) -> Tree:
         """Return the sums of one batch."""
-        y, mask = view.batch.y, view.batch.mask
-        sums, counts = class_sums(view.out.features, y, self.classes, mask)
-        loss = sum_cross_entropy(view.out.logits, y, mask)
+        y, mask = context.batch.y, context.batch.mask
+        sums, counts = class_sums(context.out.features, y, self.classes, mask)
+        loss = sum_cross_entropy(context.out.logits, y, mask)
         return {"features": sums, "counts": counts, "loss": loss}
 
 

@@ -4,14 +4,14 @@ from dataclasses import dataclass
 
 import torch
 
-from flbench.client.program import Collector, Map, Step
-from flbench.core.types import Info, Tree, View
+from flbench.client.program import Statistic, Step, Transform
+from flbench.core.types import Info, StepContext, Tree
 from flbench.losses.similarity import membership
 
 
 def held_classes(classes: int) -> tuple[Step, ...]:
     """Return the steps that write `held` [C] bool: the classes of the client's training part."""
-    return (Collector("held", Count(classes)), Map(write_held))
+    return (Statistic("held", Count(classes)), Transform(write_held))
 
 
 @dataclass(frozen=True)
@@ -20,9 +20,9 @@ class Count:
 
     classes: int
 
-    def __call__(self, view: View) -> Tree:
+    def __call__(self, context: StepContext) -> Tree:
         """Return the counts of one batch."""
-        batch = view.batch
+        batch = context.batch
         return {"counts": membership(batch.y, self.classes, batch.mask, torch.float64).sum(dim=0)}
 
 

@@ -119,7 +119,7 @@ class Hypernetwork:
 
 @dataclass(frozen=True)
 class Write:
-    """A Map that writes what the net is called with into the net's own leaves.
+    """A Transform that writes what the net is called with into the net's own leaves.
 
     What follows sees an ordinary net: training of personal leaves (weights are generated once, not
     in every step), gradients and sizes of weights.

@@ -22,7 +22,7 @@ def unknown(start: Tree, prefix: str, names: Iterable[str]) -> Tree:
 
 @dataclass(frozen=True)
 class Recall:
-    """A Map: who takes part for the first time remembers what it has received."""
+    """A Transform: who takes part for the first time remembers what it has received."""
 
     prefix: str
     names: tuple[str, ...]
@@ -34,7 +34,7 @@ class Recall:
 
 @dataclass(frozen=True)
 class Copy:
-    """A Map: copy the leaves as they are now."""
+    """A Transform: copy the leaves as they are now."""
 
     prefix: str
     names: tuple[str, ...]
@@ -46,7 +46,7 @@ class Copy:
 
 @dataclass(frozen=True)
 class Remember(Copy):
-    """A Map: remember the leaves as they are now, until next time."""
+    """A Transform: remember the leaves as they are now, until next time."""
 
     def __call__(self, leaves: Tree, start: Tree, ctx: Tree, info: Info) -> Tree:
         """Return the remembered leaves and `met`."""

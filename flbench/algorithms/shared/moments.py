@@ -8,8 +8,8 @@ from torch import Tensor
 
 from flbench.algorithms.base import Setting
 from flbench.client.batchnorm import channel_sums, recalibrate
-from flbench.client.program import Collector, Map, Step
-from flbench.core.types import Info, Tree, View
+from flbench.client.program import Statistic, Step, Transform
+from flbench.core.types import Info, StepContext, Tree
 
 Called = Callable[[Tree, Tree], Tree] | None
 
@@ -29,7 +29,11 @@ def estimated(setting: Setting, weights: Called = None) -> tuple[Step, ...]:
 
 def collect_moments(setting: Setting, layers: tuple[str, ...]) -> tuple[Step, ...]:
     """Return the steps that write `mean.LAYER` and `variance.LAYER` [channels], in eval mode."""
-    return (*estimated(setting), Collector("inputs", Moments(layers)), Map(WriteMoments(layers)))
+    return (
+        *estimated(setting),
+        Statistic("inputs", Moments(layers)),
+        Transform(WriteMoments(layers)),
+    )
 
 
 def moment_leaves(layers: Iterable[str]) -> frozenset[str]:
@@ -71,12 +75,14 @@ class Moments:
 
     layers: tuple[str, ...]
 
-    def __call__(self, view: View) -> Tree:
+    def __call__(self, context: StepContext) -> Tree:
         """Return the sums of one batch."""
-        taps = view.apply(view.leaves, view.batch.x, taps=self.layers).taps
+        activations = context.apply(
+            context.leaves, context.batch.x, activations=self.layers
+        ).activations
         found: Tree = {}
         for layer in self.layers:
-            sums = channel_sums(taps[layer][0], view.batch.mask)
+            sums = channel_sums(activations[layer][0], context.batch.mask)
             found |= {f"{key}.{layer}": value for key, value in sums.items()}
         return found
 

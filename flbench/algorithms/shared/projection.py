@@ -14,7 +14,7 @@ from flbench.algorithms.base import Setting
 from flbench.algorithms.shared.memory import Stored
 from flbench.client.program import LossTerm
 from flbench.core.rng import torch_seed
-from flbench.core.types import Outputs, Tree, View
+from flbench.core.types import Outputs, StepContext, Tree
 
 PREFIX = "projection."
 LAYERS = ("fc1", "fc2", "head")
@@ -53,21 +53,21 @@ def project(leaves: Tree, out: Outputs) -> Outputs:
         for layer in LAYERS
     )
     features = fc2(fc1(out.features).relu())
-    return Outputs(features, head(features), out.taps)
+    return Outputs(features, head(features), out.activations)
 
 
-def projected(view: View) -> View:
+def projected(context: StepContext) -> StepContext:
     """Return the view of one step as if the projection were part of the net."""
 
     def apply(leaves: Tree, x: Tensor, **options: Any) -> Outputs:
-        return project(leaves, view.apply(leaves, x, **options))
+        return project(leaves, context.apply(leaves, x, **options))
 
-    return View(
-        lambda: project(view.leaves, view.out),
-        batch=view.batch,
-        ctx=view.ctx,
-        leaves=view.leaves,
-        start=view.start,
+    return StepContext(
+        lambda: project(context.leaves, context.out),
+        batch=context.batch,
+        ctx=context.ctx,
+        leaves=context.leaves,
+        start=context.start,
         apply=apply,
     )
 
@@ -83,9 +83,9 @@ class Projected:
         """Factor of the term."""
         return self.term.weight
 
-    def __call__(self, view: View) -> Tensor:
+    def __call__(self, context: StepContext) -> Tensor:
         """Return the term, 0-dim."""
-        return self.term(projected(view))
+        return self.term(projected(context))
 
 
 @dataclass(frozen=True)
@@ -98,10 +98,10 @@ class ProjectedScores:
 
     stored: Stored | None = None
 
-    def __call__(self, view: View) -> Tensor:
+    def __call__(self, context: StepContext) -> Tensor:
         """Return the logits [B, C]."""
-        own = view.leaves if self.stored is None else self.stored(view.leaves, view.ctx)
-        return project(own, view.out).logits
+        own = context.leaves if self.stored is None else self.stored(context.leaves, context.ctx)
+        return project(own, context.out).logits
 
 
 def terms(width: int | None, *some: LossTerm) -> tuple[LossTerm, ...]:

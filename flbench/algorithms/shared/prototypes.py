@@ -8,8 +8,8 @@ from torch import Tensor
 
 from flbench.algorithms.base import Setting
 from flbench.algorithms.shared.moments import estimated
-from flbench.client.program import Collector, Map, Step
-from flbench.core.types import Info, Message, Tree, View
+from flbench.client.program import Statistic, Step, Transform
+from flbench.core.types import Info, Message, StepContext, Tree
 from flbench.losses.similarity import EPSILON, class_sums, unit
 
 LEAVES = frozenset({"prototypes", "counts", "ids"})
@@ -29,16 +29,16 @@ class ClassSums:
     classes: int
     of: Callable[[Tensor], Tensor] | None = None
 
-    def __call__(self, view: View) -> Tree:
+    def __call__(self, context: StepContext) -> Tree:
         """Return both for one batch."""
-        features, batch = view.out.features.double(), view.batch
+        features, batch = context.out.features.double(), context.batch
         features = features if self.of is None else self.of(features)
         sums, counts = class_sums(features, batch.y, self.classes, batch.mask)
         return {"sums": sums, "counts": counts}
 
 
 def write_prototypes(leaves: Tree, start: Tree, ctx: Tree, info: Info) -> Tree:
-    """Write what the Collector "classes" found into the leaves that are kept and sent.
+    """Write what the Statistic "classes" found into the leaves that are kept and sent.
 
     A class without samples has a zero row, and is not held.
     """
@@ -67,10 +67,10 @@ def collect(
     Args:
         setting: of the method.
         of: what is summed by class, of features [B, D]; None for the features themselves.
-        write: the Map that makes leaves of sums and counts.
+        write: the Transform that makes leaves of sums and counts.
     """
-    look = Collector("classes", ClassSums(setting.classes, of))
-    return (*estimated(setting), look, Map(write))
+    look = Statistic("classes", ClassSums(setting.classes, of))
+    return (*estimated(setting), look, Transform(write))
 
 
 def empty(setting: Setting, start: Tree) -> tuple[Tree, Tree]:
@@ -170,12 +170,12 @@ class NearestPrototype:
     prototypes: str = "global.prototypes"
     present: str = "global.present"
 
-    def __call__(self, view: View) -> Tensor:
+    def __call__(self, context: StepContext) -> Tensor:
         """Return scores [B, C]."""
-        table, present = view.ctx[self.prototypes], view.ctx[self.present]
+        table, present = context.ctx[self.prototypes], context.ctx[self.present]
         if self.own:
-            present = present & (view.leaves["counts"] > 0)
-        features = view.out.features.to(table.dtype)
+            present = present & (context.leaves["counts"] > 0)
+        features = context.out.features.to(table.dtype)
         distance = torch.cdist(features, table, compute_mode="donot_use_mm_for_euclid_dist")
         scores = torch.where(present, -distance, -torch.inf)
-        return torch.where(present.any(), scores, view.out.logits.to(scores.dtype))
+        return torch.where(present.any(), scores, context.out.logits.to(scores.dtype))

@@ -7,9 +7,9 @@ import torch
 
 from flbench.algorithms.base import Setting
 from flbench.algorithms.shared.memory import Copy
-from flbench.client.program import Collector, Map, Step
+from flbench.client.program import Statistic, Step, Transform
 from flbench.core.tree import only
-from flbench.core.types import Info, Rows, Tree, View
+from flbench.core.types import Info, Samples, StepContext, Tree
 from flbench.losses.cross_entropy import sum_cross_entropy
 
 
@@ -56,13 +56,19 @@ def best_of(
     Args:
         trainings: of the model, at least one.
         model: the second model.
-        fresh: steps before each judgement (statistics that are estimated anew), or none.
+        fresh: steps before each evaluation (statistics that are estimated anew), or none.
     """
     names, steps = model.leaves(), list[Step]()
     for k, training in enumerate(trainings):
-        look = Collector(f"try{k}", SumLoss(model), rows=Rows("validation"))
-        steps += [Map(Rewind(names)), training, *fresh, look, Map(Copy(f"try{k}.", names))]
-    return (*steps, Map(TakeBest(names, len(trainings))))
+        look = Statistic(f"try{k}", SumLoss(model), samples=Samples("validation"))
+        steps += [
+            Transform(Rewind(names)),
+            training,
+            *fresh,
+            look,
+            Transform(Copy(f"try{k}.", names)),
+        ]
+    return (*steps, Transform(TakeBest(names, len(trainings))))
 
 
 @dataclass(frozen=True)
@@ -82,10 +88,12 @@ class SumLoss:
 
     model: SecondModel
 
-    def __call__(self, view: View) -> Tree:
+    def __call__(self, context: StepContext) -> Tree:
         """Return the sum, `loss`."""
-        logits = view.apply(self.model(view.leaves, view.ctx), view.batch.x).logits.double()
-        return {"loss": sum_cross_entropy(logits, view.batch.y, view.batch.mask)}
+        logits = context.apply(
+            self.model(context.leaves, context.ctx), context.batch.x
+        ).logits.double()
+        return {"loss": sum_cross_entropy(logits, context.batch.y, context.batch.mask)}
 
 
 @dataclass(frozen=True)

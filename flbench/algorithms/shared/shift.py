@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from flbench.client.program import Reduce
-from flbench.core.types import Tree, View
+from flbench.core.types import StepContext, Tree
 
 LEAST_STD = 1e-3  # of a constant tensor, as of the labels of a client with one class
 NODES = 2049  # of a Gaussian's own grid, over 8 standard deviations to each side
@@ -114,14 +114,14 @@ class Shift:
     scale: Literal["channels", "given", "tensors"] = "channels"
     after: bool = True
 
-    def __call__(self, view: View) -> Tree:
+    def __call__(self, context: StepContext) -> Tree:
         """Return `low, high, sum, squares, count` of one batch, float64."""
-        x, mask = view.batch.x, view.batch.mask
-        taps = view.apply(view.leaves, x, taps=self.layers).taps
-        outputs = [taps[name][0] for name in self.layers] + [taps[self.layers[-1]][1]]
+        x, mask = context.batch.x, context.batch.mask
+        activations = context.apply(context.leaves, x, activations=self.layers).activations
+        outputs = [activations[name][0] for name in self.layers] + [activations[self.layers[-1]][1]]
         if not self.after:
-            outputs = [outputs[0]] + [taps[name][1] for name in self.layers]
-        y = view.batch.y.double()[:, None, None]
+            outputs = [outputs[0]] + [activations[name][1] for name in self.layers]
+        y = context.batch.y.double()[:, None, None]
         if self.scale == "tensors":
             first = [_measure(_flat(x), mask), _measure(y, mask)]
         else:

@@ -15,7 +15,7 @@ from torch import Tensor
 from flbench.algorithms.shared.gossip import LOCAL
 from flbench.algorithms.shared.gradients import summed_gradient
 from flbench.core.rng import generator, uniform
-from flbench.core.types import Info, Tree, View
+from flbench.core.types import Info, StepContext, Tree
 from flbench.models.base import NetSpec
 
 MASK = "mask."
@@ -126,20 +126,20 @@ class DenseGradient:
 
     called: Masked
 
-    def __call__(self, view: View) -> Tree:
+    def __call__(self, context: StepContext) -> Tree:
         """Return the gradient of each leaf that has a mask."""
-        made = self.called.masked(view.leaves, view.ctx)
+        made = self.called.masked(context.leaves, context.ctx)
 
         def weights(some: Tree) -> Tree:
-            return self.called.weights(made | some, view.ctx)
+            return self.called.weights(made | some, context.ctx)
 
-        return summed_gradient(view, {name: made[name] for name in self.called.names}, weights)
+        return summed_gradient(context, {name: made[name] for name in self.called.names}, weights)
 
 
-def least_row(view: View) -> Tree:
+def least_row(context: StepContext) -> Tree:
     """Return the smallest row number of a batch, which no other client has."""
     largest = torch.iinfo(torch.int64).max
-    return {"row": torch.where(view.batch.mask, view.batch.key, largest).amin()}
+    return {"row": torch.where(context.batch.mask, context.batch.key, largest).amin()}
 
 
 @dataclass(frozen=True)

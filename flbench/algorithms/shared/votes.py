@@ -10,9 +10,9 @@ from torch import Tensor
 from flbench.algorithms.base import Setting
 from flbench.algorithms.shared.moments import estimated
 from flbench.algorithms.shared.shift import DISTANCES, REDUCE, Shift, of_means, shift_scores
-from flbench.client.program import Collector, Map, Step
+from flbench.client.program import Statistic, Step, Transform
 from flbench.config.schema import AlgorithmConfig
-from flbench.core.types import Info, Rows, Tree, View
+from flbench.core.types import Info, Samples, StepContext, Tree
 from flbench.models.base import Layer
 
 Candidates = Literal["linear", "all"]
@@ -54,14 +54,14 @@ def vote_steps(setting: Setting, layers: tuple[Layer, ...], config: VoteConfig) 
     """Return the steps of a client's vote: what it sends are the leaves `vote` and `scores`.
 
     One vote on the training part, in eval mode. Under `train.batchnorm=drop` the statistics are
-    estimated first, as they are before judging.
+    estimated first, as they are before evaluating.
     """
     names = tuple(layer.name for layer in layers)
     look = Shift(names, setting.classes, config.inputs, config.activation == "after")
     fresh = estimated(setting)
-    rows = Rows(limit=config.vote_samples)
-    vote = Collector("shift", look, REDUCE, ScoreLayers(look, config.distance), rows)
-    return (*fresh, vote, Map(WriteVote()))
+    rows = Samples(limit=config.vote_samples)
+    vote = Statistic("shift", look, REDUCE, ScoreLayers(look, config.distance), rows)
+    return (*fresh, vote, Transform(WriteVote()))
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class ScoreLayers:
 
 @dataclass(frozen=True)
 class WriteVote:
-    """Write what the Collector "shift" found into leaves that are sent: a vote and scores."""
+    """Write what the Statistic "shift" found into leaves that are sent: a vote and scores."""
 
     scores: bool = True
 
@@ -89,7 +89,7 @@ class WriteVote:
         return found | ({"scores": ctx["shift.scores"].to(info.lr.dtype)} if self.scores else {})
 
 
-def majority_of_batches(layers: tuple[str, ...], classes: int, second: bool) -> Collector:
+def majority_of_batches(layers: tuple[str, ...], classes: int, second: bool) -> Statistic:
     """Return what is to be recorded of the training batches for FedCMD's vote.
 
     Args:
@@ -98,7 +98,7 @@ def majority_of_batches(layers: tuple[str, ...], classes: int, second: bool) -> 
         second: of equally many votes the second layer wins, not the lower one.
     """
     look = Shift(layers, classes, "tensors")
-    return Collector("shift", BatchVotes(look, second), finish=Majority(second))
+    return Statistic("shift", BatchVotes(look, second), finish=Majority(second))
 
 
 @dataclass(frozen=True)
@@ -111,12 +111,12 @@ class BatchVotes:
     look: Shift
     second: bool
 
-    def __call__(self, view: View) -> Tree:
+    def __call__(self, context: StepContext) -> Tree:
         """Return `votes` [L]: one for the layer, none for a batch of padding."""
-        x, y, outputs = self.look.gaussians(self.look(view))
+        x, y, outputs = self.look.gaussians(self.look(context))
         scores = shift_scores(x, y, outputs, of_means, by_side=True)
         number = torch.arange(len(scores), device=scores.device)
-        vote = (number == least(scores, second=self.second)) & view.batch.mask.any()
+        vote = (number == least(scores, second=self.second)) & context.batch.mask.any()
         return {"votes": vote.to(torch.int32)}
 
 

@@ -8,7 +8,7 @@ import torch
 from scipy import integrate, stats
 
 from flbench.algorithms.shared.shift import DISTANCES, REDUCE, Gaussian, Shift, shift_scores
-from flbench.core.types import Batch, Outputs, View
+from flbench.core.types import Batch, Outputs, StepContext
 
 PAIRS = [(0.0, 1.0, 0.0, 1.0), (0.2, 0.3, 0.7, 0.1), (0.5, 0.001, 0.4, 0.3), (0.1, 0.02, 0.9, 0.02)]
 PAPER = ["js", "wasserstein", "hellinger", "bhattacharyya"]
@@ -97,15 +97,15 @@ def test_scores_are_equation_7_and_fedcmds_variant():
 # What Gaussians are made of
 
 
-def view(x, y, mask, hidden) -> View:
+def context(x, y, mask, hidden) -> StepContext:
     """A net of two linear layers whose outputs are given: `hidden` after ReLU, twice it last."""
 
-    def apply(leaves, x, *, train=False, taps=()):
+    def apply(leaves, x, *, train=False, activations=()):
         values = {"a": (x.flatten(1), hidden - 0.1), "b": (hidden, 2 * hidden)}
-        return Outputs(hidden, hidden, {name: values[name] for name in taps})
+        return Outputs(hidden, hidden, {name: values[name] for name in activations})
 
     batch = Batch(x, y, mask, torch.arange(len(y)), torch.tensor(0))
-    return View(lambda: None, batch=batch, ctx={}, leaves={}, start={}, apply=apply)
+    return StepContext(lambda: None, batch=batch, ctx={}, leaves={}, start={}, apply=apply)
 
 
 def samples(n: int = 12):
@@ -135,7 +135,7 @@ def test_gaussians_are_mean_and_deviation_of_scaled_tensors(scale):
     for piece in pieces:  # each with a padded row that must not count
         rows = [torch.cat([v[piece], torch.full_like(v[:1], 77)]) for v in (x, y, hidden)]
         real = torch.tensor([True] * len(y[piece]) + [False])
-        parts.append(look(view(rows[0], rows[1], real, rows[2])))
+        parts.append(look(context(rows[0], rows[1], real, rows[2])))
 
     of_x, of_y, outputs = look.gaussians(put_together(parts))
 
@@ -166,7 +166,7 @@ def test_outputs_can_be_taken_before_their_activation():
     x, y, hidden = samples()
     mask = torch.ones(12, dtype=torch.bool)
 
-    found = Shift(("a", "b"), 4, after=False)(view(x, y, mask, hidden))
+    found = Shift(("a", "b"), 4, after=False)(context(x, y, mask, hidden))
 
     assert torch.allclose(found["low"][-2:], torch.stack([hidden.min() - 0.1, 2 * hidden.min()]))
     assert torch.allclose(found["high"][-3], x.max())
@@ -188,7 +188,7 @@ def test_poor_clients_have_finite_scores(name, poor):
         mask[:] = False
     look = Shift(("a", "b"), 4)
 
-    of_x, of_y, outputs = look.gaussians(look(view(x, y, mask, hidden)))
+    of_x, of_y, outputs = look.gaussians(look(context(x, y, mask, hidden)))
     scores = shift_scores(of_x, of_y, outputs, DISTANCES[name])
 
     assert bool(scores.isfinite().all())

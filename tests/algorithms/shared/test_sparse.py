@@ -100,10 +100,10 @@ def test_dense_gradient_is_that_of_the_real_rows_also_outside_the_mask():
     leaves[MASK + name] = torch.rand(leaves[name].shape) < 0.5
     real = torch.tensor([True, True, True, False, False])
     batch = Batch(x, y, real, torch.arange(5), torch.zeros(()))
-    view = view_of(net, lambda: None, batch, {}, leaves, leaves)
+    context = view_of(net, lambda: None, batch, {}, leaves, leaves)
 
     with torch.no_grad():
-        found = DenseGradient(Masked((name,)))(view)
+        found = DenseGradient(Masked((name,)))(context)
 
     weights = {name: value.clone() for name, value in leaves.items()}
     weights[name] = (weights[name] * leaves[MASK + name]).requires_grad_()
