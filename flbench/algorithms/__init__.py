@@ -1,6 +1,49 @@
-"""Methods. Each is one file of pure hooks that reads in the order of its paper."""
+"""Methods of personalized federated learning, one file each, and what is needed to write one.
+
+A method is a subclass of `Algorithm`, registered under a name. `flbench.algorithms.base` documents
+its hooks; the names below are all that most methods need, and `flbench.losses` has the loss terms.
+
+>>> from flbench.algorithms import ALGORITHMS
+>>> ALGORITHMS.find("fedprox").paper.venue
+'MLSys 2020'
+"""
 
 from flbench.algorithms.base import Algorithm, Communication, Deployment, Paper, Setting
 from flbench.algorithms.registry import ALGORITHMS
+from flbench.client.program import LocalProgram, LossTerm, Phase, Statistic, Transform
+from flbench.config.schema import AlgorithmConfig
+from flbench.core.types import (
+    Dispatch,
+    Info,
+    Message,
+    Results,
+    Stage,
+    State,
+    StepContext,
+    Tree,
+    Update,
+)
 
-__all__ = ["ALGORITHMS", "Algorithm", "Communication", "Deployment", "Paper", "Setting"]
+__all__ = [
+    "ALGORITHMS",
+    "Algorithm",
+    "AlgorithmConfig",
+    "Communication",
+    "Deployment",
+    "Dispatch",
+    "Info",
+    "LocalProgram",
+    "LossTerm",
+    "Message",
+    "Paper",
+    "Phase",
+    "Results",
+    "Setting",
+    "Stage",
+    "State",
+    "Statistic",
+    "StepContext",
+    "Transform",
+    "Tree",
+    "Update",
+]

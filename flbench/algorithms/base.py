@@ -1,7 +1,36 @@
-"""The hooks of a method, with defaults that already make FedAvg.
+"""The contract of a method: the class `Algorithm`, whose defaults are FedAvg, and its hooks.
 
-A method is frozen: `(config, setting)`. State goes in as an argument and comes out as a value;
-nothing hides in attributes. Override what the paper changes, and nothing else.
+A method is a subclass of `Algorithm` that overrides the hooks in which its paper differs from
+FedAvg. A method object never changes: it holds the configuration and the `Setting`, and nothing
+else. What a run remembers is a `State`, which each hook receives as an argument; hooks return new
+values and modify no argument.
+
+One round calls the hooks in this order:
+
+1. `program(state)`: what a client of the round does, as a list of steps.
+2. `cohort(state, draw)`: the ids of the clients that take part.
+3. `dispatch(state, ids)`: what the server sends to them. The engine then runs the program at each
+   client: a dispatched leaf overwrites the client's leaf of that name, and any other dispatched
+   tensor becomes an entry of `ctx`, which loss terms and steps can read.
+4. `links(state, ids)`: the mixing weights of a method without a server; None with a server.
+5. `aggregate(state, results)`: what the server makes of what the clients sent. It is not called in
+   a round in which every client diverged.
+
+When models are evaluated, `deploy(state, ids)` returns them. Before the first round `requires` and
+`notes` check the setting, and `init` makes the first state.
+
+A method is written at one of four levels. Each is complete without the next one.
+
+- Level 1, another loss: override `terms`. `fedprox.py` adds a proximal term to cross entropy.
+- Level 2, other parameters and buffers are shared: override `personal`. `fedbn.py` keeps the
+  BatchNorm layers at the clients.
+- Level 3, a client or the server remembers or sends more: override `init`, `program`, `dispatch` and
+  `aggregate` where needed. `scaffold.py` keeps and sends control variates.
+- Level 4, several stages, peers, generated weights, or several models to evaluate: override
+  `stages`, `cohort`, `links` and `deploy` where needed. `pfedsim.py` has two stages, `dfedavg.py`
+  mixes with peers, `dfedhp.py` generates weights, and `ditto.py` evaluates a second model.
+
+Axis letters: N clients, K clients of the cohort, B batch, C classes, D features.
 """
 
 from collections.abc import Callable
@@ -22,7 +51,14 @@ from flbench.models.base import NetSpec
 
 @dataclass(frozen=True)
 class Paper:
-    """Where a method comes from."""
+    """The publication that a method comes from.
+
+    Attributes:
+        title: Title of the publication.
+        authors: Family names, separated by commas.
+        venue: Journal or conference, with the year.
+        doi: Digital object identifier; None where there is none.
+    """
 
     title: str
     authors: str
@@ -32,7 +68,16 @@ class Paper:
 
 @dataclass(frozen=True)
 class Communication:
-    """What a method exchanges, in words, with the letters of the README: w all weights, D, C."""
+    """What a method exchanges, as text for tables.
+
+    The texts write w for all parameters and buffers of the net, C for the number of classes and D
+    for the number of features.
+
+    Attributes:
+        down: What the server (or a neighbour) sends to a client in a round.
+        up: What a client sends in a round.
+        keeps: What a client keeps from one participation to the next.
+    """
 
     down: str
     up: str
@@ -44,13 +89,13 @@ class Setting:
     """What a method may know of the experiment.
 
     Attributes:
-        seed: the run's.
-        rounds: communication rounds T.
-        train: how every method trains.
-        clients: N.
-        sizes: [N] int64 training samples of every client.
-        classes: C.
-        net: the net's leaves by role, its layers, its feature width D.
+        seed: Seed of the run.
+        rounds: Number of communication rounds T, set-up stages not counted.
+        train: Configuration of local training, `train.*`, which all methods share.
+        clients: Number of clients N.
+        sizes: [N] int64, the number of training samples of each client.
+        classes: Number of classes C.
+        net: Names of the net's parameters and buffers by role, its layers, its feature width D.
     """
 
     seed: int
@@ -64,15 +109,20 @@ class Setting:
 
 @dataclass(frozen=True)
 class Deployment:
-    """A model that is evaluated: a client's own for every client, or the global one.
+    """A model to evaluate: one per client, or one for all.
+
+    The model of a client is made of the seeded net, over it the leaves that the client keeps, and
+    over them the leaves in `dispatch`.
 
     Attributes:
-        dispatch: what overlays the start net and the client's kept rows.
-        program: training before evaluating (fine-tuning), on a copy; None for none.
-        weights: (leaves, ctx) -> what the net is called with; None calls it with the leaves.
-        predict: context -> scores [B, C]; None takes the logits.
-        clients: ids of the clients that are evaluated with it; None for all. The first deployment is
-            for all.
+        dispatch: What the server would send to a client that is evaluated. Bytes are not counted.
+        program: Training before the evaluation (fine-tuning) on a copy that is then discarded; None
+            for none.
+        weights: (leaves, ctx) -> the parameters and buffers that the net is called with; None calls
+            the net with the client's leaves.
+        predict: Maps a `StepContext` to scores [B, C]; None takes the net's logits.
+        clients: Ids of the clients that are evaluated with this model; None for all. The first
+            deployment of a method must be for all.
     """
 
     dispatch: Dispatch
@@ -83,10 +133,14 @@ class Deployment:
 
 
 class Algorithm:
-    """Base of all methods; the defaults are FedAvg's, with `personal` leaves kept at the clients.
+    """Base class of all methods. Its defaults are FedAvg, with `personal` leaves kept by clients.
 
-    Class attributes `Config`, `paper` and `wire` describe the method; `name` is set by the
-    registry.
+    A subclass sets three class attributes: `Config` if it has keys of its own, `paper` and
+    `communication`. The decorator `ALGORITHMS.register` sets `name`.
+
+    Attributes:
+        config: The section `algorithm` of the configuration, an instance of `Config`.
+        setting: What the method may know of the experiment.
     """
 
     Config: ClassVar[type[AlgorithmConfig]] = AlgorithmConfig
@@ -98,88 +152,169 @@ class Algorithm:
         self.config = config
         self.setting = setting
 
-    def personal(self) -> frozenset[str]:
-        """Return the leaves of the net that stay with the client; the others are shared."""
-        return frozenset()
+    # Level 1: another loss
 
     def terms(self) -> tuple[LossTerm, ...]:
-        """Return the terms of the local loss."""
+        """Return the terms of the local loss, which is their sum, each times its `weight`.
+
+        The default is the mean cross entropy of the net's logits. A term is a frozen dataclass
+        with an attribute `weight` that maps a `StepContext` to a 0-dim tensor.
+        """
         return (CrossEntropy(),)
 
+    # Level 2: other parameters and buffers are shared
+
+    def personal(self) -> frozenset[str]:
+        """Return the names of the net's parameters and buffers that stay with a client.
+
+        All others are sent to the server and averaged. The default is the empty set. Names are
+        those of `self.setting.net`, which also groups them: `net.names("head")`, `net.layers`.
+        """
+        return frozenset()
+
+    # What the user is told
+
     def requires(self) -> list[str]:
-        """Return a sentence for each need that the setting does not meet; one refuses the run."""
+        """Return one sentence for each requirement that the setting does not meet.
+
+        It is called once before the run starts. If the list is not empty, the run stops with a
+        `ConfigError` that prints the sentences; each names the value, the key and the cure.
+        """
         return []
 
     def notes(self) -> list[str]:
-        """Return what the run says before it starts: where the method equals another, say."""
+        """Return sentences for the user, printed as `note: ...` before the first round.
+
+        A note says what a user may not expect, for example that the method equals FedAvg with
+        these keys. It is called once, after `requires`.
+        """
         return []
 
-    def stages(self) -> tuple[Stage, ...]:
-        """Return the stretches of rounds with one program each."""
-        return (Stage("train", self.setting.rounds),)
+    # Level 3: a client or the server remembers or sends more
 
     def init(self, start: Tree) -> tuple[Tree, Tree]:
-        """Return the server's tree and the clients' (leading axis N) before the first round.
+        """Return what the server and the clients remember before the first round.
+
+        It is called once per run. A program may keep only leaves that are in the clients' tree.
 
         Args:
-            start: the leaves of the seeded net.
+            start: Parameters and buffers of the seeded net, without a client axis.
+
+        Returns:
+            The server's tree, in which leaves of the net have their own names, and the clients'
+            tree, with a leading axis N in every leaf. Both may have further entries.
         """
         keeps, sends = self.split()
         return only(start, sends), repeat(only(start, keeps), self.setting.clients)
 
-    def cohort(self, state: State, draw: Draw) -> Tensor:
-        """Return the ascending ids [K] of the clients that take part in a round.
-
-        In a set-up stage these are all. Like `dispatch` and `links` it sees of the kept rows only
-        what is sent too.
-        """
-        if self.stages()[state.stage].setup:
-            return torch.arange(self.setting.clients)
-        return draw.uniform(self.setting.train.participation)
-
     def program(self, state: State) -> LocalProgram:
-        """Return what each of them does; equal from round to round within a stage.
+        """Return what each client of the next round does: steps, leaves to keep, leaves to send.
 
-        It sees no kept rows at all: what is visible follows from the program.
+        It must be the same in all rounds of a stage, because engines compile a program once. The
+        default is one training phase on `terms()`.
+
+        Args:
+            state: State before the round. `state.clients` is empty here: the program decides which
+                of the clients' leaves the server sees.
         """
         keeps, sends = self.split()
         return LocalProgram((self.phase(*self.terms()),), keeps, sends)
 
     def dispatch(self, state: State, ids: Tensor) -> Dispatch:
-        """Return what the server sends to clients `ids` [K]; row j depends on ids[j] alone.
+        """Return what the server sends to some clients at the beginning of a round.
 
-        The seeded start is what every client has: as long as the server's net is that, nothing is
-        sent.
+        It may be called several times in a round, for parts of the cohort; what a client receives
+        must not depend on the other clients in `ids`. Every client has the seeded net, so nothing
+        is sent until the server's parameters change.
+
+        Args:
+            state: State before the round. Of the clients' leaves it has those that the program
+                sends; rows that the server has not received since they changed are zero.
+            ids: [K] int64, the clients.
         """
         if state.is_initial:
             return Dispatch()
         return Dispatch(Message(only(state.server, self.program(state).sends)))
 
     def aggregate(self, state: State, results: Results) -> Update:
-        """Return what the server makes of what the cohort sent."""
+        """Return the entries of the server's tree that change, a reply to the cohort, and metrics.
+
+        It is called once per round, after the leaves that clients keep have been stored. The
+        default replaces the server's parameters by the weighted mean of those that were sent.
+
+        Args:
+            state: State before the round, with the clients' leaves as in `dispatch`; those that
+                the cohort both keeps and sends are already the new ones.
+            results: What the cohort sent, [K, ...] per leaf, without clients that diverged. Losses
+                are NaN and leaves that were not sent are missing: the server does not see them.
+        """
         return Update(self.mean(results))
 
+    # Level 4: stages, peers, several models
+
+    def stages(self) -> tuple[Stage, ...]:
+        """Return the stages of the run, in order: runs of rounds with one local program each.
+
+        The rounds of all stages but set-up stages add up to `setting.rounds`. The default is one
+        stage.
+        """
+        return (Stage("train", self.setting.rounds),)
+
+    def cohort(self, state: State, draw: Draw) -> Tensor:
+        """Return the ascending ids [K] int64 of the clients that take part in the next round.
+
+        The default draws the share `train.participation` of all clients uniformly, and takes all
+        clients in a set-up stage.
+
+        Args:
+            state: State before the round, with the clients' leaves as in `dispatch`.
+            draw: Random streams of the round. All methods of one seed draw the same cohorts.
+        """
+        if self.stages()[state.stage].setup:
+            return torch.arange(self.setting.clients)
+        return draw.cohort(self.setting.train.participation)
+
     def links(self, state: State, ids: Tensor) -> Tensor | None:
-        """Return the mixing rows [K, K] of a method without a server; None for a server."""
+        """Return the mixing weights of a method without a server; None for one with a server.
+
+        A round of links charges no bytes to a server: the payload of client j is charged once for
+        each other client i with a weight [i, j] that is not zero.
+
+        Args:
+            state: State after the local programs, with the clients' leaves as in `dispatch`.
+            ids: [K] int64, the clients that finished the round.
+
+        Returns:
+            [K, K] float64: row i holds the weights with which client i mixes the cohort's models.
+        """
         return None
 
     def deploy(self, state: State, ids: Tensor) -> dict[str, Deployment]:
-        """Return the models to evaluate, for clients `ids` [K].
+        """Return the models to evaluate for some clients, by name.
 
-        The first, `personal`, counts: it is evaluated on the client's own parts, tuned and digested. A
-        `gm` is evaluated on the common test set only, once. Others are evaluated beside the first. All
-        but the rows of the dispatches is the same whichever clients are asked for.
+        The first one must be called `personal`. It is the model that counts: it is evaluated on
+        each client's own samples, and its accuracy is tuned and reported. `gm`, the global model,
+        is evaluated once and on the common test set only. Further models are evaluated beside the
+        first. The default is the model that the server would dispatch, as `personal` and, if
+        everything is shared, as `gm` too.
+
+        Args:
+            state: State after a round, with the clients' leaves as in `dispatch`.
+            ids: [K] int64, the clients. Only the rows of a dispatch may depend on them.
         """
         model = Deployment(self.dispatch(state, ids))
         everything_is_shared = not self.split()[0]
         return {"personal": model, "gm": model} if everything_is_shared else {"personal": model}
 
     def diagnostics(self) -> tuple[Statistic, ...]:
-        """Return Statistics after a evaluated round's programs, 0-dim results each, for the log.
+        """Return Statistics of 0-dim results to log after the programs of an evaluated round.
 
-        The cohort's mean of each is logged under its key. No server sees them, nothing is charged.
+        The cohort's mean of each result is logged under its key. The server does not see the
+        results, and no bytes are charged for them.
         """
         return ()
+
+    # Parts that hooks are made of
 
     def phase(
         self,
@@ -187,12 +322,12 @@ class Algorithm:
         train: str | frozenset[str] | None = None,
         epochs: int | None = None,
     ) -> Phase:
-        """Return one stretch of training as `train.*` says.
+        """Return a training phase with the optimizer and the clipping of `train.*`.
 
         Args:
-            terms: of the loss.
-            train: the leaves to train; None for the net's parameters and nothing else.
-            epochs: None for `train.local_epochs`.
+            terms: Terms of the loss.
+            train: Names of the leaves to train, or a pattern; None for the net's parameters.
+            epochs: Number of epochs; None for `train.local_epochs`.
         """
         config = self.setting.train
         if train is None:
@@ -201,10 +336,11 @@ class Algorithm:
         return Phase(train, terms, config.optimizer, epochs=epochs, clip=config.clip)
 
     def split(self) -> tuple[frozenset[str], frozenset[str]]:
-        """Return the leaves that clients keep and those that they send (C7: statistics by policy).
+        """Return the names of the net's leaves that clients keep, and of those that they send.
 
-        `average`: statistics follow their layer's weights. `local`: they stay with the client.
-        `drop`: neither kept nor sent; they are estimated anew when the model is evaluated.
+        The key `train.batchnorm` decides about BatchNorm statistics. `average`: they are kept or
+        sent as their layer's parameters are. `local`: clients keep them. `drop`: they are neither
+        kept nor sent, and are estimated from the training samples before an evaluation.
         """
         keeps = self.personal()
         sends = self.setting.net.names("all") - keeps
@@ -217,14 +353,22 @@ class Algorithm:
         return keeps, sends
 
     def weights(self, results: Results) -> Tensor:
-        """Return each client's weight [K] float64: its samples, or one; 0 without a step (C5)."""
+        """Return the weight of each client of the cohort in a mean, [K] float64, not normalised.
+
+        With `algorithm.agg_weights=samples` it is the client's number of training samples, with
+        `uniform` it is 1. A client that made no optimizer step has weight 0, because its upload is
+        the model that it received.
+        """
         sizes = self.setting.sizes[results.ids].double()
         if self.config.agg_weights == "uniform":
             sizes = torch.ones_like(sizes)
         return torch.where(results.steps > 0, sizes, 0.0)
 
     def mean(self, results: Results) -> Tree:
-        """Return the weighted mean of the net's sent leaves (C6); empty if nobody made a step."""
+        """Return the mean of the net's leaves that were sent, weighted by `weights(results)`.
+
+        The tree is empty if no client made an optimizer step; the server then keeps its model.
+        """
         return weighted_mean(
             only(results.sent.values, self.setting.net.names("all")), self.weights(results)
         )
@@ -234,9 +378,10 @@ def state_of(algorithm: Algorithm, start: Tree, own: Callable[[Tree], Tree] = co
     """Return the state before the first round.
 
     Args:
-        algorithm: the method.
-        start: the leaves of the seeded net.
-        own: gives the clients rows that may be written in place.
+        algorithm: The method.
+        start: Parameters and buffers of the seeded net.
+        own: Makes the clients' leaves writable in place; a copy by default. `init` may return views
+            that share memory between clients.
     """
     server, clients = algorithm.init(start)
     clients = own(clients)

@@ -1,4 +1,4 @@
-"""The methods by name."""
+"""The registry of methods: a mapping from the name of a method to its class."""
 
 from flbench.core.registry import ALGORITHMS
 
