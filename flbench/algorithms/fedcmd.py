@@ -18,7 +18,7 @@ from flbench.client.program import LocalProgram, Transform
 from flbench.config.schema import AlgorithmConfig
 from flbench.core.tree import only, repeat
 from flbench.core.types import Dispatch, Message, Results, State, Tree, Update
-from flbench.models.base import Layer
+from flbench.models.base import LayerSpec
 
 Tie = Literal["second", "lower"]
 Behind = Literal["softmax", "mean"]
@@ -89,13 +89,13 @@ class FedCmd(LayerElection):
             (train, Transform(WriteVote(scores=False))), private, crossing | {"vote"}
         )
 
-    def personal_layer(self, state: State) -> Layer:
+    def personal_layer(self, state: State) -> LayerSpec:
         """Return l*, the layer with most votes; the classifier before there are any."""
         votes = state.server["votes"]
         chosen = int(majority(votes, second=self.config.tie == "second"))
         return self.layers[chosen if bool(votes.any()) else -1]
 
-    def _from(self, layer: Layer) -> frozenset[str]:
+    def _from(self, layer: LayerSpec) -> frozenset[str]:
         """Return the leaves of this layer and of all behind it."""
         layers = self.setting.net.layers
         return frozenset(leaf for one in layers[layers.index(layer) :] for leaf in one.leaves)

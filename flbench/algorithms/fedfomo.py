@@ -116,7 +116,7 @@ class FedFomo(Algorithm):
         for k, client in enumerate(ids.tolist()):
             others = state.server["uploaded"].clone()
             others[client] = False
-            rng = draw.method(client)
+            rng = draw.method_generator(client)
             order = torch.from_numpy(rng.permutation(others.nonzero()[:, 0].numpy()))
             epsilon = self.config.epsilon - self.config.epsilon_decay * int(
                 state.participation_count[client]

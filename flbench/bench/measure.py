@@ -229,7 +229,7 @@ def bare_round(built: assembly.Experiment, draw: Draw, ids: Sequence[int]) -> in
         optimizer = make_optimizer(train.optimizer, list(net.parameters()), train.optimizer.lr)
         rows = federation.partition.parts["train"][client]
         for epoch in range(train.local_epochs):
-            order = draw.order(client, epoch, len(rows))
+            order = draw.sample_order(client, epoch, len(rows))
             order = rows[batches.arrange(order, train, skip_single=has_batchnorm)]
             for index in torch.split(torch.from_numpy(order).to(device), train.batch_size):
                 optimizer.zero_grad()

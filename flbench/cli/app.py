@@ -534,7 +534,7 @@ def _exit_codes() -> Iterator[None]:
             raise
         where = f"{error.filename}: " if error.filename else ""
         _say(f"{where}{error.strerror}. Choose another place, or mend this one.")
-        raise typer.Exit(1 if error.errno in files.DISK else 2) from None
+        raise typer.Exit(1 if error.errno in files.DISK_ERRORS else 2) from None
     except (MemoryError, RuntimeError) as error:
         if not isinstance(error, MemoryError) and not any(text in str(error) for text in NO_MEMORY):
             raise

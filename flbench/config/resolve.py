@@ -6,7 +6,7 @@ from typing import Any, cast, get_args
 from pydantic import BaseModel, ValidationError, create_model
 
 from flbench.config.schema import AlgorithmConfig, Config, ModelConfig
-from flbench.config.sources import SHORT, Layer, leaves, merge
+from flbench.config.sources import NAMED_SECTIONS, Layer, leaves, merge
 from flbench.core.errors import ConfigError, did_you_mean
 from flbench.core.registry import ALGORITHMS, MODELS
 
@@ -43,7 +43,7 @@ def resolve(layers: Sequence[Layer]) -> tuple[Config, dict[str, str]]:
         for item in error.errors():
             by_path.setdefault(_path(_location(item, schema)), []).append(item)
         for items in by_path.values():
-            problems.append(_explain(items, schema, origins))
+            problems.append(_error_message(items, schema, origins))
     if config is not None:
         problems += [
             f"{line} ({_origin(path, origins)})." for path, line in _contradictions(config)
@@ -130,7 +130,7 @@ def _path(location: Sequence[Any]) -> str:
     return ".".join(str(part) for part in location)
 
 
-def _explain(items: Sequence[Any], schema: type[BaseModel], origins: dict[str, str]) -> str:
+def _error_message(items: Sequence[Any], schema: type[BaseModel], origins: dict[str, str]) -> str:
     """Turn pydantic's errors on one key into a sentence: key, condition, value, place, cure.
 
     There are several where a key takes values of several types, and none of them fits.
@@ -153,7 +153,7 @@ def _explain(items: Sequence[Any], schema: type[BaseModel], origins: dict[str, s
     if kind == "invalid_key":
         return f"`{path}` is not a word: keys must be words ({place})."
     if kind in ("model_type", "model_attributes_type"):
-        names = " or a name" if path in SHORT else ""
+        names = " or a name" if path in NAMED_SECTIONS else ""
         return f"`{path}` must hold keys{names}, got {value!r} ({place})."
     if kind == "string_pattern_mismatch":
         return f"`{path}` must match {context['pattern']}, got {value!r} ({place})."

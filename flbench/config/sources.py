@@ -11,7 +11,7 @@ from flbench.core.errors import ConfigError
 
 MAX_BYTES: Final = 1_000_000
 MAX_VALUES: Final = 10_000
-SHORT: Final = ("algorithm", "model", "engine", "train.optimizer", "train.schedule")
+NAMED_SECTIONS: Final = ("algorithm", "model", "engine", "train.optimizer", "train.schedule")
 """Sections that a bare name stands for."""
 
 
@@ -54,7 +54,7 @@ def from_file(path: Path) -> Layer:
                     f"{path} holds more than {MAX_VALUES:,} values: this is no configuration."
                 )
             origins[dotted] = f"{path}:{line}"
-        return Layer(_named(loader.construct_document(node), origins), origins)
+        return Layer(_expand_names(loader.construct_document(node), origins), origins)
     except yaml.YAMLError as error:
         raise ConfigError(f"{_where(error, path)}: {_what(error)}") from error
     except RecursionError as error:
@@ -86,7 +86,7 @@ def from_overrides(items: Sequence[str], origin: str = "command line") -> Layer:
         for key in reversed(keys):
             tree = {key: tree}
         origins = dict.fromkeys((dotted.strip(), *leaves(tree)), origin)
-        layers.append(Layer(_named(tree, origins), origins))
+        layers.append(Layer(_expand_names(tree, origins), origins))
     return Layer(*merge(layers))
 
 
@@ -134,9 +134,9 @@ def _merge_into(below: dict[str, Any], above: dict[str, Any]) -> None:
             below[key] = value
 
 
-def _named(tree: dict[str, Any], origins: dict[str, str]) -> dict[str, Any]:
+def _expand_names(tree: dict[str, Any], origins: dict[str, str]) -> dict[str, Any]:
     """Read a bare name where keys are expected, `algorithm: fedprox`, as `{name: fedprox}`."""
-    for path in SHORT:
+    for path in NAMED_SECTIONS:
         *above, key = path.split(".")
         part: Any = tree
         for name in above:

@@ -20,7 +20,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """
     if not path.is_file():
         return {}
-    with naming(path):
+    with as_data_error(path):
         return _keys(json.loads(path.read_text(encoding="utf-8")))
 
 
@@ -31,17 +31,17 @@ def read_yaml(path: Path) -> dict[str, Any]:
     """
     if not path.is_file():
         return {}
-    with naming(path):
+    with as_data_error(path):
         return _keys(yaml.safe_load(path.read_text(encoding="utf-8")))
 
 
-def milliseconds(time: str) -> int:
+def unix_milliseconds(time: str) -> int:
     """Return an ISO time in ms since 1970."""
     return round(datetime.fromisoformat(time).timestamp() * 1000)
 
 
 @contextmanager
-def naming(path: Path) -> Iterator[None]:
+def as_data_error(path: Path) -> Iterator[None]:
     """Turn what is wrong with a file, or missing in what was read of it, into a DataError.
 
     Nothing but the file may be asked within: the same errors of MLflow mean something else.

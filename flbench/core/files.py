@@ -8,7 +8,7 @@ from typing import IO, Final
 
 from flbench.core.errors import UserError
 
-DISK: Final = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS)
+DISK_ERRORS: Final = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS)
 """The machine's failures (exit code 1); other errors of a file are the user's to mend."""
 
 
@@ -26,11 +26,11 @@ def write(path: Path, content: bytes) -> None:
         beside.replace(path)
         sync(path.parent)
     except OSError:
-        drop(beside)
+        discard(beside)
         raise
 
 
-def drop(path: Path) -> None:
+def discard(path: Path) -> None:
     """Remove a file if that is possible."""
     try:
         path.unlink(missing_ok=True)
@@ -47,7 +47,7 @@ def sync(path: Path) -> None:
         os.close(handle)
 
 
-def hold(folder: Path) -> IO[str]:
+def lock_folder(folder: Path) -> IO[str]:
     """Return the lock of a folder, which is held until it is closed or the process ends.
 
     Raises: UserError if another process holds it, or the folder cannot be written to.

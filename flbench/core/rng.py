@@ -62,7 +62,7 @@ class Draw:
         """Rounds done before this one."""
         return self.key[0]
 
-    def uniform(self, participation: float) -> Tensor:
+    def cohort(self, participation: float) -> Tensor:
         """Return the cohort: max(1, floor(participation N + 0.5)) ascending ids.
 
         Drawn without replacement; equal for all methods.
@@ -73,14 +73,14 @@ class Draw:
         )
         return torch.from_numpy(np.sort(chosen).astype(np.int64))
 
-    def order(self, client: int, epoch: int, n: int) -> NDArray[np.int64]:
+    def sample_order(self, client: int, epoch: int, n: int) -> NDArray[np.int64]:
         """Return the order [n] of a client's samples in an epoch.
 
         The phase is not in the key, so equal phases see equal batches.
         """
         return generator(self.seed, "batch", client, epoch, *self.key).permutation(n)
 
-    def keys(
+    def noise_keys(
         self,
         client: int | NDArray[np.int64],
         epoch: int | NDArray[np.int64],
@@ -97,7 +97,7 @@ class Draw:
         )
         return _scramble(rows.astype(np.uint64) ^ one ^ (other >> np.uint64(1))).view(np.int64)
 
-    def method(self, *key: int) -> np.random.Generator:
+    def method_generator(self, *key: int) -> np.random.Generator:
         """Return a generator for what a method draws itself: starts of k-means, noise."""
         return generator(self.seed, "method", *key, *self.key)
 

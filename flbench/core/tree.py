@@ -49,7 +49,7 @@ def put_(tree: Tree, ids: Tensor, rows: Tree, mask: Tree | None = None) -> None:
         target = tree[name]
         value = value.to(target.device, target.dtype)
         if mask is not None and name in mask:
-            value = inside(mask[name], value, target[ids])
+            value = where_masked(mask[name], value, target[ids])
         target[ids] = value
 
 
@@ -58,7 +58,7 @@ def broadcast(mask: Tensor, value: Tensor) -> Tensor:
     return mask.reshape((*mask.shape, *(1,) * (value.dim() - mask.dim())))
 
 
-def inside(mask: Tensor, value: Tensor, other: Tensor) -> Tensor:
+def where_masked(mask: Tensor, value: Tensor, other: Tensor) -> Tensor:
     """Return a value where a mask over its first axes is True, and the other elsewhere."""
     return torch.where(broadcast(mask, value), value, other)
 

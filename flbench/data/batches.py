@@ -63,8 +63,10 @@ def epoch(
         skip_single: see `arrange`.
         first_step: optimiser steps already taken in this phase.
     """
-    order = rows[arrange(draw.order(client, number, len(rows)), train, skip_single=skip_single)]
-    keys = draw.keys(client, number, order)
+    order = rows[
+        arrange(draw.sample_order(client, number, len(rows)), train, skip_single=skip_single)
+    ]
+    keys = draw.noise_keys(client, number, order)
     device = federation.x.device
     size = train.batch_size
     piece = max(1, PIECE // size) * size
@@ -82,7 +84,9 @@ def epoch(
             done += 1
 
 
-def passes(federation: Federation, rows: Indices, dtype: torch.dtype, size: int) -> Iterator[Batch]:
+def in_order(
+    federation: Federation, rows: Indices, dtype: torch.dtype, size: int
+) -> Iterator[Batch]:
     """Yield all rows in order, for Statistics; without rows, one padded row that does not count."""
     device = federation.x.device
     step = torch.zeros((), dtype=torch.int64, device=device)

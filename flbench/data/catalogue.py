@@ -23,7 +23,7 @@ def data_sets(config: DataConfig) -> list[Entry]:
 def data_set(config: DataConfig) -> Entry:
     """Return one data set: what it is, where it is looked up, and where it was found."""
     known = sources.known().get(config.name)
-    if known is None and not is_there(config):
+    if known is None and not is_available(config):
         sources.load(config)  # raises the error that says which file to put where
     places = [str(path) for path in sources.candidates(config)]
     if known is not None and known.load is not None:
@@ -37,11 +37,11 @@ def data_set(config: DataConfig) -> Entry:
         "shape": None if known is None else list(known.shape),
         "from": "data.root" if known is None else known.where,
         "looked_up": places,
-        "found": found(config),
+        "found": location(config),
     }
 
 
-def found(config: DataConfig) -> str | None:
+def location(config: DataConfig) -> str | None:
     """Return where a data set lies, without loading or downloading it."""
     if config.name == "digits":
         return "scikit-learn"
@@ -52,9 +52,9 @@ def found(config: DataConfig) -> str | None:
     return next((str(path) for path in places if path.exists()), None)
 
 
-def is_there(config: DataConfig) -> bool:
+def is_available(config: DataConfig) -> bool:
     """Return whether a data set can be loaded without a download."""
-    return config.path is not None or found(config) is not None
+    return config.path is not None or location(config) is not None
 
 
 def partition(federation: Federation) -> Entry:

@@ -42,7 +42,7 @@ class Dataset:
 
 
 @dataclass(frozen=True)
-class Known:
+class KnownDataset:
     """A data set that flbench knows by name."""
 
     title: str

@@ -22,7 +22,7 @@ DEFAULT_CLIENTS: Final = 20
 TRIES: Final = 100
 
 
-def make(dataset: Dataset, config: PartitionConfig, seed: int) -> Partition:
+def make_partition(dataset: Dataset, config: PartitionConfig, seed: int) -> Partition:
     """Deal a data set to clients and split each client's samples.
 
     Args:

@@ -15,7 +15,7 @@ from flbench.config.schema import DataConfig, PartitionConfig
 from flbench.core.rng import Draw, generator, uniform
 from flbench.core.types import Samples
 from flbench.data.dataset import Dataset
-from flbench.data.dealing import make, split_client
+from flbench.data.dealing import make_partition, split_client
 from flbench.data.partition import PARTS, Partition
 from flbench.data.schemes import Indices
 
@@ -114,7 +114,7 @@ class Federation:
         """Return the same clients with the samples that another run's seed draws from them."""
         return replace(self, seed=seed)
 
-    def bare(self) -> "Federation":
+    def without_samples(self) -> "Federation":
         """Return the federation without its samples, which travel by shared memory."""
         return replace(self, x=torch.empty(0), dataset=replace(self.dataset, x=self.dataset.x[:0]))
 
@@ -155,7 +155,7 @@ def build(dataset: Dataset, data: DataConfig, partition: PartitionConfig, seed: 
 
     Raises: ConfigError where the partition cannot be made.
     """
-    dealt = make(dataset, partition, seed)
+    dealt = make_partition(dataset, partition, seed)
     notes = list(dealt.notes)
     used = np.sort(np.concatenate([rows for part in PARTS for rows in dealt.parts[part]]))
     test = np.arange(dataset.train, len(dataset.y))

@@ -24,7 +24,7 @@ def iid(
     return list(np.array_split(rng.permutation(len(y)), clients))
 
 
-def by_class(
+def dirichlet_by_class(
     y: Indices, classes: int, clients: int, config: PartitionConfig, rng: np.random.Generator
 ) -> list[Indices]:
     """Deal every class in shares drawn from Dirichlet(alpha).
@@ -185,7 +185,7 @@ def quantity(
 
 SCHEMES: Final[dict[str, Scheme]] = {
     "iid": iid,
-    "dirichlet": by_class,
+    "dirichlet": dirichlet_by_class,
     "pathological": pathological,
     "grouped": grouped,
     "quantity": quantity,

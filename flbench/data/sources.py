@@ -11,19 +11,25 @@ import numpy as np
 
 from flbench.config.schema import DataConfig
 from flbench.core.errors import DataError, did_you_mean
-from flbench.data.dataset import Dataset, Known
+from flbench.data.dataset import Dataset, KnownDataset
 
 
-def known() -> dict[str, Known]:
+def known() -> dict[str, KnownDataset]:
     """Return the data sets that have a name, in the order in which they are listed."""
     from flbench.data import torchvision_sets
 
-    sets = {"digits": Known("scikit-learn's digits, 8x8", 10, (1, 8, 8), "comes with scikit-learn")}
+    sets = {
+        "digits": KnownDataset(
+            "scikit-learn's digits, 8x8", 10, (1, 8, 8), "comes with scikit-learn"
+        )
+    }
     sets |= torchvision_sets.known()
     file = "a file that you make: NPZ, or a folder or .zip of images"
-    sets["cinic10"] = Known("CINIC-10 (give its train and test parts)", 10, (3, 32, 32), file)
-    sets["tinyimagenet"] = Known("Tiny-ImageNet-200", 200, (3, 64, 64), file)
-    sets["organamnist"] = Known(
+    sets["cinic10"] = KnownDataset(
+        "CINIC-10 (give its train and test parts)", 10, (3, 32, 32), file
+    )
+    sets["tinyimagenet"] = KnownDataset("Tiny-ImageNet-200", 200, (3, 64, 64), file)
+    sets["organamnist"] = KnownDataset(
         "OrganAMNIST of MedMNIST (MedMNISTA)", 11, (1, 28, 28), "MedMNIST's organamnist.npz"
     )
     return sets

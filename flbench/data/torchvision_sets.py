@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from flbench.core.errors import DataError
-from flbench.data.dataset import Dataset, Known
+from flbench.data.dataset import Dataset, KnownDataset
 
 # What torchvision raises while it reads files that were cut short or changed.
 DAMAGED = (OSError, EOFError, ValueError, AssertionError, KeyError, IndexError, UnpicklingError)
@@ -22,7 +22,7 @@ EMNIST_SPLITS = {
 }
 
 
-def known() -> dict[str, Known]:
+def known() -> dict[str, KnownDataset]:
     """Return the data sets that torchvision can load, by flbench's names."""
     parts: dict[str, list[Any]] = {"train": [True, False]}
     grey, colour = (1, 28, 28), (3, 32, 32)
@@ -63,9 +63,9 @@ def _known(
     downloaded: str,
     parts: dict[str, list[Any]],
     options: dict[str, Any] | None = None,
-) -> Known:
+) -> KnownDataset:
     """Return the entry of torchvision's class `kind`; `parts` is what tells train from test."""
-    return Known(
+    return KnownDataset(
         title=title,
         classes=classes,
         shape=shape,

@@ -94,7 +94,7 @@ def make(
     top = int(steps.max(initial=0))
     rows = rows.reshape(*shape, size)[:, :top]
     fill, epoch, first = fill[:, :top], epoch[:, :top], first[:, :top]
-    keys = settings.draw.keys(ids[:, None, None], epoch[:, :, None], rows)
+    keys = settings.draw.noise_keys(ids[:, None, None], epoch[:, :, None], rows)
 
     def there(values: NDArray[Any]) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(values)).to(federation.x.device)
@@ -124,7 +124,7 @@ def _orders(
     found: list[NDArray[np.int64]] = []
     taken = 0
     for number in range(phase.epochs if phase.epochs is not None else phase.steps or 0):
-        order = settings.draw.order(client, number, len(mine))
+        order = settings.draw.sample_order(client, number, len(mine))
         order = mine[batches.arrange(order, settings.train, skip_single=skip_single)]
         if not len(order) or (phase.steps is not None and taken >= phase.steps):
             break

@@ -65,7 +65,7 @@ class RayEngine:
         # The object store shares the samples between all actors of a machine; what is put there
         # must stay referenced, or an actor could not be started again.
         self._samples = ray.put(federation.x.numpy())
-        self._rest = ray.put((net, federation.bare(), config))
+        self._rest = ray.put((net, federation.without_samples(), config))
         kind = ray.remote(Actor).options(
             num_cpus=1,
             num_gpus=1 if on_gpu else 0,

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from flbench.client.module import call, mode, view_of
 from flbench.client.program import Statistic, Transform, merge_context
 from flbench.core.errors import ConfigError
-from flbench.core.tree import inside
+from flbench.core.tree import where_masked
 from flbench.core.types import Batch, Dispatch, Info, Outputs, StepContext, Tree
 from flbench.data.federation import Federation
 from flbench.engine.base import RoundSettings
@@ -103,7 +103,7 @@ class Stack:
                     # A message to all leaves rows where the clients already differ.
                     each = row or name in self.start.rows
                     mask = message.mask[name].to(bench.device)
-                    value = inside(mask, value, self.start[name])
+                    value = where_masked(mask, value, self.start[name])
                 target.put(name, value, row=each)
         self.leaves = self.start.copy()
 

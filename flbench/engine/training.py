@@ -79,7 +79,7 @@ class Training:
         """Show the Statistics one padded row, so that a client without a step has results too."""
         bench, none = self._bench, self._rows[:0]
         with torch.no_grad(), mode(bench.net, train=False), bench.fabric.autocast():
-            for batch in batches.passes(bench.federation, none, bench.dtype, 1):
+            for batch in batches.in_order(bench.federation, none, bench.dtype, 1):
                 for record in self._records:
                     record.add(self._module.step_context(batch))
 

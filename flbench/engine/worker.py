@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from flbench.client.module import ClientModule, mode, view_of
 from flbench.client.program import Phase, Statistic, Step, Transform
-from flbench.core.tree import inside, is_finite
+from flbench.core.tree import is_finite, where_masked
 from flbench.core.types import Batch, Dispatch, Info, Outputs, Tree
 from flbench.data import batches
 from flbench.engine.base import RoundSettings
@@ -51,7 +51,7 @@ class Worker:
                 value = (value[0] if row else value).to(bench.device)
                 if name in known and name in message.mask:
                     mask = message.mask[name].to(bench.device)
-                    value = inside(mask[0] if row else mask, value, self.start[name])
+                    value = where_masked(mask[0] if row else mask, value, self.start[name])
                 target[name] = value
         # The net's own tensors are filled in place; a method's own leaves are copies.
         self.leaves: Tree = {
@@ -103,7 +103,7 @@ class Worker:
         bench, recording = self._bench, Recording(statistic)
         rows = bench.federation.rows(statistic.samples, self._client, self._settings.draw)
         inputs, kind = bench.traces.gather(statistic, self.leaves, self.start, self.ctx)
-        for batch in batches.passes(bench.federation, rows, bench.dtype, COLLECT):
+        for batch in batches.in_order(bench.federation, rows, bench.dtype, COLLECT):
             look = partial(self._look, recording, batch)
             recording.merge(bench.traces.take(kind, look, inputs, batch))
         with torch.no_grad():

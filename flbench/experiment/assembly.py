@@ -120,7 +120,7 @@ def build(config: Config, federation: Federation | None = None) -> Experiment:
     Raises: UserError where data or configuration do not fit together; all reasons at once where
         possible.
     """
-    asked, config = config, settle(config)
+    asked, config = config, fill_defaults(config)
     torch.set_num_threads(config.engine.threads or 1)
     federation = load_federation(config) if federation is None else federation
     # A file's own name, where it has one.
@@ -153,11 +153,11 @@ def build(config: Config, federation: Federation | None = None) -> Experiment:
     if config.engine.name == "auto":
 
         def make(name: str) -> Engine:
-            return build_engine(settle(altered(asked, "engine", name=name)), net, federation)
+            return build_engine(fill_defaults(altered(asked, "engine", name=name)), net, federation)
 
         start = training_state(algorithm, _start(config, net, algorithm))
         name, reason = engine_choice.choose(config, algorithm, start, make)
-        chosen = settle(altered(asked, "engine", name=name)).engine
+        chosen = fill_defaults(altered(asked, "engine", name=name)).engine
         config = config.model_copy(update={"engine": chosen})
         torch.set_num_threads(chosen.threads or 1)
         notes.append(reason)
@@ -173,7 +173,7 @@ def load_federation(config: Config) -> Federation:
 
     Raises: UserError where that cannot be done.
     """
-    config = settle(config)
+    config = fill_defaults(config)
     dataset = sources.load(config.data)
     return build_federation(dataset, config.data, config.partition, config.seed)
 
@@ -189,7 +189,7 @@ def _start(config: Config, net: nn.Module, algorithm: Algorithm) -> State:
 
 def _owned(config: Config, rows: Tree) -> Tree:
     """Return the clients' rows as they may be written, mapped where they are large."""
-    return memory.own(rows, config.engine.state_memory, config.output.dir)
+    return memory.writable_copy(rows, config.engine.state_memory, config.output.dir)
 
 
 def build_engine(config: Config, net: nn.Module, federation: Federation) -> Engine:
@@ -207,7 +207,7 @@ def build_engine(config: Config, net: nn.Module, federation: Federation) -> Engi
     return engine
 
 
-def settle(config: Config) -> Config:
+def fill_defaults(config: Config) -> Config:
     """Return the configuration with what depends on the machine and the seed filled in."""
     cores = len(os.sched_getaffinity(0))
     threads = config.engine.threads or (1 if config.engine.name == "ray" else cores)

@@ -54,11 +54,11 @@ def save(path: Path, state: State, config_hash: str, extra: dict[str, Any] | Non
         beside.replace(path)
         files.sync(path.parent)
     except SafetensorError as error:  # a full disk arrives here as text
-        files.drop(beside)
+        files.discard(beside)
         code = errno.ENOSPC if "space" in str(error).lower() else errno.EIO
         raise OSError(code, str(error), str(path)) from error
     except OSError:
-        files.drop(beside)
+        files.discard(beside)
         raise
 
 

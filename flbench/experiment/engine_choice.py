@@ -19,11 +19,14 @@ from flbench.core.errors import ConfigError, RunError
 from flbench.core.types import State
 from flbench.data import batches
 from flbench.engine.base import Engine
-from flbench.experiment.rounds import settings_of, train, visible
+from flbench.experiment.rounds import settings_of, train, visible_to_server
 
-FEW, MORE = 1, 4  # steps of each client, to tell what a round costs from what a step costs
-LONG: Final = 1.0  # seconds that repeated measurements of an engine take
-WORTH: Final = 60.0  # seconds that a run must last before starting Ray can pay
+FEW_STEPS, MORE_STEPS = (
+    1,
+    4,
+)  # steps of each client, to tell what a round costs from what a step costs
+MEASURING_SECONDS: Final = 1.0  # seconds that repeated measurements of an engine take
+RAY_MINIMUM_SECONDS: Final = 60.0  # seconds that a run must last before starting Ray can pay
 
 
 @dataclass(frozen=True)
@@ -56,7 +59,7 @@ def choose(
     with suppress(ConfigError):  # not for this precision, or what a term of the method does
         found.append(_measured("vectorized", config, algorithm, state, make))
     several = len(os.sched_getaffinity(0)) > 1
-    if several and find_spec("ray") and min(one.total for one in found) > WORTH:
+    if several and find_spec("ray") and min(one.total for one in found) > RAY_MINIMUM_SECONDS:
         with suppress(ConfigError, RunError):  # no Ray here: one engine less to choose from
             found.append(_measured("ray", config, algorithm, state, make))
     best = min(found, key=lambda one: one.total)
@@ -75,27 +78,27 @@ def _measured(
     engine = make(name)
     try:
         settings = settings_of(config, algorithm, state)
-        program = algorithm.program(visible(state, LocalProgram(())))
-        ids = algorithm.cohort(visible(state, program), settings.draw)
+        program = algorithm.program(visible_to_server(state, LocalProgram(())))
+        ids = algorithm.cohort(visible_to_server(state, program), settings.draw)
 
         def seconds(steps: int) -> float:
             start = time.perf_counter()
             train(algorithm, engine, state, settings, ids=ids, program=shortened(program, steps))
             return time.perf_counter() - start
 
-        seconds(FEW)  # warms up
+        seconds(FEW_STEPS)  # warms up
         startup = time.perf_counter() - begin
-        few, more = [seconds(FEW)], [seconds(MORE)]
+        few, more = [seconds(FEW_STEPS)], [seconds(MORE_STEPS)]
         # Short steps several times: an engine that learns them is fast when it has.
-        while len(few) < 2 or (sum(few) + sum(more) < LONG and len(few) < 12):
-            few.append(seconds(FEW))
-            more.append(seconds(MORE))
+        while len(few) < 2 or (sum(few) + sum(more) < MEASURING_SECONDS and len(few) < 12):
+            few.append(seconds(FEW_STEPS))
+            more.append(seconds(MORE_STEPS))
     finally:
         engine.close()
     phases = [step for step in program.steps if isinstance(step, Phase)]
     steps = float(steps_of(algorithm, phases)[ids].mean()) / max(1, len(phases))
-    slope = max(0.0, (min(more) - min(few)) / (MORE - FEW))
-    one = min(few) + slope * max(0.0, steps - FEW)
+    slope = max(0.0, (min(more) - min(few)) / (MORE_STEPS - FEW_STEPS))
+    one = min(few) + slope * max(0.0, steps - FEW_STEPS)
     return Candidate(name, one, startup + config.train.rounds * one)
 
 

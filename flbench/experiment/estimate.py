@@ -69,7 +69,7 @@ def measure(experiment: Experiment) -> Estimate:
     step = max(0.0, (more - few) / 6) / max(1, len(phases))
     besides = max(0.0, few - 2 * step * len(phases))
     settings = _settings(experiment, state)
-    seen = rounds.visible(state, first.program)
+    seen = rounds.visible_to_server(state, first.program)
     cohort = len(algorithm.cohort(seen, settings.draw))
     steps = int(steps_of(experiment.algorithm, phases).mean() * cohort)
     # What is dispatched has its usual size after the first round.
@@ -119,7 +119,7 @@ def _train(
 
 
 def _program(experiment: Experiment, state: State) -> LocalProgram:
-    return experiment.algorithm.program(rounds.visible(state, LocalProgram(())))
+    return experiment.algorithm.program(rounds.visible_to_server(state, LocalProgram(())))
 
 
 def _settings(experiment: Experiment, state: State) -> RoundSettings:
@@ -132,8 +132,8 @@ def _evaluate(evaluator: Evaluator, experiment: Experiment, state: State, client
     begin = time.perf_counter()
     for name, deployment in experiment.algorithm.deploy(state, client).items():
         if name != "gm":
-            collectors = evaluator.collectors(deployment)
-            evaluator.run(state, settings, name, deployment, client, collectors)
+            statistics = evaluator.part_statistics(deployment)
+            evaluator.run_statistics(state, settings, name, deployment, client, statistics)
     return time.perf_counter() - begin
 
 
@@ -144,5 +144,7 @@ def _common(evaluator: Evaluator, experiment: Experiment, state: State, client: 
     deployment = experiment.algorithm.deploy(state, client)["personal"]
     settings = _settings(experiment, state)
     begin = time.perf_counter()
-    evaluator.run(state, settings, "personal", deployment, client, evaluator.on_common(deployment))
+    evaluator.run_statistics(
+        state, settings, "personal", deployment, client, evaluator.common_statistics(deployment)
+    )
     return (time.perf_counter() - begin) * experiment.federation.clients

@@ -25,7 +25,7 @@ from flbench.metrics.confusion import ConfusionCounts, confusion
 BLOCK = 256  # clients that are evaluated at once; more would hold more confusion matrices
 SCALARS = 2**26  # of models that are handed out at once: 256 MB
 PARTS = ("validation", "test")
-KEY = "common.confusion"  # what a Statistic `common` finds
+COMMON_CONFUSION = "common.confusion"  # what a Statistic `common` finds
 
 
 @dataclass(frozen=True)
@@ -69,12 +69,12 @@ class Evaluation:
 
     Attributes:
         round: rounds done.
-        own: by protocol and part: every client's model on its own samples.
+        local: by protocol and part: every client's model on its own samples.
         common: by protocol: `personal` models, and `gm`, on the common test set.
     """
 
     round: int
-    own: dict[tuple[str, str], ConfusionCounts]
+    local: dict[tuple[str, str], ConfusionCounts]
     common: dict[str, ConfusionCounts] = field(default_factory=dict)
 
 
@@ -109,7 +109,7 @@ class Evaluator:
             settings: of the round that was done.
             common: whether to evaluate on the common test set too.
         """
-        own: dict[tuple[str, str], ConfusionCounts] = {}
+        local: dict[tuple[str, str], ConfusionCounts] = {}
         clients, classes = self.federation.clients, self.federation.classes
         for ids in self._blocks():
             for name, deployment in self._deployments(state).items():
@@ -120,16 +120,16 @@ class Evaluator:
                     some = ids[torch.isin(ids, deployment.clients)]
                     if not len(some):
                         continue
-                found = self.run(
-                    state, settings, name, deployment, some, self.collectors(deployment)
+                found = self.run_statistics(
+                    state, settings, name, deployment, some, self.part_statistics(deployment)
                 )
                 for part in self.parts:
-                    counts = own.setdefault((name, part), ConfusionCounts.empty(clients, classes))
+                    counts = local.setdefault((name, part), ConfusionCounts.empty(clients, classes))
                     counts.add_(some, found[f"{part}.confusion"])
-        shared = self.common(state, settings) if common else {}
-        return Evaluation(state.round, own, shared)
+        shared = self.evaluate_common(state, settings) if common else {}
+        return Evaluation(state.round, local, shared)
 
-    def common(self, state: State, settings: RoundSettings) -> dict[str, ConfusionCounts]:
+    def evaluate_common(self, state: State, settings: RoundSettings) -> dict[str, ConfusionCounts]:
         """Evaluate all personal models, and the global one, on the common test set."""
         counts_by_part: dict[str, ConfusionCounts] = {}
         if not self._has_common():
@@ -142,12 +142,14 @@ class Evaluator:
                 if name not in ("personal", "gm"):
                     continue
                 # The first client stands for the global model, and on all samples.
-                some, collectors = ids, self.on_common(deployment)
+                some, statistics = ids, self.common_statistics(deployment)
                 if name == "gm":
-                    some, collectors = ids[:1], (replace(collectors[0], samples=Samples("common")),)
+                    some, statistics = ids[:1], (replace(statistics[0], samples=Samples("common")),)
                 elif self._is_one(state, deployment):
                     some = ids[:1]
-                found = self.run(state, settings, name, deployment, some, collectors)[KEY]
+                found = self.run_statistics(state, settings, name, deployment, some, statistics)[
+                    COMMON_CONFUSION
+                ]
                 size = 1 if name == "gm" else self.federation.clients
                 counts = counts_by_part.setdefault(
                     name, ConfusionCounts.empty(size, self.federation.classes)
@@ -162,18 +164,18 @@ class Evaluator:
         own = self.algorithm.setting.net.names("all") & state.clients.keys()
         return not (any(changes) or own or deployment.dispatch.rows.values or self.recalibrate)
 
-    def collectors(self, deployment: Deployment) -> tuple[Statistic, ...]:
+    def part_statistics(self, deployment: Deployment) -> tuple[Statistic, ...]:
         """Return the Statistics that evaluate a deployment on a client's validation and test parts."""
         evaluate = CountConfusion(deployment.weights, deployment.predict)
         return tuple(Statistic(part, evaluate, samples=Samples(part)) for part in self.parts)
 
-    def fresh(self, deployment: Deployment) -> tuple[Step, ...]:
+    def recalibration_steps(self, deployment: Deployment) -> tuple[Step, ...]:
         """Return the steps that estimate statistics anew, of the net as it is evaluated; or none."""
         if not self.recalibrate:
             return ()
         return recalibrate(self.algorithm.setting.net, deployment.weights)
 
-    def on_common(self, deployment: Deployment) -> tuple[Statistic, ...]:
+    def common_statistics(self, deployment: Deployment) -> tuple[Statistic, ...]:
         """Return the Statistic that evaluates a deployment on the common test set, if there is one."""
         if not self._has_common():
             return ()
@@ -193,7 +195,7 @@ class Evaluator:
             name, deployment = next(iter(self._deployments(state).items()))
             evaluate = Predictions(deployment.weights, deployment.predict)
             statistic = Statistic("test", evaluate, reduce="rows", samples=Samples("test"))
-            found = self.run(state, settings, name, deployment, ids, (statistic,))
+            found = self.run_statistics(state, settings, name, deployment, ids, (statistic,))
             yield client, found["test.predicted"][0]
 
     def deployed(self, state: State, settings: RoundSettings) -> Iterator[Tree]:
@@ -207,14 +209,14 @@ class Evaluator:
             for k in range(len(ids)):
                 yield {name: value[k] for name, value in results.kept.items()}
 
-    def run(
+    def run_statistics(
         self,
         state: State,
         settings: RoundSettings,
         name: str,
         deployment: Deployment,
         ids: Tensor,
-        collectors: tuple[Statistic, ...],
+        statistics: tuple[Statistic, ...],
     ) -> Tree:
         """Return what Statistics find at clients `ids` [K] with their deployment, [K, ...] each.
 
@@ -224,9 +226,9 @@ class Evaluator:
             name: of the deployment.
             deployment: of these clients.
             ids: [K] of the clients.
-            collectors: look at the deployed models.
+            statistics: look at the deployed models.
         """
-        return self._run(state, settings, name, deployment, ids, collectors).observed
+        return self._run(state, settings, name, deployment, ids, statistics).observed
 
     def _run(
         self,
@@ -280,7 +282,10 @@ class Evaluator:
         return "test" in self.parts and len(self.federation.common) > 0
 
     def _steps(self, deployment: Deployment) -> tuple[Step, ...]:
-        return (*self.fresh(deployment), *(deployment.program.steps if deployment.program else ()))
+        return (
+            *self.recalibration_steps(deployment),
+            *(deployment.program.steps if deployment.program else ()),
+        )
 
     def _deployments(self, state: State) -> dict[str, Deployment]:
         """Return what is evaluated, with the dispatch of one client: engines ask for those they evaluate.

@@ -1,4 +1,4 @@
-"""Figures of an evaluation as lines of metrics.csv, and the summary of those lines."""
+"""Metrics of an evaluation as lines of metrics.csv, and the summary of those lines."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ from torch import Tensor
 from flbench.experiment.evaluate import Evaluation
 from flbench.metrics.classes import confusable_classes
 from flbench.metrics.classification import (
-    Figures,
+    Metrics,
     per_class,
     per_client,
     personal_on_common,
@@ -40,7 +40,7 @@ class ClassGroups:
         return tuple(confusable_classes(validation.confusion))
 
 
-def rows_of(evaluation: Evaluation, class_groups: ClassGroups, suffix: str = "") -> list[Row]:
+def metric_rows(evaluation: Evaluation, class_groups: ClassGroups, suffix: str = "") -> list[Row]:
     """Return all figures of an evaluation; those without samples are left out.
 
     Args:
@@ -48,9 +48,9 @@ def rows_of(evaluation: Evaluation, class_groups: ClassGroups, suffix: str = "")
         evaluation: which classes are singled out.
         suffix: of the protocols' names (`@local` right after local training).
     """
-    confusable = class_groups.confusable_in(evaluation.own.get(("personal", "validation")))
+    confusable = class_groups.confusable_in(evaluation.local.get(("personal", "validation")))
     rows = []
-    for (protocol, part), counts in evaluation.own.items():
+    for (protocol, part), counts in evaluation.local.items():
         rows += _rows(
             evaluation.round, part, protocol + suffix, pooled(counts, class_groups.rare, confusable)
         )
@@ -63,7 +63,7 @@ def common_rows(evaluation: Evaluation, class_groups: ClassGroups, suffix: str =
     PM(V) and PM(L) are means over the clients that were evaluated: all of them, or the cohort where
     the suffix is `@local` (FedNH's and FedPC's tables).
     """
-    confusable = class_groups.confusable_in(evaluation.own.get(("personal", "validation")))
+    confusable = class_groups.confusable_in(evaluation.local.get(("personal", "validation")))
     rows = []
     for protocol, counts in evaluation.common.items():
         rows += _rows(
@@ -74,7 +74,7 @@ def common_rows(evaluation: Evaluation, class_groups: ClassGroups, suffix: str =
         )
         if protocol == "personal":
             for name, values in personal_on_common(counts, class_groups.train_counts).items():
-                spread: Figures = {
+                spread: Metrics = {
                     "accuracy": float(values.nanmean()),
                     "client_std": float(values[~values.isnan()].std(correction=0)),
                 }
@@ -82,7 +82,7 @@ def common_rows(evaluation: Evaluation, class_groups: ClassGroups, suffix: str =
     return rows
 
 
-def _rows(number: int, split: str, protocol: str, figures: Figures) -> list[Row]:
+def _rows(number: int, split: str, protocol: str, figures: Metrics) -> list[Row]:
     return [
         Row(number, split, protocol, name, value)
         for name, value in figures.items()
@@ -126,9 +126,9 @@ def class_table(
     moment: str, evaluation: Evaluation, class_groups: ClassGroups, names: tuple[str, ...]
 ) -> list[tuple[object, ...]]:
     """Return the lines of per_class.csv: every class's support and pooled test figures."""
-    figures = per_class(evaluation.own["personal", "test"].confusion)
+    figures = per_class(evaluation.local["personal", "test"].confusion)
     train = class_groups.train_counts.sum(dim=0)
-    confusable = class_groups.confusable_in(evaluation.own["personal", "validation"])
+    confusable = class_groups.confusable_in(evaluation.local["personal", "validation"])
     return [
         (
             moment,
@@ -148,7 +148,7 @@ def confusion_table(evaluation: Evaluation) -> list[tuple[object, ...]]:
     """Return the lines of confusion.csv: split, true class, predicted class, count above 0."""
     lines: list[tuple[object, ...]] = []
     for part in ("validation", "test"):
-        confusion = evaluation.own["personal", part].confusion
+        confusion = evaluation.local["personal", part].confusion
         cells = confusion.nonzero().tolist()
         lines += [
             (part, true, predicted, int(confusion[true, predicted])) for true, predicted in cells

@@ -16,13 +16,20 @@ from flbench.experiment.evaluation_tables import (
     class_table,
     client_table,
     confusion_table,
-    rows_of,
+    metric_rows,
 )
 from flbench.experiment.loop import FederatedLoop, Seconds
 from flbench.experiment.run_folder import RunFolder
 from flbench.reports import page
 from flbench.results import reading
-from flbench.results.summary import Summary, best_round, figures_at, last_round, price_of, totals
+from flbench.results.summary import (
+    Summary,
+    best_round,
+    cost_to_reach,
+    last_round,
+    metrics_at,
+    totals,
+)
 
 
 def write(experiment: Experiment, loop: FederatedLoop, state: State) -> None:
@@ -34,7 +41,7 @@ def write(experiment: Experiment, loop: FederatedLoop, state: State) -> None:
         state: after the last round.
     """
     config, evaluator, folder, seconds = loop.config, loop.evaluator, loop.folder, loop.seconds
-    with seconds.spend("evaluate"):
+    with seconds.measure("evaluate"):
         last = loop.last or evaluator.evaluate(state, loop.evaluation_settings(state), common=False)
         evaluations = {"last": (last, state)}
         better = _best_state(loop, state)
@@ -44,7 +51,7 @@ def write(experiment: Experiment, loop: FederatedLoop, state: State) -> None:
                 better, loop.evaluation_settings(better), common=not known
             )
             evaluations["best"] = (evaluation, better)
-            lines = rows_of(evaluation, experiment.class_groups)
+            lines = metric_rows(evaluation, experiment.class_groups)
             there = {row[:4] for row in folder.rows}
             # What was evaluated on the way stays as it is: a final's test parts were not.
             folder.add_metrics([row for row in lines if row[:4] not in there])
@@ -53,7 +60,7 @@ def write(experiment: Experiment, loop: FederatedLoop, state: State) -> None:
     clients, classes = [], []
     for moment, (evaluation, evaluated) in evaluations.items():
         clients += client_table(
-            moment, evaluation.own["personal", "test"], counts, evaluated.participation_count
+            moment, evaluation.local["personal", "test"], counts, evaluated.participation_count
         )
         classes += class_table(moment, evaluation, experiment.class_groups, names)
     folder.write_table("clients.csv", CLIENT_HEADER, clients)
@@ -107,8 +114,8 @@ def _summary(
         "partition_hash": experiment.federation.partition.hash(),
         "config_hash": config.hash(),
         "weights_digest": weights,
-        "last": figures_at(rows, last),
-        "best": figures_at(rows, last if best is None else best),
+        "last": metrics_at(rows, last),
+        "best": metrics_at(rows, last if best is None else best),
         "best_by": "validation accuracy"
         if best is not None
         else "no validation part: the last round",
@@ -125,13 +132,13 @@ def _summary(
         },
         "notes": list(experiment.notes),
     }
-    summary["notes"] += _troubles(summary)
+    summary["notes"] += _failure_notes(summary)
     if config.evaluation.target_accuracy is not None:
-        summary["target"] = price_of(config.evaluation.target_accuracy, rows)
+        summary["target"] = cost_to_reach(config.evaluation.target_accuracy, rows)
     return summary
 
 
-def _troubles(summary: Summary) -> list[str]:
+def _failure_notes(summary: Summary) -> list[str]:
     """Return what went wrong while training, in a sentence each."""
     total, said = summary["client_trainings"], []
     for key, what in (

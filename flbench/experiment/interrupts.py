@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: welcome while clients train, held back while state and files change."""
+"""Ctrl-C and SIGTERM: allowed while clients train, held back while state and files change."""
 
 import signal
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ from typing import Any, Self
 
 
 class Interrupts:
-    """A context in which signals raise KeyboardInterrupt in `welcome()` and at `check()` only.
+    """A context in which signals raise KeyboardInterrupt in `allowed()` and at `check()` only.
 
     So an interrupted round has changed nothing, and one that has begun to store its results ends
     first. Outside the main thread signals do not arrive, and nothing happens.
@@ -33,7 +33,7 @@ class Interrupts:
         self._before.clear()
 
     @contextmanager
-    def welcome(self) -> Iterator[None]:
+    def allowed(self) -> Iterator[None]:
         """Let signals interrupt the block."""
         self.check()
         self._open = True

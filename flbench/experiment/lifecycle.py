@@ -21,20 +21,20 @@ from flbench.experiment.loop import Reporter, Seconds
 from flbench.experiment.run_folder import RunFolder
 
 # What a resumed run may change: where files lie and what computes, not what comes out.
-FREE: Final = (
+CHANGEABLE_ON_RESUME: Final = (
     *("data.root", "engine.device", "engine.name", "engine.block", "engine.workers"),
     *("engine.address", "engine.state_memory", "tracking."),
     *("output.checkpoint_every", "output.predictions"),
 )
 
-Opened = Callable[[Path, Config], object]
+OnStart = Callable[[Path, Config], object]
 
 
 def run(
     config: Config,
     origins: dict[str, str],
     reporter: Reporter,
-    opened: Opened | None = None,
+    on_start: OnStart | None = None,
 ) -> Path:
     """Run an experiment from its beginning; return its folder.
 
@@ -42,7 +42,7 @@ def run(
         config: what to run.
         origins: where each value came from, for config.yaml.
         reporter: is told how it goes.
-        opened: is told the folder as soon as it can be resumed, before the first round.
+        on_start: is told the folder as soon as it can be resumed, before the first round.
     Raises: UserError, RunError, KeyboardInterrupt; what was written stays, and `resume` goes on.
     """
     begin = time.perf_counter()
@@ -58,15 +58,15 @@ def run(
             f"{config.algorithm.name}-seed{config.seed}",
         )
         stack.callback(folder.close)
-        describe_run(experiment, origins, folder)
-        if opened is not None:
-            opened(folder.path, config)
+        write_description(experiment, origins, folder)
+        if on_start is not None:
+            on_start(folder.path, config)
         seconds = Seconds(total=time.perf_counter() - begin)
-        _go(experiment, experiment.start(), folder, reporter, seconds)
+        _run_to_end(experiment, experiment.start(), folder, reporter, seconds)
     return folder.path
 
 
-def describe_run(experiment: Experiment, origins: dict[str, str], folder: RunFolder) -> None:
+def write_description(experiment: Experiment, origins: dict[str, str], folder: RunFolder) -> None:
     """Write who holds what, where and when it began, and the configuration."""
     samples = experiment.federation
     packed, description = partition_files.encode(
@@ -79,14 +79,16 @@ def describe_run(experiment: Experiment, origins: dict[str, str], folder: RunFol
     folder.write("config.yaml", to_yaml(experiment.config.tree(), origins))
 
 
-def resume(path: Path, overrides: Layer, reporter: Reporter, opened: Opened | None = None) -> Path:
+def resume(
+    path: Path, overrides: Layer, reporter: Reporter, on_start: OnStart | None = None
+) -> Path:
     """Go on with a run from its last checkpoint, or from its beginning if there is none yet.
 
     Args:
         path: the run folder.
-        overrides: of keys that do not change results (FREE).
+        overrides: of keys that do not change results (CHANGEABLE_ON_RESUME).
         reporter: is told how it goes.
-        opened: is told the folder and the configuration before the first round.
+        on_start: is told the folder and the configuration before the first round.
     Raises: UserError if the folder is no run, or belongs to another configuration.
     """
     begin = time.perf_counter()
@@ -107,19 +109,19 @@ def resume(path: Path, overrides: Layer, reporter: Reporter, opened: Opened | No
         state, seconds = experiment.restore(folder)
         if state.round:
             reporter.warn(f"goes on after round {state.round}.")
-        if opened is not None:
-            opened(path, experiment.config)
+        if on_start is not None:
+            on_start(path, experiment.config)
         seconds.total += time.perf_counter() - begin
-        _go(experiment, state, folder, reporter, seconds)
+        _run_to_end(experiment, state, folder, reporter, seconds)
     return folder.path
 
 
-def _go(
+def _run_to_end(
     experiment: Experiment, state: State, folder: RunFolder, reporter: Reporter, seconds: Seconds
 ) -> None:
     """Run the rounds that are left, evaluate the best round's models, write tables and summary."""
     limit, size = experiment.config.engine.state_memory, nbytes(state.clients) / memory.GIB
-    if memory.is_mapped(state.clients, limit):
+    if memory.exceeds_limit(state.clients, limit):
         reporter.warn(
             f"what the clients keep, {size:.1f} GiB, lies in a mapped file beside the runs"
             f" (engine.state_memory={limit:g} GiB)."
@@ -136,7 +138,11 @@ def _go(
 def _check_unchanged(written: Config, wanted: Config, path: Path) -> None:
     """Raise a ConfigError for every key that a resumed run may not change."""
     before, after = leaves(written.tree()), leaves(wanted.tree())
-    changed = [key for key in after if before.get(key) != after[key] and not key.startswith(FREE)]
+    changed = [
+        key
+        for key in after
+        if before.get(key) != after[key] and not key.startswith(CHANGEABLE_ON_RESUME)
+    ]
     if changed:
         raise ConfigError(
             "\n".join(

@@ -17,7 +17,7 @@ from flbench.core.types import Results, Stage, State
 from flbench.engine.base import Engine, RoundSettings
 from flbench.experiment import rounds
 from flbench.experiment.evaluate import Evaluation, Evaluator
-from flbench.experiment.evaluation_tables import ClassGroups, rows_of
+from flbench.experiment.evaluation_tables import ClassGroups, metric_rows
 from flbench.experiment.interrupts import Interrupts
 from flbench.experiment.run_folder import RunFolder
 from flbench.metrics.confusion import ConfusionCounts
@@ -50,7 +50,7 @@ class Seconds:
     total: float = 0.0
 
     @contextmanager
-    def spend(self, purpose: str) -> Iterator[None]:
+    def measure(self, purpose: str) -> Iterator[None]:
         """Add the time inside to a purpose and to the total."""
         begin = time.perf_counter()
         try:
@@ -129,21 +129,21 @@ class FederatedLoop:
         """Return the state after one round; write what it cost."""
         evaluated = not stage.setup and self._is_evaluation_due(state.round + 1)
         settings = rounds.settings_of(self.config, self.algorithm, state, setup=stage.setup)
-        with self.seconds.spend("train"):
+        with self.seconds.measure("train"):
             diagnostics = self.algorithm.diagnostics() if evaluated else ()
             observe = (*self._observers(state), *diagnostics) if evaluated else ()
-            with interrupts.welcome():
+            with interrupts.allowed():
                 trained = rounds.train(
                     self.algorithm, self.engine, state, settings, observe=observe
                 )
-            self._complain(trained.results, state)
+            self._report_failures(trained.results, state)
             over = rounds.exchange(self.algorithm, state, trained)
         number, split = over.state.round, "setup" if stage.setup else "train"
         lines = [Row(number, split, "", name, value) for name, value in over.costs.items()]
         lines += [Row(number, "server", "", name, value) for name, value in over.metrics.items()]
         if evaluated:
             evaluation = self._observed(trained.results, number)
-            lines += rows_of(evaluation, self.class_groups, suffix="@local")
+            lines += metric_rows(evaluation, self.class_groups, suffix="@local")
             lines += _diagnosed(diagnostics, trained.results, number)
         self.folder.add_metrics(lines)
         self.reporter.round_done(number, over.costs.get("loss", float("nan")))
@@ -152,12 +152,12 @@ class FederatedLoop:
     def evaluate(self, state: State, interrupts: Interrupts) -> None:
         """Evaluate all models after a round; save the state if it is the best so far."""
         last = state.round == self.config.train.rounds
-        with self.seconds.spend("evaluate"), interrupts.welcome():
+        with self.seconds.measure("evaluate"), interrupts.allowed():
             common = self._is_common_evaluation_due(state.round)
             evaluation = self.evaluator.evaluate(
                 state, self.evaluation_settings(state), common=common
             )
-            rows = rows_of(evaluation, self.class_groups)
+            rows = metric_rows(evaluation, self.class_groups)
         self.last = evaluation
         self.folder.add_metrics(rows)
         if best_round(self.folder.rows) == state.round and not last:
@@ -194,9 +194,9 @@ class FederatedLoop:
         first = next(iter(deployments.values()))
         common = self._is_common_evaluation_due(state.round + 1)
         return (
-            *self.evaluator.fresh(first),
-            *self.evaluator.collectors(first),
-            *(self.evaluator.on_common(first) if common else ()),
+            *self.evaluator.recalibration_steps(first),
+            *self.evaluator.part_statistics(first),
+            *(self.evaluator.common_statistics(first) if common else ()),
         )
 
     def _observed(self, results: Results, number: int) -> Evaluation:
@@ -215,7 +215,7 @@ class FederatedLoop:
             {"personal": common} if bool(common.evaluated.any()) else {},
         )
 
-    def _complain(self, results: Results, state: State) -> None:
+    def _report_failures(self, results: Results, state: State) -> None:
         """Say which clients diverged, and stop if the configuration says so."""
         for failure in results.failures:
             where = f"round {state.round + 1}, client {failure.client}"

@@ -15,7 +15,7 @@ GIB = 2**30
 PIECE = 2**24  # bytes that are copied at once
 
 
-def own(rows: Tree, limit: float, folder: Path) -> Tree:
+def writable_copy(rows: Tree, limit: float, folder: Path) -> Tree:
     """Return a copy of the clients' rows that may be written in place.
 
     Rows of more than `limit` are mapped: the system holds in memory those that rounds touch and
@@ -42,7 +42,7 @@ def own(rows: Tree, limit: float, folder: Path) -> Tree:
         ) from error
 
 
-def is_mapped(rows: Tree, limit: float) -> bool:
+def exceeds_limit(rows: Tree, limit: float) -> bool:
     """Return whether `own` maps such rows."""
     return nbytes(rows) > limit * GIB
 

@@ -85,11 +85,11 @@ def train(
         program: None for the method's own.
         observe: steps after the last one, for figures alone.
     """
-    program = program or algorithm.program(visible(state, LocalProgram(())))
-    seen = visible(state, program)
+    program = program or algorithm.program(visible_to_server(state, LocalProgram(())))
+    seen = visible_to_server(state, program)
     if ids is None:
         ids = algorithm.cohort(seen, settings.draw)
-    meter = Meter(algorithm, seen)
+    meter = DispatchMeter(algorithm, seen)
     results = engine.run(
         program,
         ids,
@@ -120,8 +120,8 @@ def exchange(algorithm: Algorithm, state: State, trained: Trained) -> Exchange:
             raise ValueError(f"the program keeps {strange}, for which `init` made no rows")
         put_(state.clients, results.ids, {**results.kept, **stored})
         if len(algorithm.stages()) > 1:
-            _hide(state, results, stored)
-        seen = visible(state, program)
+            _mark_stale(state, results, stored)
+        seen = visible_to_server(state, program)
         links = algorithm.links(seen, results.ids)
         # What a client does not send, the server does not see: its loss neither.
         silent = torch.full_like(results.losses, torch.nan)
@@ -130,7 +130,7 @@ def exchange(algorithm: Algorithm, state: State, trained: Trained) -> Exchange:
     reply = Message() if update.reply is None else apply_mask(update.reply)
     update = replace(update, reply=reply)
     put_(state.clients, results.ids, reply.values, reply.mask)
-    if _trains(program):
+    if _has_training(program):
         state.participation_count[results.ids] += 1
     moved = not algorithm.setting.net.names("all").isdisjoint(update.server)
     over = advance(state, algorithm.stages(), update)
@@ -141,7 +141,7 @@ def exchange(algorithm: Algorithm, state: State, trained: Trained) -> Exchange:
     )
 
 
-def visible(state: State, program: LocalProgram) -> State:
+def visible_to_server(state: State, program: LocalProgram) -> State:
     """Return the state as the server may see it: of what clients keep, only what they send too.
 
     Rows that a client changed in an earlier stage and has not sent since are zero.
@@ -154,7 +154,7 @@ def visible(state: State, program: LocalProgram) -> State:
     return replace(state, clients=clients, stale={})
 
 
-def _hide(state: State, results: Results, stored: Tree) -> None:
+def _mark_stale(state: State, results: Results, stored: Tree) -> None:
     """Note which rows changed without being sent, in place."""
     for name in results.kept:
         stale = state.stale.setdefault(
@@ -166,7 +166,7 @@ def _hide(state: State, results: Results, stored: Tree) -> None:
             state.stale[name][results.ids] = False
 
 
-def _trains(program: LocalProgram) -> bool:
+def _has_training(program: LocalProgram) -> bool:
     return any(isinstance(step, Phase) for step in program.steps)
 
 
@@ -183,7 +183,7 @@ def advance(state: State, stages: tuple[Stage, ...], update: Update) -> State:
     )
 
 
-class Meter:
+class DispatchMeter:
     """Asks the method what it dispatches, seals it, and counts the bytes by client."""
 
     def __init__(self, algorithm: Algorithm, seen: State) -> None:
@@ -221,7 +221,7 @@ def _costs(
     costs["down_bytes"] += update.between
     if stage.setup:
         costs = {"setup_bytes": sum(costs.values())}
-    trains = _trains(trained.program)
+    trains = _has_training(trained.program)
     costs["trainings"] = (len(results.ids) + len(results.failures)) * trains
     costs["without_step"] = int((results.steps == 0).sum()) * trains
     costs["diverged"] = len(results.failures)

@@ -16,7 +16,7 @@ from flbench.core.types import State
 from flbench.experiment import checkpoint
 from flbench.results import metrics_file
 from flbench.results.metrics_file import Row
-from flbench.results.reading import check
+from flbench.results.reading import check_run_folder
 
 
 class RunFolder:
@@ -45,16 +45,16 @@ class RunFolder:
             probe.touch()
             probe.unlink()
         except OSError as error:
-            if error.errno in files.DISK:
+            if error.errno in files.DISK_ERRORS:
                 raise RunError(f"{path} cannot be written ({error.strerror}).") from error
             raise UserError(
                 f"`output.dir`: {path} cannot be written ({error.strerror}). Choose another with"
                 " --out DIR."
             ) from error
         folder = cls(path)
-        folder._lock = files.hold(folder.path)
+        folder._lock = files.lock_folder(folder.path)
         try:
-            folder.write("metrics.csv", metrics_file.head())
+            folder.write("metrics.csv", metrics_file.header_line())
         except RunError:
             folder.close()
             raise
@@ -66,9 +66,9 @@ class RunFolder:
 
         Raises: UserError if it is none, or another process writes to it.
         """
-        check(path)
+        check_run_folder(path)
         folder = cls(path)
-        folder._lock = files.hold(folder.path)
+        folder._lock = files.lock_folder(folder.path)
         folder.path.joinpath("checkpoints").mkdir(exist_ok=True)
         return folder
 
@@ -124,7 +124,7 @@ class RunFolder:
     def rewind(self, lines: int) -> None:
         """Drop the figures after the first `lines`: their state was not saved."""
         rows = metrics_file.read(self.path / "metrics.csv")[:lines]
-        self.write("metrics.csv", metrics_file.head() + metrics_file.to_text(rows))
+        self.write("metrics.csv", metrics_file.header_line() + metrics_file.to_text(rows))
         self.rows = rows
 
     @contextlib.contextmanager

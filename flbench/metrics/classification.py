@@ -1,4 +1,4 @@
-"""Figures of classification: pooled over clients by torchmetrics, and per client in closed form.
+"""Metrics of classification: pooled over clients by torchmetrics, and per client in closed form.
 
 Definitions. Balanced accuracy: mean recall over the classes that occur. Macro F1: mean F1 over the
 classes that occur or are predicted. A figure without samples is None.
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from flbench.metrics.confusion import ConfusionCounts
 
-Figures = dict[str, float | None]
+Metrics = dict[str, float | None]
 
 
 def per_class(confusion: Tensor) -> dict[str, Tensor]:
@@ -45,7 +45,7 @@ def per_class(confusion: Tensor) -> dict[str, Tensor]:
 
 def pooled(
     counts: ConfusionCounts, rare: Iterable[int] = (), confusable: Iterable[int] = ()
-) -> Figures:
+) -> Metrics:
     """Return the figures of all clients' predictions.
 
     Args:

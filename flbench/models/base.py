@@ -53,7 +53,7 @@ class MaxPool(nn.MaxPool2d):
 
 
 @dataclass(frozen=True)
-class Layer:
+class LayerSpec:
     """One layer with leaves of its own: its module's name, its kind, the names of its leaves."""
 
     name: str
@@ -77,7 +77,7 @@ class NetSpec:
         size: number of scalars of all parameters.
     """
 
-    layers: tuple[Layer, ...]
+    layers: tuple[LayerSpec, ...]
     features: int
     size: int
 
@@ -150,7 +150,7 @@ def describe(net: nn.Module, shape: tuple[int, ...]) -> NetSpec:
         parameters = tuple(prefix + leaf for leaf, _ in module.named_parameters(recurse=False))
         buffers = tuple(prefix + leaf for leaf, _ in module.named_buffers(recurse=False))
         if parameters or buffers:
-            layers.append(Layer(name, _kind(module), parameters, buffers))
+            layers.append(LayerSpec(name, _kind(module), parameters, buffers))
     return NetSpec(
         tuple(layers), int(features), sum(parameter.numel() for parameter in net.parameters())
     )
@@ -169,7 +169,7 @@ def net_leaves(net: nn.Module) -> Tree:
     return tree
 
 
-def images_only(shape: tuple[int, ...], name: str) -> tuple[int, int, int]:
+def image_shape(shape: tuple[int, ...], name: str) -> tuple[int, int, int]:
     """Return `(channels, height, width)`.
 
     Raises: ConfigError if the samples are rows of a table.

@@ -5,7 +5,7 @@ from collections import OrderedDict
 from torch import nn
 
 from flbench.config.schema import ModelConfig
-from flbench.models.base import MaxPool, Net, images_only, pad_to
+from flbench.models.base import MaxPool, Net, image_shape, pad_to
 from flbench.models.registry import MODELS
 
 
@@ -19,7 +19,7 @@ class Cnn(Net):
 
     def __init__(self, config: ModelConfig, shape: tuple[int, ...], classes: int) -> None:
         super().__init__()
-        channels, height, width = images_only(shape, self.name)
+        channels, height, width = image_shape(shape, self.name)
         pad, height, width = pad_to((channels, height, width), least=16)
         flat = 64 * (((height - 4) // 2 - 4) // 2) * (((width - 4) // 2 - 4) // 2)
         self.backbone = nn.Sequential(

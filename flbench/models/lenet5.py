@@ -7,7 +7,7 @@ from pydantic import Field
 from torch import nn
 
 from flbench.config.schema import ModelConfig
-from flbench.models.base import MaxPool, Net, Norm, images_only, norm_2d, pad_to
+from flbench.models.base import MaxPool, Net, Norm, image_shape, norm_2d, pad_to
 from flbench.models.registry import MODELS
 
 
@@ -32,7 +32,7 @@ class LeNet5(Net):
 
     def __init__(self, config: LeNet5Config, shape: tuple[int, ...], classes: int) -> None:
         super().__init__()
-        channels, height, width = images_only(shape, self.name)
+        channels, height, width = image_shape(shape, self.name)
         pad, height, width = pad_to((channels, height, width), least=16)
         flat = 16 * (((height - 4) // 2 - 4) // 2) * (((width - 4) // 2 - 4) // 2)
         layers: OrderedDict[str, nn.Module] = OrderedDict(

@@ -7,7 +7,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from flbench.config.schema import ModelConfig
-from flbench.models.base import Net, Norm, images_only, norm_2d
+from flbench.models.base import Net, Norm, image_shape, norm_2d
 from flbench.models.registry import MODELS
 
 
@@ -51,7 +51,7 @@ class ResNet18(Net):
 
     def __init__(self, config: ResNet18Config, shape: tuple[int, ...], classes: int) -> None:
         super().__init__()
-        channels, _, _ = images_only(shape, self.name)
+        channels, _, _ = image_shape(shape, self.name)
         layers: OrderedDict[str, nn.Module] = OrderedDict(
             conv=nn.Conv2d(channels, 64, 3, padding=1, bias=False),
             norm=norm_2d(config.norm, 64),

@@ -7,7 +7,7 @@ from pydantic import Field
 from torch import nn
 
 from flbench.config.schema import ModelConfig
-from flbench.models.base import MaxPool, Net, Norm, images_only, norm_2d, pad_to
+from flbench.models.base import MaxPool, Net, Norm, image_shape, norm_2d, pad_to
 from flbench.models.registry import MODELS
 
 BLOCKS = ((64,), (128,), (256, 256), (512, 512), (512, 512))
@@ -36,7 +36,7 @@ class Vgg11(Net):
 
     def __init__(self, config: Vgg11Config, shape: tuple[int, ...], classes: int) -> None:
         super().__init__()
-        size = images_only(shape, self.name)
+        size = image_shape(shape, self.name)
         pad, _, _ = pad_to(size, least=32)
         layers: OrderedDict[str, nn.Module] = OrderedDict(pad=pad)
         width, number = size[0], 0

@@ -140,7 +140,7 @@ def _engine(plan: Plan) -> Layer:
     """Return the overrides that a resumed run may take: what computes, not what comes out."""
     given = from_overrides(plan.request.overrides)
     engine = given.tree.get("engine", {})
-    free = {key: value for key, value in engine.items() if f"engine.{key}" in lifecycle.FREE}
+    free = {key: value for key, value in engine.items() if f"engine.{key}" in lifecycle.CHANGEABLE_ON_RESUME}
     return Layer({"engine": free} if free else {}, given.origins)
 
 

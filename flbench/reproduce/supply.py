@@ -101,7 +101,7 @@ def _source(
         return Source(values, str(base.path), None)
     absent = None
     config, known = DataConfig(name=name, root=root), sources.known().get(name)
-    if not catalogue.is_there(config):
+    if not catalogue.is_available(config):
         if stands is not None and known is None:
             sources.load(config)  # raises the error that says what is known and where it was sought
         fetched = known is not None and known.load is not None

@@ -20,7 +20,7 @@ class Row(NamedTuple):
     value: float
 
 
-def head() -> str:
+def header_line() -> str:
     """Return the first line of the file."""
     return ",".join(HEADER) + "\n"
 

@@ -12,7 +12,7 @@ from flbench.config.sources import from_file
 from flbench.core.errors import DataError, UserError
 from flbench.results import metrics_file
 from flbench.results.metrics_file import Row
-from flbench.results.summary import Summary, best_round, figures_at, last_round, totals
+from flbench.results.summary import Summary, best_round, last_round, metrics_at, totals
 
 # What tables and pages read of a summary.
 NEEDED: Final = ("algorithm", "dataset", "model", "seed", "last", "best", "communication")
@@ -39,7 +39,7 @@ class Run:
     finished: bool
 
 
-def check(path: Path) -> None:
+def check_run_folder(path: Path) -> None:
     """Raise a UserError if a path is not a run folder."""
     if not path.exists():
         raise UserError(f"{path} does not exist.")
@@ -52,7 +52,7 @@ def read(path: Path) -> Run:
 
     Raises: UserError if it is none, DataError if a file in it is damaged.
     """
-    check(path)
+    check_run_folder(path)
     config, _ = resolve([from_file(path / "config.yaml")])
     rows = metrics_file.read(path / "metrics.csv")
     if not (path / "summary.json").is_file():
@@ -86,7 +86,7 @@ def _so_far(config: Config, rows: list[Row]) -> Summary:
         "model": config.model.name,
         "seed": config.seed,
         "rounds": config.train.rounds,
-        "last": figures_at(rows, last),
-        "best": figures_at(rows, last if best is None else best),
+        "last": metrics_at(rows, last),
+        "best": metrics_at(rows, last if best is None else best),
         **totals(rows),
     }

@@ -23,7 +23,7 @@ def last_round(rows: list[Row]) -> int | None:
     return max(evaluated, default=None)
 
 
-def figures_at(rows: list[Row], number: int) -> Summary:
+def metrics_at(rows: list[Row], number: int) -> Summary:
     """Return what the summary says of one round: `round, validation{...}, test{...}`.
 
     Figures of the evaluated model stand by their names; those of other models under their protocol's
@@ -66,7 +66,7 @@ def totals(rows: list[Row]) -> Summary:
     }
 
 
-def price_of(target: float, rows: list[Row]) -> Summary | None:
+def cost_to_reach(target: float, rows: list[Row]) -> Summary | None:
     """Return the first round whose validation accuracy reaches a target, and its cost so far."""
     for row in rows:
         if row[1:4] == ("validation", "personal", "accuracy") and row.value >= target:

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, get_args
 
-from flbench.core.documents import naming, read_yaml
+from flbench.core.documents import as_data_error, read_yaml
 from flbench.core.errors import DataError, UserError
 from flbench.tracking import mlflow_store
 from flbench.tracking.mirror import REFUSED, UNREACHED
@@ -158,7 +158,7 @@ def _asked(path: Path) -> str | None:
     """Return the store that the folder's configuration names."""
     for file in (path / "config.yaml", *sorted(path.glob("methods/*.yaml"))):
         tracking = read_yaml(file).get("tracking")
-        with naming(file):
+        with as_data_error(file):
             if uri := (tracking or {}).get("uri"):
                 return str(uri)
     return None

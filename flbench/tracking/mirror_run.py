@@ -8,7 +8,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from flbench.core.documents import milliseconds, naming, read_json, read_yaml
+from flbench.core.documents import as_data_error, read_json, read_yaml, unix_milliseconds
 from flbench.tracking import mlflow_figures, mlflow_files, mlflow_names
 from flbench.tracking.mlflow_entry import KEY, Entry, Place, Sent
 from flbench.tracking.mlflow_store import Store
@@ -42,7 +42,7 @@ def read(path: Path) -> Facts:
     """
     config, provenance = read_yaml(path / "config.yaml"), read_json(path / "provenance.json")
     partition, revision = read_json(path / "partition.json"), provenance.get("git_revision")
-    with naming(path / "config.yaml"):
+    with as_data_error(path / "config.yaml"):
         tags = {
             "algorithm": config["algorithm"]["name"],
             "dataset": config["data"]["name"],
@@ -54,14 +54,14 @@ def read(path: Path) -> Facts:
         }
         experiment = f"{config['data']['name']}-{config['partition']['scheme']}"
         experiment = str((config.get("tracking") or {}).get("experiment") or experiment)
-    with naming(path / "provenance.json"):
+    with as_data_error(path / "provenance.json"):
         return Facts(config, experiment, tags, _start(path, provenance))
 
 
 def _start(path: Path, provenance: Mapping[str, Any]) -> int:
     """Return when a run began, in ms since 1970."""
     if "started" in provenance:
-        return milliseconds(provenance["started"])
+        return unix_milliseconds(provenance["started"])
     if found := re.search(r"-(\d{8}-\d{6})-", path.name):
         return int(datetime.strptime(found[1], "%Y%m%d-%H%M%S").timestamp() * 1000)
     return int((path / "config.yaml").stat().st_mtime * 1000)
@@ -138,7 +138,7 @@ def summary_of(path: Path) -> dict[str, float]:
     """
     file = path / "summary.json"
     found = read_json(file)
-    with naming(file):
+    with as_data_error(file):
         return mlflow_names.summary(found) if found else {}
 
 
@@ -148,7 +148,7 @@ def ended(path: Path, started: int) -> int:
     Of a finished one: as if it had never been interrupted, so that MLflow's duration is its time.
     """
     if summary := read_json(path / "summary.json"):
-        with naming(path / "summary.json"):
+        with as_data_error(path / "summary.json"):
             return started + int(1000 * summary["seconds"]["total"])
     return int((path / "metrics.csv").stat().st_mtime * 1000)
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
-from flbench.core.documents import naming, read_json
+from flbench.core.documents import as_data_error, read_json
 from flbench.tracking import mlflow_names
 from flbench.tracking.mlflow_entry import Entry, digest_of
 
@@ -35,7 +35,7 @@ def send_tables(entry: Entry, path: Path) -> None:
         file = (path / name).with_suffix(".json")
         if not (path / name).is_file():
             continue
-        with naming(path / name), (path / name).open(newline="", encoding="utf-8") as lines:
+        with as_data_error(path / name), (path / name).open(newline="", encoding="utf-8") as lines:
             header, *rows = csv.reader(lines)
             data = [[_cell(*cell) for cell in zip(header, row, strict=True)] for row in rows]
         table = {"columns": header, "data": data}
@@ -70,12 +70,12 @@ def send_partition(entry: Entry, path: Path) -> None:
 
     from flbench.reports import figures
 
-    with naming(file), np.load(file, allow_pickle=False) as arrays:
+    with as_data_error(file), np.load(file, allow_pickle=False) as arrays:
         if "train_counts" not in arrays:  # of an earlier version
             return
         counts = arrays["train_counts"]
     about = read_json(path / "partition.json")
-    with naming(path / "partition.json"):
+    with as_data_error(path / "partition.json"):
         figure = figures.partition_table(counts, about["classes"], about["dataset"])
     entry.client.log_figure(entry.id, figure, PICTURE)
     entry.has(PICTURE, digest)
@@ -86,7 +86,7 @@ def send_data(entry: Entry, path: Path) -> None:
     about = read_json(path / "partition.json")
     if not about:
         return
-    with naming(path / "partition.json"):
+    with as_data_error(path / "partition.json"):
         name, digest = str(about["dataset"]), str(about.get("data") or about["labels"])
         profile = {
             "clients": about["clients"],

@@ -48,7 +48,7 @@ class Plain:
         return {name: leaf.detach().clone() for name, leaf in net_leaves(self.net).items()}
 
     def cohort(self, t: int) -> list[int]:
-        return self.draws[t].uniform(0.6).tolist()
+        return self.draws[t].cohort(0.6).tolist()
 
     def samples(self, client: int) -> tuple[Tensor, Tensor]:
         rows = self.federation.partition.parts["train"][client]

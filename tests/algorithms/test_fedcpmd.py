@@ -12,7 +12,7 @@ from scipy import integrate
 from flbench.core.errors import ConfigError
 from flbench.core.rng import Draw
 from flbench.core.types import Message, Results, State
-from flbench.experiment.rounds import exchange, settings_of, train, visible
+from flbench.experiment.rounds import exchange, settings_of, train, visible_to_server
 from flbench.models.base import net_leaves
 from tests.algorithms.test_contract import after, played
 from tests.support import build, run
@@ -199,7 +199,7 @@ def test_coverage_asks_those_without_a_vote_in_the_last_rounds_of_phase_1(rounds
         state = replace(state, stage_round=turn, round=turn, server=state.server | {"votes": votes})
         draw = Draw(3, (turn,), 5)
         ids = covered.algorithm.cohort(state, draw)
-        common = draw.uniform(0.4)
+        common = draw.cohort(0.4)
 
         assert torch.equal(plain.algorithm.cohort(state, draw), common)
         assert len(set(ids.tolist())) == 2
@@ -429,7 +429,7 @@ def test_cohort_has_its_share_of_every_cluster():
 
     assert found["min_per_cluster=1"] == [3, 1, 1]
     assert found["min_per_cluster=2"] == [3, 1, 2]
-    assert torch.equal(ids, draw.uniform(0.4))
+    assert torch.equal(ids, draw.cohort(0.4))
 
 
 # Bytes
@@ -485,7 +485,7 @@ def test_paper_evaluation_judges_the_next_participants_by_cluster(tmp_path):
     keys = (*KEYS, "partition.clients=10", "train.participation=0.4")
     built = build(*keys, "algorithm.paper_evaluation=true")
     state = elect(replace(built.start(), stage=1, round=2), [0, 0, 0, 0, 0, 0, 0, 2, 2, 1])
-    seen = visible(state, built.algorithm.program(state))
+    seen = visible_to_server(state, built.algorithm.program(state))
     settings = settings_of(built.config, built.algorithm, state)
     cohort = built.algorithm.cohort(seen, settings.draw)
 
@@ -497,10 +497,10 @@ def test_paper_evaluation_judges_the_next_participants_by_cluster(tmp_path):
     assert torch.equal(together.sort().values, cohort)
     assert set(found["paper.head"].clients.tolist()) <= {7, 8}
     for name, members in (("paper.fc1", found["paper.fc1"].clients.tolist()), ("paper.fc2", [9])):
-        evaluated = evaluation.own[name, "test"]
+        evaluated = evaluation.local[name, "test"]
         assert evaluated.evaluated.nonzero().flatten().tolist() == members
         assert torch.equal(
-            evaluated.correct[members], evaluation.own["personal", "test"].correct[members]
+            evaluated.correct[members], evaluation.local["personal", "test"].correct[members]
         )
     _, plain = run(tmp_path, "algorithm=fedcpmd")
     _, paper = run(tmp_path, "algorithm=fedcpmd", "algorithm.paper_evaluation=true")

@@ -10,7 +10,7 @@ from flbench.core.errors import ConfigError
 from flbench.core.rng import Draw
 from flbench.core.tree import take
 from flbench.experiment import rounds
-from flbench.experiment.rounds import visible
+from flbench.experiment.rounds import visible_to_server
 from tests.algorithms.test_contract import after, played
 from tests.support import build, run
 
@@ -204,7 +204,7 @@ def test_client_that_never_trained_is_passed_to_nobody():
     state.server["uploaded"][3] = False
 
     program = built.algorithm.program(state)
-    rows = built.algorithm.dispatch(visible(state, program), torch.arange(5)).rows
+    rows = built.algorithm.dispatch(visible_to_server(state, program), torch.arange(5)).rows
 
     assert not (built.algorithm.candidates(state, torch.arange(5)) == 3).any()
     assert rows.values["asked"].sum(dim=1).tolist() == [3, 3, 3, 4, 3]

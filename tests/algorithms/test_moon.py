@@ -184,7 +184,7 @@ def test_options_run_under_every_batchnorm_policy_on_both_engines(tmp_path, poli
         assert torch.allclose(rows.double(), b.clients[name].double(), rtol=0, atol=1e-9), name
     settings = settings_of(one.config, one.algorithm, a)
     found = [
-        x.evaluator(print).evaluate(a, settings, common=True).own["personal", "test"].confusion
+        x.evaluator(print).evaluate(a, settings, common=True).local["personal", "test"].confusion
         for x in (one, many)
     ]
     assert torch.equal(*found)

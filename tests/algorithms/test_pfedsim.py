@@ -8,7 +8,7 @@ import torch
 
 from flbench.core.types import Message, Results
 from flbench.experiment import rounds
-from flbench.experiment.rounds import visible
+from flbench.experiment.rounds import visible_to_server
 from tests.algorithms.test_contract import after, played
 from tests.support import build, run
 
@@ -203,9 +203,9 @@ def test_without_a_warm_up_the_seeded_net_is_free_in_the_first_round():
     state = built.start()
 
     program = built.algorithm.program(state)
-    first = built.algorithm.dispatch(visible(state, program), torch.arange(5))
+    first = built.algorithm.dispatch(visible_to_server(state, program), torch.arange(5))
     state, _ = played(built, state, torch.tensor([0, 1]))
-    second = built.algorithm.dispatch(visible(state, program), torch.arange(5))
+    second = built.algorithm.dispatch(visible_to_server(state, program), torch.arange(5))
 
     assert len(built.algorithm.stages()) == 1
     assert first.rows.values == {}

@@ -2,7 +2,7 @@
 
 import pytest
 
-from flbench.core.documents import naming, read_json, read_yaml
+from flbench.core.documents import as_data_error, read_json, read_yaml
 from flbench.core.errors import DataError
 
 DAMAGED = {
@@ -42,6 +42,6 @@ def test_whole_file_is_read(tmp_path, read):
 def test_what_is_missing_is_named(tmp_path):
     with (
         pytest.raises(DataError, match=r"x\.json is damaged .`seed` is missing"),
-        naming(tmp_path / "x.json"),
+        as_data_error(tmp_path / "x.json"),
     ):
         {}["seed"]

@@ -22,7 +22,7 @@ def test_generator_other_key_other_stream(other):
     ("participation", "size"), [(0.1, 1), (0.25, 3), (0.5, 5), (1.0, 10), (0.001, 1)]
 )
 def test_uniform_cohort_has_the_rounded_size(participation, size):
-    ids = Draw(0, (4,), 10).uniform(participation)
+    ids = Draw(0, (4,), 10).cohort(participation)
 
     assert len(ids) == size
     assert ids.tolist() == sorted(set(ids.tolist()))
@@ -31,17 +31,17 @@ def test_uniform_cohort_has_the_rounded_size(participation, size):
 def test_order_is_a_permutation_and_changes_with_epoch_and_round():
     draw = Draw(0, (4,), 10)
 
-    assert sorted(draw.order(1, 0, 50)) == list(range(50))
-    assert not np.array_equal(draw.order(1, 0, 50), draw.order(1, 1, 50))
-    assert not np.array_equal(draw.order(1, 0, 50), Draw(0, (5,), 10).order(1, 0, 50))
+    assert sorted(draw.sample_order(1, 0, 50)) == list(range(50))
+    assert not np.array_equal(draw.sample_order(1, 0, 50), draw.sample_order(1, 1, 50))
+    assert not np.array_equal(draw.sample_order(1, 0, 50), Draw(0, (5,), 10).sample_order(1, 0, 50))
 
 
 def test_noise_keys_belong_to_samples_not_to_positions():
     draw = Draw(0, (4,), 10)
     rows = np.array([7, 3, 9])
 
-    assert np.array_equal(draw.keys(1, 0, rows)[::-1], draw.keys(1, 0, rows[::-1]))
-    assert len(set(draw.keys(1, 0, np.arange(10_000)).tolist())) == 10_000
+    assert np.array_equal(draw.noise_keys(1, 0, rows)[::-1], draw.noise_keys(1, 0, rows[::-1]))
+    assert len(set(draw.noise_keys(1, 0, np.arange(10_000)).tolist())) == 10_000
 
 
 def test_keys_of_many_clients_are_those_of_each():
@@ -49,15 +49,15 @@ def test_keys_of_many_clients_are_those_of_each():
     rows = np.arange(24).reshape(2, 3, 4)
     clients, epochs = np.array([7, 2]), np.array([[0, 0, 1], [2, 0, 0]])
 
-    keys = draw.keys(clients[:, None, None], epochs[:, :, None], rows)
+    keys = draw.noise_keys(clients[:, None, None], epochs[:, :, None], rows)
 
     for k, t in np.ndindex(2, 3):
-        one = draw.keys(int(clients[k]), int(epochs[k, t]), rows[k, t])
+        one = draw.noise_keys(int(clients[k]), int(epochs[k, t]), rows[k, t])
         assert np.array_equal(keys[k, t], one)
 
 
 def test_uniform_noise_is_even_and_independent_between_units():
-    keys = torch.from_numpy(Draw(0, (0,), 1).keys(0, 0, np.arange(20_000)))
+    keys = torch.from_numpy(Draw(0, (0,), 1).noise_keys(0, 0, np.arange(20_000)))
 
     a, b = uniform(keys, 0), uniform(keys, 1)
 

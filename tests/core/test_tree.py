@@ -78,7 +78,7 @@ def test_a_mask_reaches_over_the_first_axes_and_over_a_single_number():
 
     assert tree.broadcast(mask, torch.zeros(2, 3, 4)).shape == (2, 1, 1)
     assert tree.broadcast(mask[0], torch.tensor(7)).shape == ()
-    assert int(tree.inside(mask[1], torch.tensor(7), torch.tensor(3))) == 3
+    assert int(tree.where_masked(mask[1], torch.tensor(7), torch.tensor(3))) == 3
 
 
 def test_digest_of_one_row_is_the_same_however_it_lies():

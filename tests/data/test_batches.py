@@ -81,8 +81,8 @@ def test_collectors_see_all_rows_in_order_and_a_masked_one_if_there_are_none():
     federation = build().federation
     rows = federation.partition.parts["test"][1]
 
-    found = list(batches.passes(federation, rows, torch.float32, 7))
+    found = list(batches.in_order(federation, rows, torch.float32, 7))
 
     assert torch.equal(torch.cat([batch.y for batch in found]), federation.y[rows])
-    [empty] = batches.passes(federation, rows[:0], torch.float32, 7)
+    [empty] = batches.in_order(federation, rows[:0], torch.float32, 7)
     assert empty.mask.tolist() == [False]

@@ -490,8 +490,8 @@ def test_torchvision_files_that_were_cut_short_are_refused(tmp_path):
 
 def test_torchvisions_files_are_found_where_it_put_them(tmp_path):
     config = DataConfig(name="mnist", root=tmp_path)
-    assert catalogue.found(config) is None
+    assert catalogue.location(config) is None
 
     (tmp_path / "MNIST" / "raw").mkdir(parents=True)
 
-    assert catalogue.found(config) == str(tmp_path / "MNIST" / "raw")
+    assert catalogue.location(config) == str(tmp_path / "MNIST" / "raw")

@@ -9,7 +9,7 @@ from flbench.algorithms.base import Algorithm, state_of
 from flbench.client.program import LocalProgram, Statistic, Transform
 from flbench.core.types import Dispatch, Message, Results, Stage, State, Update
 from flbench.experiment import checkpoint, rounds
-from flbench.experiment.rounds import visible
+from flbench.experiment.rounds import visible_to_server
 from tests.support import build
 
 N = 5
@@ -177,16 +177,16 @@ def test_what_was_kept_in_one_stage_is_hidden_in_the_next_until_it_is_sent(built
     state = play(built, algorithm, start_of(algorithm), [0, 1, 2]).state
     program = algorithm.program(state)
 
-    before = visible(state, program).clients["b"][:, 0].tolist()
+    before = visible_to_server(state, program).clients["b"][:, 0].tolist()
     state = play(built, algorithm, state, [1, 4]).state
-    after = visible(state, program).clients["b"][:, 0].tolist()
+    after = visible_to_server(state, program).clients["b"][:, 0].tolist()
     checkpoint.save(tmp_path / "x.safetensors", state, "hash")
     loaded, _ = checkpoint.load(tmp_path / "x.safetensors", "hash")
 
     assert state.clients["b"][:, 0].tolist() == [1, 2, 1, 0, 1]
     assert before == [0, 0, 0, 0, 0]
     assert after == [0, 2, 0, 0, 1]
-    assert visible(loaded, program).clients["b"][:, 0].tolist() == after
+    assert visible_to_server(loaded, program).clients["b"][:, 0].tolist() == after
 
 
 class Gossip(Made):

@@ -146,10 +146,10 @@ def test_a_model_that_all_share_is_judged_once_on_the_common_test_set(keys, once
         return engine_run(program, ids, **others)
 
     monkeypatch.setattr(built.engine, "run", noted)
-    found = evaluator.common(state, settings)["personal"]
+    found = evaluator.evaluate_common(state, settings)["personal"]
     assert asked[0] == (1 if once else 5)
     monkeypatch.setattr(evaluate.Evaluator, "_is_one", lambda *args: False)
-    slow = evaluator.common(state, settings)["personal"]
+    slow = evaluator.evaluate_common(state, settings)["personal"]
 
     for name in ("support", "predicted", "correct", "confusion"):
         assert torch.equal(getattr(found, name), getattr(slow, name))
@@ -589,7 +589,7 @@ def test_every_method_of_the_foundation_is_there():
 
 
 def test_threads_are_part_of_the_resolved_configuration():
-    assert assembly.settle(config_of("engine.threads=null")).engine.threads == len(
+    assert assembly.fill_defaults(config_of("engine.threads=null")).engine.threads == len(
         os.sched_getaffinity(0)
     )
 
@@ -678,7 +678,7 @@ def test_judging_asks_for_no_more_models_at_once_than_are_judged(engine, block, 
 
     assert max(asked) == block
     assert sum(asked) >= 3 * 5
-    assert bool((evaluated.own["personal", "test"].support > 0).any())
+    assert bool((evaluated.local["personal", "test"].support > 0).any())
     assert len(models) == 5
     assert sizes[before:] == [2, 2, 1]
 
@@ -695,11 +695,11 @@ def test_finetuning_that_diverges_is_given_up_and_said(all_fail, monkeypatch):
     evaluator = built.evaluator(told.append)
     settings = settings_of(built.config, built.algorithm, state)
 
-    evaluated = evaluator.evaluate(state, settings, common=False).own["personal", "test"]
+    evaluated = evaluator.evaluate(state, settings, common=False).local["personal", "test"]
     models = list(evaluator.deployed(state, settings))
 
     monkeypatch.setattr(type(built.algorithm), "deploy", lambda *_: {"personal": plain})
-    untuned = evaluator.evaluate(state, settings, common=False).own["personal", "test"]
+    untuned = evaluator.evaluate(state, settings, common=False).local["personal", "test"]
     assert torch.equal(evaluated.support, untuned.support)
     spoilt = slice(None) if all_fail else slice(2, 3)
     assert torch.equal(evaluated.predicted[spoilt], untuned.predicted[spoilt])
@@ -760,7 +760,9 @@ def test_a_deployment_can_be_for_some_clients_only():
     settings = settings_of(built.config, some, state)
 
     own = (
-        replace(built.evaluator(print), algorithm=some).evaluate(state, settings, common=False).own
+        replace(built.evaluator(print), algorithm=some)
+        .evaluate(state, settings, common=False)
+        .local
     )
 
     evaluated, everyone = own["some", "test"], own["personal", "test"]

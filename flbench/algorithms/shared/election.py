@@ -10,7 +10,7 @@ from flbench.algorithms.base import Algorithm
 from flbench.algorithms.shared.votes import BallotConfig, Candidates
 from flbench.core.rng import Draw
 from flbench.core.types import Results, Stage, State, Tree
-from flbench.models.base import Layer, NetSpec
+from flbench.models.base import LayerSpec, NetSpec
 
 
 class LayerElection(Algorithm):
@@ -20,7 +20,7 @@ class LayerElection(Algorithm):
     second: ClassVar[str]  # the second phase's name
 
     @property
-    def layers(self) -> tuple[Layer, ...]:
+    def layers(self) -> tuple[LayerSpec, ...]:
         """The candidate layers, L of them; the classifier is the last."""
         return candidates(self.setting.net, self.config.candidates)
 
@@ -47,7 +47,7 @@ class LayerElection(Algorithm):
         return {f"{name}_{short(layer)}": float(counts[k]) for k, layer in enumerate(self.layers)}
 
 
-def candidates(net: NetSpec, which: Candidates = "linear") -> tuple[Layer, ...]:
+def candidates(net: NetSpec, which: Candidates = "linear") -> tuple[LayerSpec, ...]:
     """Return the layers that can be voted for, in the order of the forward pass.
 
     Args:
@@ -62,7 +62,7 @@ def candidates(net: NetSpec, which: Candidates = "linear") -> tuple[Layer, ...]:
     return tuple(layer for layer in net.layers[first:] if layer.kind == "linear")
 
 
-def unmet(layers: tuple[Layer, ...], net: NetSpec) -> list[str]:
+def unmet(layers: tuple[LayerSpec, ...], net: NetSpec) -> list[str]:
     """Return a sentence if there is nothing to vote on.
 
     Args:
@@ -129,11 +129,11 @@ def covering(common: Tensor, waiting: Tensor, left: int, draw: Draw) -> Tensor:
     needed = ceil(int(waiting.sum()) / len(common))
     if not needed or left > needed:
         return common
-    order = torch.from_numpy(draw.method(0).permutation(len(waiting)))
+    order = torch.from_numpy(draw.method_generator(0).permutation(len(waiting)))
     order = order[(~waiting[order]).int().argsort(stable=True)]
     return order[: len(common)].sort().values
 
 
-def short(layer: Layer) -> str:
+def short(layer: LayerSpec) -> str:
     """Return the last part of a layer's name."""
     return layer.name.rpartition(".")[2]

@@ -13,9 +13,9 @@ from flbench.algorithms.shared.mixing import likeness, mix
 from flbench.core.rng import Draw
 from flbench.core.tree import nbytes, only, take, weighted_mean
 from flbench.core.types import Info, Message, Results, State, Tree
-from flbench.models.base import Layer
+from flbench.models.base import LayerSpec
 
-Layers = tuple[Layer, ...]
+Layers = tuple[LayerSpec, ...]
 Mixing = Literal["similarity", "raw", "mean"]
 Phase1 = Literal["classifier", "majority", "none"]
 Ablation = Literal["none", "only_cluster", "only_decouple"]
@@ -169,7 +169,7 @@ def of_each(clusters: Tensor, share: float, least: int, draw: Draw) -> Tensor:
     for cluster in range(int(clusters.max()) + 1):
         members = (clusters == cluster).nonzero().flatten()
         size = max(least, rounded(share, len(members)))
-        order = torch.from_numpy(draw.method(1, cluster).permutation(len(members)))
+        order = torch.from_numpy(draw.method_generator(1, cluster).permutation(len(members)))
         drawn.append(members[order[:size]])
     return torch.cat(drawn).sort().values
 

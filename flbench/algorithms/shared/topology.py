@@ -63,7 +63,7 @@ class Topology:
         else:
             links = self.network(draw.seed, draw.clients)[np.ix_(among, among)]
         if self.active < 1.0:
-            awake = draw.method(ACTIVE).random(draw.clients)[among] < self.active
+            awake = draw.method_generator(ACTIVE).random(draw.clients)[among] < self.active
             links = links & awake[:, None] & awake
         return torch.from_numpy(links[np.ix_(back, back)])
 
@@ -81,7 +81,7 @@ class Topology:
 
     def _drawn(self, draw: Draw, count: int) -> Links:
         """Return the graph [K, K] of `random` in one round."""
-        rng = draw.method(LINKS)
+        rng = draw.method_generator(LINKS)
         degree = min(self.neighbours, count - 1)
         if self.symmetric:
             return _regular(count, degree, rng)

@@ -13,7 +13,7 @@ from flbench.algorithms.shared.shift import DISTANCES, REDUCE, Shift, of_means, 
 from flbench.client.program import Statistic, Step, Transform
 from flbench.config.schema import AlgorithmConfig
 from flbench.core.types import Info, Samples, StepContext, Tree
-from flbench.models.base import Layer
+from flbench.models.base import LayerSpec
 
 Candidates = Literal["linear", "all"]
 SAME = 1e-9  # scores this close are equal: no rounding error may decide a vote
@@ -50,7 +50,7 @@ class VoteConfig(BallotConfig):
     )
 
 
-def vote_steps(setting: Setting, layers: tuple[Layer, ...], config: VoteConfig) -> tuple[Step, ...]:
+def vote_steps(setting: Setting, layers: tuple[LayerSpec, ...], config: VoteConfig) -> tuple[Step, ...]:
     """Return the steps of a client's vote: what it sends are the leaves `vote` and `scores`.
 
     One vote on the training part, in eval mode. Under `train.batchnorm=drop` the statistics are
