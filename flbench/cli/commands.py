@@ -131,7 +131,7 @@ def _refuse_nothing_learnt(paths: Sequence[Path]) -> None:
 def show(paths: Sequence[Path], picture: Path | None = None) -> None:
     """Print the tables of runs and studies, and draw the runs' curves if asked."""
     from flbench.results import reading
-    from flbench.tuning import results as studies
+    from flbench.results import study_folder as studies
 
     if picture is not None:
         from flbench.reports import figures
@@ -239,7 +239,7 @@ def data(
         sets = catalogue.data_sets(resolved.data)
         console.json(sets) if as_json else console.data_sets(sets, resolved.data)
         return
-    if not asked and not catalogue.is_there(resolved.data):
+    if not asked and not catalogue.is_available(resolved.data):
         entry = catalogue.data_set(resolved.data)
         console.json(entry) if as_json else console.data_set(entry)
         return
@@ -400,7 +400,7 @@ def _study(folder: "StudyFolder", prepared: "Prepared") -> None:
 
 def _refuse_nothing_found(path: Path) -> None:
     """Raise a RunError for a study in which no trial of any method has a score."""
-    from flbench.tuning import results as studies
+    from flbench.results import study_folder as studies
 
     study = studies.read(path)
     if all(study.winner(method) is None for method in study.methods):

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from flbench.reproduce.report import Absent, Report
     from flbench.reproduce.schema import Paper
     from flbench.results.reading import Run
+    from flbench.results.study_folder import Study
     from flbench.tracking.mlflow_entry import Sent
-    from flbench.tuning.results import Study
 
 SHADES = " ░▒▓█"
 

@@ -1,151 +1,104 @@
-"""What the mirror reads of a study folder: what was asked, its trials and final trainings."""
+"""The trials of a study as the mirror sees them: with their folders, read one by one."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from math import isfinite
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
-from flbench.core.documents import milliseconds, naming, read_json
+from flbench.core.documents import as_data_error, unix_milliseconds
 from flbench.core.errors import DataError
+from flbench.results.study_folder import Trial, best_trial, read_trial
 from flbench.tracking.mirror_run import summary_of
 
 
 @dataclass(frozen=True)
-class Header:
-    """What was asked for.
+class TrialFolder:
+    """The folder of a trial of the search, or of a final training.
 
     Attributes:
-        id: the study's.
-        started: ms since 1970.
-        trials: asked for, of each method.
-        seeds: of final trainings.
-        methods: in their order, each with the dotted paths of what is searched.
-        about: study.json.
-    """
-
-    id: str
-    started: int
-    trials: int
-    seeds: int
-    methods: Mapping[str, Sequence[str]]
-    about: Mapping[str, Any]
-
-    @classmethod
-    def read(cls, file: Path) -> Self:
-        """Read a study.json. Raises: DataError if it is damaged."""
-        about = read_json(file)
-        with naming(file):
-            for key in ("dataset", "scheme", "partition_hash", "metric", "seed"):
-                about[key]  # a KeyError says which one is missing
-            return cls(
-                id=str(about["id"]),
-                started=milliseconds(about["created"]),
-                trials=int(about["trials"]),
-                seeds=int(about["seeds"]),
-                methods={
-                    name: tuple(method.get("defaults", ()))
-                    for name, method in about["methods"].items()
-                },
-                about=about,
-            )
-
-
-@dataclass(frozen=True)
-class Trial:
-    """A trial of the search, or a final training.
-
-    Attributes:
-        path: its folder.
-        about: trial.json.
+        path: The folder.
+        trial: Content of its trial.json.
+        started: Time at which the trial began, in ms since 1970.
+        ended: Time at which the trial ended, in ms since 1970; None if that is not known.
     """
 
     path: Path
-    about: Mapping[str, Any]
+    trial: Trial
+    started: int
+    ended: int | None
 
-    @property
-    def state(self) -> str:
-        """running, finished, stopped, diverged or failed."""
-        return str(self.about["state"])
+    @classmethod
+    def read(cls, file: Path) -> Self:
+        """Read a trial.json.
 
-    @property
-    def score(self) -> float | None:
-        """The validation figure; larger is better. None where it is no finite number."""
-        found = self.about.get("score")
-        return found if isinstance(found, int | float) and isfinite(found) else None
-
-    @property
-    def of(self) -> int:
-        """Of a final training: the number of the trial that it trains again."""
-        return int(self.about.get("of") or 0)
-
-    @property
-    def started(self) -> int:
-        """When it began, in ms since 1970."""
-        return milliseconds(self.about["started"])
-
-    @property
-    def ended(self) -> int | None:
-        """When it ended, in ms since 1970; None if that is not known."""
-        time = self.about.get("ended")
-        return None if time is None else milliseconds(time)
+        Raises:
+            DataError: The file is damaged.
+        """
+        trial = read_trial(file)
+        with as_data_error(file):
+            if trial.started is None:
+                raise KeyError("started")
+            ended = None if trial.ended is None else unix_milliseconds(trial.ended)
+            return cls(file.parent, trial, unix_milliseconds(trial.started), ended)
 
     @property
     def is_final(self) -> bool:
-        """Whether it is a final training, not a trial of the search."""
-        return bool(self.about["kind"] == "final")
+        """Whether this is a final training, not a trial of the search."""
+        return self.trial.kind == "final"
+
+    @property
+    def parent_index(self) -> int:
+        """For a final training: the number of the trial whose hyper-parameters it uses."""
+        return self.trial.of or 0
 
     @property
     def name(self) -> str:
-        """As the user sees it."""
-        method = self.about["method"]
+        """Name of the run in MLflow."""
         if self.is_final:
-            # What tells them apart comes first: a tree leaves little room for their names.
-            return f"{self.about.get('variant')}{self.about['seed']} {method}"
-        return f"{method} {self.path.name}"
+            # MLflow's tree shows only the first characters: they must tell the runs apart.
+            return f"{self.trial.variant}{self.trial.seed} {self.trial.method}"
+        return f"{self.trial.method} {self.path.name}"
 
-    def signature(self) -> tuple[Any, ...]:
-        """Return what changes whenever its folder does."""
+    def file_versions(self) -> tuple[tuple[int, int] | None, ...]:
+        """Return modification time and size of the files that change while the trial runs."""
         files = (self.path / name for name in ("trial.json", "metrics.csv", "summary.json"))
-        there = (file.stat() if file.exists() else None for file in files)
-        return tuple(about and (about.st_mtime_ns, about.st_size) for about in there)
+        stats = (file.stat() if file.exists() else None for file in files)
+        return tuple(stat and (stat.st_mtime_ns, stat.st_size) for stat in stats)
 
 
-def trials_in(folder: Path) -> tuple[list[Trial], list[DataError]]:
-    """Return the trials below a folder, in order, and what is wrong with those left out."""
-    found, damaged = [], []
-    for file in sorted(folder.glob("*/trial.json")):
-        try:
-            found.append(_trial(file))
-        except DataError as error:
-            damaged.append(error)
-    return found, damaged
+def trial_folders(parent: Path) -> tuple[list[TrialFolder], list[DataError]]:
+    """Read the trials in the subfolders of a folder.
 
-
-def _trial(file: Path) -> Trial:
-    """Read a trial.json. Raises: DataError if it is damaged."""
-    about = read_json(file)
-    with naming(file):
-        texts = {key: str(about[key]) for key in ("method", "kind", "state")}
-        numbers = {key: int(about[key]) for key in ("index", "seed", "round")}
-        checked = {**texts, **numbers, "params": dict(about["params"])}
-        trial = Trial(file.parent, about | checked)
-        trial.of, trial.started, trial.ended  # noqa: B018  (each is what it must be)
-        return trial
-
-
-def winner(trials: Sequence[Trial]) -> Trial | None:
-    """Return the finished trial with the best score, of equal ones the lowest index.
-
-    The same one as `flbench.tuning.results.best`, which the mirror does not import: it is heavy.
+    Returns:
+        The trials ordered by the names of their folders, and an error for each trial.json that is
+        damaged.
     """
-    able = [(trial.score, trial) for trial in trials if trial.state == "finished"]
-    scored = [(score, trial) for score, trial in able if score is not None]
-    return max(scored, key=lambda item: (item[0], -item[1].about["index"]))[1] if scored else None
+    folders, errors = [], []
+    for file in sorted(parent.glob("*/trial.json")):
+        try:
+            folders.append(TrialFolder.read(file))
+        except DataError as error:
+            errors.append(error)
+    return folders, errors
 
 
-def mean_figures(finals: Sequence[Trial]) -> dict[str, float]:
-    """Return the means of the summaries' figures over seeds, of those that all have."""
-    tables = [summary_of(trial.path) for trial in finals]
-    shared = set.intersection(*(set(table) for table in tables))
-    return {name: sum(table[name] for table in tables) / len(tables) for name in sorted(shared)}
+def best_folder(folders: Sequence[TrialFolder]) -> TrialFolder | None:
+    """Return the folder of the best finished trial; see `flbench.results.study_folder.best_trial`.
+
+    None if no finished trial has a score.
+    """
+    best = best_trial([folder.trial for folder in folders])
+    return next((folder for folder in folders if folder.trial is best), None) if best else None
+
+
+def mean_metrics(finals: Sequence[TrialFolder]) -> dict[str, float]:
+    """Return the mean of each summary metric over final trainings.
+
+    A metric that one of the summaries lacks is left out.
+    """
+    summaries = [summary_of(final.path) for final in finals]
+    shared = set.intersection(*(set(summary) for summary in summaries))
+    return {
+        name: sum(summary[name] for summary in summaries) / len(summaries)
+        for name in sorted(shared)
+    }

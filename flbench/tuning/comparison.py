@@ -6,8 +6,8 @@ from itertools import combinations
 from statistics import fmean
 
 from flbench.reports.statistics import Gap, Sample, Word, gap, holm, sample
+from flbench.results.study_folder import Study, Variant
 from flbench.results.summary import Summary
-from flbench.tuning.results import Study, Variant
 
 FIGURES = ("accuracy", "balanced_accuracy", "macro_f1", "rare_recall", "worst10_accuracy")
 """Test figures of the report, beside the study's metric."""

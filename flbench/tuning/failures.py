@@ -1,7 +1,7 @@
 """What failed in a study, what could not be scored, and what is still missing."""
 
+from flbench.results.study_folder import VARIANTS, Study, Trial, Variant
 from flbench.tuning.report import Report, count, title
-from flbench.tuning.results import VARIANTS, Study, Trial, Variant
 
 
 def troubles(report: Report) -> list[str]:

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from flbench.results.study_folder import Trial
 from flbench.tuning.axes import Axis
-from flbench.tuning.results import Trial
 
 ENOUGH = 8  # finished trials: a forest of regressions says little about fewer
 

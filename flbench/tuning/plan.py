@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Final
 
-from flbench.tuning.results import Trial, best
+from flbench.results.study_folder import Trial, best_trial
 from flbench.tuning.samplers import Observation, Sampler
 from flbench.tuning.study import Job, Record, job_of
 
@@ -140,10 +140,10 @@ class Plan:
 
 
 def winner(records: Sequence[Record]) -> Trial | None:
-    """Return the trial that the finals train again; see `best`."""
+    """Return the trial that the finals train again; see `best_trial`."""
     names = [field.name for field in fields(Trial)]
     known: list[dict[str, Any]] = [{name: item.get(name) for name in names} for item in records]
-    return best([Trial(**item) for item in known])
+    return best_trial([Trial(**item) for item in known])
 
 
 def _name(record: Record) -> str:

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from flbench.reports.statistics import CLAIM_FROM
+from flbench.results.study_folder import Study
 from flbench.tuning.axes import Axis, axes_of
 from flbench.tuning.comparison import Pair, Tuning, pairs, tunings
 from flbench.tuning.importance import Importance, importance
-from flbench.tuning.results import Study
 
 TITLES = {
     "accuracy": "accuracy",

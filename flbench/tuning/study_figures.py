@@ -13,8 +13,8 @@ from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator
 
+from flbench.results.study_folder import Trial, best_trial
 from flbench.tuning.axes import Axis, shown
-from flbench.tuning.results import Trial, best
 
 FAINT = 0.3  # opacity of a trial that did not finish, and so is no candidate
 UNSET = -0.14  # where a trial stands that lacks a parameter
@@ -51,7 +51,7 @@ def parallel(axes: Sequence[Axis], trials: Sequence[Trial], metric: str) -> Figu
     ]
     width = 1.2 if len(lines) <= 40 else 0.7
     plot.add_collection(LineCollection(lines, colors=shades, linewidths=width, zorder=2))
-    if (won := best(trials)) is not None:
+    if (won := best_trial(trials)) is not None:
         bold = [trial for trial, _ in drawn].index(won)
         plot.plot(*zip(*lines[bold], strict=True), "o-", color=shades[bold], lw=3.2, ms=5, zorder=4)
     for x, axis in zip(xs, [*axes, last], strict=True):
@@ -69,7 +69,7 @@ def parallel(axes: Sequence[Axis], trials: Sequence[Trial], metric: str) -> Figu
 
 def scatter(axes: Sequence[Axis], trials: Sequence[Trial], metric: str) -> Figure:
     """Return the score against each parameter; the best trial is a star, unfinished ones faint."""
-    drawn, axes, won = _scored(trials), _free(axes, trials), best(trials)
+    drawn, axes, won = _scored(trials), _free(axes, trials), best_trial(trials)
     wide = min(4, max(1, len(axes)))
     high = max(1, ceil(len(axes) / wide))
     size = (2.3 * wide if wide > 1 else 3.4, 2.1 * high)
@@ -117,7 +117,7 @@ def progress(methods: Mapping[str, Sequence[Trial]], metric: str) -> Figure:
     plot = figure.add_subplot()
     colours = mpl.colormaps["tab10" if len(methods) <= 10 else "tab20"].colors  # type: ignore[attr-defined]
     for k, (method, trials) in enumerate(methods.items()):
-        leaders = [(trial.index, best(trials[: n + 1])) for n, trial in enumerate(trials)]
+        leaders = [(trial.index, best_trial(trials[: n + 1])) for n, trial in enumerate(trials)]
         line = [(index, leader.score) for index, leader in leaders if leader is not None]
         if line:
             style = {"color": colours[k % len(colours)], "linewidth": 1.8, "label": method}

@@ -18,7 +18,8 @@ from flbench import __version__
 from flbench.core import files
 from flbench.reports import tables as blocks
 from flbench.reports.tables import Block
-from flbench.tuning import results, tables
+from flbench.results import study_folder
+from flbench.tuning import tables
 from flbench.tuning.failures import troubles
 from flbench.tuning.report import Report
 
@@ -49,7 +50,7 @@ def write(path: Path) -> None:
     Raises: UserError if it is none, DataError if a file in it is damaged, OSError if a file cannot
         be written.
     """
-    report = Report(results.read(path))
+    report = Report(study_folder.read(path))
     texts = {
         "trials.csv": trials_csv(report),
         "results.json": as_json(report),

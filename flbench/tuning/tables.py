@@ -6,11 +6,11 @@ from typing import NamedTuple
 
 from flbench.reports.statistics import CLAIM_FROM, WILCOXON_FROM, Gap, Sample
 from flbench.reports.tables import Block, share, size
+from flbench.results.study_folder import STATES, VARIANTS, Study, Trial
 from flbench.tuning.axes import Axis, shown
 from flbench.tuning.bounds import bounds
 from flbench.tuning.comparison import FIGURES, Pair, Side, Tuning
 from flbench.tuning.report import Report, count, title
-from flbench.tuning.results import STATES, VARIANTS, Study, Trial
 
 RARE = " (rare)"
 BROUGHT = {

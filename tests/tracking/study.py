@@ -38,7 +38,12 @@ def make(folder: Path, runs: dict[str, Path], *, finals: bool = True) -> Path:
         "seeds": SEEDS,
         "git_revision": "abc123",
         "methods": {
-            name: {"space": "built in", "defaults": {"train.optimizer.lr": 0.01}} for name in runs
+            name: {
+                "space": "built in",
+                "defaults": {"train.optimizer.lr": 0.01},
+                "space_tree": {},
+            }
+            for name in runs
         },
     }
     study.mkdir()
@@ -52,7 +57,9 @@ def make(folder: Path, runs: dict[str, Path], *, finals: bool = True) -> Path:
             shutil.copy(run / "config.yaml", path)
             rows = metrics_file.read(run / "metrics.csv")
             kept = [row for row in rows if row.split in ("train", "server", "validation")]
-            (path / "metrics.csv").write_text(metrics_file.head() + metrics_file.to_text(kept))
+            (path / "metrics.csv").write_text(
+                metrics_file.header_line() + metrics_file.to_text(kept)
+            )
             found = None if score is None else score + shift / 100
             write(path / "trial.json", trial(method, index, state, found, reason=reason))
         if finals:

@@ -1,4 +1,4 @@
-"""What the mirror reads of a study is what the study's report reads."""
+"""The mirror and the report of a study read the same trials."""
 
 import json
 import random
@@ -6,8 +6,8 @@ import random
 import pytest
 
 from flbench.core.errors import DataError
-from flbench.tracking import study_folder
-from flbench.tuning import results
+from flbench.results import study_folder
+from flbench.tracking.study_folder import best_folder, trial_folders
 from tests.tuning.studies import begin, trial, write
 
 SCORES = (None, float("nan"), float("inf"), float("-inf"), -1.0, 0.0, 0.5, 0.75, 1, 1.0)
@@ -18,15 +18,15 @@ def test_winner_is_the_report_s_winner(tmp_path, seed):
     draw = random.Random(seed)
     study = begin(tmp_path / "study", "hfcd")
     for index in range(draw.randrange(7)):
-        state = draw.choice(["finished", "finished", *results.STATES])
+        state = draw.choice(["finished", "finished", *study_folder.STATES])
         trial(study, "hfcd", index, draw.choice(SCORES), state=state)
 
-    found, damaged = study_folder.trials_in(study / "trials" / "hfcd")
+    found, damaged = trial_folders(study / "trials" / "hfcd")
 
-    mine, theirs = study_folder.winner(found), results.read(study).winner("hfcd")
+    mirrored, reported = best_folder(found), study_folder.read(study).winner("hfcd")
     assert not damaged
-    assert (mine and mine.about["index"]) == (theirs and theirs.index)
-    assert (mine and mine.score) == (theirs and theirs.score)
+    assert (mirrored and mirrored.trial) == reported
+    assert mirrored is None or mirrored.path.name == f"{reported.index:03d}"
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def test_trial_that_is_no_trial_is_told_and_the_others_are_read(tmp_path, key, v
     file = study / "trials" / "hfcd" / "001" / "trial.json"
     write(file, {k: v for k, v in broken.items() if k != key} | ({key: value} if value else {}))
 
-    found, [error] = study_folder.trials_in(study / "trials" / "hfcd")
+    found, [error] = trial_folders(study / "trials" / "hfcd")
 
     assert [each.path.name for each in found] == ["000"]
     assert str(error).startswith(f"{file} is damaged (")
@@ -59,10 +59,10 @@ def test_trial_that_is_no_trial_is_told_and_the_others_are_read(tmp_path, key, v
 def test_header_without_a_key_is_told(tmp_path, key):
     file = begin(tmp_path / "study", "hfcd") / "study.json"
     about = json.loads(file.read_text())
-    whole = study_folder.Header.read(file)
+    whole = study_folder.read_header(file.parent)
     del about[key]
     write(file, about)
 
     assert tuple(whole.methods) == ("hfcd",)
     with pytest.raises(DataError, match=f"study.json is damaged .`{key}` is missing"):
-        study_folder.Header.read(file)
+        study_folder.read_header(file.parent)

@@ -2,7 +2,7 @@ import pytest
 from scipy import stats
 
 from flbench.reports.statistics import holm
-from flbench.tuning import results
+from flbench.results import study_folder
 from flbench.tuning.comparison import pairs, tunings
 from tests.tuning.studies import begin, final, trial
 
@@ -26,7 +26,7 @@ def study(tmp_path, finished_run):
 
 
 def test_tuning_is_judged_seed_by_seed(study):
-    found = {tuning.method: tuning for tuning in tunings(results.read(study))}
+    found = {tuning.method: tuning for tuning in tunings(study_folder.read(study))}
 
     for method, values in TEST.items():
         expected = stats.ttest_rel(values["tuned"], values["default"])
@@ -39,7 +39,7 @@ def test_tuning_is_judged_seed_by_seed(study):
 
 
 def test_pairs_are_corrected_together(study):
-    found = pairs(results.read(study))
+    found = pairs(study_folder.read(study))
 
     tuned = {method: values["tuned"] for method, values in TEST.items()}
     expected = [stats.ttest_rel(tuned[pair.first], tuned[pair.second]).pvalue for pair in found]
@@ -54,9 +54,11 @@ def test_pairs_are_corrected_together(study):
 
 
 def test_price_is_the_mean_of_the_final_trainings(study):
-    [tuning, *_] = tunings(results.read(study))
+    [tuning, *_] = tunings(study_folder.read(study))
 
-    runs = [final.run.summary for final in results.read(study).finals_of("hfcd", "tuned").values()]
+    runs = [
+        final.run.summary for final in study_folder.read(study).finals_of("hfcd", "tuned").values()
+    ]
     price = tuning.sides["tuned"].price
     assert price["up_bytes"] == pytest.approx(
         sum(run["communication"]["up_bytes"] for run in runs) / 3
@@ -71,7 +73,7 @@ def test_defaults_that_won_are_not_compared_with_themselves(tmp_path, finished_r
     for seed in (1, 2, 3):
         final(folder, finished_run, "hfcd", "default", seed, {"accuracy": seed / 10})
 
-    [tuning] = tunings(results.read(folder))
+    [tuning] = tunings(study_folder.read(folder))
 
     assert (tuning.won, tuning.brought, tuning.word) == (0, None, None)
     assert tuning.sides["tuned"].test["accuracy"].mean == pytest.approx(0.2)
@@ -82,7 +84,7 @@ def test_score_of_a_stopped_default_trial_is_not_compared(tmp_path):
     folder = begin(tmp_path / "study", "hfcd")
     trial(folder, "hfcd", 0, 0.4, state="stopped", round=1)
 
-    [tuning] = tunings(results.read(folder))
+    [tuning] = tunings(study_folder.read(folder))
 
     assert tuning.sides["default"].search is None
     assert tuning.won is None

@@ -3,7 +3,7 @@ import sys
 
 import pytest
 
-from flbench.tuning import results
+from flbench.results import study_folder
 from flbench.tuning.axes import axes_of
 from flbench.tuning.importance import ENOUGH, importance
 from tests.tuning.studies import DEFAULTS, SPACE, begin, trial
@@ -17,7 +17,7 @@ def found(path, params, score, trials=24, space=SPACE):
     for k in range(trials):
         chosen = params(k)
         trial(study, "hfcd", k, score(chosen), params=chosen)
-    lines = results.read(study).trials
+    lines = study_folder.read(study).trials
     tree = {"space": space}
     return importance(axes_of(tree, [line.params for line in lines]), lines)
 

@@ -7,8 +7,9 @@ import pytest
 
 from flbench.cli.app import main
 from flbench.core.errors import UserError
-from flbench.tuning import results, tables
+from flbench.results import study_folder
 from flbench.tuning import study_page as results_of
+from flbench.tuning import tables
 from flbench.tuning.failures import troubles
 from flbench.tuning.report import Report
 from tests.tuning.studies import DEFAULTS, begin, final, trial, write
@@ -39,7 +40,7 @@ def texts(folder):
 
 
 def report_of(folder):
-    return Report(results.read(folder))
+    return Report(study_folder.read(folder))
 
 
 def rows(block, **wanted):

@@ -1,7 +1,7 @@
 import pytest
 
 from flbench.core.errors import DataError, UserError
-from flbench.tuning import results
+from flbench.results import study_folder
 from tests.tuning.studies import begin, final, trial, write
 
 
@@ -16,7 +16,7 @@ def test_winner_is_the_best_finished_trial(tmp_path):
     trial(study, "hfcd", 6, 0.9, state="running", ended=None)
     trial(study, "fedavg", 0, 0.95)
 
-    found = results.read(study)
+    found = study_folder.read(study)
 
     assert found.winner("hfcd").index == 1
     assert found.winner("fedavg").index == 0
@@ -27,17 +27,17 @@ def test_trial_without_a_finite_score_never_wins(tmp_path, score):
     study = begin(tmp_path / "study", "hfcd")
     trial(study, "hfcd", 0, score)
 
-    assert results.read(study).trials[0].score is None
-    assert results.read(study).winner("hfcd") is None
+    assert study_folder.read(study).trials[0].score is None
+    assert study_folder.read(study).winner("hfcd") is None
 
     trial(study, "hfcd", 1, -3.0)
-    assert results.read(study).winner("hfcd").index == 1
+    assert study_folder.read(study).winner("hfcd").index == 1
 
 
 def test_study_that_has_just_begun_is_read(tmp_path):
     study = begin(tmp_path / "study", "hfcd", "fedavg")
 
-    found = results.read(study)
+    found = study_folder.read(study)
 
     assert found.methods == ("hfcd", "fedavg")
     assert found.seeds == (1, 2, 3)
@@ -50,7 +50,7 @@ def test_trials_stand_by_method_and_number(tmp_path):
     for method, index in [("fedavg", 1), ("hfcd", 10), ("fedavg", 0), ("hfcd", 9)]:
         trial(study, method, index, 0.5)
 
-    order = [(found.method, found.index) for found in results.read(study).trials]
+    order = [(found.method, found.index) for found in study_folder.read(study).trials]
 
     assert order == [("hfcd", 9), ("hfcd", 10), ("fedavg", 0), ("fedavg", 1)]
 
@@ -61,14 +61,14 @@ def test_trial_that_is_being_written_is_left_out(tmp_path):
     (study / "trials" / "hfcd" / "001").mkdir()
     (study / "trials" / "hfcd" / "001" / "trial.json.part").write_text("{")
 
-    assert [found.index for found in results.read(study).trials] == [0]
+    assert [found.index for found in study_folder.read(study).trials] == [0]
 
 
 def test_key_of_a_later_version_is_left_out(tmp_path):
     study = begin(tmp_path / "study", "hfcd", later="yes")
     trial(study, "hfcd", 0, 0.5, later=[1])
 
-    assert results.read(study).trials[0].score == 0.5
+    assert study_folder.read(study).trials[0].score == 0.5
 
 
 def test_final_counts_when_its_run_is_finished(tmp_path, finished_run):
@@ -81,7 +81,7 @@ def test_final_counts_when_its_run_is_finished(tmp_path, finished_run):
     trial_file = study / "finals" / "hfcd" / "tuned-seed3" / "trial.json"
     trial_file.write_text(trial_file.read_text().replace('"finished"', '"failed"'))
 
-    found = results.read(study)
+    found = study_folder.read(study)
 
     assert len(found.finals) == 3
     assert found.values("hfcd", "tuned", "accuracy") == {1: 0.1}
@@ -96,7 +96,7 @@ def test_finals_of_the_defaults_stand_for_the_tuned_where_the_defaults_won(tmp_p
         trial(study, method, 1, other)
         final(study, finished_run, method, "default", 1, {"accuracy": 0.7})
 
-    found = results.read(study)
+    found = study_folder.read(study)
 
     assert found.values("hfcd", "tuned", "accuracy") == {1: 0.7}
     assert found.values("fedavg", "tuned", "accuracy") == {}
@@ -104,9 +104,9 @@ def test_finals_of_the_defaults_stand_for_the_tuned_where_the_defaults_won(tmp_p
 
 def test_folder_that_is_no_study_is_refused(tmp_path):
     with pytest.raises(UserError, match=r"no study\.json"):
-        results.read(tmp_path)
+        study_folder.read(tmp_path)
     with pytest.raises(UserError, match="does not exist"):
-        results.read(tmp_path / "none")
+        study_folder.read(tmp_path / "none")
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_damaged_trial_is_named(tmp_path, change, said):
     write(folder / "trial.json", trial(study, "hfcd", 0, 0.5) | change)
 
     with pytest.raises(DataError, match=said) as caught:
-        results.read(study)
+        study_folder.read(study)
 
     assert str(folder) in str(caught.value)
 
@@ -134,15 +134,15 @@ def test_damaged_files_are_named(tmp_path, finished_run):
     file = study / "trials" / "hfcd" / "000" / "trial.json"
     write(file, [])
     with pytest.raises(DataError, match=str(file)):
-        results.read(study)
+        study_folder.read(study)
     file.write_text("{")
     with pytest.raises(DataError, match=str(file)):
-        results.read(study)
+        study_folder.read(study)
     trial(study, "hfcd", 0, 0.5)
     folder = final(study, finished_run, "hfcd", "tuned", 1, {})
     (folder / "summary.json").write_text("{}")
     with pytest.raises(DataError, match=str(folder)):
-        results.read(study)
+        study_folder.read(study)
     (study / "study.json").write_text('{"id": "x"}')
     with pytest.raises(DataError, match=r"study\.json"):
-        results.read(study)
+        study_folder.read(study)

@@ -1,0 +1,339 @@
+"""Reading a study folder: what was asked for, its trials and its final trainings.
+
+A study can be read while `flbench tune` is still writing it. A trial whose trial.json is not there
+yet is left out.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import isfinite
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
+
+from flbench.core.documents import as_data_error
+from flbench.core.errors import DataError, UserError
+from flbench.results import reading
+
+State = Literal["running", "finished", "stopped", "diverged", "failed"]
+Variant = Literal["default", "tuned"]
+Params = Mapping[str, Any]
+
+Content = TypeVar("Content")
+
+STATES: tuple[State, ...] = ("finished", "stopped", "running", "diverged", "failed")
+VARIANTS: tuple[Variant, ...] = ("default", "tuned")
+
+
+@dataclass(frozen=True)
+class Method:
+    """The entry of one method in study.json.
+
+    Attributes:
+        space: File of the method's search space, or "built in".
+        defaults: Default hyper-parameters by their dotted paths.
+        space_tree: Search space as a dict, with the keys of its YAML file.
+    """
+
+    space: str
+    defaults: Params
+    space_tree: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Header:
+    """The content of study.json: what was asked for.
+
+    Attributes:
+        id: Id of the study, the name of its folder when it was made.
+        created: ISO time at which the study was made.
+        command: Command line that made the study.
+        dataset: Name of the data set.
+        scheme: Partition scheme.
+        partition_hash: SHA-256 of the partition that all trials share; None if it is not known.
+        seed: Seed of the trials. Final trainings take the seeds after it.
+        metric: Validation metric that scores a trial; larger is better.
+        search: How hyper-parameters are proposed: random, grid or optuna.
+        scheduler: What stops trials early: asha, pbt or none.
+        trials: Number of trials of each method, the one with default hyper-parameters included.
+        rounds: Number of rounds of a trial that is not stopped early.
+        seeds: Number of final trainings of each method and variant.
+        git_revision: Commit of the code; None outside a Git checkout.
+        methods: Entry of each method by its name, in the order of the command line.
+    """
+
+    id: str
+    created: str
+    command: tuple[str, ...]
+    dataset: str
+    scheme: str
+    partition_hash: str | None
+    seed: int
+    metric: str
+    search: str
+    scheduler: str
+    trials: int
+    rounds: int
+    seeds: int
+    git_revision: str | None
+    methods: Mapping[str, Method]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """The content of a trial.json: a trial of the search, or a final training.
+
+    Attributes:
+        method: Name of the method.
+        kind: "search" for a trial of the search, "final" for a final training.
+        index: Number of the trial; trial 0 has the default hyper-parameters. A final training has
+            the number of the trial whose hyper-parameters it uses.
+        variant: "default" or "tuned" for a final training, None for a trial of the search.
+        seed: Seed of the training.
+        params: Hyper-parameters by their dotted paths; with population based training the latest.
+        state: "stopped" means that the scheduler stopped the trial early.
+        reason: A sentence that says why the trial failed or diverged; None otherwise.
+        round: Number of rounds that are done.
+        rounds: Number of rounds that were asked for.
+        score: Validation metric of the study at the last evaluation; None before the first
+            evaluation and where the metric is not finite.
+        seconds: Seconds that were spent, by purpose (train, evaluate, total).
+        started: ISO time at which the trial began.
+        ended: ISO time at which the trial ended; None while it runs.
+        attempts: Number of times that the trial was begun; more than 1 after a worker failed.
+        node: Machine of the Ray cluster that trained the trial.
+        of: Number of the trial whose hyper-parameters a final training uses; None for a trial of
+            the search.
+    """
+
+    method: str
+    kind: Literal["search", "final"]
+    index: int
+    variant: Variant | None
+    seed: int
+    params: Params
+    state: State
+    reason: str | None
+    round: int
+    rounds: int
+    score: float | None
+    seconds: Mapping[str, float] | None
+    started: str | None
+    ended: str | None
+    attempts: int = 1
+    node: str | None = None
+    of: int | None = None
+
+
+@dataclass(frozen=True)
+class Final:
+    """A final training: a run over all rounds that is evaluated on the test parts.
+
+    Attributes:
+        path: Run folder.
+        trial: Content of its trial.json.
+        run: The run; None while it is unfinished.
+    """
+
+    path: Path
+    trial: Trial
+    run: reading.Run | None
+
+    def metric(self, split: str, name: str) -> float | None:
+        """Return a metric after the last round.
+
+        Args:
+            split: "validation" or "test".
+            name: Name of the metric, for example "accuracy".
+
+        Returns:
+            The value; None if the training is unfinished, or its summary lacks the metric.
+        """
+        value = None if self.run is None else self.run.summary["last"][split].get(name)
+        return value if isinstance(value, int | float) and isfinite(value) else None
+
+
+@dataclass(frozen=True)
+class Study:
+    """The content of a study folder.
+
+    Attributes:
+        path: Study folder.
+        header: Content of its study.json.
+        trials: Trials of the search, ordered by method (as in the header) and number.
+        finals: Final trainings, ordered by method, variant and seed.
+    """
+
+    path: Path
+    header: Header
+    trials: tuple[Trial, ...]
+    finals: tuple[Final, ...]
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """Names of the methods, in the order of the header."""
+        return tuple(self.header.methods)
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        """Seeds of the final trainings."""
+        first = self.header.seed + 1
+        return tuple(range(first, first + self.header.seeds))
+
+    def trials_of(self, method: str) -> list[Trial]:
+        """Return the trials of a method, ordered by number."""
+        return [trial for trial in self.trials if trial.method == method]
+
+    def winner(self, method: str) -> Trial | None:
+        """Return the best finished trial of a method; see `best_trial`."""
+        return best_trial(self.trials_of(method))
+
+    def finals_of(self, method: str, variant: Variant) -> dict[int, Final]:
+        """Return the finished final trainings of a method by seed.
+
+        If the default hyper-parameters won the search, there are no separate tuned trainings: the
+        default trainings are returned for "tuned" too.
+        """
+        found = {
+            final.trial.seed: final
+            for final in self.finals
+            if (final.trial.method, final.trial.variant) == (method, variant) and final.run
+        }
+        winner = self.winner(method)
+        if variant == "tuned" and not found and winner is not None and winner.index == 0:
+            return self.finals_of(method, "default")
+        return found
+
+    def values(
+        self, method: str, variant: Variant, name: str, *, split: str = "test"
+    ) -> dict[int, float]:
+        """Return a metric of a method's final trainings after the last round, by seed."""
+        found = {
+            seed: final.metric(split, name)
+            for seed, final in self.finals_of(method, variant).items()
+        }
+        return {seed: value for seed, value in found.items() if value is not None}
+
+
+def best_trial(trials: Sequence[Trial]) -> Trial | None:
+    """Return the finished trial with the highest score.
+
+    The lowest number wins a tie. None if no finished trial has a score.
+    """
+    scored = [
+        (trial.score, -trial.index, trial)
+        for trial in trials
+        if trial.state == "finished" and trial.score is not None
+    ]
+    return max(scored, key=lambda item: item[:2])[2] if scored else None
+
+
+def is_study(path: Path) -> bool:
+    """Return whether a folder is a study folder, which has a study.json."""
+    return (path / "study.json").is_file()
+
+
+def read(path: Path) -> Study:
+    """Read a study folder.
+
+    Raises:
+        UserError: The path is not a study folder.
+        DataError: A file of the study is damaged.
+    """
+    if not path.exists():
+        raise UserError(f"{path} does not exist.")
+    if not is_study(path):
+        raise UserError(f"{path} is not a study folder: it has no study.json.")
+    header = read_header(path)
+    order = list(header.methods)
+    trials = [trial for _, trial in _trials(path, "trials", order)]
+    finals = [_final(folder, trial) for folder, trial in _trials(path, "finals", order)]
+    return Study(
+        path,
+        header,
+        tuple(sorted(trials, key=lambda trial: (order.index(trial.method), trial.index))),
+        tuple(sorted(finals, key=lambda final: _position(final.trial, order))),
+    )
+
+
+def read_header(study: Path) -> Header:
+    """Read the study.json of a study folder.
+
+    Raises:
+        DataError: The file is damaged or missing.
+    """
+    return _load(study / "study.json", Header)
+
+
+def read_trial(file: Path) -> Trial:
+    """Read a trial.json.
+
+    Args:
+        file: Path in a study folder, `trials/METHOD/NAME/trial.json` or
+            `finals/METHOD/NAME/trial.json`.
+
+    Raises:
+        DataError: The file is damaged, or its content does not fit the folder it is in.
+    """
+    trial = _load(file, Trial)
+    folder, method, kind = file.parent, file.parent.parent.name, file.parents[2].name
+    if trial.method != method:
+        raise _misplaced(folder, f"its method is {trial.method!r}, its folder is for {method!r}")
+    is_final = trial.kind == "final"
+    if is_final != (kind == "finals") or (is_final and trial.variant is None):
+        raise _misplaced(
+            folder, f"kind {trial.kind!r} with variant {trial.variant!r} cannot be in {kind}/"
+        )
+    has_score = trial.score is not None and isfinite(trial.score)
+    return trial if has_score else replace(trial, score=None)
+
+
+def _misplaced(folder: Path, reason: str) -> DataError:
+    return DataError(
+        f"{folder / 'trial.json'} is damaged ({reason}). Move the folder {folder} away."
+    )
+
+
+def _position(trial: Trial, order: Sequence[str]) -> tuple[int, int, int]:
+    """Return the sort key of a final training: method, variant, seed."""
+    variant = VARIANTS.index(trial.variant) if trial.variant is not None else -1
+    return order.index(trial.method), variant, trial.seed
+
+
+def _trials(path: Path, kind: str, methods: Sequence[str]) -> list[tuple[Path, Trial]]:
+    """Return all trials below `trials/` or `finals/` with their folders."""
+    found = []
+    for file in sorted((path / kind).glob("*/*/trial.json")):
+        trial = read_trial(file)
+        if trial.method not in methods:
+            raise _misplaced(file.parent, f"study.json does not list its method {trial.method!r}")
+        found.append((file.parent, trial))
+    return found
+
+
+def _final(folder: Path, trial: Trial) -> Final:
+    """Return a final training.
+
+    It is finished when it has a summary.json and its trial.json does not say that it was given up
+    after that.
+    """
+    finished = (folder / "summary.json").is_file() and trial.state == "finished"
+    return Final(folder, trial, reading.read(folder) if finished else None)
+
+
+def _load(file: Path, kind: type[Content]) -> Content:
+    """Return the content of a JSON file as a dataclass. Unknown keys are ignored.
+
+    Raises:
+        DataError: The file cannot be read or lacks a key, or a value has the wrong type.
+    """
+    with as_data_error(file):
+        try:
+            return TypeAdapter(kind).validate_json(file.read_bytes())
+        except ValidationError as error:
+            first = error.errors()[0]
+            key = ".".join(map(str, first["loc"]))
+            if first["type"] == "missing":
+                raise KeyError(key) from error
+            raise ValueError(f"`{key}`: {first['msg']}" if key else first["msg"]) from error
