@@ -1,4 +1,4 @@
-"""SLAPFL: each layer is averaged with weights by its own cosine similarity (Li et al., 2025)."""
+"""SLAPFL: every layer is averaged with weights from its own cosines (Li et al., 2025)."""
 
 from typing import ClassVar, Literal
 
@@ -15,35 +15,68 @@ from flbench.config.schema import AlgorithmConfig, UniformConfig
 from flbench.core.tree import only, put_, repeat
 from flbench.core.types import Dispatch, Message, Results, State, Tree, Update
 
+ANCHOR = "anchor."  # prefix of the server's copies that changes are measured from (`delta`)
+
 
 class SlapflConfig(UniformConfig):
-    """Keys of SLAPFL; the defaults are the paper read literally."""
+    """Keys of SLAPFL. The defaults follow the paper to the letter."""
 
-    whole_model: bool = Field(False, description="one cosine over all shared layers together")
-    last_only: bool = Field(False, description="local is the last linear layer, not all of them")
+    whole_model: bool = Field(
+        False, description="one cosine over all shared layers together instead of one per layer"
+    )
+    last_only: bool = Field(
+        False, description="only the last linear layer stays local, instead of all linear layers"
+    )
     bn_local: bool = Field(False, description="BatchNorm layers stay local too")
     delta: Literal["none", "start", "round"] = Field(
         "none",
-        description="compare weights, or their change since the seeded net or in this round",
+        description="what cosines compare: weights, or their change since the seeded net or since"
+        " the beginning of the round",
     )
     sharpen: float | None = Field(
-        None, gt=0, description="weights are softmax(cosine / this), not proportional to the cosine"
+        None,
+        gt=0,
+        description="temperature: weights are softmax(cosine / sharpen) (default: proportional to"
+        " the cosine)",
     )
     count_full_upload: bool = Field(
-        False, description="upload the local layers too (step 3 of the paper), though none is used"
+        False,
+        description="clients upload the local layers too (step 3 of the paper); the server does not"
+        " use them",
     )
 
 
 @ALGORITHMS.register("slapfl")
 class Slapfl(Algorithm):
-    """M'_ik <- sum_j a_ij^k M_jk for every shared layer k; linear layers stay with the client.
+    """The server mixes every shared layer for every client; linear layers stay with the clients.
 
-    Readings: eq. 3 prints no layer index, text and algorithm say per layer (`whole_model`); "the
-    fully connected layer" is all of them (`last_only`); BatchNorm is a layer of its own, and its
-    statistics are mixed with its weights. From a common start the cosines stay near 1 and the
-    weights near 1/N: `cosine_mean` of the server's metrics tells, `delta` and `sharpen` change it.
-    With participation below 1, j runs over the round's clients, and absent ones keep what they
-    had. A client without a step enters no mixture but its own (C5).
+    A client trains its full model and uploads the base, which is every layer that is not linear.
+    For each layer of the base, the server computes the cosines between the uploads of all clients.
+    It then sends each client a layer of its own: a mean of all uploads, in which an upload weighs
+    more the larger its cosine with the client's upload is. Each client is evaluated with its mixed
+    base and its own linear layers.
+
+    Client i: E epochs of cross entropy on all weights, giving M_i; upload of the base.
+
+    Server, for each base layer k and its uploads M_jk:
+
+        s_ij^k = cos(M_ik, M_jk), s_ii^k = 1                        (eq. 2)
+        a_ij^k = max(0, s_ij^k) / sum_j max(0, s_ij^k)              (eq. 3)
+        M'_ik  = sum_j a_ij^k M_jk                                  (eq. 3)
+        M'_i   = the layers M'_ik together                          (eq. 4)
+
+    Readings. Eq. 3 is printed without a layer index, while text and algorithm say that it applies
+    per layer (`whole_model`). "The fully connected layer" is every linear layer (`last_only`). The
+    weight and the bias of a layer form one vector. BatchNorm is a layer of its own; its statistics
+    are mixed with the weights a of its scale and shift.
+
+    Deviations. A negative cosine counts as 0, since a mean needs weights that are not negative. The
+    paper has no absent clients: here j runs over the clients of the round, and an absent client
+    keeps its last mixture. A client that took no optimiser step enters no mixture but its own.
+
+    From a common start the cosines stay near 1 and the weights near 1/N, so that the method is
+    close to FedPer. The metric `cosine_mean` reports the mean cosine between two clients; `delta`
+    and `sharpen` make the weights differ more.
     """
 
     Config: ClassVar[type[AlgorithmConfig]] = SlapflConfig
@@ -55,94 +88,153 @@ class Slapfl(Algorithm):
         "10.20169/j.issn.2095-2163.250928",
     )
     communication = Communication(
-        "base (all but linear layers)", "base (with count_full_upload: w)", "w"
+        down="the client's mixed base (all layers but the linear ones)",
+        up="base (count_full_upload: all weights w)",
+        keeps="all weights w",
     )
 
     def personal(self) -> frozenset[str]:
         net = self.setting.net
         local = net.names("head" if self.config.last_only else "linear")
-        return local | net.names("batchnorm") if self.config.bn_local else local
+        if self.config.bn_local:
+            local |= net.names("batchnorm")
+        return local
 
     def requires(self) -> list[str]:
         if not self.base().isdisjoint(self.setting.net.parameters):
             return []
         return [
-            "no layer is shared, so no client learns from another. Take a net with convolutions"
-            " (model.name=lenet5), or one with hidden linear layers and algorithm.last_only=true."
+            "slapfl: all parameters of the net (`model.name`) are in linear layers, which stay with"
+            " the clients, so no client would learn from another. Choose a net with convolutions,"
+            " such as model.name=lenet5, or, for a net with hidden linear layers, set"
+            " algorithm.last_only=true."
         ]
 
     def notes(self) -> list[str]:
-        if self.setting.train.participation == 1:
+        participation = self.setting.train.participation
+        if participation == 1:
             return []
-        return ["slapfl: the paper has no absent clients; here they keep their last mixture."]
+        return [
+            f"slapfl: with train.participation={participation:g} clients are absent in some rounds,"
+            " which the paper does not consider; here absent clients keep their last mixture."
+        ]
 
     def base(self) -> frozenset[str]:
-        """Return the leaves that are mixed."""
-        return super().split()[1]
+        """Return the leaves that the server mixes, by their names in the net."""
+        _, base = super().split()
+        return base
 
     def split(self) -> tuple[frozenset[str], frozenset[str]]:
         local, base = super().split()
+        keeps = local | base
         if not self.config.count_full_upload:
-            return local | base, base
-        averaged = self.setting.train.batchnorm == "average"
-        unsent = frozenset[str]() if averaged else self.setting.net.statistics
-        return local | base, (local | base) - unsent
+            return keeps, base
+
+        sends = keeps
+        if self.setting.train.batchnorm != "average":
+            sends = keeps - self.setting.net.statistics
+        return keeps, sends
 
     def init(self, start: Tree) -> tuple[Tree, Tree]:
-        anchor = prefixed("anchor.", only(start, self.base()))
-        if self.config.delta == "round":
-            anchor = repeat(anchor, self.setting.clients)
-        clients = repeat(only(start, self.split()[0]), self.setting.clients)
-        return anchor if self.config.delta != "none" else {}, clients
+        keeps, _ = self.split()
+        clients = repeat(only(start, keeps), self.setting.clients)
+
+        anchor = prefixed(ANCHOR, only(start, self.base()))
+        match self.config.delta:
+            case "none":
+                return {}, clients
+            case "start":  # the seeded net, one for all clients
+                return anchor, clients
+            case "round":  # what each client had at the beginning of the round, [N, ...]
+                return repeat(anchor, self.setting.clients), clients
+
+    # Client: cross entropy on all weights, as the base class has it.
 
     def dispatch(self, state: State, ids: Tensor) -> Dispatch:
-        return Dispatch()  # a client's base comes as the reply to its upload
+        """Send nothing: a client receives its mixed base as the reply to its upload."""
+        return Dispatch()
+
+    # Server
 
     def aggregate(self, state: State, results: Results) -> Update:
-        base = only(results.sent.values, self.base())
+        """Mix each layer of the base for each client of the round (eq. 2-4)."""
+        base = only(results.sent.values, self.base())  # [K, ...] each
+
         mixed: Tree = {}
         cosines = []
-        for leaves in self.layers():
-            compared = self.compared(only(base, leaves), state, results.ids)
-            cosine = likeness(compared, compared).fill_diagonal_(1.0)  # eq. 2; s_ii = 1
-            mixed |= mix(only(base, leaves), self.shares(cosine, results))  # eq. 3
+        for layer in self.layers():
+            vectors = self.compared(only(base, layer), state, results.ids)
+            cosine = likeness(vectors, vectors).fill_diagonal_(1.0)  # eq. 2, [K, K]
+            weights = self.shares(cosine, results)  # a_ij, [K, K]
+            mixed |= mix(only(base, layer), weights)  # eq. 3
             cosines.append(cosine)
+
         server: Tree = {}
         if self.config.delta == "round":
             server = {name: value.clone() for name, value in state.server.items()}
-            put_(server, results.ids, prefixed("anchor.", mixed))
-        others = ~torch.eye(len(results.ids), dtype=torch.bool)
-        alike = torch.stack(cosines)[:, others]
-        metrics = {"cosine_mean": float(alike.mean())} if alike.numel() else {}
-        return Update(server, Message(mixed), metrics)
+            put_(server, results.ids, prefixed(ANCHOR, mixed))
+        return Update(server, Message(mixed), cosine_metric(torch.stack(cosines)))
 
     def layers(self) -> list[list[str]]:
-        """Return the leaves that share one row of weights: a layer's, or all."""
-        base, layers = self.base(), [list(layer.leaves) for layer in self.setting.net.layers]
+        """Return the leaves of each base layer, or of all of them as one with `whole_model`."""
+        base = self.base()
+        layers = [
+            [leaf for leaf in layer.leaves if leaf in base] for layer in self.setting.net.layers
+        ]
         if self.config.whole_model:
             layers = [[leaf for layer in layers for leaf in layer]]
-        return [shared for layer in layers if (shared := [leaf for leaf in layer if leaf in base])]
+        return [layer for layer in layers if layer]
 
     def compared(self, layer: Tree, state: State, ids: Tensor) -> Tree:
-        """Return what a layer's cosines are of, [K, ...] each: its upload, or the change of it.
+        """Return the vectors of which eq. 2 takes the cosines: a layer's uploads or their change.
 
-        Weight and bias are one vector; statistics count only where a layer has no weights.
+        Args:
+            layer: [K, ...] each: the uploaded leaves of one layer.
+            state: State before the aggregation; `server` has the anchors of `delta`.
+            ids: [K] ids of the clients.
+
+        Returns:
+            [K, ...] each: weight and bias, which form one vector together. BatchNorm statistics are
+            compared only in a layer that has no parameters.
         """
-        vector = only(layer, self.setting.net.parameters)
-        vector = vector or {n: value for n, value in layer.items() if value.is_floating_point()}
+        vectors = only(layer, self.setting.net.parameters)
+        if not vectors:
+            vectors = {n: value for n, value in layer.items() if value.is_floating_point()}
+
         if self.config.delta == "none":
-            return vector
+            return vectors
         rows = ids if self.config.delta == "round" else ...
-        return {n: value - state.server[f"anchor.{n}"][rows] for n, value in vector.items()}
+        return {n: value - state.server[ANCHOR + n][rows] for n, value in vectors.items()}
 
     def shares(self, cosine: Tensor, results: Results) -> Tensor:
-        """Return a [K, K] for cosines [K, K] with a unit diagonal; every row sums to 1 (eq. 3)."""
+        """Return the weights a_ij of eq. 3.
+
+        Args:
+            cosine: [K, K] float64 with a unit diagonal.
+            results: Results of the round; a client without an optimiser step has no weight for
+                others.
+
+        Returns:
+            [K, K] float64 in [0, 1]. Every row sums to 1, since a client's cosine with itself is 1.
+        """
         itself = torch.eye(len(cosine), dtype=torch.bool)
-        among = itself | (results.steps > 0)
+        takes_part = itself | (results.steps > 0)  # [K, K]
+
         scores = cosine
         if self.config.sharpen is not None:
-            scores = softmax_among(cosine / self.config.sharpen, among, dim=1)
+            scores = softmax_among(cosine / self.config.sharpen, takes_part, dim=1)
         if self.config.agg_weights == "samples":
             scores = scores * self.setting.sizes[results.ids]
-        # A negative cosine counts as none; the row is never empty, since s_ii = 1.
-        return simplex(torch.where(among, scores, 0.0), itself.double(), dim=1)
+        return simplex(torch.where(takes_part, scores, 0.0), itself.double(), dim=1)
+
+
+def cosine_metric(cosines: Tensor) -> dict[str, float]:
+    """Return the metric `cosine_mean`, or nothing for a cohort of one client.
+
+    Args:
+        cosines: [L, K, K] cosines of L layers between K clients. The metric is the mean over layers
+            and pairs of different clients, in [-1, 1].
+    """
+    different = ~torch.eye(cosines.shape[1], dtype=torch.bool)
+    between = cosines[:, different]  # [L, K (K - 1)]
+    return {"cosine_mean": float(between.mean())} if between.numel() else {}

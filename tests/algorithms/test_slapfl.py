@@ -1,4 +1,4 @@
-"""SLAPFL against loops over its equations, its readings, and what crosses the wire."""
+"""SLAPFL against loops over its equations, its readings, and its bytes."""
 
 from math import exp
 
@@ -107,7 +107,7 @@ def brought(steps) -> Results:
     "options", [(), ("algorithm.sharpen=0.1",), ("algorithm.agg_weights=samples",)]
 )
 def test_rows_sum_to_one_and_nobody_without_a_step_enters_another_mixture(options):
-    """T7 and C5, with cosines of both signs."""
+    """Cosines of both signs."""
     cosine = torch.empty(5, 5, dtype=torch.float64).uniform_(-1, 1).fill_diagonal_(1.0)
 
     shares = method(*options).shares(cosine, brought([3, 0, 3, 3, 0]))
@@ -171,7 +171,6 @@ def with_uploads(rows) -> Results:
 
 @pytest.mark.parametrize("options", [(), ("algorithm.delta=start", "algorithm.sharpen=0.1")])
 def test_identical_clients_get_their_own_model_back(options):
-    """T6."""
     built = build(*KEYS, *options)
     state = after(built, 1)
     rows = {name: value[:1].expand_as(value).clone() for name, value in state.clients.items()}
@@ -196,13 +195,13 @@ def test_absent_clients_keep_their_mixture_and_only_the_rounds_clients_are_mixed
         assert torch.allclose(state.clients[name][ids[k]], value, rtol=0, atol=1e-10), name
     for name, value in state.clients.items():
         assert torch.equal(value[[1, 2, 4]], before[name][[1, 2, 4]])
-    assert any("keep" in remark for remark in built.algorithm.notes())
+    assert any("keep their last mixture" in note for note in built.algorithm.notes())
     assert not build(*KEYS).algorithm.notes()
 
 
 @pytest.mark.parametrize("policy", ["average", "local", "drop"])
 def test_bytes_are_the_base_both_ways_and_the_whole_net_upwards_if_asked(tmp_path, policy):
-    """Table 4.1 and C14: 4 B a weight; statistics and two counters of 8 B where they cross."""
+    """4 bytes per weight; statistics and two counters of 8 bytes where they are sent."""
     keys = ("algorithm=slapfl", "model.name=lenet5", f"train.batchnorm={policy}", "train.rounds=2")
     statistics = 4 * 44 + 2 * 8 if policy == "average" else 0
     base = 4 * ((25 * 6 + 6) + 12 + (6 * 25 * 16 + 16) + 32) + statistics
