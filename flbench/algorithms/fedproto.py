@@ -21,26 +21,51 @@ class FedProtoConfig(UniformConfig):
     """Keys of FedProto."""
 
     lam: float = Field(
-        1.0, ge=0, description="strength of the pull to the prototypes (1 MNIST, 0.1 CIFAR-10)"
+        1.0,
+        ge=0,
+        description="weight of the distance to the prototypes (paper: 1 for MNIST, 0.1 for"
+        " CIFAR-10)",
     )
-    cache: bool = Field(False, description="older prototypes of absent clients enter the mean too")
+    cache: bool = Field(
+        False, description="the mean includes the last prototypes of absent clients"
+    )
     predict: Literal["proto", "head"] = Field(
         "proto",
-        description="the rule that is evaluated: nearest prototype, or the classifier; the other is"
-        " beside it",
+        description="rule of the evaluated model: the nearest prototype, or the classifier; the"
+        " other rule is reported beside it",
     )
     predict_classes: Literal["global", "own"] = Field(
-        "global", description="nearest prototype among all classes, or among those the client holds"
+        "global",
+        description="classes that the nearest prototype is chosen from: all, or those that the"
+        " client holds",
     )
 
 
 @ALGORITHMS.register("fedproto")
 class FedProto(Algorithm):
-    """Local loss: CE + lam (1/D) ||z - P[y]||^2; server: P[k] = mean over the holders of class k.
+    """Clients exchange class prototypes, the mean features of classes; each has its own model.
 
-    Source: eq. 6 and Algorithm 1. Deviations: prototypes are collected in eval mode after training
-    (the authors: in train mode during the last epoch); the mean is uniform over the round's holders
-    as in their code, the paper's weights by counts are `agg_weights=samples`.
+    Local training adds the distance between a sample's feature and the global prototype of its
+    class to cross entropy. After training, a client sends the prototypes of the classes that it
+    holds. The server averages them class by class. A client predicts the class of the nearest
+    global prototype.
+
+    Client i (z: features of D numbers, y: labels, P: global prototypes):
+
+        L     = CE + lam (1 / D) ||z - P_y||^2                         (eq. 6, Algorithm 1)
+        P_k^i = mean of z over the client's samples of class k, after training
+
+    Server (H_k: the clients of the round that hold class k):
+
+        P_k   = mean of P_k^i over H_k
+
+    Deviations. The authors' code collects prototypes in train mode during the last epoch; here
+    they are collected in eval mode after training, so that they belong to one model. The mean over
+    H_k is uniform, as in the authors' code; the paper's weights by sample counts are
+    `agg_weights=samples`. The distance is averaged over the samples whose class has a prototype;
+    the authors' code counts the other samples as 0. All classes with a prototype compete in the
+    prediction; in the authors' test only those of the client do (`predict_classes=own`). A client
+    that took no optimiser step does not enter the mean.
     """
 
     Config: ClassVar[type[AlgorithmConfig]] = FedProtoConfig
@@ -52,48 +77,68 @@ class FedProto(Algorithm):
         "10.1609/aaai.v36i8.20819",
     )
     communication = Communication(
-        down="C D prototypes, C flags", up="(D + 2) of each held class", keeps="w"
+        down="C prototypes of D features, C flags",
+        up="D features, a count and an id per held class",
+        keeps="all weights w, prototypes, counts",
     )
 
     def personal(self) -> frozenset[str]:
         return self.setting.net.names("all")
 
     def init(self, start: Tree) -> tuple[Tree, Tree]:
+        keeps, _ = self.split()
         table, bank = prototypes.empty(self.setting, start)
-        return table, repeat(only(start, self.split()[0]) | bank, self.setting.clients)
+        return table, repeat(only(start, keeps) | bank, self.setting.clients)
+
+    # Client
 
     def program(self, state: State) -> LocalProgram:
+        keeps, _ = self.split()
         train = self.phase(CrossEntropy(), PrototypeL2(weight=self.config.lam))
-        keeps = self.split()[0] | {"prototypes", "counts"}
         collect = prototypes.collect(self.setting)
-        return LocalProgram((train, *collect), keeps, prototypes.LEAVES, prototypes.MASKS)
+        return LocalProgram(
+            steps=(train, *collect),
+            keeps=keeps | {"prototypes", "counts"},
+            sends=prototypes.LEAVES,
+            masks=prototypes.MASKS,
+        )
+
+    # Server
 
     def dispatch(self, state: State, ids: Tensor) -> Dispatch:
         return Dispatch(prototypes.table(state.server))
 
     def aggregate(self, state: State, results: Results) -> Update:
-        source, trained = results.sent.values, results.steps > 0
-        if self.config.cache:
+        """Average the prototypes of each class over the clients that hold it (eq. 5)."""
+        source = results.sent.values
+        trained = results.steps > 0  # [K]
+        if self.config.cache:  # the last uploads of all N clients instead of the round's K
             source = state.clients
             trained = torch.ones(len(source["counts"]), dtype=torch.bool)
-        brought, sizes = source["prototypes"].double(), source["counts"]
-        weights = (sizes > 0) if self.config.agg_weights == "uniform" else sizes
-        weights = weights.double() * trained[:, None]  # [K, C]; C5: no step, no weight
-        total = weights.sum(dim=0)
-        mean = torch.einsum("kc,kcd->cd", weights, brought) / total.clamp_min(1e-12)[:, None]
+        bank, counts = source["prototypes"].double(), source["counts"]  # [K, C, D], [K, C]
+
+        weights = counts > 0 if self.config.agg_weights == "uniform" else counts
+        weights = weights.double() * trained[:, None]  # [K, C]
+        total = weights.sum(dim=0)  # [C]
+        mean = torch.einsum("kc,kcd->cd", weights, bank) / total.clamp_min(1e-12)[:, None]
+
+        # A class that nobody sent keeps its prototype.
         old = state.server["global.prototypes"]
-        # A class that nobody brought keeps its prototype.
         table = torch.where((total > 0)[:, None], mean.to(old.dtype), old)
         present = state.server["global.present"] | (total > 0)
-        server = {"global.prototypes": table, "global.present": present}
         return Update(
-            server, metrics={"prototype_distance_mean": prototypes.spread(table, present)}
+            {"global.prototypes": table, "global.present": present},
+            metrics={"prototype_distance_mean": prototypes.spread(table, present)},
         )
 
+    # Deployment: the client's model with both rules; the first one is the method's result.
+
     def deploy(self, state: State, ids: Tensor) -> dict[str, Deployment]:
-        head = Deployment(self.dispatch(state, ids))
-        rule = NearestPrototype(own=self.config.predict_classes == "own")
-        proto = Deployment(head.dispatch, predict=rule)
+        dispatch = self.dispatch(state, ids)
+        nearest = NearestPrototype(own=self.config.predict_classes == "own")
+        head = Deployment(dispatch)
+        proto = Deployment(dispatch, predict=nearest)
+
         if self.config.predict == "proto":
             return {"personal": proto, "head": head}
         return {"personal": head, "proto": proto}

@@ -51,7 +51,7 @@ def test_cache_lets_absent_clients_take_part():
 
 
 def test_nearest_prototype_never_chooses_an_absent_class():
-    """T20: class 3 has a zero row in the table and is nearest to zero features."""
+    """Class 3 has a zero row in the table and is nearest to zero features."""
     c = case()
     c.features = torch.zeros_like(c.features)
 
@@ -104,7 +104,6 @@ def test_every_option_changes_the_models(tmp_path, option):
 
 
 def test_client_without_a_step_has_no_weight():
-    """C5."""
     server = aggregated(method(), COUNTS, ROWS, steps=(1, 0))
 
     assert server["global.prototypes"][0].tolist() == [4.0, 0.0]  # client 1's (0, 8) is left out
