@@ -333,7 +333,7 @@ def tune(algo: str, *, config: str | None, overrides: Sequence[str], asked: dict
     prepared = prepare.prepare(Request(methods, **asked), dict(zip(methods, found, strict=True)))
     mirror.check(prepared.config.tracking)
     console.notes(prepared.notes)
-    with cluster(prepared.means):  # what it cannot give is said before a folder is made
+    with cluster(prepared.resources):  # what it cannot give is said before a folder is made
         _study(prepare.create(prepared, ["flbench", *sys.argv[1:]]), prepared)
 
 
@@ -353,7 +353,7 @@ def resume_study(path: Path, changed: dict[str, Any]) -> None:
             console.notes([f"{path} is finished: there is nothing to go on with."])
             show([folder.path])
             return
-        with cluster(prepared.means):
+        with cluster(prepared.resources):
             _study(folder, prepared)
     finally:
         folder.close()
@@ -379,7 +379,7 @@ def _study(folder: "StudyFolder", prepared: "Prepared") -> None:
     console.notes(
         [
             f"{folder.path}: {asked.trials} trials of {prepared.rules.rounds} rounds for each of"
-            f" {', '.join(asked.methods)}, {prepared.means.concurrent} at once, then {asked.seeds}"
+            f" {', '.join(asked.methods)}, {prepared.resources.concurrent} at once, then {asked.seeds}"
             " seeds of the defaults and of the best."
         ]
     )

@@ -25,7 +25,7 @@ QUIET: Final = {
 
 
 @dataclass(frozen=True)
-class Means:
+class Resources:
     """What a study may use.
 
     Attributes:
@@ -63,31 +63,31 @@ class Means:
 
 
 @contextmanager
-def cluster(means: Means) -> Iterator[None]:
+def cluster(resources: Resources) -> Iterator[None]:
     """Join or start a Ray cluster for as long as the block lasts."""
     os.environ.update({key: os.environ.get(key, value) for key, value in QUIET.items()})
     # The cores that a cluster of our own says it has keep the number of trials at once.
-    owns = connect(means.address, key="--address", cpus=means.concurrent * means.cpus)
+    owns = connect(resources.address, key="--address", cpus=resources.concurrent * resources.cpus)
     try:
-        _check(means)
+        _check(resources)
         yield
     finally:
         if owns:
             ray.shutdown()
 
 
-def _check(means: Means) -> None:
+def _check(resources: Resources) -> None:
     """Raise a ConfigError if no node has what a trial needs: Ray would wait for ever."""
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    needs = {"CPU": float(means.cpus), "GPU": means.gpus}
-    if means.engine.name == "ray":  # its workers may be on any node, each with a GPU of its own
+    needs = {"CPU": float(resources.cpus), "GPU": resources.gpus}
+    if resources.engine.name == "ray":  # its workers may be on any node, each with a GPU of its own
         nodes = [ray.cluster_resources()]
-        needs["GPU"] *= means.cpus
+        needs["GPU"] *= resources.cpus
     if not any(all(node.get(key, 0.0) >= needs[key] for key in needs) for node in nodes):
         there = "; ".join(
             f"{node.get('CPU', 0):g} CPUs and {node.get('GPU', 0):g} GPUs" for node in nodes
         )
         raise ConfigError(
-            f"a trial needs {means.cpus} CPUs and {needs['GPU']:g} GPUs, and Ray has {there}. Lower"
-            " engine.threads, engine.workers or --gpus-per-trial."
+            f"a trial needs {resources.cpus} CPUs and {needs['GPU']:g} GPUs, and Ray has {there}."
+            " Lower engine.threads, engine.workers or --gpus-per-trial."
         )

@@ -34,7 +34,7 @@ def carry_out(folder: StudyFolder, prepared: Prepared) -> None:
             prepared.federation,
             spaces=prepared.spaces,
             rules=prepared.rules,
-            means=prepared.means,
+            resources=prepared.resources,
             board=board,
             records=records,
         )

@@ -14,10 +14,10 @@ from flbench.data import partition_files
 from flbench.data.federation import Federation
 from flbench.experiment import assembly, provenance
 from flbench.tuning import fitting, library
-from flbench.tuning.cluster import Means
+from flbench.tuning.cluster import Resources
 from flbench.tuning.plan import Budget
 from flbench.tuning.reading import parse
-from flbench.tuning.request import Request, check, means_of, with_defaults
+from flbench.tuning.request import Request, check, resources_of, with_defaults
 from flbench.tuning.run import Rules
 from flbench.tuning.samplers import Sampler
 from flbench.tuning.search_methods import sampler
@@ -37,7 +37,7 @@ class Prepared:
         origins: where each value of them is from.
         spaces: of each method.
         federation: the samples of all.
-        means: that it may use.
+        resources: that it may use.
         notes: what the user must know.
     """
 
@@ -46,7 +46,7 @@ class Prepared:
     origins: dict[str, dict[str, str]]
     spaces: dict[str, Space]
     federation: Federation
-    means: Means
+    resources: Resources
     notes: tuple[str, ...] = ()
 
     @property
@@ -59,7 +59,7 @@ class Prepared:
         """What each method may spend."""
         asked = self.request
         return Budget(
-            asked.trials, asked.seeds, self.config.seed, asked.batch or self.means.concurrent
+            asked.trials, asked.seeds, self.config.seed, asked.batch or self.resources.concurrent
         )
 
     @property
@@ -116,17 +116,17 @@ def prepare(request: Request, layers: dict[str, list[Layer]]) -> Prepared:
             "a search evaluates validation parts, and no client has one. Give them a share:"
             " partition.split=[0.6,0.2,0.2]"
         )
-    means = means_of(request, assembly.settle(config).engine)
+    resources = resources_of(request, assembly.fill_defaults(config).engine)
     configs = {}
     for method, (mine, _) in resolved.items():
         # On the plainest engine, to see whether it can be built.
         built = assembly.build(assembly.altered(mine, "engine", name="sequential"), federation)
         notes += built.notes
         # The partition's seed is settled with it: that of all training seeds.
-        configs[method] = built.config.model_copy(update={"engine": means.engine})
+        configs[method] = built.config.model_copy(update={"engine": resources.engine})
     origins = {method: places for method, (_, places) in resolved.items()}
     prepared = Prepared(
-        request, configs, origins, spaces, federation, means, tuple(dict.fromkeys(notes))
+        request, configs, origins, spaces, federation, resources, tuple(dict.fromkeys(notes))
     )
     prepared.samplers()  # a grid that does not fit says so now
     return prepared
@@ -191,7 +191,7 @@ def reopen(folder: StudyFolder, changed: dict[str, Any]) -> Prepared:
         {method: places for method, (_, places) in resolved.items()},
         spaces,
         federation,
-        means_of(request, configs[request.methods[0]].engine),
+        resources_of(request, configs[request.methods[0]].engine),
     )
 
 

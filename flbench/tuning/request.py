@@ -10,7 +10,7 @@ from flbench.config.resolve import resolve
 from flbench.config.schema import EngineConfig
 from flbench.config.sources import Layer
 from flbench.core.errors import ConfigError, did_you_mean
-from flbench.tuning.cluster import Means
+from flbench.tuning.cluster import Resources
 
 Search = Literal["random", "grid", "optuna"]
 Scheduler = Literal["asha", "pbt", "none"]
@@ -100,7 +100,7 @@ def with_defaults(layers: list[Layer]) -> list[Layer]:
     return [Layer(tree, dict.fromkeys(paths, "flbench tune")), *layers]
 
 
-def means_of(request: Request, engine: EngineConfig) -> Means:
+def resources_of(request: Request, engine: EngineConfig) -> Resources:
     """Return what trials may use, and the engine as all of them have it.
 
     Raises: ConfigError where the engine and the options contradict each other.
@@ -119,9 +119,9 @@ def means_of(request: Request, engine: EngineConfig) -> Means:
     if request.gpus is not None:
         _check_gpus(request.gpus, engine, on_gpu=on_gpu)
     gpus = float(on_gpu) if request.gpus is None else request.gpus
-    means = Means(1, engine, gpus, request.retries, request.address)
-    at_once = request.concurrent or max(1, cores // means.cpus)
-    return replace(means, concurrent=at_once)
+    resources = Resources(1, engine, gpus, request.retries, request.address)
+    at_once = request.concurrent or max(1, cores // resources.cpus)
+    return replace(resources, concurrent=at_once)
 
 
 def _check_gpus(gpus: float, engine: EngineConfig, *, on_gpu: bool) -> None:

@@ -18,7 +18,7 @@ from flbench.core.errors import RunError
 from flbench.data.federation import Federation
 from flbench.results import metrics_file
 from flbench.tuning.callbacks import Watch
-from flbench.tuning.cluster import Means
+from flbench.tuning.cluster import Resources
 from flbench.tuning.perturbing import perturbed
 from flbench.tuning.plan import Plan
 from flbench.tuning.progress_table import Board
@@ -63,7 +63,7 @@ def carry_out(
     *,
     spaces: dict[str, Space],
     rules: Rules,
-    means: Means,
+    resources: Resources,
     board: Board,
     records: Sequence[Record],
 ) -> None:
@@ -75,7 +75,7 @@ def carry_out(
         federation: the samples; they go to the object store once.
         spaces: by method.
         rules: of the search.
-        means: that it may use.
+        resources: that it may use.
         board: is told how it goes.
         records: of the trials that began before.
     Raises: KeyboardInterrupt after Ctrl-C; what has ended stays, and the rest goes on from its
@@ -90,18 +90,18 @@ def carry_out(
             metric=rules.metric,
             rounds=rules.rounds,
             samples=[shared],
-            rest=federation.bare(),
+            rest=federation.without_samples(),
         ),
-        means.bundles(),
+        resources.bundles(),
     )
     _wait_for_orphans(records)
     for wanted, schedule in _passes(study, spaces, rules, records):
         if plan.is_over(wanted):
             continue
         queue = Queue(study, plan, wanted, board.end, rounds=rules.rounds)
-        at_once = None if rules.scheduler == "pbt" else means.concurrent
+        at_once = None if rules.scheduler == "pbt" else resources.concurrent
         with _ends_at_once(study):
-            _fit(trainable, queue, schedule(queue), study, means, Watch(queue, board), at_once)
+            _fit(trainable, queue, schedule(queue), study, resources, Watch(queue, board), at_once)
         if not plan.is_over(wanted):
             raise RunError(
                 f"Ray Tune stopped before the end. Go on with: flbench tune --resume {study}"
@@ -194,7 +194,7 @@ def _fit(
     queue: Queue,
     scheduler: Any,
     study: Path,
-    means: Means,
+    resources: Resources,
     watch: Watch,
     at_once: int | None,
 ) -> None:
@@ -211,7 +211,7 @@ def _fit(
         run_config=tune.RunConfig(
             name="tune",
             storage_path=str(study / "ray"),
-            failure_config=tune.FailureConfig(max_failures=means.retries),
+            failure_config=tune.FailureConfig(max_failures=resources.retries),
             # Population based training takes states from here; several trials may want the same.
             checkpoint_config=tune.CheckpointConfig(num_to_keep=4),
             callbacks=[watch],

@@ -109,12 +109,12 @@ def test_reopened_study_is_the_one_that_was_begun(begin):
 
     again = prepare.reopen(folder, {"concurrent": 1})
 
-    assert again.means.concurrent == 1
+    assert again.resources.concurrent == 1
     assert again.budget == first.budget  # and so Optuna's batches
     assert again.rules == first.rules
     assert again.spaces["fedcpmd"].parameters == first.spaces["fedcpmd"].parameters
     assert again.configs["fedcpmd"].tree() == first.configs["fedcpmd"].tree()
-    assert prepare.reopen(folder, {}).means == first.means
+    assert prepare.reopen(folder, {}).resources == first.resources
     samplers = (each.samplers()["fedcpmd"] for each in (first, again))
     assert len({repr(sampler.propose([], 2)) for sampler in samplers}) == 1
 
@@ -124,8 +124,8 @@ def test_study_on_a_cluster_is_resumed_with_the_trials_at_once_that_it_had(begin
 
     again = prepare.reopen(folder, {})
 
-    assert again.means == first.means
-    assert (again.means.address, again.means.concurrent) == ("10.0.0.1:6379", 5)
+    assert again.resources == first.resources
+    assert (again.resources.address, again.resources.concurrent) == ("10.0.0.1:6379", 5)
 
 
 @pytest.mark.parametrize(
