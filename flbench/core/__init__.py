@@ -1,1 +1,1 @@
-"""The vocabulary of all packages: trees of tensors, random streams, registries, errors, files."""
+"""What all packages share: trees of tensors, random streams, registries, errors, files."""

@@ -1,4 +1,7 @@
-"""JSON and YAML files of run and study folders; what is damaged is told by name, with the cure."""
+"""Reading the JSON and YAML files of run and study folders.
+
+A file that cannot be read raises a DataError that names the file, the defect and the cure.
+"""
 
 import json
 from collections.abc import Iterator
@@ -14,9 +17,16 @@ from flbench.core.errors import DataError
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return a JSON file's keys; {} if it is not there.
+    """Return the content of a JSON file whose top level is an object.
 
-    Raises: DataError if it is damaged.
+    Args:
+        path: The file.
+
+    Returns:
+        The object's keys and values; an empty dict if the file does not exist.
+
+    Raises:
+        DataError: The file cannot be read, is not JSON, or its top level is not an object.
     """
     if not path.is_file():
         return {}
@@ -25,9 +35,16 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """Return a YAML file's keys; {} if it is not there.
+    """Return the content of a YAML file whose top level is a mapping.
 
-    Raises: DataError if it is damaged.
+    Args:
+        path: The file.
+
+    Returns:
+        The mapping's keys and values; an empty dict if the file does not exist.
+
+    Raises:
+        DataError: The file cannot be read, is not YAML, or its top level is not a mapping.
     """
     if not path.is_file():
         return {}
@@ -36,23 +53,40 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def unix_milliseconds(time: str) -> int:
-    """Return an ISO time in ms since 1970."""
+    """Return a time in ISO 8601 format as milliseconds since 1970-01-01 UTC.
+
+    A time without an offset is local time.
+
+    Raises:
+        ValueError: The text is not a time in ISO 8601 format.
+
+    >>> unix_milliseconds("1970-01-01T00:00:01.500+00:00")
+    1500
+    """
     return round(datetime.fromisoformat(time).timestamp() * 1000)
 
 
 @contextmanager
 def as_data_error(path: Path) -> Iterator[None]:
-    """Turn what is wrong with a file, or missing in what was read of it, into a DataError.
+    """Context manager that turns errors while reading a file into a DataError that names it.
 
-    Nothing but the file may be asked within: the same errors of MLflow mean something else.
+    Covers files that cannot be read, content that cannot be parsed, and keys that are missing in
+    what was parsed. The block must not call anything else that raises such errors (MLflow, for
+    example): they would be blamed on the file.
+
+    Args:
+        path: The file that the block reads.
+
+    Raises:
+        DataError: The block raised one of these errors.
     """
-    wrong = (KeyError, TypeError, ValueError, AttributeError, EOFError, BadZipFile, yaml.YAMLError)
-    cure = "Mend it, or put a whole copy in its place."
+    errors = (KeyError, TypeError, ValueError, AttributeError, EOFError, BadZipFile, yaml.YAMLError)
+    cure = "Repair it, or replace it by an intact copy."
     try:
         yield
     except OSError as error:
         raise DataError(f"{path} cannot be read ({error.strerror or error}). {cure}") from error
-    except wrong as error:
+    except errors as error:
         raise DataError(f"{path} is damaged ({_words(error)}). {cure}") from error
 
 
@@ -63,7 +97,7 @@ def _keys(found: Any) -> dict[str, Any]:
 
 
 def _words(error: Exception) -> str:
-    """Return what is wrong, in one line."""
+    """Return the description of an error in one line."""
     if isinstance(error, KeyError):
         return f"`{error.args[0]}` is missing"
     if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:

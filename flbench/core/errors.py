@@ -1,30 +1,47 @@
-"""What can go wrong, by who can mend it: the user (exit code 2) or the machine (exit code 1)."""
+"""Exceptions, by exit code: errors that the user can correct (2) and runs that failed (1)."""
 
 from collections.abc import Iterable
 from difflib import get_close_matches
 
 
 class UserError(Exception):
-    """The user's input cannot be used; the message says what, where and the cure. Exit code 2."""
+    """The user's input cannot be used. The message names the value, its place and the cure.
+
+    The command line exits with code 2.
+    """
 
 
 class ConfigError(UserError):
-    """One or more configuration keys are wrong; the message has one line for each."""
+    """One or more configuration keys are wrong. The message has one line for each of them."""
 
 
 class DataError(UserError):
-    """A data file is missing, damaged, hostile or of a layout that flbench does not know."""
+    """A file that flbench reads is missing, damaged, malicious or of an unknown layout.
+
+    Files are data sets, partitions, checkpoints and the other files of run and study folders.
+    """
 
 
 class RunError(Exception):
-    """A run failed: a full disk, a diverged client under `on_divergence: stop`. Exit code 1."""
+    """A run failed: the disk is full, or a client diverged under `train.on_divergence=stop`.
+
+    The command line exits with code 1.
+    """
 
 
 class DivergedError(RunError):
-    """Weights are no finite numbers, and the run cannot go on without them."""
+    """A model has weights that are not finite, and the run cannot continue without it."""
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return " Did you mean `x`?" for the known name closest to `name`, or "" if none is close."""
+    """Return the hint " Did you mean `x`?", or "" if no known name is similar.
+
+    Args:
+        name: The unknown name.
+        known: The names that exist.
+
+    >>> did_you_mean("fedagv", ["fedavg", "fedprox"])
+    ' Did you mean `fedavg`?'
+    """
     close = get_close_matches(name, list(known), n=1)
     return f" Did you mean `{close[0]}`?" if close else ""

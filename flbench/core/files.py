@@ -1,4 +1,4 @@
-"""Writing files so that a crash leaves the old content or the new one, and never a half."""
+"""Atomic writing of files: after a crash a file has its old content or its new content."""
 
 import errno
 import fcntl
@@ -9,13 +9,18 @@ from typing import IO, Final
 from flbench.core.errors import UserError
 
 DISK_ERRORS: Final = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS)
-"""The machine's failures (exit code 1); other errors of a file are the user's to mend."""
+"""Error numbers of a failing disk (exit code 1). The user can correct other errors of a file."""
 
 
 def write(path: Path, content: bytes) -> None:
-    """Write a file beside, sync and rename it.
+    """Write a file atomically: write to `NAME.part` beside it, sync, and rename.
 
-    Raises: OSError if that is not possible; what was there stays.
+    Args:
+        path: The file; its folder must exist.
+        content: The new content.
+
+    Raises:
+        OSError: The file cannot be written. Its old content is unchanged.
     """
     if not path.parent.is_dir():
         raise FileNotFoundError(errno.ENOENT, "this folder does not exist", str(path.parent))
@@ -31,7 +36,7 @@ def write(path: Path, content: bytes) -> None:
 
 
 def discard(path: Path) -> None:
-    """Remove a file if that is possible."""
+    """Remove a file; do nothing if it does not exist or cannot be removed."""
     try:
         path.unlink(missing_ok=True)
     except OSError:
@@ -39,7 +44,11 @@ def discard(path: Path) -> None:
 
 
 def sync(path: Path) -> None:
-    """Force a file or folder to the disk."""
+    """Flush a file or folder to the disk (fsync).
+
+    Raises:
+        OSError: The disk fails, or the path does not exist.
+    """
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -48,9 +57,16 @@ def sync(path: Path) -> None:
 
 
 def lock_folder(folder: Path) -> IO[str]:
-    """Return the lock of a folder, which is held until it is closed or the process ends.
+    """Lock a folder against other processes.
 
-    Raises: UserError if another process holds it, or the folder cannot be written to.
+    Args:
+        folder: An existing folder; the lock is the file `.lock` in it.
+
+    Returns:
+        The open lock file. The folder is locked until it is closed or the process ends.
+
+    Raises:
+        UserError: Another process has locked the folder, or the folder cannot be written to.
     """
     try:
         lock = (folder / ".lock").open("w")

@@ -1,4 +1,4 @@
-"""Names to things: a method or net is found by its file, imported when it is asked for."""
+"""Registries of methods and nets by name. Their modules are imported on first use."""
 
 import importlib
 import pkgutil
@@ -13,10 +13,20 @@ T = TypeVar("T")
 
 
 class Registry(dict[str, T]):
-    """The things of one kind, by name.
+    """A dict from names to the registered classes of one kind.
 
-    Every module of `package` may register names; so may installed packages, through the entry-point
-    group of the same name as `package` (the entry point names a module that registers on import).
+    Every module of `package` can register names. Other installed packages can do so with an entry
+    point in the group named `package`; the entry point refers to a module that registers on import.
+
+    Args:
+        kind: What the registry holds, as error messages call it, such as "method".
+        package: Dotted name of the package whose modules register.
+
+    >>> colours = Registry("colour", "flbench.models")
+    >>> @colours.register("red")
+    ... class Red: ...
+    >>> colours["red"].name
+    'red'
     """
 
     def __init__(self, kind: str, package: str) -> None:
@@ -26,9 +36,10 @@ class Registry(dict[str, T]):
         self._complete = False
 
     def register(self, name: str) -> Callable[[T], T]:
-        """Return a decorator that files a class under `name` and tells it so (`cls.name`).
+        """Return a decorator that registers a class as `name` and sets its attribute `name`.
 
-        Raises: ValueError if the name is taken by something else.
+        Raises:
+            ValueError: The name is already registered (raised by the decorator).
         """
 
         def file(thing: T) -> T:
@@ -41,14 +52,14 @@ class Registry(dict[str, T]):
         return file
 
     def find(self, name: str) -> T:
-        """Return the thing of this name.
+        """Return the class registered as `name`, importing its module if necessary.
 
-        Raises: ConfigError that names the closest ones if there is none.
+        Raises:
+            ConfigError: No class has this name; the message lists the names that exist.
         """
         if name not in self and name.isidentifier() and find_spec(f"{self.package}.{name}"):
-            importlib.import_module(
-                f"{self.package}.{name}"
-            )  # the usual case costs one import, not all
+            # A class is usually registered by the module of its name: one import instead of all.
+            importlib.import_module(f"{self.package}.{name}")
         if name not in self:
             self.load()
         if name not in self:
@@ -59,7 +70,7 @@ class Registry(dict[str, T]):
         return self[name]
 
     def load(self) -> list[str]:
-        """Import everything that may register, once, and return all names in order."""
+        """Import all modules that can register names, once, and return the sorted names."""
         if not self._complete:
             package = importlib.import_module(self.package)
             for module in pkgutil.iter_modules(package.__path__):
@@ -72,7 +83,7 @@ class Registry(dict[str, T]):
 
 
 ALGORITHMS: Registry[Any] = Registry("method", "flbench.algorithms")
-"""The methods: subclasses of `flbench.algorithms.Algorithm` by name."""
+"""All methods: subclasses of `flbench.algorithms.Algorithm` by name."""
 
 MODELS: Registry[Any] = Registry("model", "flbench.models")
-"""The nets: subclasses of `flbench.models.Net` by name."""
+"""All nets: subclasses of `flbench.models.Net` by name."""

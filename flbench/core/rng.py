@@ -1,6 +1,8 @@
-"""Randomness without position: a stream has a name, and no place in a sequence.
+"""Random streams that are identified by (seed, purpose, key).
 
-Every stream is named by (seed, purpose, key), so nothing depends on order, workers or a resume.
+Every use of randomness creates the generator of its own stream instead of advancing a shared one.
+Results therefore do not depend on the order in which clients train, on the number of workers, or
+on whether a run was resumed.
 """
 
 from dataclasses import dataclass
@@ -24,20 +26,37 @@ PURPOSES: Final = (
     "method",
     "search",
 )
-"""Append only: the position of a purpose is part of its stream."""
+"""The purposes of streams. Only append: the index of a purpose is part of its stream's seed."""
 
 
 def generator(seed: int, purpose: str, *key: int) -> np.random.Generator:
-    """Return the generator of the stream (seed, purpose, key).
+    """Return a new generator at the beginning of the stream (seed, purpose, key).
 
     Equal arguments give equal streams on every machine.
+
+    Args:
+        seed: Seed of the run, at least 0.
+        purpose: One of `PURPOSES`.
+        key: Numbers >= 0 that separate the streams of one purpose, such as round and client.
+
+    Raises:
+        ValueError: The purpose is unknown, or a number is negative.
+
+    >>> a, b = generator(0, "batch", 3, 1), generator(0, "batch", 3, 1)
+    >>> bool((a.permutation(5) == b.permutation(5)).all())
+    True
     """
     sequence = np.random.SeedSequence(seed, spawn_key=(PURPOSES.index(purpose), *key))
     return np.random.Generator(np.random.PCG64(sequence))
 
 
 def torch_seed(seed: int, purpose: str) -> int:
-    """Return a seed in [0, 2^63) for what only PyTorch can draw: initial weights."""
+    """Return a seed in [0, 2^63) for a PyTorch generator, which draws the initial weights.
+
+    Args:
+        seed: Seed of the run, at least 0.
+        purpose: One of `PURPOSES`.
+    """
     sequence = np.random.SeedSequence(seed, spawn_key=(PURPOSES.index(purpose),))
     return int(sequence.generate_state(1, np.uint64)[0] >> np.uint64(1))
 
@@ -47,10 +66,10 @@ class Draw:
     """The random streams of one round.
 
     Attributes:
-        seed: the run's seed.
-        key: `(round,)`, and `(round, turn + 1)` in a set-up stage, whose rounds do not advance the
-            round.
-        clients: N.
+        seed: Seed of the run.
+        key: `(round,)`; in a set-up stage, whose rounds do not advance the round number,
+            `(round, stage + 1, stage_round + 1)`.
+        clients: Number of clients N.
     """
 
     seed: int
@@ -59,13 +78,20 @@ class Draw:
 
     @property
     def round(self) -> int:
-        """Rounds done before this one."""
+        """Number of rounds completed before this one."""
         return self.key[0]
 
     def cohort(self, participation: float) -> Tensor:
-        """Return the cohort: max(1, floor(participation N + 0.5)) ascending ids.
+        """Return the ids [K] int64 of a uniformly drawn cohort, in ascending order.
 
-        Drawn without replacement; equal for all methods.
+        K = max(1, floor(participation * N + 0.5)). Clients are drawn without replacement. The
+        cohort depends on seed, round and participation alone, so it is the same for all methods.
+
+        Args:
+            participation: Share of the clients, in (0, 1].
+
+        >>> Draw(seed=0, key=(4,), clients=10).cohort(0.3).shape
+        torch.Size([3])
         """
         size = max(1, int(np.floor(participation * self.clients + 0.5)))
         chosen = generator(self.seed, "cohort", *self.key).choice(
@@ -74,9 +100,14 @@ class Draw:
         return torch.from_numpy(np.sort(chosen).astype(np.int64))
 
     def sample_order(self, client: int, epoch: int, n: int) -> NDArray[np.int64]:
-        """Return the order [n] of a client's samples in an epoch.
+        """Return the order [n] int64 of a client's samples in an epoch, a permutation of 0..n-1.
 
-        The phase is not in the key, so equal phases see equal batches.
+        The order does not depend on the phase, so two phases with equal epochs see equal batches.
+
+        Args:
+            client: Id of the client.
+            epoch: Number of the epoch within the phase, from 0.
+            n: Number of samples.
         """
         return generator(self.seed, "batch", client, epoch, *self.key).permutation(n)
 
@@ -86,10 +117,14 @@ class Draw:
         epoch: int | NDArray[np.int64],
         rows: NDArray[np.int64],
     ) -> NDArray[np.int64]:
-        """Return one noise key int64 per sample, in the shape of `rows`.
+        """Return one noise key per sample, int64 in the shape of `rows`.
 
-        From seed, client, round, epoch and the sample's row in the data set; clients and epochs
-        broadcast to the rows.
+        A key is a hash of seed, round, client, epoch and the sample's row in the data set.
+
+        Args:
+            client: Id of the client, or an array of ids that broadcasts to `rows`.
+            epoch: Number of the epoch, or an array of numbers that broadcasts to `rows`.
+            rows: Rows of the samples in the data set.
         """
         one, other = (
             _scramble(base + np.array(number, dtype=np.uint64, ndmin=1))
@@ -98,21 +133,25 @@ class Draw:
         return _scramble(rows.astype(np.uint64) ^ one ^ (other >> np.uint64(1))).view(np.int64)
 
     def method_generator(self, *key: int) -> np.random.Generator:
-        """Return a generator for what a method draws itself: starts of k-means, noise."""
+        """Return a generator for the draws of a method, such as starts of k-means or noise.
+
+        Args:
+            key: Numbers >= 0 that separate the streams of one round.
+        """
         return generator(self.seed, "method", *key, *self.key)
 
 
 @lru_cache(maxsize=8)
 def _noise(seed: int, key: tuple[int, ...]) -> NDArray[np.uint64]:
-    """Return two numbers of a round, from which those of its clients and epochs follow."""
+    """Return two numbers [2] uint64 of a round, from which all its noise keys are computed."""
     sequence = np.random.SeedSequence(seed, spawn_key=(PURPOSES.index("noise"), *key))
     return sequence.generate_state(2, np.uint64).astype(np.uint64)
 
 
 def _scramble(z: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Spread 64-bit numbers evenly.
+    """Hash 64-bit numbers elementwise with the finalizer of SplitMix64.
 
-    The finaliser of SplitMix64 (Steele, Lea and Flood, OOPSLA 2014).
+    Source: Steele, Lea and Flood, OOPSLA 2014.
     """
     with np.errstate(over="ignore"):
         z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -121,11 +160,15 @@ def _scramble(z: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 def uniform(key: Tensor, unit: int) -> Tensor:
-    """Return one number in [0, 1) per sample: a hash of its key and `unit`.
+    """Return one number in [0, 1) per sample, float64 [B], computed from its key.
 
     Args:
-        key: [B] int64, as in `Batch.key`.
-        unit: >= 0, numbers the uses of a key; different units give independent numbers.
+        key: Noise keys [B] int64 of the samples, as in `Batch.key`.
+        unit: Number >= 0 of the use of the keys; different units give independent numbers.
+
+    >>> key = torch.tensor([7, 8])
+    >>> torch.equal(uniform(key, 0), uniform(key, 0)), torch.equal(uniform(key, 0), uniform(key, 1))
+    (True, False)
     """
     step = (unit + 1) * 0x1E3779B97F4A7C15 % 2**64
     z = key + (step - 2**64 if step >= 2**63 else step)
@@ -135,5 +178,5 @@ def uniform(key: Tensor, unit: int) -> Tensor:
 
 
 def _shift(z: Tensor, bits: int) -> Tensor:
-    """Shift int64 right and fill with zeros (torch fills with the sign)."""
+    """Shift int64 values right and fill with zeros; PyTorch's `>>` fills with the sign bit."""
     return (z >> bits) & ((1 << (64 - bits)) - 1)

@@ -1,4 +1,4 @@
-"""Maths on dicts of tensors: means over clients in float64, rows, sizes, digests."""
+"""Operations on trees, dicts of named tensors: weighted means, rows of clients, sizes, digests."""
 
 import hashlib
 from collections.abc import Iterable, Mapping
@@ -12,14 +12,21 @@ from flbench.core.types import Tree
 def weighted_mean(rows: Tree, weights: Tensor) -> Tree:
     """Return the weighted mean over the client axis, leaf by leaf.
 
-    mean = sum_k weights[k] rows[k] / sum_k weights[k], accumulated in float64 in cohort order with
-    one cast at the end, so that neither threads nor the number of workers change the result. An
-    integer leaf (BatchNorm's counter) takes the maximum over clients of positive weight.
+    mean = sum_k weights[k] rows[k] / sum_k weights[k]. Sums are accumulated in float64 in cohort
+    order and cast once at the end, so that neither threads nor the number of workers change the
+    result. For a leaf of integers (BatchNorm's `num_batches_tracked`) the result is the maximum
+    over the clients of positive weight.
 
     Args:
-        rows: [K, ...] each.
-        weights: [K], >= 0; rows of weight 0 take no part.
-    Returns: the leaves without the client axis; empty when all weights are 0.
+        rows: Leaves [K, ...] of K clients.
+        weights: Weights [K] >= 0. Rows of weight 0 are ignored, even if they are not finite.
+
+    Returns:
+        The leaves without the client axis; an empty tree if all weights are 0.
+
+    >>> rows = {"w": torch.tensor([[1.0, 2.0], [3.0, 6.0]])}
+    >>> weighted_mean(rows, torch.tensor([3, 1]))
+    {'w': tensor([1.5000, 3.0000])}
     """
     shares = weights.double().tolist()
     total = sum(shares)
@@ -29,7 +36,7 @@ def weighted_mean(rows: Tree, weights: Tensor) -> Tree:
     mean: Tree = {}
     for name, value in rows.items():
         if not value.is_floating_point():
-            mean[name] = value[used].amax(dim=0)
+            mean[name] = value[used].amax(dim=0)  # [K, ...] -> [...]
             continue
         sums = torch.zeros(value.shape[1:], dtype=torch.float64, device=value.device)
         for k in used:
@@ -39,12 +46,39 @@ def weighted_mean(rows: Tree, weights: Tensor) -> Tree:
 
 
 def take(tree: Tree, ids: Tensor) -> Tree:
-    """Return rows `ids` [K] of every leaf [N, ...]; a copy."""
+    """Return copies of rows `ids` of every leaf.
+
+    Args:
+        tree: Leaves [N, ...].
+        ids: Row numbers [K] int64.
+
+    Returns:
+        Leaves [K, ...].
+
+    >>> take({"w": torch.tensor([10, 20, 30])}, torch.tensor([2, 0]))
+    {'w': tensor([30, 10])}
+    """
     return {name: value[ids.to(value.device)] for name, value in tree.items()}
 
 
 def put_(tree: Tree, ids: Tensor, rows: Tree, mask: Tree | None = None) -> None:
-    """Write rows [K, ...] at `ids` of the leaves [N, ...], in place, inside the mask if given."""
+    """Write rows into the leaves of a tree, in place.
+
+    Args:
+        tree: Leaves [N, ...] to write to.
+        ids: Row numbers [K] int64.
+        rows: New values [K, ...] for some of the leaves.
+        mask: Boolean tensors for some of the leaves, over the first axes of the new values
+            (`[K]`, `[K, C]`, ...). Entries where the mask is False stay as they are.
+
+    Raises:
+        KeyError: `rows` has a name that `tree` lacks.
+
+    >>> tree = {"w": torch.tensor([10, 20, 30])}
+    >>> put_(tree, torch.tensor([2, 0]), {"w": torch.tensor([3, 1])})
+    >>> tree
+    {'w': tensor([ 1, 20,  3])}
+    """
     for name, value in rows.items():
         target = tree[name]
         value = value.to(target.device, target.dtype)
@@ -54,50 +88,80 @@ def put_(tree: Tree, ids: Tensor, rows: Tree, mask: Tree | None = None) -> None:
 
 
 def broadcast(mask: Tensor, value: Tensor) -> Tensor:
-    """Return a mask over the first axes of a value, with trailing axes of length one."""
+    """Append axes of length one to a mask so that it broadcasts against a value.
+
+    Args:
+        mask: Tensor whose axes are the first axes of `value`.
+        value: Tensor with at least as many axes as `mask`.
+    """
     return mask.reshape((*mask.shape, *(1,) * (value.dim() - mask.dim())))
 
 
 def where_masked(mask: Tensor, value: Tensor, other: Tensor) -> Tensor:
-    """Return a value where a mask over its first axes is True, and the other elsewhere."""
+    """Return `value` where the mask is True and `other` elsewhere.
+
+    Args:
+        mask: Boolean tensor whose axes are the first axes of `value`.
+        value: Tensor to read where the mask is True.
+        other: Tensor of the shape of `value`.
+    """
     return torch.where(broadcast(mask, value), value, other)
 
 
 def repeat(tree: Tree, clients: int) -> Tree:
-    """Return every leaf repeated along a new leading axis N: views, not copies."""
+    """Repeat every leaf [...] along a new leading axis: views [N, ...] that share its memory.
+
+    Args:
+        tree: The leaves.
+        clients: Length N of the new axis.
+    """
     return {name: value.expand(clients, *value.shape) for name, value in tree.items()}
 
 
 def copied(tree: Tree) -> Tree:
-    """Return copies of all leaves, without their gradients' history."""
-    dense = torch.contiguous_format  # a view of one row may have a stride of 0, and would keep it
+    """Return contiguous copies of all leaves, detached from the autograd graph."""
+    # `clone` alone would keep the strides of an expanded view, which has a stride of 0.
+    dense = torch.contiguous_format
     return {name: value.detach().clone(memory_format=dense) for name, value in tree.items()}
 
 
 def only(tree: Tree, names: Iterable[str]) -> Tree:
-    """Return the leaves of these names, in the tree's own order (a set has none)."""
+    """Return the leaves with the given names, in the order of the tree.
+
+    Args:
+        tree: The leaves.
+        names: Names to select; names that the tree lacks are ignored.
+
+    >>> list(only({"b": torch.ones(1), "a": torch.ones(1)}, {"a", "b", "c"}))
+    ['b', 'a']
+    """
     wanted = set(names)
     return {name: value for name, value in tree.items() if name in wanted}
 
 
 def nbytes(tree: Tree) -> int:
-    """Return the bytes of all leaves."""
+    """Return the total size of all leaves in bytes."""
     return sum(value.numel() * value.element_size() for value in tree.values())
 
 
 def is_finite(tree: Tree) -> bool:
-    """Return whether every floating-point entry is finite; one host synchronisation."""
+    """Return whether all floating-point entries are finite. Synchronizes with the device once."""
     floats = [value for value in tree.values() if value.is_floating_point() and value.numel()]
     if not floats:
         return True
-    # A sum of absolute values is finite where all its parts are: one pass, nothing stored.
+    # One NaN or infinity makes the sum of absolute values non-finite. Unlike `isfinite().all()`,
+    # the sum stores no mask of the leaf's size.
     return bool(
         torch.stack([value.abs().sum(dtype=torch.float64) for value in floats]).isfinite().all()
     )
 
 
 def digest(leaves: Iterable[Mapping[str, Tensor]]) -> str:
-    """Return the SHA-256 (hex) over the tensors of one tree after the other, in their order."""
+    """Return the SHA-256 (hex) over names, types, shapes and bytes of the tensors of trees.
+
+    Args:
+        leaves: The trees; their order and the order of their leaves matter.
+    """
     sha = hashlib.sha256()
     for tree in leaves:
         for name, value in tree.items():

@@ -1,7 +1,8 @@
-"""The vocabulary that every room shares.
+"""The data types that clients, server, methods and engines exchange.
 
-Axis letters, here and everywhere: N clients, K clients of one round (the cohort), B batch, C
-classes, D features.
+Axis letters, here and in all other modules: N clients, K clients of one round (the cohort), B
+batch, C classes, D features. Modules under `flbench.data` write [n, C, H, W] for n images of C
+channels.
 """
 
 from collections.abc import Callable, Mapping
@@ -12,18 +13,24 @@ from typing import Literal, NamedTuple, Protocol
 from torch import Tensor
 
 Tree = dict[str, Tensor]
-"""A flat dict of tensors.
+"""A dict of named tensors, its *leaves*.
 
-A client's *leaves* are a Tree: parameters and buffers under the net's own names, and what a method
-adds.
+The leaves of a client are the parameters and buffers of its net, under the net's own names, and
+the tensors that a method adds.
 """
 
 Activations = Mapping[str, tuple[Tensor, Tensor]]
-"""Input and output of named layers."""
+"""Input and output of layers, by the name of the layer."""
 
 
 class Outputs(NamedTuple):
-    """What a net returns: features [B, D], logits [B, C], and the layers that were tapped."""
+    """What a net returns.
+
+    Attributes:
+        features: Output [B, D] of the backbone.
+        logits: Output [B, C] of the head.
+        activations: Input and output of the layers that the caller asked for.
+    """
 
     features: Tensor
     logits: Tensor
@@ -31,12 +38,14 @@ class Outputs(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """Samples of one step.
+    """The samples of one step.
 
-    x: [B, ...] normalised inputs. y: [B] int64 labels in [0, C). mask: [B] bool, False for padded
-        rows: neither a loss term nor a Statistic may count them.
-    key: [B] int64, one number per sample and epoch, the source of per-sample noise. step: 0-dim
-        int64, steps taken in this phase.
+    Attributes:
+        x: Normalised inputs [B, ...].
+        y: Labels [B] int64 in [0, C).
+        mask: [B] bool, False for rows of padding. Loss terms and Statistics must not count them.
+        key: Noise keys [B] int64, one per sample and epoch; see `flbench.core.rng.uniform`.
+        step: 0-dim int64, number of steps that the client has already taken in this phase.
     """
 
     x: Tensor
@@ -47,23 +56,33 @@ class Batch(NamedTuple):
 
 
 class Apply(Protocol):
-    """The client's net with any leaves, in eval mode unless asked; it writes to nothing."""
+    """A function that calls the client's net with given leaves, without changing any tensor."""
 
     def __call__(
         self, leaves: Tree, x: Tensor, *, train: bool = False, activations: tuple[str, ...] = ()
     ) -> Outputs:
-        """Return the net's outputs for inputs x [B, ...] with the values of `leaves`."""
+        """Return the net's outputs.
+
+        Args:
+            leaves: Values of all parameters and buffers of the net.
+            x: Inputs [B, ...].
+            train: Whether the net runs in training mode (BatchNorm uses the batch's statistics)
+                instead of eval mode.
+            activations: Names of the layers whose input and output are returned as well.
+        """
 
 
 class StepContext:
-    """What one step sees. `out` is computed when it is first asked for.
+    """What a loss term or a Statistic can read in one step.
 
     Attributes:
-        batch: the samples of this step.
-        ctx: what the server sent and what Statistics found.
-        leaves: the client's leaves now.
-        start: the leaves at the beginning of the program (for proximal terms and differences).
-        apply: the net with any other leaves.
+        batch: The samples of this step.
+        ctx: Named tensors beside the leaves: what the server sent and what Statistics computed.
+        leaves: The client's current leaves.
+        start: The client's leaves at the beginning of the program, for proximal terms and
+            differences.
+        apply: Function that calls the net with other leaves.
+        out: The net's outputs for this batch, computed on first access.
     """
 
     __slots__ = ("_forward", "_out", "apply", "batch", "ctx", "leaves", "start")
@@ -88,7 +107,7 @@ class StepContext:
 
     @property
     def out(self) -> Outputs:
-        """The net's outputs for this batch."""
+        """The net's outputs for this batch, computed on first access."""
         if self._out is None:
             self._out = self._forward()
         return self._out
@@ -96,20 +115,26 @@ class StepContext:
 
 @dataclass(frozen=True)
 class Samples:
-    """Which of a client's samples a step of a program reads.
+    """Selection of a client's samples that a step of a program reads.
 
-    A range that ends inside the part leaves at least one sample on either side of its end, where
-    there are two.
+    The default selects the whole training part. A range [low, high) selects a fraction of the part
+    in a randomly drawn order. If a range begins or ends inside a part of two or more samples, at
+    least one sample lies on each side of that place.
 
     Attributes:
-        part: `train`, `validation`, `test`, or `common` (the data set's own test part, the same for
-            all clients).
-        low: where the range begins, as a fraction in [0, 1) of the part, in an order drawn by
-            `redraw`.
-        high: where it ends, in (0, 1].
-        limit: at most so many samples; None for all.
-        redraw: the order is drawn once per `run` or in each `round`. Of no effect when all samples
-            are taken.
+        part: `train`, `validation`, `test`, or `common`: the data set's own test part, which is the
+            same for all clients.
+        low: Begin of the range as a fraction of the part, in [0, 1).
+        high: End of the range as a fraction of the part, in (0, 1].
+        limit: Largest number of samples; None for no limit.
+        redraw: Whether the order is drawn once per `run` or anew in each `round`. It has no effect
+            if all samples are selected.
+
+    Raises:
+        ValueError: The fractions are not 0 <= low < high <= 1.
+
+    >>> first_fifth = Samples("train", 0, 0.2)
+    >>> at_most_100 = Samples("validation", limit=100)
     """
 
     part: str = "train"
@@ -121,18 +146,20 @@ class Samples:
     def __post_init__(self) -> None:
         if not 0.0 <= self.low < self.high <= 1.0:
             raise ValueError(
-                f"Rows need 0 <= low < high <= 1, got low={self.low}, high={self.high}."
+                f"Samples needs 0 <= low < high <= 1, got low={self.low}, high={self.high}."
             )
 
 
 @dataclass(frozen=True)
 class Message:
-    """Tensors that cross a link. What lies outside a mask is zeroed by the loop and not charged.
+    """Named tensors that travel between server and clients.
+
+    Entries outside a mask are not sent: the loop sets them to zero and does not count their bytes.
 
     Attributes:
-        values: by name; with a leading axis K where the message has one row per client.
-        mask: bool, by the same names; its axes are the first axes of the value (`[K]`, `[K, C]`, or
-            element-wise).
+        values: The tensors; they have a leading axis K if the message has one row per client.
+        mask: Boolean tensors for some of the names. The axes of a mask are the first axes of its
+            value: `[K]`, `[K, C]`, or the full shape.
     """
 
     values: Tree = field(default_factory=dict)
@@ -141,15 +168,17 @@ class Message:
 
 @dataclass(frozen=True)
 class Dispatch:
-    """What the server sends: a leaf's name overlays the leaf, any other name becomes ctx.
+    """What the server sends to clients before they run their program.
 
-    Outside a mask a leaf stays as the client has it, and a ctx entry is zero.
+    A tensor with the name of a leaf replaces the client's leaf; outside its mask the client's own
+    value remains. A tensor with any other name becomes an entry of ctx, which is zero outside its
+    mask.
 
     Attributes:
-        shared: the same for all clients, without a client axis.
-        rows: one row per client, in the order of the ids that were asked for.
-        numbers: what both sides can compute from the round alone (schedules); becomes 0-dim ctx and
-            is not charged.
+        shared: Tensors that are the same for all clients, without a client axis.
+        rows: Tensors with one row per client, in the order of the client ids that `dispatch` got.
+        numbers: Numbers that clients could compute from the round themselves, such as schedules.
+            They become 0-dim entries of ctx, and their bytes are not counted.
     """
 
     shared: Message = field(default_factory=Message)
@@ -159,19 +188,23 @@ class Dispatch:
 
 @dataclass(frozen=True)
 class State:
-    """All that a run remembers between rounds. A checkpoint is this object.
+    """The complete state of a run between two rounds; a checkpoint stores exactly this.
 
     Attributes:
-        stage: index of the current stage; after the last round still that of the last one. When
-            the models after a stage's last round are evaluated it is the next one.
-        stage_round: rounds done in this stage.
-        round: rounds done, set-up stages not counted.
-        server: what the server knows.
-        clients: what each client keeps: leading axis N, written in place, by the loop alone.
-        participation_count: [N] int64, finished trainings of each client, counted in place by the loop.
-        is_initial: whether the server's leaves of the net are still the seeded ones, which cost nothing.
-        stale: by leaf, [N] bool: which clients changed it in an earlier stage without sending it.
-            Written in place by the loop; empty for methods of one stage.
+        stage: Index of the current stage. It advances at the end of a stage's last round, before
+            the models are evaluated, but never beyond the last stage.
+        stage_round: Number of rounds completed in this stage.
+        round: Number of rounds completed in all stages; rounds of set-up stages do not count.
+        server: Tensors that the server stores.
+        clients: Leaves [N, ...] that the clients keep between rounds. Only the loop writes them, in
+            place.
+        participation_count: [N] int64, number of trainings that each client has completed. The loop
+            increments it in place.
+        is_initial: Whether the server's parameters and buffers of the net still have their seeded
+            initial values, which clients can compute and which therefore cost no bytes.
+        stale: For leaves in `clients`, [N] bool: True for clients that changed the leaf in an
+            earlier stage and have not sent it since. Written in place by the loop; empty for
+            methods with one stage.
     """
 
     stage: int
@@ -186,14 +219,15 @@ class State:
 
 @dataclass(frozen=True)
 class Update:
-    """What `aggregate` returns.
+    """What a method's `aggregate` returns.
 
     Attributes:
-        server: entries of the server's tree that change.
-        reply: rows for the cohort.
-        metrics: diagnostics to log.
-        between: bytes up, and as many down, between the machines that make up the server (heads of
-            groups and a centre); charged beside what clients send and get.
+        server: Entries of `State.server` that change, with their new values.
+        reply: Rows [K, ...] that the server sends back to the cohort, in cohort order; None for no
+            reply.
+        metrics: Diagnostics of the server to log.
+        between: Bytes that the machines of a distributed server (group heads and a centre) exchange
+            in each direction; they are added to the bytes of the clients.
     """
 
     server: Tree = field(default_factory=dict)
@@ -204,9 +238,16 @@ class Update:
 
 @dataclass(frozen=True)
 class Stage:
-    """A stretch of rounds with one program.
+    """A run of rounds with one local program.
 
-    A set-up stage does not count as rounds; its bytes are listed apart.
+    Attributes:
+        name: Name of the stage.
+        rounds: Number of rounds, at least 1.
+        setup: Whether this is a set-up stage. Its rounds do not count as rounds of the run, and its
+            bytes are listed separately.
+
+    Raises:
+        ValueError: The number of rounds is below 1.
     """
 
     name: str
@@ -219,7 +260,14 @@ class Stage:
 
 
 class Info(NamedTuple):
-    """What a Transform may know, 0-dim each: steps taken, learning rate, training samples, round."""
+    """Numbers that a Transform can read, 0-dim tensors.
+
+    Attributes:
+        steps: Optimizer steps that the client has taken in this program.
+        lr: Learning rate of the round.
+        n: Number of the client's training samples.
+        round: Number of the round, from 0.
+    """
 
     steps: Tensor
     lr: Tensor
@@ -229,7 +277,12 @@ class Info(NamedTuple):
 
 @dataclass(frozen=True)
 class Failure:
-    """A client that did not finish a round with finite values."""
+    """A client whose program did not end with finite values.
+
+    Attributes:
+        client: Id of the client.
+        reason: What was not finite.
+    """
 
     client: int
     reason: str
@@ -237,16 +290,17 @@ class Failure:
 
 @dataclass(frozen=True)
 class Results:
-    """What the cohort brought, in cohort order, without the clients that failed.
+    """Results of the cohort's programs, in cohort order, without the clients that failed.
 
     Attributes:
-        ids: [K] int64 client ids.
-        steps: [K] int64 optimiser steps taken.
-        losses: [K] mean training loss over those steps; NaN for a client without a step.
-        kept: the leaves that stay with the clients, [K, ...] each.
-        sent: the leaves that go up, [K, ...] each.
-        observed: results of the observing Statistics, [K, ...] each; no algorithm ever sees them.
-        failures: the clients that were left out.
+        ids: Client ids [K] int64.
+        steps: Number of optimizer steps [K] int64 that each client took.
+        losses: Mean training loss [K] over those steps; NaN for a client without a step.
+        kept: Leaves [K, ...] that stay with the clients.
+        sent: Leaves [K, ...] that the clients send to the server.
+        observed: Results [K, ...] of Statistics that only observe, such as confusion matrices. A
+            method never sees them.
+        failures: The clients that are left out.
     """
 
     ids: Tensor

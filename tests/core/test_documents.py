@@ -23,7 +23,7 @@ def test_damaged_file_is_told_in_a_line_with_its_name_and_the_cure(tmp_path, rea
 
     said = str(told.value)
     assert said.startswith(f"{file} is damaged (")
-    assert said.endswith("Mend it, or put a whole copy in its place.")
+    assert said.endswith("Repair it, or replace it by an intact copy.")
     assert "\n" not in said
 
 

@@ -303,7 +303,7 @@ def test_damaged_file_is_told_and_not_a_traceback(finished, tmp_path, capsys, na
     said = capsys.readouterr().err
     assert code == 2
     assert f"{path / name} is damaged (" in said
-    assert "Mend it" in said
+    assert "Repair it" in said
     assert "Traceback" not in said
 
 

@@ -283,7 +283,7 @@ def test_trial_that_cannot_be_read_keeps_nothing_else_back_and_is_sent_once_mend
     file = mirrored.path / "trials" / "local" / "002" / "trial.json"
     text = file.read_text()
     file.write_text(text[:20])
-    with pytest.raises(DataError, match=r"local/002/trial.json is damaged.*Mend it"):
+    with pytest.raises(DataError, match=r"local/002/trial.json is damaged.*Repair it"):
         mirrored.sync()
     found = entries(mirrored.store, "flbench.study", mirrored.id)
     keys = {item.data.tags["flbench.run"].split("/", 1)[-1]: item for item in found}
