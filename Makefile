@@ -2,8 +2,9 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+WORKERS := --numprocesses auto --dist worksteal
 
-.PHONY: demo test lint types unit clean
+.PHONY: demo quick test test-all lint types unit clean
 
 demo: $(VENV)/installed
 	$(BIN)/flbench run --algo hfcd,fedavg,fedproto,local --config configs/demo.yaml
@@ -19,8 +20,16 @@ lint: $(VENV)/installed
 types: $(VENV)/installed
 	$(BIN)/mypy
 
+# The loop of a developer: no test that trains for more than a few steps or starts a process.
+quick: $(VENV)/installed
+	$(BIN)/pytest $(WORKERS) -m "not slow and not full"
+
 unit: $(VENV)/installed
-	$(BIN)/pytest --numprocesses auto --dist worksteal
+	$(BIN)/pytest $(WORKERS) -m "not full"
+
+# Every method at every crash point, under every BatchNorm policy, ...
+test-all: lint types $(VENV)/installed
+	$(BIN)/pytest $(WORKERS)
 
 # Made again when what to install changes. pip compiles bytecode, which keeps `flbench --help` fast.
 $(VENV)/installed: pyproject.toml constraints.txt

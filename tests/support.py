@@ -4,7 +4,9 @@ import json
 import os
 import signal
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -61,6 +63,17 @@ def run(out: Path, *overrides: str) -> tuple[Path, dict[str, Any]]:
     config, origins = resolve([from_overrides([*SMALL, f"output.dir={out}", *overrides])])
     path = lifecycle.run(config, origins, Silent())
     return path, summary_of(path)
+
+
+@cache
+def summary_of_run(*overrides: str) -> dict[str, Any]:
+    """Return the summary of a run; the same overrides train once in each test process.
+
+    For tests that read the summary alone. That a second run would give the same digest is a test of
+    its own (tests/algorithms/test_contract.py).
+    """
+    with TemporaryDirectory() as folder:
+        return run(Path(folder), *overrides)[1]
 
 
 def summary_of(path: Path) -> dict[str, Any]:

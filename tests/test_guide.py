@@ -1,4 +1,4 @@
-"""The method that docs/architecture.md writes works, and so do its tests."""
+"""The methods in docs/guides/your-method.md run, and so do their tests."""
 
 import importlib
 import inspect
@@ -10,33 +10,58 @@ import pytest
 
 from flbench.algorithms import ALGORITHMS
 from tests.algorithms import test_contract as contract
+from tests.support import summary_of_run
 
-GUIDE = Path(__file__).resolve().parents[1] / "docs" / "architecture.md"
+GUIDE = Path(__file__).resolve().parents[1] / "docs" / "guides" / "your-method.md"
+METHODS = ("confident", "firstlayer", "slow")
 
 
 @pytest.fixture(scope="module")
-def slow(tmp_path_factory):
-    """The guide's method, registered for the tests of this file; its own tests by name."""
-    method, tests = re.findall(r"```python\n(.*?)```", GUIDE.read_text("utf-8"), re.DOTALL)
+def guide(tmp_path_factory):
+    """The guide's methods, registered for the tests of this file; the guide's tests by name."""
+    blocks = re.findall(r'```python title="(.*?)"\n(.*?)```', GUIDE.read_text("utf-8"), re.DOTALL)
     folder = tmp_path_factory.mktemp("guide")
-    (folder / "slow.py").write_text(method)
-    (folder / "guide_tests.py").write_text(tests)
+    names = [Path(title).stem for title, _ in blocks]
+    for name, (_, text) in zip(names, blocks, strict=True):
+        (folder / f"guide_{name}.py").write_text(text)
     sys.path.insert(0, str(folder))
-    importlib.import_module("slow")
-    found = vars(importlib.import_module("guide_tests"))
-    yield {name: test for name, test in found.items() if name.startswith("test_")}
+    modules = {name: importlib.import_module(f"guide_{name}") for name in names}
+    yield {
+        name: value
+        for module in modules.values()
+        for name, value in vars(module).items()
+        if name.startswith("test_")
+    }
     sys.path.remove(str(folder))
-    del ALGORITHMS["slow"], sys.modules["slow"], sys.modules["guide_tests"]
+    for name in METHODS:
+        del ALGORITHMS[name]
+    for name in names:
+        del sys.modules[f"guide_{name}"]
 
 
-def test_its_own_tests_pass(slow, tmp_path):
-    assert len(slow) == 2
-    for test in slow.values():
+def test_its_own_tests_pass(guide, tmp_path):
+    assert len(guide) == 2
+    for test in guide.values():
         test(tmp_path) if inspect.signature(test).parameters else test()
 
 
+def test_confident_with_strength_zero_is_fedavg(guide):
+    confident = summary_of_run("algorithm=confident", "algorithm.strength=0")
+    fedavg = summary_of_run("algorithm=fedavg")
+
+    assert confident["weights_digest"] == fedavg["weights_digest"]
+
+
+def test_first_layer_costs_as_much_as_the_other_layers(guide):
+    summary = summary_of_run("algorithm=firstlayer", "train.participation=1", "train.rounds=2")
+
+    upper = 4 * (128 * 64 + 64 + 64 * 10 + 10)
+    assert summary["communication"]["up_bytes"] == 2 * 5 * upper
+    assert summary["communication"]["down_bytes"] == 5 * upper
+
+
 @pytest.mark.parametrize(
-    "name",
+    "test",
     [
         "test_vectorized_engine_does_what_the_sequential_one_does",
         "test_dispatch_of_a_client_depends_on_its_id_alone",
@@ -48,7 +73,8 @@ def test_its_own_tests_pass(slow, tmp_path):
         "test_no_method_is_off_by_default",
     ],
 )
-def test_it_keeps_the_contract(slow, name, tmp_path):
-    test = getattr(contract, name)
-    known = {"name": "slow", "net": "lenet5", "tmp_path": tmp_path}
-    test(**{key: known[key] for key in inspect.signature(test).parameters})
+@pytest.mark.parametrize("name", METHODS)
+def test_they_keep_the_contract(guide, name, test, tmp_path):
+    check = getattr(contract, test)
+    known = {"name": name, "net": "lenet5", "tmp_path": tmp_path}
+    check(**{key: known[key] for key in inspect.signature(check).parameters})

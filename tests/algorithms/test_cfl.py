@@ -7,13 +7,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from flbench.algorithms.cfl import bipartition, norms
 from flbench.algorithms.shared.mixing import likeness
-from flbench.algorithms.shared.splitting import bipartition, norms
 from flbench.core.types import Message, Results, State
 from flbench.experiment import checkpoint
 from flbench.experiment.rounds import settings_of
 from tests.algorithms.test_contract import played
-from tests.support import build, run, write_npz
+from tests.support import build, run, summary_of_run, write_npz
 
 SPLITS = ("algorithm.eps1=100", "algorithm.eps2=0", "algorithm.start_round=0")
 LENET = ("model.name=lenet5", "train.participation=0.6", "train.optimizer.momentum=0.9")
@@ -23,13 +23,13 @@ LENET = ("model.name=lenet5", "train.participation=0.6", "train.optimizer.moment
     ("policy", "weights"),
     [("average", "uniform"), ("local", "uniform"), ("drop", "uniform"), ("average", "samples")],
 )
-def test_cfl_that_never_splits_is_fedavg(tmp_path, policy, weights):
+def test_cfl_that_never_splits_is_fedavg(policy, weights):
     """T1: the same bits, and the same bytes."""
     keys = (*LENET, f"train.batchnorm={policy}", f"algorithm.agg_weights={weights}")
     keys = (*keys, "train.rounds=2")
 
-    _, fedavg = run(tmp_path, "algorithm=fedavg", *keys)
-    _, cfl = run(tmp_path, "algorithm=cfl", "algorithm.eps1=0", "algorithm.start_round=0", *keys)
+    fedavg = summary_of_run("algorithm=fedavg", *keys)
+    cfl = summary_of_run("algorithm=cfl", "algorithm.eps1=0", "algorithm.start_round=0", *keys)
 
     assert cfl["weights_digest"] == fedavg["weights_digest"]
     assert cfl["communication"] == fedavg["communication"]

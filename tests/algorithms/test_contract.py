@@ -1,9 +1,16 @@
-"""What every method of the registry must hold, those to come included.
+"""The contract of every method in the registry, including methods that are added later.
 
-A new file enters without a new line here.
+A new file in `flbench/algorithms` is tested here without a new line. What several tests of one
+method need (a run of three rounds, the states after each round) is computed once: see `Played`.
+`make test` runs every method at one crash point and two BatchNorm policies, and one method of each
+kind of state (`KINDS`) at all; `make test-all` runs the full product.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,11 +21,11 @@ from flbench.client.program import Phase, Transform
 from flbench.config.resolve import resolve
 from flbench.config.sources import Layer, from_overrides
 from flbench.core.errors import ConfigError
-from flbench.core.tree import digest, is_finite
+from flbench.core.tree import copied, digest, is_finite
 from flbench.core.types import Dispatch, Message, State
 from flbench.experiment import assembly, checkpoint, lifecycle, rounds
 from flbench.experiment.communication import apply_mask, apply_masks
-from flbench.experiment.rounds import visible
+from flbench.experiment.rounds import visible_to_server
 from tests.support import SMALL, Silent, build, run, summary_of, write_npz
 
 METHODS = ALGORITHMS.load()
@@ -27,6 +34,20 @@ NET = (
     "train.participation=0.6",
     "train.local_epochs=2",
 )  # BatchNorm, several linear layers, absent clients, epochs for two phases
+
+# One method for each kind of state that a run can hold.
+KINDS = {
+    "fedavg": "the weights of one global model",
+    "scaffold": "control variates at the server and at the clients",
+    "ditto": "a second model at each client",
+    "hfcd": "prototypes and similarities of classes",
+    "fedcpmd": "stages, votes and stored bodies",
+    "fedap": "stages of set-up rounds",
+    "cfl": "groups of clients that split",
+    "dispfl-hp": "masks and a hypernetwork, exchanged between neighbours",
+}
+CRASHES = (1, 2, 3)
+POLICIES = ("local", "drop")  # the other tests run with the default policy, `average`
 
 
 def with_method(name: str, *overrides: str) -> tuple[str, ...]:
@@ -52,15 +73,74 @@ def fingerprint(state: State) -> str:
     return digest([state.server, state.clients])
 
 
+def independent(state: State) -> State:
+    """A copy that shares no memory with the state: rounds write clients in place."""
+    return replace(
+        state,
+        server=copied(state.server),
+        clients=copied(state.clients),
+        participation_count=state.participation_count.clone(),
+        stale=copied(state.stale),
+    )
+
+
+class States:
+    """An experiment, and its states after 0, 1, 2, ... rounds, each computed once."""
+
+    def __init__(self, built: assembly.Experiment) -> None:
+        self.built = built
+        self._known = [independent(built.start())]
+
+    def after(self, number: int) -> State:
+        """Return a copy of the state after so many rounds; set-up rounds do not count."""
+        while self._known[-1].round < number:
+            state = independent(self._known[-1])
+            before = state.round
+            while state.round == before:
+                state, _ = played(self.built, state)
+            self._known.append(independent(state))
+        return independent(next(state for state in self._known if state.round == number))
+
+
+class Played:
+    """One method on the setting of the contract; each attribute is computed on first use.
+
+    Args:
+        name: Name of the method.
+        folder: Function that returns a new empty folder.
+    """
+
+    def __init__(self, name: str, folder: Callable[[], Path]) -> None:
+        self.name = name
+        self._folder = folder
+
+    @cached_property
+    def straight(self) -> tuple[Path, dict[str, Any]]:
+        """Folder and summary of a run of three rounds."""
+        return run(self._folder(), *with_method(self.name))
+
+    @cached_property
+    def float32(self) -> States:
+        return States(build(*with_method(self.name)))
+
+    @cached_property
+    def float64(self) -> States:
+        return States(build(*with_method(self.name, "engine.precision=64-true")))
+
+
+@pytest.fixture(scope="module")
+def fedavg(tmp_path_factory):
+    return Played("fedavg", lambda: tmp_path_factory.mktemp("fedavg"))
+
+
 @pytest.fixture(scope="module", params=METHODS)
-def straight(request, tmp_path_factory):
-    """One run of three rounds per method, shared by the tests that compare with it."""
-    path, summary = run(tmp_path_factory.mktemp(request.param), *with_method(request.param))
-    return request.param, path, summary
+def method(request, tmp_path_factory, fedavg):
+    name = request.param
+    return fedavg if name == "fedavg" else Played(name, lambda: tmp_path_factory.mktemp(name))
 
 
-def test_run_is_finite_and_says_what_the_design_promises(straight):
-    _, path, summary = straight
+def test_run_is_finite_and_its_summary_is_complete(method):
+    path, summary = method.straight
 
     for moment in ("last", "best"):
         for split in ("validation", "test"):
@@ -88,15 +168,10 @@ def test_run_is_finite_and_says_what_the_design_promises(straight):
     assert files <= {file.name for file in path.iterdir()}
 
 
-def test_same_seed_same_digest_other_seed_another(straight, tmp_path):
-    name, path, summary = straight
+def test_another_seed_gives_another_state(method):
+    other = after(build(*with_method(method.name, "seed=1")), 1)
 
-    again_path, again = run(tmp_path, *with_method(name))
-    _, other = run(tmp_path, *with_method(name, "seed=1"))
-
-    assert again["weights_digest"] == summary["weights_digest"]
-    assert (again_path / "metrics.csv").read_bytes() == (path / "metrics.csv").read_bytes()
-    assert other["weights_digest"] != summary["weights_digest"]
+    assert fingerprint(other) != fingerprint(method.float32.after(1))
 
 
 class CrashError(Exception):
@@ -113,50 +188,61 @@ class Crashing(Silent):
             raise CrashError
 
 
-@pytest.mark.parametrize("when", [1, 2, 3])
-def test_crash_and_resume_end_like_the_straight_run(straight, tmp_path, when):
-    """The crash falls after the round's figures were written and before its state was saved."""
-    name, path, summary = straight
-    items = [*SMALL, f"output.dir={tmp_path}", *with_method(name, "output.checkpoint_every=2")]
-    config, origins = resolve([from_overrides(items)])
+def crash_points(name: str) -> tuple[int, ...]:
+    """The rounds in which `make test` lets a method crash."""
+    return CRASHES if name in KINDS else (CRASHES[METHODS.index(name) % len(CRASHES)],)
+
+
+def assert_resumed_like_straight(method: Played, when: int, folder: Path) -> None:
+    """The crash falls after the round's metrics were written and before its state was saved.
+
+    The first checkpoint is that of round 2. A run that crashes in round 1 or 2 starts again from
+    the beginning, so this also shows that the same seed gives the same digest and metrics.
+    """
+    path, summary = method.straight
+    keys = with_method(method.name, "output.checkpoint_every=2")
+    config, origins = resolve([from_overrides([*SMALL, f"output.dir={folder}", *keys])])
     with pytest.raises(CrashError):
         lifecycle.run(config, origins, Crashing(when))
-    [folder] = tmp_path.glob("*/*")
+    [crashed] = folder.glob("*/*")
 
-    lifecycle.resume(folder, Layer({}), Silent())
+    lifecycle.resume(crashed, Layer({}), Silent())
 
-    assert summary_of(folder)["weights_digest"] == summary["weights_digest"]
-    assert (folder / "metrics.csv").read_bytes() == (path / "metrics.csv").read_bytes()
-    for table in ("clients.csv", "per_class.csv", "confusion.csv"):
-        assert (folder / table).read_bytes() == (path / table).read_bytes()
-
-
-def test_evaluation_changes_nothing(straight, tmp_path):
-    """T10."""
-    name, _, summary = straight
-
-    _, often = run(tmp_path, *with_method(name, "evaluation.every=1", "evaluation.common.every=1"))
-
-    assert often["weights_digest"] == summary["weights_digest"]
-    assert often["communication"] == summary["communication"]
+    assert summary_of(crashed)["weights_digest"] == summary["weights_digest"]
+    for table in ("metrics.csv", "clients.csv", "per_class.csv", "confusion.csv"):
+        assert (crashed / table).read_bytes() == (path / table).read_bytes()
 
 
-def test_unpaid_leaves_filled_with_nan_change_nothing(straight, tmp_path, monkeypatch):
-    """The wire rule.
+def test_crash_and_resume_end_like_the_straight_run(method, tmp_path):
+    for when in crash_points(method.name):
+        assert_resumed_like_straight(method, when, tmp_path / str(when))
 
-    Hidden rows, and what lies outside a message's mask, never reach the server or the client.
+
+@pytest.mark.full
+@pytest.mark.parametrize("when", CRASHES)
+def test_crash_in_any_round_and_resume_end_like_the_straight_run(method, when, tmp_path):
+    if when in crash_points(method.name):
+        pytest.skip("part of the test above")
+    assert_resumed_like_straight(method, when, tmp_path)
+
+
+def test_evaluation_and_unpaid_values_change_nothing(method, tmp_path, monkeypatch):
+    """One run with two changes; each of them must leave the digest and the bytes as they are.
+
+    Models are evaluated after every round. What the method does not pay for is replaced by NaN:
+    rows that clients keep and do not send, and the values outside a message's mask.
     """
-    name, _, summary = straight
+    _, summary = method.straight
 
     def poisoned_rows(state: State, program) -> State:
-        hidden = {
+        unpaid = {
             key: torch.full_like(value, torch.nan)
             if value.is_floating_point()
             else torch.full_like(value, 99)
             for key, value in state.clients.items()
             if key not in program.sends
         }
-        return replace(state, clients=state.clients | hidden)
+        return replace(state, clients=state.clients | unpaid)
 
     def poisoned(message: Message) -> Message:
         values = dict(message.values)
@@ -173,49 +259,55 @@ def test_unpaid_leaves_filled_with_nan_change_nothing(straight, tmp_path, monkey
             values[key] = torch.where(inside, value, torch.full_like(value, wrong))
         return Message(values, message.mask)
 
-    monkeypatch.setattr(rounds, "visible", poisoned_rows)
+    monkeypatch.setattr(rounds, "visible_to_server", poisoned_rows)
     monkeypatch.setattr(rounds, "apply_mask", lambda message: apply_mask(poisoned(message)))
     monkeypatch.setattr(
         rounds,
         "apply_masks",
         lambda d: apply_masks(Dispatch(poisoned(d.shared), poisoned(d.rows), d.numbers)),
     )
-    _, summary_poisoned = run(tmp_path, *with_method(name))
+    often = ("evaluation.every=1", "evaluation.common.every=1")
+    _, poisoned_summary = run(tmp_path, *with_method(method.name, *often))
 
-    assert summary_poisoned["weights_digest"] == summary["weights_digest"]
-
-
-def test_bytes_cross_exactly_where_the_method_says_so(straight):
-    name, _, summary = straight
-    wire, traffic = ALGORITHMS[name].communication, summary["communication"]
-
-    assert (traffic["up_bytes"] + traffic["peer_bytes"] > 0) == (wire.up != "nothing")
-    assert (traffic["down_bytes"] + traffic["peer_bytes"] > 0) == (wire.down != "nothing")
+    assert poisoned_summary["weights_digest"] == summary["weights_digest"]
+    assert poisoned_summary["communication"] == summary["communication"]
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_dispatch_and_deploy_change_nothing(name):
-    built = build(*with_method(name))
-    state = after(built)
+def test_bytes_cross_exactly_where_the_method_names_them(method):
+    _, summary = method.straight
+    described, traffic = ALGORITHMS[method.name].communication, summary["communication"]
+
+    assert (traffic["up_bytes"] + traffic["peer_bytes"] > 0) == (described.up != "nothing")
+    assert (traffic["down_bytes"] + traffic["peer_bytes"] > 0) == (described.down != "nothing")
+
+
+def test_no_method_is_off_by_default(method, fedavg):
+    """With its defaults a method ends with other models than FedAvg."""
+    if method.name == "fedavg":
+        pytest.skip("FedAvg itself")
+
+    assert method.straight[1]["weights_digest"] != fedavg.straight[1]["weights_digest"]
+
+
+def test_dispatch_and_deploy_change_nothing(method):
+    algorithm, state = method.float32.built.algorithm, method.float32.after(2)
     before = fingerprint(state)
 
-    built.algorithm.dispatch(visible(state, built.algorithm.program(state)), torch.arange(5))
-    deployments = built.algorithm.deploy(state, torch.arange(5))
+    algorithm.dispatch(visible_to_server(state, algorithm.program(state)), torch.arange(5))
+    deployments = algorithm.deploy(state, torch.arange(5))
 
     assert fingerprint(state) == before
     assert next(iter(deployments)) == "personal"
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_dispatch_of_a_client_depends_on_its_id_alone(name):
-    built = build(*with_method(name))
-    state = after(built)
-    seen = visible(state, built.algorithm.program(state))
+def test_dispatch_of_a_client_depends_on_its_id_alone(method):
+    algorithm, state = method.float32.built.algorithm, method.float32.after(2)
+    seen = visible_to_server(state, algorithm.program(state))
 
-    together = built.algorithm.dispatch(seen, torch.arange(5))
+    together = algorithm.dispatch(seen, torch.arange(5))
 
     for client in range(5):
-        alone = built.algorithm.dispatch(seen, torch.tensor([client]))
+        alone = algorithm.dispatch(seen, torch.tensor([client]))
         assert alone.numbers == together.numbers
         for one, all_ in ((alone.shared, together.shared), (alone.rows, together.rows)):
             assert one.values.keys() == all_.values.keys()
@@ -229,10 +321,8 @@ def test_dispatch_of_a_client_depends_on_its_id_alone(name):
             assert all(torch.equal(value, all_[key][row]) for key, value in one.items())
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_rows_of_absent_clients_stay_as_they_were(name):
-    built = build(*with_method(name))
-    state = after(built, 1)
+def test_rows_of_absent_clients_stay_as_they_were(method):
+    built, state = method.float32.built, method.float32.after(1)
     before = {key: value.clone() for key, value in state.clients.items()}
 
     now, results = played(built, state)
@@ -244,11 +334,10 @@ def test_rows_of_absent_clients_stay_as_they_were(name):
         assert torch.equal(value[absent], before[key][absent]), key
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_order_of_the_cohort_does_not_matter(name):
-    """T9, in float64: sums over clients in another order differ in the last bits only."""
-    built = build(*with_method(name, "engine.precision=64-true"))
-    first, second = after(built, 1), after(built, 1)
+def test_order_of_the_cohort_does_not_matter(method):
+    """In float64: sums over clients in another order differ in the last bits only."""
+    built = method.float64.built
+    first, second = method.float64.after(1), method.float64.after(1)
     ids = torch.tensor([0, 2, 4])
 
     forth, _ = played(built, first, ids)
@@ -259,73 +348,88 @@ def test_order_of_the_cohort_does_not_matter(name):
             assert torch.allclose(value.double(), tree_b[key].double(), rtol=0, atol=1e-12), key
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_programs_of_a_stage_are_equal_and_hashable(name):
-    built = build(*with_method(name))
-    first, later = built.start(), after(built, 2)
+def test_programs_of_a_stage_are_equal_and_hashable(method):
+    algorithm = method.float32.built.algorithm
+    first, later = method.float32.after(0), method.float32.after(2)
 
     if first.stage == later.stage:
-        assert built.algorithm.program(first) == built.algorithm.program(later)
-        assert hash(built.algorithm.program(first)) == hash(built.algorithm.program(later))
+        assert algorithm.program(first) == algorithm.program(later)
+        assert hash(algorithm.program(first)) == hash(algorithm.program(later))
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_nothing_that_a_client_learns_from_is_test_data(name):
-    built = build(*with_method(name))
-    state = built.start()
-    for stage in range(len(built.algorithm.stages())):
-        program = built.algorithm.program(replace(state, stage=stage))
+def test_nothing_that_a_client_learns_from_is_test_data(method):
+    algorithm, state = method.float32.built.algorithm, method.float32.after(0)
+    for stage in range(len(algorithm.stages())):
+        program = algorithm.program(replace(state, stage=stage))
         parts = {step.samples.part for step in program.steps if not isinstance(step, Transform)}
         parts |= {c.samples.part for s in program.steps if isinstance(s, Phase) for c in s.record}
         assert parts <= {"train", "validation"}
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_models_can_be_judged_when_all_rounds_are_done(name):
-    built = build(*with_method(name))
-    state = after(built, 3)
+def test_models_can_be_evaluated_when_all_rounds_are_done(method):
+    algorithm, state = method.float32.built.algorithm, method.float32.after(3)
 
-    assert "personal" in built.algorithm.deploy(state, torch.arange(5))
-    assert state.stage == len(built.algorithm.stages()) - 1
+    assert "personal" in algorithm.deploy(state, torch.arange(5))
+    assert state.stage == len(algorithm.stages()) - 1
 
 
-@pytest.mark.parametrize("net", ["mlp", "lenet5"])
-@pytest.mark.parametrize("name", METHODS)
-def test_vectorized_engine_does_what_the_sequential_one_does(name, net):
-    """In float64, with clients that are absent; BatchNorm in LeNet-5."""
-    keys = (*with_method(name), f"model.name={net}", "engine.precision=64-true")
-    try:
-        one, many = build(*keys), build(*keys, "engine.name=vectorized")
-    except ConfigError as refusal:
-        assert net == "mlp"  # a method may need convolutions or BatchNorm; lenet5 has all
-        pytest.skip(str(refusal))
-
-    a, b = after(one, 3), after(many, 3)
+def assert_vectorized_like_sequential(one: States, many: assembly.Experiment) -> None:
+    """In float64, with clients that are absent."""
+    a, b = one.after(3), after(many, 3)
 
     for trees in ((a.server, b.server), (a.clients, b.clients)):
         assert list(trees[0]) == list(trees[1])
         for key, value in trees[0].items():
             difference = (value.double() - trees[1][key].double()).abs().max()
             assert float(difference) <= 1e-9, key
-    settings = [rounds.settings_of(x.config, x.algorithm, a) for x in (one, many)]
+    settings = [rounds.settings_of(x.config, x.algorithm, a) for x in (one.built, many)]
+    found = [
+        x.evaluator(print).evaluate(s, settings[0], common=True).own["personal", "test"]
+        for x, s in ((one.built, a), (many, b))
+    ]
     costs = [
         rounds.exchange(x.algorithm, s, rounds.train(x.algorithm, x.engine, s, settings[0])).costs
-        for x, s in ((one, a), (many, b))
+        for x, s in ((one.built, a), (many, b))
     ]
     assert {k: v for k, v in costs[0].items() if k != "loss"} == {
         k: v for k, v in costs[1].items() if k != "loss"
     }
-    found = [
-        x.evaluator(print).evaluate(s, settings[0], common=True).own["personal", "test"]
-        for x, s in ((one, a), (many, b))
-    ]
     assert torch.equal(found[0].confusion, found[1].confusion)
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_state_round_trips_through_a_checkpoint(name, tmp_path):
-    built = build(*with_method(name))
-    state = after(built, 1)
+def test_vectorized_engine_does_what_the_sequential_one_does(method):
+    """LeNet-5, which has BatchNorm."""
+    many = build(
+        *with_method(method.name, "engine.precision=64-true", "engine.name=vectorized"),
+    )
+
+    assert_vectorized_like_sequential(method.float64, many)
+
+
+def without_batchnorm(method: Played) -> None:
+    keys = (*with_method(method.name), "model.name=mlp", "engine.precision=64-true")
+    try:
+        one, many = build(*keys), build(*keys, "engine.name=vectorized")
+    except ConfigError as refusal:  # a method may need convolutions or BatchNorm
+        pytest.skip(str(refusal))
+    assert_vectorized_like_sequential(States(one), many)
+
+
+def test_vectorized_engine_does_what_the_sequential_one_does_without_batchnorm(method):
+    if method.name not in KINDS:
+        pytest.skip("part of make test-all")
+    without_batchnorm(method)
+
+
+@pytest.mark.full
+def test_vectorized_engine_does_so_without_batchnorm_for_all_methods(method):
+    if method.name in KINDS:
+        pytest.skip("part of the test above")
+    without_batchnorm(method)
+
+
+def test_state_round_trips_through_a_checkpoint(method, tmp_path):
+    state = method.float32.after(1)
 
     checkpoint.save(tmp_path / "x.safetensors", state, "hash", {"a": 1})
     loaded, extra = checkpoint.load(tmp_path / "x.safetensors", "hash")
@@ -340,21 +444,36 @@ def test_state_round_trips_through_a_checkpoint(name, tmp_path):
     assert list(loaded.server) == list(state.server)
 
 
-@pytest.mark.parametrize("name", METHODS)
-@pytest.mark.parametrize("policy", ["average", "local", "drop"])
-def test_every_batchnorm_policy_runs(name, policy, tmp_path):
-    _, summary = run(tmp_path, *with_method(name, f"train.batchnorm={policy}", "train.rounds=2"))
+def policies(name: str) -> tuple[str, ...]:
+    """The BatchNorm policies with which `make test` runs a method, beside the default one."""
+    return POLICIES if name in KINDS else (POLICIES[METHODS.index(name) % len(POLICIES)],)
+
+
+def assert_runs_with_policy(name: str, policy: str, folder: Path) -> None:
+    _, summary = run(folder, *with_method(name, f"train.batchnorm={policy}", "train.rounds=2"))
 
     assert summary["last"]["test"]["accuracy"] > 0
     assert any("BatchNorm statistics are" in note for note in summary["notes"])
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_poor_clients_run_without_nan(name, tmp_path):
-    """T19: one sample, one class, no test data.
+def test_batchnorm_policies_run(method, tmp_path):
+    _, summary = method.straight
+    assert any("train.batchnorm=average" in note for note in summary["notes"])
 
-    Absent classes never become zero prototypes (T20).
-    """
+    for policy in policies(method.name):
+        assert_runs_with_policy(method.name, policy, tmp_path / policy)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("policy", POLICIES)
+def test_every_batchnorm_policy_runs(method, policy, tmp_path):
+    if policy in policies(method.name):
+        pytest.skip("part of the test above")
+    assert_runs_with_policy(method.name, policy, tmp_path)
+
+
+def test_poor_clients_run_without_nan(method, tmp_path):
+    """One sample, one class, no test data; absent classes never become zero prototypes."""
     groups = np.full(120, 3)
     groups[0] = 0
     groups[[4, 8, 12]] = 1
@@ -368,7 +487,7 @@ def test_poor_clients_run_without_nan(name, tmp_path):
     )
 
     path, summary = run(
-        tmp_path, *with_method(name, f"data.path={data}", *natural, "train.participation=1")
+        tmp_path, *with_method(method.name, f"data.path={data}", *natural, "train.participation=1")
     )
 
     assert summary["diverged"] == 0
@@ -376,20 +495,19 @@ def test_poor_clients_run_without_nan(name, tmp_path):
     last, _ = checkpoint.load(path / "checkpoints" / "last.safetensors", summary["config_hash"])
     assert is_finite(last.server)
     assert is_finite(last.clients)
-    if "global.prototypes" in last.server:  # T20
+    if "global.prototypes" in last.server:
         table, present = last.server["global.prototypes"], last.server["global.present"]
         assert torch.equal(present, (table != 0).any(dim=1))
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_a_round_whose_clients_all_diverge_changes_nothing(name, tmp_path):
-    keys = with_method(name, "train.optimizer.lr=1e36")
+def test_a_round_whose_clients_all_diverge_changes_nothing(method, tmp_path):
+    keys = with_method(method.name, "train.optimizer.lr=1e36")
     path, summary = run(tmp_path, *keys)
 
     built = build(*keys)
     start = built.start()
     for number, stage in enumerate(built.algorithm.stages()):
-        for turn in range(stage.rounds if stage.setup else 0):  # what needs no training went on
+        for turn in range(stage.rounds if stage.setup else 0):  # a set-up may need no training
             start, _ = played(built, replace(start, stage=number, stage_round=turn))
     last, _ = checkpoint.load(path / "checkpoints" / "last.safetensors", summary["config_hash"])
     assert summary["diverged"] == summary["client_trainings"] > 0
@@ -397,48 +515,36 @@ def test_a_round_whose_clients_all_diverge_changes_nothing(name, tmp_path):
     assert int(last.participation_count.sum()) == 0
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_stages_add_up_to_the_rounds(name):
-    stages = build(*with_method(name)).algorithm.stages()
+def test_stages_add_up_to_the_rounds(method):
+    stages = method.float32.built.algorithm.stages()
 
     assert sum(stage.rounds for stage in stages if not stage.setup) == 3
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_free_numbers_of_a_dispatch_follow_from_the_round_alone(name):
-    """Both sides must be able to compute them: nothing that the server learnt goes in."""
-    built = build(*with_method(name))
-    state = after(built)
-    seen = visible(state, built.algorithm.program(state))
-    fresh = built.start()
+def test_free_numbers_of_a_dispatch_follow_from_the_round_alone(method):
+    """Server and client must both be able to compute them from the round, so they cost nothing."""
+    algorithm, state = method.float32.built.algorithm, method.float32.after(2)
+    seen = visible_to_server(state, algorithm.program(state))
+    start = method.float32.after(0)
     blank = replace(
         seen,
         server={key: torch.zeros_like(value) for key, value in seen.server.items()},
-        clients={key: value for key, value in fresh.clients.items() if key in seen.clients},
+        clients={key: value for key, value in start.clients.items() if key in seen.clients},
     )
 
-    numbers = built.algorithm.dispatch(seen, torch.arange(5)).numbers
+    numbers = algorithm.dispatch(seen, torch.arange(5)).numbers
 
-    assert numbers == built.algorithm.dispatch(blank, torch.arange(5)).numbers
+    assert numbers == algorithm.dispatch(blank, torch.arange(5)).numbers
     assert all(isinstance(number, float) for number in numbers.values())
 
 
-@pytest.mark.parametrize("name", [name for name in METHODS if name != "fedavg"])
-def test_no_method_is_off_by_default(name, tmp_path):
-    """With its defaults a method ends with other models than FedAvg."""
-    _, summary = run(tmp_path, *with_method(name))
-    _, fedavg = run(tmp_path, *with_method("fedavg"))
-
-    assert summary["weights_digest"] != fedavg["weights_digest"]
-
-
 @pytest.mark.parametrize("name", METHODS)
-def test_method_says_where_it_is_from_and_what_it_is(name):
-    method = ALGORITHMS[name]
+def test_method_names_its_source_and_what_it_is(name):
+    described = ALGORITHMS[name]
 
-    assert method.paper.title
-    assert method.paper.venue
-    assert method.communication.down
-    assert method.communication.up
-    assert method.communication.keeps
-    assert method.__doc__
+    assert described.paper.title
+    assert described.paper.venue
+    assert described.communication.down
+    assert described.communication.up
+    assert described.communication.keeps
+    assert described.__doc__

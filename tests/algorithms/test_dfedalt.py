@@ -8,7 +8,7 @@ from flbench.core.types import Batch
 from flbench.experiment import rounds
 from flbench.models.base import net_leaves
 from tests.algorithms.test_contract import after
-from tests.support import build, run
+from tests.support import build, summary_of_run
 
 METHOD, LENET = "algorithm=dfedalt", "model.name=lenet5"
 DOUBLE, TWO = "engine.precision=64-true", "train.local_epochs=2"
@@ -141,11 +141,11 @@ def test_epochs_share_the_rounds_epochs_and_it_is_told_where_they_cannot():
     assert told("train.local_epochs=5", "algorithm.body_epochs=5") == ([1, 5], True)
 
 
-def test_neighbours_get_the_body_and_its_statistics(tmp_path):
+def test_neighbours_get_the_body_and_its_statistics():
     """Table 4.1: |G_i| body; LeNet-5's head has 84 x 10 + 10 scalars."""
     keys = ("partition.clients=6", "algorithm.topology=ring", "train.rounds=2")
 
-    _, summary = run(tmp_path, METHOD, LENET, *keys)
+    summary = summary_of_run(METHOD, LENET, *keys)
 
     body = build(METHOD, LENET).algorithm.setting.net.size - 850
     assert summary["communication"]["peer_bytes"] == 2 * 12 * (4 * body + 4 * 44 + 2 * 8)

@@ -16,7 +16,7 @@ from flbench.client.program import LocalProgram, Phase, Transform
 from flbench.core.errors import ConfigError
 from flbench.experiment import rounds
 from tests.algorithms.test_contract import after
-from tests.support import build, run
+from tests.support import build, run, summary_of_run
 
 METHOD, LENET, GROUP = "algorithm=dfedhp", "model.name=lenet5", "model.norm=group"
 DOUBLE, FOUR = "engine.precision=64-true", "train.local_epochs=4"
@@ -197,11 +197,11 @@ def test_plugged_into_any_method_both_engines_agree_and_phi_and_z_are_paid(metho
     assert costs["peer_bytes"] == edges * payload * 8  # float64
 
 
-def test_payload_of_lenet5_is_counted_by_hand_and_told(tmp_path):
+def test_payload_of_lenet5_is_counted_by_hand_and_told():
     """One message: phi, and 128 numbers of each of ceil(body / 9216) chunks; twenty times w."""
     keys = ("partition.clients=6", "algorithm.topology=ring", "train.rounds=2")
 
-    _, summary = run(tmp_path, METHOD, LENET, *keys)
+    summary = summary_of_run(METHOD, LENET, *keys)
 
     body = build(METHOD, LENET).algorithm.setting.net.size - 850
     payload = 129 * 128 + 129 * 9216 + 128 * ceil(body / 9216)

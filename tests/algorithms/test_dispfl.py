@@ -5,7 +5,7 @@ from flbench.algorithms.shared.sparse import MASK
 from flbench.experiment import rounds
 from flbench.models.base import net_leaves
 from tests.algorithms.test_contract import after
-from tests.support import build, run
+from tests.support import build, summary_of_run
 
 METHOD, LENET = "algorithm=dispfl", "model.name=lenet5"
 DOUBLE = "engine.precision=64-true"
@@ -122,12 +122,12 @@ def test_isolated_client_keeps_what_it_sent():
 
 
 @pytest.mark.parametrize("charge", [False, True])
-def test_peers_pay_for_non_zeros_and_for_masks_where_asked(tmp_path, charge):
+def test_peers_pay_for_non_zeros_and_for_masks_where_asked(charge):
     keys = ("partition.clients=6", "algorithm.topology=ring", "train.rounds=2", LENET)
     charged = f"algorithm.charge_masks={str(charge).lower()}"
     built = build(METHOD, *keys)
 
-    _, summary = run(tmp_path, METHOD, *keys, charged)
+    summary = summary_of_run(METHOD, *keys, charged)
 
     start, masked = built.start().clients, built.algorithm.masked()
     weights = sum(start[name][0].numel() for name in masked)

@@ -6,13 +6,13 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from flbench.algorithms.shared.ala import Settled
+from flbench.algorithms.fedala import HasSettled
 from flbench.core.tree import digest
 from flbench.core.types import Samples
 from flbench.experiment.rounds import settings_of
 from flbench.models.base import net_leaves
 from tests.algorithms.test_contract import played
-from tests.support import build, run
+from tests.support import build, summary_of_run
 
 EXACT = "engine.precision=64-true"
 POLICIES = ["average", "local", "drop"]
@@ -37,14 +37,14 @@ def deployed(built, state):
     ("policy", "engine"),
     [*((policy, "sequential") for policy in POLICIES), ("average", "vectorized")],
 )
-def test_weights_of_one_without_learning_are_fedavg(tmp_path, policy, engine):
+def test_weights_of_one_without_learning_are_fedavg(policy, engine):
     """T1; the bytes are FedAvg's too (T18)."""
     keys = ("model.name=lenet5", "train.participation=0.6", f"train.batchnorm={policy}")
     keys = (*keys, "train.optimizer.momentum=0.9", "train.rounds=2", f"engine.name={engine}")
     free = ("algorithm=fedala", "algorithm.eta=0", "algorithm.max_epochs=2")
 
-    _, fedavg = run(tmp_path, "algorithm=fedavg", *keys)
-    _, fedala = run(tmp_path, *free, *keys)
+    fedavg = summary_of_run("algorithm=fedavg", *keys)
+    fedala = summary_of_run(*free, *keys)
 
     assert fedala["weights_digest"] == fedavg["weights_digest"]
     assert fedala["communication"] == fedavg["communication"]
@@ -231,7 +231,7 @@ def test_weights_stay_where_global_and_own_model_are_the_same():
 
 def test_losses_settle_when_the_last_ones_agree():
     losses = torch.tensor([5.0, 3.0, 1.05, 1.0, 1.1, torch.nan, torch.nan])
-    until = Settled(window=3, threshold=0.05)
+    until = HasSettled(window=3, threshold=0.05)
     asked = {"ala.epochs": torch.tensor(7), "ala.first": torch.tensor(True)}
 
     ends = [bool(until(losses, torch.tensor(done), asked)) for done in range(8)]
@@ -254,10 +254,10 @@ def test_more_tensors_than_the_net_has_are_refused():
     "option",
     ["tensors=4", "eta=0.1", "rand_percent=30", "num_pre_loss=2", "threshold=0", "max_epochs=3"],
 )
-def test_every_option_changes_the_models(tmp_path, option):
+def test_every_option_changes_the_models(option):
     keys = ("algorithm=fedala", "algorithm.eta=10", "algorithm.threshold=0.005")
     keys = (*keys, "train.optimizer.lr=0.1", "train.rounds=2")
-    _, default = run(tmp_path, *keys)
-    _, changed = run(tmp_path, *keys, f"algorithm.{option}")
+    default = summary_of_run(*keys)
+    changed = summary_of_run(*keys, f"algorithm.{option}")
 
     assert changed["weights_digest"] != default["weights_digest"]

@@ -11,7 +11,7 @@ from flbench.core.errors import ConfigError
 from flbench.experiment import rounds
 from flbench.models.base import net_leaves
 from tests.algorithms.test_contract import after, played
-from tests.support import build, run
+from tests.support import build, summary_of_run
 
 KEYS = ("algorithm=fedap", "model.name=lenet5", "engine.precision=64-true", "train.rounds=4")
 NORMS = {"backbone.norm1": 6, "backbone.norm2": 16}
@@ -209,7 +209,7 @@ def test_models_are_the_common_one_until_statistics_are_known():
 
 
 @pytest.mark.parametrize(("which", "channels"), [("all", 22), ("last", 16)])
-def test_bytes_leave_batchnorm_out_and_list_the_set_up_apart(tmp_path, which, channels):
+def test_bytes_leave_batchnorm_out_and_list_the_set_up_apart(which, channels):
     """Table 4.1; two pretraining rounds of FedAvg, of which the first is free downwards."""
     keys = ("algorithm=fedap", "model.name=lenet5", "train.rounds=5")
     rest = 4 * (
@@ -217,9 +217,7 @@ def test_bytes_leave_batchnorm_out_and_list_the_set_up_apart(tmp_path, which, ch
     )
     norm = 4 * (4 * 22) + 2 * 8
 
-    _, summary = run(
-        tmp_path, *keys, "algorithm.pretrain_share=0.4", f"algorithm.statistics={which}"
-    )
+    summary = summary_of_run(*keys, "algorithm.pretrain_share=0.4", f"algorithm.statistics={which}")
 
     traffic = summary["communication"]
     assert traffic["up_bytes"] == 5 * (2 * (rest + norm) + 3 * rest)
@@ -227,7 +225,7 @@ def test_bytes_leave_batchnorm_out_and_list_the_set_up_apart(tmp_path, which, ch
     assert traffic["setup_bytes"] == 5 * ((rest + norm) + 4 * 2 * channels)
 
 
-def test_model_can_go_from_client_to_client_before_the_rounds(tmp_path):
+def test_model_can_go_from_client_to_client_before_the_rounds():
     keys = ("algorithm.pretrain=flb", "train.batch_size=8")
     built = build(*KEYS, *keys)
     state = built.start()
@@ -246,7 +244,7 @@ def test_model_can_go_from_client_to_client_before_the_rounds(tmp_path):
             moved += float((value[0] - before[name]).abs().sum())
         assert moved > 0
     assert (state.stage, state.stage_round, state.round) == (1, 0, 0)
-    _, summary = run(tmp_path, "algorithm=fedap", "model.name=lenet5", *keys)
+    summary = summary_of_run("algorithm=fedap", "model.name=lenet5", *keys)
     assert summary["rounds"] == 3
     assert summary["communication"]["setup_bytes"] > 0
 

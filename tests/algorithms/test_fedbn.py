@@ -20,7 +20,7 @@ def test_without_batchnorm_it_is_fedavg_and_says_so():
     plain = ("model.norm=none", "algorithm=fedbn", "algorithm.allow_no_bn=true")
 
     assert deployed(*plain) == deployed("model.norm=none", "algorithm=fedavg")
-    assert any("this is FedAvg" in note for note in build("model.name=lenet5", *plain).notes)
+    assert any("equals FedAvg" in note for note in build("model.name=lenet5", *plain).notes)
 
 
 def test_rounds_equal_a_loop():

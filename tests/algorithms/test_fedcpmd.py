@@ -15,7 +15,7 @@ from flbench.core.types import Message, Results, State
 from flbench.experiment.rounds import exchange, settings_of, train, visible_to_server
 from flbench.models.base import net_leaves
 from tests.algorithms.test_contract import after, played
-from tests.support import build, run
+from tests.support import build, summary_of_run
 
 KEYS = ("algorithm=fedcpmd", "model.name=lenet5", "engine.precision=64-true", "algorithm.k_p=1")
 FULL = (*KEYS, "train.participation=1")
@@ -155,11 +155,11 @@ def settings_of_last(built, state: State):
     return settings_of(built.config, built.algorithm, replace(state, round=state.round - 1))
 
 
-def test_without_a_personal_layer_phase_1_is_fedavg(tmp_path):
+def test_without_a_personal_layer_phase_1_is_fedavg():
     keys = ("model.name=lenet5", "train.participation=0.6")
     mine = ("algorithm.k_p=3", "algorithm.phase1_personal=none", "algorithm.coverage=false")
-    _, fedavg = run(tmp_path, "algorithm=fedavg", *keys)
-    _, fedcpmd = run(tmp_path, "algorithm=fedcpmd", *keys, *mine)
+    fedavg = summary_of_run("algorithm=fedavg", *keys)
+    fedcpmd = summary_of_run("algorithm=fedcpmd", *keys, *mine)
 
     assert fedcpmd["weights_digest"] == fedavg["weights_digest"]
     assert any("nothing is clustered" in note for note in fedcpmd["notes"])
@@ -481,7 +481,7 @@ def test_majority_costs_what_each_client_shares():
 # What is evaluated, what is refused
 
 
-def test_paper_evaluation_judges_the_next_participants_by_cluster(tmp_path):
+def test_paper_evaluation_judges_the_next_participants_by_cluster():
     keys = (*KEYS, "partition.clients=10", "train.participation=0.4")
     built = build(*keys, "algorithm.paper_evaluation=true")
     state = elect(replace(built.start(), stage=1, round=2), [0, 0, 0, 0, 0, 0, 0, 2, 2, 1])
@@ -502,8 +502,8 @@ def test_paper_evaluation_judges_the_next_participants_by_cluster(tmp_path):
         assert torch.equal(
             evaluated.correct[members], evaluation.local["personal", "test"].correct[members]
         )
-    _, plain = run(tmp_path, "algorithm=fedcpmd")
-    _, paper = run(tmp_path, "algorithm=fedcpmd", "algorithm.paper_evaluation=true")
+    plain = summary_of_run("algorithm=fedcpmd")
+    paper = summary_of_run("algorithm=fedcpmd", "algorithm.paper_evaluation=true")
     assert paper["weights_digest"] == plain["weights_digest"]
     assert any(key.startswith("paper") for key in paper["last"]["test"])
 
@@ -537,7 +537,7 @@ def test_every_option_of_the_score_changes_it(option, where):
     assert not torch.allclose(first.server[where], second.server[where], atol=1e-4)
 
 
-def test_remarks_say_what_a_user_may_not_expect(tmp_path):
+def test_remarks_say_what_a_user_may_not_expect():
     keys = ("algorithm=fedcpmd", "train.participation=0.2", "algorithm.k_p=2")
 
     notes = " ".join(build(*keys).notes)

@@ -11,7 +11,7 @@ from flbench.core.errors import ConfigError
 from flbench.core.types import Message, Results
 from flbench.models.base import net_leaves
 from tests.algorithms.test_contract import played
-from tests.support import build, config_of, run, write_npz
+from tests.support import build, config_of, summary_of_run, write_npz
 
 EXACT = "engine.precision=64-true"
 LENET = ("model.name=lenet5", EXACT)
@@ -79,7 +79,7 @@ def test_fixed_point_is_the_joint_optimum_where_fedavg_is_biased(
     assert gradient_norm(feddyn, w, bias, shares) > 1e-2
 
 
-def test_duals_of_all_clients_sum_to_n_times_the_servers_step(tmp_path):
+def test_duals_of_all_clients_sum_to_n_times_the_servers_step():
     """T22, with absent clients, whose duals stay in the sum."""
     built, state = start(EXACT, "train.optimizer.lr=0.1")
 
@@ -189,13 +189,13 @@ def test_mean_is_judged_and_the_dual_iterate_is_sent():
         assert not torch.equal(sent[name], state.server[f"mean.{name}"])
 
 
-def test_bytes_are_fedavgs(tmp_path):
+def test_bytes_are_fedavgs():
     """T18: the duals never travel."""
     keys = ("model.name=lenet5", "train.participation=0.6", "train.rounds=2")
 
-    _, feddyn = run(tmp_path, "algorithm=feddyn", *keys)
-    _, fedavg = run(tmp_path, "algorithm=fedavg", *keys)
-    _, clipped = run(tmp_path, "algorithm=feddyn", "train.clip=10", *keys)
+    feddyn = summary_of_run("algorithm=feddyn", *keys)
+    fedavg = summary_of_run("algorithm=fedavg", *keys)
+    clipped = summary_of_run("algorithm=feddyn", "train.clip=10", *keys)
 
     assert feddyn["communication"] == fedavg["communication"]
     assert any("train.clip=10" in note for note in feddyn["notes"])
@@ -203,10 +203,10 @@ def test_bytes_are_fedavgs(tmp_path):
 
 
 @pytest.mark.parametrize("option", ["alpha=0.5", "adaptive=false", "agg_weights=samples"])
-def test_every_option_changes_the_models(tmp_path, option):
+def test_every_option_changes_the_models(option):
     keys = ("algorithm=feddyn", "algorithm.alpha=0.1", "train.optimizer.lr=0.1", "train.rounds=2")
-    _, default = run(tmp_path, *keys)
-    _, changed = run(tmp_path, *keys, f"algorithm.{option}")
+    default = summary_of_run(*keys)
+    changed = summary_of_run(*keys, f"algorithm.{option}")
 
     assert changed["weights_digest"] != default["weights_digest"]
 

@@ -12,7 +12,7 @@ from flbench.core.tree import take
 from flbench.experiment import rounds
 from flbench.experiment.rounds import visible_to_server
 from tests.algorithms.test_contract import after, played
-from tests.support import build, run
+from tests.support import build, summary_of_run
 
 KEYS = ("algorithm=fedfomo", "model.name=lenet5", "engine.precision=64-true", "train.rounds=6")
 LEARNING = ("train.participation=0.6", "train.optimizer.lr=0.1", "algorithm.models=3")
@@ -229,7 +229,7 @@ def test_upload_of_a_client_without_a_step_is_not_offered():
     assert update.server["uploaded"].tolist() == [True, True, False, True, True]
 
 
-def test_bytes_are_m_models_down_and_one_up(tmp_path):
+def test_bytes_are_m_models_down_and_one_up():
     """Table 4.1; a flag of 1 B for each model sent, a weight of 4 B for each evaluated."""
     keys = ("algorithm=fedfomo", "model.name=lenet5", "train.rounds=3", "train.batchnorm=local")
     w = 4 * (
@@ -242,8 +242,8 @@ def test_bytes_are_m_models_down_and_one_up(tmp_path):
         + (84 * 10 + 10)
     )
 
-    _, summary = run(tmp_path, *keys, "algorithm.models=2")
-    _, most = run(tmp_path, *keys, "algorithm.models=50")
+    summary = summary_of_run(*keys, "algorithm.models=2")
+    most = summary_of_run(*keys, "algorithm.models=50")
 
     assert summary["communication"]["down_bytes"] == 5 * 2 * 2 * (w + 1)
     assert summary["communication"]["up_bytes"] == 5 * (3 * w + 2 * 2 * 4)

@@ -23,7 +23,7 @@ from tests.algorithms.plain import (
     lenet5_bytes,
 )
 from tests.algorithms.test_contract import after, played
-from tests.support import build, run
+from tests.support import build, run, summary_of_run
 
 C = 10
 
@@ -167,7 +167,7 @@ def test_scale_that_would_turn_negative_stays_at_its_least():
     assert float(keep_positive({"scale": torch.tensor(-2.0)}, {})["scale"]) == pytest.approx(LEAST)
 
 
-def test_fixed_scale_neither_moves_nor_travels(tmp_path):
+def test_fixed_scale_neither_moves_nor_travels():
     keys = ("algorithm=fednh", "algorithm.learn_scale=false", "algorithm.scale=30")
     built = build(*keys)
     state = after(built, 2)
@@ -175,8 +175,8 @@ def test_fixed_scale_neither_moves_nor_travels(tmp_path):
     assert float(state.server["scale"]) == 30.0
     assert "scale" not in built.algorithm.program(state).sends
     assert state.clients["scale"].tolist() == [30.0] * 5
-    _, learnt = run(tmp_path, "algorithm=fednh", "algorithm.scale=30")
-    _, fixed = run(tmp_path, *keys)
+    learnt = summary_of_run("algorithm=fednh", "algorithm.scale=30")
+    fixed = summary_of_run(*keys)
     assert learnt["weights_digest"] != fixed["weights_digest"]
 
 

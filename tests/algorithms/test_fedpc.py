@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from flbench.algorithms.base import Algorithm, state_of
-from flbench.algorithms.shared.groups import TABLE
+from flbench.algorithms.fedpc import TABLE
 from flbench.algorithms.shared.prototypes import NearestPrototype
 from flbench.client.program import Phase
 from flbench.config.schema import AlgorithmConfig
@@ -19,7 +19,7 @@ from flbench.models.base import net_leaves
 from flbench.results.metrics_file import read
 from tests.algorithms.plain import Plain
 from tests.algorithms.test_contract import after, fingerprint, played
-from tests.support import build, run, write_npz
+from tests.support import build, run, summary_of_run, write_npz
 
 LENET = ("model.name=lenet5", "train.participation=0.6", "train.optimizer.momentum=0.9")
 DOUBLE = "engine.precision=64-true"
@@ -58,7 +58,7 @@ def same(state: State, other: State) -> bool:
 
 @pytest.mark.parametrize("policy", ["average", "local", "drop"])
 def test_one_group_without_pull_is_fedper_with_uniform_weights(policy):
-    """F7, to the bit: alpha 1, gamma 0, J 1."""
+    """To the bit, with alpha 1, gamma 0, J 1."""
     keys = (*LENET, f"train.batchnorm={policy}")
     plain = ("algorithm=fedpc", "algorithm.groups=1", "algorithm.alpha=1")
     other = fedper(*keys)
@@ -133,10 +133,10 @@ def test_share_of_the_pull_is_logged_for_one_batch_of_each_client(engine):
     assert not shares[1].any()
 
 
-def test_share_stands_in_the_log_of_judged_rounds_and_costs_nothing(tmp_path):
+def test_share_is_logged_in_evaluated_rounds_and_costs_nothing(tmp_path):
     keys = ("train.rounds=4", "evaluation.every=2")
     path, summary = run(tmp_path, "algorithm=fedpc", *keys)
-    _, other = run(tmp_path, "algorithm=fedpc", "algorithm.pull=mse", *keys)
+    other = summary_of_run("algorithm=fedpc", "algorithm.pull=mse", *keys)
 
     logged = [row for row in read(path / "metrics.csv") if row.metric == "pull_share"]
     assert [(row.round, row.split, row.value > 0) for row in logged] == [
@@ -227,8 +227,8 @@ def situation(algorithm, state: State, ids: list[int], seed: int = 0) -> tuple[S
         for name, value in state.server.items()
     }
     server |= {"groups": GROUPS, "seen": torch.tensor([True, True, True, False])}
-    server[f"inner.{TABLE[1]}"] = present
-    server[f"inner.{TABLE[0]}"] = server[f"inner.{TABLE[0]}"].abs() * present[:, :, None]
+    server[f"intra.{TABLE[1]}"] = present
+    server[f"intra.{TABLE[0]}"] = server[f"intra.{TABLE[0]}"].abs() * present[:, :, None]
     held = torch.rand(len(ids), C, generator=g) > 0.4
     held[:, 8:] = False
     leaves = {
@@ -247,12 +247,12 @@ def cos(a: torch.Tensor, b: torch.Tensor) -> float:
 
 
 def slow_server(state: State, results: Results, options: dict[str, object]):
-    """Card 1.1 line by line: lines 13-14, eq. 5-6, eq. 7-8; in float64."""
+    """Lines 13-14 of Algorithm 1, eq. 5-6 and eq. 7-8 in float64."""
     server, sent, ids = state.server, results.sent, results.ids.tolist()
     names = [name for name in sent.values if name != "prototypes"]
     weight = {i: float(SIZES[i]) if options.get("samples") else 1.0 for i in ids}
-    theta = {name: server[f"inner.{name}"].clone() for name in names}
-    table, has = server[f"inner.{TABLE[0]}"].clone(), server[f"inner.{TABLE[1]}"].clone()
+    theta = {name: server[f"intra.{name}"].clone() for name in names}
+    table, has = server[f"intra.{TABLE[0]}"].clone(), server[f"intra.{TABLE[1]}"].clone()
     seen = server["seen"].clone()
     for j in range(4):
         members = [i for i in ids if GROUPS[i] == j]
@@ -342,15 +342,15 @@ def test_server_equals_loops_over_the_formulas(options, ids):
     for name, value in outer.items():
         assert torch.allclose(server[name].double(), value.double(), rtol=0, atol=1e-10), name
     for name, value in inner.items():
-        found = server[f"inner.{name}"].double()
+        found = server[f"intra.{name}"].double()
         assert torch.allclose(found, value.double(), rtol=0, atol=1e-12), name
     assert torch.equal(server["seen"], seen)
     for name in algorithm.split()[1]:  # GM's body: each group by its clients' samples
         slow = sum(size[j] * server[name][j] for j in range(4)) / sum(size.values())
         assert torch.allclose(server[f"gm.{name}"][0], slow, rtol=0, atol=1e-12)
-    # T7, and what a group that never took part gives and takes.
+    # Rows sum to one; a group that never took part gives nothing and takes equal parts.
     found = algorithm.rho(
-        {name: server[f"inner.{name}"] for name in TABLE}, seen, torch.tensor(list(size.values()))
+        {name: server[f"intra.{name}"] for name in TABLE}, seen, torch.tensor(list(size.values()))
     )
     assert torch.allclose(found, rho, rtol=0, atol=1e-12)
     assert torch.allclose(found.sum(dim=1), torch.ones(4).double(), rtol=0, atol=1e-12)
@@ -363,22 +363,22 @@ def test_server_equals_loops_over_the_formulas(options, ids):
 
 
 def test_prototypes_that_nobody_brings_any_more_stay_and_those_of_nobody_never_come():
-    """T20: class 8 is an old one of group 0 alone, class 9 nobody's."""
+    """Class 8 is an old one of group 0 alone, class 9 nobody's."""
     algorithm, start = method()
     state, results = situation(algorithm, start, [0, 1, 2, 3, 4, 5])
 
     server = algorithm.aggregate(state, results).server
 
-    before = state.server[f"inner.{TABLE[0]}"]
-    assert torch.equal(server[f"inner.{TABLE[0]}"][0, 8], before[0, 8])
-    assert server[f"inner.{TABLE[1]}"][:, 8].tolist() == [True, False, False, False]
+    before = state.server[f"intra.{TABLE[0]}"]
+    assert torch.equal(server[f"intra.{TABLE[0]}"][0, 8], before[0, 8])
+    assert server[f"intra.{TABLE[1]}"][:, 8].tolist() == [True, False, False, False]
     assert torch.allclose(server[TABLE[0]][:, 8], before[0, 8].expand(4, D))
     assert not server[TABLE[1]][:, 9].any()
     assert not server[TABLE[0]][:, 9].any()
 
 
 def test_opposed_groups_take_nothing_from_each_other():
-    """Negative cosines count as none (C12)."""
+    """Negative cosines count as none."""
     algorithm, start = method()
     state, results = situation(algorithm, start, [0, 2])
     for position, sign in enumerate((1.0, -1.0)):
@@ -394,7 +394,7 @@ def test_opposed_groups_take_nothing_from_each_other():
 
 
 def test_identical_clients_get_their_own_model_back():
-    """T6, in whatever groups they are."""
+    """In whatever groups they are."""
     algorithm, start = method()
     state, results = situation(algorithm, start, [0, 1, 2, 3, 4, 5])
     for tree in (results.sent.values, results.sent.mask):
@@ -411,7 +411,7 @@ def test_identical_clients_get_their_own_model_back():
 
 
 def test_permuted_clients_give_the_same_groups():
-    """T8: what is sent is found by id, not by position."""
+    """What is sent is found by id, not by position."""
     algorithm, start = method()
     state, results = situation(algorithm, start, [0, 1, 2, 3, 4, 5])
     order = torch.tensor([3, 0, 5, 1, 4, 2])
@@ -428,7 +428,6 @@ def test_permuted_clients_give_the_same_groups():
 
 
 def test_clients_without_a_step_have_no_weight_and_without_any_nothing_changes():
-    """C5."""
     algorithm, start = method()
     state, results = situation(algorithm, start, [0, 2])
     idle = replace(results, steps=torch.tensor([1, 0]))
@@ -436,7 +435,7 @@ def test_clients_without_a_step_have_no_weight_and_without_any_nothing_changes()
     server = algorithm.aggregate(state, idle).server
 
     for name in algorithm.split()[1]:
-        assert torch.equal(server[f"inner.{name}"][1], state.server[f"inner.{name}"][1])
+        assert torch.equal(server[f"intra.{name}"][1], state.server[f"intra.{name}"][1])
     assert not algorithm.aggregate(state, replace(results, steps=torch.zeros(2))).server
 
 
@@ -461,7 +460,7 @@ def test_few_clients_a_round_leave_groups_that_never_took_part():
     seen, names = state.server["seen"], built.algorithm.split()[1]
     assert 1 <= int(seen.sum()) <= 3
     for name in names:
-        mean = state.server[f"inner.{name}"][seen].double().mean(dim=0)
+        mean = state.server[f"intra.{name}"][seen].double().mean(dim=0)
         unseen = state.server[name][~seen].double()
         assert torch.allclose(unseen, mean.expand_as(unseen), rtol=0, atol=1e-6)
 
@@ -512,7 +511,7 @@ def gm_of(built, state: State):
 
 
 def test_head_of_the_global_model_is_chosen():
-    """F9: the seeded head, the sample mean of the clients' heads, or none but the prototypes."""
+    """The seeded head, the sample mean of the clients' heads, or none but the prototypes."""
     keys = ("algorithm=fedpc", "algorithm.groups=2", DOUBLE)
     found = {}
     for kind in ("init_head", "mean_head", "nearest_proto"):
@@ -541,15 +540,15 @@ def test_head_of_the_global_model_is_chosen():
 
 
 @pytest.mark.parametrize("policy", ["average", "local", "drop"])
-def test_global_model_is_judged_where_clients_keep_no_statistics(tmp_path, policy):
+def test_global_model_is_evaluated_where_clients_keep_no_statistics(policy):
     keys = ("algorithm=fedpc", "algorithm.gm=nearest_proto", f"train.batchnorm={policy}")
-    _, summary = run(tmp_path, *keys, "model.name=lenet5", "train.rounds=1")
+    summary = summary_of_run(*keys, "model.name=lenet5", "train.rounds=1")
 
     assert ("gm" in summary["last"]["test"]) == (policy == "average")
     assert {"pm_v@local", "pm_l@local", "pm_v", "pm_l"} <= set(summary["last"]["test"])
 
 
-# Bytes (card 1.1, table 4.1, T18)
+# Bytes
 
 
 CONV = (25 * 6 + 6) + 12 + (6 * 25 * 16 + 16) + 32
@@ -571,7 +570,7 @@ def costs_of(built) -> list[dict[str, float]]:
 
 
 @pytest.mark.parametrize("heads", [False, True])
-def test_bytes_are_the_cards(heads):
+def test_bytes_are_those_of_body_and_prototypes(heads):
     """The seeded net is free, so set-up and round 0 have no way down."""
     keys = ("algorithm=fedpc", "model.name=lenet5", "algorithm.groups=2")
     built = build(*keys, f"algorithm.group_heads={str(heads).lower()}")

@@ -18,7 +18,7 @@ from tests.algorithms.plain import (
 )
 from tests.algorithms.test_contract import after
 from tests.algorithms.test_identities import POLICIES
-from tests.support import build, run
+from tests.support import build, run, summary_of_run
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -35,8 +35,8 @@ def test_without_personal_layers_it_is_fedavg_and_with_all_local_only(policy):
     assert len(set(found.values())) == 3
 
 
-def test_all_personal_sends_nothing(tmp_path):
-    _, summary = run(tmp_path, "algorithm=fedper", "model.name=logistic", "train.rounds=2")
+def test_all_personal_sends_nothing():
+    summary = summary_of_run("algorithm=fedper", "model.name=logistic", "train.rounds=2")
 
     assert summary["communication"]["up_bytes"] == summary["communication"]["down_bytes"] == 0
     assert any("as with Local-Only" in note for note in summary["notes"])
@@ -92,7 +92,7 @@ def test_gm_is_left_out_where_statistics_have_no_common_value():
 def test_fine_tuning_is_judged_beside_and_discarded(tmp_path):
     keys = ("algorithm=fedper", "train.optimizer.lr=0.1")
     path, tuned = run(tmp_path, *keys, "algorithm.finetune_epochs=2")
-    _, plain = run(tmp_path, *keys)
+    plain = summary_of_run(*keys)
 
     assert tuned["weights_digest"] == plain["weights_digest"]
     assert len(accuracies(path, "ft")) == len(accuracies(path, "personal"))

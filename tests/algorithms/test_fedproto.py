@@ -4,7 +4,7 @@ import torch
 from flbench.algorithms.fedproto import NearestPrototype
 from flbench.core.types import Message, Results, State
 from tests.losses.support import case
-from tests.support import build, run
+from tests.support import build, run, summary_of_run
 
 
 def method(*overrides: str):
@@ -84,9 +84,9 @@ def test_both_rules_are_reported_and_never_mixed(tmp_path, rule, other):
     assert other in summary["last"]["test"]
 
 
-def test_rules_of_one_run_swap_columns(tmp_path):
-    _, proto = run(tmp_path, "algorithm=fedproto")
-    _, head = run(tmp_path, "algorithm=fedproto", "algorithm.predict=head")
+def test_rules_of_one_run_swap_columns():
+    proto = summary_of_run("algorithm=fedproto")
+    head = summary_of_run("algorithm=fedproto", "algorithm.predict=head")
 
     assert proto["last"]["test"]["accuracy"] == head["last"]["test"]["proto"]["accuracy"]
     assert proto["last"]["test"]["head"]["accuracy"] == head["last"]["test"]["accuracy"]
@@ -94,12 +94,12 @@ def test_rules_of_one_run_swap_columns(tmp_path):
 
 
 @pytest.mark.parametrize("option", ["lam=3", "agg_weights=samples", "cache=true"])
-def test_every_option_changes_the_models(tmp_path, option):
+def test_every_option_changes_the_models(option):
     keys = ("algorithm=fedproto", "train.participation=0.6", "train.optimizer.lr=0.1")
 
     assert (
-        run(tmp_path, *keys)[1]["weights_digest"]
-        != run(tmp_path, *keys, f"algorithm.{option}")[1]["weights_digest"]
+        summary_of_run(*keys)["weights_digest"]
+        != summary_of_run(*keys, f"algorithm.{option}")["weights_digest"]
     )
 
 

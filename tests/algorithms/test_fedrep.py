@@ -19,7 +19,7 @@ from tests.algorithms.plain import (
     lenet5_bytes,
 )
 from tests.algorithms.test_contract import after
-from tests.support import build, run
+from tests.support import build, run, summary_of_run
 
 HEAVY = ("train.optimizer.momentum=0.9", "train.optimizer.weight_decay=0.0005")
 
@@ -118,14 +118,14 @@ def test_one_epoch_is_refused_unless_the_heads_are_given():
 
 @pytest.mark.parametrize("keys", [("model.name=logistic",), ("algorithm.layers=0",)])
 def test_net_of_one_part_is_refused(keys):
-    with pytest.raises(ConfigError, match="personal layers and shared ones"):
+    with pytest.raises(ConfigError, match="personal and shared layers"):
         build("algorithm=fedrep", "train.local_epochs=2", *keys)
 
 
 def test_heads_are_fine_tuned_beside_and_discarded(tmp_path):
     keys = ("algorithm=fedrep", "train.local_epochs=2", "train.optimizer.lr=0.1")
     path, tuned = run(tmp_path, *keys, "algorithm.finetune_epochs=3")
-    _, plain = run(tmp_path, *keys)
+    plain = summary_of_run(*keys)
 
     program = build(*keys, "algorithm.finetune_epochs=3").algorithm
     tuning = program.deploy(build(*keys).start(), torch.arange(2))["ft"].program.steps

@@ -10,7 +10,7 @@ from flbench.experiment import rounds
 from tests.algorithms.test_contract import after, played
 from tests.algorithms.test_dfedhp import SmallChunks
 from tests.algorithms.test_identities import POLICIES
-from tests.support import build, run
+from tests.support import build, summary_of_run
 
 DOUBLE = "engine.precision=64-true"
 NOBODY = ("algorithm.topology=erdos_renyi", "algorithm.edge_probability=0")
@@ -149,11 +149,11 @@ def test_reply_depends_on_neighbours_alone():
 @pytest.mark.parametrize(
     ("topology", "edges"), [("ring", 12), ("star", 10), ("complete", 30), ("exponential", 18)]
 )
-def test_peers_pay_a_payload_for_each_edge(tmp_path, topology, edges):
+def test_peers_pay_a_payload_for_each_edge(topology, edges):
     """Six clients. LeNet-5 with BatchNorm: 4 |w|, 44 statistics and two counters (T18)."""
     keys = (f"algorithm.topology={topology}", "partition.clients=6", "train.rounds=2")
 
-    _, summary = run(tmp_path, METHOD, "model.name=lenet5", *keys)
+    summary = summary_of_run(METHOD, "model.name=lenet5", *keys)
 
     size = build(METHOD, "model.name=lenet5").algorithm.setting.net.size
     traffic = summary["communication"]
@@ -161,10 +161,10 @@ def test_peers_pay_a_payload_for_each_edge(tmp_path, topology, edges):
     assert traffic["up_bytes"] == traffic["down_bytes"] == 0
 
 
-def test_random_neighbours_are_paid_for_by_the_cohort_alone(tmp_path):
+def test_random_neighbours_are_paid_for_by_the_cohort_alone():
     keys = ("partition.clients=10", "train.participation=0.6", "train.rounds=2")
 
-    _, summary = run(tmp_path, METHOD, "algorithm.neighbours=4", *keys)
+    summary = summary_of_run(METHOD, "algorithm.neighbours=4", *keys)
 
     size = build(METHOD).algorithm.setting.net.size
     assert summary["communication"]["peer_bytes"] == 2 * 6 * 4 * 4 * size

@@ -6,8 +6,8 @@ from math import exp
 import pytest
 import torch
 
+from flbench.algorithms.hfcd import mean_similarity
 from flbench.algorithms.shared import prototypes
-from flbench.algorithms.shared.similarities import mean_similarity
 from flbench.client.batchnorm import recalibrate
 from flbench.client.program import LocalProgram, Phase, Statistic
 from flbench.core.tree import take
@@ -15,7 +15,7 @@ from flbench.core.types import Dispatch, Message, Results, State
 from flbench.experiment.rounds import settings_of
 from flbench.losses.similarity import cosines
 from tests.algorithms.test_contract import after
-from tests.support import build, run
+from tests.support import build, summary_of_run
 
 N, C, D = 6, 5, 4
 
@@ -43,10 +43,7 @@ def cos(a, b) -> float:
 
 
 def test_holder_weights_equal_the_formula():
-    """Card 1.4.
-
-    Wsize = n / max n, wsim = mean cosine with the others, softmax over holders of their product.
-    """
+    """softmax over holders of wsize wsim: n / max n, times the mean cosine with the others."""
     own, counts = uploads()
 
     weights = method().holder_weights(own, counts)
@@ -74,7 +71,6 @@ def test_holder_weights_equal_the_formula():
     ],
 )
 def test_holder_weights_sum_to_one_over_holders_and_are_zero_elsewhere(options):
-    """T7."""
     own, counts = uploads()
 
     weights = method(*options).holder_weights(own, counts)
@@ -157,7 +153,6 @@ def test_aggregate_uses_the_last_uploads_of_absent_clients_too():
 
 
 def test_class_without_holder_stays_absent():
-    """T20."""
     own, counts = uploads()
 
     server = aggregated(method(), own, counts)
@@ -218,18 +213,18 @@ OPTIONS = [
 
 
 @pytest.mark.parametrize("option", OPTIONS)
-def test_every_option_changes_the_models_and_stays_finite(tmp_path, option):
+def test_every_option_changes_the_models_and_stays_finite(option):
     keys = ("algorithm=hfcd", "train.optimizer.lr=0.1", "train.rounds=4", "algorithm.alpha=0.2")
-    _, default = run(tmp_path, *keys)
-    _, changed = run(tmp_path, *keys, f"algorithm.{option}")
+    default = summary_of_run(*keys)
+    changed = summary_of_run(*keys, f"algorithm.{option}")
 
     assert changed["weights_digest"] != default["weights_digest"]
     assert changed["diverged"] == 0
 
 
-def test_full_similarity_changes_bytes_not_models(tmp_path):
-    _, default = run(tmp_path, "algorithm=hfcd")
-    _, full = run(tmp_path, "algorithm=hfcd", "algorithm.full_similarity=true")
+def test_full_similarity_changes_bytes_not_models():
+    default = summary_of_run("algorithm=hfcd")
+    full = summary_of_run("algorithm=hfcd", "algorithm.full_similarity=true")
 
     assert full["weights_digest"] == default["weights_digest"]
     assert full["communication"]["up_bytes"] > default["communication"]["up_bytes"]

@@ -5,73 +5,67 @@ import torch
 
 from flbench.models.base import net_leaves
 from tests.algorithms.test_contract import after, with_method
-from tests.support import build, run
+from tests.support import build, summary_of_run
 
 POLICIES = ["average", "local", "drop"]
 LENET = ("model.name=lenet5", "train.participation=0.6", "train.optimizer.momentum=0.9")
 
 
-def digest(tmp_path, *overrides: str) -> str:
-    return run(tmp_path, *LENET, *overrides)[1]["weights_digest"]
+def digest(*overrides: str) -> str:
+    return summary_of_run(*LENET, *overrides)["weights_digest"]
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_fedprox_without_pull_is_fedavg(tmp_path, policy):
+def test_fedprox_without_pull_is_fedavg(policy):
     """T1."""
     norm = f"train.batchnorm={policy}"
-    fedavg = digest(tmp_path, norm, "algorithm=fedavg")
+    fedavg = digest(norm, "algorithm=fedavg")
 
-    assert digest(tmp_path, norm, "algorithm=fedprox", "algorithm.mu=0") == fedavg
-    assert digest(tmp_path, norm, "algorithm=fedprox", "algorithm.mu=0.1") != fedavg
+    assert digest(norm, "algorithm=fedprox", "algorithm.mu=0") == fedavg
+    assert digest(norm, "algorithm=fedprox", "algorithm.mu=0.1") != fedavg
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_hfcd_without_strength_is_local_only(tmp_path, policy):
+def test_hfcd_without_strength_is_local_only(policy):
     """T13: beta(0) = 0 makes round 0 cross entropy; lambda0 = 0 makes every round so."""
     norm = f"train.batchnorm={policy}"
-    local = digest(tmp_path, norm, "algorithm=local")
+    local = digest(norm, "algorithm=local")
 
-    assert (
-        digest(tmp_path, norm, "algorithm=hfcd", "algorithm.lambda0=0", "algorithm.share=none")
-        == local
-    )
-    assert digest(tmp_path, norm, "algorithm=hfcd") != local
+    assert digest(norm, "algorithm=hfcd", "algorithm.lambda0=0", "algorithm.share=none") == local
+    assert digest(norm, "algorithm=hfcd") != local
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_hfcd_that_shares_everything_without_strength_is_fedavg(tmp_path, policy):
+def test_hfcd_that_shares_everything_without_strength_is_fedavg(policy):
     norm = f"train.batchnorm={policy}"
-    fedavg = digest(tmp_path, norm, "algorithm=fedavg")
+    fedavg = digest(norm, "algorithm=fedavg")
 
-    assert (
-        digest(tmp_path, norm, "algorithm=hfcd", "algorithm.lambda0=0", "algorithm.share=full")
-        == fedavg
-    )
+    assert digest(norm, "algorithm=hfcd", "algorithm.lambda0=0", "algorithm.share=full") == fedavg
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_fedproto_without_pull_is_local_only(tmp_path, policy):
+def test_fedproto_without_pull_is_local_only(policy):
     norm = f"train.batchnorm={policy}"
-    local = digest(tmp_path, norm, "algorithm=local")
+    local = digest(norm, "algorithm=local")
 
-    assert digest(tmp_path, norm, "algorithm=fedproto", "algorithm.lam=0") == local
-    assert digest(tmp_path, norm, "algorithm=fedproto") != local
+    assert digest(norm, "algorithm=fedproto", "algorithm.lam=0") == local
+    assert digest(norm, "algorithm=fedproto") != local
 
 
 @pytest.mark.parametrize("form", ["nested", "separate"])
-def test_hfcd_first_round_is_cross_entropy_exactly(tmp_path, form):
+def test_hfcd_first_round_is_cross_entropy_exactly(form):
     one = ("train.rounds=1",)
 
-    assert digest(tmp_path, "algorithm=hfcd", f"algorithm.loss_form={form}", *one) == digest(
-        tmp_path, "algorithm=local", *one
+    assert digest("algorithm=hfcd", f"algorithm.loss_form={form}", *one) == digest(
+        "algorithm=local", *one
     )
 
 
-def test_fedavg_with_one_client_is_that_client(tmp_path):
+def test_fedavg_with_one_client_is_that_client():
     """One client of weight one: the mean returns its model bit for bit."""
     keys = ("partition.clients=1", "train.participation=1")
 
-    assert digest(tmp_path, "algorithm=fedavg", *keys) == digest(tmp_path, "algorithm=local", *keys)
+    assert digest("algorithm=fedavg", *keys) == digest("algorithm=local", *keys)
 
 
 def test_fedavg_of_one_step_is_a_step_on_the_weighted_mean_gradient():
@@ -106,21 +100,19 @@ def test_fedavg_of_one_step_is_a_step_on_the_weighted_mean_gradient():
         assert torch.allclose(state.server[name], leaf - 0.01 * leaf.grad, rtol=0, atol=1e-12), name
 
 
-def test_uniform_weights_differ_from_sample_weights(tmp_path):
-    assert digest(tmp_path, "algorithm=fedavg", "algorithm.agg_weights=uniform") != digest(
-        tmp_path, "algorithm=fedavg"
-    )
+def test_uniform_weights_differ_from_sample_weights():
+    assert digest("algorithm=fedavg", "algorithm.agg_weights=uniform") != digest("algorithm=fedavg")
 
 
-def test_batchnorm_policies_differ_only_where_statistics_are(tmp_path):
+def test_batchnorm_policies_differ_only_where_statistics_are():
     found = {
-        policy: digest(tmp_path, "algorithm=fedavg", f"train.batchnorm={policy}")
+        policy: digest("algorithm=fedavg", f"train.batchnorm={policy}")
         for policy in ("average", "local", "drop")
     }
 
     assert len(set(found.values())) == 3
     plain = [
-        digest(tmp_path, "algorithm=fedavg", "model.norm=none", f"train.batchnorm={policy}")
+        digest("algorithm=fedavg", "model.norm=none", f"train.batchnorm={policy}")
         for policy in ("average", "drop")
     ]
     assert plain[0] == plain[1]
@@ -137,10 +129,9 @@ def test_batchnorm_local_keeps_statistics_with_the_client():
     assert not statistics & set(state.server)
 
 
-def test_local_only_never_sampled_clients_stay_at_the_start_and_are_counted(tmp_path):
-    _, summary = run(tmp_path, "algorithm=local", "train.participation=0.2", "train.rounds=2")
-    _, full = run(
-        tmp_path,
+def test_local_only_never_sampled_clients_stay_at_the_start_and_are_counted():
+    summary = summary_of_run("algorithm=local", "train.participation=0.2", "train.rounds=2")
+    full = summary_of_run(
         "algorithm=local",
         "algorithm.budget=full",
         "train.participation=0.2",
@@ -160,7 +151,7 @@ def traffic(tmp_path, *overrides: str, rounds: int = 2) -> tuple[float, float]:
 
     The first round's dispatch is the seeded start and free.
     """
-    _, summary = run(tmp_path, f"train.rounds={rounds}", "train.participation=1", *overrides)
+    summary = summary_of_run(f"train.rounds={rounds}", "train.participation=1", *overrides)
     bytes_ = summary["communication"]
     return bytes_["up_bytes"] / (5 * rounds), bytes_["down_bytes"] / (5 * (rounds - 1))
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from flbench.algorithms import ALGORITHMS
-from tests.support import build, run
+from tests.support import build, run, summary_of_run
 
 README = Path(__file__).resolve().parents[2] / "README.md"
 
@@ -122,10 +122,10 @@ def test_example_runs(registered, tmp_path):
 
 
 @pytest.mark.parametrize("registered", ["entropy"], indirect=True)
-def test_own_loss_with_factor_zero_is_fedavg(registered, tmp_path):
-    _, without = run(tmp_path, "algorithm.name=entropy", "algorithm.beta=0")
-    _, with_it = run(tmp_path, "algorithm.name=entropy", "algorithm.beta=1")
-    _, fedavg = run(tmp_path, "algorithm.name=fedavg")
+def test_own_loss_with_factor_zero_is_fedavg(registered):
+    without = summary_of_run("algorithm.name=entropy", "algorithm.beta=0")
+    with_it = summary_of_run("algorithm.name=entropy", "algorithm.beta=1")
+    fedavg = summary_of_run("algorithm.name=fedavg")
 
     assert without["weights_digest"] == fedavg["weights_digest"]
     assert with_it["weights_digest"] != fedavg["weights_digest"]
@@ -149,12 +149,12 @@ def test_own_loss_is_the_negative_entropy(registered):
 
 
 @pytest.mark.parametrize("registered", ["firstlayer"], indirect=True)
-def test_own_split_averages_all_but_the_first_layer(registered, tmp_path):
+def test_own_split_averages_all_but_the_first_layer(registered):
     algorithm = build("algorithm=firstlayer").algorithm
 
     first = {"backbone.fc1.weight", "backbone.fc1.bias"}
     assert algorithm.split() == (first, algorithm.setting.net.names("all") - first)
 
-    _, one = run(tmp_path, "algorithm=firstlayer", "partition.clients=1", "train.participation=1")
-    _, local = run(tmp_path, "algorithm=local", "partition.clients=1", "train.participation=1")
+    one = summary_of_run("algorithm=firstlayer", "partition.clients=1", "train.participation=1")
+    local = summary_of_run("algorithm=local", "partition.clients=1", "train.participation=1")
     assert one["weights_digest"] == local["weights_digest"]

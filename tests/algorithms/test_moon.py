@@ -10,7 +10,7 @@ from torch.nn.functional import cosine_similarity, cross_entropy, linear, relu
 from flbench.experiment.rounds import settings_of
 from flbench.models.base import net_leaves
 from tests.algorithms.test_contract import played
-from tests.support import build, run
+from tests.support import build, summary_of_run
 
 LENET = ("model.name=lenet5", "engine.precision=64-true")
 FULL_BATCH = ("train.batch_size=2048", "train.optimizer.lr=0.1")
@@ -29,13 +29,13 @@ def samples(built, client: int):
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_moon_without_contrast_is_fedavg(tmp_path, policy):
+def test_moon_without_contrast_is_fedavg(policy):
     """T1."""
     keys = ("model.name=lenet5", "train.participation=0.6", f"train.batchnorm={policy}")
     keys = (*keys, "train.rounds=2")
 
-    _, fedavg = run(tmp_path, "algorithm=fedavg", *keys)
-    _, moon = run(tmp_path, "algorithm=moon", "algorithm.mu=0", *keys)
+    fedavg = summary_of_run("algorithm=fedavg", *keys)
+    moon = summary_of_run("algorithm=moon", "algorithm.mu=0", *keys)
 
     assert moon["weights_digest"] == fedavg["weights_digest"]
     assert moon["communication"] == fedavg["communication"]
@@ -117,7 +117,7 @@ def test_last_model_is_judged_where_there_is_one():
     assert set(built.algorithm.deploy(state, torch.arange(5))) == {"personal", "gm"}
 
 
-def test_projection_trains_and_predicts_in_the_place_of_the_classifier(tmp_path):
+def test_projection_trains_and_predicts_in_the_place_of_the_classifier():
     """One full-batch step of each of five clients, against a loop without flbench's own."""
     keys = (*FULL_BATCH, "engine.precision=64-true", "algorithm.proj_dim=8", "algorithm.mu=0")
     built, state = start("moon", *keys)
@@ -146,7 +146,7 @@ def test_projection_trains_and_predicts_in_the_place_of_the_classifier(tmp_path)
     # The net's own classifier never learns: only the projection's can tell classes apart.
     long = ("train.rounds=10", "train.optimizer.lr=0.3", "algorithm.proj_dim=8", "algorithm.mu=0.1")
     for evaluated in ("global", "last"):
-        _, summary = run(tmp_path, "algorithm=moon", f"algorithm.evaluated={evaluated}", *long)
+        summary = summary_of_run("algorithm=moon", f"algorithm.evaluated={evaluated}", *long)
         assert summary["last"]["test"]["accuracy"] > 0.6
     d, width, head = 64, 8, 650
     more = d * d + d + d * width + width + width * 10 + 10 - head
@@ -155,10 +155,10 @@ def test_projection_trains_and_predicts_in_the_place_of_the_classifier(tmp_path)
 
 
 @pytest.mark.parametrize("option", ["mu=1", "tau=0.1", "proj_dim=16"])
-def test_every_option_changes_the_models(tmp_path, option):
+def test_every_option_changes_the_models(option):
     keys = ("algorithm=moon", "train.optimizer.lr=0.1")
-    _, default = run(tmp_path, *keys)
-    _, changed = run(tmp_path, *keys, f"algorithm.{option}")
+    default = summary_of_run(*keys)
+    changed = summary_of_run(*keys, f"algorithm.{option}")
 
     assert changed["weights_digest"] != default["weights_digest"]
     assert changed["diverged"] == 0
@@ -166,7 +166,7 @@ def test_every_option_changes_the_models(tmp_path, option):
 
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("evaluated", ["global", "last"])
-def test_options_run_under_every_batchnorm_policy_on_both_engines(tmp_path, policy, evaluated):
+def test_options_run_under_every_batchnorm_policy_on_both_engines(policy, evaluated):
     keys = (
         "algorithm.proj_dim=8",
         f"algorithm.evaluated={evaluated}",

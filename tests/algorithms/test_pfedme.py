@@ -177,7 +177,7 @@ def test_server_that_never_moves_is_refused():
 
 @pytest.mark.parametrize("key", ["optimizer.momentum=0.9", "optimizer.name=adam"])
 def test_other_optimisers_are_refused(key):
-    with pytest.raises(ConfigError, match="plain steps"):
+    with pytest.raises(ConfigError, match="SGD without momentum"):
         build("algorithm=pfedme", f"train.{key}")
 
 

@@ -10,7 +10,7 @@ from flbench.core.types import Message, Results
 from flbench.experiment import rounds
 from flbench.experiment.rounds import visible_to_server
 from tests.algorithms.test_contract import after, played
-from tests.support import build, run
+from tests.support import build, summary_of_run
 
 KEYS = ("algorithm=pfedsim", "model.name=lenet5", "engine.precision=64-true", "train.rounds=6")
 HEAD = ("head.weight", "head.bias")
@@ -26,11 +26,11 @@ def slow_similarity(a, b, classes) -> float:
 
 
 @pytest.mark.parametrize("policy", ["average", "local", "drop"])
-def test_warm_up_to_the_end_is_fedavg(tmp_path, policy):
+def test_warm_up_to_the_end_is_fedavg(policy):
     """T1."""
     keys = ("model.name=lenet5", "train.participation=0.6", f"train.batchnorm={policy}")
-    _, fedavg = run(tmp_path, *keys, "algorithm=fedavg")
-    _, pfedsim = run(tmp_path, *keys, "algorithm=pfedsim", "algorithm.rho=1")
+    fedavg = summary_of_run(*keys, "algorithm=fedavg")
+    pfedsim = summary_of_run(*keys, "algorithm=pfedsim", "algorithm.rho=1")
 
     assert pfedsim["weights_digest"] == fedavg["weights_digest"]
     assert pfedsim["communication"] == fedavg["communication"]
@@ -161,14 +161,14 @@ def test_first_contact_after_the_warm_up_brings_the_global_classifier_and_later_
     assert not torch.equal(begin[name][0], state.server[name])
 
 
-def test_bytes_are_w_in_the_warm_up_then_the_body_down_and_w_up(tmp_path):
+def test_bytes_are_w_in_the_warm_up_then_the_body_down_and_w_up():
     """Table 4.1; the first dispatch after the warm-up is w, later ones the body."""
     keys = ("model.name=lenet5", "algorithm=pfedsim", "train.rounds=4", "train.batchnorm=local")
     body = 4 * ((25 * 6 + 6) + 12 + (6 * 25 * 16 + 16) + 32 + (16 * 120 + 120) + (120 * 84 + 84))
     head = 4 * (84 * 10 + 10)
 
-    _, summary = run(tmp_path, *keys)
-    _, union = run(tmp_path, *keys, "algorithm.classes=union")
+    summary = summary_of_run(*keys)
+    union = summary_of_run(*keys, "algorithm.classes=union")
 
     traffic = summary["communication"]
     assert traffic["up_bytes"] == 5 * 4 * (body + head)

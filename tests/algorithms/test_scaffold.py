@@ -17,7 +17,7 @@ from tests.algorithms.plain import (
 )
 from tests.algorithms.test_contract import after, played
 from tests.algorithms.test_identities import POLICIES
-from tests.support import build, run, write_npz
+from tests.support import build, summary_of_run, write_npz
 
 EXACT = "engine.precision=64-true"
 UNIFORM = "algorithm.agg_weights=uniform"
@@ -211,9 +211,9 @@ def test_clipping_is_remarked():
 
 
 @pytest.mark.parametrize("option", ["server_lr=0.5", "agg_weights=samples", "control=gradient"])
-def test_every_option_changes_the_models(tmp_path, option):
-    _, default = run(tmp_path, "algorithm=scaffold")
-    _, changed = run(tmp_path, "algorithm=scaffold", f"algorithm.{option}")
+def test_every_option_changes_the_models(option):
+    default = summary_of_run("algorithm=scaffold")
+    changed = summary_of_run("algorithm=scaffold", f"algorithm.{option}")
 
     assert changed["weights_digest"] != default["weights_digest"]
 

@@ -9,7 +9,7 @@ from flbench.core.errors import ConfigError
 from flbench.core.types import Message, Results
 from flbench.experiment import rounds
 from tests.algorithms.test_contract import after, played
-from tests.support import build, run
+from tests.support import build, summary_of_run
 
 KEYS = ("algorithm=slapfl", "model.name=lenet5", "engine.precision=64-true")
 SHARED = ("backbone.conv1", "backbone.norm1", "backbone.conv2", "backbone.norm2")
@@ -200,15 +200,15 @@ def test_absent_clients_keep_their_mixture_and_only_the_rounds_clients_are_mixed
 
 
 @pytest.mark.parametrize("policy", ["average", "local", "drop"])
-def test_bytes_are_the_base_both_ways_and_the_whole_net_upwards_if_asked(tmp_path, policy):
+def test_bytes_are_the_base_both_ways_and_the_whole_net_upwards_if_asked(policy):
     """4 bytes per weight; statistics and two counters of 8 bytes where they are sent."""
     keys = ("algorithm=slapfl", "model.name=lenet5", f"train.batchnorm={policy}", "train.rounds=2")
     statistics = 4 * 44 + 2 * 8 if policy == "average" else 0
     base = 4 * ((25 * 6 + 6) + 12 + (6 * 25 * 16 + 16) + 32) + statistics
     linear = 4 * ((16 * 120 + 120) + (120 * 84 + 84) + (84 * 10 + 10))
 
-    _, plain = run(tmp_path, *keys)
-    _, full = run(tmp_path, *keys, "algorithm.count_full_upload=true")
+    plain = summary_of_run(*keys)
+    full = summary_of_run(*keys, "algorithm.count_full_upload=true")
 
     assert plain["communication"]["up_bytes"] == 2 * 5 * base
     assert plain["communication"]["down_bytes"] == 2 * 5 * base

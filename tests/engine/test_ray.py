@@ -15,7 +15,7 @@ from flbench.core.tree import digest
 from flbench.core.types import Samples
 from flbench.experiment import rounds
 from tests.engine.test_vectorized import REDUCE, Count
-from tests.support import SMALL, build, config_of, run
+from tests.support import SMALL, build, config_of, run, summary_of_run
 
 ray = pytest.importorskip("ray")
 
@@ -143,7 +143,7 @@ class TestWithoutAClusterOfTheTests:
 
     def test_run_gives_the_sequential_digest_and_ends_ray(self, tmp_path):
         keys = ("algorithm=hfcd", "train.participation=0.6")
-        _, one = run(tmp_path, *keys)
+        one = summary_of_run(*keys)
 
         path, many = run(tmp_path, *keys, "engine.name=ray", "engine.workers=2")
 
@@ -163,17 +163,17 @@ class TestWithoutAClusterOfTheTests:
         assert "Traceback" not in error
 
     @pytest.mark.slow
-    def test_two_nodes_give_the_same_digest(self, tmp_path):
+    def test_two_nodes_give_the_same_digest(self):
         from ray.cluster_utils import Cluster
 
         keys = ("algorithm=fedavg", "train.participation=0.6")
-        _, one = run(tmp_path, *keys)
+        one = summary_of_run(*keys)
         cluster = Cluster(
             initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False}
         )
         try:
             cluster.add_node(num_cpus=1)
-            _, many = run(tmp_path, *keys, "engine.name=ray", f"engine.address={cluster.address}")
+            many = summary_of_run(*keys, "engine.name=ray", f"engine.address={cluster.address}")
         finally:
             ray.shutdown()
             cluster.shutdown()

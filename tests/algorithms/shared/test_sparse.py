@@ -6,7 +6,7 @@ import torch
 
 from flbench.algorithms.shared import sparse
 from flbench.algorithms.shared.sparse import MASK, DenseGradient, Masked, Search
-from flbench.client.module import apply, view_of
+from flbench.client.module import apply, make_step_context
 from flbench.core.types import Batch, Info
 from flbench.models.base import net_leaves
 from tests.support import build
@@ -100,7 +100,7 @@ def test_dense_gradient_is_that_of_the_real_rows_also_outside_the_mask():
     leaves[MASK + name] = torch.rand(leaves[name].shape) < 0.5
     real = torch.tensor([True, True, True, False, False])
     batch = Batch(x, y, real, torch.arange(5), torch.zeros(()))
-    context = view_of(net, lambda: None, batch, {}, leaves, leaves)
+    context = make_step_context(net, lambda: None, batch, {}, leaves, leaves)
 
     with torch.no_grad():
         found = DenseGradient(Masked((name,)))(context)
