@@ -1,9 +1,6 @@
-"""HFCD: prototypes, hard negatives and similarity distillation (Xu, 2025).
+"""HFCD: class prototypes, hard negatives and distillation of class similarities (Xu, 2025)."""
 
-The paper exchanges prototypes, counts and similarities, and no weights. Its formulas are rebuilt
-from the glyphs: where they are ambiguous the default is our reading, the others are options.
-"""
-
+from dataclasses import dataclass
 from math import ceil, exp
 from typing import ClassVar, Literal
 
@@ -14,53 +11,134 @@ from torch import Tensor
 from flbench.algorithms.base import Algorithm, Communication, Paper
 from flbench.algorithms.registry import ALGORITHMS
 from flbench.algorithms.shared import prototypes
-from flbench.algorithms.shared.similarities import WriteSimilarity, mean_similarity
 from flbench.algorithms.shared.simplex import simplex, softmax_among
 from flbench.client.program import LocalProgram, LossTerm, Transform
 from flbench.config.schema import AlgorithmConfig
 from flbench.core.tree import only, repeat
-from flbench.core.types import Dispatch, Message, Results, State, Tree, Update
+from flbench.core.types import Dispatch, Info, Message, Results, State, Tree, Update
 from flbench.losses import CrossEntropy, PrototypeContrast, PrototypeDistillation, SemanticKL
+from flbench.losses.similarity import cosines, unit
 
-# The weights of cross entropy, contrast and distillation; names are numbers of the dispatch.
-FORMS: dict[str, tuple[float | str, float | str, str]] = {
+Weights = tuple[float | str, float | str, str]
+LOSS_FORMS: dict[str, Weights] = {
     "nested": (1.0, "beta", "beta_lambda"),  # CE + beta (L_cont + lambda L_KD)
     "flat": ("beta", 1.0, "lambda"),  # L_cont + lambda L_KD + beta CE
     "separate": (1.0, "beta", "lambda"),  # CE + beta L_cont + lambda L_KD
 }
+"""Weights of CE, L_cont and L_KD. A name stands for a number that `Hfcd.dispatch` computes."""
 
 
 class HfcdConfig(AlgorithmConfig):
-    """Keys of HFCD; defaults are table 1's for CIFAR-100 (EMNIST: 0.15, 0.6, 1.2, 0.7)."""
+    """Keys of HFCD.
 
-    tau: float = Field(0.2, gt=0, description="temperature of the contrast")
-    alpha: float = Field(0.7, ge=-1, le=1, description="similarity above which a negative is hard")
-    gamma: float = Field(1.3, gt=0, description="weight of hard negatives")
-    lambda0: float = Field(0.7, ge=0, description="strength of both schedules, beta and lambda")
-    share: Literal["none", "body", "full"] = Field("none", description="weights averaged besides")
-    loss_form: Literal["nested", "flat", "separate"] = Field(
-        "nested", description="where beta and lambda stand in the loss"
+    The defaults are those of the paper's table 1 for CIFAR-100. For EMNIST the table has tau=0.15,
+    alpha=0.6, gamma=1.2 and lambda0=0.7.
+    """
+
+    # Local loss
+    tau: float = Field(0.2, gt=0, description="temperature of the contrast L_cont")
+    alpha: float = Field(
+        0.7, ge=-1, le=1, description="similarity above which a class is a hard negative"
     )
-    no_pos: bool = Field(False, description="leave the positive pair out of the denominator")
-    top_frac: float | None = Field(None, gt=0, le=1, description="share of negatives that are hard")
-    kd_temperature: float = Field(1.0, gt=0, description="temperature of the similarity rows")
-    kd_diagonal: bool = Field(True, description="similarity of a class with itself takes part")
-    kd_reverse: bool = Field(False, description="KL(local || global), not KL(global || local)")
-    kd_reduction: Literal["mean", "sum"] = Field("mean", description="over the matrix's rows")
-    linear: bool = Field(False, description="prototype weights proportional to a, not softmax(a)")
-    temperature: float = Field(1.0, gt=0, description="of the softmax over holders")
-    ema: float = Field(0.0, ge=0, lt=1, description="share of the old prototype in the new one")
-    full_similarity: bool = Field(False, description="charge all C x C similarities upwards")
-    aggregation: Literal["dual", "mean"] = Field("dual", description="mean: B+C of table 2")
-    hard_negatives: bool = Field(True, description="false: A+C of table 2")
-    distillation: Literal["semantic", "ordinary"] = Field("semantic", description="ordinary: A+B")
+    gamma: float = Field(1.3, gt=0, description="weight of hard negatives in L_cont")
+    lambda0: float = Field(0.7, ge=0, description="factor of both schedules, beta and lambda")
+    share: Literal["none", "body", "full"] = Field(
+        "none",
+        description="weights that the server averages in addition: none, all but the head, or all",
+    )
+    loss_form: Literal["nested", "flat", "separate"] = Field(
+        "nested",
+        description="how beta and lambda weight the loss: CE + beta (L_cont + lambda L_KD),"
+        " L_cont + lambda L_KD + beta CE, or CE + beta L_cont + lambda L_KD",
+    )
+    no_pos: bool = Field(
+        False, description="leave the sample's own class out of the denominator of L_cont"
+    )
+    top_frac: float | None = Field(
+        None,
+        gt=0,
+        le=1,
+        description="share of the other classes that are hard negatives, the most similar ones,"
+        " instead of the threshold alpha",
+    )
+    kd_temperature: float = Field(
+        1.0, gt=0, description="temperature of the softmax over class similarities in L_KD"
+    )
+    kd_diagonal: bool = Field(
+        True, description="L_KD includes the similarity of each class with itself"
+    )
+    kd_reverse: bool = Field(
+        False, description="L_KD is KL(local || global) instead of KL(global || local)"
+    )
+    kd_reduction: Literal["mean", "sum"] = Field(
+        "mean", description="L_KD is the mean or the sum over classes"
+    )
+
+    # Aggregation of prototypes
+    linear: bool = Field(
+        False, description="weights of prototypes are proportional to a instead of softmax(a)"
+    )
+    temperature: float = Field(
+        1.0, gt=0, description="temperature of the softmax over the holders of a class"
+    )
+    ema: float = Field(
+        0.0, ge=0, lt=1, description="share of the old global prototype in the new one"
+    )
+    full_similarity: bool = Field(
+        False, description="charge C x C similarities to each upload, not those of held pairs alone"
+    )
+
+    # Ablations of table 2
+    aggregation: Literal["dual", "mean"] = Field(
+        "dual",
+        description="weights of prototypes: by size and similarity, or equal (B+C in table 2)",
+    )
+    hard_negatives: bool = Field(
+        True, description="false: all negatives have weight 1 in L_cont (A+C in table 2)"
+    )
+    distillation: Literal["semantic", "ordinary"] = Field(
+        "semantic",
+        description="teacher of L_KD: global class similarities, or the softmax of the cosines of a"
+        " sample with the global prototypes (A+B in table 2)",
+    )
 
 
 @ALGORITHMS.register("hfcd")
 class Hfcd(Algorithm):
-    """Dual-granularity prototypes (A), prototype contrast (B), semantic distillation (C).
+    """Clients exchange class prototypes and class similarities; each trains a model of its own.
 
-    Deviation from C5: a client without a step still uploads the prototypes of the net it has.
+    A prototype is the mean feature of a class. A client sends the prototypes of the classes that it
+    holds, their sample counts, and the cosines between them. The server averages the prototypes,
+    giving more weight to clients that have many samples and agree with the others, and averages the
+    cosines into one matrix of class similarities. Local training contrasts features with the global
+    prototypes, gives more weight to similar classes (hard negatives), and pulls the client's class
+    similarities towards the global ones. Each client is evaluated with its own model.
+
+    Client i in round t of T, with features z, labels y, global prototypes P and similarities S:
+
+        L      = CE + beta(t) (L_cont + lambda(t) L_KD)
+        beta   = lambda0 (1 - exp(-t / T)),  lambda = lambda0 exp(-t / T)
+        L_cont = -log(e_y / (e_y + gamma sum_{q in H(y)} e_q + sum_{r not in H(y), r != y} e_r))
+        e_k    = exp(cos(z, P_k) / tau),  H(p) = {q != p: S_pq > alpha}
+        L_KD   = mean over p of KL(softmax_q S_pq || softmax_q S^i_pq)
+
+    Client i after training: c_k^i is the mean feature of class k, n_k^i its number of samples, and
+    S^i_pq = cos(c_p^i, c_q^i).
+
+    Server, with the last upload of every client, for the holders of a class (n_k^i > 0):
+
+        a_k^i = (n_k^i / max_j n_k^j) mean_{j != i} cos(c_k^i, c_k^j)
+        P_k   = sum_i softmax_i(a_k^i) c_k^i
+        S_pq  = mean of S^i_pq over the holders of p and q; cos(P_p, P_q) where there are none
+
+    Deviations and readings. The paper's formulas are hard to read in print; where they are
+    ambiguous, the default is the reading given here and the others are options. The positive class
+    is part of the denominator of L_cont (`no_pos`). Means and softmax run over the holders of a
+    class, not over all clients. L_KD is divided by the number of classes (`kd_reduction`); it runs
+    over the classes that both the client and the server have, and takes a class's local prototype
+    from the batch if the batch contains the class, so that it has a gradient. The schedules count
+    rounds from 0, so that the first round uses cross entropy alone. A client that took no optimiser
+    step still uploads its prototypes, because its model has features all the same.
     """
 
     Config: ClassVar[type[AlgorithmConfig]] = HfcdConfig
@@ -72,81 +150,204 @@ class Hfcd(Algorithm):
         "10.12677/mos.2025.145437",
     )
     communication = Communication(
-        "C D + C + C C", "(D + 2) per held class, 1 per held pair", "w (share=none)"
+        down="C prototypes of D features, C flags, C x C class similarities",
+        up="D features, a count and an id per held class, a cosine per pair of held classes",
+        keeps="all weights w (share=none), prototypes, counts, similarities",
     )
 
     def personal(self) -> frozenset[str]:
         net = self.setting.net
-        kept = {"none": net.names("all"), "body": net.names("head"), "full": frozenset[str]()}
-        return kept[self.config.share]
+        match self.config.share:
+            case "none":
+                return net.names("all")
+            case "body":
+                return net.names("head")
+            case "full":
+                return frozenset()
 
     def init(self, start: Tree) -> tuple[Tree, Tree]:
         keeps, sends = self.split()
-        table, own = prototypes.empty(self.setting, start)
-        eye = torch.eye(self.setting.classes, dtype=table["global.prototypes"].dtype)
-        clients = only(start, keeps) | own | {"similarity": torch.zeros_like(eye)}
-        server = only(start, sends) | table | {"global.similarity": eye}
-        return server, repeat(clients, self.setting.clients)
+        table, bank = prototypes.empty(self.setting, start)
+        no_similarity = torch.eye(self.setting.classes, dtype=table["global.prototypes"].dtype)
+
+        server = only(start, sends) | table | {"global.similarity": no_similarity}
+        client = only(start, keeps) | bank | {"similarity": torch.zeros_like(no_similarity)}
+        return server, repeat(client, self.setting.clients)
+
+    # Client: local training, then prototypes, counts and similarities.
 
     def program(self, state: State) -> LocalProgram:
         keeps, sends = self.split()
+        train = self.phase(*self.terms())
+        collect = prototypes.collect(self.setting)
         similarity = Transform(WriteSimilarity(self.config.full_similarity))
         return LocalProgram(
-            (self.phase(*self.terms()), *prototypes.collect(self.setting), similarity),
-            keeps | {"prototypes", "counts", "similarity"},
-            sends | prototypes.LEAVES | {"similarity"},
-            (*prototypes.MASKS, ("similarity", "pairs")),
+            steps=(train, *collect, similarity),
+            keeps=keeps | {"prototypes", "counts", "similarity"},
+            sends=sends | prototypes.LEAVES | {"similarity"},
+            masks=(*prototypes.MASKS, ("similarity", "pairs")),
         )
 
     def terms(self) -> tuple[LossTerm, ...]:
-        of_ce, _, of_kd = FORMS[self.config.loss_form]
-        kd: LossTerm = PrototypeDistillation(of_kd, temperature=self.config.tau)
-        if self.config.distillation == "semantic":  # the keys kd_* are the term's own options
-            options = {key[3:]: value for key, value in self.config if key.startswith("kd_")}
-            kd = SemanticKL(of_kd, **options)
-        return (CrossEntropy(of_ce), self.contrast(), kd)
+        weight_of_ce, _, _ = LOSS_FORMS[self.config.loss_form]
+        return (CrossEntropy(weight_of_ce), self.contrast(), self.distillation())
 
     def contrast(self) -> PrototypeContrast:
-        """Return L_cont; without hard negatives (A+C) all negatives weigh the same."""
-        c, weight, top = self.config, FORMS[self.config.loss_form][1], None
-        if c.hard_negatives and c.top_frac is not None:
-            top = ceil(c.top_frac * (self.setting.classes - 1))
-        alpha, gamma = (c.alpha, c.gamma) if c.hard_negatives else (1.0, 1.0)
-        return PrototypeContrast(weight, c.tau, alpha, gamma, top, positive=not c.no_pos)
+        """Return L_cont. Without hard negatives (A+C in table 2) all negatives have weight 1."""
+        config = self.config
+        _, weight, _ = LOSS_FORMS[config.loss_form]
+        if not config.hard_negatives:
+            # gamma = 1 gives all negatives one weight; above a cosine of 1 no class counts as hard.
+            return PrototypeContrast(
+                weight, config.tau, threshold=1.0, gamma=1.0, positive=not config.no_pos
+            )
+
+        top = None
+        if config.top_frac is not None:
+            top = ceil(config.top_frac * (self.setting.classes - 1))
+        return PrototypeContrast(
+            weight, config.tau, config.alpha, config.gamma, top, positive=not config.no_pos
+        )
+
+    def distillation(self) -> LossTerm:
+        """Return L_KD, or the ordinary distillation of the ablation A+B in table 2."""
+        config = self.config
+        _, _, weight = LOSS_FORMS[config.loss_form]
+        if config.distillation == "ordinary":
+            return PrototypeDistillation(weight, temperature=config.tau)
+        return SemanticKL(
+            weight,
+            temperature=config.kd_temperature,
+            diagonal=config.kd_diagonal,
+            reverse=config.kd_reverse,
+            reduction=config.kd_reduction,
+        )
+
+    # Server: schedules and global tables down, aggregation of what the clients sent.
 
     def dispatch(self, state: State, ids: Tensor) -> Dispatch:
-        # beta = lam0 (1 - e^(-t/T)), lambda = lam0 e^(-t/T); t counts from 0: round 0 is CE alone.
+        """Send the global tables; both sides compute beta(t) and lambda(t) from the round."""
         decay = exp(-state.round / self.setting.rounds)
-        beta, lam = self.config.lambda0 * (1 - decay), self.config.lambda0 * decay
+        beta = self.config.lambda0 * (1 - decay)
+        lam = self.config.lambda0 * decay
+        schedules = {"beta": beta, "lambda": lam, "beta_lambda": beta * lam}
+
         table = prototypes.table(state.server)
-        shared = super().dispatch(state, ids).shared.values  # the averaged part of w, with `share`
-        numbers = {"beta": beta, "lambda": lam, "beta_lambda": beta * lam}
-        return Dispatch(Message(shared | table.values, table.mask), numbers=numbers)
+        shared_weights = super().dispatch(state, ids).shared.values  # empty with share=none
+        return Dispatch(Message(shared_weights | table.values, table.mask), numbers=schedules)
 
     def aggregate(self, state: State, results: Results) -> Update:
-        # The last uploads of all clients take part; absent ones did not change since theirs.
-        own, counts = state.clients["prototypes"].double(), state.clients["counts"]
-        old, had = state.server["global.prototypes"], state.server["global.present"]
-        table = torch.einsum("nc,ncd->cd", self.holder_weights(own, counts), own)
-        kept = torch.where(had, self.config.ema, 0.0)[:, None]
-        table = kept * old + (1 - kept) * table
+        """Compute P and S from the last uploads of all clients, absent ones included."""
+        bank = state.clients["prototypes"].double()  # [N, C, D]
+        counts = state.clients["counts"]  # [N, C]
+        present = (counts > 0).any(dim=0)  # [C]
+
+        # P_k = sum_i abar_k^i c_k^i
+        table = torch.einsum("nc,ncd->cd", self.holder_weights(bank, counts), bank)
+        old = state.server["global.prototypes"]
+        ema = torch.where(state.server["global.present"], self.config.ema, 0.0)[:, None]  # [C, 1]
+        table = ema * old + (1 - ema) * table
+
         similarity = mean_similarity(state.clients["similarity"].double(), counts > 0, table)
-        present = (counts > 0).any(dim=0)
-        server = {"global.prototypes": table.to(old.dtype), "global.present": present}
-        server["global.similarity"] = similarity.to(old.dtype)
-        hard = self.contrast().hard(similarity, present)[present].sum(dim=1).double()
-        metrics = {"hard_negatives_mean": float(hard.mean())}
+
+        hard = self.contrast().hard(similarity, present)  # [C, C]
+        hard_per_class = hard[present].sum(dim=1).double()
+        metrics = {"hard_negatives_mean": float(hard_per_class.mean())}
+        server = {
+            "global.prototypes": table.to(old.dtype),
+            "global.present": present,
+            "global.similarity": similarity.to(old.dtype),
+        }
         return Update(self.mean(results) | server, metrics=metrics)
 
-    def holder_weights(self, own: Tensor, counts: Tensor) -> Tensor:
-        """Return abar [N, C] of prototypes [N, C, D]; it sums to 1 over the holders of a class."""
-        held = counts > 0
-        uniform = held / held.sum(dim=0).clamp_min(1).double()
+    def holder_weights(self, bank: Tensor, counts: Tensor) -> Tensor:
+        """Return the weight abar_k^i of each client's prototypes in the global ones.
+
+        Args:
+            bank: [N, C, D] float64 prototypes of all clients, zero where a class is not held.
+            counts: [N, C] samples of each client and class, 0 where the class is not held.
+
+        Returns:
+            [N, C] float64 in [0, 1]. The weights of a class sum to 1 over the clients that hold it,
+            and are 0 for the others and for a class that nobody holds.
+        """
+        held = counts > 0  # [N, C]
+        equal = held / held.sum(dim=0).clamp_min(1).double()
         if self.config.aggregation == "mean":
-            return uniform
-        # a = wsize wsim; wsize = n / max n; wsim = mean cosine with the other holders.
-        size = counts / counts.amax(dim=0).clamp_min(1).double()
-        a = size * prototypes.agreement(own, held)
+            return equal
+
+        w_size = counts / counts.amax(dim=0).clamp_min(1).double()
+        w_sim = mean_cosine_with_others(bank, held)
+        a = w_size * w_sim  # [N, C] in [-1, 1]
         if self.config.linear:
-            return simplex(torch.where(held, a, 0.0), uniform, dim=0)
+            return simplex(torch.where(held, a, 0.0), equal, dim=0)
         return softmax_among(a / self.config.temperature, held, dim=0)
+
+
+def mean_cosine_with_others(bank: Tensor, held: Tensor) -> Tensor:
+    """Return wsim_k^i, the mean cosine of a client's prototype with those of the other holders.
+
+    Args:
+        bank: [N, C, D] prototypes of all clients, zero where a class is not held.
+        held: [N, C] bool: the classes that each client holds.
+
+    Returns:
+        [N, C] in [-1, 1]; 1 for a class that no other client holds.
+    """
+    direction = unit(bank)  # [N, C, D]
+    sum_of_others = direction.sum(dim=0) - direction
+    total = (direction * sum_of_others).sum(dim=2)  # [N, C]
+    holders = held.sum(dim=0)  # [C]
+    return torch.where(holders > 1, total / (holders - 1).clamp_min(1), 1.0)
+
+
+@dataclass(frozen=True)
+class WriteSimilarity:
+    """A Transform that writes S^i_pq = cos(c_p^i, c_q^i) for the classes that a client holds.
+
+    S^i is symmetric with a unit diagonal. Therefore only its strict upper triangle is stored and
+    sent.
+
+    Attributes:
+        full: Mark all C x C entries as sent, as if the client sent the full matrix.
+    """
+
+    full: bool = False
+
+    def __call__(self, leaves: Tree, start: Tree, ctx: Tree, info: Info) -> Tree:
+        """Return `similarity` [C, C] and `pairs` [C, C] bool, the entries that are sent.
+
+        Args:
+            leaves: The client's leaves, with `prototypes` [C, D] and `held` [C] bool.
+            start: Not used.
+            ctx: Not used.
+            info: Not used.
+        """
+        held = leaves["held"]
+        pairs = (held[:, None] & held[None, :]).triu(1)  # [C, C]
+        cosine = cosines(leaves["prototypes"], leaves["prototypes"])
+        return {
+            "similarity": torch.where(pairs, cosine, 0.0),
+            "pairs": torch.ones_like(pairs) if self.full else pairs,
+        }
+
+
+def mean_similarity(upper: Tensor, held: Tensor, table: Tensor) -> Tensor:
+    """Return the global class similarities S [C, C], symmetric with a unit diagonal.
+
+    S_pq is the mean of the clients' S^i_pq over the clients that hold both classes. Where no client
+    holds both, S_pq is the cosine of the global prototypes.
+
+    Args:
+        upper: [N, C, C] strict upper triangles of the clients' similarities, 0 for pairs that a
+            client does not hold.
+        held: [N, C] bool: the classes that each client holds.
+        table: [C, D] global prototypes.
+    """
+    joint = torch.einsum("np,nq->pq", held.double(), held.double())  # [C, C] holders of both
+    total = upper.sum(dim=0)
+    mean = (total + total.T) / joint.clamp_min(1)
+
+    cosine = cosines(table, table)
+    similarity = torch.where(joint > 0, mean, (cosine + cosine.T) / 2)
+    return similarity.fill_diagonal_(1.0)
