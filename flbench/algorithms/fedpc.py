@@ -1,48 +1,152 @@
 """FedPC: clients grouped by prototypes, groups mixed by their cosines (Liu et al., 2025)."""
 
+import warnings
+from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from pydantic import Field, PositiveInt
 from torch import Tensor
 
-from flbench.algorithms.base import Algorithm, Communication, Deployment, Paper
+from flbench.algorithms.base import Algorithm, Communication, Deployment, Paper, Setting
 from flbench.algorithms.registry import ALGORITHMS
-from flbench.algorithms.shared import grouping, groups, mixing, prototypes
+from flbench.algorithms.shared import prototypes
+from flbench.algorithms.shared.mixing import mix
 from flbench.algorithms.shared.prefixes import prefixed, stripped
+from flbench.algorithms.shared.prototypes import NearestPrototype
 from flbench.algorithms.shared.simplex import simplex, softmax_among
 from flbench.client.program import LocalProgram, Statistic
 from flbench.config.schema import AlgorithmConfig, UniformConfig
-from flbench.core.tree import only, repeat
-from flbench.core.types import Dispatch, Message, Results, Stage, State, Tree, Update
+from flbench.core.rng import generator
+from flbench.core.tree import nbytes, only, repeat, weighted_mean
+from flbench.core.types import (
+    Dispatch,
+    Message,
+    Results,
+    Samples,
+    Stage,
+    State,
+    StepContext,
+    Tree,
+    Update,
+)
 from flbench.losses import ClassPull, CrossEntropy, class_pull
+from flbench.losses.cross_entropy import sum_cross_entropy
+from flbench.losses.similarity import EPSILON, class_sums
 
-Gm = Literal["init_head", "mean_head", "nearest_proto", "none"]
+PROTOTYPES, PRESENT = "group.prototypes", "group.present"
+TABLE = (PROTOTYPES, PRESENT)
+"""Names of a group's prototypes [J, C, D] and of the flags [J, C] bool of classes that have one."""
+
+INTRA = "intra."  # prefix of theta^_j and P^_j, the means within groups
+GM = "gm."  # prefix of the global model
+
+VARIANCE = 0.9  # share of the variance that the principal components reach
+MOST_COMPONENTS = 32
+MOST_GROUPS = 10  # largest number of groups that groups=auto tries
+KMEANS_STARTS = 10
+SAME_POINT = 1e-9  # relative to the largest entry: points that differ by less are one point
+
+Fill = Literal["zero", "class_mean"]
+GlobalHead = Literal["init_head", "mean_head", "nearest_proto", "none"]
+Points = NDArray[np.float64]
+Labels = NDArray[np.int64]
 
 
 class FedPcConfig(UniformConfig):
-    """Keys of FedPC. J, q, the mixture's options and the head of GM are open in the paper."""
+    """Keys of FedPC.
 
-    groups: Literal["auto"] | PositiveInt = Field(5, description="J; auto: by silhouette, 2 to 10")
-    components: int | None = Field(None, ge=1, description="q (default: 90 % of variance, <= 32)")
-    fill: grouping.Fill = Field("zero", description="vector of a class not held")
-    cluster_after: int = Field(0, ge=0, description="rounds of FedPer before clients are grouped")
+    The paper gives alpha, gamma and the distance. It leaves open the number of groups, the number
+    of principal components and the head of the global model.
+    """
+
+    groups: Literal["auto"] | PositiveInt = Field(
+        5, description="number of groups J; auto: the best mean silhouette among 2 to 10"
+    )
+    components: int | None = Field(
+        None,
+        ge=1,
+        description="number of principal components q (default: as many as reach 90 % of the"
+        " variance, at most 32)",
+    )
+    fill: Fill = Field(
+        "zero",
+        description="what replaces the prototype of a class that a client does not hold when"
+        " clients are grouped: zeros, or the mean over the clients that hold it",
+    )
+    cluster_after: int = Field(
+        0, ge=0, description="rounds of FedPer before the clients are grouped"
+    )
     alpha: float = Field(0.5, ge=0, description="weight of cross entropy")
-    gamma: float = Field(0.5, ge=0, description="weight of the pull to the group's prototypes")
-    pull: class_pull.Form = Field("class_mean", description="class_mean: eq. 3; repel: the text")
-    center: bool = Field(False, description="cosines of prototypes less their mean over groups")
-    temperature: float | None = Field(None, gt=0, description="rho = softmax(cosine / temperature)")
-    size_weighted: bool = Field(False, description="rho in proportion to a group's samples too")
-    single_global: bool = Field(False, description="one mixture for all groups (Algorithm 1)")
-    gm: Gm = Field("init_head", description="what classifies where GM is evaluated")
-    group_heads: bool = Field(False, description="charge traffic between the heads of groups")
+    gamma: float = Field(0.5, ge=0, description="weight of the distance to the group's prototypes")
+    pull: class_pull.Form = Field(
+        "class_mean",
+        description="distance to the group's prototypes: of class means (eq. 3), their mean square,"
+        " of single samples, or with repulsion from other classes (the paper's text)",
+    )
+    center: bool = Field(
+        False,
+        description="subtract the mean over groups from prototypes before their cosines are taken",
+    )
+    temperature: float | None = Field(
+        None,
+        gt=0,
+        description="rho = softmax(cosine / temperature) (default: proportional to the cosine)",
+    )
+    size_weighted: bool = Field(
+        False, description="multiply rho by the number of samples of each group"
+    )
+    single_global: bool = Field(
+        False, description="one mixture for all groups (Algorithm 1) instead of one per group"
+    )
+    gm: GlobalHead = Field(
+        "init_head",
+        description="head of the global model: the seeded one, the mean of the clients' heads, the"
+        " nearest prototype, or no global model",
+    )
+    group_heads: bool = Field(
+        False, description="charge the traffic between the servers of groups and a central server"
+    )
 
 
 @ALGORITHMS.register("fedpc")
 class FedPc(Algorithm):
-    """Each group has a backbone theta and prototypes P; heads stay with the clients.
+    """Clients with similar prototypes form groups; groups share backbones, heads stay local.
 
-    A model per group (eq. 7-8), not Algorithm 1's one. Published are gm, pm_v@local, pm_l@local.
+    A prototype is the mean feature of a class. Before training, every client sends the prototypes
+    of the seeded net, by which the server groups the clients once and for all. A client trains the
+    backbone of its group together with its own head; a second loss term pulls the mean features of
+    classes to the group's prototypes. The server averages backbones and prototypes within each
+    group. It then mixes the groups: a group takes more from groups with similar prototypes. A
+    client is evaluated with the backbone of its group and its own head.
+
+    Set-up, once, for all clients (theta_0: seeded backbone f, C classes):
+
+        P_i^k = mean of f(theta_0, x) over the samples x of class k at client i    (eq. 2)
+        c(i)  = k-means of q principal components of (P_i^1, ..., P_i^C), J groups
+
+    Client i of group j = c(i), E epochs on backbone theta and head:
+
+        L     = alpha CE + gamma L_p
+        L_p   = sum over classes k of the batch of ||mean of f(theta, x) - P^(j)_k||    (eq. 3)
+
+    and then P_i by eq. 2 with the trained theta_i. Server:
+
+        theta^_j, P^_j = means of theta_i and P_i over the clients of group j    (lines 13-14)
+        M_jl      = cos(P^_j, P^_l), M_jj = 1                                   (eq. 5-6)
+        rho_jl    = max(0, M_jl) / sum_l max(0, M_jl)                           (eq. 5-6)
+        theta^(j) = sum_l rho_jl theta^_l,  P^(j) = sum_l rho_jl P^_l           (eq. 7-8)
+
+    Readings and deviations. Eq. 7-8 give every group a model, Algorithm 1 has one for all
+    (`single_global`); the equations are followed. Eq. 3 is written for a batch, so that it has a
+    gradient; the text also speaks of repulsion from other classes (`pull=repel`). The objective of
+    the paper weights clients by samples, line 13 does not (`agg_weights`). Cosines run over the
+    classes that both groups have. A group without a client in the round keeps its last means; a
+    group that never had one gives nothing and takes equal parts of all others. The paper reports
+    a global model without defining its head (`gm`); of flbench's metrics, `gm`, `pm_v@local` and
+    `pm_l@local` correspond to the published ones.
     """
 
     Config: ClassVar[type[AlgorithmConfig]] = FedPcConfig
@@ -54,7 +158,9 @@ class FedPc(Algorithm):
         "10.11959/j.issn.1000-436x.2025235",
     )
     communication = Communication(
-        "body, C D prototypes, C flags", "body, (D + 1) per held class", "head"
+        down="backbone and C prototypes of D features of the client's group, C flags",
+        up="backbone, D features and an id per held class",
+        keeps="head, prototypes",
     )
 
     def personal(self) -> frozenset[str]:
@@ -62,91 +168,471 @@ class FedPc(Algorithm):
 
     def requires(self) -> list[str]:
         after, rounds = self.config.cluster_after, self.setting.rounds
-        late = f"algorithm.cluster_after={after} must be below train.rounds={rounds}: lower it."
-        return [late] if after >= rounds else []
+        if after < rounds:
+            return []
+        return [
+            f"fedpc: algorithm.cluster_after={after} must be below train.rounds={rounds}, because"
+            " training goes on after the clients are grouped. Lower algorithm.cluster_after or"
+            " raise train.rounds."
+        ]
 
     def notes(self) -> list[str]:
-        plain = (self.config.groups, self.config.alpha, self.config.gamma) == (1, 1.0, 0.0)
-        return ["this is fedper with means by algorithm.agg_weights."] * plain
+        config = self.config
+        if (config.groups, config.alpha, config.gamma) != (1, 1.0, 0.0):
+            return []
+        return [
+            "fedpc: with algorithm.groups=1, algorithm.alpha=1 and algorithm.gamma=0 this is fedper"
+            f" with algorithm.agg_weights={config.agg_weights}."
+        ]
 
     def stages(self) -> tuple[Stage, ...]:
         after = self.config.cluster_after
-        train = Stage("cluster", 1, setup=True), Stage("train", self.setting.rounds - after)
-        return (Stage("warmup", after), *train) if after else train
+        cluster = Stage("cluster", 1, setup=True)
+        train = Stage("train", self.setting.rounds - after)
+        return (Stage("warmup", after), cluster, train) if after else (cluster, train)
 
     def init(self, start: Tree) -> tuple[Tree, Tree]:
-        (heads, shared), n, wanted = self.split(), self.setting.clients, self.config.groups
-        count = min(n, grouping.MOST if wanted == "auto" else wanted)
-        group = only(start, shared) | groups.empty_table(self.setting, start)
-        server = groups.spread(group | prefixed("inner.", group), count)
-        server |= prefixed("gm.", groups.spread(start | group, 1))
-        server |= {"seen": torch.zeros(count).bool(), "groups": torch.zeros(n).long()}
-        return server, repeat(only(start, heads) | {"prototypes": group["group.prototypes"]}, n)
+        heads, shared = self.split()
+        clients, groups = self.setting.clients, self.config.groups
+        count = min(clients, MOST_GROUPS if groups == "auto" else groups)
+
+        group = only(start, shared) | empty_table(self.setting, start)
+        server = repeat_groups(group | prefixed(INTRA, group), count)
+        server |= prefixed(GM, repeat_groups(start | group, 1))
+        server["seen"] = torch.zeros(count).bool()  # [J] groups that have had a participant
+        server["groups"] = torch.zeros(clients).long()  # [N] c(i)
+
+        client = only(start, heads) | {"prototypes": group[PROTOTYPES]}
+        return server, repeat(client, clients)
+
+    # Client
 
     def program(self, state: State) -> LocalProgram:
-        (heads, shared), c = self.split(), self.config
+        heads, shared = self.split()
         stage = self.stages()[state.stage].name
         if stage == "warmup":
             return super().program(state)
-        collect, masks = prototypes.collect(self.setting), (("prototypes", "held"), ("ids", "held"))
-        keeps, sends = heads | {"prototypes"}, frozenset({"prototypes", "ids"})
-        if stage == "cluster":  # eq. 2 with the net that all have
+
+        config = self.config
+        collect = prototypes.collect(self.setting)  # eq. 2
+        keeps = heads | {"prototypes"}
+        sends = frozenset({"prototypes", "ids"})
+        masks = (("prototypes", "held"), ("ids", "held"))
+        if stage == "cluster":
             return LocalProgram(collect, keeps, sends, masks)
-        train = self.phase(CrossEntropy(c.alpha), ClassPull(c.gamma, c.pull, *groups.TABLE))
+
+        pull = ClassPull(config.gamma, config.pull, PROTOTYPES, PRESENT)  # L_p, eq. 3
+        train = self.phase(CrossEntropy(config.alpha), pull)
         return LocalProgram((train, *collect), keeps, shared | sends, masks)
 
     def diagnostics(self) -> tuple[Statistic, ...]:
-        return (groups.pull_share(self.setting),) if self.config.pull == "class_mean" else ()
+        return (pull_share(self.setting),) if self.config.pull == "class_mean" else ()
+
+    # Server
 
     def dispatch(self, state: State, ids: Tensor) -> Dispatch:
-        names = groups.TABLE if state.is_initial else {*self.split()[1], *groups.TABLE}
-        rows = {k: v[state.server["groups"][ids]] for k, v in only(state.server, names).items()}
-        known = state.server["seen"].any().expand(len(ids))
-        return Dispatch(rows=Message(rows, dict.fromkeys(groups.TABLE, known)))
+        """Send theta^(j) and P^(j) of the clients' groups; the seeded backbone is sent for free."""
+        names = set(TABLE)
+        if not state.is_initial:
+            _, shared = self.split()
+            names |= shared
+
+        group = state.server["groups"][ids]  # [K]
+        rows = {name: value[group] for name, value in only(state.server, names).items()}
+        # Before the first round of the stage `train` no group has prototypes.
+        has_prototypes = state.server["seen"].any().expand(len(ids))
+        return Dispatch(rows=Message(rows, dict.fromkeys(TABLE, has_prototypes)))
 
     def aggregate(self, state: State, results: Results) -> Update:
-        stage, c, server = self.stages()[state.stage].name, self.config, state.server
-        if stage == "cluster":
-            labels, q = grouping.assign(results, c.fill, c.components, c.groups, self.setting.seed)
-            found = server["groups"].index_copy(0, results.ids, labels)
-            return Update({"groups": found}, metrics={"groups": int(found.max()) + 1, "q": q})
-        if stage == "warmup":
-            net, gm = (groups.spread(self.mean(results), n) for n in (len(server["seen"]), 1))
-            return Update(net | prefixed("gm.", gm))
-        members = server["groups"] == torch.arange(len(server["seen"]))[:, None]  # [J, N]
-        weights = members[:, results.ids] * self.weights(results)
+        match self.stages()[state.stage].name:
+            case "warmup":
+                return self._average_all(state, results)
+            case "cluster":
+                return self._group_clients(state, results)
+            case _:
+                return self._average_groups(state, results)
+
+    def _average_all(self, state: State, results: Results) -> Update:
+        """FedPer: one mean for all groups."""
+        mean = self.mean(results)
+        groups = repeat_groups(mean, len(state.server["seen"]))
+        return Update(groups | prefixed(GM, repeat_groups(mean, 1)))
+
+    def _group_clients(self, state: State, results: Results) -> Update:
+        config = self.config
+        labels, q = group_clients(
+            results, config.fill, config.components, config.groups, self.setting.seed
+        )
+        groups = state.server["groups"].index_copy(0, results.ids, labels)
+        return Update({"groups": groups}, metrics={"groups": int(groups.max()) + 1, "q": q})
+
+    def _average_groups(self, state: State, results: Results) -> Update:
+        server = state.server
+        group_count = len(server["seen"])  # J
+        members = server["groups"] == torch.arange(group_count)[:, None]  # [J, N]
+        weights = members[:, results.ids] * self.weights(results)  # [J, K]
         if not bool(weights.any()):
             return Update()
-        inner = groups.within(stripped("inner.", server), results.sent, weights)  # lines 13-14
-        seen, sizes = server["seen"] | weights.any(dim=1), members.long() @ self.setting.sizes
-        rho = self.rho(inner, seen, sizes)
-        outer = groups.mixed(inner, rho)  # eq. 7-8
-        gm = groups.mixed(outer, sizes.double()[None] / sizes.sum())  # [1, ...]
-        update = outer | prefixed("inner.", inner) | prefixed("gm.", gm) | {"seen": seen}
-        heads = int((sizes > 0).sum()) * groups.payload(inner) * c.group_heads
-        return Update(update, metrics={"rho_self": float(rho.diag()[seen].mean())}, between=heads)
 
-    def rho(self, inner: Tree, seen: Tensor, sizes: Tensor) -> Tensor:
-        """Return rho [J, J]: row j is what group j takes of each group (eq. 5-6)."""
-        c, (table, present) = self.config, (inner[name] for name in groups.TABLE)
-        if c.center:
+        # Within groups: theta^_j and P^_j (lines 13 and 14 of Algorithm 1).
+        intra = intra_group_means(stripped(INTRA, server), results.sent, weights)
+        seen = server["seen"] | weights.any(dim=1)  # [J]
+
+        # Between groups: theta^(j) and P^(j) (eq. 5 to 8).
+        sizes = members.long() @ self.setting.sizes  # [J] samples of each group
+        rho = self.rho(intra, seen, sizes)
+        inter = mix_groups(intra, rho)
+
+        gm = mix_groups(inter, sizes.double()[None] / sizes.sum())  # [1, ...]
+
+        between = 0
+        if self.config.group_heads:
+            between = int((sizes > 0).sum()) * group_bytes(intra)
+        return Update(
+            inter | prefixed(INTRA, intra) | prefixed(GM, gm) | {"seen": seen},
+            metrics={"rho_self": float(rho.diag()[seen].mean())},
+            between=between,
+        )
+
+    def rho(self, intra: Tree, seen: Tensor, sizes: Tensor) -> Tensor:
+        """Return rho of eq. 5-6: row j is what group j takes from each group.
+
+        Args:
+            intra: P^_j [J, C, D] and flags [J, C] under the names of `TABLE`.
+            seen: [J] bool: groups that have had a participant.
+            sizes: [J] samples of each group.
+
+        Returns:
+            [J, J] float64 in [0, 1]; every row sums to 1. A group that was never seen gives
+            nothing, and takes equal parts of all others.
+        """
+        config = self.config
+        table, present = intra[PROTOTYPES], intra[PRESENT]
+        if config.center:
             table = table - table.sum(dim=0) / present.sum(dim=0).clamp_min(1)[:, None]
-        scores = prototypes.table_cosines(table, present)
-        if c.temperature is not None:
-            scores = softmax_among(scores / c.temperature, seen, dim=1)
-        # A group that never took part gives nothing, and takes all others alike.
-        scores = torch.where(seen[:, None], scores, 1.0) * seen * (sizes if c.size_weighted else 1)
+
+        scores = table_cosines(table, present)  # M, [J, J]
+        if config.temperature is not None:
+            scores = softmax_among(scores / config.temperature, seen, dim=1)
+        scores = torch.where(seen[:, None], scores, 1.0) * seen
+        if config.size_weighted:
+            scores = scores * sizes
+
         rho = simplex(scores, torch.eye(len(seen)), dim=1)
-        return rho[seen].mean(dim=0).expand_as(rho) if c.single_global else rho
+        if config.single_global:
+            return rho[seen].mean(dim=0).expand_as(rho)
+        return rho
+
+    # Deployment: theta^(c(i)) with the client's head, and the global model.
 
     def deploy(self, state: State, ids: Tensor) -> dict[str, Deployment]:
-        (heads, _), gm, sizes = self.split(), self.config.gm, self.setting.sizes.double()
-        found = {"personal": Deployment(self.dispatch(state, ids))}
-        if gm == "none" or heads - self.personal():  # clients keep statistics: no model for all
-            return found
-        net = stripped("gm.", state.server)
-        if gm == "mean_head":
-            net |= mixing.mix(only(state.clients, heads), sizes[None] / sizes.sum())
-        values = Message({name: value[0] for name, value in net.items()})
-        rule = prototypes.NearestPrototype(False, *groups.TABLE) if gm == "nearest_proto" else None
-        return found | {"gm": Deployment(Dispatch(values), predict=rule)}
+        heads, _ = self.split()
+        deployments = {"personal": Deployment(self.dispatch(state, ids))}
+        clients_keep_statistics = bool(heads - self.personal())
+        if self.config.gm == "none" or clients_keep_statistics:
+            return deployments
+
+        net = stripped(GM, state.server)  # [1, ...] each
+        if self.config.gm == "mean_head":
+            sizes = self.setting.sizes.double()
+            net |= mix(only(state.clients, heads), sizes[None] / sizes.sum())
+
+        nearest = None
+        if self.config.gm == "nearest_proto":
+            nearest = NearestPrototype(own=False, prototypes=PROTOTYPES, present=PRESENT)
+        gm = Message({name: value[0] for name, value in net.items()})
+        return deployments | {"gm": Deployment(Dispatch(gm), predict=nearest)}
+
+
+# Groups: a backbone and a table of prototypes each, with a leading axis J.
+
+
+def empty_table(setting: Setting, start: Tree) -> Tree:
+    """Return one group's prototypes [C, D], all zero, and flags [C], all False.
+
+    Args:
+        setting: Setting of the method, with C and D.
+        start: Leaves of the seeded net, which give the dtype.
+    """
+    table, _ = prototypes.empty(setting, start)
+    return {
+        PROTOTYPES: table["global.prototypes"],
+        PRESENT: table["global.present"],
+    }
+
+
+def repeat_groups(tree: Tree, count: int) -> Tree:
+    """Repeat every tensor along a new leading axis, [...] -> [J, ...].
+
+    The repetitions are copies, because groups are updated separately.
+
+    Args:
+        tree: Tensors of one group.
+        count: Number of groups J.
+    """
+    return {name: value.repeat(count, *(1,) * value.dim()) for name, value in tree.items()}
+
+
+def intra_group_means(old: Tree, sent: Message, weights: Tensor) -> Tree:
+    """Return theta^_j and P^_j: the weighted means over the clients of each group, [J, ...] each.
+
+    A group without a client keeps its old values. So does a class that no client of the group
+    holds.
+
+    Args:
+        old: Backbones and tables of the groups, [J, ...] each.
+        sent: Leaves of the net [K, ...] and `prototypes` [K, C, D] from the clients. The mask
+            [K, C] of the latter says which classes a client holds.
+        weights: [J, K] >= 0, with 0 for clients of other groups.
+    """
+    rows = {name: value for name, value in sent.values.items() if name in old}
+    means = [weighted_mean(rows, row) for row in weights]  # empty for a group without a client
+    groups = {
+        name: torch.stack([mean.get(name, old[name][j]) for j, mean in enumerate(means)])
+        for name in rows
+    }
+
+    table, held = mean_tables(sent.values["prototypes"], sent.mask["prototypes"], weights)
+    groups[PROTOTYPES] = torch.where(held[:, :, None], table, old[PROTOTYPES])
+    groups[PRESENT] = held | old[PRESENT]
+    return groups
+
+
+def mix_groups(groups: Tree, weights: Tensor) -> Tree:
+    """Return backbones and tables mixed from those of the groups, [R, ...] each (eq. 7-8).
+
+    The prototype of a class is the mean over the groups that have one.
+
+    Args:
+        groups: Backbones and tables of the groups, [J, ...] each.
+        weights: [R, J] >= 0, one row per receiver.
+    """
+    net = {name: value for name, value in groups.items() if name not in TABLE}
+    table, present = mean_tables(groups[PROTOTYPES], groups[PRESENT], weights)
+    return mix(net, weights) | {PROTOTYPES: table, PRESENT: present}
+
+
+def mean_tables(tables: Tensor, present: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    """Return weighted means of prototypes, class by class, over the tables that have the class.
+
+    P[r, c] = sum_k weights[r, k] P[k, c] / sum_k weights[r, k] over the tables k with class c; zero
+    where these weights are zero. Sums accumulate in float64 and are cast at the end.
+
+    Args:
+        tables: [K, C, D] prototypes.
+        present: [K, C] bool: the classes that each table has.
+        weights: [R, K] >= 0, one row per receiver.
+
+    Returns:
+        Prototypes [R, C, D] in the dtype of `tables`, and flags [R, C] bool of classes with a
+        positive weight.
+    """
+    weights, held = weights.double(), present.double()
+    total = weights @ held  # [R, C]
+    own = tables.double() * held[:, :, None]
+    sums = torch.einsum("rk,kcd->rcd", weights, own)
+    mean = sums / total.clamp_min(EPSILON)[:, :, None]
+    return mean.to(tables.dtype), total > 0
+
+
+def table_cosines(tables: Tensor, present: Tensor) -> Tensor:
+    """Return M of eq. 5-6: cosines [J, J] float64 of tables, over the classes that both have.
+
+    The diagonal is 1. Two tables without a common class have cosine 0.
+
+    Args:
+        tables: [J, C, D] prototypes.
+        present: [J, C] bool: the classes that each table has.
+    """
+    held = present.double()
+    own = tables.double() * held[:, :, None]
+    # squares[j, l]: squared norm of table j over the classes of table l
+    squares = own.square().sum(dim=2) @ held.T  # [J, J]
+    norms = (squares * squares.T).sqrt().clamp_min(EPSILON)
+    return (torch.einsum("jcd,lcd->jl", own, own) / norms).fill_diagonal_(1.0)
+
+
+def group_bytes(groups: Tree) -> int:
+    """Return the bytes of one group's backbone and prototypes, of groups [J, ...] each."""
+    return nbytes({name: value[0] for name, value in groups.items() if name != PRESENT})
+
+
+# The metric `pull_share`: how much of the local loss is L_p.
+
+
+def pull_share(setting: Setting) -> Statistic:
+    """Return the Statistic of `pull_share` = L_p / (L_p + CE), on one batch of each client."""
+    samples = Samples(limit=setting.train.batch_size, redraw="round")
+    return Statistic("pull", PullSums(setting.classes), finish=finish_share, samples=samples)
+
+
+@dataclass(frozen=True)
+class PullSums:
+    """Sums over samples from which `finish_share` computes L_p and cross entropy.
+
+    Attributes:
+        classes: Number of classes C.
+    """
+
+    classes: int
+
+    def __call__(self, context: StepContext) -> Tree:
+        """Return `features` [C, D] and `counts` [C] by class, and `loss` [], of one batch."""
+        y, mask = context.batch.y, context.batch.mask
+        sums, counts = class_sums(context.out.features, y, self.classes, mask)
+        loss = sum_cross_entropy(context.out.logits, y, mask)
+        return {"features": sums, "counts": counts, "loss": loss}
+
+
+def finish_share(sums: Tree, leaves: Tree, ctx: Tree) -> Tree:
+    """Return `pull_share` [] in [0, 1]; 0 without a sample or a prototype.
+
+    Args:
+        sums: Result of `PullSums` over all samples.
+        leaves: Not used.
+        ctx: The group's table, under the names of `TABLE`.
+    """
+    counts = sums["counts"]
+    means = sums["features"] / counts.clamp_min(1)[:, None]  # [C, D]
+    distance = torch.linalg.vector_norm(means - ctx[PROTOTYPES], dim=1)  # [C]
+    pull = torch.where((counts > 0) & ctx[PRESENT], distance, 0.0).sum()  # eq. 3
+
+    cross_entropy = sums["loss"] / counts.sum().clamp_min(1)
+    return {"pull_share": pull / (pull + cross_entropy).clamp_min(EPSILON)}
+
+
+# Set-up: clients are grouped by principal components and k-means (scikit-learn).
+
+
+def group_clients(
+    results: Results, fill: Fill, components: int | None, groups: int | Literal["auto"], seed: int
+) -> tuple[Tensor, int]:
+    """Return the group c(i) of each client and the number of principal components q.
+
+    Args:
+        results: Results of the set-up. The clients sent `prototypes` [K, C, D], whose mask [K, C]
+            says which classes a client holds.
+        fill: Replacement for classes that a client does not hold, see `client_vectors`.
+        components: Number of principal components, see `principal_components`.
+        groups: Number of groups J, or `auto` for the best mean silhouette among 2 to 10. There are
+            fewer groups if fewer clients differ.
+        seed: Seed of the run.
+
+    Returns:
+        [K] int64 labels, numbered from 0, and q.
+    """
+    held = results.sent.mask["prototypes"]
+    vectors = client_vectors(results.sent.values["prototypes"], held, fill)
+    points = principal_components(vectors, components)
+
+    kmeans_seed = int(generator(seed, "method").integers(2**32))
+    if groups == "auto":
+        labels = best_silhouette(points, MOST_GROUPS, kmeans_seed)
+    else:
+        labels = kmeans(points, groups, kmeans_seed)
+    return torch.from_numpy(labels), points.shape[1]
+
+
+def client_vectors(table: Tensor, held: Tensor, fill: Fill) -> Tensor:
+    """Return one vector per client, its prototypes class after class, [K, C D] float64.
+
+    Args:
+        table: [K, C, D] prototypes.
+        held: [K, C] bool: classes that each client holds.
+        fill: What replaces the prototype of a class that a client does not hold: `zero`, or
+            `class_mean` for the mean over the clients that hold the class (zeros if none does).
+    """
+    own = torch.where(held[:, :, None], table.double(), 0.0)  # [K, C, D]
+    if fill == "class_mean":
+        mean = own.sum(dim=0) / held.sum(dim=0).clamp_min(1)[:, None]  # [C, D]
+        own = torch.where(held[:, :, None], own, mean)
+    return own.flatten(1)
+
+
+def principal_components(vectors: Tensor, components: int | None = None) -> Points:
+    """Return the vectors' coordinates along their first principal components, [K, q].
+
+    Args:
+        vectors: [K, M] float64.
+        components: Number of components q. None takes the fewest that reach 90 % of the variance,
+            at most 32. There are at most K - 1 and at most M components. Vectors that are all the
+            same have one component, with coordinate 0.
+    """
+    from sklearn.decomposition import PCA
+
+    count, width = vectors.shape
+    centred = vectors - vectors.mean(dim=0)
+    # The mean is rounded: what is left of equal vectors is not a difference between them.
+    if float(centred.abs().amax()) <= SAME_POINT * float(vectors.abs().amax()):
+        return np.zeros((count, 1))
+
+    if width > count:  # K columns with the same inner products as the M columns
+        centred = torch.linalg.qr(centred.T, mode="r").R.T  # [K, K]
+
+    most = min(components or MOST_COMPONENTS, count - 1, width)
+    pca = PCA(most, svd_solver="full").fit(centred.numpy())
+    if components is None:
+        reached = np.cumsum(pca.explained_variance_ratio_) >= VARIANCE
+        components = int(reached.argmax()) + 1 if reached.any() else most
+    points: Points = pca.transform(centred.numpy())[:, :components]
+    return points
+
+
+def kmeans(points: Points, groups: int, seed: int) -> Labels:
+    """Return the group of each point by k-means, the best of ten starts, [K].
+
+    Groups are numbered in the order of their first members. There are fewer groups than asked for
+    if fewer points differ. scikit-learn gives a group that becomes empty the point that is farthest
+    from its own centre.
+
+    Args:
+        points: [K, q].
+        groups: Number of groups J.
+        seed: Seed of the starts, in [0, 2^32).
+    """
+    from sklearn.cluster import KMeans
+    from sklearn.exceptions import ConvergenceWarning
+
+    groups = min(groups, _distinct(points))
+    if groups == 1:
+        return np.zeros(len(points), dtype=np.int64)
+
+    with warnings.catch_warnings():
+        # Points that differ by rounding alone may fall into fewer groups, which does no harm.
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        labels = KMeans(groups, n_init=KMEANS_STARTS, random_state=seed).fit_predict(points)
+
+    _, first, inverse = np.unique(labels, return_index=True, return_inverse=True)
+    order = np.argsort(np.argsort(first))  # [J] old number -> new number
+    numbered: Labels = order[inverse].astype(np.int64)
+    return numbered
+
+
+def best_silhouette(points: Points, most: int, seed: int) -> Labels:
+    """Return the k-means groups for the number of groups with the best mean silhouette, [K].
+
+    Of equal silhouettes the one with fewer groups wins. There is one group if the silhouette is not
+    defined for any number: it needs at least two groups, and a group of at least two members.
+
+    Args:
+        points: [K, q].
+        most: Largest number of groups that is tried; the smallest is 2.
+        seed: Seed of k-means, in [0, 2^32).
+    """
+    from sklearn.metrics import silhouette_score
+
+    best, best_score = np.zeros(len(points), dtype=np.int64), -np.inf
+    for groups in range(2, min(most, _distinct(points), len(points) - 1) + 1):
+        labels = kmeans(points, groups, seed)
+        score = float(silhouette_score(points, labels)) if labels.any() else -np.inf
+        if score > best_score:
+            best, best_score = labels, score
+    return best
+
+
+def _distinct(points: Points) -> int:
+    """Return how many points differ by more than rounding."""
+    scale = float(np.abs(points).max())
+    if scale == 0:
+        return 1
+    return len(np.unique(np.round(points / scale / SAME_POINT), axis=0))

@@ -128,7 +128,7 @@ class FedProto(Algorithm):
         present = state.server["global.present"] | (total > 0)
         return Update(
             {"global.prototypes": table, "global.present": present},
-            metrics={"prototype_distance_mean": prototypes.spread(table, present)},
+            metrics={"prototype_distance_mean": mean_distance(table, present)},
         )
 
     # Deployment: the client's model with both rules; the first one is the method's result.
@@ -142,3 +142,15 @@ class FedProto(Algorithm):
         if self.config.predict == "proto":
             return {"personal": proto, "head": head}
         return {"personal": head, "proto": proto}
+
+
+def mean_distance(table: Tensor, present: Tensor) -> float:
+    """Return the mean distance between two prototypes; small when the prototypes collapse.
+
+    Args:
+        table: [C, D] prototypes.
+        present: [C] bool: the classes that have a prototype. The result is 0 for fewer than two.
+    """
+    if int(present.sum()) < 2:
+        return 0.0
+    return float(torch.pdist(table[present]).mean())

@@ -1,0 +1,134 @@
+"""How FedPC groups clients: vectors of prototypes, principal components, k-means."""
+
+import numpy as np
+import pytest
+import torch
+from sklearn.decomposition import PCA
+
+from flbench.algorithms.fedpc import (
+    best_silhouette,
+    client_vectors,
+    group_clients,
+    kmeans,
+    principal_components,
+)
+from flbench.core.types import Message, Results
+
+CAMPS = np.array([[0.0, 0], [0, 1], [9, 0], [9, 1], [0, 30], [1, 30], [0, 31]])
+EXPECTED = [0, 0, 1, 1, 2, 2, 2]
+
+
+def random(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def test_stack_puts_class_after_class_and_fills_what_is_not_held():
+    own, held = random(3, 4, 2), torch.rand(3, 4, generator=torch.Generator().manual_seed(1)) > 0.4
+    held[:, 3] = False
+
+    zero, mean = (client_vectors(own, held, fill) for fill in ("zero", "class_mean"))
+
+    for k in range(4):
+        holders = [i for i in range(3) if held[i, k]]
+        for i in range(3):
+            block = slice(2 * k, 2 * k + 2)
+            filled = sum(own[j, k] for j in holders) / len(holders) if holders else torch.zeros(2)
+            assert torch.equal(zero[i, block], own[i, k] if held[i, k] else torch.zeros(2))
+            assert torch.allclose(mean[i, block], own[i, k] if held[i, k] else filled.double())
+
+
+@pytest.mark.parametrize("shape", [(7, 40), (40, 7)])
+def test_principal_components_are_those_of_the_covariance(shape):
+    """Also where there are more columns than clients; the sign of a component is open."""
+    vectors = random(*shape)
+    centred = vectors - vectors.mean(dim=0)
+    values, axes = torch.linalg.eigh(centred.T @ centred)
+
+    points = principal_components(vectors, 4)
+
+    assert points.shape == (shape[0], 4)
+    for k in range(4):
+        slow = (centred @ axes[:, -1 - k]).numpy()
+        assert np.allclose(np.abs(points[:, k]), np.abs(slow), atol=1e-9)
+        assert np.square(slow).sum() == pytest.approx(float(values[-1 - k]))
+
+
+def test_components_are_the_fewest_that_reach_nine_tenths_of_the_variance():
+    scales = torch.tensor([10.0, 5, 2, 1, 0.5]).double()
+    vectors = torch.linalg.qr(random(50, 6) - random(50, 6).mean(dim=0)).Q[:, :5] * scales
+    vectors = vectors - vectors.mean(dim=0)
+    shares = PCA().fit(vectors.numpy()).explained_variance_ratio_.cumsum()
+
+    q = principal_components(vectors).shape[1]
+
+    assert shares[q - 1] >= 0.9 > shares[q - 2]
+    assert 1 < q < 5
+
+
+@pytest.mark.parametrize(("clients", "most"), [(60, 32), (10, 9), (2, 1)])
+def test_components_are_at_most_32_and_fewer_than_the_clients(clients, most):
+    """Noise of equal variance everywhere would need nearly all of them."""
+    assert principal_components(random(clients, 200)).shape[1] <= most
+    assert principal_components(random(clients, 200), 500).shape[1] == clients - 1
+
+
+@pytest.mark.parametrize("clients", [1, 2, 5])
+def test_alike_clients_are_one_point_and_one_group(clients):
+    """Their mean is rounded: 0.1 + ... is not 5 * 0.1."""
+    vectors = (random(1, 12) + 0.1).expand(clients, 12)
+
+    points = principal_components(vectors)
+
+    assert not points.any()
+    assert kmeans(points, 3, seed=0).tolist() == [0] * clients
+    assert best_silhouette(points, 10, seed=0).tolist() == [0] * clients
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_kmeans_finds_the_camps_and_numbers_them_by_their_first_members(seed):
+    assert kmeans(CAMPS, 3, seed).tolist() == EXPECTED
+    assert kmeans(CAMPS[::-1], 3, seed).tolist() == [0, 0, 0, 1, 1, 2, 2]
+
+
+def test_kmeans_with_one_group_per_point_and_more():
+    assert kmeans(CAMPS, 7, 0).tolist() == list(range(7))
+    assert kmeans(CAMPS, 70, 0).tolist() == list(range(7))
+
+
+def test_fewer_distinct_points_than_groups_make_fewer_groups():
+    """Points that differ by rounding alone are one."""
+    twice = np.concatenate([CAMPS[:3], CAMPS[:3] + 1e-12])
+
+    assert kmeans(twice, 5, 0).tolist() == [0, 1, 2, 0, 1, 2]
+
+
+def test_no_group_is_empty():
+    points = np.concatenate([np.zeros((30, 2)), CAMPS * 1e-3, CAMPS * 1e3])
+    for groups in range(1, 12):
+        labels = kmeans(points, groups, seed=groups)
+        assert set(labels.tolist()) == set(range(groups))
+
+
+def test_silhouette_chooses_the_number_of_camps():
+    assert best_silhouette(CAMPS, 10, seed=0).tolist() == EXPECTED
+    assert best_silhouette(CAMPS, 2, seed=0).max() == 1
+
+
+def test_two_clients_have_no_silhouette():
+    assert best_silhouette(CAMPS[:2], 10, seed=0).tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("groups", [2, "auto"])
+def test_clients_of_the_same_classes_come_together(groups):
+    """Where there are zeros tells them apart."""
+    held = torch.tensor([[1, 1, 0, 0]] * 4 + [[0, 0, 1, 1]] * 3).bool()
+    own = (10 + random(7, 4, 3)) * held[:, :, None]
+    sent = Message({"prototypes": own}, {"prototypes": held})
+
+    results = Results(torch.arange(7), torch.zeros(7), torch.zeros(7), {}, sent, {})
+
+    labels, q = group_clients(results, "zero", None, groups, 0)
+
+    assert labels.dtype == torch.int64
+    assert labels.tolist() == [0, 0, 0, 0, 1, 1, 1]
+    assert q >= 1
