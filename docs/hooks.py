@@ -1,0 +1,503 @@
+"""Pages of the site that follow from the code: methods, configuration keys, API reference.
+
+MkDocs calls the functions `on_*`. Nothing that is generated here is written to `docs/`.
+"""
+
+import ast
+import importlib
+import inspect
+import pkgutil
+import re
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any, get_args, get_origin
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
+from flbench.algorithms import catalogue
+from flbench.algorithms.base import Algorithm
+from flbench.config.schema import AlgorithmConfig, Config, ModelConfig
+from flbench.core.registry import ALGORITHMS, MODELS
+
+DOCS = Path(__file__).resolve().parent
+
+API = {
+    "core": "Trees of tensors, messages, random streams, registries and errors",
+    "config": "Schema, sources and resolution of the configuration",
+    "data": "Data sets, partitions and batches",
+    "models": "Nets and their description",
+    "losses": "Terms of the local loss",
+    "metrics": "Confusion counts and the metrics computed from them",
+    "client": "Local programs and the Lightning module that trains them",
+    "engine": "Engines that run local programs",
+    "algorithms": "Base class of the methods, and what methods share",
+    "experiment": "Rounds, evaluation, checkpoints and run folders",
+    "results": "Reading of finished runs",
+    "tuning": "Search spaces, trials and studies",
+}
+"""The packages of the API reference, and one line about each."""
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Fill the navigation with the generated pages."""
+    methods = [{"Overview": "methods/index.md"}]
+    methods += [{name: f"methods/{name}.md"} for name in ALGORITHMS.load()]
+    packages = [{"Overview": "api/index.md"}]
+    packages += [{f"flbench.{name}": f"api/{name}.md"} for name in API]
+    for entry in config.nav or []:
+        if "Methods" in entry:
+            entry["Methods"] = methods
+        if "API" in entry:
+            entry["API"] = packages
+    return config
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the generated pages."""
+    for path, text in pages().items():
+        files.append(File.generated(config, path, content=text))
+    return files
+
+
+def pages() -> dict[str, str]:
+    """Return the Markdown of each generated page, by its path below `docs/`."""
+    measured = results()
+    found = {f"methods/{name}.md": method_page(name, measured) for name in ALGORITHMS.load()}
+    found["methods/index.md"] = methods_overview()
+    found["reference/configuration.md"] = configuration_page()
+    found["api/index.md"] = api_overview()
+    return found | {f"api/{name}.md": api_page(name) for name in API}
+
+
+# Methods
+
+
+def methods_overview() -> str:
+    """Return the page that lists all methods."""
+    lines = [
+        "# Methods",
+        "",
+        f"flbench has {len(ALGORITHMS.load())} methods. The table shows what a client receives"
+        " (down), what it sends (up), and what it keeps between two rounds. The letters mean:",
+        "",
+        "- `w`: all parameters and buffers of the net;",
+        "- `C`: the number of classes; `D`: the width of the features, the inputs of the head;",
+        "- body or backbone: the net without its last linear layer, which is the head.",
+        "",
+        "`flbench algos` prints the same table, and `flbench algos NAME` prints one method."
+        " [Write your own method](../guides/your-method.md) explains how a method is added.",
+        "",
+        "| method | paper | down | up | keeps |",
+        "|---|---|---|---|---|",
+    ]
+    for name in ALGORITHMS.load():
+        entry = catalogue.method(name)
+        paper = entry["paper"]
+        cells = [
+            f"{paper['title']}, {paper['venue']}",
+            *(entry[k] for k in ("down", "up", "keeps")),
+        ]
+        lines.append(f"| [`{name}`]({name}.md) | {' | '.join(map(cell, cells))} |")
+    return "\n".join(lines) + "\n"
+
+
+def method_page(name: str, measured: dict[str, list[str]]) -> str:
+    """Return the page of one method.
+
+    Args:
+        name: Name of the method in the registry.
+        measured: Rows of the table in `docs/results.md`, by method; the key `` holds the header.
+    """
+    entry, kind = catalogue.method(name), ALGORITHMS.find(name)
+    paper = entry["paper"]
+    lines = [f"# {name}", "", summary_of(kind), "", "## Paper", ""]
+    source = f"{escape(paper['authors'])}: *{escape(paper['title'])}*. {escape(paper['venue'])}."
+    lines += [source if paper["authors"] != "-" else f"{escape(paper['title'])}."]
+    if paper["doi"]:
+        lines += [f"DOI: {paper['doi']}."]
+    lines += ["", "## What it does", "", prose(entry["about"]), ""]
+    lines += ["## What travels and what stays", "", "| direction | content |", "|---|---|"]
+    for key, label in (
+        ("down", "server to client"),
+        ("up", "client to server"),
+        ("keeps", "kept by the client"),
+    ):
+        lines.append(f"| {label} | {cell(entry[key])} |")
+    lines += [
+        "",
+        "`w` stands for all parameters and buffers, `C` for the number of classes and `D` for the"
+        " width of the features. Methods without a server exchange with neighbours instead.",
+        "",
+        "## Keys",
+        "",
+        f"Keys of `algorithm` with `algorithm.name={name}`, for the command line and for"
+        " configuration files.",
+        "",
+        *key_table(kind.Config, "algorithm.", skip=("name",)),
+        "",
+        f"`flbench tune --algo {name}` searches the space in `tune/{name}.yaml`"
+        " ([Tune methods](../guides/tune.md)).",
+        "",
+    ]
+    for title, hook, explanation in (
+        (
+            "Notes",
+            "notes",
+            "Before it starts, a run prints the notes that apply to its configuration: unusual"
+            " settings, and settings where the method equals another one. `...` stands for a"
+            " value.",
+        ),
+        (
+            "Requirements",
+            "requires",
+            "A run is refused with one of these sentences where the configuration does not meet a"
+            " requirement. `...` stands for a value.",
+        ),
+    ):
+        sentences = list(said_by(kind, hook))
+        if sentences:
+            lines += [f"## {title}", "", explanation, ""]
+            lines += [f"- {escape(sentence)}" for sentence in sentences] + [""]
+    lines += ["## Measured", ""]
+    if name in measured:
+        lines += [
+            "On Fashion-MNIST in FedCPMD's setting: 100 clients, 10 in each round, 100 rounds, one"
+            " seed. [Results](../results.md) defines the columns and describes the set-up.",
+            "",
+            *measured[""],
+            *measured[name],
+            "",
+        ]
+    else:
+        lines += ["This method has no row in [Results](../results.md) yet.", ""]
+    lines += ["## Run it", "", "```console", f"$ flbench run --algo {name}", "```", ""]
+    module = kind.__module__
+    lines += [f"The source is `{module.replace('.', '/')}.py`, class `{kind.__name__}`.", ""]
+    return "\n".join(lines)
+
+
+def summary_of(kind: type[Algorithm]) -> str:
+    """Return the first sentence of a method's module, without the method's name in front."""
+    text = (inspect.getdoc(inspect.getmodule(kind)) or "").split("\n\n")[0].replace("\n", " ")
+    return escape(text)
+
+
+def said_by(kind: type[Algorithm], hook: str) -> Iterator[str]:
+    """Yield the sentences in the source of a hook, the method's own or inherited.
+
+    A value that is known at run time only becomes `...`. Helpers of the same class count too.
+    """
+    seen: set[str] = set()
+    for base in kind.__mro__:
+        if base is Algorithm:
+            return
+        if hook not in vars(base):
+            continue
+        tree = ast.parse(textwrap.dedent(inspect.getsource(vars(base)[hook])))
+        docstring = ast.get_docstring(tree.body[0], clean=False)  # type: ignore[arg-type]
+        inner = {
+            id(part)
+            for node in ast.walk(tree)
+            if isinstance(node, ast.JoinedStr)
+            for part in ast.walk(node)
+            if part is not node
+        }
+        for node in ast.walk(tree):
+            if id(node) in inner:
+                continue
+            text = template(node)
+            if text and text != docstring and len(text.split()) > 4 and text not in seen:
+                seen.add(text)
+                yield re.sub(rf"^{re.escape(kind.name)}: ", "", text)
+        if not any(
+            isinstance(node, ast.Attribute) and node.attr == hook for node in ast.walk(tree)
+        ):
+            return  # the hook does not ask its parent
+
+
+def template(node: ast.AST) -> str | None:
+    """Return the text of a string in the source, with `...` for its values; None for others."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return node.value
+    if isinstance(node, ast.JoinedStr):
+        parts = [
+            template(part) if isinstance(part, ast.Constant) else "..." for part in node.values
+        ]
+        return "".join(part or "" for part in parts)
+    return None
+
+
+def results() -> dict[str, list[str]]:
+    """Return the rows of the first table of `docs/results.md`, by method; "" holds the header."""
+    found: dict[str, list[str]] = {}
+    for line in (DOCS / "results.md").read_text("utf-8").splitlines():
+        first = line.strip("|").split("|")[0].strip().strip("`")
+        if line.startswith("| method") and not found:
+            found[""] = [line]
+        elif line.startswith("|---") and len(found) == 1:
+            found[""].append(line)
+        elif line.startswith("|") and found:
+            found.setdefault(re.split(r"[ ,(]", first)[0].strip("`"), []).append(line)
+        elif found:
+            break
+    return found
+
+
+# Configuration
+
+
+def configuration_page() -> str:
+    """Return the reference of all configuration keys."""
+    lines = [
+        "# Configuration reference",
+        "",
+        "Every key has a default. A key is set in a YAML file (`--config FILE`, which holds"
+        " differences from the defaults only) or on the command line as `section.key=value`; the"
+        " command line wins. `flbench run --print-config` prints the resolved configuration with"
+        " the origin of each value. Unknown keys, values of a wrong type and values outside their"
+        " range are errors that name the key, the value, and where it was set.",
+        "",
+        "Two sections take a name directly: `model=lenet5` is `model.name=lenet5`, and"
+        " `algorithm=hfcd` is `algorithm.name=hfcd`. A list is written in brackets:"
+        " `'partition.split=[0.6, 0.2, 0.2]'`. `null` unsets a key whose default is `null`.",
+        "",
+    ]
+    top = [name for name, field in Config.model_fields.items() if section_of(field) is None]
+    lines += ["## Top level", "", *key_table(Config, "", only=top), ""]
+    for name, field in Config.model_fields.items():
+        kind = section_of(field)
+        if kind is None:
+            continue
+        lines += [f"## {name}", "", prose(inspect.getdoc(kind) or ""), ""]
+        lines += [*section_tables(kind, f"{name}."), ""]
+        if kind is ModelConfig:
+            lines += choices(MODELS, ModelConfig, "model", "net")
+        if kind is AlgorithmConfig:
+            lines += choices(ALGORITHMS, AlgorithmConfig, "algorithm", "method")
+    return "\n".join(lines)
+
+
+def section_tables(kind: type[BaseModel], prefix: str) -> list[str]:
+    """Return the keys of a section, then those of the sections inside it."""
+    plain = [name for name, field in kind.model_fields.items() if section_of(field) is None]
+    lines = key_table(kind, prefix, only=plain)
+    for name, field in kind.model_fields.items():
+        inner = section_of(field)
+        if inner is not None:
+            lines += ["", f"### {prefix}{name}", "", prose(inspect.getdoc(inner) or ""), ""]
+            lines += section_tables(inner, f"{prefix}{name}.")
+    return lines
+
+
+def choices(registry: Any, base: type[BaseModel], section: str, noun: str) -> list[str]:
+    """Return the keys that each net or method adds to its section."""
+    lines: list[str] = []
+    without = []
+    for name in registry.load():
+        kind = registry.find(name).Config
+        common = [key for key in base.model_fields if key in kind.model_fields]
+        same = [k for k in common if k == "name" or same_field(base, kind, k)]
+        if not kind.model_fields.keys() - set(same):
+            without.append(f"`{name}`")
+            continue
+        lines += [f"### {section}.name={name}", ""]
+        if section == "algorithm":
+            lines += [f"[The method's page](../methods/{name}.md) describes it.", ""]
+        lines += [*key_table(kind, f"{section}.", skip=same), ""]
+    if without:
+        lines += [f"Without keys of their own ({noun}): {', '.join(without)}.", ""]
+    return lines
+
+
+def same_field(base: type[BaseModel], kind: type[BaseModel], key: str) -> bool:
+    """Return whether a key has the same default and meaning in a section and in its subclass."""
+    one, other = base.model_fields[key], kind.model_fields[key]
+    return (one.default, one.description) == (other.default, other.description)
+
+
+def key_table(
+    kind: type[BaseModel],
+    prefix: str,
+    *,
+    only: list[str] | None = None,
+    skip: tuple[str, ...] | list[str] = (),
+) -> list[str]:
+    """Return the table of a section's keys: type, default, range, unit, meaning."""
+    lines = ["| key | type | default | range | unit | meaning |", "|---|---|---|---|---|---|"]
+    for name, field in kind.model_fields.items():
+        if name in skip or (only is not None and name not in only):
+            continue
+        entry = catalogue.parameter(name, field)
+        extent = entry["range"] if entry["range"] != "(-inf, inf)" else ""
+        cells = [
+            f"`{prefix}{name}`",
+            cell(type_name(field.annotation)),
+            f"`{shown(field)}`",
+            "any" if extent == "" and is_number(field.annotation) else code(extent),
+            cell(entry["unit"] or ""),
+            cell(entry["meaning"] or ""),
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def section_of(field: FieldInfo) -> type[BaseModel] | None:
+    """Return the schema of a section; None for a plain key."""
+    for kind in (field.annotation, *get_args(field.annotation)):
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            return kind
+    return None
+
+
+def type_name(kind: Any) -> str:
+    """Return the type of a key in the words of YAML."""
+    names = {int: "integer", float: "number", str: "text", bool: "true or false"}
+    names |= {Path: "path", type(None): "null"}
+    if kind in names:
+        return names[kind]
+    if hasattr(kind, "__metadata__"):  # Annotated
+        return type_name(kind.__origin__)
+    arguments = get_args(kind)
+    if get_origin(kind) is tuple:
+        parts = [part for part in arguments if part is not Ellipsis]
+        length = "" if Ellipsis in arguments else f" of {len(parts)}"
+        return f"list{length}: {type_name(parts[0])}"
+    if arguments and all(isinstance(part, str | bool) for part in arguments):
+        return "one of"
+    return " or ".join(dict.fromkeys(type_name(part) for part in arguments)) or str(kind)
+
+
+def is_number(kind: Any) -> bool:
+    """Return whether a key takes numbers."""
+    return kind in (int, float) or any(part in (int, float) for part in get_args(kind))
+
+
+def shown(field: FieldInfo) -> str:
+    """Return a key's default as YAML writes it."""
+    value = field.get_default(call_default_factory=True)
+    if value is PydanticUndefined:
+        return "required"
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(str, value))}]"
+    return str(value)
+
+
+# API reference
+
+
+def api_overview() -> str:
+    """Return the page that lists the packages."""
+    lines = [
+        "# API reference",
+        "",
+        "The packages import from each other in one direction only"
+        " ([Architecture](../architecture.md#packages-and-layers)). Names that begin with an"
+        " underscore are private. The classes of the methods are described under"
+        " [Methods](../methods/index.md).",
+        "",
+        "| package | content |",
+        "|---|---|",
+    ]
+    lines += [f"| [`flbench.{name}`]({name}.md) | {text} |" for name, text in API.items()]
+    return "\n".join(lines) + "\n"
+
+
+def api_page(name: str) -> str:
+    """Return the page of a package: one block of mkdocstrings for each of its modules."""
+    lines = [f"# flbench.{name}", "", f"{API[name]}.", ""]
+    for module in modules(f"flbench.{name}"):
+        lines += [f"::: {module}", ""]
+    return "\n".join(lines)
+
+
+def modules(package: str) -> Iterator[str]:
+    """Yield the public modules of a package that define something, those of subpackages included.
+
+    The modules of the methods are left out: each method has a page of its own.
+    """
+    registered = {ALGORITHMS.find(name).__module__ for name in ALGORITHMS.load()}
+    root: ModuleType = importlib.import_module(package)
+    found = [package] if root.__file__ else []
+    found += [
+        entry.name
+        for entry in pkgutil.walk_packages(root.__path__, f"{package}.")
+        if not entry.name.rpartition(".")[2].startswith("_")
+    ]
+    for name in found:
+        if name in registered:
+            continue
+        tree = ast.parse(source_of(name))
+        if any(isinstance(node, ast.ClassDef | ast.FunctionDef) for node in tree.body):
+            yield name
+
+
+def source_of(module: str) -> str:
+    """Return the source of a module without importing it."""
+    path = DOCS.parent.joinpath(*module.split("."))
+    file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    return file.read_text("utf-8")
+
+
+# Text
+
+MARKUP = re.compile(r"([\\*_\[\]<>&#|])")
+
+
+def escape(text: str) -> str:
+    """Return plain text as Markdown; what is between backticks stays code."""
+    parts = re.split(r"(`[^`]*`)", text)
+    return "".join(part if k % 2 else MARKUP.sub(r"\\\1", part) for k, part in enumerate(parts))
+
+
+def cell(text: str) -> str:
+    """Return text for a cell of a table, in which a bar separates columns."""
+    return escape(text.replace("\n", " ")).replace("`|`", "`&#124;`")
+
+
+def code(text: str) -> str:
+    """Return text for a cell as code; bars between choices become commas."""
+    text = text.replace(" | ", ", ").replace("9.22337e+18", "2^63")
+    return f"`{text}`" if text else ""
+
+
+def prose(docstring: str) -> str:
+    """Return a docstring as Markdown.
+
+    Paragraphs and lists stay what they are. Indented lines and doctests become blocks of code. A
+    heading of Google's style (`Args:`) becomes a bold line.
+    """
+    blocks = []
+    for block in re.split(r"\n\s*\n", inspect.cleandoc(docstring)):
+        lines = block.splitlines()
+        heading = re.fullmatch(r"(\w[\w ]*):", lines[0])
+        if heading and len(lines) > 1 and lines[1].startswith("    "):
+            blocks.append(f"**{heading[1]}**")
+            lines = textwrap.dedent("\n".join(lines[1:])).splitlines()
+            if not lines[0].startswith(">>>"):
+                items = re.split(r"\n(?=\S)", "\n".join(lines))
+                blocks.append("\n".join(f"- {escape(' '.join(i.split()))}" for i in items))
+                continue
+        if lines[0].startswith(">>>"):
+            blocks.append("\n".join(["```pycon", *lines, "```"]))
+        elif all(line.startswith("    ") for line in lines):
+            blocks.append("\n".join(["```text", *textwrap.dedent(block).splitlines(), "```"]))
+        else:
+            blocks.append("\n".join(_line(line) for line in lines))
+    return "\n\n".join(blocks)
+
+
+def _line(line: str) -> str:
+    """Return one line of prose; the marker of a list stays."""
+    marker = re.match(r"(\s*(?:[-*]|\d+\.) )?", line)
+    start = marker[1] or "" if marker else ""
+    return start + escape(line[len(start) :])
