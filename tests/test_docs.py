@@ -1,0 +1,170 @@
+"""The pages in docs/, the README and CONTRIBUTING.md state what is true."""
+
+import doctest
+import importlib.util
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import typer
+
+from flbench.algorithms import ALGORITHMS
+from flbench.cli.app import app
+from flbench.config.resolve import resolve
+from flbench.config.schema import Config
+from flbench.config.sources import from_overrides
+from flbench.core.errors import ConfigError
+from flbench.models import MODELS
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCS = ROOT / "docs"
+PAGES = sorted(DOCS.rglob("*.md"))
+ALL = [*PAGES, ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+
+
+def name_of(page):
+    return page.relative_to(ROOT).as_posix()
+
+
+def commands():
+    """The lines of console blocks that call flbench, with their pages."""
+    for page in ALL:
+        for block in re.findall(r"```(?:console)?\n(.*?)```", page.read_text("utf-8"), re.DOTALL):
+            for line in block.splitlines():
+                found = re.search(r"(?:^\$ |^\.venv/bin/|do )(flbench [^;]*)", line)
+                if found:
+                    yield pytest.param(found[1], id=f"{name_of(page)}: {found[1]}")
+
+
+def hooks():
+    spec = importlib.util.spec_from_file_location("docs_hooks", DOCS / "hooks.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def generated():
+    return hooks().pages()
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if ">>> " in p.read_text("utf-8")], ids=name_of)
+def test_examples_give_the_printed_results(page):
+    results = doctest.testfile(str(page), module_relative=False, encoding="utf-8")
+
+    assert results.attempted
+    assert not results.failed
+
+
+@pytest.mark.parametrize("line", commands())
+def test_commands_have_these_options_and_keys(line):
+    _, name, *arguments = shlex.split(line, comments=True)
+    command = typer.main.get_command(app).commands[name.replace("--", "")]
+    context = command.make_context(name, arguments)
+
+    overrides = [
+        word
+        for word in context.params.get("overrides") or context.params.get("what") or []
+        if "=" in word and not re.search(r"=\$|RUN_DIR", word)
+    ]
+    methods = (context.params.get("algo") or "").split(",")
+    for method in methods:
+        if method and method != "NAME":
+            ALGORITHMS.find(method)
+    own = f"algorithm={methods[0]}" if methods[0] not in ("", "NAME") else "algorithm=fedavg"
+    try:
+        resolve([from_overrides([own, *overrides])])
+    except ConfigError as error:
+        pytest.fail(str(error))
+
+
+@pytest.mark.parametrize("page", ALL, ids=name_of)
+def test_keys_in_the_text_exist(page):
+    """Words such as `train.rounds` or `train.rounds=100` are keys of the configuration."""
+    sections = "|".join(Config.model_fields)
+    for path in re.findall(rf"`((?:{sections})(?:\.[a-z_0-9]+)+)(?:=[^`]*)?`", page.read_text()):
+        if path.endswith((".py", ".md", ".csv", ".yaml", ".npz")) or path.startswith("algorithm."):
+            continue
+        section, *keys = path.split(".")
+        if section == "model":
+            configs = [MODELS.find(name).Config for name in MODELS.load()]
+            assert any(keys[0] in config.model_fields for config in configs), path
+            continue
+        config = Config.model_fields[section].annotation
+        for key in keys:
+            assert key in config.model_fields, path
+            config = config.model_fields[key].annotation
+
+
+@pytest.mark.parametrize("page", ALL, ids=name_of)
+def test_keys_of_methods_in_the_text_exist(page):
+    known = {key for name in ALGORITHMS.load() for key in ALGORITHMS.find(name).Config.model_fields}
+    for key in re.findall(r"`algorithm\.([a-z_0-9]+)(?:=[^`]*)?`", page.read_text("utf-8")):
+        assert key in known, key
+
+
+@pytest.mark.parametrize("page", ALL, ids=name_of)
+def test_source_files_in_the_text_exist(page):
+    invented = {
+        "confident.py",
+        "firstlayer.py",
+        "slow.py",
+        "test_slow.py",
+        "test_NAME.py",
+        "NAME.py",
+    }
+    files = [path for name in ("flbench", "tests", "docs") for path in (ROOT / name).rglob("*.py")]
+    known = [f"/{path.relative_to(ROOT).as_posix()}" for path in files]
+    for mention in re.findall(r"`([\w/]+\.py)`", page.read_text("utf-8")):
+        if Path(mention).name not in invented:
+            assert any(path.endswith(f"/{mention}") for path in known), mention
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", ROOT / "CONTRIBUTING.md"], ids=name_of)
+def test_links_lead_to_files(page):
+    links = re.findall(r"\]\(([^)#]+)", page.read_text("utf-8"))
+
+    assert links
+    assert [link for link in links if not (ROOT / link).exists()] == []
+
+
+def test_every_page_is_in_the_navigation():
+    navigation = (ROOT / "mkdocs.yml").read_text("utf-8")
+
+    for page in PAGES:
+        assert page.relative_to(DOCS).as_posix() in navigation
+
+
+def test_each_method_has_a_page_with_all_its_keys(generated):
+    for name in ALGORITHMS.load():
+        page = generated[f"methods/{name}.md"]
+        for key in ALGORITHMS.find(name).Config.model_fields:
+            assert key == "name" or f"| `algorithm.{key}` |" in page
+
+
+def test_configuration_page_has_every_key(generated):
+    page = generated["reference/configuration.md"]
+
+    def check(config, prefix):
+        for name, field in config.model_fields.items():
+            if hasattr(field.annotation, "model_fields"):
+                check(field.annotation, f"{prefix}{name}.")
+            else:
+                assert f"| `{prefix}{name}` |" in page
+
+    check(Config, "")
+
+
+def test_results_have_a_row_for_every_method():
+    assert set(hooks().results()) - {""} == set(ALGORITHMS.load())
+
+
+def test_plain_text_becomes_markdown_without_markup():
+    text = "h_i <- h_i + w_i * 2, `a_b` and |S|\n\n    x = <h, w>\n\n- one_item"
+
+    assert hooks().prose(text) == (
+        "h\\_i \\<- h\\_i + w\\_i \\* 2, `a_b` and \\|S\\|\n\n"
+        "```text\nx = <h, w>\n```\n\n"
+        "- one\\_item"
+    )
