@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 WORKERS := --numprocesses auto --dist worksteal
 
-.PHONY: demo quick test test-all lint types unit clean
+.PHONY: demo quick test test-all lint types unit docs clean
 
 demo: $(VENV)/installed
 	$(BIN)/flbench run --algo hfcd,fedavg,fedproto,local --config configs/demo.yaml
@@ -31,6 +31,11 @@ unit: $(VENV)/installed
 test-all: lint types $(VENV)/installed
 	$(BIN)/pytest $(WORKERS)
 
+# The site, in site/. Nothing is downloaded; the variable silences an advertisement of the theme.
+docs: $(VENV)/installed
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "open site/index.html, or: $(BIN)/python -m http.server --directory site"
+
 # Made again when what to install changes. pip compiles bytecode, which keeps `flbench --help` fast.
 $(VENV)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit("flbench needs Python 3.11 or newer" if sys.version_info < (3, 11) else 0)'
@@ -41,4 +46,4 @@ $(VENV)/installed: pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) site build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
