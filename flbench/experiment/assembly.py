@@ -1,4 +1,4 @@
-"""From a configuration to a finished run: build the objects, run the loop, write what was found."""
+"""Building the objects of an experiment from its configuration."""
 
 import os
 from collections.abc import Callable
@@ -44,13 +44,13 @@ class Experiment:
     """All objects of one experiment, built from its configuration.
 
     Attributes:
-        config: resolved: with the numbers that depend on data and machine.
-        federation: the samples.
-        net: the seeded net.
-        algorithm: the method.
-        engine: trains and evaluates.
-        evaluation: rare and confusable classes.
-        notes: what the user must know before it starts.
+        config: The complete configuration, including values that depend on data and machine.
+        federation: Samples of all clients.
+        net: The net with its seeded initial weights.
+        algorithm: The method.
+        engine: Engine that trains and evaluates.
+        class_groups: Groups of classes for which separate metrics are computed.
+        notes: Notes to show before the run starts, one sentence each.
     """
 
     config: Config
@@ -62,11 +62,20 @@ class Experiment:
     notes: tuple[str, ...]
 
     def start(self) -> State:
-        """Return the state before the first round."""
+        """Return the state before the first round.
+
+        Raises:
+            RunError: The file system has not enough space for the tensors that clients keep.
+        """
         return _start(self.config, self.net, self.algorithm)
 
     def evaluator(self, warn: Callable[[str], None], parts: tuple[str, ...] = PARTS) -> Evaluator:
-        """Return what evaluates its models on these parts; `warn` is told what goes wrong."""
+        """Return an evaluator of the experiment's models.
+
+        Args:
+            warn: Function that is called with a sentence if fine-tuning diverges.
+            parts: Parts of the clients' samples to evaluate on.
+        """
         return Evaluator(
             algorithm=self.algorithm,
             engine=self.engine,
@@ -84,7 +93,14 @@ class Experiment:
         seconds: Seconds,
         parts: tuple[str, ...] = PARTS,
     ) -> FederatedLoop:
-        """Return the loop that runs its rounds, writes to a folder and evaluates these parts."""
+        """Return the loop that runs the experiment's rounds.
+
+        Args:
+            folder: Run folder to write to.
+            reporter: Receives the progress.
+            seconds: Time already spent.
+            parts: Parts of the clients' samples to evaluate on.
+        """
         return FederatedLoop(
             config=self.config,
             algorithm=self.algorithm,
@@ -97,9 +113,19 @@ class Experiment:
         )
 
     def restore(self, folder: RunFolder) -> tuple[State, Seconds]:
-        """Return the state of a folder's last checkpoint, and the seconds spent until then.
+        """Restore the last checkpoint of a run folder.
 
-        Figures that are newer than the checkpoint are dropped. Without a checkpoint, the start.
+        Metrics in the folder that are newer than the checkpoint are removed.
+
+        Args:
+            folder: The run folder.
+
+        Returns:
+            The state of the checkpoint and the time spent until then. If there is no checkpoint:
+            the state before the first round, and no time.
+
+        Raises:
+            DataError: The checkpoint is damaged or belongs to another configuration.
         """
         if not folder.checkpoint("last").exists():
             folder.rewind(0)
@@ -111,19 +137,23 @@ class Experiment:
 
 
 def build(config: Config, federation: Federation | None = None) -> Experiment:
-    """Load data, deal them, build net, method and engine; sets the process's number of threads.
+    """Build all objects of an experiment.
+
+    This sets the number of threads that PyTorch uses in this process.
 
     Args:
-        config: of the experiment.
-        federation: the samples, where they are at hand already: those of `config.data` and
-            `config.partition`.
-    Raises: UserError where data or configuration do not fit together; all reasons at once where
-        possible.
+        config: Configuration of the experiment.
+        federation: The samples that `config.data` and `config.partition` describe, if they are
+            already loaded; None to load them.
+
+    Raises:
+        UserError: Data and configuration do not fit together. The message lists all reasons that
+            the method gives.
     """
     asked, config = config, fill_defaults(config)
     torch.set_num_threads(config.engine.threads or 1)
     federation = load_federation(config) if federation is None else federation
-    # A file's own name, where it has one.
+    # A file given by `data.path` has a name of its own.
     config = altered(config, "data", name=federation.dataset.name)
     config = altered(config, "partition", clients=federation.clients)
     net = build_net(config.model, federation.shape, federation.classes, config.seed)
@@ -169,9 +199,13 @@ def build(config: Config, federation: Federation | None = None) -> Experiment:
 
 
 def load_federation(config: Config) -> Federation:
-    """Load data and deal them to clients.
+    """Load the data set and distribute its samples to clients.
 
-    Raises: UserError where that cannot be done.
+    Args:
+        config: Configuration of the experiment.
+
+    Raises:
+        UserError: The data set cannot be read, or the partition cannot be made from it.
     """
     config = fill_defaults(config)
     dataset = sources.load(config.data)
@@ -179,6 +213,7 @@ def load_federation(config: Config) -> Federation:
 
 
 def _start(config: Config, net: nn.Module, algorithm: Algorithm) -> State:
+    """Return the state before the first round, in the precision of the engine."""
     dtype = dtype_of(config.engine)
     start: Tree = {
         name: leaf.detach().to(dtype) if leaf.is_floating_point() else leaf.detach()
@@ -188,12 +223,22 @@ def _start(config: Config, net: nn.Module, algorithm: Algorithm) -> State:
 
 
 def _owned(config: Config, rows: Tree) -> Tree:
-    """Return the clients' rows as they may be written, mapped where they are large."""
+    """Return a writable copy of the clients' rows; see `memory.writable_copy`."""
     return memory.writable_copy(rows, config.engine.state_memory, config.output.dir)
 
 
 def build_engine(config: Config, net: nn.Module, federation: Federation) -> Engine:
-    """Return the engine that the configuration names."""
+    """Return the engine that `engine.name` selects.
+
+    Args:
+        config: Configuration of the experiment, with `engine.name` other than `auto`.
+        net: The net.
+        federation: Samples of all clients.
+
+    Raises:
+        ConfigError: A package that the engine needs is not installed, or the engine does not
+            support the configuration.
+    """
     name = config.engine.name
     module, kind = ENGINES[name]
     try:
@@ -208,13 +253,22 @@ def build_engine(config: Config, net: nn.Module, federation: Federation) -> Engi
 
 
 def fill_defaults(config: Config) -> Config:
-    """Return the configuration with what depends on the machine and the seed filled in."""
+    """Fill in the defaults that depend on the machine and the seed.
+
+    These are `engine.threads`, `engine.device` and `partition.seed`.
+
+    Args:
+        config: Configuration of the experiment.
+
+    Raises:
+        ConfigError: The device does not exist, or there are far more threads than cores.
+    """
     cores = len(os.sched_getaffinity(0))
     threads = config.engine.threads or (1 if config.engine.name == "ray" else cores)
     if threads > THREADS_PER_CORE * cores:
         raise ConfigError(
-            f"`engine.threads`={threads} would stall this machine, which has {cores} cores."
-            " Leave it out."
+            f"`engine.threads`={threads} is too many for this machine, which has {cores} cores."
+            f" Leave it out, or set it to at most {THREADS_PER_CORE * cores}."
         )
     device = str(find_device(config.engine.device))
     seed = config.seed if config.partition.seed is None else config.partition.seed
@@ -223,7 +277,7 @@ def fill_defaults(config: Config) -> Config:
 
 
 def _confusable(config: Config, federation: Federation) -> tuple[int, ...] | None:
-    """Return the confusable classes; None to find them in the run's own validation confusion."""
+    """Return the confusable classes; see `ClassGroups.confusable`."""
     reference = config.evaluation.confusable
     if reference is None:
         return ()
@@ -233,5 +287,20 @@ def _confusable(config: Config, federation: Federation) -> tuple[int, ...] | Non
 
 
 def altered(config: Config, section: str, **values: object) -> Config:
-    """Return the configuration with other values in one section."""
-    return config.model_copy(update={section: getattr(config, section).model_copy(update=values)})
+    """Return a copy of a configuration with other values in one section.
+
+    The values are not checked, only their names.
+
+    Args:
+        config: The configuration.
+        section: Name of the section, such as `engine`.
+        values: New values by key.
+
+    Raises:
+        ValueError: The section has no key of such a name.
+    """
+    part = getattr(config, section)
+    unknown = values.keys() - type(part).model_fields.keys()
+    if unknown:
+        raise ValueError(f"`{section}` has no keys {sorted(unknown)}")
+    return config.model_copy(update={section: part.model_copy(update=values)})

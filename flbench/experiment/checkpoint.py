@@ -1,4 +1,4 @@
-"""Checkpoints: the whole state in one safetensors file, written beside, synced, renamed."""
+"""Checkpoints: the complete state of a run in one safetensors file, written atomically."""
 
 import errno
 import json
@@ -17,14 +17,16 @@ POSITION = ("stage", "stage_round", "round", "is_initial")
 
 
 def save(path: Path, state: State, config_hash: str, extra: dict[str, Any] | None = None) -> None:
-    """Write a state so that a crash at any moment leaves either the old file or the new one.
+    """Write a checkpoint. After a crash the file has its old content or its new content.
 
     Args:
-        path: the file.
-        state: what to remember.
-        config_hash: of the experiment; `load` refuses another one.
-        extra: small JSON values to remember beside it.
-    Raises: OSError if it cannot be written; what was there stays.
+        path: The file to write.
+        state: State to save.
+        config_hash: Hash of the run's configuration; `load` refuses the file under another hash.
+        extra: JSON values to save with the state, such as elapsed times.
+
+    Raises:
+        OSError: The file cannot be written. Its old content is unchanged.
     """
     tensors: Tree = {}
     for part, tree in (
@@ -34,7 +36,8 @@ def save(path: Path, state: State, config_hash: str, extra: dict[str, Any] | Non
         ("stale", state.stale),
     ):
         seen = {value.data_ptr() for value in tensors.values()}
-        for name, value in tree.items():  # safetensors refuses tensors that share memory
+        for name, value in tree.items():
+            # safetensors refuses tensors that share memory, so a second view of it is copied.
             tensors[f"{part}/{name}"] = (
                 value.clone() if value.data_ptr() in seen else value.contiguous()
             )
@@ -44,7 +47,7 @@ def save(path: Path, state: State, config_hash: str, extra: dict[str, Any] | Non
         "format": FORMAT,
         "config": config_hash,
         "position": json.dumps(position),
-        "names": json.dumps(list(tensors)),  # their order: the file has one of its own
+        "names": json.dumps(list(tensors)),  # the file itself does not preserve their order
         "extra": json.dumps(extra or {}),
     }
     beside = path.with_name(path.name + ".part")
@@ -53,7 +56,8 @@ def save(path: Path, state: State, config_hash: str, extra: dict[str, Any] | Non
         files.sync(beside)
         beside.replace(path)
         files.sync(path.parent)
-    except SafetensorError as error:  # a full disk arrives here as text
+    except SafetensorError as error:
+        # safetensors reports failures of the disk as text, without an error number.
         files.discard(beside)
         code = errno.ENOSPC if "space" in str(error).lower() else errno.EIO
         raise OSError(code, str(error), str(path)) from error
@@ -63,18 +67,30 @@ def save(path: Path, state: State, config_hash: str, extra: dict[str, Any] | Non
 
 
 def load(path: Path, config_hash: str) -> tuple[State, dict[str, Any]]:
-    """Read a state and what was remembered beside it.
+    """Read a checkpoint.
 
-    Raises: DataError if the file is damaged or belongs to another configuration.
+    Args:
+        path: The file.
+        config_hash: Hash of the configuration that the checkpoint must belong to.
+
+    Returns:
+        The state, and the JSON values that were saved with it.
+
+    Raises:
+        DataError: The file is damaged, was written by another version of flbench, or belongs to
+            another configuration.
     """
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
             if metadata.get("format") != FORMAT:
-                raise DataError(f"{path} is not a checkpoint of this version of flbench.")
+                raise DataError(
+                    f"{path} is not a checkpoint of this version of flbench. Start a new run, or"
+                    " resume with the version that wrote it."
+                )
             if metadata["config"] != config_hash:
                 raise DataError(
-                    f"{path} belongs to another configuration than the config.yaml beside it (hash"
+                    f"{path} belongs to another configuration than the run's config.yaml (hash"
                     f" {metadata['config'][:12]}, not {config_hash[:12]}). Undo the change to"
                     " config.yaml."
                 )

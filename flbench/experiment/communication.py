@@ -1,4 +1,9 @@
-"""The wire rule (C14): what lies outside a mask is zeroed, and the rest is charged."""
+"""Masking of messages, and the number of bytes that they take.
+
+Every entry of a message that lies inside its mask, or has no mask, counts with the item size of its
+tensor; masks themselves and the overhead of serialization do not count. Entries outside the mask
+are set to zero, so that no receiver can use values that were not paid for.
+"""
 
 import torch
 from torch import Tensor
@@ -8,7 +13,7 @@ from flbench.core.types import Dispatch, Message
 
 
 def apply_mask(message: Message) -> Message:
-    """Return the message with every entry outside its mask set to zero."""
+    """Return a message with every entry outside its mask set to zero, even if it is NaN."""
     if not message.mask:
         return message
     values = dict(message.values)
@@ -20,12 +25,16 @@ def apply_mask(message: Message) -> Message:
 
 
 def apply_masks(dispatch: Dispatch) -> Dispatch:
-    """Return the dispatch with both of its messages sealed."""
+    """Return a dispatch with the masks of both of its messages applied."""
     return Dispatch(apply_mask(dispatch.shared), apply_mask(dispatch.rows), dispatch.numbers)
 
 
 def shared_bytes(message: Message) -> int:
-    """Return the bytes of a message without a client axis: item size times entries sent."""
+    """Return the bytes of a message without a client axis.
+
+    >>> shared_bytes(Message({"w": torch.zeros(3, 2)}, {"w": torch.tensor([True, False, True])}))
+    16
+    """
     return sum(
         value.element_size() * _entries(value, message.mask.get(name))
         for name, value in message.values.items()
@@ -33,18 +42,23 @@ def shared_bytes(message: Message) -> int:
 
 
 def row_bytes(message: Message) -> Tensor:
-    """Return the bytes [K] of each row of a message with a client axis; none if it is empty."""
+    """Return the bytes [K] int64 of each row of a message with a client axis.
+
+    The result has the shape [0] if the message is empty.
+    """
     total: Tensor | None = None
     for name, value in message.values.items():
         mask = message.mask.get(name)
         if mask is None:
+            # [K, ...] -> [K]
             entries = torch.full((value.shape[0],), value[0].numel() if len(value) else 0)
         else:
             inside = broadcast(mask, value).expand(value.shape)
-            entries = inside.reshape(value.shape[0], -1).sum(dim=1).cpu()
+            entries = inside.reshape(value.shape[0], -1).sum(dim=1).cpu()  # [K, ...] -> [K]
         total = (0 if total is None else total) + entries * value.element_size()
     return torch.zeros(0, dtype=torch.int64) if total is None else total
 
 
 def _entries(value: Tensor, mask: Tensor | None) -> int:
+    """Return the number of entries of a value that lie inside its mask."""
     return value.numel() if mask is None else int(broadcast(mask, value).expand(value.shape).sum())

@@ -1,4 +1,4 @@
-"""`engine.name=auto`: measure a few steps of each engine on the actual net and data."""
+"""Choice of the engine for `engine.name=auto`, by measuring a few steps of each engine."""
 
 import os
 import time
@@ -21,22 +21,22 @@ from flbench.data import batches
 from flbench.engine.base import Engine
 from flbench.experiment.rounds import settings_of, train, visible_to_server
 
-FEW_STEPS, MORE_STEPS = (
-    1,
-    4,
-)  # steps of each client, to tell what a round costs from what a step costs
-MEASURING_SECONDS: Final = 1.0  # seconds that repeated measurements of an engine take
-RAY_MINIMUM_SECONDS: Final = 60.0  # seconds that a run must last before starting Ray can pay
+# Steps of each client in the two measurements that separate the time of a step from the time that
+# a round takes besides its steps.
+FEW_STEPS: Final = 1
+MORE_STEPS: Final = 4
+MEASURING_SECONDS: Final = 1.0  # for repeated measurements of one engine
+RAY_MINIMUM_SECONDS: Final = 60.0  # a shorter run cannot regain the time that Ray takes to start
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """What an engine would take; seconds.
+    """Estimated times of an engine.
 
     Attributes:
-        name: of the engine.
-        round: of one round.
-        total: of the whole run's training, its start included.
+        name: Name of the engine.
+        round: Seconds that the training of one round takes.
+        total: Seconds that the training of the whole run takes, including the engine's start.
     """
 
     name: str
@@ -47,24 +47,28 @@ class Candidate:
 def choose(
     config: Config, algorithm: Algorithm, state: State, make: Callable[[str], Engine]
 ) -> tuple[str, str]:
-    """Return the name of the fastest engine, and a sentence that gives the reason.
+    """Return the name of the fastest engine, and a note with the measured times.
+
+    Engines that cannot run this configuration are left out. Ray is only measured where it is
+    installed, the machine has several cores and the run would take more than a minute.
 
     Args:
-        config: of the experiment.
-        algorithm: the method, whose programs are measured.
-        state: before the first round of training; unchanged.
-        make: builds an engine by its name.
+        config: Configuration of the run.
+        algorithm: The method, whose local program is measured.
+        state: State before the first round of training; it is not changed.
+        make: Function that builds an engine by its name.
     """
     found = [_measured("sequential", config, algorithm, state, make)]
-    with suppress(ConfigError):  # not for this precision, or what a term of the method does
+    # ConfigError: the precision, or an operation in a loss term, does not support vectorization.
+    with suppress(ConfigError):
         found.append(_measured("vectorized", config, algorithm, state, make))
     several = len(os.sched_getaffinity(0)) > 1
     if several and find_spec("ray") and min(one.total for one in found) > RAY_MINIMUM_SECONDS:
-        with suppress(ConfigError, RunError):  # no Ray here: one engine less to choose from
+        with suppress(ConfigError, RunError):  # Ray cannot be started on this machine
             found.append(_measured("ray", config, algorithm, state, make))
     best = min(found, key=lambda one: one.total)
-    said = ", ".join(f"{one.name} {one.round:.3g} s" for one in found)
-    return best.name, f"engine.name=auto chose {best.name}: a round takes about {said}."
+    times = ", ".join(f"{one.name} {one.round:.3g} s" for one in found)
+    return best.name, f"engine.name=auto chose {best.name}: a round takes about {times}."
 
 
 def _measured(
@@ -74,6 +78,7 @@ def _measured(
     state: State,
     make: Callable[[str], Engine],
 ) -> Candidate:
+    """Return the times of an engine, extrapolated from rounds of one and of four steps."""
     begin = time.perf_counter()
     engine = make(name)
     try:
@@ -86,10 +91,10 @@ def _measured(
             train(algorithm, engine, state, settings, ids=ids, program=shortened(program, steps))
             return time.perf_counter() - start
 
-        seconds(FEW_STEPS)  # warms up
+        seconds(FEW_STEPS)  # warm-up
         startup = time.perf_counter() - begin
         few, more = [seconds(FEW_STEPS)], [seconds(MORE_STEPS)]
-        # Short steps several times: an engine that learns them is fast when it has.
+        # Repeat measurements of short rounds: an engine that records steps is faster afterwards.
         while len(few) < 2 or (sum(few) + sum(more) < MEASURING_SECONDS and len(few) < 12):
             few.append(seconds(FEW_STEPS))
             more.append(seconds(MORE_STEPS))
@@ -103,7 +108,12 @@ def _measured(
 
 
 def steps_of(algorithm: Algorithm, phases: list[Phase]) -> Tensor:
-    """Return the optimiser steps [N] of each client in a round."""
+    """Return the number of optimizer steps [N] float64 that each client takes in a round.
+
+    Args:
+        algorithm: The method, with the sizes of the clients and the section `train`.
+        phases: Phases of the local program.
+    """
     config = algorithm.setting.train
     has_batchnorm = bool(algorithm.setting.net.names("batchnorm"))
     counts = torch.zeros(len(algorithm.setting.sizes), dtype=torch.float64)

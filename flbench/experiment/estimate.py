@@ -1,4 +1,4 @@
-"""What a run would cost: payloads exactly, time and memory from a few measured steps."""
+"""Estimate of a run's costs: exact bytes per client, times and memory from a few measured steps."""
 
 import resource
 import time
@@ -21,23 +21,23 @@ from flbench.experiment.rounds import Trained
 
 @dataclass(frozen=True)
 class Estimate:
-    """Sizes in bytes, times in seconds.
+    """Estimated costs of a run; sizes in bytes, times in seconds.
 
     Attributes:
-        parameters: scalars of the net.
-        down: to one client in a round, after the first round.
-        up: from one client in a round.
-        cohort: clients of a round.
-        steps: optimiser steps of a round.
-        step: seconds of one step.
-        client: seconds that a client costs besides its steps.
-        evaluate: seconds of one evaluation of all clients.
-        common: seconds of one evaluation on the common test set; 0 where there is none.
-        total: seconds of the whole run.
-        data: bytes of the samples.
-        state: bytes of server and clients.
-        results: bytes that a cohort brings back.
-        memory: bytes of the process now, plus the results.
+        parameters: Number of scalars of the net's parameters.
+        down: Bytes that one client receives in a round, after the first round.
+        up: Bytes that one client sends in a round.
+        cohort: Number of clients in a round.
+        steps: Number of optimizer steps of all clients in a round.
+        step: Seconds that one step takes.
+        client: Seconds that a client takes in a round besides its steps.
+        evaluate: Seconds that one evaluation of all clients takes.
+        common: Seconds that one evaluation on the common test set takes; 0 if there is none.
+        total: Seconds that the whole run takes.
+        data: Bytes of all samples.
+        state: Bytes of the tensors that server and clients store.
+        results: Bytes of the leaves that a cohort keeps and sends in a round.
+        memory: Largest memory of the process so far, plus `results`, in bytes.
     """
 
     parameters: int
@@ -57,12 +57,16 @@ class Estimate:
 
 
 def measure(experiment: Experiment) -> Estimate:
-    """Train a client of median size for a few steps, evaluate it, and scale up."""
+    """Measure one client of median size for a few steps and extrapolate to the whole run.
+
+    Args:
+        experiment: The experiment; its state is not changed.
+    """
     config, algorithm = experiment.config, experiment.algorithm
     setting = algorithm.setting
     state = rounds.training_state(algorithm, experiment.start())
     client = torch.argsort(setting.sizes)[len(setting.sizes) // 2][None]
-    _train(experiment, state, client, 2)  # warms up
+    _train(experiment, state, client, 2)  # warm-up
     few, first = _train(experiment, state, client, 2)
     more, _ = _train(experiment, state, client, 8)
     phases = [step for step in _program(experiment, state).steps if isinstance(step, Phase)]
@@ -72,7 +76,7 @@ def measure(experiment: Experiment) -> Estimate:
     seen = rounds.visible_to_server(state, first.program)
     cohort = len(algorithm.cohort(seen, settings.draw))
     steps = int(steps_of(experiment.algorithm, phases).mean() * cohort)
-    # What is dispatched has its usual size after the first round.
+    # The first dispatch can be smaller: clients know the seeded initial values.
     after = rounds.exchange(algorithm, state, first).state
     down = _train(experiment, after, client, 2)[1].down
     evaluator = experiment.evaluator(lambda text: None)
@@ -104,7 +108,11 @@ def measure(experiment: Experiment) -> Estimate:
 def _train(
     experiment: Experiment, state: State, client: Tensor, steps: int
 ) -> tuple[float, Trained]:
-    """Return the seconds that one client takes with so many steps in each phase, and the rest."""
+    """Train one client with the given number of steps in each phase.
+
+    Returns:
+        The seconds that it took, and the results.
+    """
     program = _program(experiment, state)
     begin = time.perf_counter()
     trained = rounds.train(
@@ -127,7 +135,7 @@ def _settings(experiment: Experiment, state: State) -> RoundSettings:
 
 
 def _evaluate(evaluator: Evaluator, experiment: Experiment, state: State, client: Tensor) -> float:
-    """Return the seconds that evaluating one client takes, with all its deployments."""
+    """Return the seconds that the evaluation of one client takes, over all deployments."""
     settings = _settings(experiment, state)
     begin = time.perf_counter()
     for name, deployment in experiment.algorithm.deploy(state, client).items():
@@ -138,7 +146,7 @@ def _evaluate(evaluator: Evaluator, experiment: Experiment, state: State, client
 
 
 def _common(evaluator: Evaluator, experiment: Experiment, state: State, client: Tensor) -> float:
-    """Return the seconds that evaluating all personal models on the common test set takes."""
+    """Return the estimated seconds to evaluate all personal models on the common test set."""
     if not len(experiment.federation.common):
         return 0.0
     deployment = experiment.algorithm.deploy(state, client)["personal"]

@@ -1,6 +1,6 @@
-"""Evaluating models: what a client is evaluated with, on which samples, and the figures that follow.
+"""Evaluation of models on the clients' samples and on the common test set.
 
-Evaluation changes nothing: it is a run of a program without `keeps` and `sends`.
+An evaluation runs a local program whose leaves are neither kept nor sent, so it changes no state.
 """
 
 from collections.abc import Callable, Iterator
@@ -22,21 +22,27 @@ from flbench.engine.base import Engine, RoundSettings
 from flbench.experiment.communication import apply_masks
 from flbench.metrics.confusion import ConfusionCounts, confusion
 
-BLOCK = 256  # clients that are evaluated at once; more would hold more confusion matrices
-SCALARS = 2**26  # of models that are handed out at once: 256 MB
+BLOCK = 256  # clients evaluated at once; it bounds the memory of their confusion matrices
+SCALARS = 2**26  # parameters of the models that `deployed` computes at once: 256 MB of float32
 PARTS = ("validation", "test")
-COMMON_CONFUSION = "common.confusion"  # what a Statistic `common` finds
+COMMON_CONFUSION = "common.confusion"  # name of the result of the Statistic `common`
 
 
 @dataclass(frozen=True)
 class CountConfusion:
-    """What a evaluating Statistic computes: the confusion matrix of a deployment's predictions."""
+    """Computes the confusion matrix of a deployment's predictions, as the function of a Statistic.
+
+    Attributes:
+        weights: `Deployment.weights`: maps (leaves, ctx) to the parameters and buffers that the net
+            is called with; None calls it with the leaves.
+        predict: `Deployment.predict`: maps a StepContext to scores [B, C]; None takes the logits.
+    """
 
     weights: Callable[[Tree, Tree], Tree] | None = None
     predict: Callable[[StepContext], Tensor] | None = None
 
     def scores(self, context: StepContext) -> Tensor:
-        """Return the scores [B, C] by which the deployment predicts."""
+        """Return the scores [B, C] whose largest entry is the predicted class."""
         if self.weights is not None:
             weights = self.weights(context.leaves, context.ctx)
             context = StepContext(
@@ -56,7 +62,7 @@ class CountConfusion:
 
 @dataclass(frozen=True)
 class Predictions(CountConfusion):
-    """The predicted class of every sample, one after the other."""
+    """Computes the predicted class of every sample, as the function of a Statistic."""
 
     def __call__(self, context: StepContext) -> Tree:
         """Return the predicted classes [B] of one batch."""
@@ -65,12 +71,14 @@ class Predictions(CountConfusion):
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What was found after one round.
+    """Confusion counts of the models after one round.
 
     Attributes:
-        round: rounds done.
-        local: by protocol and part: every client's model on its own samples.
-        common: by protocol: `personal` models, and `gm`, on the common test set.
+        round: Number of rounds completed.
+        local: Counts of every client's model on the client's own samples, by protocol (name of the
+            deployment) and part (`validation`, `test`).
+        common: Counts on the common test set, by protocol: `personal` for the clients' models and
+            `gm` for the global model. Empty if it was not evaluated.
     """
 
     round: int
@@ -83,14 +91,15 @@ class Evaluator:
     """Evaluates the models of a run.
 
     Attributes:
-        algorithm: says what is evaluated.
-        engine: runs the programs.
-        federation: the samples.
-        config: when and how.
-        recalibrate: whether BatchNorm statistics are estimated anew (`train.batchnorm=drop`).
-        warn: is told of fine-tuning that diverged.
-        parts: of the clients' samples that are evaluated. A search evaluates `validation` alone: then no
-            test sample is looked at, the common test set's neither.
+        algorithm: The method; its `deploy` defines which models are evaluated.
+        engine: Engine that runs the programs of the evaluation.
+        federation: Samples of all clients and of the common test set.
+        config: Section `evaluation` of the configuration.
+        recalibrate: Whether BatchNorm statistics are re-estimated on the client's training part
+            before an evaluation (`train.batchnorm=drop`).
+        warn: Function that is called with a sentence if fine-tuning diverges.
+        parts: Parts of the clients' samples to evaluate on. A hyper-parameter search evaluates
+            `validation` alone; without `test`, the common test set is not used either.
     """
 
     algorithm: Algorithm
@@ -102,12 +111,17 @@ class Evaluator:
     parts: tuple[str, ...] = PARTS
 
     def evaluate(self, state: State, settings: RoundSettings, *, common: bool) -> Evaluation:
-        """Evaluate all clients' models after a round (E-deploy).
+        """Evaluate the models of all clients after a round, participants or not.
+
+        Every client gets what the server would send it now, and its own kept leaves.
 
         Args:
-            state: after the round.
-            settings: of the round that was done.
-            common: whether to evaluate on the common test set too.
+            state: State after the round.
+            settings: Settings of the round that was completed.
+            common: Whether to evaluate on the common test set too.
+
+        Raises:
+            DivergedError: A model has weights that are not finite.
         """
         local: dict[tuple[str, str], ConfusionCounts] = {}
         clients, classes = self.federation.clients, self.federation.classes
@@ -130,18 +144,36 @@ class Evaluator:
         return Evaluation(state.round, local, shared)
 
     def evaluate_common(self, state: State, settings: RoundSettings) -> dict[str, ConfusionCounts]:
-        """Evaluate all personal models, and the global one, on the common test set."""
+        """Evaluate the personal models and the global model on the common test set.
+
+        Personal models are evaluated on at most `evaluation.common.limit` samples, the global model
+        on all.
+
+        Args:
+            state: State after a round.
+            settings: Settings of that round.
+
+        Returns:
+            Counts of N clients under `personal`, and of one model under `gm` if the method deploys
+            a global model and `train.batchnorm` is not `drop`. Empty if there is no common test set
+            or the part `test` is not evaluated.
+
+        Raises:
+            DivergedError: A model has weights that are not finite.
+        """
         counts_by_part: dict[str, ConfusionCounts] = {}
         if not self._has_common():
             return counts_by_part
         for ids in self._blocks():
             for name, deployment in self._deployments(state).items():
                 if name == "gm" and (name in counts_by_part or self.recalibrate):
-                    # Statistics that each client estimates anew make no model that all share.
+                    # Under `drop` each client re-estimates the BatchNorm statistics, so there is
+                    # no global model to evaluate.
                     continue
                 if name not in ("personal", "gm"):
                     continue
-                # The first client stands for the global model, and on all samples.
+                # The global model is the same for all clients: it is evaluated once, by the first
+                # client of the block, and on all samples.
                 some, statistics = ids, self.common_statistics(deployment)
                 if name == "gm":
                     some, statistics = ids[:1], (replace(statistics[0], samples=Samples("common")),)
@@ -155,28 +187,35 @@ class Evaluator:
                     name, ConfusionCounts.empty(size, self.federation.classes)
                 )
                 place = some if name == "gm" else ids
+                # [K, C, C], or [1, C, C] repeated for all clients of the block.
                 counts.add_(place, found.expand(len(place), *found.shape[1:]))
         return counts_by_part
 
     def _is_one(self, state: State, deployment: Deployment) -> bool:
-        """Return whether all clients are evaluated with the same model: one can stand for all."""
+        """Return whether a deployment is the same model for all clients."""
         changes = (deployment.weights, deployment.predict, deployment.program)
         own = self.algorithm.setting.net.names("all") & state.clients.keys()
         return not (any(changes) or own or deployment.dispatch.rows.values or self.recalibrate)
 
     def part_statistics(self, deployment: Deployment) -> tuple[Statistic, ...]:
-        """Return the Statistics that evaluate a deployment on a client's validation and test parts."""
+        """Return one Statistic for each of `parts`; its result is `PART.confusion` [C, C]."""
         evaluate = CountConfusion(deployment.weights, deployment.predict)
         return tuple(Statistic(part, evaluate, samples=Samples(part)) for part in self.parts)
 
     def recalibration_steps(self, deployment: Deployment) -> tuple[Step, ...]:
-        """Return the steps that estimate statistics anew, of the net as it is evaluated; or none."""
+        """Return the steps that re-estimate BatchNorm statistics before a deployment is evaluated.
+
+        They are empty unless `recalibrate` is set.
+        """
         if not self.recalibrate:
             return ()
         return recalibrate(self.algorithm.setting.net, deployment.weights)
 
     def common_statistics(self, deployment: Deployment) -> tuple[Statistic, ...]:
-        """Return the Statistic that evaluates a deployment on the common test set, if there is one."""
+        """Return the Statistic with the result `common.confusion` [C, C] on the common test set.
+
+        The tuple is empty if there is no common test set or the part `test` is not evaluated.
+        """
         if not self._has_common():
             return ()
         evaluate = CountConfusion(deployment.weights, deployment.predict)
@@ -187,7 +226,16 @@ class Evaluator:
         )
 
     def predictions(self, state: State, settings: RoundSettings) -> Iterator[tuple[int, Tensor]]:
-        """Yield each client's id and what its model predicts for its test rows [n_test]."""
+        """Yield the predictions of every client's model on the client's test part.
+
+        Args:
+            state: State after a round.
+            settings: Settings of that round.
+
+        Yields:
+            The client's id and the predicted classes [n_test] int64, in the order of the part's
+            rows. Clients without test samples are left out.
+        """
         for client in range(self.federation.clients):
             if not len(self.federation.partition.parts["test"][client]):
                 continue
@@ -199,12 +247,24 @@ class Evaluator:
             yield client, found["test.predicted"][0]
 
     def deployed(self, state: State, settings: RoundSettings) -> Iterator[Tree]:
-        """Yield the parameters and buffers that each client is evaluated with, in client order."""
+        """Yield the parameters and buffers that every client's model is evaluated with.
+
+        Args:
+            state: State after a round.
+            settings: Settings of that round.
+
+        Yields:
+            The leaves of the net, for clients 0 to N-1.
+        """
         names = self.algorithm.setting.net.names("all")
         most = max(1, SCALARS // self.algorithm.setting.net.size)
         for ids in self._blocks(most):
             name, deployment = next(iter(self._deployments(state).items()))
-            call = () if deployment.weights is None else (Transform(_Called(deployment.weights)),)
+            call = (
+                ()
+                if deployment.weights is None
+                else (Transform(_WriteDeployedWeights(deployment.weights)),)
+            )
             results = self._run(state, settings, name, deployment, ids, call, names)
             for k in range(len(ids)):
                 yield {name: value[k] for name, value in results.kept.items()}
@@ -218,15 +278,21 @@ class Evaluator:
         ids: Tensor,
         statistics: tuple[Statistic, ...],
     ) -> Tree:
-        """Return what Statistics find at clients `ids` [K] with their deployment, [K, ...] each.
+        """Compute Statistics of the models that are deployed to some clients.
 
         Args:
-            state: after a round.
-            settings: of that round.
-            name: of the deployment.
-            deployment: of these clients.
-            ids: [K] of the clients.
-            statistics: look at the deployed models.
+            state: State after a round.
+            settings: Settings of that round.
+            name: Name of the deployment.
+            deployment: The deployment, which holds for all these clients.
+            ids: Ids [K] of the clients.
+            statistics: Statistics to compute.
+
+        Returns:
+            Results [K, ...] of the Statistics, by `STATISTIC.RESULT`.
+
+        Raises:
+            DivergedError: A model has weights that are not finite.
         """
         return self._run(state, settings, name, deployment, ids, statistics).observed
 
@@ -240,9 +306,21 @@ class Evaluator:
         then: tuple[Step, ...],
         keeps: frozenset[str] = frozenset(),
     ) -> Results:
-        """Return what the clients have after the deployment's program and further steps.
+        """Run a deployment's program and then further steps at some clients.
 
-        Fine-tuning that diverges is given up: those clients are evaluated without it.
+        Clients whose fine-tuning diverges are evaluated without it.
+
+        Args:
+            state: State after a round.
+            settings: Settings of that round.
+            name: Name of the deployment.
+            deployment: The deployment.
+            ids: Ids [K] of the clients.
+            then: Transforms that end the program, and Statistics to compute after it.
+            keeps: Leaves to return as `Results.kept`.
+
+        Raises:
+            DivergedError: A model has weights that are not finite.
         """
         maps = tuple(step for step in then if isinstance(step, Transform))
         program = LocalProgram((*self._steps(deployment), *maps), keeps)
@@ -268,8 +346,9 @@ class Evaluator:
         )
         plain = replace(deployment, program=None)
         untuned = self._run(state, settings, name, plain, failed, then, keeps)
+        # Bring the clients that succeeded and those that failed back into the order of `ids`.
         order = torch.argsort(torch.cat([results.ids, failed]))
-        order = order[torch.argsort(torch.argsort(ids))]
+        order = order[torch.argsort(torch.argsort(ids))]  # argsort twice: rank of each id
         return replace(
             results,
             ids=ids,
@@ -288,9 +367,10 @@ class Evaluator:
         )
 
     def _deployments(self, state: State) -> dict[str, Deployment]:
-        """Return what is evaluated, with the dispatch of one client: engines ask for those they evaluate.
+        """Return the method's deployments, with the dispatch for client 0 alone.
 
-        A dispatch for a whole block would hold a model, or several, for each of its clients.
+        Engines ask for the dispatch of the clients that they evaluate next. A dispatch for a whole
+        block would need the memory of one or more models for each client.
         """
         return self.algorithm.deploy(state, torch.tensor([0]))
 
@@ -299,7 +379,10 @@ class Evaluator:
 
 
 def _joined(first: Tree, second: Tree, order: Tensor) -> Tree:
-    """Return the rows of both trees in this order; the first may be empty."""
+    """Concatenate the rows [K1, ...] and [K2, ...] of two trees and reorder them.
+
+    Leaves that `first` lacks (it may be empty) have the rows of `second` alone.
+    """
     return {
         name: torch.cat([first[name], rows])[order] if name in first else rows[order]
         for name, rows in second.items()
@@ -307,8 +390,8 @@ def _joined(first: Tree, second: Tree, order: Tensor) -> Tree:
 
 
 @dataclass(frozen=True)
-class _Called:
-    """A Transform that writes what the net is called with into the net's own leaves."""
+class _WriteDeployedWeights:
+    """Function of a Transform that sets the leaves to `Deployment.weights`."""
 
     weights: Callable[[Tree, Tree], Tree]
 

@@ -1,4 +1,4 @@
-"""Metrics of an evaluation as lines of metrics.csv, and the summary of those lines."""
+"""Metrics of an evaluation as rows of the CSV files of a run folder."""
 
 from dataclasses import dataclass
 
@@ -19,12 +19,13 @@ from flbench.results.metrics_file import Row
 
 @dataclass(frozen=True)
 class ClassGroups:
-    """Which classes figures single out.
+    """Groups of classes for which separate metrics are computed.
 
     Attributes:
-        rare: the rare classes.
-        confusable: the confusable classes; None to find them in the run's own validation confusion.
-        train_counts: [N, C] training samples by client and class.
+        rare: Ids of the rare classes.
+        confusable: Ids of the confusable classes; None to derive them from the validation confusion
+            matrix of the evaluated models themselves.
+        train_counts: Training samples [N, C] int64 by client and class.
     """
 
     rare: tuple[int, ...]
@@ -32,7 +33,11 @@ class ClassGroups:
     train_counts: Tensor
 
     def confusable_in(self, validation: ConfusionCounts | None) -> tuple[int, ...]:
-        """Return the confusable classes, given the validation predictions of the evaluated model."""
+        """Return the ids of the confusable classes for one evaluation.
+
+        Args:
+            validation: Validation counts of the evaluated personal models, if there are any.
+        """
         if self.confusable is not None:
             return self.confusable
         if validation is None or not int(validation.confusion.sum()):
@@ -41,12 +46,15 @@ class ClassGroups:
 
 
 def metric_rows(evaluation: Evaluation, class_groups: ClassGroups, suffix: str = "") -> list[Row]:
-    """Return all figures of an evaluation; those without samples are left out.
+    """Return all metrics of an evaluation as rows of metrics.csv.
+
+    Metrics without samples are left out.
 
     Args:
-        evaluation: of one round.
-        evaluation: which classes are singled out.
-        suffix: of the protocols' names (`@local` right after local training).
+        evaluation: Counts after one round.
+        class_groups: Groups of classes for which separate metrics are computed.
+        suffix: Suffix of the protocols' names; `@local` marks an evaluation of the cohort right
+            after local training.
     """
     confusable = class_groups.confusable_in(evaluation.local.get(("personal", "validation")))
     rows = []
@@ -58,10 +66,16 @@ def metric_rows(evaluation: Evaluation, class_groups: ClassGroups, suffix: str =
 
 
 def common_rows(evaluation: Evaluation, class_groups: ClassGroups, suffix: str = "") -> list[Row]:
-    """Return the figures on the common test set: GM, PM(V), PM(L), the personal models.
+    """Return the metrics on the common test set: personal models, GM, PM(V) and PM(L).
 
-    PM(V) and PM(L) are means over the clients that were evaluated: all of them, or the cohort where
-    the suffix is `@local` (FedNH's and FedPC's tables).
+    GM is the global model. PM(V) and PM(L) are means over the evaluated clients of accuracies that
+    are weighted by the client's training classes; see `personal_on_common`. With the suffix
+    `@local` the evaluated clients are the cohort, as in the tables of FedNH and FedPC.
+
+    Args:
+        evaluation: Counts after one round.
+        class_groups: Groups of classes for which separate metrics are computed.
+        suffix: Suffix of the protocols' names.
     """
     confusable = class_groups.confusable_in(evaluation.local.get(("personal", "validation")))
     rows = []
@@ -74,18 +88,19 @@ def common_rows(evaluation: Evaluation, class_groups: ClassGroups, suffix: str =
         )
         if protocol == "personal":
             for name, values in personal_on_common(counts, class_groups.train_counts).items():
-                spread: Metrics = {
+                mean_and_std: Metrics = {
                     "accuracy": float(values.nanmean()),
                     "client_std": float(values[~values.isnan()].std(correction=0)),
                 }
-                rows += _rows(evaluation.round, "common", name + suffix, spread)
+                rows += _rows(evaluation.round, "common", name + suffix, mean_and_std)
     return rows
 
 
-def _rows(number: int, split: str, protocol: str, figures: Metrics) -> list[Row]:
+def _rows(number: int, split: str, protocol: str, metrics: Metrics) -> list[Row]:
+    """Return the metrics of round `number` as rows, without None and NaN."""
     return [
         Row(number, split, protocol, name, value)
-        for name, value in figures.items()
+        for name, value in metrics.items()
         if value is not None and value == value
     ]
 
@@ -103,8 +118,15 @@ CLASS_HEADER = (
 def client_table(
     moment: str, counts: ConfusionCounts, train_counts: Tensor, participation_count: Tensor
 ) -> list[tuple[object, ...]]:
-    """Return the lines of clients.csv: sizes, classes in training, trainings, test figures."""
-    figures = per_client(counts)
+    """Return the rows of clients.csv, in the order of CLIENT_HEADER.
+
+    Args:
+        moment: `last` or `best`: the round that was evaluated.
+        counts: Counts of the personal models on the clients' test parts.
+        train_counts: Training samples [N, C] by client and class.
+        participation_count: Number of trainings [N] that each client has completed.
+    """
+    metrics = per_client(counts)
     return [
         (
             moment,
@@ -114,7 +136,7 @@ def client_table(
             int((train_counts[client] > 0).sum()),
             int(participation_count[client]),
             *(
-                float(figures[name][client])
+                float(metrics[name][client])
                 for name in ("accuracy", "balanced_accuracy", "macro_f1")
             ),
         )
@@ -125,8 +147,15 @@ def client_table(
 def class_table(
     moment: str, evaluation: Evaluation, class_groups: ClassGroups, names: tuple[str, ...]
 ) -> list[tuple[object, ...]]:
-    """Return the lines of per_class.csv: every class's support and pooled test figures."""
-    figures = per_class(evaluation.local["personal", "test"].confusion)
+    """Return the rows of per_class.csv, in the order of CLASS_HEADER.
+
+    Args:
+        moment: `last` or `best`: the round that was evaluated.
+        evaluation: Counts after that round; metrics are pooled over the clients' test parts.
+        class_groups: Groups of classes to mark.
+        names: Names of the C classes.
+    """
+    metrics = per_class(evaluation.local["personal", "test"].confusion)
     train = class_groups.train_counts.sum(dim=0)
     confusable = class_groups.confusable_in(evaluation.local["personal", "validation"])
     return [
@@ -135,8 +164,8 @@ def class_table(
             k,
             name,
             int(train[k]),
-            int(figures["support"][k]),
-            *(float(figures[key][k]) for key in ("precision", "recall", "f1")),
+            int(metrics["support"][k]),
+            *(float(metrics[key][k]) for key in ("precision", "recall", "f1")),
             int(k in class_groups.rare),
             int(k in confusable),
         )
@@ -145,7 +174,7 @@ def class_table(
 
 
 def confusion_table(evaluation: Evaluation) -> list[tuple[object, ...]]:
-    """Return the lines of confusion.csv: split, true class, predicted class, count above 0."""
+    """Return the rows of confusion.csv: split, true class, predicted class, and a count above 0."""
     lines: list[tuple[object, ...]] = []
     for part in ("validation", "test"):
         confusion = evaluation.local["personal", part].confusion

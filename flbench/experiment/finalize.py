@@ -1,4 +1,4 @@
-"""What a finished run writes: tables, summary, report."""
+"""Files of a finished run: tables, report and summary."""
 
 from collections.abc import Iterator
 
@@ -33,12 +33,17 @@ from flbench.results.summary import (
 
 
 def write(experiment: Experiment, loop: FederatedLoop, state: State) -> None:
-    """Evaluate the best round's models, and write all that is written once, the summary last.
+    """Evaluate the models of the best round and write the files of a finished run.
+
+    The summary is written last: a folder with a summary is finished.
 
     Args:
-        experiment: that was run.
-        loop: that ran it.
-        state: after the last round.
+        experiment: The experiment.
+        loop: Loop that ran its rounds.
+        state: State after the last round.
+
+    Raises:
+        RunError: A model has weights that are not finite, or the disk failed.
     """
     config, evaluator, folder, seconds = loop.config, loop.evaluator, loop.folder, loop.seconds
     with seconds.measure("evaluate"):
@@ -53,7 +58,8 @@ def write(experiment: Experiment, loop: FederatedLoop, state: State) -> None:
             evaluations["best"] = (evaluation, better)
             lines = metric_rows(evaluation, experiment.class_groups)
             there = {row[:4] for row in folder.rows}
-            # What was evaluated on the way stays as it is: a final's test parts were not.
+            # Rows that the loop has already written stay; only missing ones are added. A final run
+            # of a study, for example, has not evaluated the test parts during its rounds.
             folder.add_metrics([row for row in lines if row[:4] not in there])
         weights = digest(evaluator.deployed(state, loop.evaluation_settings(state)))
     names, counts = experiment.federation.dataset.classes, experiment.class_groups.train_counts
@@ -76,7 +82,11 @@ def write(experiment: Experiment, loop: FederatedLoop, state: State) -> None:
 
 
 def _best_state(loop: FederatedLoop, state: State) -> State | None:
-    """Return the state after the best round by validation; None if that is the last round."""
+    """Return the state after the round with the best validation accuracy.
+
+    None if that is the last round, if there is no validation part, or if the checkpoint holds
+    another round.
+    """
     best = best_round(loop.folder.rows)
     if best is None or best == state.round:
         return None
@@ -84,14 +94,14 @@ def _best_state(loop: FederatedLoop, state: State) -> State | None:
     if saved.round == best:
         return saved
     loop.reporter.warn(
-        f"the checkpoint of the best round holds round {saved.round}, not {best}: the tables by"
-        " class and client leave the best round out."
+        f"the checkpoint of the best round is of round {saved.round}, not {best}: clients.csv and"
+        " per_class.csv have no rows for the best round."
     )
     return None
 
 
 def _finish(folder: RunFolder, config: Config, summary: Summary) -> None:
-    """Write the report, and last of all the summary: a folder that has one is finished."""
+    """Write report.html and then summary.json, which marks the folder as finished."""
     classes = reading.read_classes(folder.path)
     run = reading.Run(folder.path, config, summary, folder.rows, classes, finished=True)
     folder.write("report.html", page.render(run))
@@ -101,7 +111,15 @@ def _finish(folder: RunFolder, config: Config, summary: Summary) -> None:
 def _summary(
     experiment: Experiment, folder: RunFolder, state: State, weights: str, seconds: Seconds
 ) -> Summary:
-    """Return summary.json: the last round, the best by validation, the price, the digest."""
+    """Return the content of summary.json.
+
+    Args:
+        experiment: The experiment.
+        folder: Run folder with all metrics.
+        state: State after the last round.
+        weights: SHA-256 over the weights of all clients' models after the last round.
+        seconds: Time spent.
+    """
     config, rows = experiment.config, folder.rows
     last, best = last_round(rows) or 0, best_round(rows)
     summary: Summary = {
@@ -139,21 +157,27 @@ def _summary(
 
 
 def _failure_notes(summary: Summary) -> list[str]:
-    """Return what went wrong while training, in a sentence each."""
-    total, said = summary["client_trainings"], []
+    """Return notes on client trainings that diverged or took no step, one sentence each."""
+    total, notes = summary["client_trainings"], []
     for key, what in (
         ("diverged", "diverged and were left out"),
         ("trainings_without_step", "took no step"),
     ):
         if summary[key]:
-            said.append(f"{summary[key]} of {total} client trainings {what}.")
-    return said
+            notes.append(f"{summary[key]} of {total} client trainings {what}.")
+    return notes
 
 
 def _write_predictions(
     folder: RunFolder, experiment: Experiment, predictions: Iterator[tuple[int, Tensor]]
 ) -> None:
-    """Write predictions.csv: client, row of the data set, true class, predicted class."""
+    """Write predictions.csv: client, row of the data set, true class, predicted class.
+
+    Args:
+        folder: Run folder.
+        experiment: The experiment.
+        predictions: Client ids, each with the predicted classes of the client's test part.
+    """
     federation = experiment.federation
     lines: list[tuple[object, ...]] = []
     for client, predicted in predictions:

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: allowed while clients train, held back while state and files change."""
+"""Ctrl-C and SIGTERM interrupt training and evaluation, but not changes of state and files."""
 
 import signal
 from collections.abc import Iterator
@@ -8,10 +8,13 @@ from typing import Any, Self
 
 
 class Interrupts:
-    """A context in which signals raise KeyboardInterrupt in `allowed()` and at `check()` only.
+    """Context manager that delays SIGINT and SIGTERM to places where nothing is half written.
 
-    So an interrupted round has changed nothing, and one that has begun to store its results ends
-    first. Outside the main thread signals do not arrive, and nothing happens.
+    Inside the context a signal raises KeyboardInterrupt at once within an `allowed()` block.
+    Anywhere else it is recorded, and the next `check()` or `allowed()` raises KeyboardInterrupt. An
+    interrupted round has therefore changed nothing, and a round that has begun to store its results
+    is completed first. Python delivers signals to the main thread alone; in other threads the
+    context has no effect.
     """
 
     def __init__(self) -> None:
@@ -34,7 +37,11 @@ class Interrupts:
 
     @contextmanager
     def allowed(self) -> Iterator[None]:
-        """Let signals interrupt the block."""
+        """Let signals interrupt the block.
+
+        Raises:
+            KeyboardInterrupt: A signal arrived before or within the block.
+        """
         self.check()
         self._open = True
         try:
@@ -43,7 +50,7 @@ class Interrupts:
             self._open = False
 
     def check(self) -> None:
-        """Raise KeyboardInterrupt if a signal was held back."""
+        """Raise the KeyboardInterrupt of a signal that was delayed, if there is one."""
         if self._pending:
             self._pending = False
             raise KeyboardInterrupt

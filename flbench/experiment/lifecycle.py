@@ -1,4 +1,4 @@
-"""Run an experiment from its beginning, or resume it from its last checkpoint."""
+"""Running an experiment from its beginning, or resuming it from its last checkpoint."""
 
 import json
 import time
@@ -20,10 +20,11 @@ from flbench.experiment.assembly import Experiment, build
 from flbench.experiment.loop import Reporter, Seconds
 from flbench.experiment.run_folder import RunFolder
 
-# What a resumed run may change: where files lie and what computes, not what comes out.
+# Keys that may change on resume because they do not change results: locations of files, and what
+# the computation runs on. An entry that ends with a dot stands for a whole section.
 CHANGEABLE_ON_RESUME: Final = (
     *("data.root", "engine.device", "engine.name", "engine.block", "engine.workers"),
-    *("engine.address", "engine.state_memory", "tracking."),
+    *("engine.address", "engine.state_memory", "engine.trace", "tracking."),
     *("output.checkpoint_every", "output.predictions"),
 )
 
@@ -36,14 +37,22 @@ def run(
     reporter: Reporter,
     on_start: OnStart | None = None,
 ) -> Path:
-    """Run an experiment from its beginning; return its folder.
+    """Run an experiment from its beginning.
 
     Args:
-        config: what to run.
-        origins: where each value came from, for config.yaml.
-        reporter: is told how it goes.
-        on_start: is told the folder as soon as it can be resumed, before the first round.
-    Raises: UserError, RunError, KeyboardInterrupt; what was written stays, and `resume` goes on.
+        config: Configuration of the run.
+        origins: Origin of each value by its dotted path, for the comments in config.yaml.
+        reporter: Receives the progress.
+        on_start: Function that is called with the run folder and the complete configuration before
+            the first round, as soon as the run can be resumed.
+
+    Returns:
+        The run folder.
+
+    Raises:
+        UserError: Data and configuration do not fit together, or the folder cannot be written.
+        RunError: The run failed. The folder keeps what was written, and `resume` continues the run.
+        KeyboardInterrupt: The user interrupted the run. It is saved, and `resume` continues it.
     """
     begin = time.perf_counter()
     with ExitStack() as stack:
@@ -67,7 +76,16 @@ def run(
 
 
 def write_description(experiment: Experiment, origins: dict[str, str], folder: RunFolder) -> None:
-    """Write who holds what, where and when it began, and the configuration."""
+    """Write partition, provenance and configuration of a run into its folder.
+
+    Args:
+        experiment: The experiment.
+        origins: Origin of each value by its dotted path, for the comments in config.yaml.
+        folder: Folder of the run.
+
+    Raises:
+        RunError: The disk failed.
+    """
     samples = experiment.federation
     packed, description = partition_files.encode(
         samples.partition, samples.dataset, experiment.config.partition
@@ -75,21 +93,30 @@ def write_description(experiment: Experiment, origins: dict[str, str], folder: R
     folder.write("partition.npz", packed)
     folder.write("partition.json", description)
     folder.write_json("provenance.json", provenance.now())
-    # The configuration comes last: a folder that has it can be resumed.
+    # The configuration is written last, because a folder that contains it can be resumed.
     folder.write("config.yaml", to_yaml(experiment.config.tree(), origins))
 
 
 def resume(
     path: Path, overrides: Layer, reporter: Reporter, on_start: OnStart | None = None
 ) -> Path:
-    """Go on with a run from its last checkpoint, or from its beginning if there is none yet.
+    """Resume a run from its last checkpoint, or restart it if there is none yet.
 
     Args:
-        path: the run folder.
-        overrides: of keys that do not change results (CHANGEABLE_ON_RESUME).
-        reporter: is told how it goes.
-        on_start: is told the folder and the configuration before the first round.
-    Raises: UserError if the folder is no run, or belongs to another configuration.
+        path: The run folder.
+        overrides: New values of keys that may change on resume (CHANGEABLE_ON_RESUME).
+        reporter: Receives the progress.
+        on_start: Function that is called with the run folder and the complete configuration before
+            the first round.
+
+    Returns:
+        The run folder.
+
+    Raises:
+        UserError: The folder is not a run folder, another process writes to it, an override changes
+            a key that must stay, or data or checkpoint do not belong to the run.
+        RunError: The run failed. The folder keeps what was written.
+        KeyboardInterrupt: The user interrupted the run. It is saved, and can be resumed again.
     """
     begin = time.perf_counter()
     with ExitStack() as stack:
@@ -99,16 +126,16 @@ def resume(
         config, _ = resolve([from_file(path / "config.yaml"), overrides])
         _check_unchanged(written, config, path)
         if (path / "summary.json").exists():
-            reporter.warn(f"{path} is finished: there is nothing to go on with.")
+            reporter.warn(f"{path} is finished: there is nothing to resume.")
             return path
         experiment = build(config)
         stack.callback(experiment.engine.close)
         _check_data(experiment, path)
         if not folder.checkpoint("last").exists():
-            reporter.warn("there is no checkpoint yet: the run starts anew.")
+            reporter.warn("there is no checkpoint yet: the run starts from the beginning.")
         state, seconds = experiment.restore(folder)
         if state.round:
-            reporter.warn(f"goes on after round {state.round}.")
+            reporter.warn(f"resumes after round {state.round}.")
         if on_start is not None:
             on_start(path, experiment.config)
         seconds.total += time.perf_counter() - begin
@@ -119,24 +146,24 @@ def resume(
 def _run_to_end(
     experiment: Experiment, state: State, folder: RunFolder, reporter: Reporter, seconds: Seconds
 ) -> None:
-    """Run the rounds that are left, evaluate the best round's models, write tables and summary."""
+    """Run the remaining rounds, evaluate the models of the best round, write tables and summary."""
     limit, size = experiment.config.engine.state_memory, nbytes(state.clients) / memory.GIB
     if memory.exceeds_limit(state.clients, limit):
         reporter.warn(
-            f"what the clients keep, {size:.1f} GiB, lies in a mapped file beside the runs"
-            f" (engine.state_memory={limit:g} GiB)."
+            f"the tensors that the clients keep take {size:.1f} GiB and are stored in a mapped file"
+            f" in output.dir, since they exceed engine.state_memory={limit:g} GiB."
         )
     loop = experiment.loop(folder, reporter, seconds)
     try:
         state = loop.run(state)
     except KeyboardInterrupt:
-        reporter.warn(f"interrupted and saved. Go on with: flbench run --resume {folder.path}")
+        reporter.warn(f"interrupted and saved. Resume with: flbench run --resume {folder.path}")
         raise
     finalize.write(experiment, loop, state)
 
 
 def _check_unchanged(written: Config, wanted: Config, path: Path) -> None:
-    """Raise a ConfigError for every key that a resumed run may not change."""
+    """Raise a ConfigError that names every changed key that must stay on resume."""
     before, after = leaves(written.tree()), leaves(wanted.tree())
     changed = [
         key
@@ -147,14 +174,14 @@ def _check_unchanged(written: Config, wanted: Config, path: Path) -> None:
         raise ConfigError(
             "\n".join(
                 f"`{key}` was {before.get(key)!r} when {path} began and cannot become"
-                f" {after[key]!r} on resume. Start a new run for it."
+                f" {after[key]!r} on resume. Start a new run with the new value."
                 for key in changed
             )
         )
 
 
 def _check_data(experiment: Experiment, path: Path) -> None:
-    """Raise a DataError if the data are not those that the run began with."""
+    """Raise a DataError if the data differ from those that the run began with."""
     try:
         began = json.loads((path / "partition.json").read_text(encoding="utf-8"))["hash"]
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -162,7 +189,6 @@ def _check_data(experiment: Experiment, path: Path) -> None:
     now = experiment.federation.partition.hash()
     if now != began:
         raise DataError(
-            f"the data are not those that {path} began with (partition {now[:12]}, not"
-            f" {began[:12]})."
-            " Bring back the old files, or start a new run."
+            f"the data differ from those that {path} began with (partition {now[:12]}, not"
+            f" {began[:12]}). Restore the old files, or start a new run."
         )

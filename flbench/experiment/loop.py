@@ -1,4 +1,4 @@
-"""The federated loop: rounds, evaluations and checkpoints, in one direction."""
+"""The federated loop: it runs rounds, evaluates models and writes metrics and checkpoints."""
 
 import math
 import time
@@ -26,24 +26,49 @@ from flbench.results.summary import best_round
 
 
 class Reporter(Protocol):
-    """What a run tells while it goes."""
+    """Receives the progress of a run, for example to show it."""
 
     def begin(self, done: int, rounds: int) -> None:
-        """Rounds done so far, and in all."""
+        """The run begins or resumes.
+
+        Args:
+            done: Number of rounds already completed.
+            rounds: Number of rounds of the run.
+        """
 
     def round_done(self, done: int, loss: float) -> None:
-        """A round is over; loss is the cohort's mean training loss."""
+        """A round is completed.
 
-    def evaluated(self, done: int, figures: Mapping[tuple[str, str, str], float]) -> None:
-        """Models were evaluated; figures by (split, protocol, metric)."""
+        Args:
+            done: Number of rounds completed.
+            loss: Mean training loss of the cohort; NaN if no client took a step.
+        """
+
+    def evaluated(self, done: int, metrics: Mapping[tuple[str, str, str], float]) -> None:
+        """Models were evaluated.
+
+        Args:
+            done: Number of rounds completed.
+            metrics: Metrics by (split, protocol, metric), as in metrics.csv.
+        """
 
     def warn(self, text: str) -> None:
-        """Something the user must know."""
+        """The user should see a note.
+
+        Args:
+            text: One sentence.
+        """
 
 
 @dataclass
 class Seconds:
-    """Wall time by purpose."""
+    """Wall-clock time that a run has spent, by purpose, in seconds.
+
+    Attributes:
+        train: Time of training rounds.
+        evaluate: Time of evaluations.
+        total: Time of the whole run, including its preparation.
+    """
 
     train: float = 0.0
     evaluate: float = 0.0
@@ -51,7 +76,11 @@ class Seconds:
 
     @contextmanager
     def measure(self, purpose: str) -> Iterator[None]:
-        """Add the time inside to a purpose and to the total."""
+        """Add the time that the block takes to one purpose and to the total.
+
+        Args:
+            purpose: `train` or `evaluate`.
+        """
         begin = time.perf_counter()
         try:
             yield
@@ -63,18 +92,18 @@ class Seconds:
 
 @dataclass
 class FederatedLoop:
-    """Runs the rounds of one experiment from a state to the end.
+    """Runs the rounds of an experiment from a given state to the end.
 
     Attributes:
-        config: of the experiment.
-        algorithm: the method.
-        engine: trains.
-        evaluator: evaluates.
-        evaluation: which classes are rare and confusable.
-        folder: where everything is written.
-        reporter: is told how it goes.
-        seconds: spent so far, also before a resume.
-        last: what the last evaluation found; None before the first.
+        config: Configuration of the run.
+        algorithm: The method.
+        engine: Engine that trains the clients.
+        evaluator: Evaluator of the models.
+        class_groups: Groups of classes for which separate metrics are computed.
+        folder: Run folder that metrics and checkpoints are written to.
+        reporter: Receives the progress.
+        seconds: Time spent so far, including the time before a resume.
+        last: Counts of the last evaluation; None before the first.
     """
 
     config: Config
@@ -88,22 +117,28 @@ class FederatedLoop:
     last: Evaluation | None = None
 
     def run(self, state: State, until: int | None = None) -> State:
-        """Return the state after the last round; write figures and checkpoints on the way.
+        """Run rounds; write metrics and checkpoints during the run.
 
         Args:
-            state: to go on from.
-            until: the round to stop after (default: the run's last).
-        Raises: KeyboardInterrupt after saving, RunError if a client diverges under
-            `on_divergence=stop` or the disk fails.
+            state: State to start or resume from.
+            until: Number of the round to stop after; None for the end of the run.
+
+        Returns:
+            The state after the last round.
+
+        Raises:
+            KeyboardInterrupt: The user interrupted the run; the state has been saved.
+            RunError: A client diverged under `train.on_divergence=stop`, a model has weights that
+                are not finite, or the disk failed.
         """
         stages = self.algorithm.stages()
         total = self.config.train.rounds
-        # A stage of set-up may follow the last round.
+        # A set-up stage may follow the last round: without `until`, only the stages end the loop.
         stop = math.inf if until is None or until >= total else until
         self.reporter.begin(state.round, total)
         with Interrupts() as interrupts:
             try:
-                # An interrupt can fall between a round and its evaluation.
+                # The run may have been interrupted between a round and its evaluation.
                 if (
                     state.round
                     and self._is_evaluation_due(state.round)
@@ -120,13 +155,26 @@ class FederatedLoop:
                         self.save("last", state)
                     interrupts.check()
             except KeyboardInterrupt:
-                # An interrupted round has changed nothing: `state` is that of the round before.
+                # An interrupted round has changed nothing, so `state` is still the state before it.
                 self.save("last", state)
                 raise
         return state
 
     def round(self, state: State, stage: Stage, interrupts: Interrupts) -> State:
-        """Return the state after one round; write what it cost."""
+        """Run one round and write its costs and, if an evaluation is due, its metrics.
+
+        Args:
+            state: State before the round.
+            stage: Current stage.
+            interrupts: Handler of signals, which may interrupt training.
+
+        Returns:
+            The state after the round.
+
+        Raises:
+            KeyboardInterrupt: A signal interrupted training; nothing has changed.
+            RunError: A client diverged under `train.on_divergence=stop`, or the disk failed.
+        """
         evaluated = not stage.setup and self._is_evaluation_due(state.round + 1)
         settings = rounds.settings_of(self.config, self.algorithm, state, setup=stage.setup)
         with self.seconds.measure("train"):
@@ -150,7 +198,19 @@ class FederatedLoop:
         return over.state
 
     def evaluate(self, state: State, interrupts: Interrupts) -> None:
-        """Evaluate all models after a round; save the state if it is the best so far."""
+        """Evaluate all models and write the metrics; save the state if it is the best so far.
+
+        The best state is the one with the highest validation accuracy. The state of the last round
+        is not saved as the best one: it is at hand when the run ends.
+
+        Args:
+            state: State after a round.
+            interrupts: Handler of signals, which may interrupt the evaluation.
+
+        Raises:
+            KeyboardInterrupt: A signal interrupted the evaluation; nothing has been written.
+            RunError: A model has weights that are not finite, or the disk failed.
+        """
         last = state.round == self.config.train.rounds
         with self.seconds.measure("evaluate"), interrupts.allowed():
             common = self._is_common_evaluation_due(state.round)
@@ -167,12 +227,20 @@ class FederatedLoop:
         )
 
     def evaluation_settings(self, state: State) -> RoundSettings:
-        """Return the settings with which models are evaluated: those of the round before `state`."""
+        """Return the settings of the round that led to `state`, to evaluate its models."""
         before = replace(state, round=state.round - 1)
         return rounds.settings_of(self.config, self.algorithm, before)
 
     def save(self, name: str, state: State) -> None:
-        """Write a checkpoint."""
+        """Write a checkpoint of a state.
+
+        Args:
+            name: `last` or `best`.
+            state: State to save.
+
+        Raises:
+            RunError: The disk failed.
+        """
         extra = {"seconds": vars(self.seconds), "rows": len(self.folder.rows)}
         self.folder.save_state(name, state, self.config.hash(), extra)
 
@@ -189,7 +257,7 @@ class FederatedLoop:
         )
 
     def _observers(self, state: State) -> tuple[Step, ...]:
-        """Return the steps that evaluate the cohort's models right after local training (E-local)."""
+        """Return the steps that evaluate the cohort's models right after local training."""
         deployments = self.algorithm.deploy(state, torch.tensor([0]))
         first = next(iter(deployments.values()))
         common = self._is_common_evaluation_due(state.round + 1)
@@ -200,7 +268,10 @@ class FederatedLoop:
         )
 
     def _observed(self, results: Results, number: int) -> Evaluation:
-        """Return what the observers found of round `number`; empty where all clients failed."""
+        """Return the counts of the cohort's models right after local training of round `number`.
+
+        The counts are zero if all clients failed.
+        """
         federation, counts_by_part = self.evaluator.federation, {}
         for part in (*self.evaluator.parts, "common"):
             counts = counts_by_part[part] = ConfusionCounts.empty(
@@ -216,23 +287,26 @@ class FederatedLoop:
         )
 
     def _report_failures(self, results: Results, state: State) -> None:
-        """Say which clients diverged, and stop if the configuration says so."""
+        """Report the clients that diverged.
+
+        Raises:
+            DivergedError: A client diverged under `train.on_divergence=stop`.
+        """
         for failure in results.failures:
             where = f"round {state.round + 1}, client {failure.client}"
             text = f"{where}: {failure.reason}; left out of this round."
             if self.config.train.on_divergence == "stop":
                 self.save("last", state)
                 raise DivergedError(
-                    f"{text} The run stops (train.on_divergence=stop). Lower train.optimizer.lr"
-                    " or set train.clip,"
-                    " or leave such clients out: train.on_divergence=skip. Saved so far:"
-                    f" {self.folder.path}"
+                    f"{text} The run stops (train.on_divergence=stop). Lower train.optimizer.lr,"
+                    " set train.clip, or leave such clients out with train.on_divergence=skip."
+                    f" The run so far is saved in {self.folder.path}"
                 )
             self.reporter.warn(text)
 
 
 def _diagnosed(diagnostics: tuple[Statistic, ...], results: Results, number: int) -> Iterator[Row]:
-    """Yield the cohort's mean of what a method's diagnostics found."""
+    """Yield the means over the cohort of the results of a method's diagnostics as rows."""
     for name, values in results.observed.items():
         for statistic in diagnostics:
             if len(values) and name.startswith(f"{statistic.name}."):

@@ -1,4 +1,4 @@
-"""Where the rows that clients keep lie: in memory or, if they are many, in a mapped file."""
+"""Storage of the leaves that clients keep: main memory or, if they are large, mapped files."""
 
 import os
 import tempfile
@@ -12,21 +12,26 @@ from flbench.core.tree import copied, nbytes
 from flbench.core.types import Tree
 
 GIB = 2**30
-PIECE = 2**24  # bytes that are copied at once
+PIECE = 2**24  # bytes that are copied in one step
 
 
 def writable_copy(rows: Tree, limit: float, folder: Path) -> Tree:
-    """Return a copy of the clients' rows that may be written in place.
+    """Return a copy of the clients' leaves that can be written in place.
 
-    Rows of more than `limit` are mapped: the system holds in memory those that rounds touch and
-    writes the others to the disk when memory is needed. The file has no name, so that nothing is
-    left of it when the process ends, however it ends.
+    Leaves that take more than `limit` are copied into memory-mapped files: the operating system
+    keeps the rows that rounds use in memory and writes the others to the disk when it needs memory.
+    The files are unlinked at once, so that none remains when the process ends, even by a crash.
 
     Args:
-        rows: [N, ...] each; may be expanded views.
-        limit: GiB of rows that stay in memory.
-        folder: in whose file system a mapped file lies; made if it is missing.
-    Raises: RunError if the disk has no room for them.
+        rows: Leaves [N, ...] of all clients; they may be expanded views.
+        limit: Largest total size in GiB of leaves that are copied to main memory.
+        folder: Folder whose file system holds the mapped files; created if it does not exist.
+
+    Returns:
+        Leaves of the same names, shapes and values.
+
+    Raises:
+        RunError: The file system has not enough space.
     """
     size = nbytes(rows)
     if size <= limit * GIB:
@@ -35,26 +40,32 @@ def writable_copy(rows: Tree, limit: float, folder: Path) -> Tree:
         return {name: _mapped(value, folder) for name, value in rows.items()}
     except OSError as error:
         raise RunError(
-            f"what the clients keep takes {size / GIB:.1f} GiB, more than"
-            f" `engine.state_memory`={limit}, and {folder} has no room for it"
+            f"the tensors that the clients keep take {size / GIB:.1f} GiB, more than"
+            f" `engine.state_memory`={limit}, and {folder} has not enough space for them"
             f" ({error.strerror or error}). Choose a larger disk with --out DIR, or raise"
-            " engine.state_memory where memory is free."
+            " engine.state_memory if there is enough main memory."
         ) from error
 
 
 def exceeds_limit(rows: Tree, limit: float) -> bool:
-    """Return whether `own` maps such rows."""
+    """Return whether `writable_copy` copies these leaves to mapped files.
+
+    Args:
+        rows: Leaves [N, ...] of all clients.
+        limit: Largest total size in GiB of leaves that are copied to main memory.
+    """
     return nbytes(rows) > limit * GIB
 
 
 def _mapped(value: Tensor, folder: Path) -> Tensor:
-    """Return a copy of one leaf in a file that has lost its name already."""
+    """Return a copy of one leaf [N, ...] in a mapped file that is already unlinked."""
     if not value.numel():
         return value.clone()
     folder.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(prefix=".state-", dir=folder)
     try:
-        # Room is taken now: a write into a mapped hole of a full disk would kill the process.
+        # Allocate the space now. A write to an unallocated page of a mapped file on a full disk
+        # would kill the process with SIGBUS.
         os.posix_fallocate(handle, 0, value.numel() * value.element_size())
         target = torch.from_file(name, shared=True, size=value.numel(), dtype=value.dtype)
     finally:

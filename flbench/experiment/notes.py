@@ -1,4 +1,4 @@
-"""What a user may not expect of a configuration, said before the run starts."""
+"""Notes on consequences of a configuration that a user might not expect."""
 
 from typing import Final
 
@@ -28,30 +28,40 @@ SCHEME_KEYS: Final = {
 def configuration_notes(
     config: Config, federation: Federation, net: nn.Module, algorithm: Algorithm
 ) -> list[str]:
-    """Return what a user may not expect of this configuration."""
-    said = [note] if (note := padding_note(net)) else []
+    """Return notes, one sentence each, to show before a run starts.
+
+    They concern padding of images, BatchNorm statistics, a missing validation part, natural clients
+    that the partition scheme ignores, and keys without effect under the partition scheme.
+
+    Args:
+        config: Configuration of the run.
+        federation: Samples of the run.
+        net: The net.
+        algorithm: The method.
+    """
+    notes = [note] if (note := padding_note(net)) else []
     if algorithm.setting.net.names("batchnorm"):
         policy = {
             "average": "averaged over clients where the layer's weights are",
             "local": "kept by each client",
-            "drop": "dropped after training and estimated anew on the client's training part when"
-            " evaluated",
+            "drop": "dropped after training and re-estimated on the client's training part for"
+            " each evaluation",
         }[config.train.batchnorm]
-        said.append(
+        notes.append(
             f"BatchNorm statistics are {policy} (train.batchnorm={config.train.batchnorm})."
         )
         if config.train.batchnorm == "drop" and len(federation.common):
-            said.append("train.batchnorm=drop leaves no model that all share: gm is not reported.")
+            notes.append("with train.batchnorm=drop there is no global model: gm is not reported.")
     if not any(len(rows) for rows in federation.partition.parts["validation"]):
-        said.append("there is no validation part: the best round is the last one.")
+        notes.append("there is no validation part: the best round is taken to be the last one.")
     if federation.dataset.groups is not None and config.partition.scheme not in ("natural", "file"):
         clients = len(set(federation.dataset.groups.tolist()) - {-1})
-        said.append(
-            f"the data name {clients} natural clients, which"
-            f" partition.scheme={config.partition.scheme} mixes;"
-            " partition.scheme=natural keeps them."
+        notes.append(
+            f"the data set has {clients} natural clients, which"
+            f" partition.scheme={config.partition.scheme} ignores; partition.scheme=natural uses"
+            " them as clients."
         )
-    return said + [
+    return notes + [
         f"partition.{key} has no effect with partition.scheme={config.partition.scheme}."
         for key, schemes in SCHEME_KEYS.items()
         if key in config.partition.model_fields_set

@@ -1,4 +1,4 @@
-"""Where and when a run began: flbench's version, its source's revision, the time."""
+"""Provenance of a run: version and source revision of flbench, and the start time."""
 
 import subprocess
 from datetime import UTC, datetime
@@ -9,7 +9,7 @@ from flbench import __version__
 
 
 def now() -> dict[str, Any]:
-    """Return what provenance.json holds."""
+    """Return the content of provenance.json for a run that starts now."""
     return {
         "flbench": __version__,
         "git_revision": git_revision(),
@@ -18,9 +18,11 @@ def now() -> dict[str, Any]:
 
 
 def git_revision() -> str | None:
-    """Return the revision of flbench's source, with `-dirty` if files were changed since.
+    """Return the Git revision of flbench's source code.
 
-    None where flbench does not run from a checkout, or Git is not there.
+    Returns:
+        The first 12 digits of the commit, with the suffix `-dirty` if files have uncommitted
+        changes; None if flbench does not run from a checkout or Git is not installed.
     """
     checkout = Path(__file__).resolve().parents[1]
     if not (checkout / ".git").exists():

@@ -1,4 +1,7 @@
-"""One round: cohort, local programs, store, aggregate, reply. No files, no evaluating."""
+"""One round: draw the cohort, run local programs, store, aggregate, reply.
+
+This module writes no files and evaluates no models.
+"""
 
 from dataclasses import dataclass, replace
 from functools import partial
@@ -21,9 +24,9 @@ class Trained:
     """A cohort after its local programs; nothing is stored yet.
 
     Attributes:
-        program: that each client did.
-        results: what they brought.
-        down: bytes that were dispatched to all of them.
+        program: Local program that each client ran.
+        results: Results of the cohort.
+        down: Bytes that were dispatched to all clients together.
     """
 
     program: LocalProgram
@@ -33,12 +36,14 @@ class Trained:
 
 @dataclass(frozen=True)
 class Exchange:
-    """A round that is over.
+    """A completed round.
 
     Attributes:
-        state: after it.
-        metrics: the server's diagnostics.
-        costs: bytes by direction, trainings, and the cohort's mean training loss if there is one.
+        state: State after the round.
+        metrics: Diagnostics of the server.
+        costs: Bytes by direction (`up_bytes`, `down_bytes`, `peer_bytes`, or `setup_bytes`), counts
+            of clients (`trainings`, `without_step`, `diverged`) and, if a client took a step, the
+            cohort's mean training `loss`.
     """
 
     state: State
@@ -49,9 +54,14 @@ class Exchange:
 def settings_of(
     config: Config, algorithm: Algorithm, state: State, *, setup: bool = False
 ) -> RoundSettings:
-    """Return what holds for all clients of the round that follows `state`.
+    """Return the settings that hold for all clients of the round that follows a state.
 
-    The rounds of a set-up stage, `setup`, have streams of their own: they do not advance the round.
+    Args:
+        config: Configuration of the run.
+        algorithm: The method.
+        state: State before the round.
+        setup: Whether the round belongs to a set-up stage. Such rounds do not advance the round
+            number, so their random streams are identified by stage and round of the stage as well.
     """
     key = (state.round, state.stage + 1, state.stage_round + 1) if setup else (state.round,)
     factor = config.train.schedule.factor(state.round, config.train.rounds)
@@ -59,7 +69,14 @@ def settings_of(
 
 
 def training_state(algorithm: Algorithm, start: State) -> State:
-    """Return the start in the longest stage that is no set-up, to measure what a round costs."""
+    """Return the initial state moved to the longest stage that is not a set-up stage.
+
+    It serves to measure the costs of a typical round.
+
+    Args:
+        algorithm: The method.
+        start: State before the first round.
+    """
     lengths = [0 if stage.setup else stage.rounds for stage in algorithm.stages()]
     return replace(start, stage=lengths.index(max(lengths)))
 
@@ -74,16 +91,16 @@ def train(
     program: LocalProgram | None = None,
     observe: tuple[Step, ...] = (),
 ) -> Trained:
-    """Let a cohort do its local programs.
+    """Run the local programs of a cohort.
 
     Args:
-        algorithm: the method.
-        engine: that trains.
-        state: before the round; unchanged after it.
-        settings: of the round.
-        ids: [K] the clients; None lets the method draw its cohort.
-        program: None for the method's own.
-        observe: steps after the last one, for figures alone.
+        algorithm: The method.
+        engine: Engine that trains the clients.
+        state: State before the round; it is not changed.
+        settings: Settings of the round.
+        ids: Ids [K] int64 of the clients; None lets the method draw its cohort.
+        program: Local program to run; None for the method's own.
+        observe: Steps after the program whose results the method never sees, for metrics.
     """
     program = program or algorithm.program(visible_to_server(state, LocalProgram(())))
     seen = visible_to_server(state, program)
@@ -102,12 +119,18 @@ def train(
 
 
 def exchange(algorithm: Algorithm, state: State, trained: Trained) -> Exchange:
-    """Store what the cohort keeps, let the server see what it sent, and store the reply.
+    """Store what the cohort keeps, aggregate what it sent, and store the server's reply.
 
-    `state.clients`, `state.participation_count` and `state.stale` are written in place. A round whose clients
-    all diverged changes nothing but the round's number.
+    `state.clients`, `state.participation_count` and `state.stale` are written in place. If all
+    clients of the round diverged, only the round number changes.
 
-    Raises: ValueError if the program keeps a leaf that `init` gave no client.
+    Args:
+        algorithm: The method.
+        state: State before the round.
+        trained: Results of the cohort.
+
+    Raises:
+        ValueError: The program keeps a leaf for which the method's `init` returned no rows.
     """
     stage = algorithm.stages()[state.stage]
     program, results = trained.program, trained.results
@@ -117,16 +140,16 @@ def exchange(algorithm: Algorithm, state: State, trained: Trained) -> Exchange:
         stored = {name: value for name, value in sent.values.items() if name in program.keeps}
         strange = sorted((set(results.kept) | set(stored)) - set(state.clients))
         if strange:
-            raise ValueError(f"the program keeps {strange}, for which `init` made no rows")
+            raise ValueError(f"the program keeps {strange}, for which `init` returned no rows")
         put_(state.clients, results.ids, {**results.kept, **stored})
         if len(algorithm.stages()) > 1:
             _mark_stale(state, results, stored)
         seen = visible_to_server(state, program)
         links = algorithm.links(seen, results.ids)
-        # What a client does not send, the server does not see: its loss neither.
-        silent = torch.full_like(results.losses, torch.nan)
-        brought = replace(results, sent=sent, kept={}, observed={}, losses=silent)
-        update = algorithm.aggregate(seen, brought)
+        # The server sees only what clients send. Training losses are not sent.
+        hidden_losses = torch.full_like(results.losses, torch.nan)
+        received = replace(results, sent=sent, kept={}, observed={}, losses=hidden_losses)
+        update = algorithm.aggregate(seen, received)
     reply = Message() if update.reply is None else apply_mask(update.reply)
     update = replace(update, reply=reply)
     put_(state.clients, results.ids, reply.values, reply.mask)
@@ -142,9 +165,14 @@ def exchange(algorithm: Algorithm, state: State, trained: Trained) -> Exchange:
 
 
 def visible_to_server(state: State, program: LocalProgram) -> State:
-    """Return the state as the server may see it: of what clients keep, only what they send too.
+    """Return the state with those kept leaves removed that the server must not read.
 
-    Rows that a client changed in an earlier stage and has not sent since are zero.
+    Of the leaves that clients keep, the server sees those that the program sends as well. Rows that
+    a client changed in an earlier stage and has not sent since are zero.
+
+    Args:
+        state: The complete state; it is not changed.
+        program: Local program of the current stage.
     """
     clients = {name: rows for name, rows in state.clients.items() if name in program.sends}
     for name, stale in state.stale.items():
@@ -155,7 +183,7 @@ def visible_to_server(state: State, program: LocalProgram) -> State:
 
 
 def _mark_stale(state: State, results: Results, stored: Tree) -> None:
-    """Note which rows changed without being sent, in place."""
+    """Update `state.stale` in place: kept rows become stale, rows that were sent do not."""
     for name in results.kept:
         stale = state.stale.setdefault(
             name, torch.zeros_like(state.participation_count, dtype=torch.bool)
@@ -167,11 +195,18 @@ def _mark_stale(state: State, results: Results, stored: Tree) -> None:
 
 
 def _has_training(program: LocalProgram) -> bool:
+    """Return whether a program contains a phase of optimizer steps."""
     return any(isinstance(step, Phase) for step in program.steps)
 
 
 def advance(state: State, stages: tuple[Stage, ...], update: Update) -> State:
-    """Return the state after a round, in the next stage if this one is done and not the last."""
+    """Return the state after a round; it enters the next stage if this one is completed.
+
+    Args:
+        state: State before the round.
+        stages: All stages of the method.
+        update: Result of the method's `aggregate`.
+    """
     stage, stage_round = stages[state.stage], state.stage_round + 1
     next_one = stage_round == stage.rounds and state.stage + 1 < len(stages)
     return replace(
@@ -184,15 +219,21 @@ def advance(state: State, stages: tuple[Stage, ...], update: Update) -> State:
 
 
 class DispatchMeter:
-    """Asks the method what it dispatches, seals it, and counts the bytes by client."""
+    """Calls the method's `dispatch`, applies its masks and counts the bytes of each client.
+
+    Args:
+        algorithm: The method.
+        seen: State before the round, as the server sees it.
+    """
 
     def __init__(self, algorithm: Algorithm, seen: State) -> None:
         self._algorithm = algorithm
         self._seen = seen
-        self._bytes: dict[int, int] = {}  # by client: an engine may ask again after a worker died
+        # Kept by client: an engine asks for a client a second time if its worker died.
+        self._bytes: dict[int, int] = {}
 
     def __call__(self, ids: Tensor) -> Dispatch:
-        """Return the sealed dispatch for clients `ids` [K]."""
+        """Return the dispatch for clients `ids` [K] with its masks applied."""
         dispatch = self._algorithm.dispatch(self._seen, ids)
         shared, rows = shared_bytes(dispatch.shared), row_bytes(dispatch.rows)
         for k, client in enumerate(ids.tolist()):
@@ -200,13 +241,22 @@ class DispatchMeter:
         return apply_masks(dispatch)
 
     def total(self) -> int:
-        """Return the bytes that went down."""
+        """Return the bytes that were dispatched to all clients together."""
         return sum(self._bytes.values())
 
 
 def _costs(
     stage: Stage, trained: Trained, sent: Message, update: Update, links: Tensor | None
 ) -> dict[str, float]:
+    """Return the costs of a round; see `Exchange.costs`.
+
+    Args:
+        stage: Stage of the round.
+        trained: Results of the cohort.
+        sent: Messages of the cohort with masks applied.
+        update: Result of `aggregate`, with the mask of its reply applied.
+        links: Mixing weights [K, K] of a decentralized method; None if clients send to the server.
+    """
     results, reply = trained.results, update.reply or Message()
     up = row_bytes(sent) if sent.values else torch.zeros(len(results.ids), dtype=torch.int64)
     costs: dict[str, float] = {"down_bytes": trained.down, "up_bytes": 0, "peer_bytes": 0}
@@ -214,7 +264,8 @@ def _costs(
         costs["down_bytes"] += int(row_bytes(reply).sum())
         costs["up_bytes"] = int(up.sum())
     else:
-        # A payload goes to each other client that mixes it: the non-zero rows of its column.
+        # links [K, K]: row k weighs the payloads that client k mixes. The payload of client j is
+        # sent once to every other client whose row has a non-zero entry in column j.
         edges = (links != 0) & ~torch.eye(len(links), dtype=torch.bool)
         costs["peer_bytes"] = int((edges.sum(dim=0) * up).sum())
     costs["up_bytes"] += update.between

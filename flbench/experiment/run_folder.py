@@ -1,4 +1,4 @@
-"""The run folder, written as the run goes: every file beside and renamed."""
+"""Writing of a run folder. Every file but metrics.csv, which grows, is replaced atomically."""
 
 import contextlib
 import csv
@@ -20,10 +20,16 @@ from flbench.results.reading import check_run_folder
 
 
 class RunFolder:
-    """One run: configuration, partition, figures, tables, summary, checkpoints.
+    """The folder of one run: configuration, partition, metrics, tables, summary, checkpoints.
+
+    Use `create` for a new run and `reopen` for an existing one; both lock the folder.
 
     Args:
-        path: an existing folder; `create` makes a new one, `reopen` takes up an old one.
+        path: An existing folder.
+
+    Attributes:
+        path: The folder.
+        rows: Rows of metrics.csv written so far.
     """
 
     def __init__(self, path: Path) -> None:
@@ -33,9 +39,16 @@ class RunFolder:
 
     @classmethod
     def create(cls, root: Path, experiment: str, run: str) -> Self:
-        """Make a new run folder `root/experiment/run-DATE-TIME-xxxx/`.
+        """Create and lock a new run folder `root/experiment/run-DATE-TIME-xxxx/`.
 
-        Raises: UserError if it cannot be written to.
+        Args:
+            root: Folder of all runs; created if it does not exist.
+            experiment: Name of the subfolder.
+            run: Beginning of the run folder's name.
+
+        Raises:
+            UserError: The folder cannot be created or written to.
+            RunError: The disk is full or failed.
         """
         now = datetime.now().strftime("%Y%m%d-%H%M%S")
         path = root / experiment / f"{run}-{now}-{secrets.token_hex(2)}"
@@ -62,9 +75,13 @@ class RunFolder:
 
     @classmethod
     def reopen(cls, path: Path) -> Self:
-        """Take up an existing run folder.
+        """Lock an existing run folder to write to it again.
 
-        Raises: UserError if it is none, or another process writes to it.
+        Args:
+            path: The folder.
+
+        Raises:
+            UserError: The path is not a run folder, or another process writes to it.
         """
         check_run_folder(path)
         folder = cls(path)
@@ -73,15 +90,20 @@ class RunFolder:
         return folder
 
     def close(self) -> None:
-        """Let other processes write to the folder."""
+        """Unlock the folder, so that other processes can write to it."""
         if self._lock is not None:
             self._lock.close()
             self._lock = None
 
     def write(self, name: str, content: str | bytes) -> None:
-        """Write a file of the folder, whole or not at all.
+        """Write a file of the folder atomically.
 
-        Raises: RunError if that is not possible.
+        Args:
+            name: Name of the file.
+            content: The new content; text is encoded as UTF-8.
+
+        Raises:
+            RunError: The file cannot be written. Its old content is unchanged.
         """
         with self._guard(name):
             files.write(self.path / name, content.encode() if isinstance(content, str) else content)
@@ -89,7 +111,16 @@ class RunFolder:
     def write_table(
         self, name: str, header: Sequence[str], rows: Iterable[Sequence[object]]
     ) -> None:
-        """Write a CSV table."""
+        """Write a CSV file. Cells that are None or NaN are left empty.
+
+        Args:
+            name: Name of the file.
+            header: Names of the columns.
+            rows: Cells of each row.
+
+        Raises:
+            RunError: The file cannot be written.
+        """
         text = StringIO()
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(header)
@@ -99,11 +130,26 @@ class RunFolder:
         self.write(name, text.getvalue())
 
     def write_json(self, name: str, value: Mapping[str, Any]) -> None:
-        """Write a JSON file."""
+        """Write a JSON file.
+
+        Args:
+            name: Name of the file.
+            value: Its content.
+
+        Raises:
+            RunError: The file cannot be written.
+        """
         self.write(name, json.dumps(value, indent=1) + "\n")
 
     def add_metrics(self, rows: Sequence[Row]) -> None:
-        """Append figures to metrics.csv; one flush."""
+        """Append rows to metrics.csv.
+
+        Args:
+            rows: The new rows.
+
+        Raises:
+            RunError: The file cannot be written.
+        """
         with (
             self._guard("metrics.csv"),
             (self.path / "metrics.csv").open("a", encoding="utf-8") as file,
@@ -112,29 +158,47 @@ class RunFolder:
         self.rows += rows
 
     def save_state(self, name: str, state: State, config_hash: str, extra: dict[str, Any]) -> None:
-        """Write a checkpoint, and only after metrics.csv is safe up to it."""
+        """Write a checkpoint, after flushing the metrics up to it to the disk.
+
+        Args:
+            name: `last` or `best`.
+            state: State to save.
+            config_hash: Hash of the run's configuration.
+            extra: JSON values to save with the state.
+
+        Raises:
+            RunError: The checkpoint cannot be written. The old one is unchanged.
+        """
         with self._guard(f"checkpoints/{name}"):
             files.sync(self.path / "metrics.csv")
             checkpoint.save(self.checkpoint(name), state, config_hash, extra)
 
     def checkpoint(self, name: str) -> Path:
-        """Return the file of a checkpoint: `last` or `best`."""
+        """Return the path of the checkpoint `last` or `best`."""
         return self.path / "checkpoints" / f"{name}.safetensors"
 
     def rewind(self, lines: int) -> None:
-        """Drop the figures after the first `lines`: their state was not saved."""
+        """Remove metrics that are newer than a checkpoint.
+
+        Args:
+            lines: Number of rows of metrics.csv to keep.
+
+        Raises:
+            DataError: metrics.csv is damaged.
+            RunError: The file cannot be written.
+        """
         rows = metrics_file.read(self.path / "metrics.csv")[:lines]
         self.write("metrics.csv", metrics_file.header_line() + metrics_file.to_text(rows))
         self.rows = rows
 
     @contextlib.contextmanager
     def _guard(self, name: str) -> Iterator[None]:
-        """Turn a disk's failure into one message; what was written before stays."""
+        """Context manager that turns an OSError while writing file `name` into a RunError."""
         try:
             yield
         except OSError as error:
             raise RunError(
                 f"{self.path / name} could not be written ({error.strerror or error})."
-                " What was saved before is unharmed: mend that, then flbench run --resume"
-                f" {self.path}"
+                " The files written before are intact. Make space or repair the disk, then resume:"
+                f" flbench run --resume {self.path}"
             ) from error

@@ -35,7 +35,7 @@ def test_empty_message_has_no_bytes():
     assert shared_bytes(Message()) == 0
 
 
-def test_seal_zeroes_what_lies_outside_even_nan():
+def test_apply_mask_zeroes_entries_outside_the_mask_even_nan():
     value = torch.full((2, 2), torch.nan)
     value[0] = 1.0
 

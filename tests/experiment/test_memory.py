@@ -88,5 +88,5 @@ def test_run_with_mapped_rows_is_the_run_in_memory_also_after_a_resume(tmp_path)
     assert straight["weights_digest"] == plain["weights_digest"]
     assert summary_of(folder)["weights_digest"] == plain["weights_digest"]
     assert (folder / "metrics.csv").read_bytes() == (straight_path / "metrics.csv").read_bytes()
-    assert any("lies in a mapped file" in note for note in reporter.notes)
+    assert any("stored in a mapped file" in note for note in reporter.notes)
     assert not list(tmp_path.glob("**/.state-*"))

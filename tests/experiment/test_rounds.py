@@ -312,7 +312,7 @@ class Invent:
 def test_leaf_without_rows_is_named(built):
     algorithm = made(built, Forgetful)
 
-    with pytest.raises(ValueError, match=r"\['c'\], for which `init` made no rows"):
+    with pytest.raises(ValueError, match=r"\['c'\], for which `init` returned no rows"):
         play(built, algorithm, start_of(algorithm))
 
 

@@ -475,7 +475,7 @@ def test_resume_without_any_checkpoint_starts_anew_and_says_so(tmp_path):
 
     lifecycle.resume(folder, Layer({}), told)
 
-    assert any("starts anew" in note for note in told.notes)
+    assert any("starts from the beginning" in note for note in told.notes)
     assert summary_of(folder)["weights_digest"] == summary["weights_digest"]
 
 
@@ -588,6 +588,14 @@ def test_every_method_of_the_foundation_is_there():
     assert set(METHODS) <= set(ALGORITHMS.load())
 
 
+def test_altered_changes_known_keys_and_refuses_others():
+    config = config_of()
+
+    assert assembly.altered(config, "engine", block=3).engine.block == 3
+    with pytest.raises(ValueError, match=r"`engine` has no keys \['blok'\]"):
+        assembly.altered(config, "engine", blok=3)
+
+
 def test_threads_are_part_of_the_resolved_configuration():
     assert assembly.fill_defaults(config_of("engine.threads=null")).engine.threads == len(
         os.sched_getaffinity(0)
@@ -599,7 +607,7 @@ def test_resume_refuses_other_data_than_the_run_began_with(tmp_path):
     folder = interrupted_run(tmp_path / "runs", "algorithm=fedavg", f"data.path={data}")
     write_npz(data, n=124)
 
-    with pytest.raises(DataError, match="not those that"):
+    with pytest.raises(DataError, match="data differ from those that"):
         lifecycle.resume(folder, Layer({}), Silent())
 
 
