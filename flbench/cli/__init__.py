@@ -1,1 +1,1 @@
-"""The command line."""
+"""The command line: `app.py` defines commands and options, one file per command carries it out."""

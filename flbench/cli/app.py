@@ -1,22 +1,83 @@
-"""The command line.
+"""Commands and options of `flbench`, and its exit codes.
 
-Everything heavy is imported inside the commands: `flbench --help` answers at once.
+Each command imports the file that carries it out when it is called, so that `flbench --help` does
+not wait for PyTorch.
 """
 
-import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from flbench import __version__
 from flbench.core import files
 from flbench.core.errors import RunError, UserError
 
+# What PyTorch's messages contain when memory runs out, on a GPU and on the CPU.
+OUT_OF_MEMORY = (
+    "out of memory",
+    "not enough memory",
+    "can't allocate memory",
+    "Storage size calculation overflowed",
+)
+
+
+class CommandGroup(TyperGroup):
+    """The commands; an error in one of them becomes a message and an exit code."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Call the command that the user named."""
+        with _exit_codes():
+            return super().invoke(ctx)
+
+
+@contextmanager
+def _exit_codes() -> Iterator[None]:
+    """Print an expected error as a message, and exit without a traceback.
+
+    Exit codes: 2 for an error in the user's input, 1 for an error during the run, 130 after Ctrl-C.
+    """
+    try:
+        yield
+    except UserError as error:
+        _print_error(error)
+        raise typer.Exit(2) from None
+    except RunError as error:
+        _print_error(error)
+        raise typer.Exit(1) from None
+    except KeyboardInterrupt:
+        typer.echo("interrupted", err=True)
+        raise typer.Exit(130) from None
+    except OSError as error:
+        if error.errno is None:
+            raise
+        file = f"{error.filename}: " if error.filename else ""
+        _print_error(f"{file}{error.strerror}. Choose another path, or fix this one.")
+        raise typer.Exit(1 if error.errno in files.DISK_ERRORS else 2) from None
+    except (MemoryError, RuntimeError) as error:
+        is_memory = isinstance(error, MemoryError) or any(
+            text in str(error) for text in OUT_OF_MEMORY
+        )
+        if not is_memory:
+            raise
+        _print_error(
+            "out of memory. Lower train.batch_size, choose a smaller model, or set"
+            " engine.device=cpu."
+        )
+        raise typer.Exit(1) from None
+
+
+def _print_error(error: object) -> None:
+    for line in str(error).splitlines():
+        typer.echo(f"error: {line}", err=True)
+
+
 app = typer.Typer(
     name="flbench",
+    cls=CommandGroup,
     help="Compare personalized federated learning methods on non-IID data.",
     no_args_is_help=True,
     add_completion=False,
@@ -24,18 +85,6 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-# How PyTorch says that memory is short, on GPU and CPU.
-NO_MEMORY = (
-    "out of memory",
-    "not enough memory",
-    "can't allocate memory",
-    "Storage size calculation overflowed",
-)
-
-RESUMED = (
-    "It takes methods, spaces and configuration of the study, and goes on in its folder; only"
-    " --concurrent, --gpus-per-trial, --retries and --address can be others."
-)
 
 Overrides = Annotated[
     list[str] | None,
@@ -47,9 +96,28 @@ Overrides = Annotated[
 ]
 ConfigFile = Annotated[
     str | None,
-    typer.Option("--config", metavar="FILE", help="A YAML file of differences from the defaults."),
+    typer.Option(
+        "--config", metavar="FILE", help="YAML file with the values that differ from the defaults."
+    ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+StoreUri = Annotated[
+    str | None,
+    typer.Option(
+        "--uri",
+        metavar="URI",
+        help="MLflow server or database (default: $MLFLOW_TRACKING_URI, else mlflow/flbench.db).",
+    ),
+]
+
+
+@app.callback(invoke_without_command=True)
+def _version(
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+) -> None:
+    if version:
+        typer.echo(__version__)
+        raise typer.Exit
 
 
 @app.command()
@@ -58,74 +126,77 @@ def run(
     *,
     algo: Annotated[
         str | None,
-        typer.Option("--algo", metavar="NAME[,NAME ...]", help="Method, or several to compare."),
+        typer.Option(
+            "--algo", metavar="NAME[,NAME ...]", help="Method, or several methods to compare."
+        ),
     ] = None,
     config: ConfigFile = None,
     out: Annotated[
         str | None,
-        typer.Option("--out", metavar="DIR", help="Folder for runs (the same as output.dir=DIR)."),
+        typer.Option(
+            "--out", metavar="DIR", help="Folder for run folders; the same as output.dir=DIR."
+        ),
     ] = None,
     resume: Annotated[
         Path | None,
-        typer.Option("--resume", metavar="RUN_DIR", help="Go on with an interrupted run."),
+        typer.Option("--resume", metavar="RUN_DIR", help="Resume an interrupted run."),
     ] = None,
     dry_run: Annotated[
         bool,
         typer.Option(
-            "--dry-run", help="Print sizes and an estimate of time and memory; train nothing."
+            "--dry-run", help="Print sizes and estimates of time and memory; train nothing."
         ),
     ] = False,
     print_config: Annotated[
         bool,
         typer.Option(
-            "--print-config", help="Print the resolved configuration and where each value is from."
+            "--print-config",
+            help="Print the resolved configuration with the origin of each value; train nothing.",
         ),
     ] = False,
 ) -> None:
-    """Train and evaluate a federation; without arguments, HFCD on scikit-learn's digits."""
-    with _exit_codes():
-        from flbench.cli import commands
+    """Train and evaluate a method; without options, HFCD on scikit-learn's digits."""
+    from flbench.cli import layers
+    from flbench.cli import run as command
 
-        if resume is not None:
-            options = {
+    if resume is not None:
+        command.refuse_with_resume(
+            {
                 "--algo": algo,
                 "--config": config,
                 "--out": out,
                 "--dry-run": dry_run,
                 "--print-config": print_config,
             }
-            if wrong := [name for name, value in options.items() if value]:
-                raise UserError(
-                    f"{', '.join(wrong)} cannot go with --resume, which takes the configuration of"
-                    " the run and goes on in its folder."
-                )
-            commands.resume(resume, overrides or [])
-            return
-        layers = commands.runs(algo, config=config, overrides=overrides or [], out=out)
-        if print_config:
-            commands.print_config(layers)
-        elif dry_run:
-            commands.dry_run(layers)
-        else:
-            commands.run(layers)
+        )
+        command.resume(resume, overrides or [])
+        return
+    runs = layers.one_run_per_method(algo, config=config, overrides=overrides or [], out=out)
+    if print_config:
+        command.print_config(runs)
+    elif dry_run:
+        command.dry_run(runs)
+    else:
+        command.run(runs)
 
 
 @app.command()
 def algos(
-    name: Annotated[str | None, typer.Argument(help="A method.", show_default=False)] = None,
+    name: Annotated[
+        str | None, typer.Argument(help="A method to describe.", show_default=False)
+    ] = None,
     *,
     as_json: AsJson = False,
 ) -> None:
-    """List the methods, or show one: paper, hyper-parameters, what is sent and what is kept."""
-    with _exit_codes():
-        from flbench.cli import commands
+    """List the methods, or describe one: paper, hyper-parameters, communication, client state."""
+    from flbench.cli import algos as command
 
-        commands.algos(name, as_json=as_json)
+    command.algos(name, as_json=as_json)
 
 
 @app.command()
 def data(
-    what: Annotated[
+    name_and_overrides: Annotated[
         list[str] | None,
         typer.Argument(
             metavar="[NAME] [key=value ...]", help="A data set, and overrides.", show_default=False
@@ -136,7 +207,10 @@ def data(
     save: Annotated[
         Path | None,
         typer.Option(
-            "--save", metavar="FILE.npz", help="Save the partition, for partition.path=FILE.npz."
+            "--save",
+            metavar="FILE.npz",
+            help="Save the partition. A run takes it with partition.scheme=file"
+            " partition.path=FILE.npz.",
         ),
     ] = None,
     picture: Annotated[
@@ -150,55 +224,49 @@ def data(
         typer.Option(
             "--topology",
             metavar="NAME",
-            help="Show who mixes whose model in a decentralised method instead: clients and links"
-            " on the left of the picture (arrows lead to the client that mixes, a colour for each"
-            " part), the weights on the right. random, ring, grid, exponential, complete, star,"
-            " erdos_renyi or k_regular; its options are algorithm.neighbours=10 and the like.",
+            help="Show the communication graph of a decentralized method instead: random, ring,"
+            " grid, exponential, complete, star, erdos_renyi or k_regular. The left of the picture"
+            " shows clients and links (an arrow leads to the client that mixes, each connected"
+            " part has a colour), the right the mixing weights. Options of the graph are overrides"
+            " such as algorithm.neighbours=10.",
         ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """List the data sets, or show who would hold what: a table of clients x classes.
+    """List the data sets, or show the partition of one: samples per client and class.
 
-    With --topology: who would mix whose model without a server.
+    With --topology: show the communication graph of a decentralized method.
     """
-    with _exit_codes():
-        from flbench.cli import commands
+    from flbench.cli import data as command
 
-        items = what or []
-        names = [item for item in items if "=" not in item]
-        if len(names) > 1:
-            raise UserError(f"give one data set, got {', '.join(names)}.")
-        commands.data(
-            names[0] if names else None,
-            [item for item in items if "=" in item],
-            config=config,
-            save=save,
-            picture=picture,
-            topology=topology,
-            as_json=as_json,
-        )
+    command.data(
+        name_and_overrides or [],
+        config=config,
+        save=save,
+        picture=picture,
+        topology=topology,
+        as_json=as_json,
+    )
 
 
 @app.command()
 def show(
-    runs: Annotated[
+    paths: Annotated[
         list[Path],
         typer.Argument(
-            metavar="RUN_DIR ...", help="One run, or several to compare, or a study's folder."
+            metavar="RUN_DIR ...", help="A run, several runs to compare, or a study folder."
         ),
     ],
     *,
     picture: Annotated[
         Path | None,
-        typer.Option("--picture", metavar="FILE", help="Draw their curves (PNG, SVG or PDF)."),
+        typer.Option("--picture", metavar="FILE", help="Draw the runs' curves (PNG, SVG or PDF)."),
     ] = None,
 ) -> None:
     """Print the tables of finished or unfinished runs and studies."""
-    with _exit_codes():
-        from flbench.cli import commands
+    from flbench.cli import show as command
 
-        commands.show(runs, picture)
+    command.show(paths, picture)
 
 
 @app.command()
@@ -218,39 +286,43 @@ def bench(
     clients: Annotated[
         int | None, typer.Option("--clients", metavar="N", help="The same as partition.clients=N.")
     ] = None,
-    repeats: Annotated[int, typer.Option("--repeats", min=1, help="Rounds that are measured.")] = 5,
+    repeats: Annotated[int, typer.Option("--repeats", min=1, help="Rounds to measure.")] = 5,
     rounds: Annotated[
-        int, typer.Option("--rounds", min=0, help="Rounds of the whole run; 0 leaves it out.")
+        int,
+        typer.Option(
+            "--rounds", min=0, help="Rounds of a complete run to measure; 0 measures no such run."
+        ),
     ] = 5,
     out: Annotated[
         Path, typer.Option("--out", metavar="DIR", help="Folder for bench.json and bench.html.")
     ] = Path("bench"),
     as_json: AsJson = False,
 ) -> None:
-    """Measure engines against a bare PyTorch loop over the same batches."""
-    with _exit_codes():
-        from flbench.cli import commands
+    """Measure the speed of engines beside a bare PyTorch loop over the same batches."""
+    from flbench.cli import bench as command
 
-        short = {"model.name": model, "data.name": dataset, "partition.clients": clients}
-        given = [f"{key}={value}" for key, value in short.items() if value is not None]
-        commands.bench(
-            engines.split(","),
-            [*(overrides or []), *given],
-            config=config,
-            repeats=repeats,
-            rounds=rounds,
-            out=out,
-            as_json=as_json,
-        )
+    shortcuts = {"model.name": model, "data.name": dataset, "partition.clients": clients}
+    command.bench(
+        engines.split(","),
+        [
+            *(overrides or []),
+            *(f"{key}={value}" for key, value in shortcuts.items() if value is not None),
+        ],
+        config=config,
+        repeats=repeats,
+        rounds=rounds,
+        out=out,
+        as_json=as_json,
+    )
 
 
 @app.command()
 def reproduce(
-    what: Annotated[
+    paper_and_overrides: Annotated[
         list[str] | None,
         typer.Argument(
             metavar="[PAPER] [key=value ...]",
-            help="A paper, and overrides; without one, the papers that there are.",
+            help="A paper, and overrides. Without a paper, the available papers are listed.",
             show_default=False,
         ),
     ] = None,
@@ -258,7 +330,7 @@ def reproduce(
     table: Annotated[
         str | None,
         typer.Option(
-            "--table", metavar="T[,T ...]", help="Tables, or all (default: the main one)."
+            "--table", metavar="T[,T ...]", help="Tables, or `all` (default: the main table)."
         ),
     ] = None,
     dataset: Annotated[
@@ -266,13 +338,13 @@ def reproduce(
         typer.Option(
             "--dataset",
             metavar="[PRINTED=]NAME",
-            help="One data set of the table, or another one to stand for it.",
+            help="One data set of the table, or a substitute for the data set PRINTED.",
         ),
     ] = None,
     algos: Annotated[
         str | None,
         typer.Option(
-            "--algos", metavar="NAME[,NAME ...]", help="Rows of the table (default: all)."
+            "--algos", metavar="NAME[,NAME ...]", help="Rows of the table (default: all rows)."
         ),
     ] = None,
     scale: Annotated[
@@ -280,7 +352,8 @@ def reproduce(
         typer.Option(
             "--scale",
             metavar="small|full",
-            help="small: few rounds, clients and samples, minutes; full: as the paper.",
+            help="small: few rounds, clients and samples, which takes minutes; full: the paper's"
+            " settings.",
         ),
     ] = "small",
     seeds: Annotated[
@@ -290,44 +363,37 @@ def reproduce(
             metavar="N",
             min=1,
             max=1000,
-            help="Runs of each cell (default: the paper's).",
+            help="Runs per cell (default: as many as in the paper).",
         ),
     ] = None,
     output: Annotated[
         Path, typer.Option("--output", metavar="DIR", help="Folder for runs and reports.")
     ] = Path("reproduce"),
     download: Annotated[
-        bool, typer.Option("--download", help="Let torchvision fetch data sets that are not there.")
+        bool, typer.Option("--download", help="Let torchvision download missing data sets.")
     ] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="List the runs and what is missing; train nothing.")
+        bool,
+        typer.Option("--dry-run", help="List the runs, and what is missing; train nothing."),
     ] = False,
 ) -> None:
-    """Measure tables of a paper, and print published figures beside ours.
+    """Measure tables of a paper, and print the published numbers beside the measured ones.
 
-    The same command again goes on where it stopped, and uses the runs that are finished.
+    The same command resumes an interrupted run, and reuses the runs that are finished.
     """
-    with _exit_codes():
-        from flbench.cli import commands
+    from flbench.cli import reproduce as command
 
-        items = what or []
-        names = [item for item in items if "=" not in item]
-        if len(names) > 1:
-            raise UserError(f"give one paper, got {', '.join(names)}.")
-        if scale not in ("small", "full"):
-            raise UserError(f"--scale must be small or full, got {scale}.")
-        commands.reproduce(
-            names[0] if names else None,
-            dry_run=dry_run,
-            tables=table,
-            dataset=dataset,
-            algos=algos,
-            scale=scale,
-            seeds=seeds,
-            output=output,
-            overrides=[item for item in items if "=" in item],
-            download=download,
-        )
+    command.reproduce(
+        paper_and_overrides or [],
+        dry_run=dry_run,
+        tables=table,
+        dataset=dataset,
+        algos=algos,
+        scale=scale,
+        seeds=seeds,
+        output=output,
+        download=download,
+    )
 
 
 @app.command()
@@ -352,7 +418,7 @@ def tune(
             "--trials",
             metavar="N",
             min=1,
-            help="Of each method, the defaults among them (default 16).",
+            help="Trials per method, the one with default parameters included (default 16).",
         ),
     ] = None,
     config: ConfigFile = None,
@@ -369,8 +435,9 @@ def tune(
         typer.Option(
             "--scheduler",
             metavar="asha|pbt|none",
-            help="asha (default): stop trials that fall behind; pbt: let them take up the best"
-            " ones' state; none: all run to the end, which gives the same result each time.",
+            help="asha (default): stop trials that fall behind; pbt: let them continue from the"
+            " state of the best trials; none: train every trial to the end, which gives the same"
+            " result each time.",
         ),
     ] = None,
     metric: Annotated[
@@ -378,7 +445,8 @@ def tune(
         typer.Option(
             "--metric",
             metavar="NAME",
-            help="Of validation, never of test, to be large (default accuracy).",
+            help="Validation metric to maximize (default accuracy). Test parts are never used for"
+            " the search.",
         ),
     ] = None,
     seeds: Annotated[
@@ -388,8 +456,8 @@ def tune(
             metavar="N",
             min=0,
             max=1000,
-            help="Of which the default and the best parameters are trained again, and tested"
-            " (default 3; 0 leaves it out).",
+            help="Final trainings of the default and of the best parameters, each with another"
+            " seed and evaluated on the test parts (default 3; 0: none).",
         ),
     ] = None,
     concurrent: Annotated[
@@ -404,88 +472,74 @@ def tune(
             "--gpus-per-trial",
             metavar="SHARE",
             min=0,
-            help="Such as 0.25 (default: 1 where trials train on a GPU).",
+            help="Share of a GPU per trial, for example 0.25 (default: 1 if trials train on a"
+            " GPU).",
         ),
     ] = None,
     retries: Annotated[
         int | None,
         typer.Option(
-            "--retries", metavar="N", min=0, help="Of a trial whose worker fails (default 2)."
+            "--retries",
+            metavar="N",
+            min=0,
+            help="New attempts of a trial whose worker process fails (default 2).",
         ),
     ] = None,
     address: Annotated[
         str | None,
         typer.Option(
-            "--address", metavar="HOST:PORT|auto", help="A running Ray cluster (default: our own)."
+            "--address",
+            metavar="HOST:PORT|auto",
+            help="A running Ray cluster (default: start Ray on this machine).",
         ),
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option("--out", metavar="DIR", help="Folder for studies (default studies)."),
+        typer.Option("--out", metavar="DIR", help="Folder for study folders (default studies)."),
     ] = None,
     resume: Annotated[
         Path | None,
-        typer.Option("--resume", metavar="STUDY_DIR", help="Go on with an interrupted study."),
+        typer.Option("--resume", metavar="STUDY_DIR", help="Resume an interrupted study."),
     ] = None,
 ) -> None:
-    """Search hyper-parameters of methods under an equal budget, and compare them tuned.
+    """Search hyper-parameters of methods with equal budgets, and compare the tuned methods.
 
-    Trials are scored on validation parts. The best parameters are trained again over several
-    seeds beside the defaults, and only then test parts are looked at.
+    Trials are scored on the validation parts. The best and the default parameters are then trained
+    again with several seeds, and only these final trainings are evaluated on the test parts.
     """
-    # Shells ignore it in what they put into the background; a study is often put there.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    with _exit_codes():
-        from flbench.cli import commands
+    from flbench.cli import tune as command
 
-        means = {"concurrent": concurrent, "gpus": gpus, "retries": retries, "address": address}
-        rest = {
-            "space": space,
-            "trials": trials,
-            "search": search,
-            "scheduler": scheduler,
-            "metric": metric,
-            "seeds": seeds,
-            "out": out,
-        }
-        given = {key: value for key, value in means.items() if value is not None}
-        asked = {key: value for key, value in rest.items() if value is not None}
-        if resume is not None:
-            options = {"algo": algo, "config": config, **asked}
-            if wrong := [f"--{name}" for name, value in options.items() if value is not None]:
-                raise UserError(f"{', '.join(wrong)} cannot go with --resume. {RESUMED}")
-            if overrides:
-                raise UserError(f"{' '.join(overrides)} cannot go with --resume. {RESUMED}")
-            commands.resume_study(resume, given)
-            return
-        if algo is None:
-            raise UserError("name what to tune: --algo hfcd, or several with commas between.")
-        commands.tune(algo, config=config, overrides=overrides or [], asked=asked | given)
-
-
-StoreUri = Annotated[
-    str | None,
-    typer.Option(
-        "--uri",
-        metavar="URI",
-        help="Server or database (default: $MLFLOW_TRACKING_URI, else mlflow/flbench.db).",
-    ),
-]
+    resources = {"concurrent": concurrent, "gpus": gpus, "retries": retries, "address": address}
+    settings = {
+        "space": space,
+        "trials": trials,
+        "search": search,
+        "scheduler": scheduler,
+        "metric": metric,
+        "seeds": seeds,
+        "out": out,
+    }
+    resources = {key: value for key, value in resources.items() if value is not None}
+    settings = {key: value for key, value in settings.items() if value is not None}
+    if resume is not None:
+        command.refuse_with_resume({"algo": algo, "config": config, **settings}, overrides or [])
+        command.resume(resume, resources)
+    else:
+        command.tune(algo, config=config, overrides=overrides or [], options=settings | resources)
 
 
 @app.command()
 def sync(
     paths: Annotated[
-        list[Path], typer.Argument(metavar="PATH ...", help="Run folders, or whole studies.")
+        list[Path], typer.Argument(metavar="PATH ...", help="Run folders or study folders.")
     ],
     *,
     uri: StoreUri = None,
 ) -> None:
-    """Send to MLflow what it does not have yet of runs and studies."""
-    with _exit_codes():
-        from flbench.cli import commands
+    """Send to MLflow the parts of runs and studies that it does not have yet."""
+    from flbench.cli import mlflow as command
 
-        commands.sync(paths, uri)
+    command.sync(paths, uri)
 
 
 @app.command()
@@ -496,61 +550,25 @@ def ui(
         int, typer.Option("--port", min=1, max=65535, help="Port on this machine.")
     ] = 5000,
 ) -> None:
-    """Open MLflow's pages on this machine, with links to what is worth comparing."""
-    with _exit_codes():
-        from flbench.cli import commands
+    """Serve MLflow's pages on this machine, and print links to useful comparisons."""
+    from flbench.cli import mlflow as command
 
-        commands.ui(uri, port)
-
-
-@app.callback(invoke_without_command=True)
-def _root(
-    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
-) -> None:
-    if version:
-        typer.echo(__version__)
-        raise typer.Exit
-
-
-@contextmanager
-def _exit_codes() -> Iterator[None]:
-    """Turn errors into one message and an exit code.
-
-    2 the user's input, 1 while running, 130 interrupted.
-    """
-    try:
-        yield
-    except UserError as error:
-        _say(error)
-        raise typer.Exit(2) from None
-    except RunError as error:
-        _say(error)
-        raise typer.Exit(1) from None
-    except KeyboardInterrupt:
-        typer.echo("interrupted", err=True)
-        raise typer.Exit(130) from None
-    except OSError as error:
-        if error.errno is None:
-            raise
-        where = f"{error.filename}: " if error.filename else ""
-        _say(f"{where}{error.strerror}. Choose another place, or mend this one.")
-        raise typer.Exit(1 if error.errno in files.DISK_ERRORS else 2) from None
-    except (MemoryError, RuntimeError) as error:
-        if not isinstance(error, MemoryError) and not any(text in str(error) for text in NO_MEMORY):
-            raise
-        _say("out of memory. Lower train.batch_size, choose a smaller model, or engine.device=cpu.")
-        raise typer.Exit(1) from None
-
-
-def _say(error: object) -> None:
-    for line in str(error).splitlines():
-        typer.echo(f"error: {line}", err=True)
+    command.ui(uri, port)
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the command line; return its exit code."""
+    """Run the command line.
+
+    Args:
+        arguments: Arguments of the command; None for those of this process.
+
+    Returns:
+        The exit code.
+    """
     try:
         app(args=arguments, prog_name="flbench")
     except SystemExit as stop:
-        return stop.code if isinstance(stop.code, int) else 0 if stop.code is None else 1
+        if stop.code is None:
+            return 0
+        return stop.code if isinstance(stop.code, int) else 1
     return 0

@@ -1,4 +1,4 @@
-"""What a run tells while it goes: a progress bar on a terminal, plain lines elsewhere."""
+"""Progress of a run: a progress bar on a terminal, one line per evaluation elsewhere."""
 
 import time
 import warnings
@@ -17,54 +17,65 @@ if TYPE_CHECKING:
 
 @contextmanager
 def reporter(title: str) -> "Iterator[Reporter]":
-    """Give a run something to tell how it goes: a bar on a terminal, plain lines elsewhere."""
+    """Show the progress of a run on standard error.
+
+    Python warnings inside the context are printed as notes.
+
+    Args:
+        title: Line that is printed first.
+
+    Yields:
+        The reporter of the run.
+    """
     console = open_console(errors=True)
     console.print(title, soft_wrap=True)
-    told: Reporter
+    current: Reporter
     with warnings.catch_warnings():
         if console.is_terminal:
             columns = (
                 TextColumn("round"),
                 MofNCompleteColumn(),
                 BarColumn(),
-                TextColumn("{task.fields[said]}"),
+                TextColumn("{task.fields[status]}"),
                 TimeRemainingColumn(),
             )
             with Progress(*columns, console=console, transient=True) as progress:
-                told = _Bar(progress)
-                warnings.showwarning = _shown_by(told)
-                yield told
+                current = _Bar(progress)
+                warnings.showwarning = _as_note(current)
+                yield current
         else:
-            told = _Lines(console)
-            warnings.showwarning = _shown_by(told)
-            yield told
+            current = _Lines(console)
+            warnings.showwarning = _as_note(current)
+            yield current
 
 
-def _shown_by(told: "Reporter") -> Any:
-    return lambda message, *_, **__: told.warn(str(message))
+def _as_note(current: "Reporter") -> Any:
+    """Return a function for `warnings.showwarning` that prints a warning as a note."""
+    return lambda message, *_, **__: current.warn(str(message))
 
 
 class _Lines:
-    """One plain line per evaluation."""
+    """Prints one line per evaluation."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._begin = (time.monotonic(), 0)
+        self._start_time, self._start_round = time.monotonic(), 0
         self._rounds = 0
         self._loss = float("nan")
 
     def begin(self, done: int, rounds: int) -> None:
-        self._begin, self._rounds = (time.monotonic(), done), rounds
+        self._start_time, self._start_round = time.monotonic(), done
+        self._rounds = rounds
 
     def round_done(self, done: int, loss: float) -> None:
         self._loss = loss
 
-    def evaluated(self, done: int, figures: Mapping[tuple[str, str, str], float]) -> None:
-        since, first = self._begin
-        left = (time.monotonic() - since) / max(1, done - first) * (self._rounds - done)
+    def evaluated(self, done: int, metrics: Mapping[tuple[str, str, str], float]) -> None:
+        seconds_per_round = (time.monotonic() - self._start_time) / max(1, done - self._start_round)
+        left = duration(seconds_per_round * (self._rounds - done))
         self._console.print(
-            f"round {done}/{self._rounds}  {_accuracy(figures)}  loss {self._loss:.4f} "
-            f" {duration(left)} left",
+            f"round {done}/{self._rounds}  {_accuracy(metrics)}  loss {self._loss:.4f} "
+            f" {left} left",
             soft_wrap=True,
         )
 
@@ -73,27 +84,28 @@ class _Lines:
 
 
 class _Bar:
-    """A progress bar with round, validation accuracy, loss and time left."""
+    """Shows a progress bar with round, validation accuracy, training loss and time left."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
-        self._task = progress.add_task("round", total=None, said="")
-        self._said = ""
+        self._task = progress.add_task("round", total=None, status="")
+        self._accuracy = ""
 
     def begin(self, done: int, rounds: int) -> None:
         self._progress.update(self._task, total=rounds, completed=done)
 
     def round_done(self, done: int, loss: float) -> None:
-        self._progress.update(self._task, completed=done, said=f"{self._said}loss {loss:.4f}")
+        status = f"{self._accuracy}loss {loss:.4f}"
+        self._progress.update(self._task, completed=done, status=status)
 
-    def evaluated(self, done: int, figures: Mapping[tuple[str, str, str], float]) -> None:
-        self._said = f"{_accuracy(figures)}  "
+    def evaluated(self, done: int, metrics: Mapping[tuple[str, str, str], float]) -> None:
+        self._accuracy = f"{_accuracy(metrics)}  "
 
     def warn(self, text: str) -> None:
         self._progress.console.print(f"note: {text}", soft_wrap=True)
 
 
-def _accuracy(figures: Mapping[tuple[str, str, str], float]) -> str:
-    """Say the validation accuracy, or the training loss where there is no validation part."""
-    value = figures.get(("validation", "personal", "accuracy"))
+def _accuracy(metrics: Mapping[tuple[str, str, str], float]) -> str:
+    """Return the validation accuracy in words."""
+    value = metrics.get(("validation", "personal", "accuracy"))
     return "no validation part" if value is None else f"validation accuracy {value:.4f}"

@@ -17,10 +17,10 @@ from flbench.algorithms import ALGORITHMS
 from flbench.algorithms.catalogue import parameter
 from flbench.cli import app
 from flbench.core import files
-from flbench.experiment import assembly, estimate, lifecycle
+from flbench.experiment import estimate, lifecycle
 from tests.support import REAL_DATA, SMALL, build, interrupted_run
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def flbench(capsys, tmp_path, monkeypatch):
 
 def test_help_imports_nothing_heavy():
     script = (
-        "import sys; from flbench.cli import main; code = main(['--help']);"
+        "import sys; from flbench.cli.app import main; code = main(['--help']);"
         "heavy = {'torch', 'lightning', 'numpy', 'sklearn', 'pydantic_core', 'matplotlib'};"
         "print(sorted(heavy & set(sys.modules)), file=sys.stderr); sys.exit(code)"
     )
@@ -370,7 +370,7 @@ def test_memory_that_runs_out_exits_with_1(flbench, monkeypatch):
     def greedy(*_):
         raise RuntimeError("[enforce fail] . DefaultCPUAllocator: can't allocate memory")
 
-    monkeypatch.setattr(assembly, "build", greedy)
+    monkeypatch.setattr(lifecycle, "build", greedy)
 
     code, _, error = flbench("run", *SMALL)
 
@@ -407,7 +407,7 @@ def test_comparison_gives_each_method_the_keys_that_it_has(flbench):
 
     assert code == 0
     assert "tau: 0.4" in out
-    assert "algorithm.tau is set for hfcd, which fedavg lacks" in error
+    assert "algorithm.tau is set for hfcd; fedavg has no such key" in error
     code, _, error = flbench("run", *SMALL, "algorithm.tauu=1", "--algo", "hfcd,fedavg")
     assert code == 2
     assert "algorithm.tauu" in error
@@ -448,7 +448,7 @@ def test_data_draws_a_topology_and_says_what_it_is(flbench, tmp_path, name):
     assert code == 0
     assert (tmp_path / "t.png").read_bytes().startswith(b"\x89PNG")
     assert f"{name}: 9 clients" in out
-    assert f"{entry['payloads']} payloads a round" in out
+    assert f"{entry['payloads']} payloads per round" in out
     assert entry["clients"] == 9
     assert entry["both_ways"] == (name != "random")
     if name != "erdos_renyi":
@@ -463,8 +463,8 @@ def test_data_topology_is_that_of_the_method(flbench):
     code, out, _ = flbench(*keys, "algorithm=dispfl", "algorithm.edge_probability=0")
 
     assert code == 0
-    assert "falls into 6 parts that never hear of each other" in out
-    assert "a client mixes 0 others" in out
+    assert "not connected: 6 parts that exchange no models" in out
+    assert "a client mixes the models of 0 others" in out
 
 
 def test_data_topology_of_a_wrong_name_is_an_error_with_a_suggestion(flbench):

@@ -90,7 +90,7 @@ def test_run_is_mirrored_by_a_process_of_its_own(tmp_path):
     uri = f"sqlite:///{tmp_path}/m/flbench.db"
     items = [*RUN, f"output.dir={tmp_path}", f"tracking.uri={uri}", "tracking.experiment=mine"]
     script = (
-        "import sys; from flbench.cli import main; code = main(['run', *sys.argv[1:]]);"
+        "import sys; from flbench.cli.app import main; code = main(['run', *sys.argv[1:]]);"
         "sys.exit(9 if 'mlflow' in sys.modules else code)"
     )
 

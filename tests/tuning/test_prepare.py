@@ -9,7 +9,7 @@ from flbench.config.schema import EngineConfig
 from flbench.config.sources import Layer, from_overrides
 from flbench.core.errors import ConfigError, UserError
 from flbench.tuning import prepare
-from flbench.tuning.request import Request, means_of
+from flbench.tuning.request import Request, resources_of
 from tests.support import SMALL
 
 
@@ -56,9 +56,9 @@ def begin(tmp_path):
         (("--algo", "fedrep", "--space", "nowhere.yaml"), "nowhere.yaml"),
         (("--algo", "slapfl", "train.participation=0.5"), "slapfl"),
         (("--resume", "nowhere"), "study.json"),
-        (("--resume", "nowhere", "--algo", "fedavg"), "--algo cannot go with --resume"),
-        (("--resume", "nowhere", "--trials", "40"), "--trials cannot go with --resume"),
-        (("--resume", "nowhere", "seed=1"), "seed=1 cannot go with --resume"),
+        (("--resume", "nowhere", "--algo", "fedavg"), "--algo cannot be used with --resume"),
+        (("--resume", "nowhere", "--trials", "40"), "--trials cannot be used with --resume"),
+        (("--resume", "nowhere", "seed=1"), "seed=1 cannot be used with --resume"),
         (("--algo", "fedavg", "--address", "auto"), "--concurrent"),
         (("--algo", "fedavg", "engine.name=auto"), "engine.name=auto"),
         ((), "--algo hfcd"),
@@ -157,16 +157,16 @@ def test_study_of_other_data_or_damaged_is_refused(begin, changes, said):
 )
 def test_engines_that_no_trial_could_have_are_refused(engine, asked, said):
     with pytest.raises(ConfigError, match=said):
-        means_of(Request(("fedavg",), **asked), EngineConfig(**engine))
+        resources_of(Request(("fedavg",), **asked), EngineConfig(**engine))
 
 
 def test_cores_are_dealt_to_trials_and_to_their_workers(monkeypatch):
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(8)))
     one = EngineConfig(threads=1)
 
-    assert means_of(Request(("fedavg",)), one).concurrent == 8
-    assert means_of(Request(("fedavg",)), EngineConfig(threads=4)).concurrent == 2
-    with_workers = means_of(Request(("fedavg",), concurrent=2), EngineConfig(name="ray", threads=1))
+    assert resources_of(Request(("fedavg",)), one).concurrent == 8
+    assert resources_of(Request(("fedavg",)), EngineConfig(threads=4)).concurrent == 2
+    with_workers = resources_of(Request(("fedavg",), concurrent=2), EngineConfig(name="ray", threads=1))
     assert (with_workers.engine.workers, with_workers.cpus) == (4, 4)
-    on_gpu = means_of(Request(("fedavg",)), EngineConfig(threads=1, device="cuda:1"))
+    on_gpu = resources_of(Request(("fedavg",)), EngineConfig(threads=1, device="cuda:1"))
     assert (on_gpu.engine.device, on_gpu.gpus) == ("cuda", 1.0)

@@ -96,7 +96,7 @@ def test_optuna_gives_the_same_trials_again_with_two_at_once(tmp_path, capsys):
     assert list(first.glob("finals/*/*/summary.json"))
     (first / "report.html").unlink()
     assert app.main(["tune", "--resume", str(first)]) == 0
-    assert "nothing to go on with" in capsys.readouterr().err
+    assert "nothing to resume" in capsys.readouterr().err
     assert (first / "report.html").stat().st_size
 
 

@@ -1,0 +1,104 @@
+"""`flbench run`: train and evaluate one method, or several one after the other."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from flbench.cli import console, progress
+from flbench.cli.show import show
+from flbench.cli.tables import estimates, partitions
+from flbench.config.resolve import resolve
+from flbench.config.sources import Layer, from_overrides
+from flbench.config.yaml_text import to_yaml
+from flbench.core.errors import RunError, UserError
+from flbench.results import reading
+from flbench.tracking import mirror
+
+
+def refuse_with_resume(options: Mapping[str, object]) -> None:
+    """Raise a UserError if one of these options, by its name, was given beside `--resume`."""
+    if given := [name for name, value in options.items() if value]:
+        raise UserError(
+            f"{', '.join(given)} cannot be used with --resume: a resumed run keeps its"
+            " configuration and its folder."
+        )
+
+
+def run(runs: Sequence[list[Layer]]) -> None:
+    """Train one run after the other, and print their tables.
+
+    Args:
+        runs: Configuration layers of each run, see `flbench.cli.layers`.
+    """
+    # All configurations are checked before the first run starts.
+    resolved = [resolve(layers) for layers in runs]
+    for config, _ in resolved:
+        mirror.check(config.tracking)
+    from flbench.experiment import lifecycle
+
+    methods = [config.algorithm.name for config, _ in resolved]
+    folders: list[Path] = []
+    with mirror.Mirrors() as mirrors:
+        for config, origins in resolved:
+            title = f"{config.algorithm.name} on {config.data.name}"
+            try:
+                with progress.reporter(title) as reporter:
+                    folders.append(lifecycle.run(config, origins, reporter, mirrors.open))
+            except KeyboardInterrupt:
+                if not_started := methods[len(folders) + 1 :]:
+                    console.notes([f"not started: {', '.join(not_started)}."])
+                raise
+    _finish(folders, mirrors)
+
+
+def resume(path: Path, overrides: Sequence[str]) -> None:
+    """Resume an interrupted run, and print its tables."""
+    from flbench.experiment import lifecycle
+
+    with mirror.Mirrors() as mirrors, progress.reporter(f"resuming {path}") as reporter:
+        lifecycle.resume(path, from_overrides(overrides), reporter, mirrors.open)
+    _finish([path], mirrors)
+
+
+def print_config(runs: Sequence[list[Layer]]) -> None:
+    """Print the resolved configurations, with the origin of each value as a comment."""
+    for layers in runs:
+        config, origins = resolve(layers)
+        console.text(to_yaml(config.tree(), origins))
+
+
+def dry_run(runs: Sequence[list[Layer]]) -> None:
+    """Print configuration, partition, and estimates of size, time and memory."""
+    resolved = [resolve(layers) for layers in runs]
+    from flbench.experiment import assembly, estimate
+
+    for config, origins in resolved:
+        built = assembly.build(config)
+        console.text(to_yaml(built.config.tree(), origins))
+        console.notes(built.notes)
+        partitions.print_partition(built.federation)
+        try:
+            estimates.print_estimate(estimate.measure(built))
+        finally:
+            built.engine.close()
+
+
+def _finish(folders: Sequence[Path], mirrors: mirror.Mirrors) -> None:
+    """Print the tables of finished runs, and wait until MLflow has them.
+
+    Raises:
+        RunError: In one of the runs no client finished a training.
+    """
+    show(folders)
+    console.notes(mirrors.finish())
+    failures = []
+    for folder in folders:
+        summary = reading.read(folder).summary
+        diverged, without_step = summary["diverged"], summary["trainings_without_step"]
+        if 0 < diverged + without_step == summary["client_trainings"]:
+            failures.append(
+                f"{folder}: no client finished a training ({diverged} diverged, {without_step} took"
+                " no step). Lower train.optimizer.lr, set train.clip, or check train.batch_size and"
+                " train.last_batch."
+            )
+    if failures:
+        raise RunError("\n".join(failures))

@@ -1,0 +1,1 @@
+"""What the commands print, one file for each kind of result."""

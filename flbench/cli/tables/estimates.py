@@ -1,0 +1,28 @@
+"""The estimate of `flbench run --dry-run`."""
+
+from typing import TYPE_CHECKING
+
+from flbench.cli.console import line
+from flbench.reports.tables import size
+from flbench.reports.terminal import duration
+
+if TYPE_CHECKING:
+    from flbench.experiment.estimate import Estimate
+
+
+def print_estimate(estimate: "Estimate") -> None:
+    """Print the estimated communication, time and memory of a run."""
+    lines = {
+        "parameters": f"{estimate.parameters:,}",
+        "down": f"{size(estimate.down)} to each client and round",
+        "up": f"{size(estimate.up)} from each client and round",
+        "cohort": f"{estimate.cohort} clients, {estimate.steps} steps in a round",
+        "time": f"{estimate.step * 1e3:.2f} ms a step, {estimate.client * 1e3:.2f} ms per client"
+        f" besides its steps, {duration(estimate.evaluate)} an evaluation,"
+        f" {duration(estimate.common)} on the common test set; about {duration(estimate.total)}"
+        " in all",
+        "memory": f"samples {size(estimate.data)}, state {size(estimate.state)}, results of a round"
+        f" {size(estimate.results)}; about {size(estimate.memory)} for the process",
+    }
+    for name, content in lines.items():
+        line(f"{name:>10}: {content}")

@@ -1,0 +1,69 @@
+"""Tables of partitions and of communication graphs."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from flbench.cli.console import line, notes, text, titled_table
+from flbench.data.federation import Federation
+from flbench.reports.terminal import open_console
+
+SHADES = " ░▒▓█"
+MOST_CLASS_COLUMNS = 24  # a table with more classes has one column for all of them
+
+
+def print_partition(federation: Federation) -> None:
+    """Print the number of training samples per client and class, and the sizes of all parts."""
+    notes(federation.notes)
+    line(
+        f"{federation.dataset.name}: {federation.clients} clients, {federation.classes} classes,"
+        f" partition {federation.partition.hash()[:12]}"
+    )
+    counts = federation.counts  # [N, C]
+    largest = max(1, int(counts.max()))
+    has_class_columns = federation.classes <= MOST_CLASS_COLUMNS
+    table = titled_table("Training samples by client and class (darker: more)")
+    table.add_column("client", justify="right")
+    if has_class_columns:
+        for name in federation.dataset.classes:
+            table.add_column(name, justify="right")
+    else:
+        table.add_column(f"classes 0 to {federation.classes - 1}")
+    for title in ("train", "validation", "test"):
+        table.add_column(title, justify="right")
+    parts = federation.partition.parts
+    for client in range(federation.clients):
+        row = counts[client].tolist()
+        if has_class_columns:
+            cells = [f"{_shade(count, largest)} {count or ''}" for count in row]
+        else:
+            cells = ["".join(_shade(count, largest) for count in row)]
+        table.add_row(str(client), *cells, *(str(len(parts[part][client])) for part in parts))
+    open_console().print(table)
+    line(f"common test set: {len(federation.common)} samples")
+
+
+def print_topology(entry: Mapping[str, Any]) -> None:
+    """Print the numbers of a communication graph, from `flbench.algorithms.catalogue.network`."""
+    least, most = entry["neighbours"]
+    is_random = entry["topology"] == "random"
+    drawn = " (drawn again in each round; this is the first round)" if is_random else ""
+    directed = "" if entry["both_ways"] else "; links are directed"
+    connected = (
+        "connected"
+        if entry["parts"] == 1
+        else f"not connected: {entry['parts']} parts that exchange no models with each other"
+    )
+    lines = (
+        f"{entry['topology']}: {entry['clients']} clients{drawn}",
+        f"a client mixes the models of {least if least == most else f'{least} to {most}'} others;"
+        f" {entry['payloads']} payloads per round{directed}",
+        connected,
+        f"spectral gap of the {entry['mixing']} mixing weights: {entry['spectral_gap']:.4f}"
+        " (1: all clients agree after one round, 0: they never agree)",
+    )
+    text("\n".join(lines) + "\n")
+
+
+def _shade(count: int, largest: int) -> str:
+    """Return a character that is darker for a larger count, by the square root of its share."""
+    return SHADES[0] if count == 0 else SHADES[1 + min(3, int(4 * (count / largest) ** 0.5))]
