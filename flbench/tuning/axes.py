@@ -1,9 +1,14 @@
 """A parameter of a search space as an axis: of a picture, of a table, of a regression."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from math import floor, isfinite, log
+from math import isfinite, log
 from typing import Any, Literal
+
+from pydantic import ValidationError
+
+from flbench.tuning.parameters import KINDS, Choice, Fixed, Int, Parameter, QUniform, Uniform
 
 End = Literal["low", "high"]
 
@@ -120,32 +125,25 @@ def axes_of(
 
 
 def _axis(path: str, entry: Mapping[str, Any], tried: Sequence[Any], rounds: int) -> Axis:
-    if "fixed" in entry:
-        return Axis(path, choices=(entry["fixed"],))
-    if "choice" in entry:
-        return Axis(path, choices=tuple(entry["choice"]))
-    kind = next(
-        (name for name in ("uniform", "loguniform", "quniform", "int") if name in entry), ""
-    )
-    ends = [number for end in entry.get(kind, []) if (number := _read(end, rounds)) is not None]
-    if len(ends) >= 2:
-        log = kind == "loguniform" or entry.get("log") is True
-        whole = kind in ("int", "quniform") and all(number == int(number) for number in ends)
-        return Axis(path, ends[0], ends[1], log=log, whole=whole)
+    match _read(entry, rounds):
+        case Choice() | Fixed() as parameter:
+            return Axis(path, choices=parameter.grid())
+        case Uniform() | QUniform() | Int() as parameter:
+            whole = not isinstance(parameter, Uniform) and all(
+                float(end).is_integer() for end in parameter.ends
+            )
+            return Axis(path, *parameter.ends[:2], log=parameter.log, whole=whole)
     if tried and all(map(_number, tried)):
         return Axis(path, min(tried), max(tried), declared=False)
     return Axis(path, choices=tuple(tried[:1]), declared=False).over(tried)
 
 
-def _read(end: Any, rounds: int) -> float | None:
-    """Return an end of a range, which may be a share of the rounds or `1e-3`, a text to YAML."""
-    if _number(end):
-        return float(end) if isinstance(end, float) else int(end)
-    share, space, word = str(end).partition(" ")
-    try:
-        return floor(float(share) * rounds + 0.5) if space and word == "rounds" else float(end)
-    except (TypeError, ValueError):
-        return None
+def _read(entry: Mapping[str, Any], rounds: int) -> Parameter | None:
+    """Return a parameter of a study's record; None if no kind of today reads it."""
+    for kind in (KINDS[key] for key in entry if key in KINDS):
+        with suppress(ValidationError):
+            return kind.model_validate(entry, context={"rounds": rounds})
+    return None
 
 
 def shown(value: Any) -> str:

@@ -9,8 +9,7 @@ from typing import Final
 from flbench.config.resolve import resolve
 from flbench.config.sources import Layer, leaves
 from flbench.core.errors import ConfigError
-from flbench.tuning.parameters import Fixed, Parameter, Scalar
-from flbench.tuning.ranges import Uniform
+from flbench.tuning.parameters import Fixed, Parameter, Scalar, Uniform
 from flbench.tuning.space import Space, layer
 
 RATE: Final = "train.optimizer.lr"

@@ -4,8 +4,7 @@ from typing import Final
 
 import numpy as np
 
-from flbench.tuning.parameters import Params
-from flbench.tuning.ranges import LogUniform, Uniform
+from flbench.tuning.parameters import Params, Uniform
 from flbench.tuning.space import Space
 
 DOWN, UP = 0.8, 1.2  # the paper's
@@ -22,7 +21,7 @@ def perturbed(space: Space, params: Params, draws: np.random.Generator) -> Param
     found = dict(params)
     for path, value in params.items():
         parameter = space.parameters.get(path)
-        if not isinstance(parameter, Uniform | LogUniform):
+        if not isinstance(parameter, Uniform):
             continue
         anew, quantile, side = map(float, draws.random(3))
         if anew < ANEW or not isinstance(value, int | float) or not parameter.holds(value):

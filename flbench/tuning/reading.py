@@ -8,14 +8,9 @@ from pydantic import ValidationError
 
 from flbench.algorithms import ALGORITHMS
 from flbench.core.errors import ConfigError, did_you_mean
-from flbench.tuning.conditions import parents_first, problems
-from flbench.tuning.parameters import Choice, Fixed, Parameter
-from flbench.tuning.ranges import Int, LogUniform, QUniform, Uniform
+from flbench.tuning.parameters import KINDS, Parameter, Scalar, Uniform
 from flbench.tuning.space import Space
 
-KINDS: Final[dict[str, type[Parameter]]] = {
-    kind.kind: kind for kind in (Uniform, LogUniform, QUniform, Int, Choice, Fixed)
-}
 SECTIONS: Final = ("algorithm", "train", "model")
 SAME: Final = ("algorithm.name", "model.name", "train.rounds", "train.participation")
 """Keys that no trial may change: budget and cohorts are equal for all."""
@@ -60,10 +55,69 @@ def parse(
     for path, entry in entries.items():
         read = _Entry(path, entry, places[path])
         found += read.forbidden() or read.read_into(parameters, origins, rounds)
-    found = found or problems(parameters, places)
+    found = found or [
+        f"`{path}`: `when` ({places[path]}) {why}"
+        for path, parameter in parameters.items()
+        for other, values in parameter.when.items()
+        for why in _wrong(path, other, values, parameters)
+    ]
     if found:
         raise ConfigError("\n".join(found))
-    return Space(str(method), parents_first(parameters), source, places)
+    space = Space(str(method), _parents_first(parameters, places), source, places)
+    found = [
+        f"`{path}` can never be active: its conditions contradict those of the parameters that it"
+        f" hangs on ({places[path]})."
+        for path in parameters
+        if not all(space.required(path).values())
+    ]
+    if found:
+        raise ConfigError("\n".join(found))
+    return space
+
+
+def _wrong(
+    path: str, other: str, values: Sequence[Scalar], parameters: Mapping[str, Parameter]
+) -> list[str]:
+    """Return why a condition of `path` on `other` cannot be, as ends of sentences."""
+    names = [name for name in parameters if name != path]
+    if other not in names:
+        hint = did_you_mean(other, names)
+        return [f"looks at `{other}`, which is no other parameter of this space.{hint}"]
+    watched = parameters[other]
+    if isinstance(watched, Uniform):
+        return [
+            f"looks at `{other}`, which is any number of a range; a condition needs a choice, int,"
+            " quniform or fixed."
+        ]
+    return [
+        f"waits for `{other}` to be {value!r}, which it never is."
+        f"{did_you_mean(str(value), map(str, watched.grid()))}"
+        for value in values
+        if not watched.holds(value)
+    ]
+
+
+def _parents_first(
+    parameters: Mapping[str, Parameter], places: Mapping[str, str]
+) -> dict[str, Parameter]:
+    """Return the parameters in their order, but each after those that its condition looks at.
+
+    Raises: ConfigError if conditions go in a circle.
+    """
+    ordered: dict[str, Parameter] = {}
+
+    def add(path: str, trail: Sequence[str]) -> None:
+        if path in trail:
+            circle = " -> ".join([*trail[trail.index(path) :], path])
+            raise ConfigError(f"the conditions go in a circle: {circle} ({places[path]}).")
+        if path not in ordered:
+            for other in parameters[path].when:
+                add(other, [*trail, path])
+            ordered[path] = parameters[path]
+
+    for path in parameters:
+        add(path, [])
+    return ordered
 
 
 @dataclass(frozen=True)

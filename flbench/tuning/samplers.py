@@ -4,7 +4,7 @@ So a resumed search proposes what a straight one would have proposed, and trial 
 default hyper-parameters.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from itertools import islice
@@ -12,8 +12,7 @@ from typing import Final, Literal, Protocol
 
 from flbench.core.errors import ConfigError
 from flbench.core.rng import generator
-from flbench.tuning.conditions import is_active
-from flbench.tuning.parameters import Parameter, Params, Scalar
+from flbench.tuning.parameters import Params, Scalar
 from flbench.tuning.space import Space
 
 COUNTED: Final = 20_000  # larger grids are not counted to the end
@@ -57,7 +56,7 @@ class Sampler(Protocol):
         ...
 
 
-@dataclass(frozen=True)
+@dataclass
 class RandomSampler:
     """Independent draws: trial i follows from the seed, the method's name and i.
 
@@ -87,7 +86,7 @@ class RandomSampler:
         )
 
 
-class GridSampler:
+class GridSampler(RandomSampler):
     """Every combination of the space's grid values, in order, after the default trial.
 
     What the grid leaves of the trials is drawn at random: all methods have the same budget.
@@ -96,8 +95,8 @@ class GridSampler:
     """
 
     def __init__(self, space: Space, defaults: Params, seed: int, trials: int) -> None:
-        self.random = RandomSampler(space, defaults, seed)
-        others = (params for params in _product(space) if params != defaults)
+        super().__init__(space, defaults, seed)
+        others = (params for params in space.grid() if params != defaults)
         self.grid = list(islice(others, trials))
         if len(self.grid) >= trials:
             count = trials + sum(1 for _ in islice(others, COUNTED))
@@ -110,37 +109,13 @@ class GridSampler:
                 " command line (KEY=VALUE), or take --search random."
             )
 
-    def propose(self, history: Sequence[Observation], count: int) -> list[Params]:
-        return [self.trial(index) for index in range(len(history), len(history) + count)]
-
-    def batch(self, concurrent: int) -> int | None:
-        return None
-
     def trial(self, index: int) -> Params:
         """Return the parameters of one trial."""
         if 1 <= index <= len(self.grid):
             return dict(self.grid[index - 1])
-        return self.random.trial(index)
+        return super().trial(index)
 
 
 def number(name: str) -> int:
     """Return a whole number for a name, the same in every process and version."""
     return int.from_bytes(sha256(name.encode()).digest()[:8], "big")
-
-
-def _product(space: Space) -> Iterator[Params]:
-    """Yield every combination of grid values; the last parameter changes first."""
-    parameters = list(space.parameters.items())
-
-    def walk(rest: Sequence[tuple[str, Parameter]], chosen: Params) -> Iterator[Params]:
-        if not rest:
-            yield chosen
-            return
-        (path, parameter), *others = rest
-        if not is_active(parameter, chosen):
-            yield from walk(others, chosen)
-            return
-        for value in parameter.grid():
-            yield from walk(others, {**chosen, path: value})
-
-    return walk(parameters, {})

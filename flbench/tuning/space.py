@@ -1,12 +1,11 @@
 """A search space: the parameters of one method that a search may change."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from flbench.config.schema import Config
 from flbench.config.sources import Layer, leaves
-from flbench.tuning.conditions import is_active, required
 from flbench.tuning.parameters import Parameter, Params, Scalar
 
 
@@ -34,7 +33,7 @@ class Space:
         """
         values: Params = {}
         for path, parameter in self.parameters.items():
-            if is_active(parameter, values):
+            if parameter.is_active(values):
                 values[path] = pick(path, parameter)
         return values
 
@@ -48,7 +47,22 @@ class Space:
 
     def leading_to(self, path: str) -> Params:
         """Return values of other parameters under which this one is active."""
-        return {other: values[0] for other, values in required(path, self.parameters).items()}
+        return {other: values[0] for other, values in self.required(path).items()}
+
+    def required(self, path: str) -> dict[str, tuple[Scalar, ...]]:
+        """Return the values of which each parameter above this one must have one."""
+        allowed: dict[str, tuple[Scalar, ...]] = {}
+        for other, values in self.parameters[path].when.items():
+            for name, these in {**self.required(other), other: values}.items():
+                allowed[name] = tuple(v for v in these if v in allowed.get(name, these))
+        return allowed
+
+    def grid(self) -> Iterator[Params]:
+        """Yield every combination of grid values; the last parameter changes first."""
+        found: Iterator[Params] = iter([{}])
+        for path, parameter in self.parameters.items():
+            found = _extended(found, path, parameter)
+        return found
 
     def without(self, values: Mapping[str, Scalar]) -> "Space":
         """Return the space less parameters whose value is settled.
@@ -73,6 +87,13 @@ class Space:
         """Return the space as the dicts and lists of YAML and JSON; `reading.parse` reads them."""
         parameters = {path: parameter.tree() for path, parameter in self.parameters.items()}
         return {"method": self.method, "space": parameters}
+
+
+def _extended(chosen: Iterator[Params], path: str, parameter: Parameter) -> Iterator[Params]:
+    """Yield each combination with each grid value of one more parameter, if that is active."""
+    for params in chosen:
+        active = parameter.is_active(params)
+        yield from ({**params, path: value} for value in parameter.grid()) if active else [params]
 
 
 def layer(params: Mapping[str, Scalar], origin: str | Mapping[str, str]) -> Layer:

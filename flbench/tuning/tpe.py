@@ -6,8 +6,7 @@ from typing import Any, Final
 
 from flbench.core.errors import ConfigError
 from flbench.core.rng import generator
-from flbench.tuning.parameters import Choice, Fixed, Parameter, Params, Scalar
-from flbench.tuning.ranges import Int, LogUniform, QUniform, Uniform
+from flbench.tuning.parameters import Params
 from flbench.tuning.samplers import Observation, RandomSampler, number
 from flbench.tuning.space import Space
 
@@ -21,7 +20,7 @@ class OptunaSampler:
 
     A study is rebuilt from the history for each batch, with a seed from (seed, method, first
     index). A stopped trial counts below all finished ones, and the more the further it came. One
-    that diverged, failed or was never evaluated counts least: its parameters are to be kept away from.
+    that diverged, failed or was never evaluated counts least, so that its parameters are avoided.
     A default outside the ranges (`null`, say) is told without that parameter.
 
     Raises: ConfigError if Optuna is not installed.
@@ -44,7 +43,7 @@ class OptunaSampler:
             return [self.random.trial(index) for index in indices]
         study = self._study(history)
         return [
-            self.random.trial(index) if index < self.startup else self._suggested(study.ask())
+            self.random.trial(index) if index < self.startup else self._asked(study.ask())
             for index in indices
         ]
 
@@ -63,63 +62,28 @@ class OptunaSampler:
     def _told(self, observation: Observation) -> Any:
         """Return a trial as one of Optuna's."""
         params: Params = {}
-        distributions: dict[str, Any] = {}
         for path, value in observation.params.items():
             parameter = self.space.parameters.get(path)
-            if parameter is None or isinstance(parameter, Fixed) or not parameter.holds(value):
-                continue
-            if isinstance(parameter, QUniform) and isinstance(value, int | float):
-                value = parameter.index(value)
-            params[path] = value
-            distributions[path] = self._distribution(parameter)
+            if parameter is not None and parameter.holds(value):
+                params[path] = parameter.told(value)
+        fixed = self.optuna.trial.FixedTrial(params)
+        for path in params:
+            self.space.parameters[path].suggest(fixed, path)
+        known = {"params": fixed.params, "distributions": fixed.distributions}
         score = observation.score
         evaluated = score is not None and math.isfinite(score)
         if evaluated and observation.state == "finished":
-            return self.optuna.create_trial(params=params, distributions=distributions, value=score)
+            return self.optuna.create_trial(**known, value=score)
         came = evaluated and observation.state == "stopped"
         return self.optuna.create_trial(
+            **known,
             state=self.optuna.trial.TrialState.PRUNED,
-            params=params,
-            distributions=distributions,
             intermediate_values={observation.round: score} if came else {},
         )
 
-    def _distribution(self, parameter: Parameter) -> Any:
-        """Return what Optuna draws for a parameter that is not fixed."""
-        kinds = self.optuna.distributions
-        match parameter:
-            case LogUniform(limits=(low, high)):
-                return kinds.FloatDistribution(low, high, log=True)
-            case Uniform(limits=(low, high)):
-                return kinds.FloatDistribution(low, high)
-            case QUniform(steps=steps):  # the number of steps: Optuna's own steps are inexact
-                return kinds.IntDistribution(0, steps)
-            case Int(ends=(low, high), log=log):
-                return kinds.IntDistribution(low, high, log=log)
-            case Choice(values=values):
-                return kinds.CategoricalDistribution(values)
-        raise TypeError(f"no distribution of Optuna for {parameter.kind}")
-
-    def _suggested(self, trial: Any) -> Params:
+    def _asked(self, trial: Any) -> Params:
         """Return what Optuna proposes; active parameters alone are asked for."""
-
-        def pick(path: str, parameter: Parameter) -> Scalar:
-            drawn: Scalar
-            match parameter:
-                case Uniform(limits=(low, high)):
-                    log = isinstance(parameter, LogUniform)
-                    return parameter.nearest(trial.suggest_float(path, low, high, log=log))
-                case QUniform(steps=steps):
-                    return parameter.value(trial.suggest_int(path, 0, steps))
-                case Int(ends=(low, high), log=log):
-                    drawn = trial.suggest_int(path, low, high, log=log)
-                    return drawn
-                case Choice(values=values):
-                    drawn = trial.suggest_categorical(path, values)
-                    return drawn
-            return parameter.at(0.5)  # fixed
-
-        return self.space.assign(pick)
+        return self.space.assign(lambda path, parameter: parameter.suggest(trial, path))
 
 
 def _optuna() -> Any:

@@ -10,8 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flbench.tuning.parameters import Choice, Parameter
-from flbench.tuning.ranges import DIGITS, Int, LogUniform, QUniform, Range, Uniform
+from flbench.tuning.parameters import (
+    DIGITS,
+    Choice,
+    Int,
+    LogUniform,
+    Parameter,
+    QUniform,
+    Range,
+    Uniform,
+)
 from flbench.tuning.reading import KINDS
 from tests.tuning.support import NO_CLOCK
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from flbench.core.errors import ConfigError
 from flbench.tuning.library import load
-from flbench.tuning.ranges import Int
+from flbench.tuning.parameters import Int
 from flbench.tuning.reading import KINDS, parse
 from tests.tuning.support import NO_CLOCK, space_file, space_in
 

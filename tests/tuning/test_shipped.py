@@ -7,8 +7,7 @@ from flbench.config.resolve import resolve
 from flbench.config.sources import Layer, leaves
 from flbench.tuning import library
 from flbench.tuning.fitting import RATE, fit
-from flbench.tuning.parameters import Fixed
-from flbench.tuning.ranges import LogUniform, Range
+from flbench.tuning.parameters import Fixed, LogUniform, Range
 from flbench.tuning.space import Space
 from tests.support import build
 
