@@ -24,8 +24,8 @@ A method is written at one of four levels. Each is complete without the next one
 - Level 1, another loss: override `terms`. `fedprox.py` adds a proximal term to cross entropy.
 - Level 2, other parameters and buffers are shared: override `personal`. `fedbn.py` keeps the
   BatchNorm layers at the clients.
-- Level 3, a client or the server remembers or sends more: override `init`, `program`, `dispatch` and
-  `aggregate` where needed. `scaffold.py` keeps and sends control variates.
+- Level 3, a client or the server remembers or sends more: override `init`, `program`, `dispatch`
+  and `aggregate` where needed. `scaffold.py` keeps and sends control variates.
 - Level 4, several stages, peers, generated weights, or several models to evaluate: override
   `stages`, `cohort`, `links` and `deploy` where needed. `pfedsim.py` has two stages, `dfedavg.py`
   mixes with peers, `dfedhp.py` generates weights, and `ditto.py` evaluates a second model.

@@ -1,20 +1,29 @@
-"""CFL: clusters split in two where their clients pull apart (Sattler, Mueller, Samek, 2021)."""
+"""CFL: clusters of clients split in two where updates differ (Sattler, Mueller, Samek, 2021)."""
 
+from collections.abc import Iterable
+from math import sqrt
 from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
+from scipy.cluster.hierarchy import cut_tree, linkage
+from scipy.spatial.distance import squareform
 from torch import Tensor
 
 from flbench.algorithms.base import Algorithm, Communication, Deployment, Paper
 from flbench.algorithms.registry import ALGORITHMS
-from flbench.algorithms.shared import updates
-from flbench.algorithms.shared.splitting import bipartition, norms
+from flbench.algorithms.shared.mixing import likeness
+from flbench.algorithms.shared.prefixes import prefixed, stripped
 from flbench.config.schema import AlgorithmConfig, UniformConfig
 from flbench.core.tree import only, take, weighted_mean
 from flbench.core.types import Dispatch, Message, Results, State, Tree, Update
 
-EPS = {"absolute": (0.4, 1.6), "relative": (0.1, 0.5)}
+THRESHOLDS = {"absolute": (0.4, 1.6), "relative": (0.1, 0.5)}  # defaults of eps1 and eps2
+
+DELTA = "delta."  # prefix of each client's latest update on the server, [N, ...]
+SEEN = "seen"  # [N] int64, the round of that update; -1 for none
+
+SAME_COSINE = 1e-9  # cosines that differ by less are taken as equal
 
 
 class CflConfig(UniformConfig):
@@ -22,33 +31,54 @@ class CflConfig(UniformConfig):
 
     thresholds: Literal["absolute", "relative"] = Field(
         "absolute",
-        description="eps1 and eps2 are norms, or shares of the cluster's largest mean norm so far",
+        description="unit of eps1 and eps2: norms, or shares of the largest norm that the mean"
+        " update of the cluster has had",
     )
     eps1: float | None = Field(
-        None, ge=0, description="split below this norm of the mean update (0.4; relative: 0.1)"
+        None,
+        ge=0,
+        description="a cluster splits only if the norm of its mean update is below this (default"
+        " 0.4; relative: 0.1)",
     )
     eps2: float | None = Field(
-        None, ge=0, description="... and above this norm of the largest one (1.6; relative: 0.5)"
+        None,
+        ge=0,
+        description="a cluster splits only if the largest norm of an update in it is above this"
+        " (default 1.6; relative: 0.5)",
     )
-    min_size: int = Field(2, ge=1, description="only clusters of more clients split")
-    start_round: int = Field(20, ge=0, description="only rounds after this one (from 0) split")
-    max_age: int = Field(10, ge=0, description="rounds after which an update no longer counts")
+    min_size: int = Field(
+        2, ge=1, description="a cluster splits only if it has more clients than this"
+    )
+    start_round: int = Field(
+        20, ge=0, description="clusters split only in rounds after this one; the first round is 0"
+    )
+    max_age: int = Field(
+        10, ge=0, description="age in rounds up to which an absent client's latest update is used"
+    )
     coverage: float = Field(
-        0.8, gt=0, le=1, description="share of a cluster that must have an update that counts"
+        0.8,
+        gt=0,
+        le=1,
+        description="a cluster splits only if this share of its clients has an update in use",
     )
 
 
 @ALGORITHMS.register("cfl")
 class Cfl(Algorithm):
-    """w_c <- w_c + mean over P_c of dW_i, with dW_i = w_i - w_c; a cluster that stalls is split.
+    """Each cluster of clients runs FedAvg; a cluster that stalls is split in two.
 
-    It stalls where ||mean dW_i|| < eps1 and max ||dW_i|| > eps2 over its participants P_c, and is
-    split by complete linkage of cos(dW_i, dW_j); both parts go on from its model. Source: the
-    paper's two criteria, and the clustering, defaults and guards of the authors' code.
+    Server: w_c <- w_c + mean over P_c of dW_i, with dW_i = w_i - w_c for the participants P_c of
+    cluster c. A cluster stalls if ||mean dW_i|| < eps1 and max ||dW_i|| > eps2. It is then split by
+    complete-linkage clustering of the cosines cos(dW_i, dW_j), and both parts continue with its
+    model. All clients begin in one cluster. A client receives the model of its cluster and sends
+    w_i. Source: the paper's two criteria; the clustering, the defaults and the guards (`min_size`,
+    `start_round`) are those of the authors' code.
 
-    Deviations: w_i travels and not dW_i, which is as long, so that a federation that never splits
-    is FedAvg to the bit. The authors train all clients every round; with absent ones the latest
-    update of each counts for `max_age` rounds, and members without one follow the larger half.
+    Deviations: w_i is sent, not dW_i, which has the same size, so that a run without a split equals
+    FedAvg to the bit. The authors train all clients in every round. Here the latest update of an
+    absent client is used for `max_age` rounds, and clients without one join the larger part. The
+    server refers to clients by id; the authors' code refers to them by their position in the
+    cluster, which names wrong clients from the second split on.
     """
 
     Config: ClassVar[type[AlgorithmConfig]] = CflConfig
@@ -68,7 +98,7 @@ class Cfl(Algorithm):
         server = {name: value[None] for name, value in shared.items()}  # [clusters, ...] each
         server["cluster"] = torch.zeros(n, dtype=torch.int64)  # of each client
         server["peak"] = torch.zeros(1, dtype=torch.float64)  # largest mean norm of each cluster
-        return server | updates.blank(start, self.setting.net.parameters, n), clients
+        return server | no_updates(start, self.setting.net.parameters, n), clients
 
     def dispatch(self, state: State, ids: Tensor) -> Dispatch:
         if state.is_initial:
@@ -77,70 +107,170 @@ class Cfl(Algorithm):
         return Dispatch(rows=Message(take(models, state.server["cluster"][ids])))
 
     def aggregate(self, state: State, results: Results) -> Update:
-        moved = results.steps > 0  # C5
-        ids, weights = results.ids[moved], self.weights(results)[moved]
-        if not len(ids):
+        # A client without a step has no update: it received what it sent.
+        moved = results.steps > 0
+        if not moved.any():
             return Update()
-        server, sent = dict(state.server), take(results.sent.values, moved)
-        cluster, peak = server["cluster"], server["peak"].tolist()
-        of, names = cluster[ids], self.setting.net.parameters
-        delta = {name: sent[name] - server[name][of] for name in names}
-        server |= updates.note(server, ids, delta, state.round)
-        models = {name: list(server[name]) for name in sent}
-        found = []
-        for c in sorted(set(of.tolist())):
-            for name, value in weighted_mean(sent, torch.where(of == c, weights, 0.0)).items():
+        ids, weights = results.ids[moved], self.weights(results)[moved]
+        sent = take(results.sent.values, moved)
+
+        # dW_i = w_i - w_c, remembered for rounds in which the client is absent
+        server = dict(state.server)
+        cluster, peaks = server["cluster"], server["peak"].tolist()
+        cluster_of = cluster[ids]  # [K]
+        parameters = self.setting.net.parameters
+        updates = {name: sent[name] - server[name][cluster_of] for name in parameters}
+        server |= with_updates(server, ids, updates, state.round)
+
+        models = {name: list(server[name]) for name in sent}  # [...] for each cluster
+        norms_found = []
+        for c in sorted(set(cluster_of.tolist())):
+            # w_c <- w_c + mean dW_i, computed as the mean of w_i
+            inside = cluster_of == c
+            for name, value in weighted_mean(sent, torch.where(inside, weights, 0.0)).items():
                 models[name][c] = value
-            step, largest = norms(take(delta, of == c))
-            found.append((step, largest))
-            peak[c] = max(peak[c], step)
-            if self.stalls(step, largest, peak[c], state.round):
-                leaving = self.leaving(server, torch.nonzero(cluster == c)[:, 0], state.round)
-                if len(leaving):
-                    cluster = cluster.index_fill(0, leaving, len(peak))
-                    peak.append(peak[c])
-                    for rows in models.values():
-                        rows.append(rows[c])
-        server |= {name: torch.stack(rows) for name, rows in models.items()}
-        server |= {"cluster": cluster, "peak": torch.tensor(peak, dtype=torch.float64)}
-        step, largest = min(found)  # of the cluster that is nearest to a split
-        metrics = {"clusters": float(len(peak)), "mean_norm": step, "max_norm": largest}
+
+            mean_norm, largest = norms(take(updates, inside))
+            norms_found.append((mean_norm, largest))
+            peaks[c] = max(peaks[c], mean_norm)
+            if not self.stalls(mean_norm, largest, peaks[c], state.round):
+                continue
+
+            # The leaving part becomes a new cluster, with the model of the old one.
+            members = torch.nonzero(cluster == c)[:, 0]
+            leaving = self.leaving(server, members, state.round)
+            if len(leaving):
+                cluster = cluster.index_fill(0, leaving, len(peaks))
+                peaks.append(peaks[c])
+                for values in models.values():
+                    values.append(values[c])
+
+        server |= {name: torch.stack(values) for name, values in models.items()}
+        server |= {"cluster": cluster, "peak": torch.tensor(peaks, dtype=torch.float64)}
+
+        mean_norm, largest = min(norms_found)  # of the cluster that is nearest to a split
+        metrics = {"clusters": float(len(peaks)), "mean_norm": mean_norm, "max_norm": largest}
         return Update(server, metrics=metrics)
 
-    def stalls(self, step: float, largest: float, peak: float, t: int) -> bool:
-        """Return whether a cluster with these norms should be split after round t, from 0."""
-        eps1, eps2 = EPS[self.config.thresholds]
+    def stalls(self, mean_norm: float, largest: float, peak: float, t: int) -> bool:
+        """Return whether a cluster should be split after round t, counted from 0.
+
+        Args:
+            mean_norm: Norm of the cluster's mean update in this round.
+            largest: Largest norm of an update in it.
+            peak: Largest norm that its mean update has had so far.
+            t: The round.
+        """
+        eps1, eps2 = THRESHOLDS[self.config.thresholds]
         eps1 = eps1 if self.config.eps1 is None else self.config.eps1
         eps2 = eps2 if self.config.eps2 is None else self.config.eps2
         scale = peak if self.config.thresholds == "relative" else 1.0
-        return t > self.config.start_round and step < scale * eps1 and largest > scale * eps2
+        return t > self.config.start_round and mean_norm < scale * eps1 and largest > scale * eps2
 
     def leaving(self, server: Tree, members: Tensor, t: int) -> Tensor:
-        """Return the ids of the members of a cluster that leave it; none if it cannot be split."""
-        counts = updates.recent(server, members, t, self.config.max_age)
-        known = members[counts]
+        """Return the ids of the clients that leave a cluster in round t, or none if it stays whole.
+
+        Args:
+            server: The server's tree, with this round's updates.
+            members: Ids of the clients of the cluster.
+            t: The round.
+        """
+        usable = has_recent_update(server, members, t, self.config.max_age)
+        known = members[usable]
         too_few = len(known) < self.config.coverage * len(members) - 1e-9
         if len(members) <= self.config.min_size or too_few:
             return members[:0]
-        side = bipartition(updates.latest(server, known))
-        if 2 * int(side.sum()) > len(known):
-            return torch.cat([known[side], members[~counts]])
-        return known[side]
+
+        leaves = bipartition(latest_updates(server, known))
+        if 2 * int(leaves.sum()) > len(known):
+            return torch.cat([known[leaves], members[~usable]])
+        return known[leaves]
 
     def notes(self) -> list[str]:
-        c, share, said = self.config, self.setting.train.participation, []
+        c, share, notes = self.config, self.setting.train.participation, []
         if c.eps1 == 0 or self.setting.rounds < c.start_round + 3:
-            said.append(
+            notes.append(
                 "CFL cannot split before the end (algorithm.eps1, algorithm.start_round): it is"
                 f" FedAvg with algorithm.agg_weights={c.agg_weights}."
             )
         known = 1 - (1 - share) ** (c.max_age + 1)
         if known < c.coverage:
-            said.append(
-                f"CFL splits where {c.coverage:.0%} of a cluster have a recent update; with"
-                f" train.participation={share} about {known:.0%} have: raise algorithm.max_age."
+            notes.append(
+                f"CFL splits a cluster if {c.coverage:.0%} of its clients have a recent update;"
+                f" with train.participation={share} about {known:.0%} have one: raise"
+                f" algorithm.max_age."
             )
-        return said
+        return notes
 
     def deploy(self, state: State, ids: Tensor) -> dict[str, Deployment]:
         return {"personal": Deployment(self.dispatch(state, ids))}
+
+
+def no_updates(start: Tree, names: Iterable[str], clients: int) -> Tree:
+    """Return the server's entries before the first round, for updates of the leaves `names`."""
+    zeros = {name: start[name].new_zeros(clients, *start[name].shape) for name in names}
+    return prefixed(DELTA, zeros) | {SEEN: torch.full((clients,), -1)}
+
+
+def with_updates(server: Tree, ids: Tensor, updates: Tree, t: int) -> Tree:
+    """Return the server's entries after clients `ids` [K] sent updates [K, ...] in round t."""
+    entries = {
+        name: server[name].index_copy(0, ids, value)
+        for name, value in prefixed(DELTA, updates).items()
+    }
+    return entries | {SEEN: server[SEEN].index_fill(0, ids, t)}
+
+
+def latest_updates(server: Tree, ids: Tensor) -> Tree:
+    """Return the latest updates of clients `ids` [K], [K, ...] each."""
+    return take(stripped(DELTA, server), ids)
+
+
+def has_recent_update(server: Tree, ids: Tensor, t: int, age: int) -> Tensor:
+    """Return [K] bool: whether a client's latest update is at most `age` rounds old in round t."""
+    seen = server[SEEN][ids]
+    return (seen >= 0) & (t - seen <= age)
+
+
+def norms(updates: Tree) -> tuple[float, float]:
+    """Return the norm of the mean update and the largest norm of an update.
+
+    The leaves of a client count as one vector.
+
+    Args:
+        updates: [K, ...] per leaf, K >= 1.
+    """
+    clients = len(next(iter(updates.values())))
+    mean = weighted_mean(updates, torch.ones(clients))
+    squares = torch.zeros(clients, dtype=torch.float64)
+    for value in updates.values():
+        norm = torch.linalg.vector_norm(value.reshape(clients, -1), dim=1, dtype=torch.float64)
+        squares += norm.square()
+    of_mean = sum(float(value.double().square().sum()) for value in mean.values())
+    return sqrt(of_mean), sqrt(float(squares.max()))
+
+
+def bipartition(updates: Tree) -> Tensor:
+    """Return [K] bool: the clients that are not in the first client's part.
+
+    The parts are the two clusters of complete linkage on the cosines of updates. All entries are
+    False if all cosines are equal.
+
+    Args:
+        updates: [K, ...] per leaf.
+    """
+    cosines = likeness(updates, updates)  # [K, K]
+    clients = len(cosines)
+    others = cosines[~torch.eye(clients, dtype=torch.bool)]
+    if clients < 2:
+        return torch.zeros(clients, dtype=torch.bool)
+    # Two clients have one cosine; it is compared with 1, the cosine of equal updates.
+    largest = others.max() if clients > 2 else 1.0
+    if float(largest - others.min()) < SAME_COSINE:
+        return torch.zeros(clients, dtype=torch.bool)
+
+    # A cosine may exceed 1 by rounding, and scipy accepts no distance below 0.
+    distance = (1.0 - cosines).clamp_min(0.0).fill_diagonal_(0.0)
+    condensed = squareform(distance.numpy(), checks=False)
+    label = torch.from_numpy(cut_tree(linkage(condensed, "complete"), 2)[:, 0].copy())  # [K]
+    return label != label[0]

@@ -1,46 +1,54 @@
-"""DFedAlt: a personal head, a body mixed with neighbours, trained in turn (Shi et al., 2023)."""
+"""DFedAlt: clients keep the head and mix the body with neighbours (Shi et al., 2023)."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
+import torch
 from pydantic import Field
 
 from flbench.algorithms.base import Communication, Paper
 from flbench.algorithms.registry import ALGORITHMS
 from flbench.algorithms.shared.gossip import Gossip, GossipConfig
-from flbench.algorithms.shared.sharpness import Sharpness
-from flbench.client.program import Step
+from flbench.client.program import GradFn, Step
 from flbench.config.schema import AlgorithmConfig, epochs
+from flbench.core.types import Batch, Tree
 
 
 class DFedAltConfig(GossipConfig):
     """Keys of DFedAlt."""
 
-    head_epochs: int = epochs(1, "on the head, first")
+    head_epochs: int = epochs(1, "training of the head in a round, before the body")
     body_epochs: int | None = epochs(
-        None, "on the body, then (default: the rest of train.local_epochs, at least one)"
+        None,
+        "training of the body in a round (default: the rest of train.local_epochs, at least one)",
     )
     head_lr: float | None = Field(
-        None, ge=0, description="learning rate of the head (default train.optimizer.lr)"
+        None, ge=0, description="learning rate of the head (default: train.optimizer.lr)"
     )
     head_batchnorm: Literal["eval", "train"] = Field(
         "eval",
-        description="while the head is trained BatchNorm statistics of the body stand still, or"
-        " move",
+        description="mode of BatchNorm while the head is trained: `eval` freezes its statistics,"
+        " `train` updates them",
     )
     rho: float = Field(
-        0.0, ge=0, description="radius of the sharpness-aware body step (DFedSalt); 0 for none"
+        0.0,
+        ge=0,
+        description="radius of sharpness-aware steps on the body, as in DFedSalt; 0 for plain"
+        " steps",
     )
 
 
 @ALGORITHMS.register("dfedalt")
 class DFedAlt(Gossip):
-    """Local: k_v epochs on the head v (u frozen), then k_u on the body u (v frozen), SGD for each.
+    """Clients train a personal head v and a shared body u in turn, and mix bodies with neighbours.
 
-    Then u_i <- sum_l w_il u_l. The paper's text was not at hand: order and epochs are those of its
-    authors' later code, which mixes before it trains. The sequence is the same, but that code
-    evaluates models before mixing: they are `personal@local` here. Its learning rates are 0.1 for u
-    and 0.001 for v.
+    Local: k_v epochs on v with u frozen, then k_u epochs on u with v frozen, each with an optimizer
+    of its own. Then u_i <- sum_l w_il u_l over the neighbours l and i itself.
+
+    The paper's text was not available; order and epochs are those of its authors' later code. That
+    code mixes before it trains, which gives the same sequence, but it evaluates models before they
+    are mixed: `personal@local` here. Its learning rates are 0.1 for u and 0.001 for v. Deviations
+    beyond that: none that are known.
     """
 
     Config: ClassVar[type[AlgorithmConfig]] = DFedAltConfig
@@ -59,17 +67,22 @@ class DFedAlt(Gossip):
         return self.setting.net.names("head")
 
     def steps(self) -> tuple[Step, ...]:
-        c, private = self.config, self.personal()
-        head = self.phase(*self.terms(), train=self.trainable() & private, epochs=c.head_epochs)
+        c, head_names = self.config, self.personal()
+
+        head = self.phase(*self.terms(), train=self.trainable() & head_names, epochs=c.head_epochs)
         lr = head.optimizer.lr if c.head_lr is None else c.head_lr
         optimizer = head.optimizer.model_copy(update={"lr": lr})
         head = replace(head, optimizer=optimizer, batchnorm=c.head_batchnorm)
-        shared = self.trainable() - private
-        body = self.phase(*self.terms(), train=shared, epochs=self.body_epochs())
-        return (head, replace(body, gradient=Sharpness(c.rho)) if c.rho else body)
+
+        body_names = self.trainable() - head_names
+        body = self.phase(*self.terms(), train=body_names, epochs=self.body_epochs())
+        if c.rho:
+            body = replace(body, gradient=Sharpness(c.rho))
+
+        return (head, body)
 
     def body_epochs(self) -> int:
-        """Return k_u: both phases together take E epochs where nothing else is said."""
+        """Return k_u: by default, both phases together take `train.local_epochs`."""
         rest = self.setting.train.local_epochs - self.config.head_epochs
         return max(1, rest) if self.config.body_epochs is None else self.config.body_epochs
 
@@ -83,3 +96,24 @@ class DFedAlt(Gossip):
             f"epochs of a round: {c.head_epochs} on the head and {self.body_epochs()} on the body,"
             f" {total} in all instead of train.local_epochs={epochs}.",
         ]
+
+
+@dataclass(frozen=True)
+class Sharpness:
+    """Gradient hook: the gradient at u + rho g / ||g||, g the gradient at u; g itself if it is 0.
+
+    Source: Foret et al., ICLR 2021, eq. 2; the norm is over the trained leaves. A step runs the net
+    twice, so BatchNorm in training mode counts its batch twice.
+
+    Attributes:
+        rho: Radius, >= 0.
+    """
+
+    rho: float
+
+    def __call__(self, grad: GradFn, parameters: Tree, batch: Batch, ctx: Tree) -> Tree:
+        """Return the gradient that the optimizer sees."""
+        g = grad(parameters, batch)
+        norm = torch.stack([value.square().sum() for value in g.values()]).sum().sqrt()
+        scale = torch.where(norm > 0, self.rho / norm, 0.0)
+        return grad({name: parameters[name] + scale * g[name] for name in parameters}, batch)

@@ -1,4 +1,4 @@
-"""DFedAvg: local SGD, then averaging with neighbours (Sun, Li, Wang, TPAMI 2023)."""
+"""DFedAvg: local SGD, then a mean over neighbours' models (Sun, Li, Wang, TPAMI 2023)."""
 
 from dataclasses import replace
 from typing import ClassVar
@@ -11,8 +11,6 @@ from flbench.algorithms.shared.gossip import Gossip, GossipConfig
 from flbench.client.program import LossTerm, Phase
 from flbench.config.schema import AlgorithmConfig
 
-MOMENTUM = "`algorithm.theta` is the momentum of SGD"
-
 
 class DFedAvgConfig(GossipConfig):
     """Keys of DFedAvg."""
@@ -21,22 +19,24 @@ class DFedAvgConfig(GossipConfig):
         0.0,
         ge=0,
         lt=1,
-        description="heavy ball of local SGD, instead of train.optimizer.momentum; 0 takes"
-        " train.optimizer as it is",
+        description="heavy-ball momentum of local SGD, which replaces train.optimizer.momentum; 0"
+        " takes train.optimizer as it is",
     )
 
 
 @ALGORITHMS.register("dfedavg")
 class DFedAvg(Gossip):
-    """Local: y^{k+1} = y^k - eta g(y^k) + theta (y^k - y^{k-1}) from y^0 = y^{-1} = x_i.
+    """Clients run SGD with momentum and then average their models with those of neighbours.
 
-    Then x_i <- sum_l w_il y_l over the neighbours. Source: Algorithms 1 and 2.
+    Local (Algorithms 1 and 2): y^{k+1} = y^k - eta g(y^k) + theta (y^k - y^{k-1}), from
+    y^0 = y^{-1} = x_i. Then x_i <- sum_l w_il y_l over the neighbours l and i itself. The momentum
+    starts at zero in each round, as in the paper. Models are evaluated after mixing, and before it
+    as `personal@local`.
 
-    The momentum begins anew in each round, as the paper has it. Its quantized variant is not part
-    of this. The paper wants a connected undirected network and weights that keep the mean:
-    `topology=ring mixing=metropolis`, for example; the default is random neighbours in each round,
-    as in the experiments of later papers. Models are evaluated after mixing; `personal@local` is
-    before it.
+    Deviations: the paper's quantized variant is not part of the method. The paper requires a
+    connected undirected network and weights that keep the mean, for example `topology=ring
+    mixing=metropolis`; the default is random neighbours in each round, as in the experiments of
+    later papers.
     """
 
     Config: ClassVar[type[AlgorithmConfig]] = DFedAvgConfig
@@ -58,29 +58,36 @@ class DFedAvg(Gossip):
         phase = super().phase(*terms, train=train, epochs=epochs)
         if not self.config.theta:
             return phase
-        # SGD's v <- theta v + g, y <- y - eta v is the heavy ball while eta is constant, and it is
-        # within a round.
+        # SGD with momentum, v <- theta v + g and y <- y - eta v, equals the formula above as long
+        # as eta is constant, which it is within a round.
         heavy = phase.optimizer.model_copy(update={"momentum": self.config.theta})
         return replace(phase, optimizer=heavy)
 
     def requires(self) -> list[str]:
-        needs, optimizer = super().requires(), self.setting.train.optimizer
+        unmet, optimizer = super().requires(), self.setting.train.optimizer
         if not self.config.theta:
-            return needs
+            return unmet
         if optimizer.name != "sgd":
-            name = optimizer.name
-            needs.append(f"{MOMENTUM}, but train.optimizer.name={name}. Take sgd, or theta=0.")
+            unmet.append(
+                f"`algorithm.theta` is the momentum of SGD, but"
+                f" train.optimizer.name={optimizer.name}. Set train.optimizer.name=sgd or"
+                f" algorithm.theta=0."
+            )
         if optimizer.nesterov:
-            needs.append(f"{MOMENTUM}, not of Nesterov's. Leave train.optimizer.nesterov out.")
-        return needs
+            unmet.append(
+                "`algorithm.theta` is the momentum of SGD, not of Nesterov's method. Set"
+                " train.optimizer.nesterov=false."
+            )
+        return unmet
 
     def notes(self) -> list[str]:
-        said = super().notes()
+        notes = super().notes()
         c, train = self.config, self.setting.train
         if c.theta and train.optimizer.momentum:
-            said.append(f"algorithm.theta={c.theta} replaces train.optimizer.momentum.")
+            notes.append(f"algorithm.theta={c.theta} replaces train.optimizer.momentum.")
+
         n, shares_all = self.setting.clients, not self.split()[0]
-        everyone = n > 1 and self.topology.is_complete(self.setting.seed, n)
-        if everyone and train.participation == 1 and shares_all:
-            said.append("everyone mixes all models: this is FedAvg with agg_weights=uniform.")
-        return said
+        complete = n > 1 and self.topology.is_complete(self.setting.seed, n)
+        if complete and train.participation == 1 and shares_all:
+            notes.append("everyone mixes all models: this is FedAvg with agg_weights=uniform.")
+        return notes

@@ -12,14 +12,16 @@ from flbench.config.schema import AlgorithmConfig
 class DFedAvgMConfig(DFedAvgConfig):
     """Keys of DFedAvgM."""
 
-    theta: float = Field(0.9, ge=0, lt=1, description="heavy ball of local SGD; 0 is DFedAvg")
+    theta: float = Field(
+        0.9, ge=0, lt=1, description="heavy-ball momentum of local SGD; 0 is DFedAvg"
+    )
 
 
 @ALGORITHMS.register("dfedavgm")
 class DFedAvgM(DFedAvg):
-    """DFedAvg with theta = 0.9: y^{k+1} = y^k - eta g(y^k) + theta (y^k - y^{k-1}).
+    """DFedAvg with momentum theta = 0.9: y^{k+1} = y^k - eta g(y^k) + theta (y^k - y^{k-1}).
 
-    Source: Algorithm 2. The learning rate is `train.optimizer.lr`; the paper's is 0.1.
+    Source: Algorithm 2. The learning rate eta is `train.optimizer.lr`; the paper's is 0.1.
     """
 
     Config: ClassVar[type[AlgorithmConfig]] = DFedAvgMConfig

@@ -13,15 +13,15 @@ class DFedSaltConfig(DFedAltConfig):
     """Keys of DFedSalt."""
 
     rho: float = Field(
-        0.7, ge=0, description="radius of the sharpness-aware body step; 0 is DFedAlt"
+        0.7, ge=0, description="radius of sharpness-aware steps on the body; 0 is DFedAlt"
     )
 
 
 @ALGORITHMS.register("dfedsalt")
 class DFedSalt(DFedAlt):
-    """DFedAlt whose body steps along the gradient at u + rho g / ||g||.
+    """DFedAlt whose steps on the body u use the gradient at u + rho g / ||g||, g the gradient at u.
 
-    rho = 0.7 is from general knowledge of the paper, whose text was not at hand.
+    The paper's text was not available; rho = 0.7 could not be checked against it.
     """
 
     Config: ClassVar[type[AlgorithmConfig]] = DFedSaltConfig

@@ -1,4 +1,4 @@
-"""DisPFL: personal sparse models, averaged where masks overlap (Dai et al., ICML 2022)."""
+"""DisPFL: sparse personal models, averaged where their masks overlap (Dai et al., ICML 2022)."""
 
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
@@ -11,6 +11,7 @@ from flbench.algorithms.registry import ALGORITHMS
 from flbench.algorithms.shared import sparse
 from flbench.algorithms.shared.gossip import LOCAL, Gossip, GossipConfig
 from flbench.algorithms.shared.mixing import mix_overlap
+from flbench.algorithms.shared.prefixes import prefixed, prefixed_names
 from flbench.algorithms.shared.sparse import MASK, Called, Masked
 from flbench.client.program import LocalProgram, Statistic, Step, Transform
 from flbench.config.schema import AlgorithmConfig
@@ -22,39 +23,48 @@ class DisPFLConfig(GossipConfig):
     """Keys of DisPFL."""
 
     density: float = Field(
-        0.5, gt=0, le=1, description="share of weights that are not zero, over all masked layers"
+        0.5,
+        gt=0,
+        le=1,
+        description="share of the entries of all masked weights that are inside the mask",
     )
     drop_rate: float = Field(
         0.5,
         ge=0,
         le=1,
-        description="share of a layer's weights that leave its mask in the first"
-        " round; it falls to 0 as a cosine",
+        description="share of a layer's mask that is replaced in the first round; it falls to 0"
+        " along a cosine",
     )
     regrow: Literal["gradient", "random"] = Field(
-        "gradient", description="what comes in: entries of largest gradient of a batch, or any"
+        "gradient",
+        description="entries that enter a mask: those with the largest gradient on one batch, or"
+        " random ones",
     )
     start_masks: Literal["own", "common"] = Field(
-        "own", description="each client begins with random masks of its own, or all with the same"
+        "own", description="initial random masks: one per client, or the same for all clients"
     )
     charge_masks: bool = Field(
-        False, description="also count a bit per masked weight for each message"
+        False, description="true: count one bit per masked weight as communication of each message"
     )
 
 
 @ALGORITHMS.register("dispfl")
 class DisPFL(Gossip):
-    """w_i <- m_i (sum_j w_ij w_j) / (sum_j w_ij m_j) over the neighbours j and i itself.
+    """Clients train sparse models and average entries with the neighbours that have them too.
 
-    Source: Algorithms 1 and 2. Local: E epochs at m_i w, then mask search (`sparse.Search`). The
-    new mask counts from the next mixing on: the trained model is evaluated under the old one
-    (`personal@local`, and with `after_training`, as its authors do), the mixed one under the new.
-    Layers get the densities of `sparse.erk`; norms, biases and statistics are dense.
+    Mixing: w_i <- m_i (sum_j w_ij w_j) / (sum_j w_ij m_j) over the neighbours j and i itself, where
+    m_i is the client's mask (Algorithms 1 and 2). Local: E epochs with weights m_i w_i, then the
+    mask changes (`sparse.Search`): small weights leave, entries with a large gradient enter. The
+    new mask applies from the next mixing on: the trained model is evaluated with the old mask
+    (`personal@local`, and with `after_training` as its authors do), the mixed model with the new
+    one. Layers have the densities of `sparse.erk`; norms, biases and statistics are dense. A client
+    sends the entries inside its mask to each neighbour and keeps weights and mask. With
+    `hypernetwork` the method is DisPFL+HP.
 
-    Deviations: neighbours may weigh differently (`mixing`; equal weights are the paper's formula);
-    the gradient for regrowing is taken in eval mode, over `train.batch_size` samples drawn in the
-    round; k is at most what is outside the mask, so density 1 is DFedAvg. Masks are not charged,
-    as the authors count (see `charge_masks`). With `hypernetwork` it is DisPFL+HP.
+    Deviations: neighbours may have different weights (`mixing`; equal weights are the paper's
+    formula). The gradient for new entries is taken in eval mode, on `train.batch_size` samples
+    drawn in each round. At most as many entries enter as are outside the mask, so density 1 is
+    DFedAvg. Masks are not charged, as in the authors' figures (see `charge_masks`).
     """
 
     Config: ClassVar[type[AlgorithmConfig]] = DisPFLConfig
@@ -70,14 +80,14 @@ class DisPFL(Gossip):
     )
 
     def masked(self) -> tuple[str, ...]:
-        """Return the leaves that have masks."""
+        """Return the names of the leaves that have masks."""
         names = sparse.maskable(self.setting.net)
         if self.generation is None:
             return names
         return tuple(name for name in names if name in self.generation.generated)
 
     def sends_sparse(self) -> bool:
-        """Return whether what is mixed has masks."""
+        """Return whether the leaves that clients mix have masks."""
         return self.split()[1].issuperset(self.masked())
 
     def called(self) -> Masked:
@@ -85,32 +95,38 @@ class DisPFL(Gossip):
 
     def init(self, start: Tree) -> tuple[Tree, Tree]:
         _, clients = super().init(start)
-        weights, c = only(self.leaves(start), self.masked()), self.config
+        weights = only(self.leaves(start), self.masked())
         masks = sparse.start_masks(
-            weights, c.density, self.setting.seed, self.setting.clients, own=c.start_masks == "own"
+            weights,
+            self.config.density,
+            self.setting.seed,
+            self.setting.clients,
+            own=self.config.start_masks == "own",
         )
-        sparse_ = {
-            copy + name: clients[copy + name] * mask
-            for name, mask in masks.items()
-            for copy in ("", LOCAL)
-            if copy + name in clients
-        }
-        return {}, clients | sparse_ | {MASK + name: mask for name, mask in masks.items()}
+        # Weights, and their copies from before mixing where there are any, are 0 outside the masks.
+        for name, mask in masks.items():
+            for copy in (name, LOCAL + name):
+                if copy in clients:
+                    clients[copy] = clients[copy] * mask
+        return {}, clients | prefixed(MASK, masks)
 
     def split(self) -> tuple[frozenset[str], frozenset[str]]:
         keeps, mixed = super().split()
-        return keeps | {MASK + name for name in self.masked()}, mixed
+        return keeps | prefixed_names(MASK, self.masked()), mixed
 
     def steps(self) -> tuple[Step, ...]:
-        rows = Samples(limit=self.setting.train.batch_size, redraw="round")
-        look = {
-            "gradient": Statistic("dense", sparse.DenseGradient(self.called()), samples=rows),
-            "random": Statistic("least", sparse.least_row, reduce="min"),
-        }[self.config.regrow]
         c, setting = self.config, self.setting
+        if c.regrow == "gradient":
+            batch = Samples(limit=setting.train.batch_size, redraw="round")
+            worth = Statistic("dense", sparse.DenseGradient(self.called()), samples=batch)
+        else:
+            worth = Statistic("least", sparse.least_row, reduce="min")
         search = sparse.Search(self.called(), c.regrow, c.drop_rate, setting.rounds, setting.seed)
-        pack = (Transform(Pack(self.masked())),) if c.charge_masks and self.sends_sparse() else ()
-        return (*super().steps(), look, Transform(search), *pack)
+
+        steps = (*super().steps(), worth, Transform(search))
+        if c.charge_masks and self.sends_sparse():
+            steps = (*steps, Transform(Pack(self.masked())))
+        return steps
 
     def program(self, state: State) -> LocalProgram:
         program = super().program(state)
@@ -121,30 +137,38 @@ class DisPFL(Gossip):
         return replace(program, sends=program.sends | bits, masks=masks)
 
     def mixed(self, sent: Message, links: Tensor) -> Tree:
-        dense = {n: v for n, v in sent.values.items() if n not in sent.mask and n != "bits"}
-        sparse_ = only(sent.values, sent.mask)
-        plain = super().mixed(Message(dense), links)
-        return plain | mix_overlap(sparse_, sent.mask, links)
+        dense = {
+            name: value
+            for name, value in sent.values.items()
+            if name not in sent.mask and name != "bits"
+        }
+        masked = only(sent.values, sent.mask)
+        return super().mixed(Message(dense), links) | mix_overlap(masked, sent.mask, links)
 
     def evaluated(self) -> Called:
-        # Leaves that are mixed are zero where they must be; their mask is the next round's already.
+        # Mixed leaves are zero outside the mask under which they were mixed; the stored mask is the
+        # next one.
         return super().called() if self.sends_sparse() else self.called()
 
     def notes(self) -> list[str]:
-        said, same = super().notes(), "DFedAvg" if self.generation is None else "DFedHP"
+        notes, same = super().notes(), "DFedAvg" if self.generation is None else "DFedHP"
         if self.config.density == 1:
-            said.append(f"algorithm.density=1 leaves nothing to prune: this is {same}.")
+            notes.append(f"algorithm.density=1 leaves nothing to prune: this is {same}.")
         if self.config.charge_masks and not self.sends_sparse():
-            said.append("algorithm.charge_masks has no effect: masks are not sent.")
-        return said
+            notes.append("algorithm.charge_masks has no effect: masks are not sent.")
+        return notes
 
 
 @dataclass(frozen=True)
 class Pack:
-    """All masks as the bits that a message would hold."""
+    """Writes all masks as packed bits into the leaf `bits`.
+
+    Attributes:
+        names: Names of the leaves that have masks.
+    """
 
     names: tuple[str, ...]
 
     def __call__(self, leaves: Tree, start: Tree, ctx: Tree, info: Info) -> Tree:
-        """Return the leaf `bits`."""
+        """Return `bits` [ceil(n / 8)] uint8, for n entries of all masks."""
         return {"bits": sparse.packed([leaves[MASK + name] for name in self.names])}

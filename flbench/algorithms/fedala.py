@@ -1,6 +1,6 @@
 """FedALA: each client learns, entry by entry, how much of the global head to take (Zhang, 2023)."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import torch
@@ -9,51 +9,74 @@ from torch import Tensor
 
 from flbench.algorithms.base import Algorithm, Communication, Deployment, Paper
 from flbench.algorithms.registry import ALGORITHMS
-from flbench.algorithms.shared import ala
-from flbench.algorithms.shared.ala import OWN, WEIGHT
-from flbench.algorithms.shared.memory import MET, Recall, Remember, Stored, unknown
+from flbench.algorithms.shared.memory import LastModel
 from flbench.algorithms.shared.moments import estimated
+from flbench.algorithms.shared.prefixes import prefixed_names
 from flbench.client.program import LocalProgram, Phase, Statistic, Step, Transform
 from flbench.config.schema import AlgorithmConfig, OptimizerConfig
 from flbench.core.tree import repeat
-from flbench.core.types import Samples, State, Tree
+from flbench.core.types import Info, Samples, State, StepContext, Tree
 from flbench.losses import CrossEntropy
+
+OWN = "own."  # prefix of the client's model of its last participation, theta_i
+WEIGHT = "ala."  # prefix of the mixing weights W_i
+LEARNT = "settled"  # [] bool: whether the client has learnt its mixing weights once
 
 
 class FedAlaConfig(AlgorithmConfig):
     """Keys of FedALA."""
 
     tensors: int = Field(
-        2, ge=1, description="parameter tensors (not layers) at the net's end that are mixed (p)"
+        2,
+        ge=1,
+        description="number of parameter tensors (not layers) at the net's end that are mixed (p)",
     )
     eta: float = Field(1.0, ge=0, description="learning rate of the mixing weights")
     rand_percent: float = Field(
-        80, gt=0, le=100, description="percentage of the samples that they are learnt from"
+        80,
+        gt=0,
+        le=100,
+        description="percentage of the training samples from which mixing weights are learnt",
     )
     num_pre_loss: int = Field(
-        10, ge=1, description="epochs whose losses must agree before the first learning ends"
+        10,
+        ge=1,
+        description="number of last epochs whose losses are compared to end the first learning of"
+        " mixing weights",
     )
-    threshold: float = Field(0.1, ge=0, description="largest standard deviation of those losses")
-    max_epochs: int = Field(50, ge=1, description="most epochs of the first learning")
+    threshold: float = Field(
+        0.1, ge=0, description="the first learning ends when these losses have a smaller deviation"
+    )
+    max_epochs: int = Field(
+        50, ge=1, description="largest number of epochs of the first learning of mixing weights"
+    )
     evaluated: Literal["start", "stored"] = Field(
         "start",
-        description="the model that is evaluated: the global one after mixing, before training, or"
-        " the client's last own one",
+        description="the model that is evaluated: the global one after mixing and before training,"
+        " or the client's model of its last participation",
     )
 
 
 @ALGORITHMS.register("fedala")
 class FedAla(Algorithm):
-    """Start: theta <- theta_i + (w - theta_i) * W_i in the last p tensors, and w below; then CE.
+    """A client mixes the end of the received model with its own, with weights that it learns.
 
-    W_i <- clip(W_i - eta g (w - theta_i), 0, 1), g the gradient there, on a drawn part of the
-    samples, body frozen (Algorithm 1): until the losses settle at the first participation with two
-    different models, one epoch later. W_i starts at 1; with eta = 0 this is FedAvg, bit for bit.
-    Evaluating mixes on a copy and writes nothing.
+    Before training, the last p parameter tensors become theta_i + (w - theta_i) * W_i, where w is
+    the received model, theta_i the client's own of its last participation, and W_i has one weight
+    per entry; all other tensors are those of w. Then the client trains on cross entropy and sends
+    the whole model.
 
-    Deviations: the losses that must settle are means of epochs (the authors: of each last batch);
-    no more than `max_epochs`; BatchNorm in eval mode while W_i is learnt; `train.schedule` scales
-    eta too. A client's training loss and steps include those of W_i.
+    W_i starts at 1 and is learnt by W_i <- clip(W_i - eta g * (w - theta_i), 0, 1), where g is the
+    gradient of the loss with respect to the mixed tensors (Algorithm 1), on a drawn part of the
+    training samples, with the rest of the net fixed. Learning takes one epoch, but at the first
+    participation at which w and theta_i differ it goes on until the losses settle. For an
+    evaluation a client mixes on a copy; its weights do not change. With eta = 0 the method equals
+    FedAvg to the bit.
+
+    Deviations: the losses that must settle are means of epochs (the authors': of the last batch of
+    each epoch), and the first learning is limited by `max_epochs`. BatchNorm is in eval mode while
+    W_i is learnt. `train.schedule` scales eta too. A client's training loss and number of steps
+    include those of W_i.
     """
 
     Config: ClassVar[type[AlgorithmConfig]] = FedAlaConfig
@@ -80,53 +103,63 @@ class FedAla(Algorithm):
             return ["algorithm.eta=0: FedALA is FedAvg."]
         return []
 
-    def top(self) -> tuple[str, ...]:
-        """Return the parameters that are mixed."""
+    def mixed_names(self) -> tuple[str, ...]:
+        """Return the names of the parameters that are mixed."""
         return self.setting.net.parameters[-self.config.tensors :]
 
-    def own(self) -> tuple[str, ...]:
-        """Return the leaves of its last own model that a client keeps."""
-        if self.config.evaluated == "start":  # the others are always overwritten
-            return self.top()
-        return self.setting.net.leaves
+    def own_model(self) -> LastModel:
+        """Return theta_i: the leaves that a client keeps of its model of its last participation."""
+        if self.config.evaluated == "start":  # the other leaves are always those of w
+            return LastModel(OWN, self.mixed_names())
+        return LastModel(OWN, self.setting.net.leaves)
 
     def init(self, start: Tree) -> tuple[Tree, Tree]:
         server, clients = super().init(start)
-        rows = unknown(start, OWN, self.own()) | {"settled": torch.tensor(False)}
-        rows |= {WEIGHT + name: torch.ones_like(start[name]) for name in self.top()}
-        return server, clients | repeat(rows, self.setting.clients)
+        rows: Tree = {LEARNT: torch.tensor(False)}
+        rows |= {WEIGHT + name: torch.ones_like(start[name]) for name in self.mixed_names()}
+
+        clients |= self.own_model().rows(start, self.setting.clients)
+        clients |= repeat(rows, self.setting.clients)
+        return server, clients
 
     def program(self, state: State) -> LocalProgram:
+        own = self.own_model()
         keeps, sends = self.split()
-        keeps |= {OWN + name for name in self.own()} | {WEIGHT + name for name in self.top()}
+        keeps |= own.kept() | prefixed_names(WEIGHT, self.mixed_names()) | {LEARNT}
+
+        train = self.phase(*self.terms())
         after = estimated(self.setting) if self.config.evaluated == "stored" else ()
-        train, remember = self.phase(*self.terms()), Transform(Remember(OWN, self.own()))
-        steps = (*self.mixing(), train, *after, remember)
-        return LocalProgram(steps, keeps | {MET, "settled"}, sends)
+        return LocalProgram((*self.mixing(), train, *after, own.remember()), keeps, sends)
 
     def mixing(self) -> tuple[Step, ...]:
-        """Return the steps that learn W_i and write the mixed model."""
-        c, top = self.config, self.top()
+        """Return the steps that learn W_i and write the mixed model into the leaves."""
+        c, names = self.config, self.mixed_names()
+
+        # Whether there is anything to learn, and for how long, depends on the leaves alone: the
+        # Statistic reads one sample, because its `finish` sees the leaves.
+        plan = Statistic(
+            "ala",
+            count_samples,
+            finish=PlanLearning(names, c.max_epochs),
+            samples=Samples(limit=1),
+        )
         learn = Phase(
-            frozenset(WEIGHT + name for name in top),
+            prefixed_names(WEIGHT, names),
             (CrossEntropy(),),
             OptimizerConfig(name="sgd", lr=c.eta),
             epochs=c.max_epochs,
-            weights=ala.Mixed(self.setting.net.leaves, top),
-            project=ala.unit_interval,
-            until=ala.Settled(c.num_pre_loss, c.threshold),
+            weights=MixedNet(self.setting.net.leaves, names),
+            project=unit_interval,
+            until=HasSettled(c.num_pre_loss, c.threshold),
             batchnorm="eval",
             samples=Samples(high=c.rand_percent / 100, redraw="round"),
         )
-        plan = Statistic(
-            "ala", ala.nothing, finish=ala.Plan(top, c.max_epochs), samples=Samples(limit=1)
-        )
         return (
             *estimated(self.setting),
-            Transform(Recall(OWN, self.own())),
+            self.own_model().recall(),
             plan,
             learn,
-            Transform(ala.Mix(top)),
+            Transform(WriteMixed(names)),
         )
 
     def deploy(self, state: State, ids: Tensor) -> dict[str, Deployment]:
@@ -136,5 +169,98 @@ class FedAla(Algorithm):
             program = LocalProgram((*self.mixing(), *estimated(self.setting)))
             deployments["personal"] = replace(model, program=program)
         else:
-            deployments["personal"] = replace(model, weights=Stored(OWN, self.own()))
+            deployments["personal"] = replace(model, weights=self.own_model())
         return deployments
+
+
+def mixed(leaves: Tree, name: str) -> Tensor:
+    """Return own + (received - own) * weight, written so that weight 1 is exactly the received."""
+    own, received = leaves[OWN + name], leaves[name]
+    return received + (own - received) * (1 - leaves[WEIGHT + name])
+
+
+def differ(leaves: Tree, names: tuple[str, ...]) -> Tensor:
+    """Return [] bool: whether the received and the own tensors differ in any entry."""
+    return torch.stack([(leaves[OWN + n] != leaves[n]).any() for n in names]).any()
+
+
+@dataclass(frozen=True)
+class MixedNet:
+    """What the net is called with while the weights are learnt.
+
+    Attributes:
+        names: Names of the net's leaves.
+        mixed: Those that are mixed.
+    """
+
+    names: tuple[str, ...]
+    mixed: tuple[str, ...]
+
+    def __call__(self, leaves: Tree, ctx: Tree) -> Tree:
+        """Return the net's leaves."""
+        return {n: mixed(leaves, n) if n in self.mixed else leaves[n] for n in self.names}
+
+
+@dataclass(frozen=True)
+class WriteMixed:
+    """Writes the mixed tensors into the leaves, and whether weights have been learnt once.
+
+    Attributes:
+        mixed: Names of the leaves that are mixed.
+    """
+
+    mixed: tuple[str, ...]
+
+    def __call__(self, leaves: Tree, start: Tree, ctx: Tree, info: Info) -> Tree:
+        """Return the leaves that change."""
+        learnt = leaves[LEARNT] | differ(leaves, self.mixed)
+        return {name: mixed(leaves, name) for name in self.mixed} | {LEARNT: learnt}
+
+
+def count_samples(context: StepContext) -> Tree:
+    """Return the number of samples of a batch; `PlanLearning` replaces it."""
+    return {"epochs": context.batch.mask.sum()}
+
+
+@dataclass(frozen=True)
+class PlanLearning:
+    """Largest number of epochs of learning: none if both models are equal, one after the first.
+
+    Attributes:
+        mixed: Names of the leaves that are mixed.
+        max_epochs: Largest number of epochs of the first learning.
+    """
+
+    mixed: tuple[str, ...]
+    max_epochs: int
+
+    def __call__(self, reduced: Tree, leaves: Tree, ctx: Tree) -> Tree:
+        """Return `epochs` [], and `first` [] bool: whether the learning ends by its losses."""
+        first = ~leaves[LEARNT]
+        epochs = torch.where(first, self.max_epochs, 1) * differ(leaves, self.mixed)
+        return {"epochs": epochs, "first": first}
+
+
+@dataclass(frozen=True)
+class HasSettled:
+    """Whether the learning is over: after the planned epochs, or once the last losses agree.
+
+    Attributes:
+        window: Number of losses that must agree.
+        threshold: Their standard deviation must be smaller than this.
+    """
+
+    window: int
+    threshold: float
+
+    def __call__(self, losses: Tensor, done: Tensor, ctx: Tree) -> Tensor:
+        """Return [] bool, given the losses [max_epochs] of which `done` [] are known."""
+        places = done - 1 - torch.arange(self.window, device=losses.device)  # [window]
+        last = losses[places.clamp(0, len(losses) - 1)]  # [window]
+        agree = (done > self.window) & (last.std(correction=0) < self.threshold)
+        return (done >= ctx["ala.epochs"]) | (ctx["ala.first"] & agree)
+
+
+def unit_interval(trained: Tree, ctx: Tree) -> Tree:
+    """Return the weights clipped to [0, 1]."""
+    return {name: value.clamp(0.0, 1.0) for name, value in trained.items()}

@@ -1,4 +1,4 @@
-"""FedAP: clients with like BatchNorm inputs mix their weights (Lu et al., 2022)."""
+"""FedAP: models are mixed by the similarity of BatchNorm inputs (Lu et al., 2022)."""
 
 from dataclasses import replace
 from typing import ClassVar, Literal
@@ -21,35 +21,49 @@ from flbench.core.types import Dispatch, Message, Results, Samples, Stage, State
 class FedApConfig(AlgorithmConfig):
     """Keys of FedAP."""
 
-    lam: float = Field(0.5, ge=0, le=1, description="weight of a client's own model in its mixture")
+    lam: float = Field(
+        0.5, ge=0, le=1, description="weight of a client's own model in its mixture of models"
+    )
     pretrain: Literal["fedavg", "flb"] = Field(
         "fedavg",
-        description="the common model: rounds of FedAvg, or as in FL-bench one model that goes from"
-        " client to client, before the rounds are counted",
+        description="how the common model for the statistics is trained: `fedavg` in the first"
+        " rounds by FedAvg; `flb`, as in FL-bench, by one model that is passed from client to"
+        " client in a set-up stage that is not counted as rounds",
     )
     pretrain_share: float | None = Field(
         None,
         gt=0,
         lt=1,
-        description="rounds of FedAvg (default 0.1), or passes of flb (0.5), as a share of rounds",
+        description="length of pretraining as a share of train.rounds: rounds of FedAvg (default"
+        " 0.1), or passes through all clients with flb (default 0.5)",
     )
     pretrain_data: float = Field(
-        0.3, gt=0, le=1, description="flb: share of a client's training samples that it sees"
+        0.3,
+        gt=0,
+        le=1,
+        description="share of a client's training samples that pretraining uses with flb",
     )
     statistics: Literal["all", "last"] = Field(
-        "all", description="BatchNorm layers that enter the distance: all, or the last one"
+        "all",
+        description="BatchNorm layers whose inputs enter the distance of two clients: all, or the"
+        " last one",
     )
 
 
 @ALGORITHMS.register("fedap")
 class FedAp(Algorithm):
-    """theta_i <- sum_j W_ij theta_j, BatchNorm stays local; W_ii = lam, and W_ij falls with D_ij.
+    """Clients keep BatchNorm layers and mix all others, most with clients of similar statistics.
 
-    D_ij = sum over BatchNorm layers of the distance between mean and standard deviation of the
-    layer's inputs at i and j, found once, with a common model in eval mode. The paper pretrains
-    that model on pooled data, which no federation has; FedAvg for a tenth of the rounds takes its
-    place. Absent clients enter a mixture with their last upload, and so does a client without a
-    step (deviation from C5: what it holds is its mixture).
+    The server mixes theta_i <- sum_j W_ij theta_j, where theta are all layers but BatchNorm,
+    W_ii = lam, and W_ij is proportional to 1 / D_ij. D_ij is the sum over BatchNorm layers of the
+    distance between mean and standard deviation of the layer's inputs at i and j. It is computed
+    once, with a common model in eval mode. After that a client receives its mixture and sends
+    theta_i. Absent clients enter a mixture with their last upload.
+
+    Deviations: the paper pretrains the common model on pooled data, which a federation does not
+    have, and its authors' code uses that model for W alone; here FedAvg runs for a tenth of the
+    rounds, and training continues from its model. Other methods leave out a client that made no
+    step; here its upload is used, because what it sends is its mixture.
     """
 
     Config: ClassVar[type[AlgorithmConfig]] = FedApConfig
@@ -68,9 +82,15 @@ class FedAp(Algorithm):
     def requires(self) -> list[str]:
         unmet = []
         if not self.normalised():
-            unmet.append("the net has no BatchNorm. Take one that has, such as model.name=lenet5.")
+            unmet.append(
+                "the net has no BatchNorm layer. Choose a net that has one, for example"
+                " model.name=lenet5."
+            )
         if not self.is_flb() and self.setting.rounds < 2:
-            unmet.append("train.rounds=1 goes into pretraining. Raise it, or take pretrain=flb.")
+            unmet.append(
+                "train.rounds=1 leaves no round after pretraining. Raise train.rounds, or set"
+                " algorithm.pretrain=flb."
+            )
         return unmet
 
     def normalised(self) -> tuple[str, ...]:
@@ -79,8 +99,10 @@ class FedAp(Algorithm):
         return tuple(names[-1:] if self.config.statistics == "last" else names)
 
     def stages(self) -> tuple[Stage, ...]:
-        rounds, share, flb = self.setting.rounds, self.config.pretrain_share, self.is_flb()
-        share = (0.5 if flb else 0.1) if share is None else share
+        rounds, flb = self.setting.rounds, self.is_flb()
+        share = self.config.pretrain_share
+        if share is None:
+            share = 0.5 if flb else 0.1
         length = max(1, int(share * rounds + 1e-9))
         return (
             Stage("pretrain", length * self.setting.clients if flb else length, setup=flb),
@@ -89,11 +111,11 @@ class FedAp(Algorithm):
         )
 
     def is_flb(self) -> bool:
-        """Return whether one model goes from client to client."""
+        """Return whether pretraining passes one model from client to client."""
         return self.config.pretrain == "flb"
 
     def stage(self, state: State) -> str:
-        """Return the name of the stage."""
+        """Return the name of the current stage."""
         return self.stages()[state.stage].name
 
     def cohort(self, state: State, draw: Draw) -> Tensor:
@@ -121,8 +143,8 @@ class FedAp(Algorithm):
                 return LocalProgram((train,), keeps, sends)
             case "statistics":
                 layers = self.normalised()
-                look = collect_moments(self.setting, layers)
-                return LocalProgram(look, (keeps | sends) & local, moment_leaves(layers))
+                collect = collect_moments(self.setting, layers)
+                return LocalProgram(collect, (keeps | sends) & local, moment_leaves(layers))
             case _:
                 return LocalProgram((self.phase(*self.terms()),), keeps | sends, sends - local)
 

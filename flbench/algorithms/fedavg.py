@@ -16,17 +16,21 @@ class FedAvgConfig(AlgorithmConfig):
     """Keys of FedAvg."""
 
     finetune_epochs: int = epochs(
-        0, "local fine-tuning before a model is evaluated, discarded afterwards (FedAvg-FT)", ge=0
+        0,
+        "fine-tuning of the global model at each client before it is evaluated as `ft`, discarded"
+        " afterwards (FedAvg-FT)",
+        ge=0,
     )
 
 
 @ALGORITHMS.register("fedavg")
 class FedAvg(Algorithm):
-    """Server: w <- sum_{i in S_t} p_i w_i with p_i = n_i / sum_j n_j.
+    """The cohort trains the global model w, and the server takes the mean of the results.
 
-    Source: Algorithm 1; the defaults of `Algorithm` are this.
-
-    Every client is evaluated with w; fine-tuned models are evaluated beside it as `ft`.
+    Server (Algorithm 1): w <- sum_{i in S_t} p_i w_i with p_i = n_i / sum_{j in S_t} n_j, for the
+    cohort S_t and n_i training samples of client i. All hooks but one are the defaults of
+    `Algorithm`. Every client is evaluated with w, and as `ft` with w after fine-tuning on its own
+    training samples. Deviations: none.
     """
 
     Config: ClassVar[type[AlgorithmConfig]] = FedAvgConfig

@@ -1,4 +1,4 @@
-"""FedBABU: the body is trained against a head that never moves (Oh, Kim and Yun, ICLR 2022)."""
+"""FedBABU: the body is trained under a head that never changes (Oh, Kim and Yun, ICLR 2022)."""
 
 from dataclasses import replace
 from typing import ClassVar, Literal
@@ -17,23 +17,27 @@ class FedBABUConfig(AlgorithmConfig):
     """Keys of FedBABU."""
 
     finetune_epochs: int = epochs(
-        5, "local fine-tuning before a model is evaluated, discarded afterwards"
+        5, "fine-tuning of each client's model before it is evaluated, discarded afterwards"
     )
-    finetune: Literal["all", "head", "backbone"] = Field("all", description="what is fine-tuned")
+    finetune: Literal["all", "head", "backbone"] = Field(
+        "all", description="layers that are fine-tuned"
+    )
     evaluated: Literal["ft", "noft"] = Field(
         "ft",
-        description="the model that counts: fine-tuned, which the paper is about, or body and"
-        " initial head as they are; the other is evaluated beside it",
+        description="the model that is tuned and reported as `personal`: `ft` with fine-tuning (the"
+        " paper's claim), `noft` without; the other one is evaluated beside it",
     )
 
 
 @ALGORITHMS.register("fedbabu")
 class FedBABU(Algorithm):
-    """Clients train the body under the common initial head; each fine-tunes before it is evaluated.
+    """Clients train the body under the common initial head, and fine-tune it for an evaluation.
 
-    Source: Algorithm 1. The head is neither kept nor sent nor in an optimiser: the authors' code
-    freezes it by a learning rate of 0. Deviation: means are by samples (the authors': uniform,
-    `agg_weights=uniform`). `gm` is the averaged body under the initial head.
+    Source: Algorithm 1. Only the body is sent and averaged. The head is neither sent nor kept nor
+    part of an optimizer, so momentum and weight decay cannot change it; the authors' code gives it
+    a learning rate of 0. `gm` is the averaged body under the initial head.
+
+    Deviation: the mean is weighted by samples; the authors' is uniform (`agg_weights=uniform`).
     """
 
     Config: ClassVar[type[AlgorithmConfig]] = FedBABUConfig
@@ -48,7 +52,10 @@ class FedBABU(Algorithm):
     def requires(self) -> list[str]:
         if self.setting.net.names("backbone"):
             return []
-        return ["the net has no layer below its head: nothing to train. Change `model.name`."]
+        return [
+            "the net has no layer below its head, so there is nothing to train. Change"
+            " `model.name`."
+        ]
 
     def split(self) -> tuple[frozenset[str], frozenset[str]]:
         keeps, sends = super().split()

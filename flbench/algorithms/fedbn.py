@@ -13,17 +13,21 @@ class FedBNConfig(AlgorithmConfig):
     """Keys of FedBN."""
 
     allow_no_bn: bool = Field(
-        False, description="run on a net without BatchNorm too, where FedBN is FedAvg"
+        False,
+        description="allow a net without BatchNorm layers, on which FedBN equals FedAvg",
     )
 
 
 @ALGORITHMS.register("fedbn")
 class FedBN(Algorithm):
-    """Every layer but BatchNorm is averaged; its weights, biases and statistics stay.
+    """Clients keep their BatchNorm layers; all other layers are averaged.
 
-    Source: Algorithm 1, whose mean is uniform: `agg_weights=uniform`. A BatchNorm layer is known by
-    its type: the authors' code looks for "bn" in names, and shares those of ResNet's shortcuts. A
-    client that was never drawn has the statistics of the start, mean 0 and variance 1.
+    Clients keep weights, biases and running statistics of BatchNorm (Algorithm 1). A client that is
+    never part of a cohort keeps the initial statistics, mean 0 and variance 1.
+
+    Deviations: a layer is recognized as BatchNorm by its type, where the authors' code searches
+    names for "bn" and therefore averages the BatchNorm layers in ResNet's shortcuts. The mean is
+    weighted by samples; the paper's is uniform (`agg_weights=uniform`).
     """
 
     Config: ClassVar[type[AlgorithmConfig]] = FedBNConfig
@@ -42,17 +46,16 @@ class FedBN(Algorithm):
         if self.personal() or self.config.allow_no_bn:
             return []
         return [
-            "the net has no BatchNorm layer, and FedBN without one is FedAvg."
-            " Choose another net (`model.name`, `model.norm=batch`), or set"
-            " `algorithm.allow_no_bn=true`."
+            "the net has no BatchNorm layer, so FedBN would be FedAvg. Choose a net that has one"
+            " (`model.name`, `model.norm=batch`), or set `algorithm.allow_no_bn=true`."
         ]
 
     def notes(self) -> list[str]:
         if not self.personal():
-            return ["fedbn: the net has no BatchNorm layer: this is FedAvg."]
+            return ["fedbn: the net has no BatchNorm layer, so the method equals FedAvg."]
         if self.setting.train.batchnorm == "average":
             return [
-                "fedbn: BatchNorm's statistics stay with the client, as its weights do, also with"
-                " train.batchnorm=average."
+                "fedbn: clients keep BatchNorm statistics, although train.batchnorm=average: FedBN"
+                " keeps the whole layer."
             ]
         return []

@@ -1,6 +1,6 @@
-"""FedDyn: local optima made to agree with the global one by duals (Acar et al., ICLR 2021)."""
+"""FedDyn: a dynamic regularizer makes local optima agree (Acar et al., ICLR 2021)."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -9,39 +9,48 @@ from torch import Tensor
 
 from flbench.algorithms.base import Algorithm, Communication, Deployment, Paper
 from flbench.algorithms.registry import ALGORITHMS
-from flbench.algorithms.shared.duals import DUAL, MoveDual
-from flbench.algorithms.shared.prefixes import prefixed, stripped
-from flbench.client.program import LocalProgram, Transform
+from flbench.algorithms.shared.prefixes import prefixed, prefixed_names, stripped
+from flbench.client.program import LocalProgram, LossTerm, Transform
 from flbench.config.schema import AlgorithmConfig, UniformConfig
 from flbench.core.tree import only, repeat
-from flbench.core.types import Results, State, Tree, Update
+from flbench.core.types import Info, Results, State, Tree, Update
 from flbench.losses import CrossEntropy, Dynamic
 
-MEAN = "mean."  # before the names of wbar
+DUAL = "dual."  # prefix of a client's dual h_i; on the server, of the mean of all h_i
+MEAN = "mean."  # prefix of the mean of the round's models, wbar
 
 
 class FedDynConfig(UniformConfig):
     """Keys of FedDyn."""
 
-    alpha: float = Field(0.01, gt=0, description="of the regulariser (paper: 0.1, 0.01, 0.001)")
+    alpha: float = Field(
+        0.01, gt=0, description="factor of the regularizer (the paper: 0.1, 0.01 or 0.001)"
+    )
     adaptive: bool = Field(
-        True, description="a client's own strength is alpha times mean samples over its samples"
+        True,
+        description="multiply a client's alpha by the mean number of samples of all clients,"
+        " divided by its own",
     )
 
 
 @ALGORITHMS.register("feddyn")
 class FedDyn(Algorithm):
-    """Local loss: CE + a_i (<h_i, w> + 1/2 ||w - w_t||^2), then h_i <- h_i + w_i - w_t.
+    """Each client adds to its loss what makes its optimum agree with the global one.
 
-    Server: wbar = mean of the round's w_i, w <- wbar + (1/N) sum over all N clients of h_i. Source:
-    Algorithm 1 in the scaled form of the authors' code, where h_i = -(gradient at w_i) / a_i, and
-    a_i = alpha (sum_j n_j) / (N n_i). The duals stay with the clients: each upload tells the server
-    how far one moved, and it keeps the mean of all, absent clients included. wbar is evaluated: w is
-    an iterate of the dual method. BatchNorm statistics are averaged and have no dual.
+    Local loss: cross entropy + a_i (<h_i, w> + 1/2 ||w - w_t||^2), where w_t is the received model,
+    h_i the client's dual, and a_i = alpha (sum_j n_j) / (N n_i). After training
+    h_i <- h_i + w_i - w_t. Server: wbar = mean of the round's w_i, w <- wbar + (1/N) sum of h_i
+    over all N clients. Source: Algorithm 1, in the scaled form of the authors' code, where
+    h_i = -(gradient at w_i) / a_i.
 
-    The server's term has no alpha: as alpha goes to 0 this does not become FedAvg. Clipping
-    belongs to the authors' recipe (`train.clip=10`); here it bounds the whole gradient, in their
-    code all of it but a_i w.
+    The server sends w, and a client sends w_i and keeps h_i. The server needs no h_i: each upload
+    tells it by how much one changed, and it stores the mean of all, absent clients included. wbar
+    is evaluated, because w is an iterate of the dual method and can be a poor model. BatchNorm
+    statistics are averaged and have no dual.
+
+    The server's term has no alpha, so the method does not become FedAvg as alpha goes to 0. The
+    authors clip gradients at norm 10 (`train.clip=10`). Deviation: the whole gradient is clipped
+    here, and in their code all of it but a_i w.
     """
 
     Config: ClassVar[type[AlgorithmConfig]] = FedDynConfig
@@ -56,40 +65,66 @@ class FedDyn(Algorithm):
     def init(self, start: Tree) -> tuple[Tree, Tree]:
         server, clients = super().init(start)
         parameters = only(start, self.setting.net.parameters)
-        zeros = {name: torch.zeros_like(value) for name, value in parameters.items()}
-        dual = prefixed(DUAL, zeros)
-        # The server's is a long sum over rounds: in float64.
+        duals = prefixed(DUAL, {name: torch.zeros_like(v) for name, v in parameters.items()})
+
         server |= prefixed(MEAN, server)
-        server |= {name: value.double() for name, value in dual.items()}
-        sizes = self.setting.sizes.double()
+        # The mean of the duals is a sum over all rounds, so it is stored in float64.
+        server |= {name: value.double() for name, value in duals.items()}
+
+        sizes = self.setting.sizes.double()  # [N]
         ratio = sizes.mean() / sizes if self.config.adaptive else torch.ones_like(sizes)
-        own = {"strength": (self.config.alpha * ratio).to(next(iter(parameters.values())).dtype)}
-        return server, clients | repeat(dual, self.setting.clients) | own
+        dtype = next(iter(parameters.values())).dtype
+        strength = (self.config.alpha * ratio).to(dtype)  # a_i, [N]
+        return server, clients | repeat(duals, self.setting.clients) | {"strength": strength}
+
+    def terms(self) -> tuple[LossTerm, ...]:
+        return (CrossEntropy(), Dynamic(self.setting.net.parameters))
 
     def program(self, state: State) -> LocalProgram:
         keeps, sends = self.split()
         names = self.setting.net.parameters
-        steps = (self.phase(CrossEntropy(), Dynamic(names)), Transform(MoveDual(names)))
-        return LocalProgram(steps, keeps | {DUAL + name for name in names} | {"strength"}, sends)
+        steps = (self.phase(*self.terms()), Transform(MoveDual(names)))
+        return LocalProgram(steps, keeps | prefixed_names(DUAL, names) | {"strength"}, sends)
 
     def aggregate(self, state: State, results: Results) -> Update:
-        mean = self.mean(results)
-        if not mean:  # nobody made a step: no dual moved either
+        wbar = self.mean(results)
+        if not wbar:  # no client made a step, so no dual changed either
             return Update()
-        server = prefixed(MEAN, mean)
+
+        server = prefixed(MEAN, wbar)
+        w = dict(wbar)
         for name in self.setting.net.parameters:
+            # h <- h + (1/N) sum_i (w_i - w_t)
             total = torch.zeros_like(state.server[DUAL + name])
             for sent in results.sent.values[name]:
-                total += (sent - state.server[name]).double()  # what the client added to h_i
+                total += (sent - state.server[name]).double()
             dual = state.server[DUAL + name] + total / self.setting.clients
             server[DUAL + name] = dual
-            mean[name] = (mean[name].double() + dual).to(mean[name].dtype)
-        return Update(server | mean)
+
+            # w <- wbar + h
+            w[name] = (wbar[name].double() + dual).to(wbar[name].dtype)
+        return Update(server | w)
 
     def deploy(self, state: State, ids: Tensor) -> dict[str, Deployment]:
         wbar = stripped(MEAN, state.server)
         return super().deploy(replace(state, server=wbar), ids)
 
     def notes(self) -> list[str]:
-        said = "FedDyn's authors clip gradients at a norm of 10: train.clip=10."
-        return [said] if self.setting.train.clip is None else []
+        if self.setting.train.clip is not None:
+            return []
+        return ["FedDyn's authors clip gradients at a norm of 10: train.clip=10."]
+
+
+@dataclass(frozen=True)
+class MoveDual:
+    """h_i <- h_i + w_i - w_t.
+
+    Attributes:
+        names: Names of the parameters.
+    """
+
+    names: tuple[str, ...]
+
+    def __call__(self, leaves: Tree, start: Tree, ctx: Tree, info: Info) -> Tree:
+        """Return the dual."""
+        return {DUAL + n: leaves[DUAL + n] + (leaves[n] - start[n]) for n in self.names}

@@ -1,6 +1,6 @@
 """FedFomo: clients move towards the models of others that help them (Zhang et al., ICLR 2021)."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import torch
@@ -9,44 +9,70 @@ from torch import Tensor
 
 from flbench.algorithms.base import Algorithm, Communication, Deployment, Paper
 from flbench.algorithms.registry import ALGORITHMS
-from flbench.algorithms.shared.candidates import Losses, Mix
 from flbench.algorithms.shared.moments import estimated
 from flbench.client.program import LocalProgram, Statistic, Step, Transform
 from flbench.config.schema import AlgorithmConfig
 from flbench.core.rng import Draw
 from flbench.core.tree import only, repeat
-from flbench.core.types import Dispatch, Message, Results, Samples, State, Tree, Update
+from flbench.core.types import (
+    Dispatch,
+    Info,
+    Message,
+    Results,
+    Samples,
+    State,
+    StepContext,
+    Tree,
+    Update,
+)
 
 
 class FedFomoConfig(AlgorithmConfig):
     """Keys of FedFomo."""
 
-    models: int = Field(5, ge=1, description="models of others that a client downloads, at most")
+    models: int = Field(
+        5, ge=1, description="largest number of other clients' models that a client downloads (M)"
+    )
     validation: float = Field(
-        0.2, gt=0, lt=1, description="share of the training samples that weigh models, not train"
+        0.2,
+        gt=0,
+        lt=1,
+        description="share of the training samples on which models are compared; a client does not"
+        " train on them",
     )
     epsilon: float = Field(
-        0.3, ge=0, le=1, description="probability that the models are drawn, not the preferred ones"
+        0.3,
+        ge=0,
+        le=1,
+        description="probability that a client is sent random models instead of those that helped"
+        " it most",
     )
     epsilon_decay: float = Field(
-        0.05, ge=0, description="epsilon falls by so much whenever the client takes part"
+        0.05, ge=0, description="decrease of epsilon with each participation of the client"
     )
     evaluated: Literal["trained", "mixed"] = Field(
         "trained",
-        description="the model that is evaluated: the client's last trained one, or what it would mix"
-        " next; then the trained one is beside it",
+        description="the model that is evaluated: the one that the client trained last, or the"
+        " mixture from which it would train next; with `mixed` the trained one is evaluated too",
     )
 
 
 @ALGORITHMS.register("fedfomo")
 class FedFomo(Algorithm):
-    """theta_i <- theta_i + sum_n (w_n / sum w) (theta_n - theta_i), then training.
+    """A client downloads models of others and moves towards those with a lower validation loss.
 
-    w_n = max(0, (L_i - L_n) / (||theta_n - theta_i|| + 1e-5)): L_n is the mean loss of model n on
-    the client's own validation samples, a fixed share of its training part that it never trains
-    on, and theta_i its own last model. The server prefers for client i the models with the largest
-    sum of unclamped w so far, or draws them (epsilon-greedy); ties are drawn. BatchNorm statistics
-    are mixed with the same weights, and models are compared in eval mode.
+    Before training: theta_i <- theta_i + sum_n (w_n / sum_m w_m) (theta_n - theta_i), with
+    w_n = max(0, (L_i - L_n) / (||theta_n - theta_i|| + 1e-5)). theta_i is the client's own last
+    model; L_n is the mean loss of model n on the client's validation samples, a fixed share of its
+    training samples that it never trains on. Then the client trains on the others, and sends its
+    model and the weights before they are cut at 0.
+
+    The server sends to client i the models with the largest sum of these weights so far, or, with
+    probability epsilon, random ones; ties are broken at random. BatchNorm statistics are mixed with
+    the same weights, and models are compared in eval mode.
+
+    Deviations: one draw with probability epsilon decides for all M models, where the authors' code
+    draws for each; the default M is 5, in their code 8.
     """
 
     Config: ClassVar[type[AlgorithmConfig]] = FedFomoConfig
@@ -62,16 +88,16 @@ class FedFomo(Algorithm):
         if self.setting.clients > 1:
             return []
         return [
-            "a single client has nobody to download from (partition.clients=1). Deal the data to"
-            " more clients."
+            "a single client (partition.clients=1) has no other client to download models from. Set"
+            " partition.clients to 2 or more."
         ]
 
-    def asked(self) -> int:
-        """Return how many models M a client is sent at most."""
+    def most_models(self) -> int:
+        """Return the largest number of models M that a client is sent."""
         return min(self.config.models, self.setting.clients - 1)
 
     def exchanged(self) -> tuple[str, ...]:
-        """Return the leaves of a model that travels, in the net's order."""
+        """Return the names of the leaves of a model that is sent, in the net's order."""
         sends = self.split()[1]
         return tuple(name for name in self.setting.net.leaves if name in sends)
 
@@ -87,63 +113,150 @@ class FedFomo(Algorithm):
 
     def program(self, state: State) -> LocalProgram:
         keeps, sends = self.split()
-        rest = Samples(low=self.config.validation)
-        train = replace(self.phase(*self.terms()), samples=rest)
-        steps = (*self.mixing(), train)
-        return LocalProgram(steps, keeps | sends, sends | {"raw"}, (("raw", "asked"),))
-
-    def mixing(self) -> tuple[Step, ...]:
-        """Return the steps before training: evaluate the models that were sent, and mix."""
-        names, rows = self.exchanged(), Samples(high=self.config.validation)
-        parameters = tuple(name for name in self.setting.net.parameters if name in names)
-        return (
-            *estimated(self.setting),
-            Statistic("validation", Losses(names, self.asked()), samples=rows),
-            Transform(Mix(names, parameters)),
+        train = replace(self.phase(*self.terms()), samples=Samples(low=self.config.validation))
+        return LocalProgram(
+            (*self.mixing(), train),
+            keeps=keeps | sends,
+            sends=sends | {"raw"},
+            masks=(("raw", "asked"),),
         )
 
+    def mixing(self) -> tuple[Step, ...]:
+        """Return the steps before training: compare the models that were sent, and mix."""
+        names = self.exchanged()
+        parameters = tuple(name for name in self.setting.net.parameters if name in names)
+        compare = Statistic(
+            "validation",
+            SumLosses(names, self.most_models()),
+            samples=Samples(high=self.config.validation),
+        )
+        return (*estimated(self.setting), compare, Transform(Mix(names, parameters)))
+
     def dispatch(self, state: State, ids: Tensor) -> Dispatch:
-        chosen = self.candidates(state, ids)
+        chosen = self.candidates(state, ids)  # [K, M]
         asked = chosen >= 0
-        values = {f"model.{n}": state.clients[n][chosen.clamp_min(0)] for n in self.exchanged()}
+        rows = chosen.clamp_min(0)
+        values = {f"model.{n}": state.clients[n][rows] for n in self.exchanged()}  # [K, M, ...]
         mask = dict.fromkeys([*values, "asked"], asked)
         return Dispatch(rows=Message(values | {"asked": asked}, mask))
 
     def candidates(self, state: State, ids: Tensor) -> Tensor:
-        """Return the clients [K, M] whose models clients `ids` [K] are sent; -1 for none."""
+        """Return whose models clients `ids` [K] are sent: ids [K, M], -1 for no model.
+
+        The result depends on the seed, the round and the client, so `aggregate` finds the same
+        models as `dispatch`.
+        """
         draw = Draw(self.setting.seed, (state.round,), self.setting.clients)
-        chosen = torch.full((len(ids), self.asked()), -1)
+        chosen = torch.full((len(ids), self.most_models()), -1)
         for k, client in enumerate(ids.tolist()):
             others = state.server["uploaded"].clone()
             others[client] = False
             rng = draw.method_generator(client)
             order = torch.from_numpy(rng.permutation(others.nonzero()[:, 0].numpy()))
-            epsilon = self.config.epsilon - self.config.epsilon_decay * int(
-                state.participation_count[client]
-            )
+
+            participations = int(state.participation_count[client])
+            epsilon = self.config.epsilon - self.config.epsilon_decay * participations
             if rng.random() >= epsilon:
-                liked = state.server["preference"][client, order]
-                order = order[liked.argsort(descending=True, stable=True)]
-            chosen[k, : len(order)] = order[: self.asked()]
+                preference = state.server["preference"][client, order]
+                order = order[preference.argsort(descending=True, stable=True)]
+
+            chosen[k, : len(order)] = order[: self.most_models()]
         return chosen
 
     def aggregate(self, state: State, results: Results) -> Update:
-        ids, raw = results.ids, results.sent.values["raw"].double()
-        chosen = self.candidates(state, ids)  # as they were sent: the state is that of the dispatch
+        ids, raw = results.ids, results.sent.values["raw"].double()  # [K], [K, M]
+        chosen = self.candidates(state, ids)  # the same as in `dispatch`: the state is the same
         asked = chosen >= 0
-        preference = state.server["preference"].clone()
+
+        preference = state.server["preference"].clone()  # [N, N]
         preference[ids] = preference[ids].scatter_add(
             1, chosen.clamp_min(0), torch.where(asked, raw, 0.0)
         )
-        trained = ids[results.steps > 0]  # C5: a model that never trained is not passed on
+        # A model that was never trained is not sent to others.
+        trained = ids[results.steps > 0]
         uploaded = state.server["uploaded"].index_fill(0, trained, True)
-        found = {"helpful_share": float((raw[asked] > 0).double().mean())} if asked.any() else {}
-        return Update({"preference": preference, "uploaded": uploaded}, metrics=found)
+
+        metrics = {}
+        if asked.any():
+            metrics["helpful_share"] = float((raw[asked] > 0).double().mean())
+        return Update({"preference": preference, "uploaded": uploaded}, metrics=metrics)
 
     def deploy(self, state: State, ids: Tensor) -> dict[str, Deployment]:
         trained = Deployment(Dispatch())
         if self.config.evaluated == "trained":
             return {"personal": trained}
-        # M models for each client: dear for large nets.
+        # M models are dispatched to each client that is evaluated.
         program = LocalProgram((*self.mixing(), *estimated(self.setting)))
         return {"personal": Deployment(self.dispatch(state, ids), program), "trained": trained}
+
+
+@dataclass(frozen=True)
+class SumLosses:
+    """Sums over a batch of the losses of the models that were sent and of the client's own.
+
+    Attributes:
+        names: Names of the leaves of a model; model m has the values `ctx["model.NAME"][m]`.
+        models: Number of models M.
+    """
+
+    names: tuple[str, ...]
+    models: int
+
+    def __call__(self, context: StepContext) -> Tree:
+        """Return `sent` [M] and `own` [], float64, and the number of samples, `count` []."""
+        x, y, mask = context.batch.x, context.batch.y, context.batch.mask
+        logits = []
+        for m in range(self.models):
+            model = {name: context.ctx[f"model.{name}"][m] for name in self.names}
+            logits.append(context.apply(context.leaves | model, x).logits)
+        scores = torch.stack([*logits, context.out.logits]).double().log_softmax(dim=2)
+        # [M + 1, B, C] -> [M + 1, B]
+        losses = -scores.gather(2, y.expand(self.models + 1, -1)[:, :, None])[:, :, 0]
+        losses = torch.where(mask, losses, 0.0).sum(dim=1)  # [M + 1]
+        return {"sent": losses[:-1], "own": losses[-1], "count": mask.sum()}
+
+
+@dataclass(frozen=True)
+class Mix:
+    """Moves the client's model towards the models with a smaller loss.
+
+    It also writes `raw` [M], the weights before they are cut at 0, and `asked` [M] bool, which
+    models there are.
+
+    Attributes:
+        names: Names of the leaves of a model.
+        parameters: Those of them that enter the distance between two models.
+    """
+
+    names: tuple[str, ...]
+    parameters: tuple[str, ...]
+
+    def __call__(self, leaves: Tree, start: Tree, ctx: Tree, info: Info) -> Tree:
+        """Return the mixed leaves, `raw` and `asked`."""
+        count, asked = ctx["validation.count"], ctx["asked"]
+
+        # raw_n = (L_i - L_n) / (||theta_n - theta_i|| + 1e-5)
+        gain = (ctx["validation.own"] - ctx["validation.sent"]) / count.clamp_min(1)  # [M]
+        away = {n: ctx[f"model.{n}"].double() - leaves[n].double() for n in self.names}  # [M, ...]
+        squares = [away[name].flatten(1).square().sum(dim=1) for name in self.parameters]
+        raw = gain / (torch.stack(squares).sum(dim=0).sqrt() + 1e-5)
+        # A model whose loss overflows gets weight 0, and does not make the client fail.
+        raw = torch.where(asked & (count > 0) & raw.isfinite(), raw, 0.0)
+
+        weights = raw.clamp_min(0.0)
+        total = weights.sum()
+        weights = weights / torch.where(total > 0, total, 1.0)
+
+        mixed: Tree = {}
+        for name in self.names:
+            own = leaves[name]
+            if own.is_floating_point():
+                step = torch.tensordot(weights, away[name], dims=1)  # [M], [M, ...] -> [...]
+                mixed[name] = (own.double() + step).to(own.dtype)
+            else:  # BatchNorm's counter: the largest of the models with a positive weight
+                helps = (weights > 0).reshape(-1, *(1,) * own.dim())
+                sent = torch.where(helps, ctx[f"model.{name}"], own)
+                mixed[name] = torch.maximum(own, sent.amax(dim=0))
+
+        dtype = leaves[self.parameters[0]].dtype
+        return mixed | {"raw": raw.to(dtype), "asked": asked}

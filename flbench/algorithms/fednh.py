@@ -10,9 +10,9 @@ from torch import Tensor
 from flbench.algorithms.base import Algorithm, Communication, Deployment, Paper
 from flbench.algorithms.registry import ALGORITHMS
 from flbench.algorithms.shared import prototypes
-from flbench.algorithms.shared.directions import far_apart
 from flbench.client.program import LocalProgram, LossTerm
 from flbench.config.schema import AlgorithmConfig, UniformConfig
+from flbench.core.rng import generator
 from flbench.core.tree import only, repeat, weighted_mean
 from flbench.core.types import Dispatch, Info, Message, Results, State, StepContext, Tree, Update
 from flbench.losses import CosineCrossEntropy
@@ -20,34 +20,51 @@ from flbench.losses.cosine_cross_entropy import cosine_logits
 from flbench.losses.similarity import unit
 
 W, SCALE = "head.weight", "scale"
-LEAST = 0.01  # s may learn to be negative, which would turn the order of classes round
+SMALLEST_SCALE = 0.01  # a negative s would reverse the order of the classes
+
+REPEL_STEPS, REPEL_RATE = 1000, 0.3  # of the gradient descent that separates prototypes
 
 
 class FedNHConfig(UniformConfig):
     """Keys of FedNH."""
 
-    rho: float = Field(0.9, ge=0, le=1, description="share of the old prototype in the new one")
-    scale: float = Field(
-        1.0, ge=LEAST, description="factor s of the cosines at the start (30 for ResNet-18)"
+    rho: float = Field(
+        0.9, ge=0, le=1, description="weight of a class's old prototype in its new one"
     )
-    learn_scale: bool = Field(True, description="clients train s too; false: it is a constant")
+    scale: float = Field(
+        1.0,
+        ge=SMALLEST_SCALE,
+        description="initial factor s of the cosines (30 for ResNet-18)",
+    )
+    learn_scale: bool = Field(
+        True, description="true: clients train the factor s; false: it is constant"
+    )
     evaluated: Literal["global", "last"] = Field(
         "global",
-        description="what a client is evaluated with: the server's model, or the one it trained last"
-        " under the prototypes it had then",
+        description="the model that is evaluated: the server's, or the one that a client trained"
+        " last, with the prototypes of that round",
     )
 
 
 @ALGORITHMS.register("fednh")
 class FedNH(Algorithm):
-    """Client: cross entropy of s <z, W>, z and the rows of W of length one, over body and s.
+    """The head consists of class prototypes of length one, which the server updates.
 
-    Server: W[k] <- unit(rho W[k] + (1 - rho) unit(sum_i n_i^k c_i^k / sum_i n_i^k)), c_i^k the unit
-    mean of the unit features of class k at client i. Source: Algorithm 1. W begins with directions
-    far apart and takes the place of the head's weight; the net's bias is not used. A client sends c
-    and n apart, the paper their product. A class that nobody brought keeps its prototype, and so
-    does one whose mixture is zero. s stays above 0.01. The paper's personal models are those right
-    after local training, under the old W: `personal@local`.
+    Clients train the body and s on the cross entropy of the logits s <z, W>, where the features z
+    and the rows of W have length one. Then they compute, with unit features, the unit mean c_i^k of
+    each class k among their n_i^k training samples of it. Server (Algorithm 1): the body is
+    averaged, and
+    W[k] <- unit(rho W[k] + (1 - rho) unit(sum_i n_i^k c_i^k / sum_i n_i^k)).
+    W starts with directions that are far apart. It replaces the weight of the net's head; the
+    head's bias is not used.
+
+    The server sends body, s and W; a client sends body, s, and c and n of the classes that it has.
+    A class of which no client of the cohort has samples keeps its prototype, and so does a class
+    whose mixture is zero. The paper's personal models are those right after local training, with
+    the old W: `personal@local`.
+
+    Deviations: c and n are sent apart, where the paper sends their product; s stays at or above
+    0.01.
     """
 
     Config: ClassVar[type[AlgorithmConfig]] = FedNHConfig
@@ -68,10 +85,10 @@ class FedNH(Algorithm):
         net = self.setting.net
         if W in net.parameters and net.names("backbone"):
             return []
-        return ["the net must have a body under one linear head. Change `model.name`."]
+        return ["the net must have layers below a single linear head. Change `model.name`."]
 
     def learnt(self) -> frozenset[str]:
-        """Return s if it is trained."""
+        """Return the name of s if it is trained, else the empty set."""
         return frozenset({SCALE} if self.config.learn_scale else ())
 
     def split(self) -> tuple[frozenset[str], frozenset[str]]:
@@ -79,7 +96,9 @@ class FedNH(Algorithm):
         return keeps, sends - self.setting.net.names("head")
 
     def kept(self) -> frozenset[str]:
-        """Return what clients keep: their whole last model, if they are evaluated with it."""
+        """Return what clients keep: with `evaluated=last` the whole model that they trained"
+        " last.
+        """
         keeps, sends = self.split()
         return keeps | sends | self.learnt() | {W} if self.config.evaluated == "last" else keeps
 
@@ -87,7 +106,7 @@ class FedNH(Algorithm):
         table = far_apart(self.setting.classes, self.setting.net.features, self.setting.seed)
         scale = torch.tensor(self.config.scale, dtype=start[W].dtype)
         begin = start | {W: table.to(start[W].dtype), SCALE: scale}
-        # Every client has the seeded W and s; where they are not kept, a dispatch overlays them.
+        # Every client has the initial W and s. Unless it keeps them, a dispatch overwrites them.
         clients = repeat(only(begin, self.kept() | {W, SCALE}), self.setting.clients)
         return only(begin, self.split()[1] | {W, SCALE}), clients
 
@@ -103,24 +122,28 @@ class FedNH(Algorithm):
         return (CosineCrossEntropy(),)
 
     def dispatch(self, state: State, ids: Tensor) -> Dispatch:
-        sends = self.split()[1] | self.learnt()
-        return (
-            Dispatch() if state.is_initial else Dispatch(Message(only(state.server, sends | {W})))
-        )
+        if state.is_initial:
+            return Dispatch()
+        sends = self.split()[1] | self.learnt() | {W}
+        return Dispatch(Message(only(state.server, sends)))
 
     def aggregate(self, state: State, results: Results) -> Update:
-        weights, trained = self.weights(results), results.steps > 0
-        sent, old = results.sent.values, state.server[W]
-        counts = sent["counts"].double() * trained[:, None]  # [K, C]; C5: no step, no weight
-        brought = torch.einsum("kc,kcd->cd", counts, sent["prototypes"].double())
-        mixed = self.config.rho * old.double() + (1 - self.config.rho) * unit(brought)
-        # Opposite directions cancel; what rounding leaves of them points nowhere.
-        moved = (counts.sum(dim=0) > 0) & (mixed.norm(dim=1) > 1e-6)
         body = self.mean(results)
         if not body:
             return Update()
-        server = body | weighted_mean(only(sent, {SCALE}), weights)
-        server[W] = torch.where(moved[:, None], unit(mixed).to(old.dtype), old)
+        sent, old = results.sent.values, state.server[W]
+
+        # W[k] <- unit(rho W[k] + (1 - rho) unit(sum_i n_i^k c_i^k)); a client without a step has
+        # no weight.
+        moved = results.steps > 0
+        counts = sent["counts"].double() * moved[:, None]  # [K, C]
+        total = torch.einsum("kc,kcd->cd", counts, sent["prototypes"].double())  # [C, D]
+        mixed = self.config.rho * old.double() + (1 - self.config.rho) * unit(total)
+        # If both parts cancel, the direction of the rest is rounding.
+        changes = (counts.sum(dim=0) > 0) & (mixed.norm(dim=1) > 1e-6)  # [C]
+
+        server = body | weighted_mean(only(sent, {SCALE}), self.weights(results))
+        server[W] = torch.where(changes[:, None], unit(mixed).to(old.dtype), old)
         return Update(server, metrics={"scale": float(server.get(SCALE, state.server[SCALE]))})
 
     def deploy(self, state: State, ids: Tensor) -> dict[str, Deployment]:
@@ -135,15 +158,36 @@ class FedNH(Algorithm):
 
 def keep_positive(trained: Tree, ctx: Tree) -> Tree:
     """Return s, at least 0.01."""
-    return {SCALE: trained[SCALE].clamp_min(LEAST)}
+    return {SCALE: trained[SCALE].clamp_min(SMALLEST_SCALE)}
 
 
 def write_directions(leaves: Tree, start: Tree, ctx: Tree, info: Info) -> Tree:
-    """Write the unit means of unit features by class into the leaves that are sent."""
+    """Write the unit mean of unit features of each class into the leaves that are sent."""
     directions = unit(ctx["classes.sums"]).to(leaves[W].dtype)
     return prototypes.upload(directions, ctx["classes.counts"])
 
 
 def by_cosine(context: StepContext) -> Tensor:
-    """Return scores [B, C] as in training."""
+    """Return the scores [B, C] that training uses: s <z, W>."""
     return cosine_logits(context, W, SCALE)
+
+
+def far_apart(count: int, width: int, seed: int) -> Tensor:
+    """Return rows [count, width] float64 of length one that are far apart; they depend on the seed.
+
+    If count <= width the rows are orthonormal: Q of a Gaussian matrix. Otherwise Gaussian rows
+    repel each other, the nearest ones most, by gradient descent on the sphere. Source: the initial
+    prototypes of FedNH (Dai et al., AAAI 2023); the paper names neither the force nor its steps.
+    """
+    drawn = torch.from_numpy(generator(seed, "method").standard_normal((width, count)))
+    if count <= width:
+        orthonormal: Tensor = torch.linalg.qr(drawn)[0]
+        return orthonormal.T.contiguous()
+
+    rows = unit(drawn.T)
+    diagonal = torch.eye(count, dtype=torch.bool)
+    for step in range(REPEL_STEPS):
+        sharpness = 10.0 + 90.0 * step / REPEL_STEPS
+        near = (sharpness * rows @ rows.T).masked_fill(diagonal, -torch.inf).softmax(dim=1)
+        rows = unit(rows - REPEL_RATE * (1 - step / REPEL_STEPS) * near @ rows)
+    return rows

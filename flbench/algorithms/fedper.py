@@ -20,25 +20,26 @@ class FedPerConfig(AlgorithmConfig):
     layers: int | None = Field(
         None,
         ge=0,
-        description="last layers that stay with the client, of those that have leaves (default:"
-        " the head)",
+        description="number of layers at the net's end that clients keep; layers without parameters"
+        " do not count (default: the head)",
         json_schema_extra={"unit": "layers"},
     )
     finetune_epochs: int = epochs(
         0,
-        "local fine-tuning before a model is evaluated, discarded afterwards; the result stands beside"
-        " it as `ft`",
+        "fine-tuning of each client's model before it is evaluated as `ft`, discarded afterwards",
         ge=0,
     )
 
 
 @ALGORITHMS.register("fedper")
 class FedPer(Algorithm):
-    """Base layers are averaged, personal layers stay; both are trained together.
+    """Clients keep their last layers; the layers below are averaged, and all are trained together.
 
-    Source: Algorithms 1 and 2; deviations: none. `gm` is the averaged base under the personal
-    layers that all clients started from: no client uses it, and it is above chance only because
-    they started alike. A client that was never drawn still has that head.
+    Source: Algorithms 1 and 2; deviations: none. The clients send the body and keep the head. A
+    client that is never part of a cohort keeps the initial head.
+
+    `gm` is the averaged body under the initial head. No client uses this model; its accuracy is
+    above chance only because all clients start with the same head.
     """
 
     Config: ClassVar[type[AlgorithmConfig]] = FedPerConfig
@@ -61,26 +62,29 @@ class FedPer(Algorithm):
         wanted, there = self.config.layers or 0, len(self.setting.net.layers)
         if wanted <= there:
             return []
-        return [f"`algorithm.layers` must be in [0, {there}], the net's layers, got {wanted}."]
+        return [
+            f"`algorithm.layers` must be in [0, {there}], got {wanted}: the net has {there} layers."
+        ]
 
     def notes(self) -> list[str]:
         personal, name = self.personal(), self.config.name
         if not personal:
-            return [f"{name}: no layer is personal (algorithm.layers=0): this is FedAvg."]
+            return [f"{name}: no layer is personal (algorithm.layers=0), which is FedAvg."]
         if personal == self.setting.net.names("all"):
-            return [f"{name}: all layers are personal: nothing travels, as with Local-Only."]
+            return [f"{name}: all layers are personal: nothing is sent, as with Local-Only."]
         return []
 
     def init(self, start: Tree) -> tuple[Tree, Tree]:
         server, clients = super().init(start)
-        # The common first values of what clients keep: for `gm` alone, they never travel.
+        # The server also has the initial head, for `gm`; it is never sent.
         return only(start, server.keys() | clients.keys()), clients
 
     def deploy(self, state: State, ids: Tensor) -> dict[str, Deployment]:
         model = Deployment(self.dispatch(state, ids))
         deployments = {"personal": model}
         keeps, sends = self.split()
-        if sends and keeps <= self.personal():  # else BatchNorm's statistics have no common value
+        # With train.batchnorm=local the clients' statistics have no common value for `gm`.
+        if sends and keeps <= self.personal():
             common = Message(only(state.server, self.setting.net.names("all")))
             deployments["gm"] = Deployment(Dispatch(common))
         if self.config.finetune_epochs:

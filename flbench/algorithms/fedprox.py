@@ -1,4 +1,4 @@
-"""FedProx: FedAvg with a proximal pull to the received model (Li et al., MLSys 2020)."""
+"""FedProx: FedAvg with a proximal term in the local loss (Li et al., MLSys 2020)."""
 
 from typing import ClassVar
 
@@ -16,16 +16,19 @@ class FedProxConfig(FedAvgConfig):
     """Keys of FedProx."""
 
     mu: float = Field(
-        0.01, ge=0, description="strength of the proximal pull; the paper tunes over 0.001 to 1"
+        0.01, ge=0, description="factor of the proximal term; the paper tunes over 0.001 to 1"
     )
 
 
 @ALGORITHMS.register("fedprox")
 class FedProx(FedAvg):
-    """Local loss: CE + mu/2 ||w - w_t||^2 over the parameters (eq. 2); the rest is FedAvg.
+    """FedAvg whose local loss pulls the parameters to the received ones.
 
-    Partial work of slow clients (the paper's gamma-inexactness) is not part of it. mu = 0 is
-    FedAvg, bit for bit.
+    Local loss (eq. 2): cross entropy + mu/2 ||w - w_t||^2, where w_t are the received parameters;
+    BatchNorm statistics do not enter the norm. With mu = 0 the method equals FedAvg to the bit.
+
+    Deviation: every client trains for `train.local_epochs`; the partial work of slow clients (the
+    paper's gamma-inexactness) is not part of the method.
     """
 
     Config: ClassVar[type[AlgorithmConfig]] = FedProxConfig

@@ -1,4 +1,4 @@
-"""FedRep: the head is trained first, then the body; the body is shared (Collins et al., 2021)."""
+"""FedRep: a personal head is trained before the shared body (Collins et al., ICML 2021)."""
 
 from dataclasses import replace
 from typing import ClassVar, Literal
@@ -18,28 +18,30 @@ class FedRepConfig(FedPerConfig):
     """Keys of FedRep."""
 
     head_epochs: int | None = epochs(
-        None, "of the head in a round (default: train.local_epochs - body_epochs)"
+        None, "training of the head in a round (default: train.local_epochs - body_epochs)"
     )
-    body_epochs: int = epochs(1, "of the body in a round, after the head's")
+    body_epochs: int = epochs(1, "training of the body in a round, after the head")
     head_batchnorm: Literal["eval", "train"] = Field(
         "eval",
-        description="BatchNorm while the head is trained: frozen as the body is, or its statistics"
-        " move",
+        description="mode of BatchNorm while the head is trained: `eval` freezes its statistics,"
+        " `train` updates them",
     )
     finetune_epochs: int = epochs(
         0,
-        "of the head at every client before it is evaluated, discarded afterwards (the paper's after"
-        " the last round); the result stands beside it as `ft`",
+        "fine-tuning of the head at each client before it is evaluated as `ft`, discarded"
+        " afterwards (the paper fine-tunes after the last round)",
         ge=0,
     )
 
 
 @ALGORITHMS.register("fedrep")
 class FedRep(FedPer):
-    """Client: head epochs under a frozen body, then body epochs under a frozen head.
+    """A client trains its head on the frozen body, then the body under the frozen head.
 
-    Source: Algorithm 1. Each phase has an optimiser of its own, where the authors' code has one for
-    both and momentum leaks from one to the other. `gm` is FedPer's.
+    Source: Algorithm 1. The clients send the body and keep the head. `gm` is that of FedPer.
+
+    Deviation: each phase has an optimizer of its own. The authors' code has one for both, so that
+    the momentum of the body acts in the next head phase.
     """
 
     Config: ClassVar[type[AlgorithmConfig]] = FedRepConfig
@@ -61,14 +63,14 @@ class FedRep(FedPer):
             said.append(
                 "`train.local_epochs` must be larger than `algorithm.body_epochs`="
                 f"{self.config.body_epochs}, got {self.setting.train.local_epochs}: the head is"
-                " trained in the epochs that are left. Raise it, or set `algorithm.head_epochs`."
+                " trained in the remaining epochs. Raise it, or set `algorithm.head_epochs`."
             )
         personal = self.personal() & set(self.setting.net.parameters)
         if not personal or len(personal) == len(self.setting.net.parameters):
             said.append(
-                "there must be personal layers and shared ones, each trained in a phase of its own,"
-                f" got {len(personal)} personal parameters of {len(self.setting.net.parameters)}."
-                " Change `algorithm.layers` or `model.name`."
+                "the net must have personal and shared layers, because each kind is trained in a"
+                f" phase of its own; got {len(personal)} personal parameters of"
+                f" {len(self.setting.net.parameters)}. Change `algorithm.layers` or `model.name`."
             )
         return said
 
@@ -77,8 +79,8 @@ class FedRep(FedPer):
         if head + body == self.setting.train.local_epochs:
             return []
         return [
-            f"fedrep: a client trains {head} + {body} epochs in a round, with other methods"
-            f" train.local_epochs={self.setting.train.local_epochs}."
+            f"fedrep: a client trains {head} + {body} epochs in a round; with other methods it"
+            f" trains train.local_epochs={self.setting.train.local_epochs}."
         ]
 
     def program(self, state: State) -> LocalProgram:
@@ -86,7 +88,7 @@ class FedRep(FedPer):
         shared = frozenset(self.setting.net.parameters) - self.personal()
         head = self.head_phase(self.head_epochs())
         body = self.phase(*self.terms(), train=shared, epochs=self.config.body_epochs)
-        # Where statistics are dropped the seeded ones would be used, which fit no weights.
+        # With train.batchnorm=drop the head phase would use the statistics of the seeded net.
         fresh = estimated(self.setting) if self.config.head_batchnorm == "eval" else ()
         return LocalProgram((*fresh, head, body), keeps, sends)
 
@@ -94,6 +96,6 @@ class FedRep(FedPer):
         return self.head_phase(self.config.finetune_epochs)
 
     def head_phase(self, epochs: int) -> Phase:
-        """Return epochs of the personal layers alone."""
+        """Return a phase that trains the personal layers only."""
         phase = self.phase(*self.terms(), train=self.personal(), epochs=epochs)
         return replace(phase, batchnorm=self.config.head_batchnorm)

@@ -1,4 +1,4 @@
-"""IFCA: each client trains the one of several models that fits it best (Ghosh et al., 2020)."""
+"""IFCA: each client trains the cluster model with the lowest loss (Ghosh et al., 2020)."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -21,25 +21,29 @@ from flbench.losses.cross_entropy import sum_cross_entropy
 class IfcaConfig(UniformConfig):
     """Keys of IFCA."""
 
-    clusters: int = Field(3, ge=1, description="number of models (the paper: 2 to 4); 1 is FedAvg")
+    clusters: int = Field(
+        3, ge=1, description="number of cluster models (the paper: 2 to 4); 1 is FedAvg"
+    )
     share_body: bool = Field(
-        False, description="all clusters share the backbone and differ in their heads alone"
+        False, description="true: all clusters share one backbone, and only heads differ"
     )
 
 
 @ALGORITHMS.register("ifca")
 class Ifca(Algorithm):
-    """Client: j = argmin_j mean CE(theta_j) on its training part, then SGD from theta_j.
+    """The server has several models; a client trains the one that fits its samples best.
 
-    Server: theta_j <- mean over the clients of the round that chose j; a model that nobody chose
-    stays as it was. Source: Algorithm 1, model averaging, and its variant with shared weights.
-    Models are compared in eval mode, ties go to the lowest index. A client is evaluated with the
-    model that it would choose now. How many chose each is logged as `cluster_J`: where all choose
-    one, this is FedAvg.
+    A client receives all models and chooses j = argmin_j mean CE(theta_j) over its training
+    samples, in eval mode; ties go to the lowest index. It trains theta_j and sends it with j.
+    Server (Algorithm 1, model averaging, and its variant with shared weights): theta_j <- mean over
+    the clients of the cohort that chose j; a model that no client chose does not change. A client
+    is evaluated with the model that it would choose now. The metrics `cluster_J` say how many
+    clients chose each model; if all choose the same one, this is FedAvg.
 
-    Deviations: the authors restart from several draws of the models and keep the best; here run
-    other seeds. Model 0 starts as the seeded net, and each other one has its parameters' entries
-    in another order, which is another draw of them. So models are paid for from the first round.
+    Deviations: the authors restart from several draws of the models and keep the best run; here
+    several seeds take the place of restarts. Model 0 starts as the seeded net, and each other model
+    has the entries of each parameter in another order, which is another draw of the parameters.
+    Clients do not know these models, so they are charged from the first round on.
     """
 
     Config: ClassVar[type[AlgorithmConfig]] = IfcaConfig
@@ -52,7 +56,7 @@ class Ifca(Algorithm):
     communication = Communication(down="all cluster models", up="w and 1 number", keeps="nothing")
 
     def several(self) -> tuple[str, ...]:
-        """Return the leaves of which every cluster has its own, in the net's order."""
+        """Return the names of the leaves that differ between clusters, in the net's order."""
         names, net = self.split()[1], self.setting.net
         if self.config.share_body:
             names = names & net.names("head")
@@ -61,11 +65,12 @@ class Ifca(Algorithm):
     def init(self, start: Tree) -> tuple[Tree, Tree]:
         server, clients = super().init(start)
         for k, name in enumerate(self.several()):
-            rows = [start[name]]
+            first = start[name]
+            rows = [first]
             for j in range(1, self.config.clusters):
-                order = generator(self.setting.seed, "method", j, k).permutation(rows[0].numel())
-                shuffled = rows[0].flatten()[torch.from_numpy(order)].reshape(rows[0].shape)
-                rows.append(shuffled if name in self.setting.net.parameters else rows[0])
+                order = generator(self.setting.seed, "method", j, k).permutation(first.numel())
+                shuffled = first.flatten()[torch.from_numpy(order)].reshape(first.shape)
+                rows.append(shuffled if name in self.setting.net.parameters else first)
             server[name] = torch.stack(rows)  # [clusters, ...]
         return server, clients
 
@@ -75,12 +80,12 @@ class Ifca(Algorithm):
         return LocalProgram(steps, keeps, sends | {"choice"})
 
     def choosing(self) -> tuple[Step, ...]:
-        """Return the steps that evaluate all models and load the best one."""
+        """Return the steps that find the loss of each model and load the best one."""
         names, clusters = self.several(), self.config.clusters
         steps: list[Step] = []
         for j in range(clusters):
-            look = Statistic(f"model{j}", sum_loss)
-            steps += [Transform(Load(names, j)), *estimated(self.setting), look]
+            loss = Statistic(f"model{j}", sum_loss)
+            steps += [Transform(Load(names, j)), *estimated(self.setting), loss]
         return (*steps, Transform(Choose(names, clusters)))
 
     def dispatch(self, state: State, ids: Tensor) -> Dispatch:
@@ -93,16 +98,18 @@ class Ifca(Algorithm):
         weights, choice = self.weights(results), results.sent.values["choice"]
         if not weights.any():
             return Update()
-        mean, sizes = self.mean(results), {}  # the mean over all is the shared body's
-        rows = {name: list(state.server[name]) for name in self.several()}
+        sizes = {}
+        models = {name: list(state.server[name]) for name in self.several()}  # [...] per cluster
+        sent = only(results.sent.values, models)
         for j in range(self.config.clusters):
-            members = choice == j
+            members = choice == j  # [K]
             sizes[f"cluster_{j}"] = int(members.sum())
-            sent = only(results.sent.values, rows)
             for name, value in weighted_mean(sent, weights * members).items():
-                rows[name][j] = value
-        models = {name: torch.stack(value) for name, value in rows.items()}
-        return Update(mean | models, metrics=sizes)
+                models[name][j] = value
+
+        mean = self.mean(results)  # over all clients, for a shared body
+        stacked = {name: torch.stack(values) for name, values in models.items()}
+        return Update(mean | stacked, metrics=sizes)
 
     def deploy(self, state: State, ids: Tensor) -> dict[str, Deployment]:
         program = LocalProgram((*self.choosing(), *estimated(self.setting)))
@@ -113,34 +120,44 @@ class Ifca(Algorithm):
 
 
 def sum_loss(context: StepContext) -> Tree:
-    """Return the sum of the losses of one batch, float64."""
+    """Return the sum of the cross entropy over one batch, float64."""
     logits = context.out.logits.double()
     return {"loss": sum_cross_entropy(logits, context.batch.y, context.batch.mask)}
 
 
 @dataclass(frozen=True)
 class Load:
-    """Write one of the models that were sent into the leaves."""
+    """Writes one of the models that were sent into the leaves.
+
+    Attributes:
+        names: Names of the leaves that differ between clusters.
+        index: Index of the model.
+    """
 
     names: tuple[str, ...]
     index: int
 
     def __call__(self, leaves: Tree, start: Tree, ctx: Tree, info: Info) -> Tree:
-        """Return its leaves."""
+        """Return the leaves of the model."""
         return {name: ctx[f"model.{name}"][self.index] for name in self.names}
 
 
 @dataclass(frozen=True)
 class Choose:
-    """Write the model with the smallest loss into the leaves, and its index into `choice`."""
+    """Writes the model with the smallest loss into the leaves, and its index into `choice`.
+
+    Attributes:
+        names: Names of the leaves that differ between clusters.
+        clusters: Number of models.
+    """
 
     names: tuple[str, ...]
     clusters: int
 
     def __call__(self, leaves: Tree, start: Tree, ctx: Tree, info: Info) -> Tree:
-        """Return its leaves and its index."""
-        losses = torch.stack([ctx[f"model{j}.loss"] for j in range(self.clusters)])
-        # A model whose loss overflows is nobody's choice.
+        """Return the leaves of the model and `choice` [] int32."""
+        losses = torch.stack([ctx[f"model{j}.loss"] for j in range(self.clusters)])  # [clusters]
+        # A model whose loss overflows is chosen by no client.
         best = torch.where(losses.isfinite(), losses, torch.inf).argmin()
         chosen = {name: ctx[f"model.{name}"][best] for name in self.names}
         return chosen | {"choice": best.to(torch.int32)}

@@ -1,4 +1,4 @@
-"""Local-Only: every client trains alone, the reference line of all papers of the field."""
+"""Local-Only: every client trains alone; the reference for what a federation gains."""
 
 from typing import ClassVar, Literal
 
@@ -18,17 +18,18 @@ class LocalConfig(AlgorithmConfig):
 
     budget: Literal["matched", "full"] = Field(
         "matched",
-        description="train the clients of the round, as the other methods do, or all clients"
-        " every round",
+        description="who trains in a round: the cohort, as with the other methods, or all clients",
     )
 
 
 @ALGORITHMS.register("local")
 class LocalOnly(Algorithm):
-    """Everything is personal; nothing travels.
+    """Every client trains a model of its own; nothing is sent.
 
-    Clients that were never drawn stay at the start net; the run reports their number. `budget=full`
-    trains 1/participation times more than the federated methods do (C18).
+    A client that is never part of a cohort keeps the seeded net; the run reports the number of such
+    clients. With `budget=matched` a run does as many local trainings as a run of any other method.
+    With `budget=full` it does 1 / `train.participation` times as many, so accuracies are not
+    compared at equal cost.
     """
 
     Config: ClassVar[type[AlgorithmConfig]] = LocalConfig

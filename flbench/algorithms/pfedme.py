@@ -9,40 +9,53 @@ from torch import Tensor
 
 from flbench.algorithms.base import Algorithm, Communication, Deployment, Paper
 from flbench.algorithms.registry import ALGORITHMS
-from flbench.algorithms.shared.memory import MET, Remember, Stored, unknown
-from flbench.client.program import GradFn, LocalProgram, Phase, Transform
+from flbench.algorithms.shared.memory import LastModel
+from flbench.algorithms.shared.prefixes import prefixed_names
+from flbench.client.program import GradFn, LocalProgram, Phase
 from flbench.config.schema import AlgorithmConfig, OptimizerConfig
-from flbench.core.tree import repeat
 from flbench.core.types import Batch, Dispatch, Results, State, Tree, Update
 
-THETA = "theta."  # before a leaf's name: the personal model
+THETA = "theta."  # prefix of the personal model's leaves
 
 
 class PFedMeConfig(AlgorithmConfig):
     """Keys of pFedMe."""
 
-    lam: float = Field(15.0, gt=0, description="strength of the pull of theta to w")
-    inner_steps: int = Field(5, ge=1, description="gradient steps K on theta for each batch")
+    lam: float = Field(15.0, gt=0, description="factor of the pull between theta and w")
+    inner_steps: int = Field(
+        5, ge=1, description="number of gradient steps K on theta for each batch"
+    )
     personal_lr: float = Field(
-        0.09, gt=0, description="learning rate of theta; train.schedule acts on it too"
+        0.09, gt=0, description="learning rate of theta; train.schedule scales it too"
     )
     steps: int | None = Field(
-        None, ge=1, description="local steps R on w (authors: 20; default: train.local_epochs)"
+        None,
+        ge=1,
+        description="number of local steps R on w in a round (authors: 20; default:"
+        " train.local_epochs epochs)",
     )
-    beta: float = Field(1.0, gt=0, description="step of the server towards the clients' mean")
+    beta: float = Field(
+        1.0, gt=0, description="step of the server from its model to the clients' mean"
+    )
 
 
 @ALGORITHMS.register("pfedme")
 class PFedMe(Algorithm):
-    """Each batch: theta ~ argmin CE(theta) + lam/2 ||theta - w||^2; w <- w - eta lam (w - theta).
+    """A client trains a personal model near the global one, and moves the global one towards it.
 
-    Server: w <- (1 - beta) w + beta mean(w_i). Source: Algorithm 1; the argmin is K gradient steps
-    on the batch from the last theta, which is the received w at first (the authors' code). eta is
-    train.optimizer.lr: with lam 15 they take 0.005. A step costs K gradients, whose weight decay
-    and clipping are those of train. theta is evaluated as the client's last participation left it, and
-    w before there is one; `gm` is w. BatchNorm statistics are theta's; the server has their mean.
+    For each batch (Algorithm 1): theta ~ argmin CE(theta) + lam/2 ||theta - w||^2, then
+    w <- w - eta lam (w - theta). Server: w <- (1 - beta) w + beta mean(w_i). The argmin is
+    approximated by K gradient steps on the batch, from the theta of the batch before; the first
+    theta of a round is the received w, as in the authors' code. eta is `train.optimizer.lr`; with
+    lam 15 the authors take 0.005. A step costs K gradients; weight decay and clipping of `train.*`
+    apply to the steps on theta.
 
-    Deviation: the authors train all clients and average a subset; here the cohort trains.
+    Clients send w_i and keep theta. A client is evaluated with the theta of its last participation,
+    and with w before its first one; `gm` is w. BatchNorm statistics belong to theta; the server
+    has their mean.
+
+    Deviation: the authors train all clients in every round and average some; here only the cohort
+    trains.
     """
 
     Config: ClassVar[type[AlgorithmConfig]] = PFedMeConfig
@@ -58,43 +71,52 @@ class PFedMe(Algorithm):
         optimizer = self.setting.train.optimizer
         if optimizer.name == "sgd" and optimizer.momentum == 0:
             return []
-        return ["it takes plain steps. Set train.optimizer.name=sgd, train.optimizer.momentum=0."]
+        return [
+            "it needs SGD without momentum. Set train.optimizer.name=sgd and"
+            " train.optimizer.momentum=0."
+        ]
 
     def notes(self) -> list[str]:
-        c, lr, said = self.config, self.setting.train.optimizer.lr, []
+        c, lr, notes = self.config, self.setting.train.optimizer.lr, []
         if c.lam * lr >= 1:
-            said.append("pfedme: algorithm.lam * train.optimizer.lr >= 1: w overshoots theta.")
+            notes.append("pfedme: algorithm.lam * train.optimizer.lr >= 1: w overshoots theta.")
         if c.lam * c.personal_lr >= 2:
-            said.append("pfedme: algorithm.lam * algorithm.personal_lr >= 2: theta diverges.")
-        return said
+            notes.append("pfedme: algorithm.lam * algorithm.personal_lr >= 2: theta diverges.")
+        return notes
 
-    def leaves(self) -> tuple[str, ...]:
-        """Return the leaves that theta has of its own: those that travel, in the net's order."""
+    def theta(self) -> LastModel:
+        """Return theta: its leaves are those that are sent, in the net's order."""
         sends = self.split()[1]
-        return tuple(name for name in self.setting.net.leaves if name in sends)
+        return LastModel(THETA, tuple(name for name in self.setting.net.leaves if name in sends))
 
     def init(self, start: Tree) -> tuple[Tree, Tree]:
         server, clients = super().init(start)
-        own = unknown(start, THETA, self.leaves())
-        return server, clients | repeat(own, self.setting.clients)
+        return server, clients | self.theta().rows(start, self.setting.clients)
 
     def program(self, state: State) -> LocalProgram:
         keeps, sends = self.split()
-        net, names = self.setting.net, self.leaves()
-        statistics = tuple(name for name in names if name in net.statistics)
-        copy, last = Transform(Remember(THETA, names)), Transform(Remember(THETA, statistics))
-        return LocalProgram(
-            (copy, self.envelope(), last), keeps | {THETA + name for name in names} | {MET}, sends
+        theta = self.theta()
+        statistics = tuple(name for name in theta.names if name in self.setting.net.statistics)
+        steps = (
+            theta.remember(),  # theta <- w
+            self.training(),
+            LastModel(THETA, statistics).remember(),  # the net's statistics moved with theta
         )
+        return LocalProgram(steps, keeps | theta.kept(), sends)
 
-    def envelope(self) -> Phase:
-        """Return the training of theta and w; its optimiser does what the gradient hook says."""
+    def training(self) -> Phase:
+        """Return the training of theta and w, whose steps the gradient hook `Envelope` makes."""
         names, train = self.setting.net.parameters, self.setting.train
-        phase = self.phase(*self.terms(), train=frozenset((*names, *(THETA + n for n in names))))
-        hook = Envelope(names, self.config, train.optimizer, train.clip)
-        phase = replace(phase, optimizer=OptimizerConfig(lr=1.0), clip=None, gradient=hook)
-        steps = self.config.steps
-        return phase if steps is None else replace(phase, epochs=None, steps=steps)
+        trained = prefixed_names(THETA, names) | {*names}
+        phase = replace(
+            self.phase(*self.terms(), train=trained),
+            optimizer=OptimizerConfig(lr=1.0),
+            clip=None,
+            gradient=Envelope(names, self.config, train.optimizer, train.clip),
+        )
+        if self.config.steps is not None:
+            phase = replace(phase, epochs=None, steps=self.config.steps)
+        return phase
 
     def dispatch(self, state: State, ids: Tensor) -> Dispatch:
         factor = self.setting.train.schedule.factor(state.round, self.setting.rounds)
@@ -102,20 +124,28 @@ class PFedMe(Algorithm):
 
     def aggregate(self, state: State, results: Results) -> Update:
         mean, beta = self.mean(results), self.config.beta
-        for name in self.setting.net.parameters if mean and beta != 1 else ():
-            both = (1 - beta) * state.server[name].double() + beta * mean[name].double()
-            mean[name] = both.to(mean[name].dtype)
+        if mean and beta != 1:
+            for name in self.setting.net.parameters:
+                old, new = state.server[name].double(), mean[name].double()
+                mean[name] = ((1 - beta) * old + beta * new).to(mean[name].dtype)
         return Update(mean)
 
     def deploy(self, state: State, ids: Tensor) -> dict[str, Deployment]:
         models = super().deploy(state, ids)
-        theta = Personal(self.setting.net.leaves, Stored(THETA, self.leaves()))
+        theta = Personal(self.setting.net.leaves, self.theta())
         return models | {"personal": replace(models["personal"], weights=theta)}
 
 
 @dataclass(frozen=True)
 class Envelope:
-    """K steps on theta; SGD with learning rate 1 then makes of both what the paper says."""
+    """Gradient hook: K steps on theta, and what makes of them a step of SGD with learning rate 1.
+
+    Attributes:
+        names: Names of the net's parameters.
+        config: Keys of pFedMe.
+        optimizer: Optimizer of `train.*`: its weight decay acts on theta, its learning rate on w.
+        clip: Largest norm of the gradient of the cross entropy; None for no limit.
+    """
 
     names: tuple[str, ...]
     config: PFedMeConfig
@@ -123,26 +153,37 @@ class Envelope:
     clip: float | None
 
     def __call__(self, grad: GradFn, parameters: Tree, batch: Batch, ctx: Tree) -> Tree:
-        """Return the gradients of w and theta; `factor` in ctx is the schedule's."""
+        """Return the gradients of w and theta; `factor` in ctx is that of `train.schedule`."""
         c, o, factor = self.config, self.optimizer, ctx["factor"]
         first = theta = {name: parameters[THETA + name] for name in self.names}
+
+        # theta <- theta - personal_lr (grad CE + weight_decay theta + lam (theta - w)), K times
         for _ in range(c.inner_steps):
-            g, now, theta = grad(theta, batch), theta, {}
+            g = grad(theta, batch)
             norm = torch.stack([value.square().sum() for value in g.values()]).sum().sqrt()
             bound = 1.0 if self.clip is None else (self.clip / (norm + 1e-6)).clamp_max(1.0)
-            for n, v in now.items():
+            moved: Tree = {}
+            for n, v in theta.items():
                 slope = bound * g[n] + o.weight_decay * v + c.lam * (v - parameters[n])
-                theta[n] = v - factor * c.personal_lr * slope
+                moved[n] = v - factor * c.personal_lr * slope
+            theta = moved
+
+        # w <- w - eta lam (w - theta); the schedule scales the phase's learning rate of 1.
         pulled = {n: o.lr * c.lam * (parameters[n] - v) for n, v in theta.items()}
         return pulled | {THETA + n: (first[n] - v) / factor for n, v in theta.items()}
 
 
 @dataclass(frozen=True)
 class Personal:
-    """What the net is called with to be theta: what theta does not have is the net's own."""
+    """theta as (leaves, ctx) -> what the net is called with.
+
+    Attributes:
+        names: Names of the net's leaves.
+        theta: The personal model; leaves that it lacks are the client's.
+    """
 
     names: tuple[str, ...]
-    theta: Stored
+    theta: LastModel
 
     def __call__(self, leaves: Tree, ctx: Tree) -> Tree:
         """Return the net's leaves."""

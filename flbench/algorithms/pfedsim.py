@@ -1,5 +1,6 @@
 """pFedSim: bodies are mixed by how alike the clients' classifiers are (Tan et al., 2023)."""
 
+from dataclasses import dataclass
 from math import log
 from typing import ClassVar, Literal
 
@@ -9,42 +10,59 @@ from torch import Tensor
 
 from flbench.algorithms.base import Algorithm, Communication, Deployment, Paper
 from flbench.algorithms.registry import ALGORITHMS
-from flbench.algorithms.shared.held import held_classes
 from flbench.algorithms.shared.mixing import mix_latest
-from flbench.client.program import LocalProgram, Step
+from flbench.client.program import LocalProgram, Statistic, Step, Transform
 from flbench.config.schema import AlgorithmConfig
 from flbench.core.tree import only, repeat
-from flbench.core.types import Dispatch, Message, Results, Stage, State, Tree, Update
-from flbench.losses.similarity import unit
+from flbench.core.types import (
+    Dispatch,
+    Info,
+    Message,
+    Results,
+    Stage,
+    State,
+    StepContext,
+    Tree,
+    Update,
+)
+from flbench.losses.similarity import membership, unit
 
-LEAST = 1e-4  # of 1 - similarity: the weight -ln(1 - similarity) has no bound
+LEAST = 1e-4  # smallest value of 1 - similarity: -ln(1 - similarity) has no limit
 
 
 class PFedSimConfig(AlgorithmConfig):
     """Keys of pFedSim."""
 
-    rho: float = Field(0.5, ge=0, le=1, description="share of the rounds that are FedAvg")
+    rho: float = Field(
+        0.5, ge=0, le=1, description="share of the rounds that are FedAvg, at the beginning"
+    )
     classes: Literal["all", "union"] = Field(
         "all",
-        description="rows of the classifier that are compared: all, or those of classes that one of"
-        " the two clients holds",
+        description="rows of the classifiers that are compared: all, or those of classes of which"
+        " one of the two clients has training samples",
     )
     evaluated: Literal["mixture", "stored"] = Field(
         "mixture",
-        description="the model that is evaluated: the next mixture of bodies with the own classifier,"
-        " or the client's last trained model; the other is beside it",
+        description="the model that is tuned and reported as `personal`: `mixture`, the next"
+        " mixture of bodies with the client's own classifier, or `stored`, the model that it"
+        " trained last; the other one is evaluated beside it",
     )
 
 
 @ALGORITHMS.register("pfedsim")
 class PFedSim(Algorithm):
-    """FedAvg for int(rho T) rounds; then body_i <- sum_j u_ij body_j / sum_j u_ij.
+    """After some rounds of FedAvg, clients mix bodies by the similarity of their classifiers.
 
-    u_ij = -ln(1 - sim_ij), with sim_ij the mean cosine of the rows of two classifiers' weights, at
-    least 0, found whenever both clients take part; u_ii = -ln(1e-4), and sim_ij counts as
-    1 - 1e-4 at most. Bodies are those of the last upload, be it without a step (deviation from C5:
-    such a client holds its mixture). The formula is that of the first author's code in FL-bench;
-    the paper's text was not at hand. A client's first dispatch after the warm-up is all of w.
+    The first int(rho T) rounds are FedAvg. Then clients keep their classifiers, and client i
+    receives body_i <- sum_j u_ij body_j / sum_j u_ij over all clients, with u_ij = -ln(1 - sim_ij)
+    and u_ii = -ln(1e-4). sim_ij is the mean cosine of the rows of two classifiers' weights, between
+    0 and 1 - 1e-4. It is computed in a round in which both clients take part, and is 0 before. A
+    client sends the whole model, because the server compares classifiers. Its first download after
+    the warm-up is the whole model too.
+
+    Source: the code of the paper's first author in FL-bench; the paper's text was not available.
+    Deviation from the other methods: a client that made no step still replaces its body on the
+    server, because the body that it sends is its mixture.
     """
 
     Config: ClassVar[type[AlgorithmConfig]] = PFedSimConfig
@@ -58,7 +76,7 @@ class PFedSim(Algorithm):
 
     def notes(self) -> list[str]:
         only_warm = self.stages()[-1].name == "warmup"
-        return ["pfedsim: all rounds are warm-up, which is FedAvg."] if only_warm else []
+        return ["pfedsim: all rounds are warm-up rounds, which is FedAvg."] if only_warm else []
 
     def stages(self) -> tuple[Stage, ...]:
         rounds = self.setting.rounds
@@ -67,7 +85,7 @@ class PFedSim(Algorithm):
         return tuple(Stage(name, length) for name, length in lengths.items() if length)
 
     def is_warmup(self, state: State) -> bool:
-        """Return whether the next round is FedAvg's."""
+        """Return whether the next round is one of FedAvg."""
         return self.stages()[state.stage].name == "warmup"
 
     def init(self, start: Tree) -> tuple[Tree, Tree]:
@@ -88,7 +106,10 @@ class PFedSim(Algorithm):
         keeps, sends = self.split()
         steps: tuple[Step, ...] = (self.phase(*self.terms()),)
         if self.config.classes == "union":
-            steps += held_classes(self.setting.classes)
+            steps += (
+                Statistic("held", CountClasses(self.setting.classes)),
+                Transform(write_held_classes),
+            )
             sends |= {"held"}
         return LocalProgram(steps, keeps | sends, sends)
 
@@ -101,19 +122,29 @@ class PFedSim(Algorithm):
         known = state.server["known"]
         if self.is_warmup(state) or (state.is_initial and not bool(known.any())):
             return super().dispatch(state, ids)
+        # A client without an upload since the warm-up has no classifier of its own yet.
         new = ~known[ids] & (not state.is_initial)
-        rows = repeat(only(state.server, self.classifier()), len(ids))
-        return Dispatch(rows=Message(self.mixture(state, ids) | rows, dict.fromkeys(rows, new)))
+        classifiers = repeat(only(state.server, self.classifier()), len(ids))
+        mask = dict.fromkeys(classifiers, new)
+        return Dispatch(rows=Message(self.mixture(state, ids) | classifiers, mask))
 
     def mixture(self, state: State, ids: Tensor) -> Tree:
-        """Return the mixed bodies of clients `ids` [K]."""
-        u = -torch.log1p(-state.server["similarity"][ids].clamp_max(1 - LEAST))
+        """Return the mixed bodies of clients `ids` [K], [K, ...] each."""
+        u = -torch.log1p(-state.server["similarity"][ids].clamp_max(1 - LEAST))  # [K, N]
         u[torch.arange(len(ids)), ids] = -log(LEAST)
         body = self.split()[1] - set(self.classifier())
-        return self.latest(state, u / u.sum(dim=1, keepdim=True), body)
+        return self.mix_stored(state, u / u.sum(dim=1, keepdim=True), body)
 
-    def latest(self, state: State, weights: Tensor, names: frozenset[str]) -> Tree:
-        """Return the clients' last models, the warm-up's for those without, mixed [K, N]."""
+    def mix_stored(self, state: State, weights: Tensor, names: frozenset[str]) -> Tree:
+        """Return mixtures of the clients' last uploads, [K, ...] each.
+
+        A client without an upload since the warm-up counts with the model of the warm-up.
+
+        Args:
+            state: The state of the run.
+            weights: [K, N], one row per mixture.
+            names: Names of the leaves that are mixed.
+        """
         known = state.server["known"]
         return mix_latest(only(state.clients, names), weights, known=known, common=state.server)
 
@@ -121,29 +152,57 @@ class PFedSim(Algorithm):
         if self.is_warmup(state):
             return super().aggregate(state, results)
         ids, sent = results.ids, results.sent.values
-        linear = [layer for layer in self.setting.net.layers if layer.kind == "linear"][-1]
-        rows = unit(sent[linear.parameters[0]].double())
-        cosine = torch.einsum("icd,jcd->ijc", rows, rows)
-        counts = torch.ones_like(cosine, dtype=torch.bool)
+
+        # sim_ij = max(0, mean over classes c of cos(W_i[c], W_j[c]))
+        classifier = [layer for layer in self.setting.net.layers if layer.kind == "linear"][-1]
+        rows = unit(sent[classifier.parameters[0]].double())  # [K, C, D]
+        cosine = torch.einsum("icd,jcd->ijc", rows, rows)  # [K, K, C]
+        compared = torch.ones_like(cosine, dtype=torch.bool)
         if self.config.classes == "union":
-            counts = sent["held"][:, None] | sent["held"]
-        mean = torch.where(counts, cosine, 0.0).sum(dim=2) / counts.sum(dim=2).clamp_min(1)
-        fresh = (mean + mean.T).clamp_min(0.0) / 2
-        # Only pairs of clients that both took a step (C5) get a new value.
-        pairs = (results.steps > 0)[:, None] & (results.steps > 0)
+            compared = sent["held"][:, None] | sent["held"]
+        mean = torch.where(compared, cosine, 0.0).sum(dim=2) / compared.sum(dim=2).clamp_min(1)
+        fresh = (mean + mean.T).clamp_min(0.0) / 2  # [K, K]
+
+        # Only pairs of clients that both made a step get a new value.
+        moved = results.steps > 0
+        pairs = moved[:, None] & moved
         pairs.fill_diagonal_(False)
-        similarity = state.server["similarity"].clone()
+        similarity = state.server["similarity"].clone()  # [N, N]
         block = (ids[:, None], ids)
         similarity[block] = torch.where(pairs, fresh, similarity[block])
+
         known = state.server["known"].index_fill(0, ids, True)
-        found = {"similarity_mean": float(fresh[pairs].mean())} if bool(pairs.any()) else {}
-        return Update({"similarity": similarity, "known": known}, metrics=found)
+        metrics = {}
+        if bool(pairs.any()):
+            metrics["similarity_mean"] = float(fresh[pairs].mean())
+        return Update({"similarity": similarity, "known": known}, metrics=metrics)
 
     def deploy(self, state: State, ids: Tensor) -> dict[str, Deployment]:
         if self.is_warmup(state):
             return super().deploy(state, ids)
-        itself = torch.eye(self.setting.clients, dtype=torch.float64)[ids]
-        stored = self.latest(state, itself, self.split()[1])
+        only_itself = torch.eye(self.setting.clients, dtype=torch.float64)[ids]  # [K, N]
+        stored = self.mix_stored(state, only_itself, self.split()[1])
         models = {"mixture": stored | self.mixture(state, ids), "stored": stored}
-        found = {name: Deployment(Dispatch(rows=Message(rows))) for name, rows in models.items()}
-        return {"personal": found.pop(self.config.evaluated)} | found
+        deployments = {n: Deployment(Dispatch(rows=Message(rows))) for n, rows in models.items()}
+        return {"personal": deployments.pop(self.config.evaluated)} | deployments
+
+
+@dataclass(frozen=True)
+class CountClasses:
+    """Number of samples of each class.
+
+    Attributes:
+        classes: Number of classes C.
+    """
+
+    classes: int
+
+    def __call__(self, context: StepContext) -> Tree:
+        """Return the counts [C] of one batch."""
+        batch = context.batch
+        return {"counts": membership(batch.y, self.classes, batch.mask, torch.float64).sum(dim=0)}
+
+
+def write_held_classes(leaves: Tree, start: Tree, ctx: Tree, info: Info) -> Tree:
+    """Write `held` [C] bool: the classes of which the client has training samples."""
+    return {"held": ctx["held.counts"] > 0}

@@ -1,5 +1,6 @@
 """SCAFFOLD: control variates against the drift of local steps (Karimireddy et al., ICML 2020)."""
 
+from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
@@ -10,12 +11,17 @@ from flbench.algorithms.base import Algorithm, Communication, Paper
 from flbench.algorithms.registry import ALGORITHMS
 from flbench.algorithms.shared.gradients import SampleGradient
 from flbench.algorithms.shared.moments import estimated
-from flbench.algorithms.shared.variates import ALL, CHANGE, OWN, FollowGradient, FollowSteps
+from flbench.algorithms.shared.prefixes import prefixed_names
 from flbench.client.program import LocalProgram, LossTerm, Statistic, Step, Transform
 from flbench.config.schema import AlgorithmConfig, UniformConfig
 from flbench.core.tree import only, repeat, weighted_mean
-from flbench.core.types import Dispatch, Message, Results, State, Tree, Update
+from flbench.core.types import Dispatch, Info, Message, Results, State, Tree, Update
 from flbench.losses import CrossEntropy, Linear
+
+# Prefixes of control variates, one per parameter
+OWN = "c_i."  # the client's
+ALL = "c."  # the server's, which is the mean of all clients'
+CHANGE = "dc."  # the change of the client's in a round
 
 
 class ScaffoldConfig(UniformConfig):
@@ -23,27 +29,35 @@ class ScaffoldConfig(UniformConfig):
 
     control: Literal["steps", "gradient"] = Field(
         "steps",
-        description="c_i becomes the mean gradient of the client's steps (option II), or the"
-        " gradient at w over all its samples, one pass more (option I)",
+        description="what a client's control variate becomes: `steps`, the mean gradient of its"
+        " local steps (the paper's option II); `gradient`, the gradient at the received model over"
+        " all its samples, which costs one pass more (option I)",
     )
     server_lr: float = Field(
-        1.0, gt=0, description="step of the server along the mean update (the paper's global eta)"
+        1.0,
+        gt=0,
+        description="step of the server along the mean update (the paper's global learning rate)",
     )
 
 
 @ALGORITHMS.register("scaffold")
 class Scaffold(Algorithm):
-    """Local steps w_i <- w_i - eta (g - c_i + c) (eq. 3); then c_i and c follow the gradients.
+    """Clients correct each local step by how much their gradient differs from the global one.
 
-    After tau steps c_i+ = c_i - c + (w - w_i) / (tau eta) (eq. 4, option II), with the round's eta,
-    or c_i+ = g_i(w) over all samples, in eval mode (option I); dc_i = c_i+ - c_i. Server (eq. 5):
-    w <- w + server_lr mean(w_i - w), c <- c + |S|/N mean(dc_i). Both start at 0, so the first round
-    is FedAvg's. c_i never leaves the client and is kept while it is absent; a client without a step
-    changes nothing. The logged loss holds <c - c_i, w>.
+    Local steps (eq. 3): w_i <- w_i - eta (g - c_i + c), with the control variates c_i of the client
+    and c of the server. After tau steps, with the learning rate eta of the round (eq. 4):
+    c_i+ = c_i - c + (w - w_i) / (tau eta) (option II), or c_i+ = the gradient at w over all samples
+    in eval mode (option I); dc_i = c_i+ - c_i. Server (eq. 5): w <- w + server_lr mean(w_i - w),
+    c <- c + |S|/N mean(dc_i). All variates start at 0, so the first round is that of FedAvg.
 
-    Deviations: w_i travels and not w_i - w, which is as long. With `agg_weights=samples` both means
-    are weighted, so that c stays the weighted mean of all c_i. BatchNorm statistics are averaged
-    and have no variate. Option I adds weight decay, as the steps of option II hold it too.
+    The server sends w and c; a client sends w_i and dc_i and keeps c_i while it is absent. A client
+    without an optimizer step changes nothing. The logged training loss contains <c - c_i, w>, whose
+    gradient is the correction.
+
+    Deviations: w_i is sent, not w_i - w, which has the same size. With `agg_weights=samples` both
+    means are weighted by samples, so that c stays the weighted mean of all c_i. BatchNorm
+    statistics are averaged and have no variate. Option I adds weight decay to the gradient, because
+    the steps of option II contain it.
     """
 
     Config: ClassVar[type[AlgorithmConfig]] = ScaffoldConfig
@@ -62,22 +76,27 @@ class Scaffold(Algorithm):
         if optimizer.name == "sgd" and optimizer.momentum == 0:
             return []
         return [
-            "eq. 3 and 4 are of plain SGD: c - c_i corrects its steps, and their sum is a sum of"
-            " gradients. Set train.optimizer.name=sgd and train.optimizer.momentum=0."
+            "eq. 3 and 4 hold for SGD without momentum, whose steps are gradients. Set"
+            " train.optimizer.name=sgd and train.optimizer.momentum=0."
         ]
 
     def notes(self) -> list[str]:
         if self.setting.train.clip is None:
             return []
-        means = "are means of bounded ones" if self.config.control == "steps" else "are not bounded"
+        if self.config.control == "steps":
+            return [
+                "scaffold: train.clip limits the norm of the corrected gradient, so c_i is a mean"
+                " of gradients with a limited norm."
+            ]
         return [
-            f"scaffold: train.clip bounds the corrected gradient; the gradients in c_i {means}."
+            "scaffold: train.clip limits the norm of the corrected gradient; the gradients in c_i"
+            " have no limit."
         ]
 
     def init(self, start: Tree) -> tuple[Tree, Tree]:
         server, clients = super().init(start)
         zeros = {n: torch.zeros_like(start[n]) for n in self.setting.net.parameters}
-        # The server's is a long sum over rounds: in float64.
+        # c is a sum over all rounds, so it is stored in float64.
         server |= {ALL + name: value.double() for name, value in zeros.items()}
         own = {OWN + name: value for name, value in zeros.items()}
         return server, clients | repeat(own, self.setting.clients)
@@ -89,40 +108,93 @@ class Scaffold(Algorithm):
     def program(self, state: State) -> LocalProgram:
         keeps, sends = self.split()
         names = self.setting.net.parameters
-        look: list[Step] = []
-        follow = Transform(FollowSteps(names))
-        if self.config.control == "gradient":
-            look = [*estimated(self.setting), Statistic("gradient", SampleGradient(names))]
+        if self.config.control == "steps":
+            before: tuple[Step, ...] = ()
+            follow = Transform(FollowSteps(names))
+        else:
+            before = (*estimated(self.setting), Statistic("gradient", SampleGradient(names)))
             follow = Transform(FollowGradient(names, self.setting.train.optimizer.weight_decay))
         return LocalProgram(
-            (*look, self.phase(*self.terms()), follow),
-            keeps | {OWN + name for name in names},
-            sends | {CHANGE + name for name in names},
+            (*before, self.phase(*self.terms()), follow),
+            keeps | prefixed_names(OWN, names),
+            sends | prefixed_names(CHANGE, names),
         )
 
     def dispatch(self, state: State, ids: Tensor) -> Dispatch:
         net = super().dispatch(state, ids).shared.values
         names = self.setting.net.parameters
         c = {ALL + n: state.server[ALL + n].to(state.server[n].dtype) for n in names}
-        # Before anything moved c is 0, as all know: outside a mask it is that, and free.
+        # As long as c is 0 it need not be sent: outside a mask an entry is 0 and costs no bytes.
         mask = dict.fromkeys(c, torch.tensor(False)) if state.is_initial else {}
         return Dispatch(Message(net | c, mask))
 
     def aggregate(self, state: State, results: Results) -> Update:
         mean, weights = self.mean(results), self.weights(results)
-        if not mean:  # nobody made a step: no variate moved either
+        if not mean:  # no client made a step, so no variate changed either
             return Update()
-        samples = self.config.agg_weights == "samples"
-        everybody = float(self.setting.sizes.sum()) if samples else float(self.setting.clients)
-        share = float(weights.sum()) / everybody  # |S| / N
-        changes = {CHANGE + name for name in self.setting.net.parameters}
-        change = weighted_mean(only(results.sent.values, changes), weights)
-        server: Tree = {}
-        for name in self.setting.net.parameters:
-            server[ALL + name] = state.server[ALL + name] + share * change[CHANGE + name].double()
-            if self.config.server_lr != 1:
+        names = self.setting.net.parameters
+
+        # |S| / N, in samples if means are weighted by samples
+        by_samples = self.config.agg_weights == "samples"
+        total = float(self.setting.sizes.sum()) if by_samples else float(self.setting.clients)
+        share = float(weights.sum()) / total
+
+        # c <- c + |S|/N mean(dc_i)
+        changes = only(results.sent.values, prefixed_names(CHANGE, names))
+        change = weighted_mean(changes, weights)
+        c = {ALL + n: state.server[ALL + n] + share * change[CHANGE + n].double() for n in names}
+
+        # w <- w + server_lr mean(w_i - w); with server_lr 1 that is the mean itself
+        if self.config.server_lr != 1:
+            for name in names:
                 old = state.server[name].double()
                 step = self.config.server_lr * (mean[name].double() - old)
                 mean[name] = (old + step).to(mean[name].dtype)
-        norm = torch.cat([value.flatten() for value in server.values()]).norm()
-        return Update(mean | server, metrics={"control_norm": float(norm)})
+
+        norm = torch.cat([value.flatten() for value in c.values()]).norm()
+        return Update(mean | c, metrics={"control_norm": float(norm)})
+
+
+@dataclass(frozen=True)
+class FollowSteps:
+    """Option II: dc_i = (w - w_i) / (tau eta) - c, and c_i <- c_i + dc_i; 0 without a step.
+
+    Attributes:
+        names: Names of the parameters.
+    """
+
+    names: tuple[str, ...]
+
+    def __call__(self, leaves: Tree, start: Tree, ctx: Tree, info: Info) -> Tree:
+        """Return c_i and dc_i."""
+        length = info.steps * info.lr  # tau eta
+        moved = length > 0
+        changed: Tree = {}
+        for name in self.names:
+            gradient = (start[name] - leaves[name]) / torch.where(moved, length, 1.0)
+            dc = torch.where(moved, gradient - ctx[ALL + name], 0.0)
+            changed |= {CHANGE + name: dc, OWN + name: leaves[OWN + name] + dc}
+        return changed
+
+
+@dataclass(frozen=True)
+class FollowGradient:
+    """Option I: dc_i = gradient at w - c_i, and c_i <- c_i + dc_i; 0 without a step.
+
+    Attributes:
+        names: Names of the parameters.
+        decay: Weight decay of the local steps.
+    """
+
+    names: tuple[str, ...]
+    decay: float
+
+    def __call__(self, leaves: Tree, start: Tree, ctx: Tree, info: Info) -> Tree:
+        """Return c_i and dc_i."""
+        moved, count = info.steps * info.lr > 0, ctx["gradient.count"].clamp_min(1)
+        changed: Tree = {}
+        for name in self.names:
+            gradient = ctx[f"gradient.{name}"] / count + self.decay * start[name]
+            dc = torch.where(moved, gradient - leaves[OWN + name], 0.0)
+            changed |= {CHANGE + name: dc, OWN + name: leaves[OWN + name] + dc}
+        return changed

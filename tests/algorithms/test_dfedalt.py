@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from flbench.algorithms.shared.sharpness import Sharpness
+from flbench.algorithms.dfedalt import Sharpness
 from flbench.client.program import LocalProgram
 from flbench.core.tree import digest
 from flbench.core.types import Batch

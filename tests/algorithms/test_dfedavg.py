@@ -55,8 +55,8 @@ def test_theta_is_momentum_and_nothing_else():
 @pytest.mark.parametrize(
     ("override", "cure"),
     [
-        ("train.optimizer.name=adam", "Take sgd, or theta=0."),
-        ("train.optimizer.nesterov=true", "Leave train.optimizer.nesterov out."),
+        ("train.optimizer.name=adam", "algorithm.theta=0"),
+        ("train.optimizer.nesterov=true", "train.optimizer.nesterov=false"),
     ],
 )
 def test_momentum_of_another_optimiser_is_refused(override, cure):

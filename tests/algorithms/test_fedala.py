@@ -175,7 +175,9 @@ def test_judging_mixes_on_a_copy_and_writes_nothing(policy):
     models = deployed(built, state)
 
     assert digest([state.server, state.clients]) == before
-    assert torch.equal(one.own["personal", "test"].confusion, two.own["personal", "test"].confusion)
+    assert torch.equal(
+        one.local["personal", "test"].confusion, two.local["personal", "test"].confusion
+    )
     assert torch.equal(models[3]["head.weight"], state.server["head.weight"])  # never took part
     assert not torch.equal(models[0]["head.weight"], state.server["head.weight"])
     assert torch.equal(models[0]["backbone.fc1.weight"], state.server["backbone.fc1.weight"])

@@ -5,10 +5,12 @@ from dataclasses import replace
 import pytest
 import torch
 
+from flbench.algorithms.fedfomo import Mix
 from flbench.client.program import Phase, Statistic
 from flbench.core.errors import ConfigError
 from flbench.core.rng import Draw
 from flbench.core.tree import take
+from flbench.core.types import Info
 from flbench.experiment import rounds
 from flbench.experiment.rounds import visible_to_server
 from tests.algorithms.test_contract import after, played
@@ -253,3 +255,62 @@ def test_bytes_are_m_models_down_and_one_up():
 def test_single_client_is_refused():
     with pytest.raises(ConfigError, match=r"partition\.clients=1"):
         build(*KEYS, "partition.clients=1")
+
+
+# Mixing by validation losses
+
+
+def mixed(losses, own_loss, count=10, asked=(True, True), models=None):
+    leaves = {"w": torch.tensor([1.0, 2.0]), "n": torch.tensor(4)}
+    others = torch.tensor([[3.0, 2.0], [1.0, 9.0]]) if models is None else models
+    ctx = {
+        "model.w": others,
+        "model.n": torch.tensor([9, 7]),
+        "asked": torch.tensor(asked),
+        "validation.sent": torch.tensor(losses, dtype=torch.float64),
+        "validation.own": torch.tensor(own_loss, dtype=torch.float64),
+        "validation.count": torch.tensor(count),
+    }
+    zero = torch.zeros(())
+    return leaves, Mix(("w", "n"), ("w",))(leaves, leaves, ctx, Info(zero, zero, zero, zero))
+
+
+def test_equal_losses_change_nothing():
+    """The weights are zero too."""
+    leaves, found = mixed([5.0, 5.0], 5.0)
+
+    assert torch.equal(found["w"], leaves["w"])
+    assert int(found["n"]) == 4
+    assert found["raw"].tolist() == [0, 0]
+
+
+def test_worse_models_change_nothing_but_lower_the_preference():
+    leaves, found = mixed([6.0, 7.0], 5.0)
+
+    assert torch.equal(found["w"], leaves["w"])
+    assert (found["raw"] < 0).all()
+
+
+def test_single_better_model_is_taken_over():
+    _, found = mixed([2.0, 7.0], 5.0)
+
+    assert torch.allclose(found["w"], torch.tensor([3.0, 2.0]))
+    assert int(found["n"]) == 9
+    assert float(found["raw"][0]) == pytest.approx(0.3 / (2 + 1e-5))
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"count": 0, "losses": [0.0, 0.0], "own_loss": 0.0},  # no validation sample
+        {"asked": (False, False), "losses": [1.0, 1.0], "own_loss": 5.0},
+        {"losses": [float("inf"), float("nan")], "own_loss": 5.0},
+        {"losses": [4.0, 5.0], "own_loss": 4.0, "models": torch.tensor([[1.0, 2.0]] * 2)},
+    ],
+)
+def test_nothing_to_gain_changes_nothing(how):
+    leaves, found = mixed(**how)
+
+    assert torch.equal(found["w"], leaves["w"])
+    assert found["raw"].isfinite().all()
+    assert (found["raw"] <= 0).all()

@@ -1,12 +1,12 @@
 """FedNH: a loop over its rounds, its prototypes' invariants, its scale, and what it sends."""
 
 from dataclasses import replace
+from math import cos, pi
 
 import pytest
 import torch
 
-from flbench.algorithms.fednh import LEAST, by_cosine, keep_positive
-from flbench.algorithms.shared.directions import far_apart
+from flbench.algorithms.fednh import SMALLEST_SCALE, by_cosine, far_apart, keep_positive
 from flbench.client.program import Phase
 from flbench.core.errors import ConfigError
 from flbench.core.types import Message, Results, State
@@ -163,8 +163,10 @@ def test_scale_that_would_turn_negative_stays_at_its_least():
         program=replace(program, steps=(only_scale, *program.steps[1:])),
     ).results
 
-    assert results.sent.values["scale"].tolist() == pytest.approx([LEAST] * 5)
-    assert float(keep_positive({"scale": torch.tensor(-2.0)}, {})["scale"]) == pytest.approx(LEAST)
+    assert results.sent.values["scale"].tolist() == pytest.approx([SMALLEST_SCALE] * 5)
+    assert float(keep_positive({"scale": torch.tensor(-2.0)}, {})["scale"]) == pytest.approx(
+        SMALLEST_SCALE
+    )
 
 
 def test_fixed_scale_neither_moves_nor_travels():
@@ -228,3 +230,39 @@ def test_bytes_are_body_scale_and_prototypes_of_held_classes(tmp_path):
     held = (federation.counts > 0).sum(dim=1).double()
     assert up == pytest.approx(shared + float((held * (84 + 2) * 4).mean()))
     assert down == shared + C * 84 * 4
+
+
+# Directions that are far apart
+
+
+def nearest(rows: torch.Tensor) -> float:
+    """The largest cosine of two rows."""
+    return float((rows @ rows.T).fill_diagonal_(-1.0).max())
+
+
+def test_where_there_is_room_rows_are_orthonormal():
+    rows = far_apart(10, 64, seed=0)
+
+    assert torch.allclose(rows @ rows.T, torch.eye(10).double(), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("count", "width", "best"),
+    [(3, 2, -1 / 2), (4, 3, -1 / 3), (6, 3, 0.0), (10, 2, cos(2 * pi / 10))],
+)
+def test_where_there_is_not_rows_are_as_far_apart_as_they_can_be(count, width, best):
+    """Triangle, tetrahedron, octahedron, and the corners of a decagon."""
+    rows = far_apart(count, width, seed=0)
+
+    assert nearest(rows) == pytest.approx(best, abs=0.01)
+    assert torch.allclose(rows.norm(dim=1), torch.ones(count).double(), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("width", [8, 3])
+def test_rows_follow_from_the_seed_alone(width):
+    torch.manual_seed(5)
+    first = far_apart(4, width, seed=0)
+    torch.manual_seed(6)
+
+    assert torch.equal(first, far_apart(4, width, seed=0))
+    assert not torch.allclose(first, far_apart(4, width, seed=1))

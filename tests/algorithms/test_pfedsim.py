@@ -1,4 +1,4 @@
-"""pFedSim against loops over the card's formulas, its two stages, and what crosses the wire."""
+"""pFedSim against loops over its formulas, its two stages, and what is sent."""
 
 from dataclasses import replace
 from math import log
@@ -6,9 +6,11 @@ from math import log
 import pytest
 import torch
 
-from flbench.core.types import Message, Results
+from flbench.algorithms.pfedsim import CountClasses, write_held_classes
+from flbench.client.program import LocalProgram, Statistic, Transform
+from flbench.core.types import Dispatch, Message, Results
 from flbench.experiment import rounds
-from flbench.experiment.rounds import visible_to_server
+from flbench.experiment.rounds import settings_of, visible_to_server
 from tests.algorithms.test_contract import after, played
 from tests.support import build, summary_of_run
 
@@ -214,3 +216,23 @@ def test_without_a_warm_up_the_seeded_net_is_free_in_the_first_round():
     ].any()  # the classifier of the others is the seeded one
     for name in ("backbone.fc1.weight", "backbone.norm1.running_var"):
         assert torch.equal(second.rows.values[name][4], built.start().server[name])
+
+
+def test_held_classes_are_those_with_training_samples():
+    built = build("algorithm=local", "partition.alpha=0.1")
+    program = LocalProgram(
+        (Statistic("held", CountClasses(10)), Transform(write_held_classes)),
+        sends=frozenset({"held"}),
+    )
+
+    results = built.engine.run(
+        program,
+        torch.arange(5),
+        rows=lambda ids: {},
+        dispatch=lambda ids: Dispatch(),
+        settings=settings_of(built.config, built.algorithm, built.start()),
+    )
+
+    held = results.sent.values["held"]
+    assert torch.equal(held, built.federation.counts > 0)
+    assert not held.all()

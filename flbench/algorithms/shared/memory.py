@@ -1,40 +1,30 @@
-"""A second set of values of a client's model, among its leaves under a prefix.
+"""Copies of a client's model, stored among its leaves under a prefix.
 
-Where they are the client's own of last time, `met`, a bool leaf [], says whether there are any.
+`Copy` copies leaves once. `LastModel` is the whole pattern of a client that remembers its model
+from one participation to the next: the rows that `init` makes, the names that a program keeps, the
+steps that read and write them, and the function that evaluates the remembered model.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
 
-from flbench.algorithms.shared.prefixes import prefixed
-from flbench.core.tree import only
+from flbench.algorithms.shared.prefixes import prefixed, prefixed_names
+from flbench.client.program import Transform
+from flbench.core.tree import only, repeat
 from flbench.core.types import Info, Tree
 
-MET = "met"
-
-
-def unknown(start: Tree, prefix: str, names: Iterable[str]) -> Tree:
-    """Return the rows of one client that has not taken part yet."""
-    return prefixed(prefix, only(start, names)) | {MET: torch.tensor(False)}
-
-
-@dataclass(frozen=True)
-class Recall:
-    """A Transform: who takes part for the first time remembers what it has received."""
-
-    prefix: str
-    names: tuple[str, ...]
-
-    def __call__(self, leaves: Tree, start: Tree, ctx: Tree, info: Info) -> Tree:
-        """Return the remembered leaves."""
-        return prefixed(self.prefix, Stored(self.prefix, self.names)(leaves, ctx))
+PARTICIPATED = "participated"  # [] bool: whether the client has remembered a model yet
 
 
 @dataclass(frozen=True)
 class Copy:
-    """A Transform: copy the leaves as they are now."""
+    """Function of a Transform: copies leaves as they are now to the same names with a prefix.
+
+    Attributes:
+        prefix: Prefix of the copies.
+        names: Names of the leaves that are copied.
+    """
 
     prefix: str
     names: tuple[str, ...]
@@ -45,29 +35,69 @@ class Copy:
 
 
 @dataclass(frozen=True)
-class Remember(Copy):
-    """A Transform: remember the leaves as they are now, until next time."""
+class LastModel:
+    """A model that a client remembers from its last participation.
 
-    def __call__(self, leaves: Tree, start: Tree, ctx: Tree, info: Info) -> Tree:
-        """Return the remembered leaves and `met`."""
-        return super().__call__(leaves, start, ctx, info) | {MET: torch.ones_like(leaves[MET])}
-
-
-@dataclass(frozen=True)
-class Stored:
-    """What a net is called with: the remembered leaves, and the received ones before there are any.
+    An instance can be called as (leaves, ctx) -> tree, which is what `Phase.weights` and
+    `Deployment.weights` take: it returns the remembered leaves under the names of the net, and the
+    present ones for a client that has not remembered a model yet.
 
     Attributes:
-        prefix: of the remembered leaves.
-        names: those that are returned, under these names.
+        prefix: Prefix of the remembered leaves.
+        names: Names of the leaves that are remembered, without the prefix.
     """
 
     prefix: str
     names: tuple[str, ...]
 
+    def rows(self, start: Tree, clients: int) -> Tree:
+        """Return the clients' rows before the first round, [N, ...] each, for `init`.
+
+        Args:
+            start: Leaves of the seeded net, without a client axis.
+            clients: Number of clients N.
+        """
+        remembered = prefixed(self.prefix, only(start, self.names))
+        return repeat(remembered | {PARTICIPATED: torch.tensor(False)}, clients)
+
+    def kept(self) -> frozenset[str]:
+        """Return the names of the leaves that a program must keep."""
+        return prefixed_names(self.prefix, self.names) | {PARTICIPATED}
+
+    def recall(self) -> Transform:
+        """Return a step for the beginning of a program.
+
+        After it, the remembered leaves of a client that takes part for the first time are those
+        that the client has received. For other clients nothing changes.
+        """
+        return Transform(_Recall(self))
+
+    def remember(self) -> Transform:
+        """Return a step that remembers the leaves as they are now."""
+        return Transform(_Remember(self.prefix, self.names))
+
     def __call__(self, leaves: Tree, ctx: Tree) -> Tree:
-        """Return the leaves."""
+        """Return the remembered leaves, without the prefix."""
         return {
-            name: torch.where(leaves[MET], leaves[self.prefix + name], leaves[name])
+            name: torch.where(leaves[PARTICIPATED], leaves[self.prefix + name], leaves[name])
             for name in self.names
         }
+
+
+@dataclass(frozen=True)
+class _Recall:
+    """Function of a Transform: see `LastModel.recall`."""
+
+    model: LastModel
+
+    def __call__(self, leaves: Tree, start: Tree, ctx: Tree, info: Info) -> Tree:
+        return prefixed(self.model.prefix, self.model(leaves, ctx))
+
+
+@dataclass(frozen=True)
+class _Remember(Copy):
+    """Function of a Transform: see `LastModel.remember`."""
+
+    def __call__(self, leaves: Tree, start: Tree, ctx: Tree, info: Info) -> Tree:
+        copies = super().__call__(leaves, start, ctx, info)
+        return copies | {PARTICIPATED: torch.ones_like(leaves[PARTICIPATED])}

@@ -1,15 +1,28 @@
-"""A second tree under the names of the first: `gm.backbone.fc1.weight`."""
+"""Names with a prefix, for trees that hold a second value of each leaf.
+
+>>> import torch
+>>> tree = prefixed("mean.", {"head.bias": torch.zeros(2)})
+>>> list(tree), list(stripped("mean.", tree))
+(['mean.head.bias'], ['head.bias'])
+"""
+
+from collections.abc import Iterable
 
 from flbench.core.types import Tree
 
 
 def prefixed(prefix: str, tree: Tree) -> Tree:
-    """Return the tree with a prefix before every name."""
+    """Return the entries of a tree, each name with a prefix."""
     return {prefix + name: value for name, value in tree.items()}
 
 
+def prefixed_names(prefix: str, names: Iterable[str]) -> frozenset[str]:
+    """Return names, each with a prefix."""
+    return frozenset(prefix + name for name in names)
+
+
 def stripped(prefix: str, tree: Tree) -> Tree:
-    """Return the entries whose names begin with a prefix, without it."""
+    """Return the entries whose names begin with a prefix, without the prefix."""
     return {
         name.removeprefix(prefix): value for name, value in tree.items() if name.startswith(prefix)
     }
