@@ -1,14 +1,19 @@
 """A client's local step as a LightningModule.
 
-A phase without hooks trains unchanged under Lightning's own `Trainer`; the sequential engine drives
-the same module with Fabric: over a bare loop a Trainer per client costs 45 %, Fabric 4 % where
-steps are not traced.
+`ClientModule` is one phase of one client's training. The sequential engine calls its
+`training_step` and `configure_optimizers`. The other fields of a phase are Lightning hooks of the
+same class, so `lightning.Trainer(max_epochs=phase.epochs).fit(module, batches)` trains the same
+weights, bit for bit; `ClientBatches` (`flbench.engine.client_batches`) gives it the batches that an
+engine draws. What a Trainer cannot do is refused by name.
+
+The engine does not use a Trainer itself, because a Trainer per client costs 45 % over a bare
+PyTorch loop where steps are not replayed from a trace, and Fabric 4 %.
 """
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Self
+from typing import Any, Self
 
 import torch
 from lightning import LightningModule
@@ -16,7 +21,9 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from flbench.client.program import Phase
+from flbench.client.recording import Recording
 from flbench.client.step import local_loss, make_optimizer
+from flbench.client.trainer_checks import check_trainer
 from flbench.core.types import Batch, Outputs, StepContext, Tree
 
 
@@ -24,12 +31,20 @@ class ClientModule(LightningModule):
     """One phase of one client's training.
 
     Args:
-        net: the net; its tensors are the leaves under its own names.
-        phase: what to train on what.
-        leaves: the client's leaves; the net's own tensors among them.
-        start: their values at the beginning of the program.
-        ctx: what the server sent and what Statistics found.
-        lr: learning rate; None takes the phase's.
+        net: The net. Its parameters and buffers are leaves of the client, under the net's own
+            names.
+        phase: What is trained, on which loss, by which optimiser.
+        leaves: The client's leaves. Those with names of the net are the net's own tensors, not
+            copies. Training changes them in place.
+        start: The values of the leaves at the beginning of the local program.
+        ctx: Named tensors that the server sent or that Statistics computed. Recorded Statistics
+            add theirs at the end of the phase.
+        lr: Learning rate; None takes `phase.optimizer.lr`.
+
+    Attributes:
+        trained: The leaves that the phase trains, set by `configure_optimizers`.
+        recorded: For each Statistic of `phase.record`, its tensors in the last `training_step`.
+        recordings: The running reductions of these Statistics.
     """
 
     def __init__(
@@ -46,38 +61,78 @@ class ClientModule(LightningModule):
         self.net = net
         self.phase = phase
         self.lr = phase.optimizer.lr if lr is None else lr
-        self.bind(leaves, start, ctx)
-
-    def bind(self, leaves: Tree, start: Tree, ctx: Tree) -> None:
-        """Point the module at another client's tensors."""
         self.leaves = leaves
         self.start = start
         self.ctx = ctx
+        self.trained: Tree = {}
+        self.recorded: list[Tree] = []
+        self.recordings = [Recording(statistic) for statistic in phase.record]
+        self._hook_gradients: tuple[Tensor, ...] = ()
+        self._epoch_means = torch.empty(0)
+        self._epoch_losses: list[Tensor] = []
+        self._epochs = self._steps = 0
 
     def forward(self, x: Tensor) -> Outputs:
-        """Return the net's outputs for inputs x [B, ...], with what the phase calls it with."""
+        """Return the net's outputs for inputs x [B, ...], with `phase.weights` if it is given."""
         if self.phase.weights is None:
             outputs: Outputs = self.net(x)
             return outputs
         return call(self.net, self.phase.weights(self.leaves, self.ctx), x)
 
     def step_context(self, batch: Batch) -> StepContext:
-        """Return what the step on this batch sees."""
-        return view_of(
+        """Return what loss terms and Statistics read in the step on this batch."""
+        return make_step_context(
             self.net, partial(self.forward, batch.x), batch, self.ctx, self.leaves, self.start
         )
 
     def training_step(self, batch: Batch, batch_idx: int = 0) -> Tensor:
-        """Return the phase's loss on a batch, 0-dim."""
-        return local_loss(self.phase.terms, self.step_context(batch))
+        """Return the phase's loss on a batch, 0-dim; recorded Statistics are put in `recorded`.
 
-    def trained(self) -> Tree:
-        """Return the leaves that the phase trains, and freeze all others.
+        With a gradient hook the loss is that of the hook's first evaluation (0 if there is none),
+        detached; the hook's gradient is what `gradients` returns and `backward` writes.
+        """
+        if self.phase.gradient is not None:
+            return self._hooked_step(batch)
+        context = self.step_context(batch)
+        loss = local_loss(self.phase.terms, context)
+        self.recorded = self.observe(context)
+        return loss
 
-        C3: a frozen leaf is not in the optimiser.
+    def observe(self, context: StepContext) -> list[Tree]:
+        """Return the tensors of each Statistic of `phase.record` in one step, without gradients."""
+        with torch.no_grad():
+            return [
+                {key: value.detach() for key, value in recording.observe(context).items()}
+                for recording in self.recordings
+            ]
+
+    def merge_recorded(self, recorded: list[Tree]) -> None:
+        """Reduce one step's recorded tensors with those of the steps before it."""
+        for recording, tensors in zip(self.recordings, recorded, strict=True):
+            recording.merge(tensors)
+
+    def gradients(self, loss: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the gradient of each leaf of `trained`, in its order.
+
+        Args:
+            loss: What `training_step` returned, possibly times a loss scaler's factor. It is not
+                read where the phase has a gradient hook.
+        Returns: One tensor per leaf; None for a leaf that the loss does not depend on. Tensors may
+            share memory.
+        """
+        if self.phase.gradient is not None:
+            return self._hook_gradients
+        return torch.autograd.grad(loss, list(self.trained.values()), allow_unused=True)
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """Return the phase's optimiser over the leaves that it trains; freeze all other leaves.
+
+        A frozen leaf is not part of the optimiser: weight decay and momentum do not move it.
+
+        Raises: ValueError if `phase.train` names no parameter of the client.
         """
         buffers = frozenset(name for name, _ in self.net.named_buffers())
-        chosen: Tree = {}
+        self.trained = {}
         for name, leaf in self.leaves.items():
             if is_buffer(name, buffers) or not leaf.is_floating_point():
                 continue
@@ -85,22 +140,154 @@ class ClientModule(LightningModule):
             if leaf.requires_grad != wanted:
                 leaf.requires_grad_(wanted)
             if wanted:
-                chosen[name] = leaf
-        return chosen
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        """Return the phase's optimiser over the leaves that it trains."""
-        return make_optimizer(self.phase.optimizer, list(self.trained().values()), self.lr)
+                self.trained[name] = leaf
+        if not self.trained:
+            raise ValueError(
+                f"the phase trains {self.phase.train!r}, which names no parameter of the client"
+            )
+        return make_optimizer(self.phase.optimizer, list(self.trained.values()), self.lr)
 
     def train(self, mode: bool = True) -> Self:
-        """Set the training mode; BatchNorm stays in eval mode where the phase says so."""
+        """Set the training mode; with `phase.batchnorm="eval"` BatchNorm stays in eval mode."""
         super().train(mode)
         if mode and self.phase.batchnorm == "eval":
             freeze_statistics(self.net)
         return self
 
+    def project(self) -> None:
+        """Replace the trained leaves by what `phase.project` makes of them."""
+        if self.phase.project is not None:
+            with torch.no_grad():
+                for name, value in self.phase.project(self.trained, self.ctx).items():
+                    self.trained[name].copy_(value)
 
-def view_of(
+    def configure_gradient_clipping(
+        self,
+        optimizer: torch.optim.Optimizer,
+        gradient_clip_val: float | None = None,
+        gradient_clip_algorithm: str | None = None,
+    ) -> None:
+        """Scale the gradients so that their norm over all trained leaves is at most `phase.clip`.
+
+        The Trainer's own `gradient_clip_val` is refused when training starts.
+        """
+        if self.phase.clip is not None:
+            nn.utils.clip_grad_norm_(list(self.trained.values()), self.phase.clip)
+
+    # The hooks below are called by Lightning's Trainer only. Engines do the same in their loops.
+
+    def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
+        """Write the gradients of the trained leaves: the loss's, or the gradient hook's."""
+        if self.phase.gradient is None:
+            super().backward(loss, *args, **kwargs)
+            return
+        for leaf, gradient in zip(self.trained.values(), self._hook_gradients, strict=True):
+            leaf.grad = gradient.clone()
+
+    def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Reduce what was recorded, before the step changes leaves that are part of it."""
+        self.merge_recorded(self.recorded)
+
+    def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
+        """Take an optimiser step, then project the trained leaves."""
+        super().optimizer_step(*args, **kwargs)
+        self.project()
+
+    def on_train_start(self) -> None:
+        """Set the training mode, and ask `phase.until` before the first epoch.
+
+        Raises: ValueError that names each argument of the Trainer, field of the phase or tensor
+            with which the Trainer would train other weights than the engines.
+        """
+        check_trainer(self.trainer, self.phase, self.net, self.leaves, self.start, self.ctx)
+        self.train()  # a Trainer leaves the mode as it is
+        phase, device = self.phase, next(iter(self.trained.values())).device
+        self._epoch_means = torch.full(
+            (most_epochs(phase),), torch.nan, dtype=torch.float64, device=device
+        )
+        self._epoch_losses, self._epochs, self._steps = [], 0, 0
+        self._stop_if_done()
+
+    def on_train_batch_end(self, outputs: Any, batch: Batch, batch_idx: int) -> None:
+        """Count the step and its loss."""
+        self._steps += 1
+        self._epoch_losses.append(outputs["loss"])
+
+    def on_train_epoch_end(self) -> None:
+        """Ask `phase.until` before the next epoch; an epoch without a batch ends the phase."""
+        losses, self._epoch_losses = self._epoch_losses, []
+        if not losses:
+            self.trainer.should_stop = True
+            return
+        self._epoch_means[self._epochs] = sum(losses[1:], losses[0]) / len(losses)
+        self._epochs += 1
+        self._stop_if_done()
+
+    def on_train_end(self) -> None:
+        """Write the results of recorded Statistics into ctx.
+
+        Raises: ValueError if Statistics are recorded and no step was taken.
+        """
+        if self.recordings and not self._steps:
+            names = [statistic.name for statistic in self.phase.record]
+            raise ValueError(
+                f"the phase records {names}, but no step was taken, and lightning.Trainer has no"
+                " batch to show to these Statistics. Run the phase with an engine (flbench.engine),"
+                " which shows them a padded row."
+            )
+        for recording in self.recordings:
+            recording.finish(self.leaves, self.ctx)
+
+    def _stop_if_done(self) -> None:
+        """End the Trainer's loop if `phase.until` says so."""
+        until, epochs = self.phase.until, self._epochs
+        if until is None or epochs >= len(self._epoch_means):
+            return
+        if bool(until(self._epoch_means, torch.tensor(epochs), self.ctx)):
+            self.trainer.should_stop = True
+
+    def _hooked_step(self, batch: Batch) -> Tensor:
+        """Run the gradient hook; return the loss of its first evaluation, 0-dim and detached."""
+        hook, terms, device = self.phase.gradient, self.phase.terms, batch.x.device.type
+        assert hook is not None
+        # Autocast is for the forward pass: the hook and backward passes run without it.
+        dtype, enabled = torch.get_autocast_dtype(device), torch.is_autocast_enabled(device)
+        losses: list[Tensor] = []
+
+        def grad(parameters: Tree, batch: Batch) -> Tree:
+            here = {name: value.detach().requires_grad_() for name, value in parameters.items()}
+            leaves = {**self.leaves, **here}
+            forward = partial(self._forward_with, leaves, batch.x)
+            context = make_step_context(self.net, forward, batch, self.ctx, leaves, self.start)
+            with torch.enable_grad(), torch.autocast(device, dtype, enabled):
+                loss = local_loss(terms, context)
+            losses.append(loss.detach())
+            gradients = torch.autograd.grad(loss, list(here.values()), allow_unused=True)
+            return {
+                name: torch.zeros_like(value) if gradient is None else gradient
+                for (name, value), gradient in zip(here.items(), gradients, strict=True)
+            }
+
+        parameters = {name: leaf.detach() for name, leaf in self.trained.items()}
+        with torch.autocast(device, enabled=False):
+            gradient = hook(grad, parameters, batch, self.ctx)
+        self._hook_gradients = tuple(gradient[name].detach() for name in self.trained)
+        return losses[0] if losses else batch.x.new_zeros(())
+
+    def _forward_with(self, leaves: Tree, x: Tensor) -> Outputs:
+        """Return the net's outputs for x [B, ...] with other values of the leaves."""
+        if self.phase.weights is not None:
+            return call(self.net, self.phase.weights(leaves, self.ctx), x)
+        own = [*self.net.named_parameters(), *self.net.named_buffers()]
+        return call(self.net, {name: leaves[name] for name, _ in own}, x)
+
+
+def most_epochs(phase: Phase) -> int:
+    """Return an upper bound of a phase's epochs: an epoch takes at least one step."""
+    return phase.epochs if phase.epochs is not None else phase.steps or 0
+
+
+def make_step_context(
     net: nn.Module,
     forward: Callable[[], Outputs],
     batch: Batch,
@@ -108,29 +295,43 @@ def view_of(
     leaves: Tree,
     start: Tree,
 ) -> StepContext:
-    """Return what a step on this batch sees; `forward` computes the net's outputs."""
+    """Return what loss terms and Statistics read in a step.
+
+    Args:
+        net: The net, for `StepContext.apply`.
+        forward: Computes the net's outputs for this batch; it is called at most once.
+        batch: The samples of the step.
+        ctx: What the server sent and what Statistics computed.
+        leaves: The client's leaves.
+        start: Their values at the beginning of the local program.
+    """
     return StepContext(
         forward, batch=batch, ctx=ctx, leaves=leaves, start=start, apply=partial(apply, net)
     )
 
 
 def freeze_statistics(net: nn.Module) -> None:
-    """Let BatchNorm use its running statistics and leave them alone."""
+    """Put BatchNorm layers in eval mode: they use their running statistics without updating."""
     for module in net.modules():
         if isinstance(module, _BatchNorm):
             module.eval()
 
 
 def is_buffer(name: str, buffers: frozenset[str]) -> bool:
-    """Return whether a leaf is a buffer of the net, or of a second one: `v.` before its name."""
+    """Return whether a leaf is a buffer of the net, or of a second model.
+
+    Args:
+        name: The leaf's name. A second model's leaves have a prefix with a dot, such as `v.`.
+        buffers: The names of the net's buffers.
+    """
     parts = name.split(".")
     return any(".".join(parts[k:]) in buffers for k in range(len(parts)))
 
 
 def call(net: nn.Module, weights: Tree, x: Tensor) -> Outputs:
-    """Return the net's outputs with these parameters and buffers.
+    """Return the net's outputs for x [B, ...] with these parameters and buffers.
 
-    Train-mode BatchNorm writes to the buffers.
+    BatchNorm in training mode writes its running statistics to the buffers in `weights`.
     """
     outputs: Outputs = torch.func.functional_call(net, weights, (x,))
     return outputs
@@ -144,21 +345,24 @@ def apply(
     train: bool = False,
     activations: tuple[str, ...] = (),
 ) -> Outputs:
-    """Return the net's outputs with any leaves; nothing is written, the net's mode stays as it was.
+    """Return the net's outputs with the values of `leaves`.
+
+    No leaf is written to, and the net's mode is restored.
 
     Args:
-        net: the net.
-        leaves: parameters and buffers by the net's own names, and possibly more.
-        x: [B, ...] inputs.
-        train: BatchNorm on the batch's statistics (its running ones are left alone).
-        activations: names of layers whose input and output are returned.
+        net: The net.
+        leaves: Parameters and buffers under the net's own names; other entries are ignored.
+        x: Inputs [B, ...].
+        train: Whether BatchNorm uses the statistics of the batch. Its running statistics do not
+            change.
+        activations: Names of layers whose input and output are returned.
     """
     weights = {name: leaves[name] for name, _ in net.named_parameters()}
     for name, _ in net.named_buffers():
         weights[name] = leaves[name].clone() if train else leaves[name]
     recorded: dict[str, tuple[Tensor, Tensor]] = {}
     handles = [
-        net.get_submodule(name).register_forward_hook(partial(_record, recorded, name))
+        net.get_submodule(name).register_forward_hook(partial(_record_activation, recorded, name))
         for name in activations
     ]
     with mode(net, train=train):
@@ -172,21 +376,22 @@ def apply(
 
 @contextmanager
 def mode(net: nn.Module, *, train: bool) -> Iterator[None]:
-    """Set every module's mode, and put each back to what it was."""
+    """Set the mode of all modules of a net within a `with` block, and restore it afterwards."""
     before = [(module, module.training) for module in net.modules()]
     net.train(train)
     try:
         yield
     finally:
-        for module, was in before:
-            module.training = was
+        for module, was_training in before:
+            module.training = was_training
 
 
-def _record(
+def _record_activation(
     recorded: dict[str, tuple[Tensor, Tensor]],
     name: str,
     module: nn.Module,
     args: tuple[Tensor, ...],
     out: Tensor,
 ) -> None:
+    """Store a layer's input and output: a forward hook of PyTorch."""
     recorded[name] = (args[0], out)

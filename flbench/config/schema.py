@@ -239,6 +239,11 @@ class EngineConfig(Strict):
         "32-true",
         description="floating-point numbers; tf32: float32 whose products a GPU rounds to TF32",
     )
+    trace: bool = Field(
+        True,
+        description="replay short steps without their Python code; results are the same, bit for"
+        " bit",
+    )
     threads: int | None = Field(
         None,
         ge=1,

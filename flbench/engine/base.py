@@ -1,4 +1,4 @@
-"""What every engine does, and the tensors of a client that each of them starts from."""
+"""The interface of an engine, and what all engines share: device, precision, results."""
 
 import os
 from collections.abc import Callable
@@ -15,26 +15,27 @@ from flbench.core.rng import Draw
 from flbench.core.types import Dispatch, Message, Results, Tree
 
 TF32_SINCE = 8, 0
-"""The compute capability from which GPUs have TF32 (Ampere)."""
+"""Smallest compute capability of a GPU that has TF32 (Ampere)."""
 
 KeptRows = Callable[[Tensor], Tree]
-"""ids [K] -> the rows that these clients keep, [K, ...] each."""
+"""Client ids [K] -> the leaves that these clients keep between rounds, [K, ...] each."""
 
 Dispatcher = Callable[[Tensor], Dispatch]
-"""ids [K] -> what the server sends them.
+"""Client ids [K] -> what the server sends these clients.
 
-Row j depends on ids[j] alone, so it may be asked block by block.
+Row j of the result depends on ids[j] alone, so an engine may call it for one block of clients after
+the other.
 """
 
 
 @dataclass(frozen=True)
 class RoundSettings:
-    """What holds for all clients of a round.
+    """Settings that all clients of a round share.
 
     Attributes:
-        train: batch size, last batch.
-        draw: the round's random streams.
-        lr_factor: factor of the schedule on every learning rate.
+        train: Batch size and treatment of the last batch.
+        draw: Random streams of the round.
+        lr_factor: The schedule's factor, >= 0, on the learning rate of every phase.
     """
 
     train: TrainConfig
@@ -43,9 +44,10 @@ class RoundSettings:
 
 
 class Engine(Protocol):
-    """Runs one program for many clients.
+    """Runs one local program for many clients.
 
-    A client starts from the seeded net, overlaid by its kept rows, overlaid by the dispatch.
+    A client's leaves at the beginning are the seeded net, overlaid by the leaves that the client
+    keeps, overlaid by the leaves that the server sends.
     """
 
     def run(
@@ -58,54 +60,67 @@ class Engine(Protocol):
         settings: RoundSettings,
         observe: tuple[Step, ...] = (),
     ) -> Results:
-        """Return what the clients `ids` [K] bring, in this order, without those that failed.
+        """Return the results of the clients `ids`, in this order, without those that failed.
 
         Args:
-            program: what each client does.
+            program: The local program; each client runs it.
             ids: [K] int64 client ids.
-            rows: what the clients keep.
-            dispatch: what the server sends; already sealed.
-            settings: of the round.
-            observe: steps after the last one, when what is kept and sent is safe;
-                `Results.observed` holds what their Statistics find, and nothing else of them
-                remains.
+            rows: Gives the leaves that the clients keep.
+            dispatch: Gives what the server sends; masks have been applied.
+            settings: Settings of the round.
+            observe: Steps that run after the program, when the leaves to keep and to send have
+                been copied. The results of their Statistics are in `Results.observed`; whatever
+                else they change is discarded.
+        Raises: ValueError if the program trains, keeps or sends a leaf that no client has;
+            ConfigError if the engine cannot run the program.
         """
 
     def block(self, batch_size: int) -> int | None:
-        """Return how many clients are stacked at once; None for an engine that stacks none."""
+        """Return how many clients are stacked at once; None if the engine does not stack clients.
+
+        Args:
+            batch_size: Samples of one step of one client.
+        """
 
     def report(self) -> dict[str, float]:
-        """Return what it did besides its results, for `summary.json`; shares are in [0, 1]."""
+        """Return measurements of the engine itself, for `summary.json`; shares are in [0, 1]."""
 
     def close(self) -> None:
-        """Give back what the engine holds: processes, a cluster. It is not used after that."""
+        """Release processes and connections. The engine is not used afterwards."""
 
 
-class Gathered:
-    """Rows of clients put together leaf by leaf, without a second copy."""
+class ClientRows:
+    """Leaves of several clients, stacked along a leading axis [K] as the clients finish.
+
+    The stacked tensors are allocated once, when the first client is added.
+
+    Args:
+        clients: The number of clients K.
+    """
 
     def __init__(self, clients: int) -> None:
         self.clients = clients
         self.tree: Tree = {}
 
     def add(self, position: int, row: Tree) -> None:
-        """Write one client's tensors at its position; the first client fixes names and shapes."""
+        """Write one client's tensors at a position in [0, K); the first client sets the shapes."""
         for name, value in row.items():
             if name not in self.tree:
+                # [...] of one client -> [K, ...]
                 self.tree[name] = torch.zeros(self.clients, *value.shape, dtype=value.dtype)
             self.tree[name][position] = value.detach()
 
-    def rows(self, positions: list[int]) -> Tree:
-        """Return the rows of the clients that finished."""
+    def select(self, positions: list[int]) -> Tree:
+        """Return the rows at these positions: those of the clients that finished."""
         if len(positions) == self.clients:
             return self.tree
         return {name: value[positions] for name, value in self.tree.items()}
 
 
 def find_device(name: str) -> torch.device:
-    """Return the device that `engine.device` names; `auto` is the first GPU, or the CPU.
+    """Return the device that `engine.device` names; `auto` is the first GPU, or else the CPU.
 
-    Raises: ConfigError if there is no such GPU.
+    Raises: ConfigError if PyTorch does not see that GPU.
     """
     gpus = torch.cuda.device_count()
     if name == "auto":
@@ -113,32 +128,32 @@ def find_device(name: str) -> torch.device:
     device = torch.device(name)
     if device.type == "cuda" and (device.index or 0) >= gpus:
         raise ConfigError(
-            f"`engine.device`={name} is not there: PyTorch sees {gpus} GPUs. Use cpu or auto."
+            f"`engine.device`={name} does not exist: PyTorch sees {gpus} GPUs. Use cpu or auto."
         )
     return device
 
 
 def dtype_of(config: EngineConfig) -> torch.dtype:
-    """Return the type of weights and inputs."""
+    """Return the type of weights and inputs under `engine.precision`."""
     return torch.float64 if config.precision == "64-true" else torch.float32
 
 
 def open_device(config: EngineConfig) -> torch.device:
-    """Return the device of an engine, ready to compute in its precision.
+    """Return the device of an engine, prepared for `engine.precision`.
 
-    On a GPU this asks the whole process for kernels that give the same bits every time, and for
-    full float32 or TF32.
+    On a GPU this selects deterministic kernels, and float32 or TF32 products, for the whole
+    process.
 
-    Raises: ConfigError if the device is not there, or cannot compute in that precision.
+    Raises: ConfigError if the device does not exist or cannot compute in that precision.
     """
     device = find_device(config.device)
     if device.type == "cuda":
         if config.precision == "tf32" and torch.cuda.get_device_capability(device) < TF32_SINCE:
             raise ConfigError(
-                f"`engine.precision=tf32` needs a GPU of compute capability 8.0 or more, which"
-                f" {torch.cuda.get_device_name(device)} has not. Use 32-true."
+                "`engine.precision=tf32` needs a GPU of compute capability 8.0 or more;"
+                f" {torch.cuda.get_device_name(device)} does not have it. Use 32-true."
             )
-        be_deterministic(tf32=config.precision == "tf32")
+        select_deterministic_kernels(tf32=config.precision == "tf32")
     elif config.precision in ("tf32", "16-mixed"):
         raise ConfigError(
             f"`engine.precision={config.precision}` needs a GPU. Use bf16-mixed or 32-true."
@@ -146,41 +161,44 @@ def open_device(config: EngineConfig) -> torch.device:
     return device
 
 
-def be_deterministic(*, tf32: bool) -> None:
-    """Ask CUDA for kernels that give the same bits every time.
-
-    It holds for the whole process.
+def select_deterministic_kernels(*, tf32: bool) -> None:
+    """Select CUDA kernels that give the same bits in every run, for the whole process.
 
     Args:
-        tf32: whether products and convolutions of float32 may round their factors to TF32, which
-            has 10 bits of mantissa instead of 23.
+        tf32: Whether matrix products and convolutions of float32 may round their factors to TF32,
+            which has 10 bits of mantissa instead of 23.
     """
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when CUDA starts
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # CUDA reads this when it starts
     torch.use_deterministic_algorithms(True, warn_only=True)
     torch.backends.cudnn.benchmark = False
     torch.backends.cudnn.allow_tf32 = tf32
     torch.backends.cuda.matmul.allow_tf32 = tf32
 
 
-def joined(parts: list[Results], ids: Tensor) -> Results:
-    """Return the results of all blocks as one, in the order of `ids`."""
+def concatenate_results(parts: list[Results], ids: Tensor) -> Results:
+    """Return the results of several blocks of clients as one, block after block.
+
+    Args:
+        parts: The results of each block; may be empty.
+        ids: [K] The ids of all clients, for the type of empty results.
+    """
     if len(parts) == 1:
         return parts[0]
     some = [part for part in parts if len(part.ids)]
 
-    def together(trees: list[Tree]) -> Tree:
+    def concatenate(trees: list[Tree]) -> Tree:
         names = trees[0] if trees else {}
-        return {name: torch.cat([tree[name] for tree in trees]) for name in names}
+        return {name: torch.cat([tree[name] for tree in trees]) for name in names}  # [K, ...]
 
     return Results(
         ids=torch.cat([part.ids for part in parts]) if parts else ids[:0],
         steps=torch.cat([part.steps for part in parts]) if parts else ids[:0],
         losses=torch.cat([part.losses for part in parts]) if parts else torch.zeros(0),
-        kept=together([part.kept for part in some]),
+        kept=concatenate([part.kept for part in some]),
         sent=Message(
-            together([part.sent.values for part in some]),
-            together([part.sent.mask for part in some]),
+            concatenate([part.sent.values for part in some]),
+            concatenate([part.sent.mask for part in some]),
         ),
-        observed=together([part.observed for part in some]),
+        observed=concatenate([part.observed for part in some]),
         failures=tuple(failure for part in parts for failure in part.failures),
     )

@@ -24,8 +24,8 @@ from flbench.engine.base import (
     Engine,
     KeptRows,
     RoundSettings,
+    concatenate_results,
     find_device,
-    joined,
     open_device,
 )
 
@@ -208,7 +208,7 @@ def _inner(net: nn.Module, federation: Federation, config: EngineConfig) -> Engi
 
 
 def connect(address: str | None, *, key: str = "engine.address", cpus: int | None = None) -> bool:
-    """Join or start a Ray cluster; return whether this process started or joined it.
+    """Join or start a Ray cluster; return whether this process started or concatenate_results it.
 
     Args:
         address: of a running cluster, `auto` to find it, None to start one on this machine.
@@ -223,7 +223,7 @@ def connect(address: str | None, *, key: str = "engine.address", cpus: int | Non
     if address is None:
         # Ray's own lines on the terminal speak of its inside; what fails comes as an exception.
         os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
-        # `local`, since without it a cluster that is named in the environment would be joined.
+        # `local`: without it Ray would join a cluster that an environment variable names.
         cores = len(os.sched_getaffinity(0)) if cpus is None else cpus
         options |= {"address": "local", "include_dashboard": False, "num_cpus": cores}
     else:
@@ -308,7 +308,7 @@ def _unpacked(found: dict[str, Any]) -> Results:
 def _in_order(parts: list[Results], ids: Tensor) -> Results:
     """Return the results of all actors as one, in the order of `ids`."""
     place = {client: k for k, client in enumerate(ids.tolist())}
-    whole = joined(parts, ids)
+    whole = concatenate_results(parts, ids)
     order = torch.tensor(
         sorted(range(len(whole.ids)), key=lambda k: place[int(whole.ids[k])]), dtype=torch.int64
     )

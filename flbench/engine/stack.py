@@ -12,8 +12,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from flbench.client.module import call, mode, view_of
+from flbench.client.module import call, make_step_context, mode
 from flbench.client.program import Statistic, Transform, merge_context
+from flbench.client.recording import REDUCTIONS
 from flbench.core.errors import ConfigError
 from flbench.core.tree import where_masked
 from flbench.core.types import Batch, Dispatch, Info, Outputs, StepContext, Tree
@@ -21,14 +22,13 @@ from flbench.data.federation import Federation
 from flbench.engine.base import RoundSettings
 from flbench.engine.bundle import Bundle
 from flbench.engine.padding import Padding
-from flbench.engine.recording import TOGETHER
 from flbench.engine.traced import Traces
 
 PASS = 8192  # rows of all clients together in one step of a Statistic
 
 
 @dataclass(frozen=True)
-class StackBench:
+class StackEnvironment:
     """What stacks work with.
 
     Attributes:
@@ -65,7 +65,7 @@ class Stack:
     """A block of clients: their leaves, what they know (ctx), and what they have done.
 
     Args:
-        bench: net, samples, precision.
+        env: net, samples, precision.
         ids: [B] client ids.
         settings: of the round.
         rows: what the clients kept, [B, ...] each.
@@ -74,23 +74,23 @@ class Stack:
 
     def __init__(
         self,
-        bench: StackBench,
+        env: StackEnvironment,
         ids: Tensor,
         settings: RoundSettings,
         rows: Tree,
         dispatch: Dispatch,
     ) -> None:
-        self.bench = bench
+        self.environment = env
         self.settings = settings
         self.ids = ids.numpy().copy()
         self.position = np.arange(len(ids))  # where each client stood in `ids`
         self.steps = np.zeros(len(ids), dtype=np.int64)
-        self.loss = torch.zeros(len(ids), dtype=torch.float64, device=bench.device)
+        self.loss = torch.zeros(len(ids), dtype=torch.float64, device=env.device)
         self.lr = 0.0
-        self.start = Bundle(dict(bench.start), names=list(bench.start))
+        self.start = Bundle(dict(env.start), names=list(env.start))
         self.ctx = Bundle()
         for name, number in dispatch.numbers.items():
-            value = torch.tensor(number, dtype=bench.dtype, device=bench.device)
+            value = torch.tensor(number, dtype=env.dtype, device=env.device)
             self.ctx.put(name, value, row=False)
         for name, value in rows.items():
             self.start.put(name, self._own(name, value), row=True)
@@ -102,7 +102,7 @@ class Stack:
                 if name in known and name in message.mask:
                     # A message to all leaves rows where the clients already differ.
                     each = row or name in self.start.rows
-                    mask = message.mask[name].to(bench.device)
+                    mask = message.mask[name].to(env.device)
                     value = where_masked(mask, value, self.start[name])
                 target.put(name, value, row=each)
         self.leaves = self.start.copy()
@@ -116,7 +116,7 @@ class Stack:
             return
         self.ids, self.position = self.ids[order], self.position[order]
         self.steps = self.steps[order]
-        index = torch.from_numpy(order).to(self.bench.device)
+        index = torch.from_numpy(order).to(self.environment.device)
         self.loss = self.loss[index]
         for bundle in (self.start, self.ctx, self.leaves):
             bundle.reorder(index)
@@ -152,7 +152,7 @@ class Stack:
             ]
             return fn(*trees, *extra)
 
-        index = torch.arange(count, device=self.bench.device)  # vmap needs one stacked tensor
+        index = torch.arange(count, device=self.environment.device)  # vmap needs one stacked tensor
         try:
             return torch.vmap(one)(index, rows, *extra)
         except RuntimeError as error:
@@ -165,7 +165,7 @@ class Stack:
     ) -> StepContext:
         """Return what one client's step sees."""
         forward = partial(self.forward, leaves, ctx, batch.x, **keys)
-        return view_of(self.bench.net, forward, batch, ctx, leaves, start)
+        return make_step_context(self.environment.net, forward, batch, ctx, leaves, start)
 
     def forward(
         self,
@@ -176,13 +176,15 @@ class Stack:
     ) -> Outputs:
         """Return the net's outputs with one client's leaves, or what `weights` makes of them."""
         if weights is not None:
-            return call(self.bench.net, weights(leaves, ctx), x)
-        return call(self.bench.net, {name: leaves[name] for name in self.bench.start}, x)
+            return call(self.environment.net, weights(leaves, ctx), x)
+        return call(
+            self.environment.net, {name: leaves[name] for name in self.environment.start}, x
+        )
 
     def collect(self, statistic: Statistic) -> None:
         """Run a Statistic over each client's rows and write what it finds into ctx."""
-        bench, draw = self.bench, self.settings.draw
-        rows = [bench.federation.rows(statistic.samples, int(client), draw) for client in self.ids]
+        env, draw = self.environment, self.settings.draw
+        rows = [env.federation.rows(statistic.samples, int(client), draw) for client in self.ids]
         sizes = np.array([len(mine) for mine in rows])
         order = np.argsort(-sizes, kind="stable")  # most rows first: who has more comes first
         self.reorder(order)
@@ -192,7 +194,7 @@ class Stack:
         longest = max(1, int(sizes[0]))
         found: Tree = {}
         begin = 0
-        with torch.no_grad(), mode(bench.net, train=False):
+        with torch.no_grad(), mode(env.net, train=False):
             while begin < longest:
                 count = int((sizes > begin).sum()) if begin else len(self)
                 end = begin + max(1, PASS // count)
@@ -205,7 +207,7 @@ class Stack:
                     elif reduction == "rows":  # axis 0 is the clients'
                         found[key] = torch.cat([found[key], value], dim=1)
                     else:
-                        found[key][:count] = TOGETHER[reduction](found[key][:count], value)
+                        found[key][:count] = REDUCTIONS[reduction](found[key][:count], value)
                 begin = end
             if statistic.finish is not None:
                 finish = statistic.finish
@@ -221,37 +223,37 @@ class Stack:
 
     def map(self, step: Transform) -> None:
         """Let a Transform change leaves."""
-        bench, draw = self.bench, self.settings.draw
-        sizes = [len(bench.federation.partition.parts["train"][int(client)]) for client in self.ids]
-        lr = torch.tensor(self.lr, dtype=bench.dtype, device=bench.device)
-        number = torch.tensor(draw.round, device=bench.device)
+        env, draw = self.environment, self.settings.draw
+        sizes = [len(env.federation.partition.parts["train"][int(client)]) for client in self.ids]
+        lr = torch.tensor(self.lr, dtype=env.dtype, device=env.device)
+        number = torch.tensor(draw.round, device=env.device)
 
         def change(leaves: Tree, start: Tree, ctx: Tree, steps: Tensor, size: Tensor) -> Tree:
             return step.fn(leaves, start, ctx, Info(steps, lr, size, number))
 
         counts = (torch.from_numpy(self.steps.copy()), torch.tensor(sizes))
         with torch.no_grad():
-            changed = self.each(change, *(count.to(bench.device) for count in counts))
+            changed = self.each(change, *(count.to(env.device) for count in counts))
         for name, value in changed.items():
             self.leaves.put(name, self._own(name, value), row=True)
 
     def inputs(self, rows: Tensor, keys: Tensor | None = None) -> Tensor:
         """Return the normalised samples [B, S, ...] of the rows [B, S] of the data set."""
         flat = None if keys is None else keys.reshape(-1)
-        x = self.bench.federation.inputs(rows.reshape(-1), self.bench.dtype, flat)
+        x = self.environment.federation.inputs(rows.reshape(-1), self.environment.dtype, flat)
         return x.reshape(*rows.shape, *x.shape[1:])
 
     def _own(self, name: str, value: Tensor) -> Tensor:
         """Return a tensor on the device; the net's own leaves keep their type."""
-        own = self.bench.start.get(name)
-        return value.to(self.bench.device, None if own is None else own.dtype)
+        own = self.environment.start.get(name)
+        return value.to(self.environment.device, None if own is None else own.dtype)
 
     def observe(
         self, statistic: Statistic, leaves: Tree, start: Tree, ctx: Tree, batch: Any
     ) -> Tree:
         """Return what a Statistic finds in one client's batch `(x, y, mask, key)`."""
-        step = torch.zeros((), dtype=torch.int64, device=self.bench.device)
-        with self.bench.precision():
+        step = torch.zeros((), dtype=torch.int64, device=self.environment.device)
+        with self.environment.precision():
             x, y, mask, key = batch
             return statistic.fn(self.step_context(leaves, start, ctx, Batch(x, y, mask, key, step)))
 
@@ -264,10 +266,10 @@ class Stack:
             piece = mine[begin:end]
             index[k, : len(piece)] = piece
             real[k, : len(piece)] = True
-        device = self.bench.device
+        device = self.environment.device
         chosen = torch.from_numpy(index).to(device)
         mask = torch.from_numpy(real).to(device)
-        return self.inputs(chosen), self.bench.federation.y[chosen], mask, chosen
+        return self.inputs(chosen), self.environment.federation.y[chosen], mask, chosen
 
     def _refuse_ragged(self, statistic: Statistic, sizes: NDArray[np.int64]) -> None:
         kinds = statistic.reduce

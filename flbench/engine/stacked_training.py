@@ -19,12 +19,12 @@ from torch.optim.sgd import sgd
 
 from flbench.client.module import freeze_statistics, is_buffer, mode
 from flbench.client.program import Phase
+from flbench.client.recording import REDUCTIONS
 from flbench.client.step import local_loss, make_optimizer
 from flbench.config.schema import OptimizerConfig
 from flbench.core.types import Batch, Tree
 from flbench.data.batches import PIECE
 from flbench.engine import plan
-from flbench.engine.recording import TOGETHER
 from flbench.engine.stack import Stack
 
 
@@ -34,24 +34,24 @@ def train(stack: Stack, phase: Phase) -> tuple[int, int]:
     Returns: rows of all batches, and how many of them were no padding.
     Raises: ValueError if the phase trains nothing, or records what cannot be stacked.
     """
-    bench = stack.bench
+    env = stack.environment
     stack.lr = phase.optimizer.lr * stack.settings.lr_factor
     names = _trained(stack, phase)
     if not names:
         raise ValueError(
             f"the phase trains {phase.train!r}, which names no parameter of the client"
         )
-    skip = bench.has_batchnorm and phase.batchnorm == "train"
-    work = plan.make(bench.federation, phase, stack.ids, stack.settings, skip_single=skip)
-    moving = [name for name in bench.start if name in bench.buffers]
+    skip = env.has_batchnorm and phase.batchnorm == "train"
+    work = plan.make(env.federation, phase, stack.ids, stack.settings, skip_single=skip)
+    moving = [name for name in env.start if name in env.buffers]
     # A second model's statistics too: the net writes to them where `weights` calls it with them.
-    written = [name for name in stack.leaves.names if is_buffer(name, bench.buffers)]
+    written = [name for name in stack.leaves.names if is_buffer(name, env.buffers)]
     stack.leaves.separate([*names, *written], len(stack))
     optimizer = StackedOptimizer(phase.optimizer, stack.lr)
     run = _Run(stack, phase, work, names, moving, optimizer)
-    with mode(bench.net, train=True):
+    with mode(env.net, train=True):
         if phase.batchnorm == "eval":
-            freeze_statistics(bench.net)
+            freeze_statistics(env.net)
         run.all()
     return run.slots, run.real
 
@@ -62,7 +62,7 @@ def _trained(stack: Stack, phase: Phase) -> list[str]:
         name
         for name in stack.leaves.names
         if phase.trains(name)
-        and not is_buffer(name, stack.bench.buffers)
+        and not is_buffer(name, stack.environment.buffers)
         and stack.leaves[name].is_floating_point()
     ]
 
@@ -85,7 +85,9 @@ class _Run:
         self._found: list[Tree] = [{} for _ in phase.record]
         self.real = self.slots = 0
         # [B, T], 0 where a client takes no step.
-        self._losses = torch.zeros(work.ends.shape, dtype=torch.float64, device=stack.bench.device)
+        self._losses = torch.zeros(
+            work.ends.shape, dtype=torch.float64, device=stack.environment.device
+        )
         self._begin = 0  # the step that the window begins with
         self._window: tuple[Tensor, ...] = (torch.empty(0),)
         self._sort()
@@ -111,10 +113,10 @@ class _Run:
 
     def _record_nothing(self) -> None:
         """Show the Statistics one padded row: what they find of it is the neutral beginning."""
-        stack, bench = self._stack, self._stack.bench
-        row = torch.zeros(len(stack), 1, dtype=torch.int64, device=bench.device)
-        batch = (stack.inputs(row), bench.federation.y[row], row > 0, row)
-        with torch.no_grad(), mode(bench.net, train=False):
+        stack, env = self._stack, self._stack.environment
+        row = torch.zeros(len(stack), 1, dtype=torch.int64, device=env.device)
+        batch = (stack.inputs(row), env.federation.y[row], row > 0, row)
+        with torch.no_grad(), mode(env.net, train=False):
             for statistic, whole in zip(self._phase.record, self._found, strict=True):
                 found = stack.each(partial(stack.observe, statistic), batch)
                 # It is written to, and may be a leaf.
@@ -124,13 +126,15 @@ class _Run:
         order = np.argsort(-self._plan.steps, kind="stable")
         self._plan.reorder(order)
         self._stack.reorder(order)
-        index = torch.from_numpy(order).to(self._stack.bench.device)
+        index = torch.from_numpy(order).to(self._stack.environment.device)
         self._losses = self._losses[index]
         bundles = (self._stack.leaves, self._stack.start, self._stack.ctx)
         trees = [tree for bundle in bundles for tree in (bundle.rows, bundle.shared)]
         # A client's names come in an order of their own: so do buffers and gradients.
         names = tuple(tuple(bundle.names) for bundle in bundles)
-        self._inputs, self._kind = self._stack.bench.traces.gather((self._phase, names), *trees)
+        self._inputs, self._kind = self._stack.environment.traces.gather(
+            (self._phase, names), *trees
+        )
         self._window = (torch.empty(0),)
         self._optimizer.reorder(index)
         self._found = [{k: v[index[: len(v)]] for k, v in found.items()} for found in self._found]
@@ -194,13 +198,13 @@ class _Run:
 
     def _gathered(self, step: int, count: int) -> tuple[Tensor, ...]:
         """Return x, y, mask and key [W, count, S, ...] of this step and those after it."""
-        bench, work = self._stack.bench, self._plan
+        env, work = self._stack.environment, self._plan
         size = work.rows.shape[2]
         steps = slice(step, step + max(1, PIECE // (count * size)))
         rows, keys = (part[:count, steps].transpose(0, 1) for part in (work.rows, work.keys))
         x = self._stack.inputs(rows.reshape(-1, size), keys.reshape(-1, size))
-        mask = torch.arange(size, device=bench.device) < work.ends[:count, steps].T[..., None]
-        return x.reshape(*rows.shape, *x.shape[2:]), bench.federation.y[rows], mask, keys
+        mask = torch.arange(size, device=env.device) < work.ends[:count, steps].T[..., None]
+        return x.reshape(*rows.shape, *x.shape[2:]), env.federation.y[rows], mask, keys
 
     def _traced(
         self, number: Tensor, full: bool, batch: tuple[Tensor, ...], count: int
@@ -211,7 +215,7 @@ class _Run:
         # Without padding the mask is no input but a constant.
         given = [x, y, key, number] if full else [x, y, key, number, mask]
         kind, step = (self._kind, full, count), partial(look, number, full, batch, count)
-        return self._stack.bench.traces.take(kind, step, self._inputs, given)
+        return self._stack.environment.traces.take(kind, step, self._inputs, given)
 
     def _looked(
         self, number: Tensor, full: bool, batch: Any, count: int
@@ -256,14 +260,14 @@ class _Run:
         context = stack.step_context(
             {**leaves, **buffers}, start, ctx, Batch(x, y, mask, key, number), weights=phase.weights
         )
-        stack.bench.padding.mask = None if full else mask
-        with stack.bench.precision():
+        stack.environment.padding.mask = None if full else mask
+        with stack.environment.precision():
             loss = local_loss(phase.terms, context)
             found = [
                 {name: value.detach() for name, value in statistic.fn(context).items()}
                 for statistic in phase.record
             ]
-        stack.bench.padding.mask = None
+        stack.environment.padding.mask = None
         return loss, (buffers, found)
 
     def _hooked(
@@ -313,7 +317,7 @@ class _Run:
                     " clients of different size cannot do at once"
                 )
             count = len(value)
-            whole[key][:count] = TOGETHER[reduction](whole[key][:count], value)
+            whole[key][:count] = REDUCTIONS[reduction](whole[key][:count], value)
 
 
 def _clip(gradients: Tree, largest: float) -> None:

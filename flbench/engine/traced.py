@@ -75,6 +75,10 @@ class Kind:
         return self is other or (isinstance(other, Kind) and self._parts == other._parts)
 
 
+NO_KIND = Kind()
+"""The kind of all steps where nothing is traced."""
+
+
 def shapes(tensors: Iterable[Tensor]) -> Hashable:
     """Return shapes, strides and types."""
     return tuple((x.shape, x.stride(), x.dtype) for x in tensors)
@@ -124,7 +128,8 @@ class Traces:
     bit for bit; where it does not, and where steps are long, they stay as they are.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, enabled: bool = True) -> None:
+        self._enabled = enabled
         self._known: OrderedDict[Hashable, Known] = OrderedDict()
         self._kinds: dict[Kind, Kind] = {}
         self._cost = FIRST
@@ -137,6 +142,8 @@ class Traces:
             what: all else that their operations depend on.
             trees: what clients have, and know.
         """
+        if not self._enabled:
+            return [], NO_KIND
         tensors: list[Tensor] = []
         found: dict[int, int] = {}
         places: list[Hashable] = []
@@ -168,6 +175,8 @@ class Traces:
             inputs: what clients have, and know.
             batch: tensors whose shapes may be others in the next step.
         """
+        if not self._enabled:
+            return step()
         kind, inputs = (kind, shapes(batch)), [*inputs, *batch]
         known = self._known.setdefault(kind, Known())
         self._known.move_to_end(kind)

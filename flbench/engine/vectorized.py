@@ -13,9 +13,16 @@ from flbench.core.tree import nbytes
 from flbench.core.types import Failure, Message, Results, Tree
 from flbench.data.federation import Federation
 from flbench.engine import memory
-from flbench.engine.base import Dispatcher, KeptRows, RoundSettings, dtype_of, joined, open_device
+from flbench.engine.base import (
+    Dispatcher,
+    KeptRows,
+    RoundSettings,
+    concatenate_results,
+    dtype_of,
+    open_device,
+)
 from flbench.engine.padding import mind_padding
-from flbench.engine.stack import Stack, StackBench
+from flbench.engine.stack import Stack, StackEnvironment
 from flbench.engine.stacked_training import train
 from flbench.engine.traced import Traces
 from flbench.models.base import net_leaves
@@ -47,7 +54,7 @@ class VectorizedEngine:
         net = deepcopy(net).to(device, dtype).requires_grad_(False)
         self._block = config.block
         self._slots = self._real = 0  # of all batches so far: rows, and rows that are no padding
-        self._bench = StackBench(
+        self._environment = StackEnvironment(
             net=net,
             start={name: leaf.detach() for name, leaf in net_leaves(net).items()},
             buffers=frozenset(name for name, _ in net.named_buffers()),
@@ -57,7 +64,7 @@ class VectorizedEngine:
             autocast=torch.bfloat16 if config.precision == "bf16-mixed" else None,
             has_batchnorm=any(isinstance(module, _BatchNorm) for module in net.modules()),
             padding=mind_padding(net),
-            traces=Traces(),
+            traces=Traces(enabled=config.trace),
         )
 
     def run(
@@ -73,9 +80,9 @@ class VectorizedEngine:
         """Train the clients in blocks; see `Engine.run`."""
         parts = []
         for block in torch.split(ids, self.block(settings.train.batch_size)):
-            stack = Stack(self._bench, block, settings, rows(block), dispatch(block))
+            stack = Stack(self._environment, block, settings, rows(block), dispatch(block))
             parts.append(self._run(program, stack, observe))
-        return joined(parts, ids)
+        return concatenate_results(parts, ids)
 
     def report(self) -> dict[str, float]:
         """Return the share of training rows that were padding."""
@@ -93,11 +100,11 @@ class VectorizedEngine:
             batch_size: samples of a step.
         """
         if self._block is None:
-            bench = self._bench
-            x = bench.federation.inputs(torch.zeros(2, dtype=torch.int64), bench.dtype)
-            sample = memory.saved_of_sample(bench.net, bench.start, bench.buffers, x)
-            one = COPIES * nbytes(bench.start) + SAVED * batch_size * sample
-            self._block = max(1, int(SHARE * memory.free(bench.device) / one))
+            env = self._environment
+            x = env.federation.inputs(torch.zeros(2, dtype=torch.int64), env.dtype)
+            sample = memory.saved_of_sample(env.net, env.start, env.buffers, x)
+            one = COPIES * nbytes(env.start) + SAVED * batch_size * sample
+            self._block = max(1, int(SHARE * memory.free(env.device) / one))
         return self._block
 
     def _run(self, program: LocalProgram, stack: Stack, observe: tuple[Step, ...]) -> Results:
@@ -116,7 +123,7 @@ class VectorizedEngine:
             for k in order[~finished[order]].tolist()
         )
         order = order[finished[order]]  # those that finished, as they stood in `ids`
-        index = order.to(self._bench.device)
+        index = order.to(self._environment.device)
         rows = stack.leaves.rows
         tree = {name: rows[name][index].cpu() for name in names}
         masks = {name: rows[mask][index].cpu() for name, mask in program.masks}

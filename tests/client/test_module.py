@@ -1,74 +1,317 @@
+"""A phase gives the same weights under an engine and under Lightning's own Trainer, or is refused.
+
+`FIELDS` names every field of `Phase` with the phases that exercise it.
+"""
+
+from dataclasses import dataclass, fields, replace
+
 import lightning
 import pytest
 import torch
 from torch import nn
 
 from flbench.client.module import ClientModule, apply, mode
-from flbench.client.program import LocalProgram, Phase
+from flbench.client.program import LocalProgram, Phase, Statistic, Transform
 from flbench.config.schema import OptimizerConfig, TrainConfig
 from flbench.core.rng import Draw
-from flbench.core.types import Dispatch
-from flbench.data import batches
+from flbench.core.types import Dispatch, Samples
 from flbench.engine.base import RoundSettings
+from flbench.engine.client_batches import ClientBatches
+from flbench.engine.training import Training
 from flbench.losses import CrossEntropy, Proximal
 from flbench.models.base import net_leaves
 from tests.support import build
 
+CLIENT = 2
+SETTINGS = RoundSettings(TrainConfig(batch_size=16), Draw(0, (0,), 5))
+SGD = OptimizerConfig(lr=0.05)
+PULL = Proximal(("head.weight", "head.bias"), 0.5)
 
-def trained_by_lightning(experiment, phase: Phase, client: int) -> dict[str, torch.Tensor]:
-    """The same batches through Lightning's own Trainer."""
-    net = build("model.name=lenet5").net
-    leaves = net_leaves(net)
-    start = {name: leaf.detach().clone() for name, leaf in leaves.items()}
-    federation = experiment.federation
-    rows = federation.partition.parts["train"][client]
 
-    class Epochs(torch.utils.data.IterableDataset):
-        number = 0
+@dataclass(frozen=True)
+class Halved:
+    """The net is called with half of its weights."""
 
-        def __iter__(self):
-            keys = {"dtype": torch.float32, "skip_single": True, "first_step": 0}
-            yield from batches.epoch(
-                federation, rows, client, self.number, Draw(0, (0,), 5), TrainConfig(), **keys
-            )
-            self.number += 1
+    def __call__(self, leaves, ctx):
+        return {n: v / 2 if n.endswith("weight") else v for n, v in leaves.items()}
 
-    trainer = lightning.Trainer(
-        max_epochs=phase.epochs,
-        accelerator="cpu",
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
+
+@dataclass(frozen=True)
+class LookAhead:
+    """The gradient at a point ahead: two evaluations of the net, which BatchNorm both counts."""
+
+    def __call__(self, grad, parameters, batch, ctx):
+        first = grad(parameters, batch)
+        return grad({n: v - 0.01 * first[n] for n, v in parameters.items()}, batch)
+
+
+@dataclass(frozen=True)
+class Shrink:
+    def __call__(self, trained, ctx):
+        return {name: 0.9 * value for name, value in trained.items()}
+
+
+@dataclass(frozen=True)
+class StopAt:
+    """Ends the phase before this epoch, and checks the losses that it is shown."""
+
+    epoch: int
+
+    def __call__(self, losses, done, ctx):
+        assert bool(losses[: int(done)].isfinite().all())
+        assert bool(losses[int(done) :].isnan().all())
+        return done >= self.epoch
+
+
+@dataclass(frozen=True)
+class StopBelow:
+    """Ends the phase by the loss of the last epoch."""
+
+    loss: float
+
+    def __call__(self, losses, done, ctx):
+        last = losses.gather(0, (done - 1).clamp_min(0).reshape(1))[0]
+        return (done >= 1) & (last < self.loss)
+
+
+@dataclass(frozen=True)
+class Seen:
+    """Depends on the batch, on the leaves before the step, and on the mode of the net."""
+
+    def __call__(self, context):
+        return {
+            "n": context.batch.mask.sum(),
+            "features": context.out.features.sum(dim=0),
+            "bias": context.leaves["head.bias"],
+        }
+
+
+@dataclass(frozen=True)
+class Mean:
+    def __call__(self, reduced, leaves, ctx):
+        return {"mean": reduced["features"] / reduced["n"], "bias": reduced["bias"]}
+
+
+RECORD = Statistic("seen", Seen(), "sum", finish=Mean())
+
+
+def phase(**keys) -> Phase:
+    given = {"train": "*", "terms": (CrossEntropy(),), "optimizer": SGD, "epochs": 2}
+    return Phase(**given | keys)
+
+
+MOMENTUM = OptimizerConfig(lr=0.05, momentum=0.9, nesterov=True, weight_decay=1e-3)
+FIELDS = {
+    "train": [phase(train="head.*"), phase(train=frozenset({"head.bias", "backbone.fc1.weight"}))],
+    "terms": [phase(terms=(CrossEntropy(), PULL))],
+    "optimizer": [
+        phase(optimizer=MOMENTUM),
+        phase(optimizer=OptimizerConfig(name="adam", lr=0.01, weight_decay=1e-3)),
+        phase(optimizer=OptimizerConfig(name="adamw", lr=0.01, weight_decay=1e-3)),
+    ],
+    "epochs": [phase(epochs=3)],
+    "steps": [phase(epochs=None, steps=7)],
+    "clip": [phase(clip=0.05), phase(clip=0.05, optimizer=MOMENTUM, gradient=LookAhead())],
+    "weights": [phase(weights=Halved()), phase(weights=Halved(), gradient=LookAhead())],
+    "gradient": [phase(gradient=LookAhead())],
+    "project": [phase(project=Shrink()), phase(project=Shrink(), clip=0.05)],
+    "until": [phase(epochs=5, until=StopAt(k)) for k in (0, 2)]
+    + [phase(epochs=5, until=StopBelow(2.2))],
+    "record": [phase(record=(RECORD,)), phase(record=(RECORD,), clip=0.05, project=Shrink())],
+    "batchnorm": [phase(batchnorm="eval"), phase(batchnorm="eval", gradient=LookAhead())],
+    "samples": [phase(samples=Samples(high=0.5)), phase(samples=Samples("validation"))],
+}
+
+
+@dataclass(frozen=True)
+class Keep:
+    """Keeps what was recorded, as leaves."""
+
+    def __call__(self, leaves, start, ctx, info):
+        return {name: value for name, value in ctx.items() if name.startswith("seen.")}
+
+
+def trained_by_engine(experiment, phase: Phase) -> dict[str, torch.Tensor]:
+    """Return the leaves and the recorded tensors after the phase."""
+    kept = experiment.algorithm.setting.net.names("all")
+    if phase.record:
+        kept |= {"seen.mean", "seen.bias"}
+    results = experiment.engine.run(
+        LocalProgram((phase, Transform(Keep())), keeps=kept),
+        torch.tensor([CLIENT]),
+        rows=lambda ids: {},
+        dispatch=lambda ids: Dispatch(),
+        settings=SETTINGS,
     )
-    module = ClientModule(net, phase, leaves, start, {})
-    trainer.fit(module, torch.utils.data.DataLoader(Epochs(), batch_size=None))
-    return {name: leaf.detach() for name, leaf in net_leaves(net).items()}
+    return {name: value[0] for name, value in results.kept.items()}
+
+
+def module_of(phase: Phase, kind=ClientModule) -> ClientModule:
+    net = build("model.name=lenet5").net.eval()  # a Trainer does not set the mode
+    leaves = net_leaves(net)
+    return kind(net, phase, leaves, {n: v.detach().clone() for n, v in leaves.items()}, {})
+
+
+def batches_of(experiment, phase: Phase) -> ClientBatches:
+    keys = {"dtype": torch.float32, "has_batchnorm": True}
+    return ClientBatches(experiment.federation, phase, CLIENT, SETTINGS, **keys)
+
+
+def trainer_of(phase: Phase, **keys) -> lightning.Trainer:
+    limits = {"max_epochs": phase.epochs or -1, "max_steps": phase.steps or -1}
+    quiet = dict.fromkeys(
+        ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False
+    )
+    return lightning.Trainer(**{"accelerator": "cpu", **limits, **quiet, **keys})
+
+
+def trained_by_lightning(experiment, phase: Phase, kind=ClientModule, **keys):
+    """Return the same as `trained_by_engine`, from the same batches."""
+    module = module_of(phase, kind)
+    trainer_of(phase, **keys).fit(module, batches_of(experiment, phase))
+    return {n: v.detach() for n, v in net_leaves(module.net).items()} | module.ctx
+
+
+@pytest.fixture(scope="module")
+def experiment():
+    return build("model.name=lenet5", "algorithm=local")
+
+
+def assert_equal(one, other):
+    assert one.keys() == other.keys()
+    for name, value in one.items():
+        assert torch.equal(value, other[name]), name
+
+
+def test_every_field_of_a_phase_is_compared_with_lightnings_trainer():
+    """A new field needs an entry: phases that are trained alike, or a refusal."""
+    assert set(FIELDS) == {field.name for field in fields(Phase)}
+    plain = phase()
+    for name, phases in FIELDS.items():
+        assert phases, name
+        assert all(getattr(some, name) != getattr(plain, name) for some in phases), name
+
+
+@pytest.mark.parametrize(
+    ("name", "some"), [(name, some) for name, phases in FIELDS.items() for some in phases]
+)
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_trainer_and_engine_give_equal_weights(experiment, name, some):
+    expected = trained_by_engine(experiment, some)
+
+    assert_equal(expected, trained_by_lightning(experiment, some))
+    if name not in ("epochs", "steps", "record"):  # the field has an effect
+        without = replace(some, **{name: getattr(phase(), name)})
+        other = trained_by_engine(experiment, without)
+        assert any(not torch.equal(value, other[leaf]) for leaf, value in expected.items())
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 @pytest.mark.filterwarnings("ignore")
-def test_lightning_trainer_and_engine_give_equal_weights(optimizer):
-    experiment = build("model.name=lenet5", "algorithm=local")
-    names = experiment.algorithm.setting.net.parameters
-    config = OptimizerConfig(
-        name=optimizer, momentum=0.9 if optimizer == "sgd" else 0.0, weight_decay=1e-3
-    )
-    phase = Phase("*", (CrossEntropy(), Proximal(names, 0.1)), config, epochs=2)
-    program = LocalProgram((phase,), keeps=experiment.algorithm.setting.net.names("all"))
+@pytest.mark.parametrize("hook", [None, LookAhead()])
+def test_trainer_and_engine_give_equal_weights_in_half_precision(hook):
+    experiment = build("model.name=lenet5", "algorithm=local", "engine.precision=bf16-mixed")
+    some = phase(gradient=hook, clip=0.1)
 
-    results = experiment.engine.run(
-        program,
-        torch.tensor([2]),
-        rows=lambda ids: {},
-        dispatch=lambda ids: Dispatch(),
-        settings=RoundSettings(TrainConfig(), Draw(0, (0,), 5)),
-    )
+    found = trained_by_lightning(experiment, some, precision="bf16-mixed")
 
-    expected = trained_by_lightning(experiment, phase, 2)
-    for name, value in expected.items():
-        assert torch.equal(results.kept[name][0], value), name
+    assert_equal(trained_by_engine(experiment, some), found)
+
+
+REFUSED = {
+    "max_epochs": (phase(), {"max_epochs": 3}, r"epochs=2 .*Use Trainer\(max_epochs=2"),
+    "max_steps": (phase(), {"max_steps": 3}, "max_steps=-1"),
+    "steps": (phase(epochs=None, steps=3), {"max_steps": 4}, "max_epochs=-1, max_steps=3"),
+    "limit": (phase(), {"limit_train_batches": 2}, "limit_train_batches=2"),
+    "clip": (phase(), {"gradient_clip_val": 0.1}, r"gradient_clip_val=0\.1\. Use `Phase\.clip`"),
+    "accumulate": (phase(), {"accumulate_grad_batches": 2}, "accumulate_grad_batches=2"),
+    "cast": (phase(), {"precision": "64-true"}, "not the net's own tensors"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+@pytest.mark.filterwarnings("ignore")
+def test_a_trainer_that_would_give_other_weights_is_refused(experiment, case):
+    some, keys, message = REFUSED[case]
+
+    with pytest.raises(ValueError, match=message):
+        trained_by_lightning(experiment, some, **keys)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_loader_must_say_that_it_reads_the_samples_of_the_phase(experiment):
+    half, other = phase(samples=Samples(high=0.5)), phase(samples=Samples(high=0.4))
+    silent = torch.utils.data.DataLoader(list(batches_of(experiment, half)), batch_size=None)
+    for loader in (silent, batches_of(experiment, other)):
+        with pytest.raises(ValueError, match="ClientBatches of this phase"):
+            trainer_of(half).fit(module_of(half), loader)
+    with pytest.raises(ValueError, match="the data loader Samples"):
+        trainer_of(phase()).fit(module_of(phase()), batches_of(experiment, half))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_loss_scaler_is_refused(experiment):
+    trainer = trainer_of(phase())
+    trainer.strategy.precision_plugin.scaler = object()
+
+    with pytest.raises(ValueError, match="precision=16-mixed"):
+        trainer.fit(module_of(phase()), batches_of(experiment, phase()))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_recording_without_a_step_is_refused(experiment):
+    never = phase(until=StopAt(0), record=(RECORD,))
+
+    with pytest.raises(ValueError, match=r"records \['seen'\], but no step was taken"):
+        trained_by_lightning(experiment, never)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_data_loader_of_torch_gives_the_same_batches(experiment):
+    loader = torch.utils.data.DataLoader(batches_of(experiment, phase()), batch_size=None)
+    module = module_of(phase())
+
+    trainer_of(phase()).fit(module, loader)
+
+    expected = trained_by_engine(experiment, phase())
+    assert_equal(expected, {n: v.detach() for n, v in net_leaves(module.net).items()})
+
+
+class Scaled(ClientModule):
+    """A user's module: another loss, and another optimiser."""
+
+    def training_step(self, batch, batch_idx=0):
+        return 0.5 * super().training_step(batch, batch_idx)
+
+    def configure_optimizers(self):
+        optimizer = super().configure_optimizers()
+        optimizer.param_groups[0]["lr"] *= 3
+        return optimizer
+
+
+@pytest.mark.parametrize("traced", [True, False])
+@pytest.mark.filterwarnings("ignore")
+def test_a_subclass_trains_alike_under_engine_and_trainer(traced, monkeypatch):
+    from flbench.engine import traced as tracing
+
+    monkeypatch.setattr(tracing, "LOOKS", 1)
+    monkeypatch.setattr(tracing, "PATIENCE", 0.0)
+    monkeypatch.setattr(tracing, "LONGEST", 60.0)
+    keys = ("model.name=lenet5", "algorithm=local", f"engine.trace={str(traced).lower()}")
+    experiment, some = build(*keys), phase(epochs=3)
+    environment = experiment.engine._environment
+    leaves, start = environment.own, environment.start
+    module = Scaled(environment.net, some, leaves, start, {})
+
+    Training(environment, module, CLIENT, SETTINGS).run()
+
+    trusted = [known.trusted for known in environment.traces._known.values()]
+    assert any(trusted) == traced
+    assert_equal(
+        {name: leaf.detach() for name, leaf in leaves.items()},
+        trained_by_lightning(experiment, some, Scaled),
+    )
 
 
 def lenet():
@@ -102,7 +345,7 @@ def test_apply_runs_references_on_their_own_statistics():
     )
 
 
-def test_taps_are_input_and_output_of_a_layer_and_leave_no_hooks():
+def test_activations_are_input_and_output_of_a_layer_and_leave_no_hooks():
     net, leaves = lenet()
 
     out = apply(net, leaves, torch.rand(4, 1, 8, 8), activations=("head", "backbone.fc2"))
@@ -127,9 +370,9 @@ def test_mode_is_restored_after_an_error():
 
 def test_frozen_batchnorm_stays_in_eval_mode_while_the_rest_trains():
     net, leaves = lenet()
-    phase = Phase("head.*", (CrossEntropy(),), OptimizerConfig(), epochs=1, batchnorm="eval")
+    frozen = phase(train="head.*", batchnorm="eval")
 
-    module = ClientModule(net, phase, net_leaves(net), leaves, {}).train()
+    module = ClientModule(net, frozen, net_leaves(net), leaves, {}).train()
 
     assert module.net.backbone.conv1.training
     assert not any(m.training for m in net.modules() if isinstance(m, nn.BatchNorm2d))
@@ -137,9 +380,9 @@ def test_frozen_batchnorm_stays_in_eval_mode_while_the_rest_trains():
 
 def test_only_named_parameters_are_in_the_optimiser():
     net, leaves = lenet()
-    phase = Phase("head.*", (CrossEntropy(),), OptimizerConfig(weight_decay=0.1), epochs=1)
+    head = phase(train="head.*", optimizer=OptimizerConfig(weight_decay=0.1))
 
-    module = ClientModule(net, phase, net_leaves(net), leaves, {})
+    module = ClientModule(net, head, net_leaves(net), leaves, {})
     optimizer = module.configure_optimizers()
 
     assert sum(p.numel() for group in optimizer.param_groups for p in group["params"]) == 850
@@ -147,3 +390,11 @@ def test_only_named_parameters_are_in_the_optimiser():
         "head.weight",
         "head.bias",
     ]
+
+
+def test_a_phase_that_trains_nothing_is_refused():
+    net, leaves = lenet()
+    module = ClientModule(net, phase(train="nothing.*"), net_leaves(net), leaves, {})
+
+    with pytest.raises(ValueError, match=r"trains 'nothing.\*', which names no parameter"):
+        module.configure_optimizers()

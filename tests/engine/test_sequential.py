@@ -636,7 +636,7 @@ def test_a_gpu_rounds_products_to_tf32_only_where_it_is_asked_to(precision, swit
 def test_a_gpu_without_tf32_is_named(switches):
     switches.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
 
-    with pytest.raises(ConfigError, match="which a GPU has not"):
+    with pytest.raises(ConfigError, match="does not have it"):
         open_device(config_of("engine.device=cuda", "engine.precision=tf32").engine)
 
 

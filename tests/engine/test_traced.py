@@ -401,7 +401,7 @@ def assert_replayed(name, engine, monkeypatch, *more):
             state = rounds.exchange(built.algorithm, state, trained).state
         ends.append(state)
 
-    known = built.engine._bench.traces._known.values()
+    known = built.engine._environment.traces._known.values()
     assert sum(kind.trusted is True for kind in known) >= 2
     assert not any(kind.trusted is False for kind in known)
     for tree, other in zip(*([end.server, end.clients] for end in ends), strict=True):

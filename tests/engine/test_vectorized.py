@@ -128,7 +128,7 @@ class Memorise:
 @pytest.mark.parametrize("ids", [CLIENTS, (3,)])
 def test_training_changes_neither_the_start_nor_what_a_map_remembers(engines, ids):
     """Also of kept rows, and where no client changes its place: nothing was copied on the way."""
-    net = engines[0].engine._bench.start
+    net = engines[0].engine._environment.start
     rows = {name: value.expand(5, *value.shape).clone() for name, value in net.items()}
     pull = Proximal(engines[0].algorithm.setting.net.parameters, weight=0.5)
 

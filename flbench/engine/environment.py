@@ -1,0 +1,57 @@
+"""What the clients of a sequential engine train with: net, samples, device and precision."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from lightning.fabric import Fabric
+from torch import Tensor, nn
+
+from flbench.core.types import Tree
+from flbench.data.federation import Federation
+from flbench.engine.traced import Traces
+
+
+@dataclass(frozen=True)
+class Environment:
+    """Net, samples, device and precision, shared by all clients one after the other.
+
+    Attributes:
+        fabric: Lightning Fabric with the device and the precision.
+        net: The net. It is filled with each client's values in turn.
+        own: The net's parameters and buffers by name (the tensors themselves).
+        start: Their seeded values.
+        federation: The samples, on the device.
+        dtype: Type of weights and inputs.
+        has_batchnorm: Whether the net has BatchNorm, which cannot train on a batch of one sample.
+        scaler: The initial state of the loss scaler of `16-mixed`; empty for other precisions.
+        traces: Recorded operations of training steps and of Statistics.
+    """
+
+    fabric: Fabric
+    net: nn.Module
+    own: Tree
+    start: Tree
+    federation: Federation
+    dtype: torch.dtype
+    has_batchnorm: bool
+    scaler: dict[str, Any]
+    traces: Traces
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the net and of the samples."""
+        return self.fabric.device
+
+    def reset_scaler(self) -> None:
+        """Reset the loss scaler, so that no client's scale depends on the client before it."""
+        if self.scaler:
+            self.fabric.strategy.precision.load_state_dict(self.scaler)
+
+    def scale(self, loss: Tensor) -> Tensor:
+        """Return a loss, multiplied by the loss scaler's factor where there is a scaler."""
+        if not self.scaler:
+            return loss
+        precision: Any = self.fabric.strategy.precision
+        scaled: Tensor = precision.scaler.scale(loss)
+        return scaled
