@@ -1,1 +1,1 @@
-"""What is measured: per class and per client, rare and confusable classes, spread over clients."""
+"""Classification metrics: per class, per client, pooled over clients, and for groups of classes."""

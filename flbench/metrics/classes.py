@@ -1,4 +1,4 @@
-"""Which classes are rare, and which are easily confused."""
+"""Groups of classes: rare classes and confusable classes."""
 
 import csv
 from pathlib import Path
@@ -9,21 +9,27 @@ from torch import Tensor
 
 from flbench.core.errors import ConfigError
 
-SHARE: Final = 0.2  # of the classes are rare by `lowest`, and confusable
-UNDER: Final = 0.05  # of all samples: rare by `share`
+RARE_SHARE: Final = 0.05  # rule `share`: classes with less than this share of all samples
 
 
 def rare_classes(counts: Tensor, rule: Literal["lowest", "share"]) -> tuple[list[int], list[str]]:
-    """Return the rare classes, ascending, and notes on degenerate cases.
+    """Return the rare classes.
 
     Args:
-        counts: [C] training samples over all clients.
-        rule: `lowest`: the ceil(0.2 C) classes with fewest samples, ties by class id (HFCD's
-            formula); `share`: the classes with less than 5 % of all samples (HFCD's text).
+        counts: Training samples [C] by class, over all clients.
+        rule: `lowest`: the ceil(0.2 C) classes with the fewest samples; among classes with equally
+            many, those with smaller ids (formula in the paper of HFCD). `share`: the classes with
+            less than 5 % of all samples (text of that paper).
+
+    Returns:
+        The ids in ascending order, and notes on degenerate cases, such as ties.
+
+    >>> rare_classes(torch.tensor([50, 3, 40, 60, 70]), "lowest")
+    ([1], [])
     """
     classes = len(counts)
     if rule == "share":
-        found = torch.nonzero(counts < UNDER * counts.sum()).flatten().tolist()
+        found = torch.nonzero(counts < RARE_SHARE * counts.sum()).flatten().tolist()
         note = {0: "no class has", classes: "all classes have"}
         notes = [f"{note[len(found)]} under 5 % of all samples"] if len(found) in note else []
         return found, [f"rare classes: {text}." for text in notes + _without_samples(found, counts)]
@@ -39,19 +45,26 @@ def rare_classes(counts: Tensor, rule: Literal["lowest", "share"]) -> tuple[list
 
 
 def _without_samples(rare: list[int], counts: Tensor) -> list[str]:
-    """Return the note that rare classes without a training sample deserve."""
+    """Return a note that names the rare classes without any training sample, if there are any."""
     empty = [k for k in rare if counts[k] == 0]
     shown = ", ".join(map(str, empty[:10])) + (", ..." if len(empty) > 10 else "")
-    return [f"nobody has training samples of the classes {shown}"] if empty else []
+    return [f"no client has training samples of the classes {shown}"] if empty else []
 
 
 def confusable_classes(confusion: Tensor) -> list[int]:
-    """Return the ceil(0.2 C) classes whose samples are most often taken for others.
+    """Return the ceil(0.2 C) classes with the largest share of wrongly classified samples.
 
-    In ascending order; ties by id.
+    Among classes with equal shares, those with smaller ids are taken. Classes without samples come
+    last.
 
     Args:
-        confusion: [C, C] validation counts of a reference run, rows are true classes.
+        confusion: Confusion matrix [C, C] on validation samples; rows are true classes.
+
+    Returns:
+        The ids in ascending order.
+
+    >>> confusable_classes(torch.tensor([[9, 1], [5, 5]]))
+    [1]
     """
     support = confusion.sum(dim=1).double()
     wrong = torch.where(support > 0, 1 - confusion.diagonal().double() / support.clamp_min(1), -1.0)
@@ -59,9 +72,18 @@ def confusable_classes(confusion: Tensor) -> list[int]:
 
 
 def read_confusion(path: Path, classes: int) -> Tensor:
-    """Return the validation confusion matrix [C, C] of a run folder or its `confusion.csv`.
+    """Read the validation confusion matrix of a run.
 
-    Raises: ConfigError if the file is missing, not such a table, or of other classes.
+    Args:
+        path: A run folder, or its file `confusion.csv`.
+        classes: Number of classes C.
+
+    Returns:
+        The matrix [C, C] int64; rows are true classes.
+
+    Raises:
+        ConfigError: The file cannot be read, is not the confusion.csv of a run with C classes, or
+            has no validation counts.
     """
     file = path / "confusion.csv" if path.is_dir() else path
     matrix = torch.zeros(classes, classes, dtype=torch.int64)

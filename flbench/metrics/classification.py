@@ -1,7 +1,7 @@
-"""Metrics of classification: pooled over clients by torchmetrics, and per client in closed form.
+"""Classification metrics, computed from confusion counts.
 
-Definitions. Balanced accuracy: mean recall over the classes that occur. Macro F1: mean F1 over the
-classes that occur or are predicted. A figure without samples is None.
+Balanced accuracy is the mean recall over the classes that occur. Macro F1 is the mean F1 over the
+classes that occur or are predicted. A pooled metric is None if there are no samples for it.
 """
 
 from collections.abc import Iterable
@@ -12,49 +12,62 @@ from torch import Tensor
 from flbench.metrics.confusion import ConfusionCounts
 
 Metrics = dict[str, float | None]
+"""Metrics by name; None where there are no samples."""
 
 
 def per_class(confusion: Tensor) -> dict[str, Tensor]:
-    """Return precision, recall, f1 float64, support, predicted int64, [C] each.
+    """Return precision, recall, F1, support and predicted count of every class.
 
-    By torchmetrics, on the pairs that the matrix counts; 0 where a denominator is 0.
+    Precision and recall are 0 where their denominator is 0. F1 is 0 for a class that neither occurs
+    nor is predicted.
+
+    Args:
+        confusion: Confusion matrix [C, C] int64; rows are true classes.
+
+    Returns:
+        `precision`, `recall` and `f1` [C] float64 in [0, 1]; `support` and `predicted` [C] int64.
+
+    >>> scores = per_class(torch.tensor([[3, 1], [0, 4]]))
+    >>> scores["precision"].tolist(), scores["recall"].tolist()
+    ([1.0, 0.800000011920929], [0.75, 1.0])
     """
-    from torchmetrics.functional.classification import (
-        multiclass_f1_score,
-        multiclass_precision,
-        multiclass_recall,
-    )
-
-    classes = len(confusion)
-    cells = confusion.nonzero()
-    pairs = cells.repeat_interleave(confusion[cells[:, 0], cells[:, 1]], dim=0)
-    target, predicted = pairs[:, 0], pairs[:, 1]
-    figures = {
-        "precision": multiclass_precision,
-        "recall": multiclass_recall,
-        "f1": multiclass_f1_score,
+    correct = confusion.diagonal()  # [C, C] -> [C]
+    support, predicted = confusion.sum(dim=1), confusion.sum(dim=0)  # [C, C] -> [C] each
+    return {
+        "precision": _ratio(correct, predicted),
+        "recall": _ratio(correct, support),
+        "f1": _ratio(2 * correct, support + predicted),  # = 2 PR / (P + R)
+        "support": support,
+        "predicted": predicted,
     }
-    result = {
-        name: score(predicted, target, num_classes=classes, average="none").double()
-        if len(pairs)
-        else torch.zeros(classes, dtype=torch.float64)
-        for name, score in figures.items()
-    }
-    return {**result, "support": confusion.sum(dim=1), "predicted": confusion.sum(dim=0)}
 
 
 def pooled(
     counts: ConfusionCounts, rare: Iterable[int] = (), confusable: Iterable[int] = ()
 ) -> Metrics:
-    """Return the figures of all clients' predictions.
+    """Return the metrics of all clients' predictions together.
 
     Args:
-        counts: counts of one part.
-        rare: the rare classes.
-        confusable: the confusable classes.
-    Returns: accuracy (pooled), accuracy_mean (over clients with samples), balanced_accuracy,
-        macro_f1, rare_recall, rare_f1, confusable_f1, worst10_accuracy (mean of the worst tenth of
-        the clients, at least one), client_std (population).
+        counts: Counts on one part of the samples.
+        rare: Ids of the rare classes.
+        confusable: Ids of the confusable classes.
+
+    Returns:
+        Values in [0, 1], or None where there are no samples:
+
+        - `accuracy`: accuracy over all samples.
+        - `accuracy_mean`: mean of the clients' accuracies, over clients with samples.
+        - `balanced_accuracy` and `macro_f1`: over all samples.
+        - `rare_recall`, `rare_f1`, `confusable_f1`: means over those classes of the group that
+          occur.
+        - `worst10_accuracy`: mean accuracy of the worst tenth of the clients, at least of one.
+        - `client_std`: population standard deviation of the clients' accuracies.
+
+    >>> counts = ConfusionCounts.empty(clients=2, classes=2)
+    >>> counts.add_(torch.tensor([0, 1]), torch.tensor([[[4, 0], [0, 4]], [[1, 1], [0, 0]]]))
+    >>> metrics = pooled(counts)
+    >>> metrics["accuracy"], metrics["accuracy_mean"], metrics["rare_f1"]
+    (0.9, 0.75, None)
     """
     scores = per_class(counts.confusion)
     clients = per_client(counts)["accuracy"][counts.evaluated]
@@ -67,17 +80,31 @@ def pooled(
         "accuracy_mean": _mean(clients),
         "balanced_accuracy": _mean(scores["recall"][occurs]),
         "macro_f1": _mean(scores["f1"][seen]),
-        "rare_recall": _mean(_of(scores["recall"], rare, occurs)),
-        "rare_f1": _mean(_of(scores["f1"], rare, occurs)),
-        "confusable_f1": _mean(_of(scores["f1"], confusable, occurs)),
+        "rare_recall": _mean(_of_present(scores["recall"], rare, occurs)),
+        "rare_f1": _mean(_of_present(scores["f1"], rare, occurs)),
+        "confusable_f1": _mean(_of_present(scores["f1"], confusable, occurs)),
         "worst10_accuracy": _mean(worst),
         "client_std": float(clients.std(correction=0)) if len(clients) else None,
     }
 
 
 def per_client(counts: ConfusionCounts) -> dict[str, Tensor]:
-    """Return accuracy, balanced accuracy, macro F1 [N] float64 by client; NaN without samples."""
+    """Return the metrics of every client's own predictions.
+
+    Args:
+        counts: Counts on one part of the samples.
+
+    Returns:
+        `accuracy`, `balanced_accuracy` and `macro_f1`, [N] float64 each; NaN for clients without
+        samples.
+
+    >>> counts = ConfusionCounts.empty(clients=2, classes=2)
+    >>> counts.add_(torch.tensor([0]), torch.tensor([[[3, 1], [0, 0]]]))
+    >>> per_client(counts)["accuracy"].tolist()
+    [0.75, nan]
+    """
     support, correct = counts.support.double(), counts.correct.double()
+    # [N, C] each; NaN for classes that do not occur (and, for F1, are not predicted).
     recall = correct / support
     f1 = 2 * correct / (support + counts.predicted)  # = 2 PR / (P + R)
     return {
@@ -88,29 +115,57 @@ def per_client(counts: ConfusionCounts) -> dict[str, Tensor]:
 
 
 def personal_on_common(counts: ConfusionCounts, train_counts: Tensor) -> dict[str, Tensor]:
-    """Return PM(V) and PM(L) [N] of personal models evaluated on the common test set.
+    """Return PM(V) and PM(L) of personal models on the common test set.
 
-    With correct_c and n_c of a client's model and test class: PM(V) = sum over the classes that the
-    client trains on of correct_c / the same sum of n_c; PM(L) = sum_c p_c correct_c / sum_c p_c
-    n_c, with p_c the client's training share of class c. Source: FedNH (AAAI 2023).
+    Let n_c be the number of test samples of class c and correct_c the number that a client's model
+    classifies correctly. PM(V) counts only the classes V that the client trains on:
+    PM(V) = sum_{c in V} correct_c / sum_{c in V} n_c. PM(L) weights the classes by the share p_c of
+    the client's training samples: PM(L) = sum_c p_c correct_c / sum_c p_c n_c.
+
+    Source: FedNH (Dai et al., AAAI 2023).
 
     Args:
-        counts: counts on the common test set.
-        train_counts: [N, C] training samples by client and class.
+        counts: Counts on the common test set.
+        train_counts: Training samples [N, C] by client and class.
+
+    Returns:
+        `pm_v` and `pm_l`, [N] float64 each; NaN for clients that were not evaluated.
+
+    >>> counts = ConfusionCounts.empty(clients=1, classes=2)
+    >>> counts.add_(torch.tensor([0]), torch.tensor([[[8, 2], [6, 4]]]))
+    >>> both = personal_on_common(counts, torch.tensor([[3, 1]]))
+    >>> both["pm_v"].tolist(), both["pm_l"].tolist()
+    ([0.6], [0.7])
     """
     support, correct = counts.support.double(), counts.correct.double()
     present = (train_counts > 0).double()
-    share = train_counts.double() / train_counts.sum(dim=1, keepdim=True).clamp_min(1)
+    share = train_counts.double() / train_counts.sum(dim=1, keepdim=True).clamp_min(1)  # [N, C]
     return {
         "pm_v": (present * correct).sum(dim=1) / (present * support).sum(dim=1),
         "pm_l": (share * correct).sum(dim=1) / (share * support).sum(dim=1),
     }
 
 
+def _ratio(numerator: Tensor, denominator: Tensor) -> Tensor:
+    """Divide integers elementwise; 0 where the denominator is 0.
+
+    The quotient is rounded to float32, as torchmetrics does, and returned as float64.
+    """
+    quotient = numerator.float() / denominator.float()
+    return torch.where(denominator > 0, quotient, 0.0).double()
+
+
 def _mean(values: Tensor) -> float | None:
+    """Return the mean of values [n]; None if there are none."""
     return float(values.mean()) if len(values) else None
 
 
-def _of(scores: Tensor, classes: Iterable[int], occurs: Tensor) -> Tensor:
-    """Return the scores of those classes that occur in the part."""
+def _of_present(scores: Tensor, classes: Iterable[int], occurs: Tensor) -> Tensor:
+    """Return the scores of those of the given classes that occur.
+
+    Args:
+        scores: Scores [C].
+        classes: Ids of classes.
+        occurs: [C] bool: True for classes with samples.
+    """
     return scores[[k for k in classes if bool(occurs[k])]]

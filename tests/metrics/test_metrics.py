@@ -1,17 +1,22 @@
-"""Figures against scikit-learn and torchmetrics, and the rules for classes."""
+"""Metrics against scikit-learn and torchmetrics, and the rules for classes."""
 
 import numpy as np
 import pytest
 import torch
 from sklearn import metrics as sk
-from torchmetrics.functional.classification import multiclass_accuracy, multiclass_f1_score
+from torchmetrics.functional.classification import (
+    multiclass_accuracy,
+    multiclass_f1_score,
+    multiclass_precision,
+    multiclass_recall,
+)
 
 from flbench.core.errors import ConfigError
 from flbench.metrics.classes import confusable_classes, rare_classes, read_confusion
 from flbench.metrics.classification import per_class, per_client, personal_on_common, pooled
 from flbench.metrics.confusion import ConfusionCounts, confusion
 
-CLOSE = 1e-6  # torchmetrics counts in float32
+CLOSE = 1e-6  # per-class metrics are rounded to float32
 
 
 def predictions(clients: int = 6, classes: int = 5, n: int = 40, seed: int = 0):
@@ -25,7 +30,7 @@ def predictions(clients: int = 6, classes: int = 5, n: int = 40, seed: int = 0):
     return y, guess
 
 
-def tally_of(y: np.ndarray, guess: np.ndarray, classes: int = 5) -> ConfusionCounts:
+def counts_of(y: np.ndarray, guess: np.ndarray, classes: int = 5) -> ConfusionCounts:
     confusion_counts = ConfusionCounts.empty(len(y), classes)
     for client in range(len(y)):
         scores = torch.eye(classes)[torch.from_numpy(guess[client])]
@@ -40,7 +45,7 @@ def test_confusion_equals_scikit_learns():
     y, guess = predictions()
 
     expected = sk.confusion_matrix(y.ravel(), guess.ravel(), labels=range(5))
-    assert np.array_equal(tally_of(y, guess).confusion.numpy(), expected)
+    assert np.array_equal(counts_of(y, guess).confusion.numpy(), expected)
 
 
 def test_masked_rows_do_not_count():
@@ -52,10 +57,10 @@ def test_masked_rows_do_not_count():
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_pooled_figures_equal_scikit_learns(seed):
+def test_pooled_metrics_equal_scikit_learns(seed):
     y, guess = predictions(seed=seed)
 
-    figures = pooled(tally_of(y, guess), rare=(0, 2), confusable=(1,))
+    metrics = pooled(counts_of(y, guess), rare=(0, 2), confusable=(1,))
 
     flat, guessed = y.ravel(), guess.ravel()
     recall = sk.recall_score(flat, guessed, labels=range(5), average=None, zero_division=0)
@@ -72,13 +77,13 @@ def test_pooled_figures_equal_scikit_learns(seed):
         "worst10_accuracy": clients.min(),
         "client_std": clients.std(),
     }
-    assert figures == pytest.approx(expected, abs=CLOSE)
+    assert metrics == pytest.approx(expected, abs=CLOSE)
 
 
 def test_per_class_has_precision_recall_f1_and_support():
     y, guess = predictions()
 
-    found = per_class(tally_of(y, guess).confusion)
+    found = per_class(counts_of(y, guess).confusion)
 
     expected = sk.precision_recall_fscore_support(
         y.ravel(), guess.ravel(), labels=range(5), zero_division=0
@@ -87,10 +92,36 @@ def test_per_class_has_precision_recall_f1_and_support():
         assert np.allclose(found[name].numpy(), values, atol=CLOSE)
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_per_class_equals_torchmetrics_exactly(seed):
+    rng = np.random.default_rng(seed)
+    matrix = rng.integers(0, 200, (7, 7)) * (rng.random((7, 7)) < 0.5)
+    matrix[2], matrix[:, 3], matrix[4], matrix[:, 4] = 0, 0, 0, 0  # never true, never predicted
+    confusion_counts = torch.from_numpy(matrix)
+    cells = confusion_counts.nonzero()
+    target, guess = cells.repeat_interleave(confusion_counts[tuple(cells.T)], dim=0).T
+
+    found = per_class(confusion_counts)
+
+    for name, oracle in (
+        ("precision", multiclass_precision),
+        ("recall", multiclass_recall),
+        ("f1", multiclass_f1_score),
+    ):
+        expected = oracle(guess, target, num_classes=7, average="none").double()
+        assert torch.equal(found[name], expected), name
+
+
+def test_per_class_without_samples_is_zero():
+    found = per_class(torch.zeros(3, 3, dtype=torch.int64))
+
+    assert all(found[name].tolist() == [0.0] * 3 for name in ("precision", "recall", "f1"))
+
+
 def test_per_client_equals_torchmetrics_and_scikit_learn():
     y, guess = predictions()
 
-    found = per_client(tally_of(y, guess))
+    found = per_client(counts_of(y, guess))
 
     for client in range(len(y)):
         truth, said = torch.from_numpy(y[client]), torch.from_numpy(guess[client])
@@ -108,7 +139,7 @@ def test_per_client_equals_torchmetrics_and_scikit_learn():
 def test_clients_without_samples_are_left_out():
     y, guess = predictions(clients=2)
     confusion_counts = ConfusionCounts.empty(3, 5)
-    whole = tally_of(y, guess)
+    whole = counts_of(y, guess)
     for name in ("support", "predicted", "correct"):
         getattr(confusion_counts, name)[:2] = getattr(whole, name)
     confusion_counts.confusion.copy_(whole.confusion)
@@ -118,7 +149,7 @@ def test_clients_without_samples_are_left_out():
     assert per_client(confusion_counts)["accuracy"][2].isnan()
 
 
-def test_nothing_judged_has_no_figures():
+def test_metrics_without_samples_are_none():
     assert set(pooled(ConfusionCounts.empty(3, 4), rare=(1,)).values()) == {None}
 
 
@@ -136,7 +167,7 @@ def test_personal_on_common_equals_its_definition():
     counts = torch.randint(0, 3, (6, 5), generator=torch.Generator().manual_seed(1)) * 7
     counts[0] = torch.tensor([0, 0, 9, 0, 0])
 
-    found = personal_on_common(tally_of(y, guess), counts)
+    found = personal_on_common(counts_of(y, guess), counts)
 
     for client in range(6):
         held = [k for k in range(5) if counts[client, k] > 0]
@@ -220,4 +251,4 @@ def test_rare_classes_that_nobody_can_train_on_are_said(rule):
     found, notes = rare_classes(torch.tensor([50, 0, 40, 60, 70]), rule)
 
     assert 1 in found
-    assert any("nobody has training samples of the classes 1" in note for note in notes)
+    assert any("no client has training samples of the classes 1" in note for note in notes)
