@@ -1,1 +1,1 @@
-"""What a run folder holds, read back: metrics, summary, tables."""
+"""Reading the results of runs and studies: metrics, summaries and tables."""

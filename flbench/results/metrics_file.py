@@ -1,4 +1,14 @@
-"""metrics.csv: one figure per line, so that a resumed run writes the bytes of a straight one."""
+"""The file metrics.csv of a run: one metric per row.
+
+Rows are only appended, and numbers are written in full precision. A run that was interrupted and
+resumed therefore writes the same bytes as one without interruption.
+
+>>> rows = [Row(10, "validation", "personal", "accuracy", 0.5), Row(10, "train", "", "diverged", 0)]
+>>> print(header_line() + to_text(rows), end="")
+round,split,protocol,metric,value
+10,validation,personal,accuracy,0.5
+10,train,,diverged,0
+"""
 
 import csv
 from collections.abc import Iterable
@@ -11,7 +21,17 @@ HEADER: Final = ("round", "split", "protocol", "metric", "value")
 
 
 class Row(NamedTuple):
-    """One figure; `split`: train, setup, server, validation, test or common, of a model."""
+    """One metric.
+
+    Attributes:
+        round: Number of rounds completed.
+        split: `train` or `setup` for costs and training, `server` for diagnostics of the server,
+            otherwise the samples of an evaluation: `validation`, `test` or `common`.
+        protocol: Which model was evaluated, such as `personal` or `gm`; with the suffix `@local`
+            the cohort right after local training. Empty for splits without an evaluation.
+        metric: Name of the metric.
+        value: Its value.
+    """
 
     round: int
     split: str
@@ -21,12 +41,18 @@ class Row(NamedTuple):
 
 
 def header_line() -> str:
-    """Return the first line of the file."""
+    """Return the first line of the file, with its line break."""
     return ",".join(HEADER) + "\n"
 
 
 def to_text(rows: Iterable[Row]) -> str:
-    """Return lines of the file; whole numbers without a point, others with all their digits."""
+    """Return rows as lines of the file.
+
+    Integral values are written without a decimal point, others with all digits of a float64.
+
+    Args:
+        rows: The rows.
+    """
     return "".join(
         f"{row.round},{row.split},{row.protocol},{row.metric},{_number(row.value)}\n"
         for row in rows
@@ -34,9 +60,15 @@ def to_text(rows: Iterable[Row]) -> str:
 
 
 def read(path: Path) -> list[Row]:
-    """Read the file; a last line that a crash cut short is left out.
+    """Read the file.
 
-    Raises: DataError if it is not such a file.
+    A last line without a line break, which a crash can leave, is ignored.
+
+    Args:
+        path: The file.
+
+    Raises:
+        DataError: The file cannot be read, is damaged, or is not a metrics.csv.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -44,8 +76,8 @@ def read(path: Path) -> list[Row]:
         raise DataError(f"{path} cannot be read: {error.strerror}.") from error
     except UnicodeDecodeError as error:
         raise DataError(f"{path} is damaged: it is not a text in UTF-8.") from error
-    whole = text[: text.rfind("\n") + 1]
-    lines = list(csv.reader(whole.splitlines()))
+    complete = text[: text.rfind("\n") + 1]
+    lines = list(csv.reader(complete.splitlines()))
     if not lines or tuple(lines[0]) != HEADER:
         raise DataError(f"{path} is not a metrics.csv of flbench.")
     try:

@@ -1,4 +1,4 @@
-"""What a run folder says: read back for tables, whether the run is finished or not."""
+"""Reading the folder of a run, finished or not."""
 
 import csv
 import json
@@ -14,21 +14,22 @@ from flbench.results import metrics_file
 from flbench.results.metrics_file import Row
 from flbench.results.summary import Summary, best_round, last_round, metrics_at, totals
 
-# What tables and pages read of a summary.
+# Keys of summary.json that tables and reports need.
 NEEDED: Final = ("algorithm", "dataset", "model", "seed", "last", "best", "communication")
 
 
 @dataclass(frozen=True)
 class Run:
-    """A run folder.
+    """The results of one run, as read from its folder.
 
     Attributes:
-        path: the folder.
-        config: of the run.
-        summary: summary.json, or as much of it as metrics.csv tells of an unfinished run.
-        rows: the figures.
-        classes: lines of per_class.csv; empty while unfinished.
-        finished: whether summary.json is there.
+        path: The run folder.
+        config: Configuration of the run.
+        summary: Content of summary.json; for an unfinished run, those of its keys that can be
+            computed from metrics.csv.
+        rows: Rows of metrics.csv.
+        classes: Rows of per_class.csv by column; empty for an unfinished run.
+        finished: Whether the folder has a summary.json.
     """
 
     path: Path
@@ -40,7 +41,14 @@ class Run:
 
 
 def check_run_folder(path: Path) -> None:
-    """Raise a UserError if a path is not a run folder."""
+    """Check that a path is a run folder: it has a config.yaml.
+
+    Args:
+        path: The path.
+
+    Raises:
+        UserError: The path does not exist or is not a run folder.
+    """
     if not path.exists():
         raise UserError(f"{path} does not exist.")
     if not (path / "config.yaml").is_file():
@@ -50,7 +58,12 @@ def check_run_folder(path: Path) -> None:
 def read(path: Path) -> Run:
     """Read a run folder.
 
-    Raises: UserError if it is none, DataError if a file in it is damaged.
+    Args:
+        path: The folder.
+
+    Raises:
+        UserError: The path is not a run folder, or its configuration is not valid.
+        DataError: A file in the folder is damaged.
     """
     check_run_folder(path)
     config, _ = resolve([from_file(path / "config.yaml")])
@@ -72,12 +85,20 @@ def read(path: Path) -> Run:
 
 
 def read_classes(path: Path) -> list[dict[str, str]]:
-    """Return the lines of per_class.csv."""
+    """Return the rows of per_class.csv, each as a dict from column to text.
+
+    Args:
+        path: The run folder.
+
+    Raises:
+        OSError: The file cannot be read.
+    """
     with (path / "per_class.csv").open(newline="", encoding="utf-8") as file:
         return list(csv.DictReader(file))
 
 
 def _so_far(config: Config, rows: list[Row]) -> Summary:
+    """Return the keys of a summary that are known before the run is finished."""
     last = last_round(rows) or 0
     best = best_round(rows)
     return {

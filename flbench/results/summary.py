@@ -1,4 +1,4 @@
-"""The summary of a run: what metrics.csv says about one round, and totals over all rounds."""
+"""Summaries of metrics.csv: the metrics of one round, and totals over rounds."""
 
 from typing import Any
 
@@ -8,13 +8,28 @@ Summary = dict[str, Any]
 
 
 def best_round(rows: list[Row]) -> int | None:
-    """Return the earliest round with the best validation accuracy; None without any."""
+    """Return the round with the best validation accuracy; the earliest of several.
+
+    Args:
+        rows: Rows of metrics.csv.
+
+    Returns:
+        The number of the round; None if there is no validation accuracy.
+
+    >>> accuracy = ("validation", "personal", "accuracy")
+    >>> best_round([Row(5, *accuracy, 0.6), Row(10, *accuracy, 0.8), Row(15, *accuracy, 0.8)])
+    10
+    """
     found = [row for row in rows if row[1:4] == ("validation", "personal", "accuracy")]
     return max(found, key=lambda row: (row.value, -row.round)).round if found else None
 
 
 def last_round(rows: list[Row]) -> int | None:
-    """Return the last round in which models were evaluated; None before the first."""
+    """Return the last round after which models were evaluated; None if there is none.
+
+    Args:
+        rows: Rows of metrics.csv.
+    """
     evaluated = [
         row.round
         for row in rows
@@ -24,19 +39,26 @@ def last_round(rows: list[Row]) -> int | None:
 
 
 def metrics_at(rows: list[Row], number: int) -> Summary:
-    """Return what the summary says of one round: `round, validation{...}, test{...}`.
+    """Return the metrics of one round as nested dicts, as in summary.json.
 
-    Figures of the evaluated model stand by their names; those of other models under their protocol's
-    name (`head`, `ft`); of the common test set, under `test`: gm, pm_v, pm_l as bare accuracies,
-    and pm_v@local, pm_l@local of the cohort right after local training.
+    Args:
+        rows: Rows of metrics.csv.
+        number: Number of the round.
+
+    Returns:
+        `{"round": ..., "validation": {...}, "test": {...}}`. Metrics of the protocol `personal` are
+        stored by their names; those of another protocol (`head`, `ft`) in a dict of its name.
+        Metrics on the common test set are stored under `test`: the accuracies `gm`, `pm_v` and
+        `pm_l` (with the suffix `@local` for the cohort right after local training), and the metrics
+        of the personal models in the dict `common`.
     """
     found: Summary = {"round": number, "validation": {}, "test": {}}
     for row in rows:
         if row.round != number or row.split not in ("validation", "test", "common"):
             continue
         if row.split == "common":
-            bare = row.protocol.removesuffix("@local") in ("gm", "pm_v", "pm_l")
-            if bare and row.metric == "accuracy":
+            accuracy_alone = row.protocol.removesuffix("@local") in ("gm", "pm_v", "pm_l")
+            if accuracy_alone and row.metric == "accuracy":
                 found["test"][row.protocol] = row.value
             elif row.protocol == "personal":
                 found["test"].setdefault("common", {})[row.metric] = row.value
@@ -44,7 +66,7 @@ def metrics_at(rows: list[Row], number: int) -> Summary:
             found[row.split][row.metric] = row.value
         else:
             found[row.split].setdefault(row.protocol, {})[row.metric] = row.value
-    for split in ("validation", "test"):  # the evaluated model's own figures first
+    for split in ("validation", "test"):  # numbers first, then the dicts of other protocols
         found[split] = dict(
             sorted(found[split].items(), key=lambda item: isinstance(item[1], dict))
         )
@@ -52,7 +74,15 @@ def metrics_at(rows: list[Row], number: int) -> Summary:
 
 
 def totals(rows: list[Row]) -> Summary:
-    """Return bytes, and counts of trainings and failures, summed over the rounds so far."""
+    """Return bytes and counts of client trainings, summed over all rounds.
+
+    Args:
+        rows: Rows of metrics.csv.
+
+    Returns:
+        `communication` (bytes `up_bytes`, `down_bytes`, `peer_bytes`, `setup_bytes`),
+        `client_trainings`, `trainings_without_step` and `diverged`.
+    """
     sums: dict[str, float] = {}
     for row in rows:
         if row.split in ("train", "setup"):
@@ -67,7 +97,16 @@ def totals(rows: list[Row]) -> Summary:
 
 
 def cost_to_reach(target: float, rows: list[Row]) -> Summary | None:
-    """Return the first round whose validation accuracy reaches a target, and its cost so far."""
+    """Return the costs until the validation accuracy first reaches a target.
+
+    Args:
+        target: Validation accuracy in (0, 1].
+        rows: Rows of metrics.csv, in ascending order of rounds.
+
+    Returns:
+        `accuracy` (the target), `round`, and the totals up to and including that round; None if the
+        target is not reached.
+    """
     for row in rows:
         if row[1:4] == ("validation", "personal", "accuracy") and row.value >= target:
             before = [earlier for earlier in rows if earlier.round <= row.round]
