@@ -14,6 +14,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, get_args, get_origin
 
+from markdown import Markdown
+from markdown.extensions import Extension
+from markdown.preprocessors import Preprocessor
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from pydantic import BaseModel
@@ -45,7 +48,8 @@ API = {
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Fill the navigation with the generated pages."""
+    """Fill the navigation with the generated pages, and let pages show doctests as code."""
+    config.markdown_extensions.append(Docstrings())  # type: ignore[arg-type]
     methods = [{"Overview": "methods/index.md"}]
     methods += [{name: f"methods/{name}.md"} for name in ALGORITHMS.load()]
     packages = [{"Overview": "api/index.md"}]
@@ -73,6 +77,40 @@ def pages() -> dict[str, str]:
     found["reference/configuration.md"] = configuration_page()
     found["api/index.md"] = api_overview()
     return found | {f"api/{name}.md": api_page(name) for name in API}
+
+
+INNER_PRODUCT = re.compile(r"<(?=[A-Za-z][^<>]*,[^<>]*>)(?=[^`]*(?:`[^`]*`[^`]*)*$)")
+"""The first character of `<x, y>`, where it is not between backticks."""
+
+
+class Docstrings(Extension):
+    """What docstrings write and Markdown would read as something else.
+
+    A doctest becomes a block of code; `<` of an inner product begins no tag, and a line such as
+    `> 0, the temperature` is no quotation.
+    """
+
+    def extendMarkdown(self, md: Markdown) -> None:  # noqa: N802  (Markdown calls it so)
+        """Run before the blocks of code are taken out of the text."""
+        md.preprocessors.register(_Docstrings(md), "docstrings", priority=28)
+
+
+class _Docstrings(Preprocessor):
+    def run(self, lines: list[str]) -> list[str]:
+        found: list[str] = []
+        in_code = in_doctest = False
+        for line in [*lines, ""]:
+            in_code ^= line.lstrip().startswith("```")
+            if not in_code and line.startswith(">>> ") and not in_doctest:
+                in_doctest = True
+                found += ["", "```pycon"]
+            elif in_doctest and not line.strip():
+                in_doctest = False
+                found.append("```")
+            if not (in_code or in_doctest):
+                line = INNER_PRODUCT.sub("&lt;", re.sub(r"^(\s*)>", r"\1&gt;", line))
+            found.append(line)
+        return found[:-1]
 
 
 # Methods
@@ -136,10 +174,10 @@ def method_page(name: str, measured: dict[str, list[str]]) -> str:
         "",
         "## Keys",
         "",
-        f"Keys of `algorithm` with `algorithm.name={name}`, for the command line and for"
-        " configuration files.",
+        f"Keys of `algorithm` with `algorithm.name={name}`. On the command line, a key is"
+        " written as `algorithm.KEY=VALUE`.",
         "",
-        *key_table(kind.Config, "algorithm.", skip=("name",)),
+        *key_table(kind.Config, "", skip=("name",)),
         "",
         f"`flbench tune --algo {name}` searches the space in `tune/{name}.yaml`"
         " ([Tune methods](../guides/tune.md)).",
@@ -328,23 +366,29 @@ def key_table(
     only: list[str] | None = None,
     skip: tuple[str, ...] | list[str] = (),
 ) -> list[str]:
-    """Return the table of a section's keys: type, default, range, unit, meaning."""
-    lines = ["| key | type | default | range | unit | meaning |", "|---|---|---|---|---|---|"]
+    """Return the table of a section's keys: meaning, default, and type with range and unit."""
+    lines = ["| key | meaning | default | values |", "|---|---|---|---|"]
     for name, field in kind.model_fields.items():
         if name in skip or (only is not None and name not in only):
             continue
         entry = catalogue.parameter(name, field)
-        extent = entry["range"] if entry["range"] != "(-inf, inf)" else ""
         cells = [
             f"`{prefix}{name}`",
-            cell(type_name(field.annotation)),
-            f"`{shown(field)}`",
-            "any" if extent == "" and is_number(field.annotation) else code(extent),
-            cell(entry["unit"] or ""),
             cell(entry["meaning"] or ""),
+            f"`{shown(field)}`",
+            values(field, entry),
         ]
         lines.append(f"| {' | '.join(cells)} |")
     return lines
+
+
+def values(field: FieldInfo, entry: dict[str, Any]) -> str:
+    """Return type, range and unit of a key, for a cell of a table."""
+    kind, extent = type_name(field.annotation), entry["range"]
+    if extent in ("(-inf, inf)", "true | false"):
+        extent = ""
+    unit = f", in {entry['unit']}" if entry["unit"] else ""
+    return f"{cell(kind)} {code(extent)}{unit}".strip()
 
 
 def section_of(field: FieldInfo) -> type[BaseModel] | None:
@@ -371,11 +415,6 @@ def type_name(kind: Any) -> str:
     if arguments and all(isinstance(part, str | bool) for part in arguments):
         return "one of"
     return " or ".join(dict.fromkeys(type_name(part) for part in arguments)) or str(kind)
-
-
-def is_number(kind: Any) -> bool:
-    """Return whether a key takes numbers."""
-    return kind in (int, float) or any(part in (int, float) for part in get_args(kind))
 
 
 def shown(field: FieldInfo) -> str:
@@ -456,7 +495,11 @@ MARKUP = re.compile(r"([\\*_\[\]<>&#|])")
 def escape(text: str) -> str:
     """Return plain text as Markdown; what is between backticks stays code."""
     parts = re.split(r"(`[^`]*`)", text)
-    return "".join(part if k % 2 else MARKUP.sub(r"\\\1", part) for k, part in enumerate(parts))
+    return "".join(part if k % 2 else MARKUP.sub(_entity, part) for k, part in enumerate(parts))
+
+
+def _entity(character: re.Match[str]) -> str:
+    return f"&#{ord(character[0])};"
 
 
 def cell(text: str) -> str:

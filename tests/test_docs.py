@@ -6,6 +6,7 @@ import re
 import shlex
 from pathlib import Path
 
+import markdown
 import pytest
 import typer
 
@@ -140,7 +141,7 @@ def test_each_method_has_a_page_with_all_its_keys(generated):
     for name in ALGORITHMS.load():
         page = generated[f"methods/{name}.md"]
         for key in ALGORITHMS.find(name).Config.model_fields:
-            assert key == "name" or f"| `algorithm.{key}` |" in page
+            assert key == "name" or f"| `{key}` |" in page
 
 
 def test_configuration_page_has_every_key(generated):
@@ -164,7 +165,19 @@ def test_plain_text_becomes_markdown_without_markup():
     text = "h_i <- h_i + w_i * 2, `a_b` and |S|\n\n    x = <h, w>\n\n- one_item"
 
     assert hooks().prose(text) == (
-        "h\\_i \\<- h\\_i + w\\_i \\* 2, `a_b` and \\|S\\|\n\n"
+        "h&#95;i &#60;- h&#95;i + w&#95;i &#42; 2, `a_b` and &#124;S&#124;\n\n"
         "```text\nx = <h, w>\n```\n\n"
-        "- one\\_item"
+        "- one&#95;item"
     )
+
+
+def test_docstrings_are_not_read_as_quotations_or_tags():
+    text = (
+        "Words <h_i, w> and `<a, b>`.\n\n> 0, no quotation.\n\n>>> 1 + 1\n2\n\n"
+        "More.\n\n```pycon\n>>> 3\n3\n\n```\n"
+    )
+    html = markdown.markdown(text, extensions=[hooks().Docstrings(), "pymdownx.superfences"])
+
+    assert "Words &lt;h_i, w&gt; and <code>&lt;a, b&gt;</code>" in html
+    assert html.count("<pre") == 2
+    assert "blockquote" not in html
