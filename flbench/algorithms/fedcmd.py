@@ -1,6 +1,6 @@
-"""FedCMD: one layer, elected by votes in a short first phase, is personal (Chen et al., 2024)."""
+"""FedCMD: clients elect one layer, which is personal afterwards (Chen et al., 2024)."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import torch
@@ -9,40 +9,70 @@ from torch import Tensor
 
 from flbench.algorithms.base import Communication, Deployment, Paper
 from flbench.algorithms.registry import ALGORITHMS
-from flbench.algorithms.shared.election import LayerElection
-from flbench.algorithms.shared.layerwise import rounded
+from flbench.algorithms.shared.election import (
+    BallotConfig,
+    LayerElection,
+    WriteVote,
+    least,
+    majority,
+    rounded,
+)
 from flbench.algorithms.shared.mixing import likeness, mix
+from flbench.algorithms.shared.shift import Gaussian, Shift, shift_scores
 from flbench.algorithms.shared.simplex import softmax_among
-from flbench.algorithms.shared.votes import BallotConfig, WriteVote, majority, majority_of_batches
-from flbench.client.program import LocalProgram, Transform
+from flbench.client.program import LocalProgram, Statistic, Transform
 from flbench.config.schema import AlgorithmConfig
 from flbench.core.tree import only, repeat
-from flbench.core.types import Dispatch, Message, Results, State, Tree, Update
+from flbench.core.types import Dispatch, Message, Results, State, StepContext, Tree, Update
 from flbench.models.base import LayerSpec
-
-Tie = Literal["second", "lower"]
-Behind = Literal["softmax", "mean"]
 
 
 class FedCmdConfig(BallotConfig):
     """Keys of FedCMD."""
 
-    rho: float = Field(0.1, ge=0, le=1, description="share of the rounds in phase 1")
-    tie: Tie = Field("second", description="of equals: the second layer (the code), or the lower")
-    behind: Behind = Field("softmax", description="how layers behind the personal one are mixed")
+    rho: float = Field(0.1, ge=0, le=1, description="share of the rounds that are phase 1")
+    tie: Literal["second", "lower"] = Field(
+        "second",
+        description="winner among layers with equally many votes: the second layer (the authors'"
+        " code), or the lower one",
+    )
+    behind: Literal["softmax", "mean"] = Field(
+        "softmax",
+        description="how the layers behind the personal one are averaged: with weights from the"
+        " cosines of the personal layers, or as all others",
+    )
 
 
 @ALGORITHMS.register("fedcmd")
 class FedCmd(LayerElection):
-    """Phase 1 is FedAvg with votes for a layer l*; in phase 2 each client has its own l*.
+    """Clients vote for one layer l*, the same for all, which is personal afterwards.
 
-    Then layers before l* are averaged; those behind it are mixed for client i with weights
-    exp(cos_ij) / sum_j exp(cos_ij) of the layers l* (weight and bias, not their changes), over the
-    round's participants, who get them right after aggregation; `behind=mean` averages them too.
+    Phase 1, the first rho T rounds, is FedAvg, in which clients also vote. For each training batch,
+    a client scores every candidate layer by how far it shifts its input from the distribution of
+    the inputs to that of the labels; the batch votes for the smallest score, and the client for the
+    layer with most batches. The layer l* with most votes of all clients and rounds is personal in
+    phase 2. There the server averages the layers before l*, and mixes the layers behind l* for each
+    client, with more weight on clients with a similar l*. A client is evaluated with the averaged
+    layers, its mixed layers and its own l*.
 
-    Decisions: a vote for each training batch, in eval mode on the weights before its step; a
-    client's vote is the majority of its batches, l* that of all clients and rounds. Phase 2 starts
-    with phase 1's model, l* included, which a client gets when it is first met there.
+    Phase 1, for a batch with inputs x, labels y and outputs o_l of the candidate layers l = 1..L:
+
+        d(a, b) = |mean(a) - mean(b)| of tensors scaled to [0, 1]
+        s_l     = ||d(o_l, y) - d(o_{l-1}, y)| - |d(o_l, x) - d(o_{l-1}, x)||
+        vote    = argmin_l s_l
+
+    Phase 2, over the clients j of the round:
+
+        layers before l*: mean of the uploads, weighted by samples
+        layers behind l*: for client i, sum_j a_ij upload_j,
+                          a_ij = exp(cos(l*_i, l*_j)) / sum_j exp(cos(l*_i, l*_j))
+
+    Deviations and readings. Batches vote in eval mode, with the weights before the optimiser step.
+    The paper and the authors' code differ on the means: here they run over the clients of the
+    round, with cosines of the weights of l* (not of their changes); `behind=mean` averages all
+    layers but l* alike. Only the clients of the round receive mixed layers, as the reply to their
+    upload. Phase 2 starts with the model of phase 1, l* included, which a client receives when it
+    first participates in phase 2.
     """
 
     Config: ClassVar[type[AlgorithmConfig]] = FedCmdConfig
@@ -56,7 +86,9 @@ class FedCmd(LayerElection):
         "10.1109/TC.2024.3514302",
     )
     communication = Communication(
-        "w; w - layer l*", "w, vote; w", "nothing; l* and the layers behind it"
+        down="phase 1: all weights w; phase 2: w without layer l*",
+        up="phase 1: w and a vote; phase 2: w",
+        keeps="phase 1: nothing; phase 2: l* and the layers behind it",
     )
 
     @property
@@ -64,77 +96,155 @@ class FedCmd(LayerElection):
         return rounded(self.config.rho, self.setting.rounds) if self.config.rho else 0
 
     def notes(self) -> list[str]:
-        all_votes = self.voting_rounds == self.setting.rounds
-        return ["all rounds are votes (`algorithm.rho`): this is fedavg."] * all_votes
+        if self.voting_rounds < self.setting.rounds:
+            return []
+        return [
+            f"fedcmd: with algorithm.rho={self.config.rho:g} all rounds are rounds of votes and no"
+            " layer becomes personal: this is fedavg. Choose a smaller algorithm.rho."
+        ]
 
     def init(self, start: Tree) -> tuple[Tree, Tree]:
         private, crossing = self.split()
         server = only(start, crossing) | {
-            "votes": torch.zeros(len(self.layers), dtype=torch.int32),
-            "met": torch.zeros(self.setting.clients, dtype=torch.bool),  # in phase 2
+            "votes": torch.zeros(len(self.layers), dtype=torch.int32),  # [L]
+            "participated": torch.zeros(self.setting.clients, dtype=torch.bool),  # [N] in phase 2
         }
-        # Any candidate may become l*: rows for the first one and all that lies behind it.
+        # Any candidate may become l*, so clients have room for the first one and all behind it.
         late = self._from(self.layers[0]) & crossing
         return server, repeat(only(start, private | late), self.setting.clients)
+
+    def personal_layer(self, state: State) -> LayerSpec:
+        """Return l*, the layer with most votes; the classifier if there are no votes."""
+        votes = state.server["votes"]
+        if not bool(votes.any()):
+            return self.layers[-1]
+        return self.layers[int(majority(votes, second=self.config.tie == "second"))]
+
+    def _from(self, layer: LayerSpec) -> frozenset[str]:
+        """Return the leaves of this layer and of all layers behind it."""
+        layers = self.setting.net.layers
+        late = layers[layers.index(layer) :]
+        return frozenset(leaf for one in late for leaf in one.leaves)
+
+    def _own(self, state: State) -> frozenset[str]:
+        """Return the leaves of l*."""
+        _, crossing = self.split()
+        return frozenset(self.personal_layer(state).leaves) & crossing
+
+    def _behind(self, state: State) -> frozenset[str]:
+        """Return the leaves behind l*, which are mixed for each client; none with behind=mean."""
+        if self.config.behind == "mean":
+            return frozenset()
+        _, crossing = self.split()
+        return (self._from(self.personal_layer(state)) & crossing) - self._own(state)
+
+    # Client
 
     def program(self, state: State) -> LocalProgram:
         private, crossing = self.split()
         train = self.phase(*self.terms())
         if not self.voting(state):
-            kept = self._own(state) | self._behind(state)
-            return LocalProgram((train,), private | kept, crossing)
-        names, second = tuple(layer.name for layer in self.layers), self.config.tie == "second"
-        train = replace(train, record=(majority_of_batches(names, self.setting.classes, second),))
-        return LocalProgram(
-            (train, Transform(WriteVote(scores=False))), private, crossing | {"vote"}
-        )
+            # l* is sent too: its cosines are the weights of the layers behind it.
+            keeps = private | self._own(state) | self._behind(state)
+            return LocalProgram((train,), keeps, crossing)
 
-    def personal_layer(self, state: State) -> LayerSpec:
-        """Return l*, the layer with most votes; the classifier before there are any."""
-        votes = state.server["votes"]
-        chosen = int(majority(votes, second=self.config.tie == "second"))
-        return self.layers[chosen if bool(votes.any()) else -1]
+        train = replace(train, record=(self.batch_votes(),))
+        write = Transform(WriteVote(scores=False))
+        return LocalProgram((train, write), private, crossing | {"vote"})
 
-    def _from(self, layer: LayerSpec) -> frozenset[str]:
-        """Return the leaves of this layer and of all behind it."""
-        layers = self.setting.net.layers
-        return frozenset(leaf for one in layers[layers.index(layer) :] for leaf in one.leaves)
+    def batch_votes(self) -> Statistic:
+        """Return the Statistic that is recorded on the training batches, for the client's vote."""
+        second = self.config.tie == "second"
+        names = tuple(layer.name for layer in self.layers)
+        shift = Shift(names, self.setting.classes, "tensors")
+        return Statistic("shift", BatchVotes(shift, second), finish=Majority(second))
 
-    def _own(self, state: State) -> frozenset[str]:
-        return frozenset(self.personal_layer(state).leaves) & self.split()[1]
-
-    def _behind(self, state: State) -> frozenset[str]:
-        """Return the leaves that are mixed for each client."""
-        if self.config.behind == "mean":
-            return frozenset()
-        return (self._from(self.personal_layer(state)) & self.split()[1]) - self._own(state)
+    # Server
 
     def dispatch(self, state: State, ids: Tensor) -> Dispatch:
         if self.voting(state) or state.is_initial:
             return super().dispatch(state, ids)
+
+        # Phase 2: all layers before l*. A client that is new in phase 2 also receives the others.
         kept = self._own(state) | self._behind(state)
-        new = ~state.server["met"][ids]
-        rows = {n: v.expand(len(ids), *v.shape) for n, v in only(state.server, kept).items()}
         shared = only(state.server, self.split()[1] - kept)
+        rows = {n: v.expand(len(ids), *v.shape) for n, v in only(state.server, kept).items()}
+        new = ~state.server["participated"][ids]  # [K]
         return Dispatch(Message(shared), Message(rows, dict.fromkeys(rows, new)))
 
     def aggregate(self, state: State, results: Results) -> Update:
-        sent, ids, trained = results.sent.values, results.ids, results.steps > 0
         if self.voting(state):
-            cast = sent["vote"][trained].long()
-            votes = state.server["votes"] + cast.bincount(minlength=len(self.layers)).int()
-            mean = self.mean(results) | {"votes": votes}
-            return Update(mean, metrics=self.by_layer("votes", cast))
+            return self._aggregate_votes(state, results)
+
+        sent, trained = results.sent.values, results.steps > 0
         own, behind, mean = self._own(state), self._behind(state), self.mean(results)
         server = only(mean, mean.keys() - own - behind)
-        server["met"] = state.server["met"].index_fill(0, ids, True)
+        server["participated"] = state.server["participated"].index_fill(0, results.ids, True)
         if not behind or not bool(trained.any()):
             return Update(server)
-        cosines = likeness(sent, self.personal_layer(state).parameters)
-        weights = softmax_among(cosines, trained.expand_as(cosines), dim=1)
-        return Update(server, Message(mix(only(sent, behind), weights)))
+
+        cosines = likeness(sent, self.personal_layer(state).parameters)  # [K, K]
+        a = softmax_among(cosines, trained.expand_as(cosines), dim=1)
+        return Update(server, Message(mix(only(sent, behind), a)))
+
+    def _aggregate_votes(self, state: State, results: Results) -> Update:
+        """Phase 1: FedAvg, and the votes of the clients that took an optimiser step."""
+        cast = results.sent.values["vote"][results.steps > 0].long()
+        votes = state.server["votes"] + cast.bincount(minlength=len(self.layers)).int()
+        return Update(self.mean(results) | {"votes": votes}, metrics=self.by_layer("votes", cast))
+
+    # Deployment: in phase 2, a client's own l* and mixed layers with the averaged ones.
 
     def deploy(self, state: State, ids: Tensor) -> dict[str, Deployment]:
         if self.voting(state):
             return super().deploy(state, ids)
         return {"personal": Deployment(self.dispatch(state, ids))}
+
+
+@dataclass(frozen=True)
+class BatchVotes:
+    """Function of a Statistic: one vote per batch, for the layer with the smallest score.
+
+    Scores are often equal: s_l = 0 wherever o_{l-1} and o_l lie on the same side of x and y.
+
+    Attributes:
+        shift: Function that computes the moments of inputs, labels and outputs.
+        second: Tie-breaking rule, see `majority`.
+    """
+
+    shift: Shift
+    second: bool
+
+    def __call__(self, context: StepContext) -> Tree:
+        """Return `votes` [L] int32: 1 for one layer, or all 0 for a batch of padding."""
+        x, y, outputs = self.shift.gaussians(self.shift(context))
+        scores = shift_scores(x, y, outputs, mean_distance, by_side=True)
+        layer = torch.arange(len(scores), device=scores.device)
+        vote = (layer == least(scores, second=self.second)) & context.batch.mask.any()
+        return {"votes": vote.to(torch.int32)}
+
+
+@dataclass(frozen=True)
+class Majority:
+    """Finish of a Statistic: a client votes for the layer that most of its batches voted for.
+
+    Attributes:
+        second: Tie-breaking rule, see `majority`.
+    """
+
+    second: bool
+
+    def __call__(self, sums: Tree, leaves: Tree, ctx: Tree) -> Tree:
+        """Return `vote` [].
+
+        Args:
+            sums: `votes` [L], numbers of votes.
+            leaves: Not used.
+            ctx: Not used.
+        """
+        return {"vote": majority(sums["votes"], second=self.second)}
+
+
+def mean_distance(p: Gaussian, q: Gaussian) -> Tensor:
+    """Return |m_1 - m_2|, which the paper calls the Wasserstein distance."""
+    return (p.mean - q.mean).abs()

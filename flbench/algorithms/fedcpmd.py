@@ -1,6 +1,9 @@
-"""FedCPMD: clients elect their personal layer; who has the same is a cluster (Du et al., 2025)."""
+"""FedCPMD: clients elect a personal layer and form clusters by it (Du et al., 2025)."""
 
-from typing import ClassVar
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from math import ceil, log, pi
+from typing import ClassVar, Final, Literal
 
 import torch
 from pydantic import Field
@@ -8,41 +11,131 @@ from torch import Tensor
 
 from flbench.algorithms.base import Communication, Deployment, Paper
 from flbench.algorithms.registry import ALGORITHMS
-from flbench.algorithms.shared import election, layerwise
-from flbench.algorithms.shared.votes import VoteConfig, vote_steps
-from flbench.client.program import LocalProgram, Transform
+from flbench.algorithms.shared.election import (
+    BallotConfig,
+    LayerElection,
+    WriteVote,
+    least,
+    rounded,
+    short,
+)
+from flbench.algorithms.shared.mixing import likeness, mix
+from flbench.algorithms.shared.moments import estimated
+from flbench.algorithms.shared.shift import REDUCE, Distance, Gaussian, Shift, shift_scores
+from flbench.client.program import LocalProgram, Statistic, Step, Transform
 from flbench.config.schema import AlgorithmConfig
 from flbench.core.rng import Draw
-from flbench.core.tree import only, repeat
-from flbench.core.types import Dispatch, Message, Results, State, Tree, Update
+from flbench.core.tree import nbytes, only, repeat, take, weighted_mean
+from flbench.core.types import Dispatch, Info, Message, Results, Samples, State, Tree, Update
+from flbench.models.base import LayerSpec
+
+Layers = tuple[LayerSpec, ...]
+Mixing = Literal["similarity", "raw", "mean"]
+
+EPSILON = 1e-8  # added to the product of the norms in eq. 13; smallest sum of weights in eq. 12
+GRID_NODES = 2049  # of the grid of each Gaussian, which spans 8 standard deviations to each side
 
 
-class FedCpmdConfig(VoteConfig):
-    """Keys of FedCPMD; the ablations of figure 5 average by eq. 5, whatever `mixing` says."""
+class FedCpmdConfig(BallotConfig):
+    """Keys of FedCPMD.
 
-    k_p: int | None = Field(None, ge=0, description="K_p, rounds of votes (default 0.3 T)")
-    phase1_personal: layerwise.Phase1 = Field(
-        "classifier", description="local in phase 1; majority: the client's most voted so far"
+    The ablations of figure 5 average by eq. 5, whatever the key `mixing` is.
+    """
+
+    # The vote
+    distance: Literal["js", "wasserstein", "hellinger", "bhattacharyya"] = Field(
+        "js",
+        description="distance d between scalar Gaussians in the score of a layer (eq. 7):"
+        " Jensen-Shannon (eq. 8), 2-Wasserstein, Hellinger or Bhattacharyya",
     )
-    mixing: layerwise.Mixing = Field("similarity", description="eq. 12; raw: not cut; mean: eq. 5")
-    absent: bool = Field(False, description="last bodies of absent members are mixed too")
-    min_per_cluster: int = Field(1, ge=1, description="fewest clients that a cluster trains")
-    ablation: layerwise.Ablation = Field("none", description="one half alone: clusters, own layers")
+    activation: Literal["after", "before"] = Field(
+        "after", description="outputs of layers are taken after or before their ReLU"
+    )
+    inputs: Literal["channels", "given"] = Field(
+        "channels",
+        description="how inputs are scaled to [0, 1] in the score: by the smallest and largest"
+        " value of each channel at the client, or not at all (for data.normalize=unit)",
+    )
+    vote_samples: int | None = Field(
+        1000, ge=1, description="largest number of training samples for a vote; null for all"
+    )
+    coverage: bool = Field(
+        True,
+        description="towards the end of phase 1, clients that have not voted are drawn first",
+    )
+
+    # The two phases
+    k_p: int | None = Field(
+        None, ge=0, description="number of rounds of phase 1, K_p (default: 0.3 T, of T rounds)"
+    )
+    phase1_personal: Literal["classifier", "majority", "none"] = Field(
+        "classifier",
+        description="layer that stays local in phase 1: the classifier, the layer that the client"
+        " has voted for most often so far, or none",
+    )
+    mixing: Mixing = Field(
+        "similarity",
+        description="weights in a cluster: cosines of personal layers (eq. 12 and 13), cosines that"
+        " may be negative (raw), or numbers of samples (mean, eq. 5)",
+    )
+    absent: bool = Field(
+        False, description="the last uploads of absent clients of the cluster are mixed too"
+    )
+    min_per_cluster: int = Field(
+        1, ge=1, description="smallest number of clients that train in each cluster and round"
+    )
+    ablation: Literal["none", "only_cluster", "only_decouple"] = Field(
+        "none",
+        description="figure 5: only_cluster averages all layers within clusters, only_decouple has"
+        " personal layers without clusters",
+    )
     paper_evaluation: bool = Field(
-        False, description="evaluate the next cohort besides, by cluster"
+        False,
+        description="also evaluate, for each cluster, the clients of the next round, as the paper"
+        " does",
     )
 
 
 @ALGORITHMS.register("fedcpmd")
-class FedCpmd(election.LayerElection):
-    """Phase 1: body averaged, votes by eq. 7. Phase 2: omega_i mixed in clusters (eq. 12-13).
+class FedCpmd(LayerElection):
+    """Clients vote for a personal layer; clients with the same layer form a cluster.
 
-    Means run over the round's participants and bodies just trained; they alone are answered. First
-    met in phase 2, a client gets phase 1's body, but for its own layer if it has voted. The paper's
-    figure: accuracy of `paper.LAYER`, mean over layers and 5 rounds (evaluation.every=1).
-    Deviations: JS on a grid that no narrow Gaussian slips through; inputs scaled by their extent,
-    as a method does not know the pixels' range; bytes of the own layer, which eq. 13 needs, are
-    charged and logged (`phi_bytes`). Without a step a client votes, and weighs 0 for others.
+    In phase 1, the server averages all layers but the classifier. After its training, a client
+    scores each candidate layer by how far the layer shifts its input from the distribution of the
+    inputs to that of the labels, and votes for the layer that shifts least. The layer with most of
+    a client's votes becomes its personal layer, and clients with the same personal layer form a
+    cluster. In phase 2, the personal layers stay with the clients. In each cluster, the server
+    mixes the other layers for every client of the round, with weights from the cosines of the
+    personal layers. A client is evaluated with its mixed layers and its personal layer.
+
+    Phase 1, rounds 1 to K_p, for layers l = 1..L with outputs o_l, inputs x and labels y:
+
+        body  = mean of the clients' bodies, weighted by samples
+        s_l   = |(d(o_l, y) - d(o_l, x)) - (d(o_{l-1}, y) - d(o_{l-1}, x))|    (eq. 7)
+        vote  = argmin_l s_l
+        l*_i  = the layer that client i voted for most often
+
+    d is a distance of scalar Gaussians, by default Jensen-Shannon (eq. 8).
+
+    Phase 2, for clients i, j of a cluster; phi_i is the layer l*_i, omega_i all other layers:
+
+        Phi_ij  = max(0, <phi_i, phi_j> / (||phi_i|| ||phi_j|| + 1e-8)), Phi_ii = 1    (eq. 13)
+        omega_i = sum_j Phi_ij omega_j / sum_j Phi_ij                                  (eq. 12)
+
+    Readings. The sums run over the clients of the round, with the layers that they have just
+    trained; only these clients receive a reply. Ties between layers go to the smaller sum of
+    scores, then to the lower layer. A client that never voted keeps the classifier. When a client
+    first participates in phase 2, it receives the body of phase 1, except for its personal layer if
+    it has voted.
+
+    Deviations. Jensen-Shannon is integrated on a grid that no narrow Gaussian falls through. Inputs
+    are scaled by their own smallest and largest values, since a method does not know the range of
+    pixels. The paper says that the personal layer is never sent, but eq. 13 needs it at the server:
+    its bytes are charged, and logged as `phi_bytes`. A client without an optimiser step votes, and
+    has weight 0 for others.
+
+    The accuracy in the paper's tables is the mean of `paper.LAYER` over layers and the last five
+    rounds, with evaluation.every=1 and `paper_evaluation`.
     """
 
     Config: ClassVar[type[AlgorithmConfig]] = FedCpmdConfig
@@ -55,100 +148,531 @@ class FedCpmd(election.LayerElection):
         "10.11897/SP.J.1016.2025.00407",
     )
     communication = Communication(
-        "body; w - own layer", "body, vote, L scores; w", "classifier; own layer"
+        down="phase 1: w without the classifier; phase 2: w without the personal layer",
+        up="phase 1: w without the classifier, a vote, a score per layer; phase 2: w",
+        keeps="phase 1: classifier; phase 2: all weights w",
     )
 
     @property
     def voting_rounds(self) -> int:
-        rounds, asked = self.setting.rounds, self.config.k_p
-        return min(rounds, layerwise.rounded(0.3, rounds) if asked is None else asked)
+        rounds, k_p = self.setting.rounds, self.config.k_p
+        return min(rounds, rounded(0.3, rounds) if k_p is None else k_p)
 
     def notes(self) -> list[str]:
-        layers, least = len(self.layers), self.config.min_per_cluster
-        return layerwise.few_per_cluster(self.setting, self.voting_rounds, layers, least)
+        participation, clients = self.setting.train.participation, self.setting.clients
+        rounds, cohort = self.voting_rounds, rounded(participation, clients)
+        notes = []
+        if rounds == self.setting.rounds:
+            notes.append(
+                f"fedcpmd: all train.rounds={rounds} rounds are rounds of votes, so nothing is"
+                " clustered. Set algorithm.k_p below train.rounds for a second phase."
+            )
+        if rounds * cohort < clients:
+            notes.append(
+                f"fedcpmd: {rounds} rounds of votes with {cohort} of {clients} clients each cannot"
+                " ask all clients; a client without a vote keeps the classifier as its personal"
+                " layer. Raise algorithm.k_p or train.participation."
+            )
+        # A cluster of m clients trains two of them if participation * m rounds to at least 2.
+        fewest = ceil(1.5 / participation)
+        if (
+            participation < 1
+            and self.config.min_per_cluster == 1
+            and fewest * len(self.layers) > clients
+        ):
+            notes.append(
+                f"fedcpmd: with train.participation={participation:g}, a cluster of fewer than"
+                f" {fewest} clients trains one client per round, which then mixes with no other."
+                " Raise train.participation or algorithm.min_per_cluster."
+            )
+        return notes
 
     def init(self, start: Tree) -> tuple[Tree, Tree]:
         private, crossing = self.split()
-        met = {"met": torch.zeros(self.setting.clients, dtype=torch.bool)}  # in phase 2
-        votes = election.no_votes(self.setting.clients, len(self.layers))
-        clients = repeat(only(start, private | crossing), self.setting.clients)
-        return only(start, self.shared_first()) | votes | met, clients
+        clients = self.setting.clients
+        server = only(start, self.shared_in_phase_1())
+        server |= no_votes(clients, len(self.layers))
+        server["participated"] = torch.zeros(clients, dtype=torch.bool)  # [N] in phase 2
+        return server, repeat(only(start, private | crossing), clients)
 
-    def shared_first(self) -> frozenset[str]:
+    def shared_in_phase_1(self) -> frozenset[str]:
         """Return the leaves that the server averages in phase 1."""
-        kept = self.config.phase1_personal == "classifier"
-        return self.split()[1] - (self.setting.net.names("head") if kept else frozenset())
+        _, crossing = self.split()
+        if self.config.phase1_personal == "classifier":
+            return crossing - self.setting.net.names("head")
+        return crossing
 
     def own(self, state: State) -> Tensor:
-        """Return [N, L] bool: l*_i, the personal layer of each client by the votes so far."""
-        own = election.elected(state.server)[:, None] == torch.arange(len(self.layers))
-        return own & (self.config.ablation != "only_cluster" or self.voting(state))
+        """Return the personal layer l*_i of each client by the votes so far, [N, L] bool."""
+        own = elected(state.server)[:, None] == torch.arange(len(self.layers))
+        if self.config.ablation == "only_cluster" and not self.voting(state):
+            return torch.zeros_like(own)
+        return own
 
     def clusters(self, state: State) -> Tensor:
-        """Return the cluster [N] of each client: its personal layer's number."""
-        return election.elected(state.server) * (self.config.ablation != "only_decouple")
+        """Return the cluster of each client, [N]: the number of its personal layer."""
+        if self.config.ablation == "only_decouple":
+            return torch.zeros_like(elected(state.server))
+        return elected(state.server)
 
     def cohort(self, state: State, draw: Draw) -> Tensor:
         common = super().cohort(state, draw)
         if self.voting(state):
-            waiting = ~state.server["votes"].any(dim=1) & self.config.coverage
-            return election.covering(common, waiting, self.voting_rounds - state.stage_round, draw)
+            waiting = ~state.server["votes"].any(dim=1) & self.config.coverage  # [N]
+            left = self.voting_rounds - state.stage_round
+            return cohort_that_covers(common, waiting, left, draw)
+
         if self.config.ablation == "only_decouple":
             return common
-        share, least = self.setting.train.participation, self.config.min_per_cluster
-        return layerwise.of_each(self.clusters(state), share, least, draw)
+        participation = self.setting.train.participation
+        fewest = self.config.min_per_cluster
+        return cohort_of_clusters(self.clusters(state), participation, fewest, draw)
+
+    # Client
 
     def program(self, state: State) -> LocalProgram:
         private, crossing = self.split()
-        train, kept = self.phase(*self.terms()), private | crossing
+        keeps = private | crossing
+        train = self.phase(*self.terms())
         if not self.voting(state):
-            return LocalProgram((train,), kept, crossing)  # eq. 13 needs l*_i at the server
-        steps = (train, *vote_steps(self.setting, self.layers, self.config))
-        sends = self.shared_first() | {"vote", "scores"}
+            return LocalProgram((train,), keeps, crossing)  # l*_i too: eq. 13 needs it
+
+        steps = (train, *self.vote_steps())
+        sends = self.shared_in_phase_1() | {"vote", "scores"}
         if self.config.phase1_personal != "majority":
-            return LocalProgram(steps, kept, sends)
-        up = layerwise.UploadOthers(self.layers)
-        sends = sends - layerwise.owners(self.layers).keys() | dict(up.masks).keys()
-        return LocalProgram((*steps, Transform(up)), kept, sends, up.masks)
+            return LocalProgram(steps, keeps, sends)
+
+        # Each client has another personal layer: copies are sent, with masks that say which.
+        upload = UploadOthers(self.layers)
+        sends = sends - layer_of_leaf(self.layers).keys() | dict(upload.masks).keys()
+        return LocalProgram((*steps, Transform(upload)), keeps, sends, upload.masks)
+
+    def vote_steps(self) -> tuple[Step, ...]:
+        """Return the steps of a client's vote, which write the leaves `vote` and `scores`.
+
+        The vote reads the training part in eval mode, after training. With train.batchnorm=drop the
+        statistics are estimated first, as they are before an evaluation.
+        """
+        config = self.config
+        names = tuple(layer.name for layer in self.layers)
+        shift = Shift(names, self.setting.classes, config.inputs, config.activation == "after")
+        score = ScoreLayers(shift, config.distance)
+        samples = Samples(limit=config.vote_samples)
+        statistic = Statistic("shift", shift, REDUCE, finish=score, samples=samples)
+        return (*estimated(self.setting), statistic, Transform(WriteVote()))
+
+    # Server
 
     def dispatch(self, state: State, ids: Tensor) -> Dispatch:
-        body: Tree = {} if state.is_initial else only(state.server, self.shared_first())
+        body: Tree = {} if state.is_initial else only(state.server, self.shared_in_phase_1())
         if self.voting(state) and self.config.phase1_personal != "majority":
             return Dispatch(Message(body))
+
         rows = {name: value.expand(len(ids), *value.shape) for name, value in body.items()}
-        own = self.own(state)[ids]
+        own = self.own(state)[ids]  # [K, L]
         if self.voting(state):
-            mask = layerwise.each_but_own(rows, own, self.layers)
+            mask = all_but_own(rows, own, self.layers)
             return Dispatch(rows=Message(rows | {"personal": own}, mask))
-        # First contact in phase 2: phase 1's body, but for the own layer of who has voted.
-        voted, new = state.server["votes"][ids].any(dim=1), ~state.server["met"][ids]
-        mask = layerwise.each_but_own(rows, own & voted[:, None], self.layers)
+
+        # Phase 2: what a client receives was the reply in its last round. A client that is new in
+        # phase 2 receives the body of phase 1, except for its own layer if it has voted.
+        voted = state.server["votes"][ids].any(dim=1)  # [K]
+        new = ~state.server["participated"][ids]  # [K]
+        mask = all_but_own(rows, own & voted[:, None], self.layers)
         return Dispatch(rows=Message(rows, {name: new & inside for name, inside in mask.items()}))
 
     def aggregate(self, state: State, results: Results) -> Update:
-        ids, chosen = results.ids, election.elected(state.server)
         if self.voting(state):
-            mean = layerwise.mean_of_sharers(results.sent, self.weights(results), state.server)
-            votes = self.by_layer("votes", results.sent.values["vote"].long())
-            return Update(mean | election.counted(state.server, results), metrics=votes)
-        met = state.server["met"].index_fill(0, ids, True)
-        every = layerwise.with_absent(state, results, met) if self.config.absent else results
-        here, rows = every.ids, only(every.sent.values, self.split()[1])
-        how = self.config.mixing if self.config.ablation == "none" else "mean"
-        clusters, own = self.clusters(state), self.own(state)
-        phi = layerwise.within(rows, self.weights(every), clusters[here], self.layers, how)
-        reply = layerwise.mix_shared(rows, phi, own[here], self.layers, layerwise.places(ids, here))
-        figures = self.by_layer("members", chosen) | self.by_layer("active", chosen[ids])
-        figures["phi_bytes"] = layerwise.layer_bytes(rows, own[ids], self.layers)
-        return Update({"met": met}, reply, figures)
+            return self._aggregate_votes(state, results)
+        return self._aggregate_clusters(state, results)
+
+    def _aggregate_votes(self, state: State, results: Results) -> Update:
+        """Phase 1: average the bodies and count the votes."""
+        mean = mean_of_senders(results.sent, self.weights(results), state.server)
+        votes = self.by_layer("votes", results.sent.values["vote"].long())
+        return Update(mean | count_votes(state.server, results), metrics=votes)
+
+    def _aggregate_clusters(self, state: State, results: Results) -> Update:
+        """Phase 2: mix omega_i over the clients of the round in the same cluster."""
+        config, ids = self.config, results.ids
+        participated = state.server["participated"].index_fill(0, ids, True)
+
+        members = results
+        if config.absent:
+            members = with_last_uploads(state, results, participated)
+        among = members.ids  # [M] the clients that are mixed
+        rows = only(members.sent.values, self.split()[1])  # [M, ...] each
+
+        mixing: Mixing = config.mixing if config.ablation == "none" else "mean"
+        clusters, own = self.clusters(state)[among], self.own(state)  # [M], [N, L]
+        weights = cluster_weights(rows, self.weights(members), clusters, self.layers, mixing)
+        reply = mix_others(rows, weights, own[among], self.layers, positions(ids, among))
+
+        chosen = elected(state.server)  # [N]
+        metrics = self.by_layer("members", chosen) | self.by_layer("active", chosen[ids])
+        metrics["phi_bytes"] = layer_bytes(rows, own[ids], self.layers)
+        return Update({"participated": participated}, reply, metrics)
+
+    # Deployment: each client's model and, as in the paper, the next cohort's by cluster.
 
     def deploy(self, state: State, ids: Tensor) -> dict[str, Deployment]:
         model = Deployment(self.dispatch(state, ids))
+        deployments = {"personal": model}
         if not self.config.paper_evaluation:
-            return {"personal": model}
-        cohort = self.cohort(state, Draw(self.setting.seed, (state.round,), self.setting.clients))
-        clusters = self.clusters(state)
-        names = [f"paper.{election.short(layer)}" for layer in self.layers]
+            return deployments
+
+        draw = Draw(self.setting.seed, (state.round,), self.setting.clients)
+        cohort = self.cohort(state, draw)
         if self.voting(state) or self.config.ablation == "only_decouple":
-            clusters, names = torch.zeros_like(clusters), ["paper"]
-        return {"personal": model} | layerwise.judged_by_cluster(model, cohort, clusters, names)
+            return deployments | {"paper": replace(model, clients=cohort)}
+
+        cluster_of = self.clusters(state)[cohort]  # [K]
+        for number, layer in enumerate(self.layers):
+            members = cohort[cluster_of == number]
+            if len(members):
+                deployments[f"paper.{short(layer)}"] = replace(model, clients=members)
+        return deployments
+
+
+# Phase 1: scores and votes of clients (eq. 7 and 8).
+
+
+@dataclass(frozen=True)
+class ScoreLayers:
+    """Finish of a Statistic: score each layer by eq. 7 and vote for the smallest score.
+
+    Attributes:
+        shift: The Statistic's function, which made the moments.
+        distance: Name of the distance d, in `DISTANCES`.
+    """
+
+    shift: Shift
+    distance: str
+
+    def __call__(self, moments: Tree, leaves: Tree, ctx: Tree) -> Tree:
+        """Return `scores` [L] float64 and `vote` [].
+
+        Args:
+            moments: Moments of inputs, labels and outputs over all samples.
+            leaves: Not used.
+            ctx: Not used.
+        """
+        x, y, outputs = self.shift.gaussians(moments)
+        scores = shift_scores(x, y, outputs, DISTANCES[self.distance])
+        return {"scores": scores, "vote": least(scores)}
+
+
+def wasserstein(p: Gaussian, q: Gaussian) -> Tensor:
+    """Return the 2-Wasserstein distance sqrt((m_1 - m_2)^2 + (s_1 - s_2)^2)."""
+    return ((p.mean - q.mean).square() + (p.std - q.std).square()).sqrt()
+
+
+def hellinger(p: Gaussian, q: Gaussian) -> Tensor:
+    """Return sqrt(1 - BC) in [0, 1], where BC is the Bhattacharyya coefficient."""
+    return (1.0 - torch.exp(-bhattacharyya(p, q))).clamp_min(0.0).sqrt()
+
+
+def bhattacharyya(p: Gaussian, q: Gaussian) -> Tensor:
+    """Return -ln BC = (m_1 - m_2)^2 / (4 S) + ln(S / (2 s_1 s_2)) / 2 with S = s_1^2 + s_2^2."""
+    both = p.std.square() + q.std.square()
+    apart = (p.mean - q.mean).square() / (4.0 * both)
+    return apart + 0.5 * torch.log(both / (2.0 * p.std * q.std)).clamp_min(0.0)
+
+
+def jensen_shannon(p: Gaussian, q: Gaussian) -> Tensor:
+    """Return (KL(p || r) + KL(q || r)) / 2 with r = (p + q) / 2, in [0, ln 2] nats (eq. 8).
+
+    The integral is computed by the trapezoid rule over the nodes of both Gaussians' own grids. On
+    one common grid of 2,049 nodes, a Gaussian of the least width would fall between two nodes.
+    """
+    grid = torch.linspace(-8.0, 8.0, GRID_NODES, dtype=p.mean.dtype, device=p.mean.device)
+    zero = torch.zeros_like(p.mean + q.mean)  # of both shapes together
+    m1, s1, m2, s2 = ((v + zero)[..., None] for v in (p.mean, p.std, q.mean, q.std))
+
+    x = torch.cat([m1 + s1 * grid, m2 + s2 * grid], dim=-1).sort(dim=-1).values
+    log_p, log_q = _log_density(x, m1, s1), _log_density(x, m2, s2)
+    log_r = torch.logaddexp(log_p, log_q) - log(2.0)
+    inside = log_p.exp() * (log_p - log_r) + log_q.exp() * (log_q - log_r)
+    area = ((inside[..., 1:] + inside[..., :-1]) * (x[..., 1:] - x[..., :-1])).sum(dim=-1) / 2.0
+    return (area / 2.0).clamp(0.0, log(2.0))
+
+
+def _log_density(x: Tensor, mean: Tensor, std: Tensor) -> Tensor:
+    return -0.5 * ((x - mean) / std).square() - std.log() - 0.5 * log(2.0 * pi)
+
+
+DISTANCES: Final[Mapping[str, Distance]] = {
+    "js": jensen_shannon,
+    "wasserstein": wasserstein,
+    "hellinger": hellinger,
+    "bhattacharyya": bhattacharyya,
+}
+
+
+# Phase 1: cohorts, and what the server knows of the votes.
+
+
+def no_votes(clients: int, layers: int) -> Tree:
+    """Return the server's entries before the first vote.
+
+    Args:
+        clients: Number of clients N.
+        layers: Number of candidate layers L.
+
+    Returns:
+        `votes` [N, L] int32, numbers of votes, and `score_sums` [N, L] float64, sums of scores.
+    """
+    return {
+        "votes": torch.zeros(clients, layers, dtype=torch.int32),
+        "score_sums": torch.zeros(clients, layers, dtype=torch.float64),
+    }
+
+
+def count_votes(server: Tree, results: Results) -> Tree:
+    """Return the server's `votes` and `score_sums` with those of a cohort added."""
+    sent = results.sent.values
+    votes, sums = server["votes"].clone(), server["score_sums"].clone()
+    votes[results.ids, sent["vote"].long()] += 1
+    sums[results.ids] += sent["scores"].double()
+    return {"votes": votes, "score_sums": sums}
+
+
+def elected(server: Tree) -> Tensor:
+    """Return the number of the layer l*_i that each client voted for most often, [N] int64.
+
+    Ties go to the smaller sum of scores, then to the lower layer. A client without a vote has the
+    last layer, the classifier.
+
+    Args:
+        server: Entries `votes` [N, L] and `score_sums` [N, L] of the server.
+    """
+    votes, scores = server["votes"], server["score_sums"]
+    most = votes == votes.amax(dim=1, keepdim=True)  # [N, L]
+    best = torch.where(most, scores, torch.inf).argmin(dim=1)  # [N]
+    classifier = votes.shape[1] - 1
+    return torch.where(votes.any(dim=1), best, classifier)
+
+
+def cohort_that_covers(common: Tensor, waiting: Tensor, left: int, draw: Draw) -> Tensor:
+    """Return the cohort of a round of votes, [K] ascending ids.
+
+    The last rounds take the clients without a vote first, as soon as the rounds that are left are
+    just enough for all of them.
+
+    Args:
+        common: [K] cohort that all methods have in this round.
+        waiting: [N] bool: clients without a vote.
+        left: Number of rounds of votes that are left, this round included.
+        draw: Random streams of the round.
+    """
+    needed = ceil(int(waiting.sum()) / len(common))
+    if not needed or left > needed:
+        return common
+    order = torch.from_numpy(draw.method_generator(0).permutation(len(waiting)))
+    order = order[(~waiting[order]).int().argsort(stable=True)]
+    return order[: len(common)].sort().values
+
+
+# Phase 1: means over clients that send different layers.
+
+
+def layer_of_leaf(layers: Layers) -> dict[str, int]:
+    """Return the number of the candidate layer of each of their leaves."""
+    return {leaf: index for index, layer in enumerate(layers) for leaf in layer.leaves}
+
+
+def all_but_own(names: Iterable[str], own: Tensor, layers: Layers) -> Tree:
+    """Return a mask [K] bool for every leaf: True for clients to which its layer is not personal.
+
+    Args:
+        names: Names of leaves.
+        own: [K, L] bool: the personal layers of each client.
+        layers: The L candidate layers. Other leaves are personal to nobody.
+    """
+    layer_of = layer_of_leaf(layers)
+    nobody = torch.zeros(len(own), dtype=torch.bool)
+    return {name: ~(own[:, layer_of[name]] if name in layer_of else nobody) for name in names}
+
+
+@dataclass(frozen=True)
+class UploadOthers:
+    """A Transform that copies the candidate layers for the upload and masks the personal one.
+
+    The upload uses copies, because entries outside the mask of a message are set to zero, which
+    must not happen to the client's own leaves.
+
+    Attributes:
+        layers: The L candidate layers.
+    """
+
+    layers: Layers
+
+    @property
+    def masks(self) -> tuple[tuple[str, str], ...]:
+        """Pairs of the name of a copy and the name of its mask."""
+        return tuple(
+            (f"up.{leaf}", f"share.{layer.name}") for layer in self.layers for leaf in layer.leaves
+        )
+
+    def __call__(self, leaves: Tree, start: Tree, ctx: Tree, info: Info) -> Tree:
+        """Return the copies `up.LEAF` and the masks `share.LAYER` [] bool.
+
+        Args:
+            leaves: Leaves of the client.
+            start: Not used.
+            ctx: `personal` [L] bool: the client's personal layer.
+            info: Not used.
+        """
+        own = ctx["personal"]
+        copies = {f"up.{leaf}": leaves[leaf] for layer in self.layers for leaf in layer.leaves}
+        masks = {f"share.{layer.name}": ~own[k] for k, layer in enumerate(self.layers)}
+        return copies | masks
+
+
+def mean_of_senders(sent: Message, weights: Tensor, names: Iterable[str]) -> Tree:
+    """Return the weighted mean of each leaf over the clients that sent it.
+
+    Args:
+        sent: Leaves [K, ...] or their copies `up.LEAF`, with masks [K] for the copies.
+        weights: [K] >= 0.
+        names: Names of the leaves that are averaged.
+
+    Returns:
+        Leaves without the client axis, except those that nobody sent.
+    """
+    mean: Tree = {}
+    for name, rows in sent.values.items():
+        leaf = name.removeprefix("up.")
+        if leaf in names:
+            mean |= weighted_mean({leaf: rows}, weights * sent.mask.get(name, 1))
+    return mean
+
+
+# Phase 2: cohorts and mixtures of clusters (eq. 5, 12 and 13).
+
+
+def cohort_of_clusters(clusters: Tensor, share: float, fewest: int, draw: Draw) -> Tensor:
+    """Return a cohort with a share of each cluster, [K] ascending ids.
+
+    Args:
+        clusters: [N] number of each client's cluster.
+        share: Share of a cluster's clients in (0, 1]; it is rounded, and at least one client.
+        fewest: Smallest number of clients from each cluster that has so many.
+        draw: Random streams of the round.
+    """
+    drawn = []
+    for cluster in range(int(clusters.max()) + 1):
+        members = (clusters == cluster).nonzero().flatten()
+        size = max(fewest, rounded(share, len(members)))
+        order = torch.from_numpy(draw.method_generator(1, cluster).permutation(len(members)))
+        drawn.append(members[order[:size]])
+    return torch.cat(drawn).sort().values
+
+
+def with_last_uploads(state: State, results: Results, participated: Tensor) -> Results:
+    """Return results with the last uploads of all clients that have participated in phase 2.
+
+    Args:
+        state: State whose clients' leaves already include the round's uploads.
+        results: Results of the round. An absent client counts as one that took a step.
+        participated: [N] bool.
+    """
+    ids = participated.nonzero().flatten()
+    steps = torch.ones_like(participated, dtype=torch.int64)
+    steps = steps.index_copy(0, results.ids, results.steps)
+    return replace(results, ids=ids, steps=steps[ids], sent=Message(take(state.clients, ids)))
+
+
+def positions(ids: Tensor, among: Tensor) -> Tensor:
+    """Return the position of each id [K] among others [M], which include all of them."""
+    return (ids[:, None] == among).int().argmax(dim=1)
+
+
+def cluster_weights(
+    rows: Tree, weights: Tensor, clusters: Tensor, layers: Layers, mixing: Mixing
+) -> Tensor:
+    """Return the weights of clients for one another, [M, M], before they are normalised.
+
+    Clients of different clusters have weight 0 for one another. So has a client without an
+    optimiser step for all others.
+
+    Args:
+        rows: Uploaded leaves, [M, ...] each.
+        weights: [M] >= 0, a client's samples or 1; 0 without an optimiser step.
+        clusters: [M] number of each client's cluster, which is that of its personal layer.
+        layers: The L candidate layers.
+        mixing: `similarity` for Phi of eq. 13, `raw` for its cosines without the maximum with 0,
+            `mean` for `weights` (eq. 5).
+    """
+    if mixing == "mean":
+        return (clusters[:, None] == clusters) * weights
+    phi = layer_cosines(rows, clusters, layers, clamp=mixing == "similarity")
+    return (phi * (weights > 0)).fill_diagonal_(1.0)
+
+
+def layer_cosines(rows: Tree, chosen: Tensor, layers: Layers, *, clamp: bool) -> Tensor:
+    """Return Phi of eq. 13: cosines of the personal layers of clients, [M, M] float64.
+
+    Clients with different personal layers have 0. The diagonal is 1.
+
+    Args:
+        rows: Uploaded leaves, [M, ...] each.
+        chosen: [M] number of each client's personal layer.
+        layers: The L candidate layers.
+        clamp: Set negative cosines to 0.
+    """
+    phi = torch.zeros(len(chosen), len(chosen), dtype=torch.float64)
+    for index, layer in enumerate(layers):
+        members = (chosen == index).nonzero().flatten()
+        if len(members):
+            cosines = likeness(take(rows, members), layer.parameters, added=EPSILON)
+            phi[members[:, None], members] = cosines
+    if clamp:
+        phi = phi.clamp_min(0.0)
+    return phi.fill_diagonal_(1.0)
+
+
+def mix_others(
+    rows: Tree, weights: Tensor, own: Tensor, layers: Layers, receivers: Tensor
+) -> Message:
+    """Return omega_i of eq. 12 for some clients: every layer mixed but the personal one.
+
+    A leaf is mixed over the clients to which its layer is not personal either, as
+    sum_j weights[i, j] rows[j] / sum_j weights[i, j]. Where the sum of the weights is not positive,
+    the client keeps its own.
+
+    Args:
+        rows: Uploaded leaves, [M, ...] each.
+        weights: [M, M], not normalised.
+        own: [M, L] bool: the personal layers of each client.
+        layers: The L candidate layers. Other leaves are personal to nobody.
+        receivers: [K] positions of the receiving clients, in [0, M).
+
+    Returns:
+        Leaves [K, ...] each, with masks [K] that are False where the layer is personal.
+    """
+    layer_of = layer_of_leaf(layers)
+    by_layer: dict[int | None, list[str]] = {}  # leaves of no candidate layer under None
+    for name in rows:
+        by_layer.setdefault(layer_of.get(name), []).append(name)
+
+    alone = torch.eye(len(weights), dtype=weights.dtype)
+    mixed: Tree = {}
+    for index, names in by_layer.items():
+        shares = weights if index is None else weights * ~own[:, index]  # [M, M]
+        total = shares.sum(dim=1, keepdim=True)
+        shares = torch.where(total > EPSILON, shares / total.clamp_min(EPSILON), alone)
+        mixed |= mix(only(rows, names), shares[receivers])
+    return Message(mixed, all_but_own(mixed, own[receivers], layers))
+
+
+def layer_bytes(rows: Tree, own: Tensor, layers: Layers) -> float:
+    """Return the bytes of the clients' personal layers.
+
+    Args:
+        rows: Leaves, with a leading axis each.
+        own: [K, L] bool: the personal layers of each client.
+        layers: The L candidate layers.
+    """
+    sizes = [nbytes({leaf: rows[leaf][0] for leaf in layer.leaves}) for layer in layers]
+    return float((own.double() @ torch.tensor(sizes, dtype=torch.float64)).sum())

@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from flbench.algorithms.shared.votes import least, majority
+from flbench.algorithms.shared.election import least, majority
 from flbench.core.errors import ConfigError
 from flbench.core.types import Message, Results, State
 from flbench.data import batches
@@ -165,7 +165,7 @@ def test_mixing_equals_a_slow_loop(layer, behind):
                 cos = torch.nn.functional.cosine_similarity(flat[i][None], flat[[0, 1, 3]])
                 mixed = sum(a * value[k] for a, k in zip(cos.exp(), (0, 1, 3), strict=True))
                 assert torch.allclose(reply[name][i], mixed / cos.exp().sum(), rtol=0, atol=1e-12)
-    assert update.server["met"].tolist() == [True, True, False, True, True]
+    assert update.server["participated"].tolist() == [True, True, False, True, True]
 
 
 def test_a_round_in_which_nobody_took_a_step_changes_no_weight():
@@ -176,18 +176,17 @@ def test_a_round_in_which_nobody_took_a_step_changes_no_weight():
 
     update = built.algorithm.aggregate(state, results)
 
-    assert set(update.server) == {"met"}
+    assert set(update.server) == {"participated"}
     assert update.reply is None
 
 
 def test_identical_clients_keep_their_common_model():
-    """T6."""
     built = build(*KEYS)
     state = elect(built.start(), 0)
     one = {
         name: torch.randn_like(value)
         for name, value in state.server.items()
-        if name not in ("votes", "met") and value.is_floating_point()
+        if name not in ("votes", "participated") and value.is_floating_point()
     }
     rows = {name: value.expand(5, *value.shape).clone() for name, value in one.items()}
     results = Results(torch.arange(5), torch.ones(5), torch.zeros(5), {}, Message(rows), {})
@@ -195,14 +194,16 @@ def test_identical_clients_keep_their_common_model():
     update = built.algorithm.aggregate(state, results)
 
     own = {"backbone.fc1.weight", "backbone.fc1.bias"}
-    assert one.keys() - own == (update.server.keys() - {"met"}) | update.reply.values.keys()
+    assert (
+        one.keys() - own == (update.server.keys() - {"participated"}) | update.reply.values.keys()
+    )
     for name in one.keys() - own:
         for mine in update.reply.values.get(name, [update.server.get(name)]):
             assert torch.allclose(mine, one[name], rtol=0, atol=1e-12), name
 
 
 def test_absent_clients_keep_their_layer_and_what_lies_behind_and_get_the_rest_anew():
-    """l* = fc2. Client 4 is not met in phase 2: it has all of phase 1's model but newer fronts."""
+    """l* = fc2. Client 4 is new in phase 2: it has all of phase 1's model but newer fronts."""
     built = build(*KEYS, "train.participation=1")
     first = elect(after(built, 1), 1)
     second, _ = played(built, first, torch.arange(4))
@@ -223,7 +224,7 @@ def test_absent_clients_keep_their_layer_and_what_lies_behind_and_get_the_rest_a
 
 
 def test_bytes_of_both_phases_are_those_of_the_table():
-    """Table 4.1: w | w (and a vote), then w - l* | w; who is new in phase 2 gets l* once."""
+    """w | w and a vote, then w - l* | w; a client that is new in phase 2 receives l* once."""
     built = build("algorithm=fedcmd", "model.name=lenet5", "train.participation=1")
     sizes = {"fc1": 16 * 120 + 120, "fc2": 120 * 84 + 84, "head": 84 * 10 + 10}
     rest = (25 * 6 + 6) + 12 + (6 * 25 * 16 + 16) + 32
@@ -244,7 +245,7 @@ def test_bytes_of_both_phases_are_those_of_the_table():
 
 
 def test_net_with_one_linear_layer_is_refused():
-    with pytest.raises(ConfigError, match="1 to choose from"):
+    with pytest.raises(ConfigError, match="only 1 to choose from"):
         build("algorithm=fedcmd", "model.name=resnet18")
 
 

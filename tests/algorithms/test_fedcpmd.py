@@ -219,8 +219,8 @@ def test_first_contact_brings_phase_1s_body_but_for_the_own_layer():
     """Client 0 was met; 1 and 2 voted and have values of their own; 4 never voted."""
     built = build(*FULL)
     built_state = elect(after(built, 1), [0, 0, 2, 1, None])
-    met = torch.tensor([True, False, False, False, False])
-    state = replace(built_state, server=built_state.server | {"met": met})
+    participated = torch.tensor([True, False, False, False, False])
+    state = replace(built_state, server=built_state.server | {"participated": participated})
 
     models = list(built.evaluator(print).deployed(state, settings_of_last(built, state)))
 
@@ -252,7 +252,7 @@ def test_client_first_met_in_phase_2_trains_from_there_and_is_met_then():
     # A lone participant keeps what it trained, bit for bit.
     for name, value in own.items():
         assert torch.equal(second.clients[name][client], value[0]), name
-    assert second.server["met"].nonzero().flatten().tolist() == [client]
+    assert second.server["participated"].nonzero().flatten().tolist() == [client]
     masks = built.algorithm.dispatch(second, torch.arange(5)).rows.mask["backbone.conv1.bias"]
     assert masks.tolist() == [other != client for other in range(5)]
 
@@ -333,9 +333,11 @@ def test_mixing_is_equation_12_and_13_by_a_slow_loop(option):
         for name in rows:
             last = torch.randn(1, *rows[name].shape[1:], generator=g, dtype=torch.float64)
             rows[name] = torch.cat([rows[name], last])
-        met = torch.zeros(7, dtype=torch.bool)
-        met[6] = True
-        state = replace(state, server=state.server | {"met": met}, clients=dict(rows))
+        participated = torch.zeros(7, dtype=torch.bool)
+        participated[6] = True
+        state = replace(
+            state, server=state.server | {"participated": participated}, clients=dict(rows)
+        )
 
     update = algorithm.aggregate(state, results)
 
@@ -353,7 +355,7 @@ def test_mixing_is_equation_12_and_13_by_a_slow_loop(option):
         assert torch.equal(
             update.reply.values["backbone.conv1.weight"][5], rows["backbone.conv1.weight"][5]
         )
-    assert update.server["met"].tolist() == [True] * 6 + [option == "members"]
+    assert update.server["participated"].tolist() == [True] * 6 + [option == "members"]
     assert [update.metrics[f"members_{name}"] for name in ("fc1", "fc2", "head")] == [3, 1, 3]
     assert [update.metrics[f"active_{name}"] for name in ("fc1", "fc2", "head")] == [2, 1, 3]
 
@@ -370,7 +372,6 @@ def test_raw_cosines_that_cancel_leave_every_client_its_own_model():
 
 
 def test_two_participants_of_a_cluster_end_with_changed_bodies_and_their_own_layer():
-    """T15."""
     built = build(*FULL)
     state = elect(after(built, 1), [0, 0, 1, 2, 2])
 
@@ -387,7 +388,6 @@ def test_two_participants_of_a_cluster_end_with_changed_bodies_and_their_own_lay
 
 
 def test_identical_clients_keep_their_common_model():
-    """T6."""
     built = build(*FULL)
     algorithm, state, rows = server_of(built, [1, 1, 1, 1, 1], [0, 1, 2, 3])
     same = {name: value[:1].expand_as(value).clone() for name, value in rows.items()}
@@ -436,7 +436,7 @@ def test_cohort_has_its_share_of_every_cluster():
 
 
 def test_bytes_of_both_phases_are_those_of_the_table():
-    """Table 4.1: body | body + vote (and a score per layer), then w - l*_i | w."""
+    """body | body + vote (and a score per layer), then w - l*_i | w."""
     keys = ("algorithm=fedcpmd", "model.name=lenet5", "algorithm.k_p=2", "train.participation=1")
     built = build(*keys)
     layers = [0, 0, 1, 2, 2]
@@ -510,7 +510,7 @@ def test_paper_evaluation_judges_the_next_participants_by_cluster():
 
 @pytest.mark.parametrize("net", ["resnet18", "logistic"])
 def test_net_with_one_linear_layer_is_refused(net):
-    with pytest.raises(ConfigError, match="1 to choose from"):
+    with pytest.raises(ConfigError, match="only 1 to choose from"):
         build("algorithm=fedcpmd", f"model.name={net}")
 
 
@@ -543,7 +543,7 @@ def test_remarks_say_what_a_user_may_not_expect():
     notes = " ".join(build(*keys).notes)
     quiet = " ".join(build("algorithm=fedcpmd", "train.participation=1").notes)
 
-    assert "2 rounds of votes with 1 clients cannot ask all 5" in notes
+    assert "2 rounds of votes with 1 of 5 clients each cannot ask all clients" in notes
     assert "a cluster of fewer than 8 clients" in notes
     assert "cluster of fewer" not in quiet
     assert "cannot ask" not in quiet

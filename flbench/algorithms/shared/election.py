@@ -1,32 +1,54 @@
-"""Clients elect a layer of the net: who stands for election, who is asked, who wins."""
+"""Elections of a personal layer: the base of FedCMD and FedCPMD.
 
-from math import ceil
-from typing import ClassVar
+In a first phase, clients vote for a layer of the net; in a second phase, the elected layer is
+personal.
+"""
+
+from dataclasses import dataclass
+from math import floor
+from typing import ClassVar, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from flbench.algorithms.base import Algorithm
-from flbench.algorithms.shared.votes import BallotConfig, Candidates
-from flbench.core.rng import Draw
-from flbench.core.types import Results, Stage, State, Tree
+from flbench.config.schema import AlgorithmConfig
+from flbench.core.types import Info, Stage, State, Tree
 from flbench.models.base import LayerSpec, NetSpec
+
+Candidates = Literal["linear", "all"]
+EQUAL_SCORES = 1e-9  # scores this close are equal, so that no rounding error decides a vote
+
+
+class BallotConfig(AlgorithmConfig):
+    """Keys of methods in which clients vote for a layer."""
+
+    candidates: Candidates = Field(
+        "linear",
+        description="layers that clients vote for: the linear layers behind the last convolution,"
+        " or all convolutions and linear layers",
+    )
 
 
 class LayerElection(Algorithm):
-    """Base of methods with a phase of votes, and a second one in which the elected is personal."""
+    """Base of methods with a phase of votes and a second phase with an elected personal layer.
+
+    A subclass sets `second` and defines `voting_rounds`.
+    """
 
     config: BallotConfig
-    second: ClassVar[str]  # the second phase's name
+    second: ClassVar[str]
+    """Name of the stage of the second phase."""
 
     @property
     def layers(self) -> tuple[LayerSpec, ...]:
-        """The candidate layers, L of them; the classifier is the last."""
+        """The L candidate layers in the order of the forward pass; the classifier is the last."""
         return candidates(self.setting.net, self.config.candidates)
 
     @property
     def voting_rounds(self) -> int:
-        """Rounds of the first phase, at most T."""
+        """Number of rounds of the first phase, from 0 to the number of rounds T."""
         raise NotImplementedError
 
     def requires(self) -> list[str]:
@@ -38,102 +60,118 @@ class LayerElection(Algorithm):
         return tuple(Stage(name, rounds) for name, rounds in lengths.items() if rounds)
 
     def voting(self, state: State) -> bool:
-        """Return whether this is the phase of votes."""
+        """Return whether the state is in the phase of votes."""
         return self.stages()[state.stage].name == "vote"
 
     def by_layer(self, name: str, numbers: Tensor) -> dict[str, float]:
-        """Return how often each layer's number occurs, as figures `NAME_LAYER`."""
+        """Return how often each layer occurs, as metrics `NAME_LAYER`.
+
+        Args:
+            name: Prefix of the metrics, such as `votes`.
+            numbers: [M] int64 numbers of candidate layers, in [0, L).
+        """
         counts = numbers.bincount(minlength=len(self.layers)).tolist()
         return {f"{name}_{short(layer)}": float(counts[k]) for k, layer in enumerate(self.layers)}
 
 
 def candidates(net: NetSpec, which: Candidates = "linear") -> tuple[LayerSpec, ...]:
-    """Return the layers that can be voted for, in the order of the forward pass.
+    """Return the layers that clients can vote for, in the order of the forward pass.
 
     Args:
-        net: the net.
-        which: `linear`: linear layers behind the last convolution, the classifier last; `all`:
-            convolutions and linear layers.
+        net: Description of the net.
+        which: `linear` for the linear layers behind the last convolution, with the classifier last;
+            `all` for all convolutions and linear layers.
     """
-    convolutions = [k for k, layer in enumerate(net.layers) if layer.kind == "conv"]
     if which == "all":
         return tuple(layer for layer in net.layers if layer.kind in ("conv", "linear"))
+    convolutions = [k for k, layer in enumerate(net.layers) if layer.kind == "conv"]
     first = max(convolutions, default=-1) + 1
     return tuple(layer for layer in net.layers[first:] if layer.kind == "linear")
 
 
 def unmet(layers: tuple[LayerSpec, ...], net: NetSpec) -> list[str]:
-    """Return a sentence if there is nothing to vote on.
+    """Return a sentence if clients have no choice; empty if they have.
 
     Args:
-        layers: the candidates.
-        net: they are of.
+        layers: Candidate layers.
+        net: Description of the net that they belong to.
     """
-    nets = (
-        "Take a net with more, such as lenet5, cnn, vgg11 or mlp, or set algorithm.candidates=all."
+    cure = (
+        "Choose a net with more of them, such as model.name=lenet5, cnn, vgg11 or mlp, or set"
+        " algorithm.candidates=all."
     )
     if len(layers) < 2:
         return [
-            "clients vote for one of several layers, but the net (`model.name`) has"
-            f" {len(layers)} to choose from (linear layers behind the last convolution). {nets}"
+            "Clients vote for one of several layers, but the net (`model.name`) has only"
+            f" {len(layers)} to choose from: by default, the linear layers behind the last"
+            f" convolution. {cure}"
         ]
     if set(layers[-1].leaves) != net.names("head"):
         return [
-            "the last layer that can be voted for must be the classifier, but the head of the net"
-            f" (`model.name`) is not one linear layer. {nets}"
+            "The last layer that clients can vote for must be the classifier, but the head of the"
+            f" net (`model.name`) is not one linear layer. {cure}"
         ]
     return []
 
 
-def elected(server: Tree) -> Tensor:
-    """Return the most voted layer [N]; the last one, the classifier, without a vote.
+@dataclass(frozen=True)
+class WriteVote:
+    """A Transform that writes a client's vote and scores into leaves that are sent.
 
-    Ties go to the smaller sum of scores, then to the lower layer.
+    Attributes:
+        scores: Write the scores as well as the vote.
+    """
+
+    scores: bool = True
+
+    def __call__(self, leaves: Tree, start: Tree, ctx: Tree, info: Info) -> Tree:
+        """Return `vote` [] int32 and, if asked for, `scores` [L] in the dtype of the weights.
+
+        Args:
+            leaves: Not used.
+            start: Not used.
+            ctx: `shift.vote` [] and `shift.scores` [L] from the Statistic `shift`.
+            info: Its learning rate gives the dtype.
+        """
+        written = {"vote": ctx["shift.vote"].to(torch.int32)}
+        if self.scores:
+            written["scores"] = ctx["shift.scores"].to(info.lr.dtype)
+        return written
+
+
+def least(scores: Tensor, *, second: bool = False) -> Tensor:
+    """Return the number [] of the layer with the smallest score.
 
     Args:
-        server: has `votes` [N, L], counts, and `score_sums` [N, L]; the smaller the better.
+        scores: [L]. Scores that differ by at most 1e-9 are equal.
+        second: Tie-breaking rule, see `majority`.
     """
-    votes, scores = server["votes"], server["score_sums"]
-    most = votes == votes.amax(dim=1, keepdim=True)
-    best = torch.where(most, scores, torch.inf).argmin(dim=1)
-    return torch.where(votes.any(dim=1), best, votes.shape[1] - 1)
+    return majority((scores <= scores.min() + EQUAL_SCORES).int(), second=second)
 
 
-def no_votes(clients: int, layers: int) -> Tree:
-    """Return what the server knows before the first vote: counts and sums of scores, [N, L]."""
-    return {
-        "votes": torch.zeros(clients, layers, dtype=torch.int32),
-        "score_sums": torch.zeros(clients, layers, dtype=torch.float64),
-    }
-
-
-def counted(server: Tree, results: Results) -> Tree:
-    """Return the server's counts and sums with the `vote` and `scores` of a cohort."""
-    votes, sums, sent = server["votes"].clone(), server["score_sums"].clone(), results.sent.values
-    votes[results.ids, sent["vote"].long()] += 1
-    sums[results.ids] += sent["scores"].double()
-    return {"votes": votes, "score_sums": sums}
-
-
-def covering(common: Tensor, waiting: Tensor, left: int, draw: Draw) -> Tensor:
-    """Return the cohort [K] of a round of votes, ascending.
-
-    In the last rounds, when there are just enough for all who wait, those come first.
+def majority(votes: Tensor, *, second: bool) -> Tensor:
+    """Return the number [] of the layer with the most votes.
 
     Args:
-        common: [K] the cohort of all methods.
-        waiting: [N] bool: clients without a vote.
-        left: rounds of votes that are left, this one included.
-        draw: of the round.
+        votes: [L] numbers of votes.
+        second: Among layers with equally many votes, layer 1 comes first, then the lower ones.
+            Otherwise the lowest layer wins.
     """
-    needed = ceil(int(waiting.sum()) / len(common))
-    if not needed or left > needed:
-        return common
-    order = torch.from_numpy(draw.method_generator(0).permutation(len(waiting)))
-    order = order[(~waiting[order]).int().argsort(stable=True)]
-    return order[: len(common)].sort().values
+    layer = torch.arange(len(votes), device=votes.device)
+    rank = torch.where(layer == 1, -1, layer) if second else layer
+    # Ranks are smaller than len(votes) + 2, so they decide only between equal numbers of votes.
+    return (votes * (len(votes) + 2) - rank).argmax()
 
 
 def short(layer: LayerSpec) -> str:
-    """Return the last part of a layer's name."""
+    """Return the last part of a layer's name: `fc1` for `backbone.fc1`."""
     return layer.name.rpartition(".")[2]
+
+
+def rounded(share: float, count: int) -> int:
+    """Return a share of a number of clients or rounds, rounded, and at least 1.
+
+    >>> rounded(0.1, 100), rounded(0.1, 25), rounded(0.1, 1)
+    (10, 3, 1)
+    """
+    return max(1, floor(share * count + 0.5))

@@ -1,13 +1,13 @@
-"""How far a layer's output is from its data: tensors as scalar Gaussians, and scores of layers.
+"""Scores of layers by distribution shift: how far a layer moves its input from data to labels.
 
-FedCPMD (eq. 6-8) and FedCMD score each layer by how it changes the distance of what flows through
-the net to the inputs x and to the labels y. Such tensors differ in width, so each is reduced to one
-number line: scaled to [0, 1], then mean and standard deviation over all of its entries.
+FedCMD and FedCPMD score each layer by how it changes the distances of what flows through the net to
+the inputs x and to the labels y. These tensors differ in width. Therefore each of them is reduced
+to one scalar Gaussian: it is scaled to [0, 1], and mean and standard deviation are taken over all
+of its entries.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from math import log, pi
 from typing import Final, Literal, NamedTuple
 
 import torch
@@ -16,8 +16,7 @@ from torch import Tensor
 from flbench.client.program import Reduce
 from flbench.core.types import StepContext, Tree
 
-LEAST_STD = 1e-3  # of a constant tensor, as of the labels of a client with one class
-NODES = 2049  # of a Gaussian's own grid, over 8 standard deviations to each side
+LEAST_STD = 1e-3  # standard deviation of a constant tensor, such as the labels of a single class
 
 REDUCE: Final[tuple[tuple[str, Reduce], ...]] = (
     ("low", "min"),
@@ -26,87 +25,37 @@ REDUCE: Final[tuple[tuple[str, Reduce], ...]] = (
     ("squares", "sum"),
     ("count", "sum"),
 )
-"""How batches of what `Shift` finds are put together."""
+"""How the results of `Shift` for several batches are combined."""
 
 
 class Gaussian(NamedTuple):
-    """Normal distributions on the number line: mean and standard deviation > 0, of one shape."""
+    """Scalar normal distributions: mean and standard deviation > 0, of the same shape."""
 
     mean: Tensor
     std: Tensor
 
 
 Distance = Callable[[Gaussian, Gaussian], Tensor]
-"""Symmetric, >= 0, and 0 between equal ones; shapes are broadcast."""
-
-
-def of_means(p: Gaussian, q: Gaussian) -> Tensor:
-    """Return |m_1 - m_2|: FedCMD's "Wasserstein" distance."""
-    return (p.mean - q.mean).abs()
-
-
-def wasserstein(p: Gaussian, q: Gaussian) -> Tensor:
-    """Return the 2-Wasserstein distance sqrt((m_1 - m_2)^2 + (s_1 - s_2)^2)."""
-    return ((p.mean - q.mean).square() + (p.std - q.std).square()).sqrt()
-
-
-def hellinger(p: Gaussian, q: Gaussian) -> Tensor:
-    """Return sqrt(1 - BC), in [0, 1]; BC is the Bhattacharyya coefficient."""
-    return (1.0 - torch.exp(-bhattacharyya(p, q))).clamp_min(0.0).sqrt()
-
-
-def bhattacharyya(p: Gaussian, q: Gaussian) -> Tensor:
-    """Return -ln BC = (m_1 - m_2)^2 / (4 S) + ln(S / (2 s_1 s_2)) / 2 with S = s_1^2 + s_2^2."""
-    both = p.std.square() + q.std.square()
-    apart = (p.mean - q.mean).square() / (4.0 * both)
-    return apart + 0.5 * torch.log(both / (2.0 * p.std * q.std)).clamp_min(0.0)
-
-
-def jensen_shannon(p: Gaussian, q: Gaussian) -> Tensor:
-    """Return (KL(p || r) + KL(q || r)) / 2 with r = (p + q) / 2, in nats, at most ln 2 (eq. 8).
-
-    By the trapezoid rule over the nodes of both Gaussians' own grids, since on one common grid of
-    2,049 nodes a Gaussian of the least width would fall between two nodes.
-    """
-    grid = torch.linspace(-8.0, 8.0, NODES, dtype=p.mean.dtype, device=p.mean.device)
-    zero = torch.zeros_like(p.mean + q.mean)  # of both shapes together
-    m1, s1, m2, s2 = ((v + zero)[..., None] for v in (p.mean, p.std, q.mean, q.std))
-    x = torch.cat([m1 + s1 * grid, m2 + s2 * grid], dim=-1).sort(dim=-1).values
-    of_p, of_q = _log_density(x, m1, s1), _log_density(x, m2, s2)
-    of_r = torch.logaddexp(of_p, of_q) - log(2.0)
-    inside = of_p.exp() * (of_p - of_r) + of_q.exp() * (of_q - of_r)
-    area = ((inside[..., 1:] + inside[..., :-1]) * (x[..., 1:] - x[..., :-1])).sum(dim=-1) / 2.0
-    return (area / 2.0).clamp(0.0, log(2.0))
-
-
-def _log_density(x: Tensor, mean: Tensor, std: Tensor) -> Tensor:
-    return -0.5 * ((x - mean) / std).square() - std.log() - 0.5 * log(2.0 * pi)
-
-
-DISTANCES: Final[Mapping[str, Distance]] = {
-    "js": jensen_shannon,
-    "wasserstein": wasserstein,
-    "hellinger": hellinger,
-    "bhattacharyya": bhattacharyya,
-    "means": of_means,
-}
+"""A symmetric distance >= 0 of Gaussians, 0 between equal ones; shapes are broadcast."""
 
 
 @dataclass(frozen=True)
 class Shift:
-    """What Gaussians are made of: extent, sums and count of x, y and of all block outputs.
+    """Function of a Statistic: extent, sums and count of inputs x, labels y and outputs o_l.
 
-    Block outputs are o_0, what enters the first candidate layer, then o_1 ... o_L, what enters the
-    next one (so after ReLU), and last the logits. Result: vectors of one entry per channel of x,
-    then y, then o_0 ... o_L.
+    o_0 is the input of the first candidate layer; o_1 to o_{L-1} are the inputs of the following
+    ones, so that they include the ReLU between them; o_L is the output of the last candidate, the
+    logits. All results are vectors with one entry per channel of x, then one for y, then one for
+    each of o_0 to o_L.
 
     Attributes:
-        layers: the candidates' names, in the order of the forward pass.
-        classes: C.
-        scale: how tensors become [0, 1]. `channels`: outputs by their own smallest and largest
-            entry, x by those of each channel (a table's columns), y by C - 1. `given`: the same,
-            but x is in [0, 1] already. `tensors`: each by its own, x and y too.
-        after: outputs after their activation, not before.
+        layers: Names of the L candidate layers, in the order of the forward pass.
+        classes: Number of classes C.
+        scale: How tensors are scaled to [0, 1]. `channels`: each output by its own smallest and
+            largest entry, each channel of x (or column of a table) by its own, y by C - 1.
+            `given`: the same, but x is in [0, 1] already. `tensors`: each tensor by its own
+            smallest and largest entry, x and y included.
+        after: Take outputs after their activation; otherwise o_1 to o_L are the layers' outputs.
     """
 
     layers: tuple[str, ...]
@@ -115,41 +64,51 @@ class Shift:
     after: bool = True
 
     def __call__(self, context: StepContext) -> Tree:
-        """Return `low, high, sum, squares, count` of one batch, float64."""
+        """Return `low`, `high`, `sum`, `squares` and `count` of one batch, [channels + L + 2]."""
         x, mask = context.batch.x, context.batch.mask
+        y = context.batch.y.double()[:, None, None]  # [B, 1, 1]
+
         activations = context.apply(context.leaves, x, activations=self.layers).activations
-        outputs = [activations[name][0] for name in self.layers] + [activations[self.layers[-1]][1]]
-        if not self.after:
-            outputs = [outputs[0]] + [activations[name][1] for name in self.layers]
-        y = context.batch.y.double()[:, None, None]
+        inputs = [activations[name][0] for name in self.layers]
+        outputs = [activations[name][1] for name in self.layers]
+        blocks = [*inputs, outputs[-1]] if self.after else [inputs[0], *outputs]  # o_0 to o_L
+
         if self.scale == "tensors":
-            first = [_measure(_flat(x), mask), _measure(y, mask)]
+            data = [_moments(_flat(x), mask), _moments(y, mask)]
         else:
-            channels = x.flatten(2) if x.dim() > 2 else x[:, :, None]
-            of_x = _measure(channels, mask)
-            of_y = _measure(y / max(1, self.classes - 1), mask)
-            first = [of_x if self.scale == "channels" else _unit(of_x), _unit(of_y)]
-        parts = [*first, *(_measure(_flat(o), mask) for o in outputs)]
+            channels = x.flatten(2) if x.dim() > 2 else x[:, :, None]  # [B, channels, entries]
+            of_x = _moments(channels, mask)
+            of_y = _moments(y / max(1, self.classes - 1), mask)
+            data = [of_x if self.scale == "channels" else _unit(of_x), _unit(of_y)]
+
+        parts = [*data, *(_moments(_flat(block), mask) for block in blocks)]
         return {key: torch.cat([part[key] for part in parts]) for key, _ in REDUCE}
 
-    def gaussians(self, found: Tree) -> tuple[Gaussian, Gaussian, Gaussian]:
-        """Return x [], y [] and the block outputs [L + 1] of what was found in all batches.
+    def gaussians(self, moments: Tree) -> tuple[Gaussian, Gaussian, Gaussian]:
+        """Return the Gaussians of x [], y [] and o_0 to o_L [L + 1].
 
-        A tensor without width has mean 0.5.
+        A constant tensor has mean 0.5 and the least standard deviation, 1e-3.
+
+        Args:
+            moments: Results of this function over all samples, combined by `REDUCE`.
         """
-        low, width = found["low"], found["high"] - found["low"]
-        some, count = width > 0, found["count"].clamp_min(1.0)
-        mean = found["sum"] / count
-        variance = found["squares"] / count - mean.square()
-        width = torch.where(some, width, 1.0)
-        mean = torch.where(some, (mean - low) / width, 0.5)
-        variance = torch.where(some, variance / width.square(), 0.0)
+        low, width = moments["low"], moments["high"] - moments["low"]
+        count = moments["count"].clamp_min(1.0)
+        mean = moments["sum"] / count
+        variance = moments["squares"] / count - mean.square()
+
+        # Scale to [0, 1].
+        varies = width > 0
+        width = torch.where(varies, width, 1.0)
+        mean = torch.where(varies, (mean - low) / width, 0.5)
+        variance = torch.where(varies, variance / width.square(), 0.0)
+
+        # All channels of x have the same number of entries: the moments of x are means over them.
         channels = len(mean) - len(self.layers) - 2
-        # All channels of x have equally many entries: moments of the whole are means over them.
-        of_x = mean[:channels].mean()
-        second = (variance + mean.square())[:channels].mean()
+        mean_x = mean[:channels].mean()
+        second_moment = (variance + mean.square())[:channels].mean()
         return (
-            _gaussian(of_x, second - of_x.square()),
+            _gaussian(mean_x, second_moment - mean_x.square()),
             _gaussian(mean[channels], variance[channels]),
             _gaussian(mean[channels + 1 :], variance[channels + 1 :]),
         )
@@ -158,30 +117,37 @@ class Shift:
 def shift_scores(
     x: Gaussian, y: Gaussian, outputs: Gaussian, distance: Distance, *, by_side: bool = False
 ) -> Tensor:
-    """Return s_l [L] of each layer: how much it moves its input from x to y, or away from it.
+    """Return the score s_l of each layer, [L] >= 0; the smaller the score, the smaller the shift.
 
     FedCPMD, eq. 7: s_l = |(d(o_l, y) - d(o_l, x)) - (d(o_{l-1}, y) - d(o_{l-1}, x))|.
     FedCMD, `by_side`: s_l = ||d(o_l, y) - d(o_{l-1}, y)| - |d(o_l, x) - d(o_{l-1}, x)||.
 
     Args:
-        x: [] inputs.
-        y: [] labels.
-        outputs: [L + 1] of the blocks.
-        distance: d.
-        by_side: absolute values of each side's change, before their difference.
+        x: Inputs, [].
+        y: Labels, [].
+        outputs: o_0 to o_L, [L + 1].
+        distance: The distance d.
+        by_side: Take the absolute change on the side of y and of x before their difference.
     """
-    to_y, to_x = distance(outputs, y), distance(outputs, x)
-    by_y, by_x = to_y[1:] - to_y[:-1], to_x[1:] - to_x[:-1]
-    return (by_y.abs() - by_x.abs()).abs() if by_side else (by_y - by_x).abs()
+    to_y, to_x = distance(outputs, y), distance(outputs, x)  # [L + 1]
+    change_y, change_x = to_y[1:] - to_y[:-1], to_x[1:] - to_x[:-1]  # [L]
+    if by_side:
+        return (change_y.abs() - change_x.abs()).abs()
+    return (change_y - change_x).abs()
 
 
 def _flat(value: Tensor) -> Tensor:
-    """Return [B, 1, entries]."""
+    """Return all entries of each sample as one channel, [B, 1, entries]."""
     return value.flatten(1)[:, None]
 
 
-def _measure(value: Tensor, mask: Tensor) -> Tree:
-    """Return the moments [channels] of value [B, channels, entries] over the rows of the mask."""
+def _moments(value: Tensor, mask: Tensor) -> Tree:
+    """Return extent, sums and count of each channel over the samples inside the mask.
+
+    Args:
+        value: [B, channels, entries].
+        mask: [B] bool, False for padded samples.
+    """
     value, real = value.double(), mask[:, None, None]
     zeroed = torch.where(real, value, 0.0)
     return {
@@ -194,7 +160,7 @@ def _measure(value: Tensor, mask: Tensor) -> Tree:
 
 
 def _unit(moments: Tree) -> Tree:
-    """Return the moments of what is taken to lie in [0, 1]."""
+    """Return the moments with the extent [0, 1], for values that need no scaling."""
     low = moments["low"]
     return moments | {"low": torch.zeros_like(low), "high": torch.ones_like(low)}
 

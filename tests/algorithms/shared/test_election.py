@@ -1,7 +1,8 @@
 import pytest
 import torch
 
-from flbench.algorithms.shared.election import candidates, elected, short, unmet
+from flbench.algorithms.fedcpmd import elected
+from flbench.algorithms.shared.election import candidates, short, unmet
 from flbench.config.schema import ModelConfig
 from flbench.models import MODELS
 from flbench.models.base import build, describe
@@ -38,7 +39,7 @@ def test_one_linear_layer_is_nothing_to_vote_on(name):
 
     [sentence] = unmet(candidates(net), net)
 
-    assert "1 to choose from" in sentence
+    assert "only 1 to choose from" in sentence
     assert "algorithm.candidates=all" in sentence
 
 
