@@ -1,4 +1,4 @@
-"""From layers of configuration to one checked object; all problems are told at once."""
+"""Merging and checking of configuration layers; all errors are reported together."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, cast, get_args
@@ -19,11 +19,17 @@ BOUNDS = {
 
 
 def resolve(layers: Sequence[Layer]) -> tuple[Config, dict[str, str]]:
-    """Merge layers, later ones over earlier ones, and check the result.
+    """Merge layers of values and check the result.
 
-    Returns: the configuration, and the origin of each key by its dotted path (`default`, a file and
-        its line, or the command line).
-    Raises: ConfigError with one line for every wrong key.
+    Args:
+        layers: The layers, in ascending priority; see `flbench.config.sources`.
+
+    Returns:
+        The configuration, and the origin of each key by its dotted path: `default`, a file with a
+        line number, or the command line.
+
+    Raises:
+        ConfigError: Keys are wrong; the message has one line for each of them.
     """
     problems: list[str] = []
     tree, origins = merge(layers)
@@ -61,7 +67,16 @@ def _select(
     find: Callable[[str], Any],
     problems: list[str],
 ) -> type[AlgorithmConfig] | type[ModelConfig]:
-    """Return the Config class that `section.name` selects; note a problem if none does."""
+    """Return the configuration class of the method or net that a section selects.
+
+    Args:
+        tree: Values of all layers. If the name is unknown, the section is removed from it.
+        origins: Origin of each value by its dotted path.
+        section: `algorithm` or `model`.
+        fallback: Defaults of the section, for a name that is missing or unknown.
+        find: Function from a name to the method or net.
+        problems: List that an error is appended to if the name is unknown.
+    """
     part = tree.get(section)
     name = part.get("name", fallback.name) if isinstance(part, dict) else fallback.name
     try:
@@ -73,11 +88,11 @@ def _select(
 
 
 def _contradictions(config: Config) -> list[tuple[str, str]]:
-    """Return (path, sentence) for keys that are each right and wrong together."""
-    found = []
+    """Return (dotted path, sentence) for keys whose values are valid alone but not together."""
+    problems = []
     split = config.partition.split
     if min(split) < 0 or abs(sum(split) - 1) > 1e-6:
-        found.append(
+        problems.append(
             (
                 "partition.split",
                 f"`partition.split` must be three shares >= 0 that sum to 1, got {list(split)}"
@@ -85,38 +100,41 @@ def _contradictions(config: Config) -> list[tuple[str, str]]:
             )
         )
     elif split[0] == 0:
-        found.append(
+        problems.append(
             (
                 "partition.split",
                 "`partition.split` leaves nothing to train on: its first share must be > 0",
             )
         )
     if config.partition.scheme == "file" and config.partition.path is None:
-        found.append(
+        problems.append(
             (
                 "partition.scheme",
                 "`partition.scheme=file` needs `partition.path`, the saved partition",
             )
         )
     if config.train.optimizer.nesterov and config.train.optimizer.momentum == 0:
-        found.append(
+        problems.append(
             (
                 "train.optimizer.nesterov",
                 "`train.optimizer.nesterov` needs `train.optimizer.momentum` > 0",
             )
         )
-    return found
+    return problems
 
 
 def _origin(path: str, origins: dict[str, str]) -> str:
-    """Return where a key was set, or the nearest key above it that was."""
+    """Return the origin of a key, or else that of the nearest section above it that has one."""
     while path not in origins and "." in path:
         path = path.rpartition(".")[0]
     return origins.get(path, "default")
 
 
 def _location(item: Any, schema: type[BaseModel]) -> list[Any]:
-    """Return where one of pydantic's errors is, without the types of a key that takes several."""
+    """Return the location of one of pydantic's errors within the configuration.
+
+    For a key that accepts several types, pydantic appends the type that it tried; it is left out.
+    """
     found: list[Any] = []
     section: type[BaseModel] | None = schema
     for part in item["loc"]:
@@ -127,13 +145,18 @@ def _location(item: Any, schema: type[BaseModel]) -> list[Any]:
 
 
 def _path(location: Sequence[Any]) -> str:
+    """Return a location as a dotted path."""
     return ".".join(str(part) for part in location)
 
 
 def _error_message(items: Sequence[Any], schema: type[BaseModel], origins: dict[str, str]) -> str:
-    """Turn pydantic's errors on one key into a sentence: key, condition, value, place, cure.
+    """Return a sentence about a wrong key: its condition, its value, its origin and the cure.
 
-    There are several where a key takes values of several types, and none of them fits.
+    Args:
+        items: pydantic's errors about the key. There are several if the key accepts several types
+            and its value has none of them.
+        schema: Schema of the whole configuration.
+        origins: Origin of each value by its dotted path.
     """
     item, location = items[0], _location(items[0], schema)
     path = _path(location)
@@ -154,7 +177,7 @@ def _error_message(items: Sequence[Any], schema: type[BaseModel], origins: dict[
         return f"`{path}` is not a word: keys must be words ({place})."
     if kind in ("model_type", "model_attributes_type"):
         names = " or a name" if path in NAMED_SECTIONS else ""
-        return f"`{path}` must hold keys{names}, got {value!r} ({place})."
+        return f"`{path}` must be a section with keys{names}, got {value!r} ({place})."
     if kind == "string_pattern_mismatch":
         return f"`{path}` must match {context['pattern']}, got {value!r} ({place})."
     conditions = " or ".join(_condition(one) for one in items)
@@ -166,19 +189,19 @@ def _error_message(items: Sequence[Any], schema: type[BaseModel], origins: dict[
 
 
 def _condition(item: Any) -> str:
-    """Return what a value must be."""
+    """Return the condition of one of pydantic's errors, to follow "must be"."""
     kind, context = item["type"], item.get("ctx", {})
     if kind in BOUNDS:
         key, sign = BOUNDS[kind]
         return f"{sign} {context[key]:g}"
     if kind == "finite_number":
         return "a finite number"
-    said = str(item["msg"])
-    return said.removeprefix("Input should be ").removeprefix("Value error, ")
+    message = str(item["msg"])
+    return message.removeprefix("Input should be ").removeprefix("Value error, ")
 
 
 def _elsewhere(schema: type[BaseModel], key: str, prefix: str = "") -> str:
-    """Return " Did you mean `train.optimizer.lr`?" where a key of this name stands deeper."""
+    """Return a hint like " Did you mean `train.optimizer.lr`?" if a deeper section has the key."""
     for name in schema.model_fields:
         if name == key and prefix:
             return f" Did you mean `{prefix}{name}`?"
@@ -189,7 +212,7 @@ def _elsewhere(schema: type[BaseModel], key: str, prefix: str = "") -> str:
 
 
 def _section(schema: type[BaseModel], name: str) -> type[BaseModel] | None:
-    """Return the schema of a section, None for a plain key."""
+    """Return the schema of the section `name`; None if it is not a section."""
     field = schema.model_fields.get(name)
     kinds = [] if field is None else [field.annotation, *get_args(field.annotation)]
     nested = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)]
@@ -197,7 +220,7 @@ def _section(schema: type[BaseModel], name: str) -> type[BaseModel] | None:
 
 
 def _keys_at(schema: type[BaseModel], location: Sequence[Any]) -> list[str]:
-    """Return the keys that exist at a place of the schema."""
+    """Return the keys that exist at a location of the schema."""
     for part in location:
         nested = _section(schema, str(part))
         if nested is None:

@@ -1,11 +1,12 @@
-"""The configuration: its schema, with every default.
+"""The schema of the configuration: every key with its meaning, range, unit and default.
 
-A method's own keys stand in its file (`algorithms/NAME.py`), a net's in `models/NAME.py`; both are
-selected by name. Every key has its meaning, unit and range here or there, and nowhere else.
+The keys of a method are defined in its module (`flbench/algorithms/NAME.py`), those of a net in
+`flbench/models/NAME.py`; `algorithm.name` and `model.name` select them.
 """
 
 import hashlib
 import json
+from math import cos, pi
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -21,7 +22,7 @@ from pydantic import (
 
 
 class Strict(BaseModel):
-    """Base of all configuration: frozen, unknown keys refused, no NaN and no infinity."""
+    """Base class of all sections: immutable; refuses unknown keys, NaN and infinity."""
 
     model_config = ConfigDict(
         frozen=True,
@@ -34,7 +35,7 @@ class Strict(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _no_bool_for_number(cls, value: object, info: ValidationInfo) -> object:
-        """Refuse `true` where a number is expected; pydantic would read it as 1."""
+        """Refuse a boolean where a number is expected; pydantic would accept `true` as 1."""
         kind = cls.model_fields[str(info.field_name)].annotation
         if isinstance(value, bool) and kind in (int, float, int | None, float | None):
             raise ValueError("a number")
@@ -42,7 +43,7 @@ class Strict(BaseModel):
 
 
 def _expanded(path: Path) -> Path:
-    """Read `~` as the home folder, as a shell does at the start of a word."""
+    """Expand `~` at the beginning of a path to the home folder."""
     try:
         return path.expanduser()
     except RuntimeError as error:
@@ -53,42 +54,53 @@ UserPath = Annotated[Path, AfterValidator(_expanded)]
 
 
 class DataConfig(Strict):
-    """Where samples come from."""
+    """Section `data`: the data set."""
 
-    name: str = Field("digits", description="data set; `flbench data` lists them")
+    name: str = Field(
+        "digits", description="data set; `flbench data` lists those that flbench knows"
+    )
     root: UserPath = Field(
-        Path("data"), description="folder where NAME.npz, NAME.zip or NAME/ is looked up"
+        Path("data"), description="folder in which NAME.npz, NAME.zip or NAME/ is searched"
     )
     path: UserPath | None = Field(
-        None, description="a data file or folder, instead of a look-up by name"
+        None, description="a data file or folder, instead of a search by name"
     )
     normalize: Literal["standard", "unit"] = Field(
         "standard",
-        description="standard: zero mean, unit variance per channel over all training parts;"
-        " unit: [0, 1]",
+        description="standard: zero mean and unit variance of each channel over all training parts;"
+        " unit: scale to [0, 1]",
     )
     augment: tuple[Literal["crop", "flip"], ...] = Field(
-        (), description="of training images: crop (4 pixels of padding), flip (left and right)"
+        (),
+        description="augmentation of training images: crop (after padding by 4 pixels), flip (left"
+        " and right)",
     )
     label: str | None = Field(
-        None, description="tables: label column (default the last), or a rule such as `num > 0`"
+        None,
+        description="tables: column of the label (default: the last), or a rule such as `num > 0`",
     )
 
 
 class PartitionConfig(Strict):
-    """Who holds which samples."""
+    """Section `partition`: how samples are distributed to clients."""
 
     scheme: Literal[
         "iid", "dirichlet", "pathological", "grouped", "quantity", "natural", "file"
-    ] = Field("dirichlet", description="how samples are dealt to clients")
+    ] = Field("dirichlet", description="scheme by which samples are distributed to clients")
     clients: int | None = Field(
-        None, ge=1, description="number of clients N (default 20; every group under `natural`)"
+        None,
+        ge=1,
+        description="number of clients N (default: 20; under `natural` all natural clients)",
     )
     alpha: float = Field(
-        0.1, gt=0, description="dirichlet, quantity: concentration; smaller is more skewed"
+        0.1, gt=0, description="dirichlet, quantity: concentration; a smaller one gives more skew"
     )
-    balanced: bool = Field(False, description="dirichlet: clients of equal size")
-    classes_per_client: int = Field(2, ge=1, description="pathological: classes of each client")
+    balanced: bool = Field(
+        False, description="dirichlet: give all clients the same number of samples"
+    )
+    classes_per_client: int = Field(
+        2, ge=1, description="pathological: number of classes of each client"
+    )
     main_classes: tuple[int, ...] = Field(
         (2, 3, 5), description="grouped: number of main classes of each group, in class order"
     )
@@ -105,57 +117,67 @@ class PartitionConfig(Strict):
     )
     pool: Literal["train", "merged"] = Field(
         "train",
-        description="deal the train part (the test part is the common test set), or both merged",
+        description="samples to distribute: the data set's train part (its test part becomes the"
+        " common test"
+        " set), or both parts merged",
     )
     samples: int | None = Field(
         None,
         ge=1,
-        description="samples of the pool to deal, drawn with its shares of classes (default: all)",
+        description="number of samples to distribute, drawn in proportion to the classes (default:"
+        " all)",
     )
-    min_samples: int = Field(10, ge=1, description="fewest samples of a client")
-    seed: int | None = Field(None, ge=0, description="seed of the partition (default: the run's)")
-    path: UserPath | None = Field(None, description="file: a saved partition, NAME.npz")
+    min_samples: int = Field(10, ge=1, description="smallest number of samples of a client")
+    seed: int | None = Field(None, ge=0, description="seed of the partition (default: `seed`)")
+    path: UserPath | None = Field(None, description="file: the saved partition, NAME.npz")
 
 
 class ModelConfig(Strict):
-    """The net. Further keys stand with the net of that name."""
+    """Section `model`: the net. Each net adds keys of its own."""
 
     name: str = Field("mlp", description="net")
 
 
 class AlgorithmConfig(Strict):
-    """The method. Further keys stand with the method of that name."""
+    """Section `algorithm`: the method. Each method adds keys of its own."""
 
     name: str = Field("hfcd", description="method; `flbench algos` lists them")
     agg_weights: Literal["samples", "uniform"] = Field(
         "samples",
-        description="weight of a client in a mean over the cohort: its training samples, or one",
+        description="weight of a client in a mean over the cohort: its number of training samples,"
+        " or 1",
     )
 
 
 class UniformConfig(AlgorithmConfig):
-    """Of a method whose paper or authors give all clients of a mean the same weight."""
+    """Section `algorithm` of a method whose paper or code gives all clients the same weight."""
 
     agg_weights: Literal["samples", "uniform"] = Field(
-        "uniform", description="weight of a client in a mean: one, or its training samples"
+        "uniform",
+        description="weight of a client in a mean over the cohort: 1, or its number of training"
+        " samples",
     )
 
 
 def epochs(default: int | None, description: str, *, ge: int = 1) -> Any:
-    """Return the field of a number of epochs.
+    """Return a pydantic field for a number of epochs.
 
     Args:
-        default: None where it depends on other keys; the description says how.
-        description: what is trained, and when.
-        ge: the smallest number.
+        default: Default value; None if the default depends on other keys, which the description
+            explains.
+        description: What is trained for so many epochs, and when.
+        ge: Smallest value.
     """
     return Field(default, ge=ge, description=description, json_schema_extra={"unit": "epochs"})
 
 
 class OptimizerConfig(Strict):
-    """The local optimiser, made anew in each phase of each round (C2)."""
+    """Section `train.optimizer`: the local optimizer.
 
-    name: Literal["sgd", "adam", "adamw"] = Field("sgd", description="optimiser")
+    It is created anew in each phase of each round, so no momentum is carried over.
+    """
+
+    name: Literal["sgd", "adam", "adamw"] = Field("sgd", description="optimizer")
     lr: float = Field(0.01, ge=0, description="learning rate of the first round")
     momentum: float = Field(0.0, ge=0, lt=1, description="sgd: momentum")
     nesterov: bool = Field(False, description="sgd: Nesterov momentum (needs momentum > 0)")
@@ -163,23 +185,35 @@ class OptimizerConfig(Strict):
 
 
 class ScheduleConfig(Strict):
-    """The learning rate by round, not by how often a client was drawn."""
+    """Section `train.schedule`: the learning rate as a function of the round.
+
+    It does not depend on how often a client has participated.
+    """
 
     name: Literal["constant", "cosine", "exponential", "step"] = Field(
-        "constant", description="shape"
+        "constant", description="shape of the schedule"
     )
     decay: float = Field(
-        0.1, gt=0, le=1, description="step: factor; exponential: factor over the whole run"
+        0.1,
+        gt=0,
+        le=1,
+        description="step: factor at each step; exponential: factor over the whole run",
     )
-    every: int = Field(50, ge=1, description="step: rounds between two factors")
+    every: int = Field(50, ge=1, description="step: rounds between two steps")
     final: float = Field(
         0.0, ge=0, le=1, description="cosine: last learning rate as a share of the first"
     )
 
     def factor(self, done: int, rounds: int) -> float:
-        """Return the factor on the learning rate after `done` of `rounds` rounds."""
-        from math import cos, pi
+        """Return the factor that multiplies the learning rate of one round.
 
+        Args:
+            done: Number of rounds completed before it, in [0, rounds].
+            rounds: Number of rounds of the run.
+
+        >>> ScheduleConfig(name="step", decay=0.5, every=10).factor(25, 100)
+        0.25
+        """
         if self.name == "cosine":
             return self.final + (1 - self.final) * (1 + cos(pi * done / rounds)) / 2
         if self.name == "exponential":
@@ -190,28 +224,33 @@ class ScheduleConfig(Strict):
 
 
 class TrainConfig(Strict):
-    """How every method trains."""
+    """Section `train`: local training, the same for all methods."""
 
-    rounds: int = Field(100, ge=1, description="communication rounds T")
+    rounds: int = Field(100, ge=1, description="number of communication rounds T")
     participation: float = Field(1.0, gt=0, le=1, description="share of the clients in each round")
-    local_epochs: int = Field(5, ge=1, description="epochs E of a client in a round")
-    batch_size: int = Field(32, ge=1, description="samples B of a step")
+    local_epochs: int = Field(5, ge=1, description="local epochs E of a client in a round")
+    batch_size: int = Field(32, ge=1, description="batch size B")
     last_batch: Literal["keep", "wrap", "drop"] = Field(
         "keep",
-        description="a last batch smaller than B: keep it, fill it up from the epoch's start, or"
-        " drop it",
+        description="last batch of an epoch if it is smaller than B: keep it, fill it up with the"
+        " first"
+        " samples of the epoch (wrap), or drop it",
     )
     batchnorm: Literal["average", "local", "drop"] = Field(
         "average",
-        description="BatchNorm statistics: averaged like the weights, kept by the client, or"
-        " estimated anew when evaluated",
+        description="BatchNorm statistics: averaged like the weights, kept by the client (local),"
+        " or"
+        " discarded and re-estimated for each evaluation (drop)",
     )
-    optimizer: OptimizerConfig = Field(OptimizerConfig(), description="local optimiser")
-    schedule: ScheduleConfig = Field(ScheduleConfig(), description="learning rate over rounds")
-    clip: float | None = Field(None, gt=0, description="largest gradient norm of a client's step")
+    optimizer: OptimizerConfig = Field(OptimizerConfig(), description="local optimizer")
+    schedule: ScheduleConfig = Field(ScheduleConfig(), description="learning rate by round")
+    clip: float | None = Field(
+        None, gt=0, description="largest norm of the gradient in a client's step"
+    )
     on_divergence: Literal["skip", "stop"] = Field(
         "skip",
-        description="a client with values that are not finite: leave it out of the round, or stop",
+        description="if a client's values are not finite: leave it out of the round, or stop the"
+        " run",
     )
 
 
@@ -259,45 +298,56 @@ class EngineConfig(Strict):
 
 
 class CommonConfig(Strict):
-    """Evaluating on the data set's own test part (GM, PM(V), PM(L))."""
+    """Section `evaluation.common`: evaluation on the common test set (GM, PM(V), PM(L)).
+
+    The common test set is the data set's own test part.
+    """
 
     every: int | None = Field(
-        None, ge=1, description="rounds between two (default: last and best round only)"
+        None,
+        ge=1,
+        description="rounds between two such evaluations (default: only the last and the best"
+        " round)",
     )
     limit: int | None = Field(
-        1000, ge=1, description="samples of the common test set to use; null for all"
+        1000,
+        ge=1,
+        description="number of its samples that personal models are evaluated on; null for all",
     )
 
 
 class EvaluationConfig(Strict):
-    """When and how models are evaluated."""
+    """Section `evaluation`: when and how models are evaluated."""
 
     every: int = Field(
         10, ge=1, description="rounds between two evaluations; the last round is always evaluated"
     )
-    common: CommonConfig = Field(CommonConfig(), description="evaluating on the common test set")
+    common: CommonConfig = Field(CommonConfig(), description="evaluation on the common test set")
     confusable: str | None = Field(
         None,
-        description="reference for confusable classes: a run folder or its confusion.csv, or `own`",
+        description="reference run that defines the confusable classes: a run folder, its"
+        " confusion.csv, or"
+        " `own` for this run itself",
     )
     rare: Literal["lowest", "share"] = Field(
         "lowest",
-        description="rare classes: the 20 % with fewest training samples, or those under 5 % of"
-        " all samples",
+        description="rare classes: the 20 % of the classes with the fewest training samples"
+        " (lowest), or"
+        " those with less than 5 % of all samples (share)",
     )
     target_accuracy: float | None = Field(
         None,
         gt=0,
         le=1,
-        description="validation accuracy whose price in rounds and bytes is reported",
+        description="validation accuracy; the rounds and bytes until it is reached are reported",
     )
 
 
 class TrackingConfig(Strict):
-    """Where figures go besides the run folder."""
+    """Section `tracking`: where metrics are sent besides the run folder."""
 
     mlflow: Literal["auto", True, False] = Field(
-        "auto", description="mirror runs to MLflow; auto: where MLflow is installed"
+        "auto", description="send runs to MLflow; auto: if MLflow is installed"
     )
     uri: str | None = Field(
         None,
@@ -305,24 +355,26 @@ class TrackingConfig(Strict):
         " mlflow/flbench.db)",
     )
     experiment: str | None = Field(
-        None, min_length=1, description="MLflow's experiment (default: DATASET-SCHEME)"
+        None, min_length=1, description="name of MLflow's experiment (default: DATASET-SCHEME)"
     )
 
 
 class OutputConfig(Strict):
-    """What is written, and where."""
+    """Section `output`: what is written, and where."""
 
     dir: UserPath = Field(Path("runs"), description="runs are written to DIR/EXPERIMENT/RUN-ID/")
     checkpoint_every: int = Field(10, ge=1, description="rounds between two checkpoints")
     predictions: bool = Field(
-        False, description="save the predictions of the last evaluation, sample by sample"
+        False,
+        description="write the prediction of every test sample after the last round to"
+        " predictions.csv",
     )
 
 
 class Config(Strict):
-    """A whole experiment."""
+    """The complete configuration of a run."""
 
-    seed: int = Field(0, ge=0, lt=2**63, description="of everything random")
+    seed: int = Field(0, ge=0, lt=2**63, description="seed of all randomness")
     data: DataConfig = DataConfig()
     partition: PartitionConfig = PartitionConfig()
     model: SerializeAsAny[ModelConfig] = ModelConfig()
@@ -334,14 +386,14 @@ class Config(Strict):
     output: OutputConfig = OutputConfig()
 
     def tree(self) -> dict[str, Any]:
-        """Return the configuration as the dicts, lists and scalars of YAML and JSON."""
+        """Return the configuration as nested dicts, lists and scalars, as for YAML and JSON."""
         return self.model_dump(mode="json")
 
     def hash(self) -> str:
-        """Return the SHA-256 (hex) over the keys that make the experiment.
+        """Return the SHA-256 (hex) over the keys that define the experiment.
 
-        Left out: `data.root` (what the files hold is checked by the partition's hash), the engine,
-        and what is evaluated and written.
+        These are `seed` and the sections `data`, `partition`, `model`, `algorithm` and `train`, but
+        not `data.root`: the content of the files is covered by the hash of the partition.
         """
         sections = ("seed", "data", "partition", "model", "algorithm", "train")
         tree = {key: value for key, value in self.tree().items() if key in sections}

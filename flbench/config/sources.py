@@ -1,4 +1,4 @@
-"""Layers of configuration: a YAML file with line numbers, and `key=value` from the command line."""
+"""Layers of configuration values, read from YAML files or from `key=value` overrides."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -12,32 +12,46 @@ from flbench.core.errors import ConfigError
 MAX_BYTES: Final = 1_000_000
 MAX_VALUES: Final = 10_000
 NAMED_SECTIONS: Final = ("algorithm", "model", "engine", "train.optimizer", "train.schedule")
-"""Sections that a bare name stands for."""
+"""Sections that can be given by their key `name` alone: `algorithm: fedprox`."""
 
 
 @dataclass(frozen=True)
 class Layer:
-    """Nested dicts of values, and where each value came from by its dotted path."""
+    """Configuration values from one source.
+
+    Attributes:
+        tree: The values as nested dicts.
+        origins: Origin of each value by its dotted path, such as `my.yaml:3`.
+    """
 
     tree: dict[str, Any]
     origins: dict[str, str] = field(default_factory=dict)
 
 
 def from_file(path: Path) -> Layer:
-    """Read a YAML file; only plain data are read, never code.
+    """Read a configuration from a YAML file.
 
-    Raises: ConfigError with the file and the line if it cannot be read.
+    Only plain values are accepted; tags that create Python objects are refused.
+
+    Args:
+        path: The file.
+
+    Raises:
+        ConfigError: The file cannot be read, is too large or not valid YAML, has a key twice, or
+            its top level is not a mapping. The message names the file and, if known, the line.
     """
     try:
         if path.stat().st_size > MAX_BYTES:
             raise ConfigError(
-                f"{path} is larger than {MAX_BYTES:,} bytes: this is no configuration."
+                f"{path} is larger than {MAX_BYTES:,} bytes, too large for a configuration."
             )
         text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"the configuration {path} cannot be read: {error.strerror}.") from error
     except UnicodeDecodeError as error:
-        raise ConfigError(f"the configuration {path} is not a text in UTF-8.") from error
+        raise ConfigError(
+            f"the configuration {path} is not UTF-8 text. Save it as UTF-8."
+        ) from error
     loader = yaml.SafeLoader(text)
     try:
         node = loader.get_single_node()
@@ -45,28 +59,40 @@ def from_file(path: Path) -> Layer:
             return Layer({})
         if not isinstance(node, yaml.MappingNode):
             raise ConfigError(
-                f"{path}:{node.start_mark.line + 1} must hold keys and values, like `seed: 1`."
+                f"{path}:{node.start_mark.line + 1} must contain keys with values, like `seed: 1`."
             )
         origins: dict[str, str] = {}
         for count, (dotted, line) in enumerate(_lines(node, str(path))):
             if count >= MAX_VALUES:
                 raise ConfigError(
-                    f"{path} holds more than {MAX_VALUES:,} values: this is no configuration."
+                    f"{path} has more than {MAX_VALUES:,} values, too many for a configuration."
                 )
             origins[dotted] = f"{path}:{line}"
         return Layer(_expand_names(loader.construct_document(node), origins), origins)
     except yaml.YAMLError as error:
         raise ConfigError(f"{_where(error, path)}: {_what(error)}") from error
     except RecursionError as error:
-        raise ConfigError(f"{path} is nested too deeply: this is no configuration.") from error
+        raise ConfigError(f"{path} is nested too deeply for a configuration.") from error
     finally:
         loader.dispose()
 
 
 def from_overrides(items: Sequence[str], origin: str = "command line") -> Layer:
-    """Read `train.rounds=100`-like items; values are YAML (`[0.5, 0, 0.5]`, `null`, `1e-3`).
+    """Read overrides such as `train.rounds=100`.
 
-    Raises: ConfigError for an item without `=`, without a key, or with a value that is not YAML.
+    Args:
+        items: Items `KEY=VALUE`: a dotted key and a value in YAML, such as `[0.5, 0, 0.5]` or
+            `null`. A later item overrides an earlier one.
+        origin: Origin of the values, for error messages and config.yaml.
+
+    Raises:
+        ConfigError: An item has no `=` or no key, or its value is not valid YAML.
+
+    >>> layer = from_overrides(["train.rounds=20", "algorithm=fedprox"])
+    >>> layer.tree
+    {'train': {'rounds': 20}, 'algorithm': {'name': 'fedprox'}}
+    >>> layer.origins["train.rounds"]
+    'command line'
     """
     layers = []
     for item in items:
@@ -74,7 +100,7 @@ def from_overrides(items: Sequence[str], origin: str = "command line") -> Layer:
         keys = dotted.strip().split(".")
         if not sign or not all(keys):
             raise ConfigError(
-                f"`{item}` ({origin}) must look like key=value, for example train.rounds=100."
+                f"`{item}` ({origin}) must have the form key=value, for example train.rounds=100."
             )
         try:
             value = yaml.safe_load(text)
@@ -91,7 +117,15 @@ def from_overrides(items: Sequence[str], origin: str = "command line") -> Layer:
 
 
 def leaves(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return the values of nested dicts by their dotted paths."""
+    """Return the values of nested dicts by their dotted paths.
+
+    Args:
+        tree: Nested dicts.
+        prefix: Beginning of every path.
+
+    >>> leaves({"train": {"rounds": 5, "optimizer": {"lr": 0.1}}})
+    {'train.rounds': 5, 'train.optimizer.lr': 0.1}
+    """
     flat: dict[str, Any] = {}
     for key, value in tree.items():
         path = f"{prefix}{key}"
@@ -100,10 +134,14 @@ def leaves(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def merge(layers: Sequence[Layer]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the nested dicts and origins of all layers, later ones over earlier ones.
+    """Merge layers into nested dicts of values and a dict of their origins.
 
-    Where a layer names another method or net than the layers below it (`algorithm.name`,
-    `model.name`), their keys of that section belong to the other one and are left out.
+    Values of later layers override those of earlier ones. If a layer selects another method or net
+    than the layers before it (`algorithm.name`, `model.name`), the keys that those set in the
+    section are dropped, because they belong to the method or net that is no longer selected.
+
+    Args:
+        layers: The layers, in ascending priority.
     """
     tree: dict[str, Any] = {}
     origins: dict[str, str] = {}
@@ -125,6 +163,7 @@ def merge(layers: Sequence[Layer]) -> tuple[dict[str, Any], dict[str, str]]:
 
 
 def _merge_into(below: dict[str, Any], above: dict[str, Any]) -> None:
+    """Override values of nested dicts by those of others, in place, without aliasing the latter."""
     for key, value in above.items():
         if isinstance(value, dict):
             there = below.get(key)
@@ -135,7 +174,7 @@ def _merge_into(below: dict[str, Any], above: dict[str, Any]) -> None:
 
 
 def _expand_names(tree: dict[str, Any], origins: dict[str, str]) -> dict[str, Any]:
-    """Read a bare name where keys are expected, `algorithm: fedprox`, as `{name: fedprox}`."""
+    """Expand a section given by its name, `algorithm: fedprox`, to `{name: fedprox}`, in place."""
     for path in NAMED_SECTIONS:
         *above, key = path.split(".")
         part: Any = tree
@@ -148,7 +187,11 @@ def _expand_names(tree: dict[str, Any], origins: dict[str, str]) -> dict[str, An
 
 
 def _lines(node: yaml.MappingNode, path: str, prefix: str = "") -> Iterator[tuple[str, int]]:
-    """Yield the dotted path and line of every value; a key that stands twice is an error."""
+    """Yield the dotted path and line number of every key of a YAML mapping.
+
+    Raises:
+        ConfigError: A key is not a string, or a mapping has a key twice.
+    """
     seen: set[str] = set()
     for key, value in node.value:
         line = key.start_mark.line + 1
@@ -157,7 +200,7 @@ def _lines(node: yaml.MappingNode, path: str, prefix: str = "") -> Iterator[tupl
             raise ConfigError(f"{path}:{line}: a key must be a word, got `{prefix}{name}`.")
         if name in seen:
             raise ConfigError(
-                f"{path}:{line}: the key `{prefix}{name}` stands twice. Remove one of the two."
+                f"{path}:{line}: the key `{prefix}{name}` appears twice. Remove one of the two."
             )
         seen.add(name)
         yield f"{prefix}{name}", line
@@ -166,13 +209,15 @@ def _lines(node: yaml.MappingNode, path: str, prefix: str = "") -> Iterator[tupl
 
 
 def _where(error: yaml.YAMLError, path: Path) -> str:
+    """Return the file and, if the error has one, the line of a YAML error."""
     mark = getattr(error, "problem_mark", None)
     return f"{path}:{mark.line + 1}" if mark is not None else str(path)
 
 
 def _what(error: yaml.YAMLError) -> str:
+    """Return the description of a YAML error, as the end of a sentence."""
     if "unhashable" in str(error):
         return "a key must be a word."
     if isinstance(error, yaml.constructor.ConstructorError):
-        return f"{error.problem}. Only plain values are read, never code."
+        return f"{error.problem}. Only plain values are accepted, no Python objects."
     return f"{getattr(error, 'problem', None) or error}."

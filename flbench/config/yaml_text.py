@@ -1,4 +1,4 @@
-"""The resolved configuration as YAML, with the origin of each value in a comment."""
+"""Formatting of a configuration as YAML, with the origin of each value in a comment."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,11 +7,16 @@ import yaml
 
 
 def to_yaml(tree: Mapping[str, Any], origins: Mapping[str, str]) -> str:
-    """Return YAML text that reads back as `tree`.
+    """Return a configuration as YAML text.
 
     Args:
-        tree: nested dicts of plain values.
-        origins: where each value came from, by dotted path; a value without one has no comment.
+        tree: Nested dicts of plain values; parsing the text gives an equal tree.
+        origins: Origin of each value by its dotted path, such as `default` or `my.yaml:3`. A value
+            without an origin gets no comment.
+
+    >>> print(to_yaml({"train": {"rounds": 5}}, {"train.rounds": "my.yaml:2"}), end="")
+    train:
+      rounds: 5  # my.yaml:2
     """
     lines = list(_lines(tree, ""))
     width = max((len(text) for text, _ in lines), default=0)
@@ -22,7 +27,7 @@ def to_yaml(tree: Mapping[str, Any], origins: Mapping[str, str]) -> str:
 
 
 def _lines(tree: Mapping[str, Any], prefix: str) -> list[tuple[str, str]]:
-    """Return (line, dotted path) of every key."""
+    """Return (line, dotted path) for every key; the path of a section is empty."""
     found = []
     indent = "  " * prefix.count(".")
     for key, value in tree.items():
@@ -35,6 +40,6 @@ def _lines(tree: Mapping[str, Any], prefix: str) -> list[tuple[str, str]]:
 
 
 def _scalar(value: object) -> str:
-    """Return one value in YAML's flow style, on one line."""
+    """Return a value in YAML's flow style, on one line."""
     text = yaml.safe_dump(value, default_flow_style=True, width=10**9, allow_unicode=True)
     return text.removesuffix("\n").removesuffix("\n...")

@@ -17,12 +17,12 @@ def test_yaml_that_runs_code_is_refused(tmp_path):
 
     said = refused(tmp_path, f"seed: !!python/object/apply:os.system ['touch {witness}']\n")
 
-    assert "never code" in said
+    assert "no Python objects" in said
     assert not witness.exists()
 
 
 def test_yaml_key_that_stands_twice_is_refused(tmp_path):
-    assert "x.yaml:3: the key `train.rounds` stands twice" in refused(
+    assert "x.yaml:3: the key `train.rounds` appears twice" in refused(
         tmp_path, "train:\n  rounds: 1\n  rounds: 2\n"
     )
 
@@ -32,7 +32,7 @@ def test_yaml_syntax_error_names_the_line(tmp_path):
 
 
 def test_yaml_that_is_no_mapping_is_refused(tmp_path):
-    assert "must hold keys and values" in refused(tmp_path, "- 1\n")
+    assert "must contain keys with values" in refused(tmp_path, "- 1\n")
 
 
 def test_yaml_bomb_of_aliases_is_refused_at_once(tmp_path):
