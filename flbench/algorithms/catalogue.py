@@ -1,4 +1,4 @@
-"""The methods of the registry: papers, hyper-parameters, what travels, links between clients."""
+"""Descriptions of the registered methods, for tables and commands, as plain dicts."""
 
 import inspect
 from typing import Any, get_args
@@ -15,7 +15,7 @@ Entry = dict[str, Any]
 
 
 def methods() -> list[Entry]:
-    """Return all methods, each in short."""
+    """Return all methods, without their hyper-parameters and their documentation."""
     return [
         {key: value for key, value in method(name).items() if key not in ("parameters", "about")}
         for name in ALGORITHMS.load()
@@ -23,9 +23,9 @@ def methods() -> list[Entry]:
 
 
 def method(name: str) -> Entry:
-    """Return one method: paper, what travels, hyper-parameters.
+    """Return one method: its paper, what it exchanges, its documentation, its hyper-parameters.
 
-    Raises: ConfigError if there is none.
+    Raises: ConfigError if no method has this name; the message names the closest ones.
     """
     kind = ALGORITHMS.find(name)
     return {
@@ -44,7 +44,7 @@ def method(name: str) -> Entry:
 
 
 def parameter(name: str, field: FieldInfo) -> Entry:
-    """Return one hyper-parameter: default, range, unit, meaning."""
+    """Return one hyper-parameter: its name, default, range, unit and meaning."""
     extra = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
     return {
         "name": name,
@@ -56,12 +56,12 @@ def parameter(name: str, field: FieldInfo) -> Entry:
 
 
 def network(config: GossipConfig, graph: Tensor, rows: Tensor) -> Entry:
-    """Return who mixes whose model, in numbers.
+    """Return metrics of the network of a decentralized method.
 
     Args:
-        config: of a decentralised method.
-        graph: [N, N] bool, of the first round if all clients take part.
-        rows: [N, N] its mixing weights.
+        config: Keys of the method.
+        graph: [N, N] bool, the graph of a round in which all clients take part.
+        rows: [N, N] float64, the mixing weights of that graph.
     """
     degree = graph.sum(dim=1)
     return {
@@ -77,7 +77,7 @@ def network(config: GossipConfig, graph: Tensor, rows: Tensor) -> Entry:
 
 
 def _range(field: FieldInfo) -> str:
-    """Return the values that a key takes, in words."""
+    """Return the values that a key accepts, as text."""
     choices, rules = [], list(field.metadata)
     for part in (field.annotation, *get_args(field.annotation)):  # itself, or a union's parts
         choices += [str(choice) for choice in get_args(part) if isinstance(choice, str | bool)]

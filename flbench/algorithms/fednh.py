@@ -96,9 +96,7 @@ class FedNH(Algorithm):
         return keeps, sends - self.setting.net.names("head")
 
     def kept(self) -> frozenset[str]:
-        """Return what clients keep: with `evaluated=last` the whole model that they trained"
-        " last.
-        """
+        """Return the leaves that clients keep; with `evaluated=last` their last trained model."""
         keeps, sends = self.split()
         return keeps | sends | self.learnt() | {W} if self.config.evaluated == "last" else keeps
 

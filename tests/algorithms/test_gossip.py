@@ -250,10 +250,10 @@ def notes(*overrides: str) -> str:
 def test_network_in_parts_is_told():
     sparse = ("partition.clients=8", "algorithm.topology=erdos_renyi")
 
-    assert "falls into 8 parts that never hear of each other, 8 of one client" in notes(
+    assert "falls into 8 parts that exchange no models, 8 of them a single client" in notes(
         *sparse, "algorithm.edge_probability=0"
     )
-    assert "falls into 4 parts that never" in notes(
+    assert "falls into 4 parts that exchange" in notes(
         "partition.clients=8", "algorithm.topology=k_regular", "algorithm.neighbours=1"
     )
     assert "parts" not in notes(*sparse, "algorithm.edge_probability=1")

@@ -1,4 +1,4 @@
-"""Gradients of the cross entropy over all samples of a client, for a Statistic."""
+"""Gradients of the cross entropy over all samples of a client, computed by a Statistic."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,33 +12,40 @@ from flbench.losses.cross_entropy import sum_cross_entropy
 
 
 def summed_gradient(context: StepContext, at: Tree, weights: Callable[[Tree], Tree]) -> Tree:
-    """Return the gradient of the cross entropy, summed over the batch, with respect to `at`.
+    """Return the gradient of the cross entropy, summed over a batch, with respect to some tensors.
 
-    In eval mode: BatchNorm by its running statistics.
+    The net is in eval mode, so BatchNorm uses its running statistics.
 
     Args:
-        context: of the batch.
-        at: where, by name.
-        weights: what the net is called with, made of tensors such as `at`.
+        context: Context of the batch.
+        at: Tensors at which the gradient is taken, by name.
+        weights: Maps values of these tensors to what the net is called with.
+
+    Returns:
+        The gradient, under the names of `at`.
     """
 
-    def loss(some: Tree) -> Tensor:
-        out = context.apply(weights(some), context.batch.x)
+    def loss(values: Tree) -> Tensor:
+        out = context.apply(weights(values), context.batch.x)
         return sum_cross_entropy(out.logits, context.batch.y, context.batch.mask)
 
-    found: Tree = torch.func.grad(loss)(at)
-    return found
+    gradient: Tree = torch.func.grad(loss)(at)
+    return gradient
 
 
 @dataclass(frozen=True)
 class SampleGradient:
-    """The gradient of each named leaf summed over the samples, and their `count`."""
+    """Gradient of the cross entropy with respect to named leaves, summed over a batch.
+
+    Attributes:
+        names: Names of the leaves.
+    """
 
     names: tuple[str, ...]
 
     def __call__(self, context: StepContext) -> Tree:
-        """Return the sums of one batch."""
-        found = summed_gradient(
-            context, only(context.leaves, self.names), lambda some: context.leaves | some
+        """Return the gradient under the leaves' names, and the number of samples, `count`."""
+        gradient = summed_gradient(
+            context, only(context.leaves, self.names), lambda values: context.leaves | values
         )
-        return found | {"count": context.batch.mask.sum()}
+        return gradient | {"count": context.batch.mask.sum()}

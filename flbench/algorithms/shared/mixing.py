@@ -1,4 +1,4 @@
-"""Clients' weights mixed with one row of weights per receiver, and how alike they are."""
+"""Mixtures of clients' models, one row of weights per receiver, and cosines between models."""
 
 from collections.abc import Iterable, Iterator
 
@@ -9,19 +9,21 @@ from flbench.core.tree import broadcast
 from flbench.core.types import Tree
 from flbench.losses.similarity import EPSILON
 
-ENTRIES = 2**25  # 256 MB of float64; a whole leaf of 100 ResNets would take 1.9 GB
+ENTRIES = 2**25  # entries that are cast to float64 at once (256 MB)
 
 
 def mix(rows: Tree, weights: Tensor) -> Tree:
     """Return sum_j weights[i, j] rows[j] for every receiver i, leaf by leaf.
 
     Sums accumulate in float64 with one cast at the end. An integer leaf (BatchNorm's counter) takes
-    the maximum over the clients of non-zero weight.
+    the maximum over the clients whose weight is not zero.
 
     Args:
-        rows: [K, ...] each, finite.
-        weights: [R, K]; whether rows sum to one is the caller's affair.
-    Returns: [R, ...] each.
+        rows: Models of K clients, [K, ...] per leaf, finite.
+        weights: [R, K] for R receivers; rows need not sum to one.
+
+    Returns:
+        The mixtures, [R, ...] per leaf.
     """
     weights = weights.double()
     mixed: Tree = {}
@@ -41,16 +43,18 @@ def mix(rows: Tree, weights: Tensor) -> Tree:
 
 
 def mix_overlap(rows: Tree, masks: Tree, weights: Tensor) -> Tree:
-    """Return what each client has of its own entries, averaged over those that have them too.
+    """Return each client's masked leaves, averaged over the clients whose masks have the entry.
 
     sum_j weights[i, j] rows[j] / sum_j weights[i, j] masks[j] where masks[i] is True, else 0. Sums
     accumulate in float64 with one cast at the end.
 
     Args:
-        rows: [K, ...] each, zero outside the masks.
-        masks: [K, ...] bool, by the same names.
+        rows: Models of K clients, [K, ...] per leaf, zero outside the masks.
+        masks: [K, ...] bool, under the same names.
         weights: [K, K], with a positive diagonal.
-    Returns: [K, ...] each.
+
+    Returns:
+        The means, [K, ...] per leaf.
     """
     weights = weights.double()
     mixed: Tree = {}
@@ -64,25 +68,25 @@ def mix_overlap(rows: Tree, masks: Tree, weights: Tensor) -> Tree:
 
 
 def mix_latest(rows: Tree, weights: Tensor, *, known: Tensor, common: Tree) -> Tree:
-    """Return `mix` of the clients' latest uploads.
+    """Return mixtures of the clients' latest uploads, as `mix` does.
 
-    A client that has uploaded nothing yet counts with the model that all were given.
-
-    One receiver at a time: its bits do not depend on who else is asked for, and clients of weight 0
-    cost nothing.
+    A client without an upload counts with the model `common`. Each receiver is computed on its own,
+    so that its result is the same to the bit for any set of receivers.
 
     Args:
-        rows: [N, ...] each: the latest uploads, and anything where there is none.
-        weights: [R, N].
-        known: [N] bool: who has uploaded.
-        common: the model that all were given; no client axis.
-    Returns: [R, ...] each.
+        rows: Latest uploads, [N, ...] per leaf; rows of clients without an upload are not read.
+        weights: [R, N] for R receivers.
+        known: [N] bool, True for clients that have uploaded a model.
+        common: Model of all other clients, without a client axis.
+
+    Returns:
+        The mixtures, [R, ...] per leaf.
     """
     mixed: Tree = {}
     for name, value in rows.items():
         received = []
         for row in weights:
-            used = (row != 0) | ~row.any()  # a row of zeros gives zeros
+            used = (row != 0) | ~row.any()  # a row of zeros uses all clients and gives zeros
             some = value[used]
             some = torch.where(broadcast(known[used], some), some, common[name])
             received.append(mix({name: some}, row[None, used])[name])
@@ -91,14 +95,15 @@ def mix_latest(rows: Tree, weights: Tensor, *, known: Tensor, common: Tree) -> T
 
 
 def likeness(rows: Tree, names: Iterable[str], *, added: float = 0.0) -> Tensor:
-    """Return cos(v_i, v_j) [K, K] in float64; v_i is all of client i's named leaves, one vector.
+    """Return the cosines [K, K] float64 between the models of K clients.
 
-    A zero vector has cosine 0 with everything, itself included (C12).
+    A client's named leaves count as one vector. A zero vector has cosine 0 with every vector,
+    itself included.
 
     Args:
-        rows: [K, ...] each.
-        names: the leaves, of floating point.
-        added: to the product of the norms, where a paper has it.
+        rows: [K, ...] per leaf.
+        names: Names of the leaves, which are of floating point.
+        added: Constant that is added to the product of the norms, if a paper has one.
     """
     gram = torch.zeros((), dtype=torch.float64)
     for name in names:
@@ -109,7 +114,7 @@ def likeness(rows: Tree, names: Iterable[str], *, added: float = 0.0) -> Tensor:
 
 
 def _columns(value: Tensor) -> Iterator[tuple[int, Tensor]]:
-    """Yield (first column, [K, columns] float64) over a leaf's rows, at most ENTRIES at once."""
+    """Yield a leaf's rows in blocks: (first column, [K, columns] float64), at most ENTRIES each."""
     flat = value.reshape(len(value), -1)
     columns = max(1, ENTRIES // max(1, len(value)))
     for low in range(0, flat.shape[1], columns):

@@ -1,4 +1,4 @@
-"""Mean and variance of what flows into BatchNorm layers, and how far clients' are apart."""
+"""Statistics of the inputs of BatchNorm layers, and distances between those of clients."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -15,20 +15,27 @@ Called = Callable[[Tree, Tree], Tree] | None
 
 
 def estimated(setting: Setting, weights: Called = None) -> tuple[Step, ...]:
-    """Return the steps that estimate statistics anew under `train.batchnorm=drop`, else none.
+    """Return steps that estimate BatchNorm statistics anew with `train.batchnorm=drop`, else none.
 
-    For what looks at a net in eval mode: in the statistics that a round's training left behind
-    there is still much of the seeded ones.
+    With that policy clients begin each round with the statistics of the seeded net, and a round of
+    training leaves much of them. These steps belong before any step that runs the net in eval mode.
 
     Args:
-        setting: of the run.
+        setting: What the method knows of the experiment.
         weights: (leaves, ctx) -> what the net is called with; None calls it with the leaves.
     """
     return recalibrate(setting.net, weights) if setting.train.batchnorm == "drop" else ()
 
 
 def collect_moments(setting: Setting, layers: tuple[str, ...]) -> tuple[Step, ...]:
-    """Return the steps that write `mean.LAYER` and `variance.LAYER` [channels], in eval mode."""
+    """Return steps that write the leaves `mean.LAYER` and `variance.LAYER`, [channels] each.
+
+    They are those of the layer's inputs over the client's training samples, in eval mode.
+
+    Args:
+        setting: What the method knows of the experiment.
+        layers: Names of BatchNorm layers.
+    """
     return (
         *estimated(setting),
         Statistic("inputs", Moments(layers)),
@@ -37,31 +44,37 @@ def collect_moments(setting: Setting, layers: tuple[str, ...]) -> tuple[Step, ..
 
 
 def moment_leaves(layers: Iterable[str]) -> frozenset[str]:
-    """Return the leaves that they write."""
+    """Return the names of the leaves that `collect_moments` writes."""
     return frozenset(f"{kind}.{layer}" for layer in layers for kind in ("mean", "variance"))
 
 
 def distances(sent: Tree, layers: Iterable[str]) -> Tensor:
-    """Return D [K, K] float64: sum over layers of the distance of means and standard deviations.
+    """Return the distances D [K, K] float64 between the input statistics of K clients.
 
-    D_ij = sum_l sqrt(||mu_i - mu_j||^2 + ||sigma_i - sigma_j||^2).
+    D_ij = sum_l sqrt(||mu_i - mu_j||^2 + ||sigma_i - sigma_j||^2), with means mu and standard
+    deviations sigma of layer l.
 
     Args:
-        sent: `mean.LAYER` and `variance.LAYER` [K, channels].
-        layers: at least one.
+        sent: `mean.LAYER` and `variance.LAYER`, [K, channels] each.
+        layers: Names of the layers, at least one.
     """
     parts = []
     for layer in layers:
         both = torch.cat([sent[f"mean.{layer}"], sent[f"variance.{layer}"].sqrt()], dim=1).double()
-        # Not through products, where the distance of equal clients is not zero.
+        # Computed through products, the distance of equal clients would not be exactly zero.
         parts.append(torch.cdist(both, both, compute_mode="donot_use_mm_for_euclid_dist"))
     return torch.stack(parts).sum(dim=0)
 
 
 def near_ones(distance: Tensor, own: float) -> Tensor:
-    """Return W [K, K] for distances [K, K]: W_ii = own, the rest in proportion to 1 / distance.
+    """Return mixing weights W [K, K], where rows sum to 1 and near clients have larger weights.
 
-    Rows sum to 1; a single client has weight 1.
+    W_ii = own, and the other entries of a row are proportional to 1 / distance. A single client has
+    weight 1.
+
+    Args:
+        distance: [K, K].
+        own: Weight of a client's own model, in [0, 1].
     """
     if len(distance) == 1:
         return torch.ones_like(distance)
@@ -71,30 +84,38 @@ def near_ones(distance: Tensor, own: float) -> Tensor:
 
 @dataclass(frozen=True)
 class Moments:
-    """Sums over samples and positions of the inputs of BatchNorm layers, `SUM.LAYER` [channels]."""
+    """Sums of the inputs of BatchNorm layers over the samples and positions of a batch.
+
+    Attributes:
+        layers: Names of the layers.
+    """
 
     layers: tuple[str, ...]
 
     def __call__(self, context: StepContext) -> Tree:
-        """Return the sums of one batch."""
+        """Return `sum.LAYER` and `squares.LAYER` [channels] float64, and `count.LAYER` []."""
         activations = context.apply(
             context.leaves, context.batch.x, activations=self.layers
         ).activations
-        found: Tree = {}
+        sums: Tree = {}
         for layer in self.layers:
-            sums = channel_sums(activations[layer][0], context.batch.mask)
-            found |= {f"{key}.{layer}": value for key, value in sums.items()}
-        return found
+            of_layer = channel_sums(activations[layer][0], context.batch.mask)
+            sums |= {f"{key}.{layer}": value for key, value in of_layer.items()}
+        return sums
 
 
 @dataclass(frozen=True)
 class WriteMoments:
-    """Write mean and variance of each layer's inputs into `mean.LAYER` and `variance.LAYER`."""
+    """Writes mean and variance of each layer's inputs into `mean.LAYER` and `variance.LAYER`.
+
+    Attributes:
+        layers: Names of the layers.
+    """
 
     layers: tuple[str, ...]
 
     def __call__(self, leaves: Tree, start: Tree, ctx: Tree, info: Info) -> Tree:
-        """Return both for all layers, [channels] each."""
+        """Return the leaves of all layers, [channels] each."""
         written: Tree = {}
         for layer in self.layers:
             count = ctx[f"inputs.count.{layer}"].clamp_min(1)

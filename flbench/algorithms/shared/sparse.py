@@ -1,6 +1,7 @@
-"""Sparse models: densities by layer, masks, what is called under a mask, prune and regrow.
+"""Sparse models: densities of layers, random masks, masked weights, and a step that changes masks.
 
-The mask of a leaf NAME is the bool leaf `mask.NAME`; the leaf is zero outside it.
+The mask of a leaf NAME is the bool leaf `mask.NAME` of the same shape. The leaf is zero where its
+mask is False ("outside the mask").
 """
 
 from collections.abc import Callable, Mapping
@@ -19,33 +20,36 @@ from flbench.core.types import Info, StepContext, Tree
 from flbench.models.base import NetSpec
 
 MASK = "mask."
-STREAM = 0x3A5C  # key of the start masks' stream; no round reaches it
+STREAM = 0x3A5C  # key of the random stream of initial masks, larger than any round
 
 Called = Callable[[Tree, Tree], Tree] | None
 
 
 def maskable(net: NetSpec) -> tuple[str, ...]:
-    """Return the weights of convolutions and linear layers, in order; all else is dense."""
+    """Return the names of the weights of convolutions and linear layers, in the net's order.
+
+    All other parameters have no mask.
+    """
     layers = [layer for layer in net.layers if layer.kind in ("conv", "linear")]
     return tuple(n for layer in layers for n in layer.parameters if n.endswith("weight"))
 
 
 def erk(shapes: Mapping[str, tuple[int, ...]], density: float) -> dict[str, float]:
-    """Return the density of each leaf: Erdos-Renyi-Kernel, over all leaves `density` on average.
+    """Return the density of each leaf by the Erdos-Renyi-Kernel rule.
 
-    density_l = eps sum(shape_l) / prod(shape_l), at most 1; what a leaf that is full cannot take
-    goes to the others. Source: Evci et al., ICML 2020, section 3.
+    density_l = eps sum(shape_l) / prod(shape_l), at most 1, with eps such that the share of entries
+    inside masks over all leaves is `density`. Source: Evci et al., ICML 2020, section 3.
 
     Args:
-        shapes: of the leaves.
-        density: in (0, 1].
+        shapes: Shape of each leaf.
+        density: Share of entries inside masks, in (0, 1].
     """
     raw = {name: sum(shape) / prod(shape) for name, shape in shapes.items()}
     size = {name: prod(shape) for name, shape in shapes.items()}
     budget = density * sum(size.values())
     full: set[str] = set()
     eps = 0.0
-    for name in sorted(raw, key=lambda name: -raw[name]):  # those that fill up first
+    for name in sorted(raw, key=lambda name: -raw[name]):  # leaves that reach density 1 first
         rest = sum(raw[other] * size[other] for other in raw if other not in full)
         eps = (budget - sum(size[other] for other in full)) / rest
         if eps * raw[name] <= 1.0:
@@ -55,14 +59,16 @@ def erk(shapes: Mapping[str, tuple[int, ...]], density: float) -> dict[str, floa
 
 
 def start_masks(start: Tree, density: float, seed: int, clients: int, *, own: bool) -> Tree:
-    """Return random masks [N, ...] of leaves by the leaves' names; equally many ones for all.
+    """Return random masks, [N, ...] bool under each leaf's name.
+
+    The masks of a leaf have the same number of ones for all clients.
 
     Args:
-        start: the leaves, without a client axis.
-        density: over all of them.
-        seed: the run's.
-        clients: N.
-        own: each client has masks of its own; else all have those of the first.
+        start: The leaves, without a client axis.
+        density: Share of entries inside masks over all leaves, in (0, 1].
+        seed: Seed of the run.
+        clients: Number of clients N.
+        own: True for different masks for each client, False for those of client 0 for all.
     """
     shapes = {name: tuple(value.shape) for name, value in start.items()}
     ones = {
@@ -82,14 +88,15 @@ def start_masks(start: Tree, density: float, seed: int, clients: int, *, own: bo
 
 @dataclass(frozen=True)
 class Masked:
-    """What the net is called with: `outer` of what is zero outside the masks.
+    """Masked weights, as (leaves, ctx) -> what the net is called with.
 
-    Gradients stop at the zeros, so momentum and weight decay leave them zero as well.
+    The mask multiplies the weights, so the gradient of an entry outside the mask is zero, and
+    momentum and weight decay leave the entry zero too.
 
     Attributes:
-        names: the leaves that have masks.
-        inner: makes what is masked; None for the leaves themselves.
-        outer: makes weights of what is masked; None where it is them.
+        names: Names of the tensors that have masks.
+        inner: (leaves, ctx) -> the tensors that are masked; None for the leaves themselves.
+        outer: (masked tensors, ctx) -> the net's weights; None if the tensors are the weights.
     """
 
     names: tuple[str, ...]
@@ -97,31 +104,32 @@ class Masked:
     outer: Called = None
 
     def __call__(self, leaves: Tree, ctx: Tree) -> Tree:
-        """Return the weights by the net's own names."""
+        """Return the weights under the net's own names."""
         return self.weights(self.masked(leaves, ctx), ctx)
 
     def weights(self, masked: Tree, ctx: Tree) -> Tree:
-        """Return the weights that are made of what was masked."""
+        """Return the weights that are made of masked tensors."""
         return masked if self.outer is None else self.outer(masked, ctx)
 
     def masked(self, leaves: Tree, ctx: Tree) -> Tree:
-        """Return what is masked, and what stands beside it."""
+        """Return the masked tensors, and the tensors that have no mask."""
         if self.inner is not None:
             made = self.inner(leaves, ctx)
         else:
-            beside = (MASK, LOCAL)
-            made = {name: value for name, value in leaves.items() if not name.startswith(beside)}
+            others = (MASK, LOCAL)  # leaves that are not part of the model
+            made = {name: value for name, value in leaves.items() if not name.startswith(others)}
         return made | {name: made[name] * leaves[MASK + name] for name in self.names}
 
 
 @dataclass(frozen=True)
 class DenseGradient:
-    """The gradient of the cross entropy at the masked weights, also where they are masked.
+    """Gradient of the cross entropy with respect to all entries, inside and outside the masks.
 
-    In eval mode: BatchNorm by its running statistics. Summed over the samples.
+    It is taken at the masked weights and summed over the samples of a batch. The net is in eval
+    mode, so BatchNorm uses its running statistics.
 
     Attributes:
-        called: what the net is called with.
+        called: The masked weights.
     """
 
     called: Masked
@@ -130,34 +138,36 @@ class DenseGradient:
         """Return the gradient of each leaf that has a mask."""
         made = self.called.masked(context.leaves, context.ctx)
 
-        def weights(some: Tree) -> Tree:
-            return self.called.weights(made | some, context.ctx)
+        def weights(values: Tree) -> Tree:
+            return self.called.weights(made | values, context.ctx)
 
         return summed_gradient(context, {name: made[name] for name in self.called.names}, weights)
 
 
 def least_row(context: StepContext) -> Tree:
-    """Return the smallest row number of a batch, which no other client has."""
+    """Return `row`, the smallest sample number of a batch; it is different for each client."""
     largest = torch.iinfo(torch.int64).max
     return {"row": torch.where(context.batch.mask, context.batch.key, largest).amin()}
 
 
 @dataclass(frozen=True)
 class Search:
-    """New masks: the smallest weights leave, as many entries come in from outside.
+    """Changes masks: the smallest weights leave a mask, and as many entries enter it.
 
-    By leaf: k = min(ceil(a_t ones), entries outside) with a_t = rate / 2 (1 + cos(pi t / T)); those
-    that leave cannot come back at once. A leaf of less than two ones stays as it is. The weights
-    themselves do not change here: what leaves is not sent, what comes in is sent as zero. Ties go
-    to the lower index, and what differs by less than a millionth of the largest is a tie.
+    For each leaf, k = min(ceil(a_t ones), entries outside the mask) entries leave and enter, with
+    a_t = rate / 2 (1 + cos(pi t / T)) in round t. An entry that leaves cannot enter in the same
+    round. A leaf with fewer than two ones does not change. The weights do not change here: an entry
+    that left is not sent, and one that entered is sent as zero. Among equal values the lower index
+    wins; values that differ by less than a millionth of the largest count as equal.
 
     Attributes:
-        called: what the net is called with.
-        by: `gradient`: those of largest |gradient| come in, from ctx "dense.NAME"; `random`: any,
-            keyed by seed, client (ctx "least.row") and round.
-        rate: a_0, in [0, 1].
-        rounds: T.
-        seed: the run's.
+        called: The masked weights.
+        by: Which entries enter: `gradient` for those of largest |gradient|, from the ctx entry
+            "dense.NAME"; `random` for random ones, which depend on the seed, the client (ctx entry
+            "least.row") and the round.
+        rate: Share of a mask that is replaced in round 0, a_0, in [0, 1].
+        rounds: Number of rounds T.
+        seed: Seed of the run.
     """
 
     called: Masked
@@ -167,14 +177,14 @@ class Search:
     seed: int
 
     def __call__(self, leaves: Tree, start: Tree, ctx: Tree, info: Info) -> Tree:
-        """Return the masks that change."""
+        """Return the new masks."""
         made = self.called.masked(leaves, ctx)
         share = self.rate / 2 * (1 + torch.cos(pi * info.round.double() / self.rounds))
         changed: Tree = {}
         for number, name in enumerate(self.called.names):
             mask = leaves[MASK + name].flatten()
             ones = mask.sum()
-            # A whole number that rounding made a little more is that number, on every device.
+            # Without the subtraction, rounding could lift a whole number to the next one.
             k = torch.minimum(torch.ceil(share * ones - 1e-9), mask.numel() - ones)
             k = torch.where(ones < 2, 0, k)
             if self.by == "gradient":
@@ -182,13 +192,13 @@ class Search:
             else:
                 worth = self._random(ctx["least.row"], info.round, number, mask)
             size = _coarse(made[name])
-            leaves_ = _rank(torch.where(mask, size, torch.inf)) < k
-            comes = _rank(torch.where(mask, torch.inf, -worth)) < k
-            changed[MASK + name] = ((mask & ~leaves_) | comes).reshape(made[name].shape)
+            leaving = _rank(torch.where(mask, size, torch.inf)) < k
+            entering = _rank(torch.where(mask, torch.inf, -worth)) < k
+            changed[MASK + name] = ((mask & ~leaving) | entering).reshape(made[name].shape)
         return changed
 
     def _random(self, row: Tensor, round_: Tensor, number: int, mask: Tensor) -> Tensor:
-        """Return a number in [0, 1) for each entry."""
+        """Return a random number in [0, 1) for each entry [n] of a mask."""
         entry = torch.arange(mask.numel(), device=mask.device)
         key = uniform(row + (round_ << 32), number)  # of this client, round and leaf
         mixed = (key * 2.0**52).long() + (self.seed & (2**52 - 1))
@@ -196,24 +206,24 @@ class Search:
 
 
 def _coarse(value: Tensor) -> Tensor:
-    """Return the sizes [n] of a leaf's entries in millionths (2^-20) of the largest, whole.
+    """Return the absolute values [n] of a leaf's entries, rounded to 2^-20 of the largest.
 
-    Inputs that are always equal (an image's background) make entries that are equal but for
-    rounding; whole numbers make them ties, which no order of summation breaks.
+    Inputs that are always equal (an image's background) lead to entries that differ by rounding
+    only. Rounding makes them equal, so that their order does not depend on the order of summation.
     """
     size = value.flatten().abs().double()
     return torch.round(size * (2.0**20 / size.amax().clamp_min(1e-300)))
 
 
 def _rank(scores: Tensor) -> Tensor:
-    """Return the place of each score [n] among all, smallest first."""
+    """Return the rank [n] int64 of each score [n], 0 for the smallest."""
     order = torch.argsort(scores, stable=True)
     places = torch.arange(len(order), device=order.device)
     return torch.zeros_like(order).scatter(0, order, places)
 
 
 def packed(masks: list[Tensor]) -> Tensor:
-    """Return masks as bits [ceil(n / 8)] uint8, the first entry in the lowest bit."""
+    """Return masks as packed bits [ceil(n / 8)] uint8, the first of n entries in the lowest bit."""
     bits = torch.cat([mask.flatten() for mask in masks])
     bits = torch.nn.functional.pad(bits, (0, -len(bits) % 8)).reshape(-1, 8)
     weights = 2 ** torch.arange(8, device=bits.device)

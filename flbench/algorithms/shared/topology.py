@@ -1,6 +1,7 @@
-"""Who mixes whose model in a round, and with which weights: mixing rows of decentralised methods.
+"""Networks of clients for decentralized methods, and the weights with which neighbours mix models.
 
-A graph is a bool matrix; `graph[i, j]` says that j sends and i mixes. Its diagonal is False.
+A graph is a bool matrix: `graph[i, j]` is True if client j sends its model to client i, which mixes
+it. The diagonal is False.
 """
 
 from collections.abc import Callable, Mapping
@@ -23,27 +24,29 @@ Name = Literal[
 Mixing = Literal["uniform", "metropolis"]
 Links = NDArray[np.bool_]
 
-LINKS, ACTIVE = 0x11A7, 0xAC71  # keys of the streams; no round reaches them
-SWAPS: Final = 10  # tried per link: more change nothing that can be seen
+LINKS, ACTIVE = 0x11A7, 0xAC71  # keys of random streams, larger than any round
+SWAPS: Final = 10  # attempts to swap ends per link of a random regular graph
 
 
 @dataclass(frozen=True)
 class Topology:
     """A network of clients.
 
-    `random` is drawn anew in each round, among the clients of the round. All others are networks of
-    the N clients that last for the whole run, of which a round has the part between its clients:
-    an absent client passes nothing on. All are undirected but for `random` and `exponential`,
-    which `symmetric` makes so.
+    `random` is drawn in each round among the clients of the cohort. All others are networks of the
+    N clients that do not change during a run; a round uses their links between clients of the
+    cohort, so that nothing passes through an absent client. All networks are undirected, except
+    `random` and `exponential` without `symmetric`.
 
     Attributes:
-        name: its kind (see `NETWORKS`, and `random`: everyone mixes `neighbours` others).
-        neighbours: of a client under `random` and `k_regular`, on average under `erdos_renyi`; at
-            most all others.
-        symmetric: `random`: k-regular and undirected, drawn in each round. `exponential`: clients
-            also send to those that they mix.
-        edge_probability: of each link under `erdos_renyi`; None for `neighbours` on average.
-        active: probability that a client of the round exchanges at all.
+        name: Kind of network: `random`, where each client mixes `neighbours` others, or a key of
+            `NETWORKS`.
+        neighbours: Number of neighbours of a client with `random` and `k_regular`, at most all
+            others; the mean number with `erdos_renyi`.
+        symmetric: With `random`, draw an undirected k-regular graph. With `exponential`, make all
+            links undirected.
+        edge_probability: Probability of each link with `erdos_renyi`; None for the one with which
+            `neighbours` is the mean number of links of a client.
+        active: Probability that a client of the cohort exchanges models at all.
     """
 
     name: Name = "random"
@@ -53,9 +56,13 @@ class Topology:
     active: float = 1.0
 
     def graph(self, draw: Draw, ids: Tensor) -> Tensor:
-        """Return the graph [K, K] of the clients `ids` [K] in a round, in their order.
+        """Return the graph [K, K] bool of the clients of a round, in the order of `ids`.
 
-        It depends on the seed, the round and the set of clients, not on their order.
+        The links depend on the seed, the round and the set of clients, not on their order.
+
+        Args:
+            draw: Random streams of the round.
+            ids: [K] int64, the clients.
         """
         among, back = torch.sort(ids)[0].numpy(), torch.argsort(torch.argsort(ids)).numpy()
         if self.name == "random":
@@ -68,11 +75,14 @@ class Topology:
         return torch.from_numpy(links[np.ix_(back, back)])
 
     def network(self, seed: int, clients: int) -> Links:
-        """Return the graph [N, N] that lasts for the run. Not for `random`, which has none."""
+        """Return the graph [N, N] of a network that does not change; `random` has none.
+
+        Raises: KeyError if the network is `random`.
+        """
         return _network(self, seed, clients)
 
     def is_complete(self, seed: int, clients: int) -> bool:
-        """Return whether all N clients mix all others in every round in which all take part."""
+        """Return whether each client mixes all others in a round in which all N take part."""
         if self.active < 1.0:
             return False
         if self.name == "random":
@@ -80,25 +90,29 @@ class Topology:
         return int(self.network(seed, clients).sum()) == clients * (clients - 1)
 
     def _drawn(self, draw: Draw, count: int) -> Links:
-        """Return the graph [K, K] of `random` in one round."""
+        """Return the graph [K, K] of `random` for one round of `count` clients K."""
         rng = draw.method_generator(LINKS)
         degree = min(self.neighbours, count - 1)
         if self.symmetric:
             return _regular(count, degree, rng)
         scores = rng.random((count, count))
-        np.fill_diagonal(scores, 2.0)  # last of all
+        np.fill_diagonal(scores, 2.0)  # larger than all others: no client is its own neighbour
         links = np.zeros((count, count), dtype=bool)
         np.put_along_axis(links, np.argsort(scores, axis=1)[:, :degree], True, axis=1)
         return links
 
 
 def mixing_rows(graph: Tensor, mixing: Mixing) -> Tensor:
-    """Return the mixing rows [K, K] float64 of a graph [K, K]; each sums to one.
+    """Return the mixing rows [K, K] float64 of a graph; each row sums to one.
 
-    With d_i the number of clients that i mixes besides itself:
-    `uniform`: w_ij = w_ii = 1 / (d_i + 1). `metropolis`: w_ij = 1 / (1 + max(d_i, d_j)) and w_ii is
-    the rest; where the graph is undirected the columns sum to one too, so mixing keeps the mean.
-    A client without links mixes itself alone.
+    d_i is the number of clients that client i mixes besides itself. `uniform`: w_ij = w_ii =
+    1 / (d_i + 1). `metropolis`: w_ij = 1 / (1 + max(d_i, d_j)), and w_ii is 1 minus the rest of the
+    row; if the graph is undirected, columns sum to one too, so mixing keeps the mean of all models.
+    A client without links keeps its model.
+
+    Args:
+        graph: [K, K] bool.
+        mixing: Kind of weights.
     """
     degree = graph.sum(dim=1).double()
     if mixing == "uniform":
@@ -109,7 +123,7 @@ def mixing_rows(graph: Tensor, mixing: Mixing) -> Tensor:
 
 
 def components(links: Links) -> list[list[int]]:
-    """Return the clients of each connected part of a graph [N, N], directions aside."""
+    """Return the clients of each connected part of a graph [N, N]; directions are ignored."""
     count, label = connected_components(links, directed=False)
     return [np.flatnonzero(label == part).tolist() for part in range(count)]
 
@@ -117,14 +131,15 @@ def components(links: Links) -> list[list[int]]:
 def spectral_gap(rows: Tensor) -> float:
     """Return 1 - |second largest eigenvalue| of mixing rows [K, K], in [0, 1].
 
-    The larger, the sooner all agree: 1 in one round, 0 never (a network in parts).
+    The larger it is, the sooner all models agree under mixing alone: with 1 after one round, with 0
+    never, as in a network of several parts.
     """
     sizes = torch.linalg.eigvals(rows).abs().sort(descending=True).values
     return max(0.0, 1.0 - float(sizes[1])) if len(sizes) > 1 else 1.0
 
 
 def places(name: Name, clients: int) -> NDArray[np.float64]:
-    """Return where to draw each client [N, 2]: in rows, around a hub, or on a circle."""
+    """Return positions [N, 2] for a drawing of the clients: rows, a hub, or a circle."""
     if name == "grid":
         row, column = np.divmod(np.arange(clients), ceil(sqrt(clients)))
         return np.stack([column, -row], axis=1).astype(np.float64)
@@ -136,7 +151,7 @@ def places(name: Name, clients: int) -> NDArray[np.float64]:
 
 @lru_cache(maxsize=8)
 def _network(topology: Topology, seed: int, clients: int) -> Links:
-    """Return a network of N clients; it may not be written to."""
+    """Return the graph [N, N] of a network, as a read-only array."""
     links = NETWORKS[topology.name](topology, clients, generator(seed, "method", LINKS))
     np.fill_diagonal(links, False)
     links.flags.writeable = False
@@ -144,12 +159,12 @@ def _network(topology: Topology, seed: int, clients: int) -> Links:
 
 
 def _ring(topology: Topology, n: int, rng: np.random.Generator) -> Links:
-    """Return the links of each client with the next and the one before."""
+    """Return the links of each client with the next one and the previous one."""
     return _circulant(n, {1, n - 1})
 
 
 def _grid(topology: Topology, n: int, rng: np.random.Generator) -> Links:
-    """Return the links left, right, up and down: ceil(sqrt n) to a row, nothing wraps around."""
+    """Return the links between direct neighbours in a grid with rows of ceil(sqrt n) clients."""
     ids, width = np.arange(n), ceil(sqrt(n))
     row, column = np.divmod(ids, width)
     distance = np.abs(row[:, None] - row) + np.abs(column[:, None] - column)
@@ -174,7 +189,7 @@ def _star(topology: Topology, n: int, rng: np.random.Generator) -> Links:
 
 
 def _erdos_renyi(topology: Topology, n: int, rng: np.random.Generator) -> Links:
-    """Return links that are there with equal probability, each on its own."""
+    """Return links that are drawn independently with equal probability."""
     probability = topology.edge_probability
     if probability is None:
         probability = topology.neighbours / max(1, n - 1)
@@ -183,7 +198,7 @@ def _erdos_renyi(topology: Topology, n: int, rng: np.random.Generator) -> Links:
 
 
 def _k_regular(topology: Topology, n: int, rng: np.random.Generator) -> Links:
-    """Return a random graph in which all have `neighbours` links."""
+    """Return a random graph in which each client has `neighbours` links."""
     return _regular(n, min(topology.neighbours, n - 1), rng)
 
 
@@ -205,13 +220,13 @@ def _circulant(n: int, steps: set[int]) -> Links:
 
 
 def _regular(n: int, degree: int, rng: np.random.Generator) -> Links:
-    """Return a random undirected graph [n, n] in which each has `degree` < n links.
+    """Return a random undirected graph [n, n] in which each client has `degree` < n links.
 
-    Where n and degree are both odd there is none: one client has a link less. A regular graph is
-    made first, then pairs of links swap ends, which keeps all degrees.
+    If n and degree are both odd, there is no such graph, and one client has one link less. The
+    graph begins as a fixed regular one, then pairs of links swap ends, which keeps all degrees.
     """
     links = _circulant(n, {s for k in range(1, degree // 2 + 1) for s in (k, n - k)})
-    if degree % 2:  # one more for each: pairs that stand opposite
+    if degree % 2:  # one more link for each client, with the opposite one
         for i in range(n // 2):
             links[i, i + n // 2] = links[i + n // 2, i] = True
     name = rng.permutation(n)
