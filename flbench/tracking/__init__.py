@@ -1,1 +1,1 @@
-"""Where figures go: the run folder, always."""
+"""Copies of run and study folders in MLflow, sent by a process of its own."""

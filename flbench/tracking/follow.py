@@ -1,4 +1,4 @@
-"""Following a folder: `sync` once and to the end, `main` as long as another process writes it."""
+"""Sending a folder to MLflow: `sync` sends it once, `main` follows it while it is written."""
 
 import argparse
 import fcntl
@@ -14,36 +14,46 @@ from typing import Final, get_args
 from flbench.core.documents import as_data_error, read_yaml
 from flbench.core.errors import DataError, UserError
 from flbench.tracking import mlflow_store
-from flbench.tracking.mirror import REFUSED, UNREACHED
-from flbench.tracking.mirror_run import Ending, RunMirror
+from flbench.tracking.mirror import NOT_SENT, REFUSED
+from flbench.tracking.mirror_run import Outcome, RunMirror
 from flbench.tracking.mirror_study import StudyMirror
-from flbench.tracking.mlflow_entry import Sent
+from flbench.tracking.mlflow_run import SentCounts
 
 PAUSE: Final = 1.0  # seconds between two looks at the folder
-LONGEST: Final = 60.0  # seconds between two attempts while the server is away
-GENTLE: Final = 15  # of nice: the run comes first
-FAILED: Final = 3
-Kind = type[RunMirror] | type[StudyMirror]
+MAX_PAUSE: Final = 60.0  # seconds between two attempts while the store cannot be reached
+NICENESS: Final = 15  # the training process has priority
+EXIT_FAILED: Final = 3
+SYNC_TIMEOUT: Final = "10"  # seconds; no training waits for `flbench sync`
+FolderMirror = type[RunMirror] | type[StudyMirror]
 
 
-def sync(path: Path, uri: str | None) -> tuple[Sent, str]:
-    """Send what MLflow does not have of a run folder or a study folder.
+def sync(folder: Path, uri: str | None) -> tuple[SentCounts, str]:
+    """Send to MLflow what it does not have yet of a run folder or a study folder.
 
-    Returns: what was sent, and where to.
-    Raises: UserError if the path is neither, or the store cannot be reached.
+    Args:
+        folder: The folder.
+        uri: Address of the store; None for the one that the folder's configuration names.
+
+    Returns:
+        Counts of what was sent, and the address of the store.
+
+    Raises:
+        UserError: The path is neither a run nor a study, another process sends it, or the store
+            cannot be reached.
+        DataError: A file of the folder is damaged.
     """
     mlflow_store.require()
-    path = path.resolve()  # `.` has no name, and a run is found again by its folder's
-    kind = kind_of(path)
-    address = mlflow_store.address(uri or _asked(path))
-    os.environ.setdefault(mlflow_store.LATE, "10")  # nothing but a person waits
-    with _alone(path) as free:
-        if not free:
-            raise UserError(f"another process is sending {path} to MLflow. Wait for it.")
+    folder = folder.resolve()  # the name of the folder finds the run in MLflow
+    mirror_class = kind_of(folder)
+    address = mlflow_store.address(uri or _configured_uri(folder))
+    os.environ.setdefault(mlflow_store.TIMEOUT_VARIABLE, SYNC_TIMEOUT)
+    with _lock(folder) as is_locked:
+        if not is_locked:
+            raise UserError(f"another process is sending {folder} to MLflow. Wait for it.")
         try:
-            mirror = kind(mlflow_store.open_store(address), path)
+            mirror = mirror_class(mlflow_store.open_store(address), folder)
             mirror.send("unknown")
-        except mlflow_store.troubles() as error:
+        except mlflow_store.connection_errors() as error:
             reason = mlflow_store.reason(error)
             raise UserError(
                 f"MLflow at {address} was not reached ({reason}). Start it, or give another --uri."
@@ -51,88 +61,99 @@ def sync(path: Path, uri: str | None) -> tuple[Sent, str]:
     return mirror.sent, address
 
 
-def kind_of(path: Path) -> Kind:
-    """Return what mirrors a folder.
+def kind_of(folder: Path) -> FolderMirror:
+    """Return the class that mirrors a folder.
 
-    Raises: UserError if it is neither a run nor a study.
+    Raises:
+        UserError: The path is neither a run folder nor a study folder.
     """
-    if not path.exists():
-        raise UserError(f"{path} does not exist.")
-    if (path / "study.json").is_file():
+    if not folder.exists():
+        raise UserError(f"{folder} does not exist.")
+    if (folder / "study.json").is_file():
         return StudyMirror
-    if (path / "trial.json").is_file():
-        study = path.resolve().parents[2]
-        raise UserError(
-            f"{path} is part of a study, which is sent as a whole: flbench sync {study}"
-        )
-    if (path / "config.yaml").is_file():
+    if (folder / "trial.json").is_file():
+        study = folder.resolve().parents[2]
+        raise UserError(f"{folder} is part of a study. Send the whole study: flbench sync {study}")
+    if (folder / "config.yaml").is_file():
         return RunMirror
     raise UserError(
-        f"{path} is neither a run folder nor a study: it has no config.yaml and no study.json."
+        f"{folder} is neither a run folder nor a study: it has no config.yaml and no study.json."
     )
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Mirror a folder until its writer has ended and all is sent; return the exit code.
+    """Send a folder until the process that writes it has ended and everything is sent.
 
-    The writer holds the other end of standard input, and says there how it ended.
+    The writing process holds the other end of standard input, and writes there how it ended.
+
+    Args:
+        arguments: Command line of the mirror process.
+
+    Returns:
+        Exit code: 0 if everything was sent.
     """
     parser = argparse.ArgumentParser(prog="flbench.tracking.follow")
-    parser.add_argument("path", type=Path)
+    parser.add_argument("folder", type=Path)
     parser.add_argument("--uri", required=True)
     parser.add_argument("--experiment")
-    given = parser.parse_args(arguments)
-    os.nice(GENTLE)
-    path, writer = given.path.resolve(), _Writer()
+    options = parser.parse_args(arguments)
+    os.nice(NICENESS)
+    folder, writer = options.folder.resolve(), _WritingProcess()
     while True:
-        with _alone(path) as free:
-            if free:
-                return _follow(path, given.uri, given.experiment, writer)
-        time.sleep(PAUSE / 10)  # an earlier mirror of the folder is still at work
+        with _lock(folder) as is_locked:
+            if is_locked:
+                return _follow(folder, options.uri, options.experiment, writer)
+        time.sleep(PAUSE / 10)  # a mirror that was started earlier still sends the folder
 
 
-def _follow(path: Path, uri: str, experiment: str | None, writer: "_Writer") -> int:
+def _follow(folder: Path, uri: str, experiment: str | None, writer: "_WritingProcess") -> int:
+    """Send a folder again and again until it is complete; return the exit code."""
     mirror: RunMirror | StudyMirror | None = None
-    pause, said = 0.0, ""
+    pause, last_problem = 0.0, ""
     while True:
-        ending, wrong = writer.wait(pause), ""
+        outcome, problem = writer.wait(pause), ""
         try:
             if mirror is None:
-                mirror = kind_of(path)(mlflow_store.open_store(uri), path, experiment)
-            mirror.send(ending)
-        except DataError as error:  # a file that is whole the next time, or mended meanwhile
-            wrong = f"{REFUSED}{error}"
+                mirror = kind_of(folder)(mlflow_store.open_store(uri), folder, experiment)
+            mirror.send(outcome)
+        except DataError as error:
+            # The file may be complete or repaired the next time.
+            problem = f"{REFUSED}{error}"
         except UserError as error:
-            _say(f"{REFUSED}{error}")
-            return FAILED
-        except mlflow_store.troubles() as error:
-            # What came through is not known: the next attempt asks the store.
-            mirror, wrong = None, f"{UNREACHED}{mlflow_store.reason(error)}"
-        pause = min(LONGEST, 2 * max(pause, PAUSE)) if mirror is None else PAUSE
-        if wrong and (ending is not None or wrong != said):
-            _say(wrong)
-        said = wrong
-        if ending is not None:
-            return FAILED if wrong else 0
-        if mirror is not None and mirror.finished and not wrong:
+            _log(f"{REFUSED}{error}")
+            return EXIT_FAILED
+        except mlflow_store.connection_errors() as error:
+            # It is not known what has arrived: the next mirror reads it from the store.
+            mirror, problem = None, f"{NOT_SENT}{mlflow_store.reason(error)}"
+        pause = min(MAX_PAUSE, 2 * max(pause, PAUSE)) if mirror is None else PAUSE
+        if problem and (outcome is not None or problem != last_problem):
+            _log(problem)
+        last_problem = problem
+        if outcome is not None:
+            return EXIT_FAILED if problem else 0
+        if mirror is not None and mirror.finished and not problem:
             return 0
 
 
-class _Writer:
-    """The process that writes the folder, which is this process's parent."""
+class _WritingProcess:
+    """The process that writes the folder: the parent of this process."""
 
     def __init__(self) -> None:
         self._parent = os.getppid()
 
-    def wait(self, seconds: float) -> Ending | None:
-        """Return how the writer ended as soon as it has, or None after some seconds."""
+    def wait(self, seconds: float) -> Outcome | None:
+        """Wait until the process has ended, but at most some seconds.
+
+        Returns:
+            How the process ended; None if it still runs.
+        """
         end = time.monotonic() + seconds
         while True:
             left = max(0.0, end - time.monotonic())
             ready, _, _ = select.select([sys.stdin], [], [], min(left, PAUSE))
             if ready:
                 word = os.read(sys.stdin.fileno(), 100).decode()
-                return next((known for known in get_args(Ending) if known == word), "killed")
+                return next((known for known in get_args(Outcome) if known == word), "killed")
             if os.getppid() != self._parent:
                 return "killed"
             if not left:
@@ -140,9 +161,13 @@ class _Writer:
 
 
 @contextmanager
-def _alone(path: Path) -> Iterator[bool]:
-    """Say whether no other process mirrors the folder; none can, meanwhile."""
-    handle = os.open(path, os.O_RDONLY)
+def _lock(folder: Path) -> Iterator[bool]:
+    """Lock a folder against other mirrors inside the context.
+
+    Yields:
+        Whether the folder is locked; False if another process mirrors it.
+    """
+    handle = os.open(folder, os.O_RDONLY)
     try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -154,9 +179,9 @@ def _alone(path: Path) -> Iterator[bool]:
         os.close(handle)
 
 
-def _asked(path: Path) -> str | None:
-    """Return the store that the folder's configuration names."""
-    for file in (path / "config.yaml", *sorted(path.glob("methods/*.yaml"))):
+def _configured_uri(folder: Path) -> str | None:
+    """Return the store that the configuration of a run or study names; None if it names none."""
+    for file in (folder / "config.yaml", *sorted(folder.glob("methods/*.yaml"))):
         tracking = read_yaml(file).get("tracking")
         with as_data_error(file):
             if uri := (tracking or {}).get("uri"):
@@ -164,8 +189,9 @@ def _asked(path: Path) -> str | None:
     return None
 
 
-def _say(text: str) -> None:
-    sys.stderr.write(" ".join(text.split()) + "\n")
+def _log(message: str) -> None:
+    """Write a message as one line on standard error, which is the log of the mirror."""
+    sys.stderr.write(" ".join(message.split()) + "\n")
     sys.stderr.flush()
 
 

@@ -1,8 +1,8 @@
-"""A mirror: a process of its own that sends a folder to MLflow while it is being written.
+"""The mirror: a process of its own that sends a folder to MLflow while the folder is written.
 
-The folder is the truth. The process that trains never talks to MLflow: it starts the mirror, and at
-its end says how it ended and waits a few seconds. A server that is away cannot stop or slow a run.
-`python -m flbench.tracking.follow` is the mirror itself.
+The process that trains never talks to MLflow. It starts the mirror, and at its end tells it how the
+run ended and waits a few seconds. So a server that cannot be reached neither stops nor slows a run.
+The mirror process itself is `python -m flbench.tracking.follow`.
 """
 
 import subprocess
@@ -15,125 +15,154 @@ from typing import Final, Self
 from flbench.config.schema import Config, TrackingConfig
 from flbench.core.errors import ConfigError
 from flbench.tracking import mlflow_store
-from flbench.tracking.mirror_run import Ending
+from flbench.tracking.mirror_run import Outcome
 
 LOG: Final = "mlflow.log"
-UNREACHED: Final = "not sent: "  # how its lines begin where the store is away,
-REFUSED: Final = "refused: "  # and where a person must mend something
-PATIENCE: Final = 10.0  # seconds that a command waits for its mirrors at its end
+"""File in the mirrored folder with the messages of the mirror process."""
+NOT_SENT: Final = "not sent: "  # begins a message if the store cannot be reached
+REFUSED: Final = "refused: "  # begins a message if the user must repair something
+EXIT_SECONDS: Final = 10.0
+"""Seconds that a command waits for its mirrors before it exits."""
 
 
 def check(config: TrackingConfig) -> None:
-    """Raise a ConfigError if MLflow is asked for and not installed."""
+    """Raise a ConfigError if `tracking.mlflow=true` and MLflow is not installed."""
     if config.mlflow is True and not mlflow_store.installed():
-        raise ConfigError(f"`tracking.mlflow=true`: {mlflow_store.INSTALL}, or leave it out.")
+        raise ConfigError(
+            f"`tracking.mlflow=true`: {mlflow_store.NOT_INSTALLED}, or leave the key out."
+        )
 
 
-def start(path: Path, config: TrackingConfig) -> "Mirror | None":
-    """Start to mirror a run folder, or a study folder with all that is in it.
+def start(folder: Path, config: TrackingConfig) -> "Mirror | None":
+    """Start the mirror of a run folder or of a study folder.
 
-    Returns: the mirror; None where it is switched off, or MLflow is not installed.
-    Raises: ConfigError if MLflow is asked for and not installed.
+    Args:
+        folder: The folder.
+        config: Section `tracking` of the configuration.
+
+    Returns:
+        The mirror; None if it is switched off or MLflow is not installed.
+
+    Raises:
+        ConfigError: `tracking.mlflow=true` and MLflow is not installed.
     """
     check(config)
     if config.mlflow is False or not mlflow_store.installed():
         return None
     uri = mlflow_store.address(config.uri)
-    # `.` has no name, and a run is found again by its folder's.
-    command = [sys.executable, "-m", "flbench.tracking.follow", str(path.resolve()), "--uri", uri]
+    # The path is resolved because the name of the folder finds the run in MLflow.
+    command = [sys.executable, "-m", "flbench.tracking.follow", str(folder.resolve()), "--uri", uri]
     if config.experiment is not None:
         command += ["--experiment", config.experiment]
-    with (path / LOG).open("ab") as log:
+    with (folder / LOG).open("ab") as log:
         process = subprocess.Popen(
             command,
-            stdin=subprocess.PIPE,  # its end is this process's end, however that comes
+            stdin=subprocess.PIPE,  # the pipe closes when this process ends, even if it is killed
             stdout=log,
             stderr=log,
-            start_new_session=True,  # Ctrl-C in the terminal is not for it
+            start_new_session=True,  # Ctrl-C in the terminal does not reach the mirror
         )
-    return Mirror(path, uri, process)
+    return Mirror(folder, uri, process)
 
 
 @dataclass
 class Mirror:
-    """A mirror that runs.
+    """A running mirror process.
 
     Attributes:
-        path: the folder.
-        uri: where it is sent to.
-        process: that does it.
+        folder: Folder that is mirrored.
+        uri: Address of the store.
+        process: The process.
     """
 
-    path: Path
+    folder: Path
     uri: str
     process: "subprocess.Popen[bytes]"
 
-    def tell(self, ending: Ending) -> None:
-        """Say how the run ended; the mirror sends the rest and ends."""
+    def announce_end(self, outcome: Outcome) -> None:
+        """Tell the mirror how the run ended. It sends the rest and exits."""
         pipe = self.process.stdin
         if pipe is None or pipe.closed:
             return
         try:
-            pipe.write(ending.encode())
+            pipe.write(outcome.encode())
             pipe.close()
-        except BrokenPipeError:  # it has ended already
+        except BrokenPipeError:  # the mirror has exited already
             return
 
-    def finish(self, timeout: float = PATIENCE, ending: Ending = "finished") -> str | None:
-        """Wait until all is sent, but not longer than `timeout` seconds.
+    def finish(self, timeout: float = EXIT_SECONDS, outcome: Outcome = "finished") -> str | None:
+        """Wait until everything is sent, but at most `timeout` seconds.
 
-        Returns: a sentence if it was not; None if all is well.
+        Args:
+            timeout: Seconds to wait.
+            outcome: How the run ended, if the mirror was not told before.
+
+        Returns:
+            A sentence for the user if something was not sent; None otherwise.
         """
-        self.tell(ending)
-        cure = f"flbench sync {self.path} sends what is missing."
+        self.announce_end(outcome)
+        cure = f"flbench sync {self.folder} sends what is missing."
         try:
             code = self.process.wait(timeout)
         except subprocess.TimeoutExpired:
             return f"MLflow at {self.uri} is slow, and files are still being sent: {cure}"
         if code == 0:
             return None
-        said = self._last_words()
-        if said.startswith(REFUSED):
-            return f"{said.removeprefix(REFUSED)} Then {cure}"
-        return f"MLflow at {self.uri} was not reached ({said.removeprefix(UNREACHED)}): {cure}"
+        message = self._last_message()
+        if message.startswith(REFUSED):
+            return f"{message.removeprefix(REFUSED)} Then {cure}"
+        return f"MLflow at {self.uri} was not reached ({message.removeprefix(NOT_SENT)}): {cure}"
 
-    def _last_words(self) -> str:
-        lines = (self.path / LOG).read_text(encoding="utf-8", errors="replace").splitlines()
-        said = [line for line in lines if line.startswith((UNREACHED, REFUSED))]
-        return (said or lines or ["it ended without a word"])[-1]
+    def _last_message(self) -> str:
+        """Return the last message of the mirror process, or the last line of its log."""
+        lines = (self.folder / LOG).read_text(encoding="utf-8", errors="replace").splitlines()
+        messages = [line for line in lines if line.startswith((NOT_SENT, REFUSED))]
+        return (messages or lines or ["the mirror ended without a message"])[-1]
 
 
 class Mirrors:
-    """The mirrors of a command, which runs one experiment after the other.
+    """The mirrors of a command that trains one run after the other.
 
-    `with` tells each how its run ended; `finish` waits for all of them.
+    As a context manager it tells the last mirror how its run ended. `finish` waits for all of them.
     """
 
     def __init__(self) -> None:
         self._mirrors: list[Mirror] = []
-        self._said: list[str] = []
+        self._not_started: list[str] = []
 
-    def open(self, path: Path, config: Config) -> None:
-        """Start the mirror of a run; the one before it is over."""
-        self._tell("finished")
+    def open(self, folder: Path, config: Config) -> None:
+        """Start the mirror of a run, after the run before it has finished.
+
+        Args:
+            folder: The run folder.
+            config: Configuration of the run.
+
+        Raises:
+            ConfigError: `tracking.mlflow=true` and MLflow is not installed.
+        """
+        self._announce_end("finished")
         try:
-            mirror = start(path, config.tracking)
-        except OSError as error:  # no memory for a process: the run comes first
-            self._said.append(
-                f"nothing of {path} was sent to MLflow ({error.strerror}): flbench sync {path}"
+            mirror = start(folder, config.tracking)
+        except OSError as error:  # for example no memory for another process; the run continues
+            self._not_started.append(
+                f"nothing of {folder} was sent to MLflow ({error.strerror}): flbench sync {folder}"
             )
             return
         if mirror is not None:
             self._mirrors.append(mirror)
 
     def finish(self) -> list[str]:
-        """Wait a few seconds until all is sent; return a sentence for each that is not."""
-        said = [mirror.finish(PATIENCE / (1 + k)) for k, mirror in enumerate(self._mirrors)]
-        return [*self._said, *(sentence for sentence in said if sentence is not None)]
+        """Wait a few seconds until everything is sent.
 
-    def _tell(self, ending: Ending) -> None:
+        Returns:
+            A sentence for the user for each folder that was not sent completely.
+        """
+        results = [mirror.finish(EXIT_SECONDS / (1 + k)) for k, mirror in enumerate(self._mirrors)]
+        return [*self._not_started, *(sentence for sentence in results if sentence is not None)]
+
+    def _announce_end(self, outcome: Outcome) -> None:
         if self._mirrors:
-            self._mirrors[-1].tell(ending)
+            self._mirrors[-1].announce_end(outcome)
 
     def __enter__(self) -> Self:
         return self
@@ -145,6 +174,6 @@ class Mirrors:
         trace: TracebackType | None,
     ) -> None:
         if kind is None:
-            self._tell("finished")
+            self._announce_end("finished")
         else:
-            self._tell("killed" if issubclass(kind, KeyboardInterrupt) else "failed")
+            self._announce_end("killed" if issubclass(kind, KeyboardInterrupt) else "failed")

@@ -1,4 +1,4 @@
-"""One run folder to MLflow."""
+"""Sending one run folder to MLflow."""
 
 import fcntl
 import re
@@ -9,24 +9,24 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from flbench.core.documents import as_data_error, read_json, read_yaml, unix_milliseconds
-from flbench.tracking import mlflow_figures, mlflow_files, mlflow_names
-from flbench.tracking.mlflow_entry import KEY, Entry, Place, Sent
+from flbench.tracking import mlflow_files, mlflow_metrics, mlflow_names
+from flbench.tracking.mlflow_run import RUN_TAG, MlflowRun, RunIdentity, SentCounts
 from flbench.tracking.mlflow_store import Store
 
-Ending = Literal["finished", "failed", "killed", "unknown"]
-"""How the process that writes a folder ended; unknown to one that only finds the folder."""
-STATUS: Final = {"failed": "FAILED", "killed": "KILLED", "unknown": "KILLED"}
+Outcome = Literal["finished", "failed", "killed", "unknown"]
+"""How the process that wrote a folder ended. `flbench sync` does not know it."""
+MLFLOW_STATUS: Final = {"failed": "FAILED", "killed": "KILLED", "unknown": "KILLED"}
 
 
 @dataclass(frozen=True)
-class Facts:
-    """What a run folder says of its run.
+class RunDescription:
+    """What MLflow needs to know of a run folder before any metrics.
 
     Attributes:
-        config: the configuration.
-        experiment: that the run belongs to.
-        tags: what runs are filtered by.
-        started: ms since 1970.
+        config: Content of config.yaml.
+        experiment: Name of the experiment in MLflow.
+        tags: Tags by which users filter runs.
+        started: Start time in ms since 1970.
     """
 
     config: Mapping[str, Any]
@@ -35,14 +35,15 @@ class Facts:
     started: int
 
 
-def read(path: Path) -> Facts:
-    """Read what a run folder says of its run.
+def describe(folder: Path) -> RunDescription:
+    """Read the description of a run folder.
 
-    Raises: DataError if a file is damaged.
+    Raises:
+        DataError: A file of the folder is damaged.
     """
-    config, provenance = read_yaml(path / "config.yaml"), read_json(path / "provenance.json")
-    partition, revision = read_json(path / "partition.json"), provenance.get("git_revision")
-    with as_data_error(path / "config.yaml"):
+    config, provenance = read_yaml(folder / "config.yaml"), read_json(folder / "provenance.json")
+    partition, revision = read_json(folder / "partition.json"), provenance.get("git_revision")
+    with as_data_error(folder / "config.yaml"):
         tags = {
             "algorithm": config["algorithm"]["name"],
             "dataset": config["data"]["name"],
@@ -52,111 +53,137 @@ def read(path: Path) -> Facts:
             "git_revision": revision,
             "mlflow.source.git.commit": revision,
         }
-        experiment = f"{config['data']['name']}-{config['partition']['scheme']}"
-        experiment = str((config.get("tracking") or {}).get("experiment") or experiment)
-    with as_data_error(path / "provenance.json"):
-        return Facts(config, experiment, tags, _start(path, provenance))
+        default = f"{config['data']['name']}-{config['partition']['scheme']}"
+        experiment = str((config.get("tracking") or {}).get("experiment") or default)
+    with as_data_error(folder / "provenance.json"):
+        return RunDescription(config, experiment, tags, _start_time(folder, provenance))
 
 
-def _start(path: Path, provenance: Mapping[str, Any]) -> int:
-    """Return when a run began, in ms since 1970."""
+def _start_time(folder: Path, provenance: Mapping[str, Any]) -> int:
+    """Return when a run began, in ms since 1970.
+
+    A run folder without this entry in provenance.json has the time in its name.
+    """
     if "started" in provenance:
         return unix_milliseconds(provenance["started"])
-    if found := re.search(r"-(\d{8}-\d{6})-", path.name):
-        return int(datetime.strptime(found[1], "%Y%m%d-%H%M%S").timestamp() * 1000)
-    return int((path / "config.yaml").stat().st_mtime * 1000)
+    if match := re.search(r"-(\d{8}-\d{6})-", folder.name):
+        return int(datetime.strptime(match[1], "%Y%m%d-%H%M%S").timestamp() * 1000)
+    return int((folder / "config.yaml").stat().st_mtime * 1000)
 
 
 class RunMirror:
     """Sends a run folder to MLflow, as far as it is written.
 
     Args:
-        store: open.
-        path: the folder.
-        experiment: another one than the folder says.
+        store: An open store.
+        folder: The run folder.
+        experiment: Name of the experiment; None for the one that the configuration names.
     """
 
-    def __init__(self, store: Store, path: Path, experiment: str | None = None) -> None:
-        self.sent = Sent()
-        self._path = path
-        facts = read(path)
-        self._facts = facts
-        name = store.experiment(experiment or facts.experiment)
-        found = next(store.runs(name, KEY, path.name), None)
-        short = re.sub(r"-\d{8}-\d{6}-", "-", path.name)  # MLflow shows the date by itself
-        place = Place(path.name, short, facts.started)
-        self._entry = Entry(store, name, place, found, self.sent)
+    def __init__(self, store: Store, folder: Path, experiment: str | None = None) -> None:
+        self.sent = SentCounts()
+        self._folder = folder
+        self._description = describe(folder)
+        experiment_id = store.experiment(experiment or self._description.experiment)
+        existing = next(store.runs(experiment_id, RUN_TAG, folder.name), None)
+        # MLflow's pages show the date beside the name.
+        name = re.sub(r"-\d{8}-\d{6}-", "-", folder.name)
+        identity = RunIdentity(folder.name, name, self._description.started)
+        self._run = MlflowRun(store, experiment_id, identity, existing, self.sent)
 
-    def send(self, ending: Ending | None) -> None:
-        """Send what is new; `sent` counts it.
+    def send(self, outcome: Outcome | None) -> None:
+        """Send what MLflow does not have yet. The attribute `sent` counts it.
 
         Args:
-            ending: of the process that writes the folder; None while it goes on.
+            outcome: How the process that writes the folder ended; None while it runs.
+
+        Raises:
+            DataError: A file of the folder is damaged.
         """
-        entry, path = self._entry, self._path
-        entry.mark({**self._facts.tags, "kind": "run", "objective": "validation/accuracy"})
-        entry.know(mlflow_names.parameters(self._facts.config))
-        status = self._status(ending)
+        run, folder = self._run, self._folder
+        run.set_tags({**self._description.tags, "kind": "run", "objective": "validation/accuracy"})
+        run.log_parameters(mlflow_names.parameters(self._description.config))
+        status = self._status(outcome)
         if status == "RUNNING":
-            entry.end(status)
-        send_folder(entry, path, over=ending is not None or status == "FINISHED")
+            run.set_status(status)
+        send_folder(run, folder, is_over=outcome is not None or status == "FINISHED")
         if status != "RUNNING":
-            entry.end(status, ended(path, entry.start))
-        entry.mark({"state": status.lower()})
+            run.set_status(status, end_time(folder, run.start))
+        run.set_tags({"state": status.lower()})
 
     @property
     def finished(self) -> bool:
-        """Whether there is nothing more to come."""
-        return (self._path / "summary.json").is_file() and self._entry.status == "FINISHED"
+        """Whether the run is finished, and MLflow has all of it."""
+        return (self._folder / "summary.json").is_file() and self._run.status == "FINISHED"
 
-    def _status(self, ending: Ending | None) -> str:
-        if (self._path / "summary.json").is_file():
+    def _status(self, outcome: Outcome | None) -> str:
+        """Return the status of the run in MLflow."""
+        if (self._folder / "summary.json").is_file():
             return "FINISHED"
-        if ending is None or (ending == "unknown" and is_held(self._path)):
+        if outcome is None or (outcome == "unknown" and is_being_written(self._folder)):
             return "RUNNING"
-        if ending == "unknown" and self._entry.status == "FAILED":
-            return "FAILED"  # as the process itself said
-        return STATUS.get(ending, "KILLED")
+        if outcome == "unknown" and self._run.status == "FAILED":
+            return "FAILED"  # set when the process ended, which knew its outcome
+        return MLFLOW_STATUS.get(outcome, "KILLED")
 
 
-def send_folder(entry: Entry, path: Path, *, over: bool) -> None:
-    """Send the figures and files of a folder; those that change all the time when it is over."""
-    mlflow_files.send_data(entry, path)
-    mlflow_figures.send(entry, path / "metrics.csv", over=over)
-    mlflow_files.send(entry, path)
-    mlflow_files.send_partition(entry, path)
-    if over:
-        mlflow_files.send_tables(entry, path)
-        mlflow_files.send_checkpoints(entry, path)
-    entry.conclude(summary_of(path))
+def send_folder(run: MlflowRun, folder: Path, *, is_over: bool) -> None:
+    """Send the metrics and files of a run folder.
 
+    Args:
+        run: Run in MLflow.
+        folder: The run folder.
+        is_over: Whether the run is over. Tables and checkpoints are sent only then, because they
+            change after each evaluation.
 
-def summary_of(path: Path) -> dict[str, float]:
-    """Return the figures of a folder's summary.json by their names in MLflow; {} without one.
-
-    Raises: DataError if it is damaged.
+    Raises:
+        DataError: A file of the folder is damaged.
     """
-    file = path / "summary.json"
-    found = read_json(file)
+    mlflow_files.send_data_set(run, folder)
+    mlflow_metrics.send(run, folder / "metrics.csv", is_over=is_over)
+    mlflow_files.send(run, folder)
+    mlflow_files.send_partition(run, folder)
+    if is_over:
+        mlflow_files.send_tables(run, folder)
+        mlflow_files.send_checkpoints(run, folder)
+    run.log_metrics(summary_metrics(folder))
+
+
+def summary_metrics(folder: Path) -> dict[str, float]:
+    """Return the metrics of a folder's summary.json by their names in MLflow; {} without one.
+
+    Raises:
+        DataError: summary.json is damaged.
+    """
+    file = folder / "summary.json"
+    summary = read_json(file)
     with as_data_error(file):
-        return mlflow_names.summary(found) if found else {}
+        return mlflow_names.summary_metrics(summary) if summary else {}
 
 
-def ended(path: Path, started: int) -> int:
+def end_time(folder: Path, started: int) -> int:
     """Return when a run ended, in ms since 1970.
 
-    Of a finished one: as if it had never been interrupted, so that MLflow's duration is its time.
+    For a finished run, interruptions are left out, so that the duration in MLflow is the time that
+    the run took.
+
+    Args:
+        folder: The run folder.
+        started: Start time in ms since 1970.
+
+    Raises:
+        DataError: summary.json is damaged.
     """
-    if summary := read_json(path / "summary.json"):
-        with as_data_error(path / "summary.json"):
+    if summary := read_json(folder / "summary.json"):
+        with as_data_error(folder / "summary.json"):
             return started + int(1000 * summary["seconds"]["total"])
-    return int((path / "metrics.csv").stat().st_mtime * 1000)
+    return int((folder / "metrics.csv").stat().st_mtime * 1000)
 
 
-def is_held(path: Path) -> bool:
-    """Return whether a process writes to a folder."""
+def is_being_written(folder: Path) -> bool:
+    """Return whether a process holds the lock of a run or study folder."""
     try:
-        with (path / ".lock").open() as lock:
+        with (folder / ".lock").open() as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except FileNotFoundError:
         return False

@@ -1,8 +1,8 @@
-"""A study folder to MLflow: study -> method -> trial -> seed, as nested runs.
+"""Sending a study folder to MLflow as a tree of runs: study, methods, trials, final trainings.
 
-MLflow's tables fold the lower ones. So a method's run also has the curve and the parameters of its
-best trial and the mean figures of its final seeds, and the study's run those of the best method. It
-gets them once the search is over: MLflow keeps what it was told.
+MLflow's tables fold the lower runs. Therefore a method's run also has the curve and the parameters
+of its best trial and the mean metrics of its final trainings, and the study's run has those of the
+best method. They are sent when the search is over, because MLflow cannot delete them.
 """
 
 from collections.abc import Iterator, Mapping
@@ -14,19 +14,20 @@ from typing import Any, Final
 from flbench.core.documents import as_data_error, read_yaml, unix_milliseconds
 from flbench.core.errors import DataError
 from flbench.results.study_folder import read_header
-from flbench.tracking import mirror_run as runs
-from flbench.tracking import mlflow_figures, mlflow_files, mlflow_names, mlflow_view
-from flbench.tracking.mirror_run import Ending
-from flbench.tracking.mlflow_entry import KEY, Entry, Place, Sent
+from flbench.tracking import mirror_run, mlflow_files, mlflow_metrics, mlflow_names, mlflow_view
+from flbench.tracking.mirror_run import Outcome
+from flbench.tracking.mlflow_run import RUN_TAG, MlflowRun, RunIdentity, SentCounts
 from flbench.tracking.mlflow_store import Store
-from flbench.tracking.parent_runs import draw_scores, show_best, show_finals
+from flbench.tracking.parent_runs import send_best_trial, send_mean_metrics, send_scores
 from flbench.tracking.study_folder import TrialFolder, best_folder, trial_folders
 
-STUDY: Final = "flbench.study"
-VIEW: Final = "mlflow.flbench.view"
+STUDY_TAG: Final = "flbench.study"
+"""Tag with the id of the study, on all of its runs."""
+VIEW_TAG: Final = "mlflow.flbench.view"
+"""Tag with the digest of the view that was set."""
 REPORTS: Final = ("study.json", "trials.csv", "study.md", "results.json", "report.html")
 TRIAL_FILES: Final = ("config.yaml", "trial.json")
-STATUS: Final = {
+TRIAL_STATUS: Final = {
     "running": "RUNNING",
     "finished": "FINISHED",
     "stopped": "KILLED",  # by the scheduler
@@ -41,135 +42,151 @@ class StudyMirror:
     """Sends a study folder to MLflow, as far as it is written.
 
     Args:
-        store: open.
-        path: the folder.
-        experiment: another one than the folder says.
+        store: An open store.
+        folder: The study folder.
+        experiment: Name of the experiment; None for the one that the configuration names.
     """
 
-    finished = False  # only who drives the study knows
+    finished = False  # only the process that runs the study knows when it is finished
 
-    def __init__(self, store: Store, path: Path, experiment: str | None = None) -> None:
-        self.sent = Sent()
-        self._store, self._path = store, path
-        self._header = read_header(path)
-        self._id = self._header.id
-        with as_data_error(path / "study.json"):
+    def __init__(self, store: Store, folder: Path, experiment: str | None = None) -> None:
+        self.sent = SentCounts()
+        self._store, self._folder = store, folder
+        self._header = read_header(folder)
+        with as_data_error(folder / "study.json"):
             self._started = unix_milliseconds(self._header.created)
-        self._experiment = store.experiment(experiment or self._named())
-        self._known = {
-            run.data.tags.get(KEY): run for run in store.runs(self._experiment, STUDY, self._id)
+        self._id = self._header.id
+        self._experiment = store.experiment(experiment or self._experiment_name())
+        self._existing = {
+            run.data.tags.get(RUN_TAG): run
+            for run in store.runs(self._experiment, STUDY_TAG, self._id)
         }
-        self._entries: dict[str, Entry] = {}
-        self._done: dict[Path, tuple[Any, ...]] = {}
-        self._damaged: list[DataError] = []
+        self._runs: dict[str, MlflowRun] = {}
+        self._sent_versions: dict[Path, tuple[Any, ...]] = {}
+        self._errors: list[DataError] = []
 
-    def send(self, ending: Ending | None) -> None:
-        """Send what is new; `sent` counts it.
+    def send(self, outcome: Outcome | None) -> None:
+        """Send what MLflow does not have yet. The attribute `sent` counts it.
 
         Args:
-            ending: of the process that drives the study; None while it goes on.
+            outcome: How the process that runs the study ended; None while it runs.
 
-        Raises: DataError, after all else was sent, if files are damaged.
+        Raises:
+            DataError: Files of the study are damaged. Everything else was sent before.
         """
-        self._damaged = []
-        live = ending is None or (ending == "unknown" and runs.is_held(self._path))
-        resting = "RUNNING" if live else runs.STATUS.get(ending or "", "KILLED")
-        root = self._entry("", self._id, None, "study")
-        root.know({key: mlflow_names.text(getattr(self._header, key)) for key in SETTINGS})
-        found = [self._method(name, root, resting) for name in self._header.methods]
-        with self._noting():
-            self._report(root)
-        best = [trial for _, trial in found if trial is not None]
-        over = all(whole for whole, _ in found)
-        if best and len(best) == len(found):
-            first = max(best, key=lambda folder: folder.trial.score or 0.0)
-            with self._noting():
-                show_best(root, first, self._configuration(first))
-            root.mark({"best_method": first.trial.method})
-        self._end(root, "FINISHED" if over else resting)
-        self._view(root)
-        if self._damaged:
-            raise DataError("\n".join(dict.fromkeys(map(str, self._damaged))))
+        self._errors = []
+        is_live = outcome is None or (
+            outcome == "unknown" and mirror_run.is_being_written(self._folder)
+        )
+        unfinished = "RUNNING" if is_live else mirror_run.MLFLOW_STATUS.get(outcome or "", "KILLED")
+        root = self._run("", self._id, None, "study")
+        root.log_parameters(
+            {key: mlflow_names.text(getattr(self._header, key)) for key in SETTINGS}
+        )
+        methods = [self._send_method(name, root, unfinished) for name in self._header.methods]
+        with self._collect_errors():
+            self._send_report(root)
+        winners = [winner for _, winner in methods if winner is not None]
+        if winners and len(winners) == len(methods):
+            best = max(winners, key=lambda folder: folder.trial.score or 0.0)
+            with self._collect_errors():
+                send_best_trial(root, best, self._configuration(best))
+            root.set_tags({"best_method": best.trial.method})
+        all_over = all(is_over for is_over, _ in methods)
+        self._set_status(root, "FINISHED" if all_over else unfinished)
+        self._set_views(root)
+        if self._errors:
+            raise DataError("\n".join(dict.fromkeys(map(str, self._errors))))
 
     @contextmanager
-    def _noting(self) -> Iterator[None]:
-        """Remember a file that is damaged: the rest of the study comes first."""
+    def _collect_errors(self) -> Iterator[None]:
+        """Keep a DataError for the end of `send`, so that the rest of the study is sent."""
         try:
             yield
         except DataError as error:
-            self._damaged.append(error)
+            self._errors.append(error)
 
-    def _method(self, method: str, root: Entry, resting: str) -> tuple[bool, TrialFolder | None]:
-        """Send a method with its trials; return whether it is over, and the winner if it is known.
+    def _send_method(
+        self, method: str, root: MlflowRun, unfinished: str
+    ) -> tuple[bool, TrialFolder | None]:
+        """Send a method with its trials and final trainings.
 
         Args:
-            method: its name.
-            root: the study's run.
-            resting: the status of what is not over.
+            method: Name of the method.
+            root: Run of the study.
+            unfinished: MLflow's status of what is not over.
+
+        Returns:
+            Whether the method is over, and its best trial, or None if that is not known yet.
         """
         number = list(self._header.methods).index(method)
         colour = mlflow_view.COLOURS[number % len(mlflow_view.COLOURS)]
-        tags = {"algorithm": method, mlflow_view.COLOUR: colour}
-        entry = self._entry(f"methods/{method}", method, root.id, "method", tags)
-        trials, unknown = trial_folders(self._path / "trials" / method)
-        finals, damaged = trial_folders(self._path / "finals" / method)
-        self._damaged += [*unknown, *damaged]
+        tags = {"algorithm": method, mlflow_view.COLOUR_TAG: colour}
+        run = self._run(f"methods/{method}", method, root.id, "method", tags)
+        trials, trial_errors = trial_folders(self._folder / "trials" / method)
+        finals, final_errors = trial_folders(self._folder / "finals" / method)
+        self._errors += [*trial_errors, *final_errors]
         for trial in trials:
-            with self._noting():
-                self._trial(trial, entry, resting)
-        for trial in finals:
-            above = self._entries.get(f"trials/{method}/{trial.parent_index:03d}")
-            if above is None and unknown:
-                continue  # its place in the tree is below a trial that cannot be read
-            with self._noting():
-                self._trial(trial, above or entry, resting)
-        done = [folder for folder in trials if folder.trial.state != "running"]
-        draw_scores(entry, done)
-        # Final trainings begin when the search is over; a live one may still add a trial. MLflow
-        # would keep a winner for ever, so none is shown while a trial cannot be read.
-        ended = resting != "RUNNING" and len(done) >= self._header.trials
-        searched = not unknown and (bool(finals) or ended)
-        best, seeds = best_folder(trials) if searched else None, self._header.seeds
-        with self._noting():
+            with self._collect_errors():
+                self._send_trial(trial, run, unfinished)
+        for final in finals:
+            parent = self._runs.get(f"trials/{method}/{final.parent_index:03d}")
+            if parent is None and trial_errors:
+                continue  # it belongs below a trial that cannot be read
+            with self._collect_errors():
+                self._send_trial(final, parent or run, unfinished)
+        trials_over = [folder for folder in trials if folder.trial.state != "running"]
+        finals_over = [folder for folder in finals if folder.trial.state != "running"]
+        send_scores(run, trials_over)
+        # Final trainings begin when the search is over. A search without them is over when no trial
+        # can be added. MLflow cannot delete a best trial, so none is sent while a trial that cannot
+        # be read may be better.
+        is_complete = unfinished != "RUNNING" and len(trials_over) >= self._header.trials
+        is_searched = not trial_errors and (bool(finals) or is_complete)
+        best = best_folder(trials) if is_searched else None
+        with self._collect_errors():
             if best is not None:
-                show_best(entry, best, self._configuration(best))
-            show_finals(entry, finals, best, seeds)
+                send_best_trial(run, best, self._configuration(best))
+            send_mean_metrics(run, finals, best, self._header.seeds)
         for picture in self._pictures(f"{method}-parallel.png"):
-            entry.file(picture, PICTURES)
+            run.upload_file(picture, PICTURES)
+        # Without a best trial nothing is trained again. If the default parameters are the best,
+        # they are trained once.
         variants = 0 if best is None else 1 if best.trial.index == 0 else 2
-        trained = [folder for folder in finals if folder.trial.state != "running"]
-        over = searched and len(trained) >= seeds * variants
-        self._end(entry, "FINISHED" if over else resting)
-        return over, best
+        is_over = is_searched and len(finals_over) >= self._header.seeds * variants
+        self._set_status(run, "FINISHED" if is_over else unfinished)
+        return is_over, best
 
-    def _trial(self, folder: TrialFolder, above: Entry, resting: str) -> None:
-        """Send a trial if its folder has changed since the last time."""
+    def _send_trial(self, folder: TrialFolder, parent: MlflowRun, unfinished: str) -> None:
+        """Send a trial or a final training, if its folder has changed since the last time."""
         trial, path = folder.trial, folder.path
-        status = STATUS.get(trial.state, "KILLED") if trial.state != "running" else resting
-        signature = (*folder.file_versions(), status)
-        if self._done.get(path) == signature:
+        is_running = trial.state == "running"
+        status = unfinished if is_running else TRIAL_STATUS.get(trial.state, "KILLED")
+        version = (*folder.file_versions(), status)
+        if self._sent_versions.get(path) == version:
             return
-        key = path.relative_to(self._path).as_posix()
-        tags = {"algorithm": trial.method, "seed": str(trial.seed)}
+        key = path.relative_to(self._folder).as_posix()
         kind = "final" if folder.is_final else "trial"
-        entry = self._entry(key, folder.name, above.id, kind, tags, folder.started)
-        if status == "RUNNING":
-            entry.end(status)
-        entry.know({name: mlflow_names.text(value) for name, value in trial.params.items()})
+        tags = {"algorithm": trial.method, "seed": str(trial.seed)}
+        run = self._run(key, folder.name, parent.id, kind, tags, folder.started)
+        is_over = status != "RUNNING"
+        if not is_over:
+            run.set_status(status)
+        run.log_parameters({name: mlflow_names.text(value) for name, value in trial.params.items()})
         if folder.is_final:
-            entry.know(mlflow_names.parameters(read_yaml(path / "config.yaml")))
-            runs.send_folder(entry, path, over=status != "RUNNING")
-        mlflow_figures.send(entry, path / "metrics.csv", over=status != "RUNNING")
-        if status != "RUNNING":
-            mlflow_files.send(entry, path, TRIAL_FILES)
+            run.log_parameters(mlflow_names.parameters(read_yaml(path / "config.yaml")))
+            mirror_run.send_folder(run, path, is_over=is_over)
+        mlflow_metrics.send(run, path / "metrics.csv", is_over=is_over)
+        if is_over:
+            mlflow_files.send(run, path, TRIAL_FILES)
             if trial.score is not None:
-                entry.conclude({"score": trial.score}, trial.round)
-            entry.end(status, folder.ended or self._last_sign())
-        state = trial.state if trial.state != "running" else status.lower()
-        entry.mark({"state": state, "reason": trial.reason, "variant": trial.variant})
-        self._done[path] = signature
+                run.log_metrics({"score": trial.score}, trial.round)
+            run.set_status(status, folder.ended or self._last_change())
+        state = status.lower() if is_running else trial.state
+        run.set_tags({"state": state, "reason": trial.reason, "variant": trial.variant})
+        self._sent_versions[path] = version
 
-    def _entry(
+    def _run(
         self,
         key: str,
         name: str,
@@ -177,77 +194,88 @@ class StudyMirror:
         kind: str,
         tags: Mapping[str, str] | None = None,
         started: int | None = None,
-    ) -> Entry:
-        """Return the run in MLflow for a part of the study; it is made if it is not there."""
-        if key not in self._entries:
-            header, whole = self._header, f"{self._id}/{key}" if key else self._id
-            revision = header.git_revision
-            shared = {
-                STUDY: self._id,
+    ) -> MlflowRun:
+        """Return the run of a part of the study; it is made if it does not exist.
+
+        Args:
+            key: Path of the part in the study folder; "" for the study itself.
+            name: Name that MLflow's pages show.
+            parent: MLflow's id of the run above.
+            kind: study, method, trial or final.
+            tags: Tags beside those that all runs of the study have.
+            started: Start time in ms since 1970; None for that of the study.
+        """
+        if key not in self._runs:
+            header = self._header
+            tag = f"{self._id}/{key}" if key else self._id
+            all_tags = {
+                STUDY_TAG: self._id,
                 "kind": kind,
                 "dataset": header.dataset,
                 "partition": header.partition_hash,
                 "objective": f"validation/{header.metric}",
-                "git_revision": revision,
-                "mlflow.source.git.commit": revision,
+                "git_revision": header.git_revision,
+                "mlflow.source.git.commit": header.git_revision,
                 "seed": str(header.seed),
                 **(tags or {}),
             }
-            given = {name: value for name, value in shared.items() if value is not None}
-            place = Place(whole, name, started or self._started, parent, given)
-            found = self._known.pop(whole, None)
-            self._entries[key] = Entry(self._store, self._experiment, place, found, self.sent)
-        return self._entries[key]
+            known_tags = {name: value for name, value in all_tags.items() if value is not None}
+            identity = RunIdentity(tag, name, started or self._started, parent, known_tags)
+            existing = self._existing.pop(tag, None)
+            self._runs[key] = MlflowRun(
+                self._store, self._experiment, identity, existing, self.sent
+            )
+        return self._runs[key]
 
-    def _report(self, root: Entry) -> None:
-        """Send the study's own files, and the partition, which all of its runs share."""
-        mlflow_files.send(root, self._path, REPORTS)
+    def _send_report(self, root: MlflowRun) -> None:
+        """Send the files of the study itself, and the partition that all of its runs share."""
+        mlflow_files.send(root, self._folder, REPORTS)
         for picture in self._pictures("*.png"):
-            root.file(picture, PICTURES)
-        # Older studies have the partition in their final trainings alone.
-        for file in [
-            *self._path.glob("partition.npz"),
-            *self._path.glob("finals/*/*/partition.npz"),
-        ]:
-            mlflow_files.send_partition(root, file.parent)
-            mlflow_files.send_data(root, file.parent)
-            break
+            root.upload_file(picture, PICTURES)
+        # A study of an earlier version has its partition in the final trainings only.
+        partitions = [
+            *self._folder.glob("partition.npz"),
+            *self._folder.glob("finals/*/*/partition.npz"),
+        ]
+        if partitions:
+            mlflow_files.send_partition(root, partitions[0].parent)
+            mlflow_files.send_data_set(root, partitions[0].parent)
 
     def _pictures(self, pattern: str) -> list[Path]:
-        """Return pictures of the study's report: of each method its parameters and scores."""
-        return sorted((self._path / PICTURES).glob(pattern))
+        """Return pictures of the study's report: parameters against score for each method."""
+        return sorted((self._folder / PICTURES).glob(pattern))
 
-    def _view(self, root: Entry) -> None:
-        """Set the study's own views of the table: its runs with what was searched, its methods."""
+    def _set_views(self, root: MlflowRun) -> None:
+        """Set the views of the study's runs and of its methods."""
         searched = {name for method in self._header.methods.values() for name in method.defaults}
-        state = mlflow_view.of_study(self._id, searched)
-        digest = sha256(state.encode()).hexdigest()
-        if root.tags.get(VIEW) != digest:
-            self._store.view(self._experiment, self._id, state)
-            methods_view = mlflow_view.of_methods(self._id)
-            self._store.view(self._experiment, f"{self._id}-methods", methods_view)
-            root.mark({VIEW: digest})
+        view = mlflow_view.study_view(self._id, searched)
+        digest = sha256(view.encode()).hexdigest()
+        if root.tags.get(VIEW_TAG) != digest:
+            self._store.set_view(self._experiment, self._id, view)
+            methods_view = mlflow_view.methods_view(self._id)
+            self._store.set_view(self._experiment, f"{self._id}-methods", methods_view)
+            root.set_tags({VIEW_TAG: digest})
 
     def _configuration(self, folder: TrialFolder) -> dict[str, Any]:
-        """Return a trial's configuration, or at least its method's."""
-        base = self._path / "methods" / f"{folder.trial.method}.yaml"
-        return read_yaml(folder.path / "config.yaml") or read_yaml(base)
+        """Return a trial's configuration, or that of its method if the trial's is missing."""
+        method = self._folder / "methods" / f"{folder.trial.method}.yaml"
+        return read_yaml(folder.path / "config.yaml") or read_yaml(method)
 
-    def _end(self, entry: Entry, status: str) -> None:
-        """Set the status of a study or a method."""
-        entry.end(status, None if status == "RUNNING" else self._last_sign())
-        entry.mark({"state": status.lower()})
+    def _set_status(self, run: MlflowRun, status: str) -> None:
+        """Set the status of the run of a study or a method."""
+        run.set_status(status, None if status == "RUNNING" else self._last_change())
+        run.set_tags({"state": status.lower()})
 
-    def _last_sign(self) -> int:
-        """Return when the study was last written to, in ms since 1970."""
-        files = [self._path / "study.json", *self._path.glob("*/*/*/trial.json")]
+    def _last_change(self) -> int:
+        """Return when a file of the study was last written, in ms since 1970."""
+        files = [self._folder / "study.json", *self._folder.glob("*/*/*/trial.json")]
         return max(int(file.stat().st_mtime * 1000) for file in files)
 
-    def _named(self) -> str:
-        """Return the experiment that the study belongs to."""
-        for file in sorted(self._path.glob("methods/*.yaml")):
+    def _experiment_name(self) -> str:
+        """Return the name of the experiment that the study belongs to."""
+        for file in sorted(self._folder.glob("methods/*.yaml")):
             tracking = read_yaml(file).get("tracking")
             with as_data_error(file):
-                if named := (tracking or {}).get("experiment"):
-                    return str(named)
+                if name := (tracking or {}).get("experiment"):
+                    return str(name)
         return f"{self._header.dataset}-{self._header.scheme}"

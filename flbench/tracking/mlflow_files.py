@@ -1,4 +1,4 @@
-"""Files of a run folder as artifacts: as they are, tables that MLflow shows, the partition."""
+"""Sending the files of a run folder to MLflow: files, tables, checkpoints, partition, data set."""
 
 import csv
 import json
@@ -8,85 +8,119 @@ from typing import Final
 
 from flbench.core.documents import as_data_error, read_json
 from flbench.tracking import mlflow_names
-from flbench.tracking.mlflow_entry import Entry, digest_of
+from flbench.tracking.mlflow_run import MlflowRun, digest_of
 
-PLAIN: Final = (
-    *("config.yaml", "partition.json", "provenance.json", "summary.json", "report.html"),
-    *("clients.csv", "per_class.csv", "confusion.csv", "predictions.csv"),
+RUN_FILES: Final = (
+    "config.yaml",
+    "partition.json",
+    "provenance.json",
+    "summary.json",
+    "report.html",
+    "clients.csv",
+    "per_class.csv",
+    "confusion.csv",
+    "predictions.csv",
 )
 TABLES: Final = ("per_class.csv", "clients.csv")
-WORDS: Final = ("moment", "name")  # their columns; a class may be called 01_1, which is a number
-PICTURE: Final = "partition.png"
-DATA: Final = "flbench.data"
-LARGEST: Final = 500_000_000  # bytes of a checkpoint that is sent
+TEXT_COLUMNS: Final = ("moment", "name")  # a class may be called 01_1, which float() accepts
+PARTITION_PICTURE: Final = "partition.png"
+DATA_TAG: Final = "flbench.data"
+"""Tag with the SHA-256 of the samples."""
+MAX_CHECKPOINT_BYTES: Final = 500_000_000
 
 
-def send(entry: Entry, path: Path, names: Iterable[str] = PLAIN) -> None:
-    """Send those of a folder's files that are there and new."""
+def send(run: MlflowRun, folder: Path, names: Iterable[str] = RUN_FILES) -> None:
+    """Send files of a folder; a file that does not exist is left out."""
     for name in names:
-        if (path / name).is_file():
-            entry.file(path / name)
+        if (folder / name).is_file():
+            run.upload_file(folder / name)
 
 
-def send_tables(entry: Entry, path: Path) -> None:
-    """Send tables once more in the form that MLflow shows as tables."""
+def send_tables(run: MlflowRun, folder: Path) -> None:
+    """Send the CSV tables in the JSON format that MLflow's pages show as tables.
+
+    Raises:
+        DataError: A table is damaged.
+    """
     shown = []
     for name in TABLES:
-        file = (path / name).with_suffix(".json")
-        if not (path / name).is_file():
+        file = (folder / name).with_suffix(".json")
+        if not (folder / name).is_file():
             continue
-        with as_data_error(path / name), (path / name).open(newline="", encoding="utf-8") as lines:
+        with (
+            as_data_error(folder / name),
+            (folder / name).open(newline="", encoding="utf-8") as lines,
+        ):
             header, *rows = csv.reader(lines)
             data = [[_cell(*cell) for cell in zip(header, row, strict=True)] for row in rows]
-        table = {"columns": header, "data": data}
-        entry.text(file.name, json.dumps(table))
+        run.upload_text(file.name, json.dumps({"columns": header, "data": data}))
         shown.append({"path": file.name, "type": "table"})
     if shown:
-        entry.mark({"mlflow.loggedArtifacts": json.dumps(shown)})
+        run.set_tags({"mlflow.loggedArtifacts": json.dumps(shown)})
 
 
-def send_checkpoints(entry: Entry, path: Path) -> None:
-    """Send the states of the last and the chosen round; too large ones are noted instead."""
+def _cell(column: str, text: str) -> str | float | None:
+    """Return a cell as a number if it is one; None for an empty cell."""
+    if column in TEXT_COLUMNS or not text:
+        return text or None
+    value = float(text)
+    return int(value) if value.is_integer() else value
+
+
+def send_checkpoints(run: MlflowRun, folder: Path) -> None:
+    """Send the checkpoints of the last and the best round.
+
+    A checkpoint above 500 MB is not sent; the tag `checkpoint.NAME` says so.
+    """
     for name in ("last", "best"):
-        file = path / "checkpoints" / f"{name}.safetensors"
+        file = folder / "checkpoints" / f"{name}.safetensors"
         if not file.is_file():
             continue
-        if file.stat().st_size > LARGEST:
-            size = f"{file.stat().st_size:,} bytes"
-            entry.mark({f"checkpoint.{name}": f"not sent: {size} (more than {LARGEST:,})"})
+        size = file.stat().st_size
+        if size > MAX_CHECKPOINT_BYTES:
+            reason = f"not sent: {size:,} bytes (more than {MAX_CHECKPOINT_BYTES:,})"
+            run.set_tags({f"checkpoint.{name}": reason})
         else:
-            entry.file(file, "checkpoints")
+            run.upload_file(file, "checkpoints")
 
 
-def send_partition(entry: Entry, path: Path) -> None:
-    """Send the picture of who holds what, where the partition's file says it."""
-    file = path / "partition.npz"
+def send_partition(run: MlflowRun, folder: Path) -> None:
+    """Send a picture of the partition: samples per client and class.
+
+    Raises:
+        DataError: A file of the partition is damaged.
+    """
+    file = folder / "partition.npz"
     if not file.is_file():
         return
     digest = digest_of(file)
-    if entry.files.get(PICTURE) == digest:
+    if run.uploaded_files.get(PARTITION_PICTURE) == digest:
         return
     import numpy as np
 
     from flbench.reports import figures
 
     with as_data_error(file), np.load(file, allow_pickle=False) as arrays:
-        if "train_counts" not in arrays:  # of an earlier version
+        if "train_counts" not in arrays:  # written by an earlier version
             return
-        counts = arrays["train_counts"]
-    about = read_json(path / "partition.json")
-    with as_data_error(path / "partition.json"):
+        counts = arrays["train_counts"]  # [N, C]
+    about = read_json(folder / "partition.json")
+    with as_data_error(folder / "partition.json"):
         figure = figures.partition_table(counts, about["classes"], about["dataset"])
-    entry.client.log_figure(entry.id, figure, PICTURE)
-    entry.has(PICTURE, digest)
+    run.client.log_figure(run.id, figure, PARTITION_PICTURE)
+    run.record_upload(PARTITION_PICTURE, digest)
 
 
-def send_data(entry: Entry, path: Path) -> None:
-    """Tell MLflow the data set: its name, hash, sizes."""
-    about = read_json(path / "partition.json")
+def send_data_set(run: MlflowRun, folder: Path) -> None:
+    """Record the data set as an input of the run: name, hash and sizes.
+
+    Raises:
+        DataError: partition.json is damaged.
+    """
+    about = read_json(folder / "partition.json")
     if not about:
         return
-    with as_data_error(path / "partition.json"):
+    with as_data_error(folder / "partition.json"):
         name, digest = str(about["dataset"]), str(about.get("data") or about["labels"])
         profile = {
             "clients": about["clients"],
@@ -94,25 +128,17 @@ def send_data(entry: Entry, path: Path) -> None:
             "samples": {part: sum(sizes) for part, sizes in about["samples"].items()},
             "partition": about["hash"],
         }
-    if entry.tags.get(DATA) == digest:
+    if run.tags.get(DATA_TAG) == digest:
         return
     from mlflow.entities import Dataset, DatasetInput, InputTag
 
-    data = Dataset(
+    data_set = Dataset(
         name=name,
-        digest=digest[:32],  # MLflow takes no more than 36
+        digest=digest[:32],  # MLflow allows 36 characters
         source_type="local",
         source=json.dumps({"uri": name}),
         profile=mlflow_names.text({key: value for key, value in profile.items() if value}),
     )
     context = [InputTag("mlflow.data.context", "training")]
-    entry.client.log_inputs(entry.id, [DatasetInput(data, context)])
-    entry.mark({DATA: digest})
-
-
-def _cell(column: str, text: str) -> str | float | None:
-    """Return a cell of a table as a number, unless its column holds words."""
-    if column in WORDS or not text:
-        return text or None
-    value = float(text)
-    return int(value) if value.is_integer() else value
+    run.client.log_inputs(run.id, [DatasetInput(data_set, context)])
+    run.set_tags({DATA_TAG: digest})

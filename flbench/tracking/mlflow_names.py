@@ -1,4 +1,4 @@
-"""What things are called in MLflow: figures, parameters, values."""
+"""Names and values in MLflow: metrics, summary metrics, parameters."""
 
 import json
 import re
@@ -9,42 +9,54 @@ from flbench.config.sources import leaves
 from flbench.results.metrics_file import Row
 
 LEFT_OUT = ("tracking.",)
-"""Keys that say nothing of a run."""
+"""Sections of a configuration that do not describe the run."""
 
 
-def figure(row: Row) -> str:
-    """Return a figure's name, `split/protocol/metric`.
+def metric_name(row: Row) -> str:
+    """Return the name of a line of metrics.csv, `split/protocol/metric`.
 
-    The evaluated model's protocol, `personal`, is left out: `validation/accuracy`, but
-    `validation/personal-local/accuracy` and `train/loss`.
+    The protocol `personal` of the evaluated model is left out.
+
+    >>> metric_name(Row(1, "validation", "personal", "accuracy", 0.5))
+    'validation/accuracy'
+    >>> metric_name(Row(1, "test", "head", "accuracy", 0.5))
+    'test/head/accuracy'
     """
     parts = (row.split, "" if row.protocol == "personal" else row.protocol, row.metric)
     return "/".join(_safe(part) for part in parts if part)
 
 
-def figures(prefix: str, tree: Mapping[str, Any]) -> dict[str, float]:
-    """Return the numbers of nested dicts by their path, `prefix/test/accuracy`."""
-    found: dict[str, float] = {}
+def flatten(prefix: str, tree: Mapping[str, Any]) -> dict[str, float]:
+    """Return the numbers of nested dicts by their paths. Other values and NaN are left out.
+
+    >>> flatten("best", {"test": {"accuracy": 0.5}, "note": "text"})
+    {'best/test/accuracy': 0.5}
+    """
+    metrics: dict[str, float] = {}
     for key, value in tree.items():
         name = f"{prefix}/{_safe(str(key))}"
         if isinstance(value, Mapping):
-            found |= figures(name, value)
+            metrics |= flatten(name, value)
         elif isinstance(value, int | float) and not isinstance(value, bool) and value == value:
-            found[name] = float(value)
-    return found
+            metrics[name] = float(value)
+    return metrics
 
 
-def summary(found: Mapping[str, Any]) -> dict[str, float]:
-    """Return the figures of a summary.json: the last round's, the chosen round's, the price.
+def summary_metrics(summary: Mapping[str, Any]) -> dict[str, float]:
+    """Return the metrics of a summary.json by which users sort runs.
 
-    A table of runs is sorted by them. Those of the cohort right after local training, and the long
-    list on the common test set, are left to the curves.
+    These are validation and test metrics of the last round (`final/...`) and of the best round by
+    validation (`best/...`), and bytes and seconds (`cost/...`). Metrics on the common test set, and
+    metrics of the cohort right after local training, are in the curves only.
+
+    Args:
+        summary: Content of summary.json.
     """
     moments = {
         name: {
             split: {
                 key: value
-                for key, value in found[moment][split].items()
+                for key, value in summary[moment][split].items()
                 if key != "common" and not key.endswith("@local")
             }
             for split in ("validation", "test")
@@ -52,24 +64,24 @@ def summary(found: Mapping[str, Any]) -> dict[str, float]:
         for name, moment in (("final", "last"), ("best", "best"))
     }
     return {
-        **figures("final", moments["final"]),
-        **figures("best", moments["best"]),
-        **figures("cost", {**found["communication"], "best_round": found["best"]["round"]}),
-        **figures("cost/seconds", found["seconds"]),
+        **flatten("final", moments["final"]),
+        **flatten("best", moments["best"]),
+        **flatten("cost", {**summary["communication"], "best_round": summary["best"]["round"]}),
+        **flatten("cost/seconds", summary["seconds"]),
     }
 
 
 def parameters(tree: Mapping[str, Any]) -> dict[str, str]:
-    """Return a configuration's values by their dotted path."""
+    """Return the values of a configuration by their dotted paths."""
     flat = leaves(dict(tree))
     return {key: text(value) for key, value in flat.items() if not key.startswith(LEFT_OUT)}
 
 
 def text(value: object) -> str:
-    """Return a value as MLflow shows it."""
+    """Return the text of a parameter's value: a string as it is, anything else as JSON."""
     return value if isinstance(value, str) else json.dumps(value, default=str)
 
 
 def _safe(name: str) -> str:
-    """Return a name that MLflow takes: `@` and the like become `-`."""
+    """Replace the characters that MLflow does not allow in names by `-`."""
     return re.sub(r"[^\w.\- :]", "-", name)

@@ -1,4 +1,4 @@
-"""MLflow's store: which one, whether MLflow is there, how it is opened safely, why it was not."""
+"""MLflow's store: its address, how it is opened, and why it cannot be reached."""
 
 import fcntl
 import os
@@ -16,25 +16,26 @@ from urllib.parse import urlsplit
 from flbench.core.errors import ConfigError, UserError
 from flbench.tracking import mlflow_view
 
-INSTALL: Final = "MLflow is not installed. Install it: pip install 'flbench[mlflow]'"
-SETTINGS: Final = {
-    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",  # the mirror tries again by itself
-    "MLFLOW_HTTP_REQUEST_TIMEOUT": "2",
+NOT_INSTALLED: Final = "MLflow is not installed. Install it: pip install 'flbench[mlflow]'"
+TIMEOUT_VARIABLE: Final = "MLFLOW_HTTP_REQUEST_TIMEOUT"
+UPLOAD_SECONDS: Final = "60"
+ENVIRONMENT: Final = {
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",  # the mirror retries by itself
+    TIMEOUT_VARIABLE: "2",
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_LOGGING_LEVEL": "WARNING",
     "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
     "GIT_PYTHON_REFRESH": "quiet",
 }
-"""Of MLflow, where the user's environment says nothing else."""
-UPLOAD: Final = "60"  # seconds that a server may take to store a file
-LATE: Final = "MLFLOW_HTTP_REQUEST_TIMEOUT"
+"""Variables that configure MLflow. A value in the user's environment has precedence."""
 
 
 def installed() -> bool:
     """Return whether MLflow is installed.
 
-    A folder `mlflow/` in the working directory can be imported, and is not MLflow.
+    The import of `mlflow` proves nothing: a folder of that name in the working directory can be
+    imported too.
     """
     try:
         metadata.version("mlflow")
@@ -46,26 +47,35 @@ def installed() -> bool:
 def require() -> None:
     """Raise a UserError if MLflow is not installed."""
     if not installed():
-        raise UserError(f"{INSTALL}.")
+        raise UserError(f"{NOT_INSTALLED}.")
 
 
 def address(uri: str | None) -> str:
-    """Return where to send: `uri`, else $MLFLOW_TRACKING_URI, else the local database."""
-    found = uri or os.environ.get("MLFLOW_TRACKING_URI")
-    return found or f"sqlite:///{Path.cwd() / 'mlflow' / 'flbench.db'}"
+    """Return the address of the store.
+
+    Args:
+        uri: What the user asked for. None stands for $MLFLOW_TRACKING_URI, or for the database
+            mlflow/flbench.db in the working directory if that variable is not set.
+    """
+    given = uri or os.environ.get("MLFLOW_TRACKING_URI")
+    return given or f"sqlite:///{Path.cwd() / 'mlflow' / 'flbench.db'}"
 
 
-def database(uri: str) -> Path | None:
+def database_file(uri: str) -> Path | None:
     """Return the file of an SQLite database; None for any other store."""
     scheme, _, path = uri.partition(":///")
     return Path(path) if scheme.split("+")[0] == "sqlite" and path else None
 
 
-def artifacts(uri: str) -> str | None:
-    """Return where artifacts of new experiments go: beside the database; None: the server says."""
+def artifact_location(uri: str) -> str | None:
+    """Return where the files of new experiments are stored.
+
+    That is the folder `artifacts` beside an SQLite database, `mlflow/artifacts` for another
+    database, and None for a server, which chooses the place itself.
+    """
     if urlsplit(uri).scheme in ("http", "https"):
         return None
-    file = database(uri)
+    file = database_file(uri)
     folder = Path.cwd() / "mlflow" if file is None else file.absolute().parent
     return (folder / "artifacts").as_uri()
 
@@ -75,44 +85,45 @@ class Store:
     """An open store.
 
     Attributes:
-        client: MLflow's.
-        uri: of the store.
+        client: MLflow's client.
+        uri: Address of the store.
     """
 
     client: Any
     uri: str
 
     def experiment(self, name: str) -> str:
-        """Return the id of an experiment, which is made if it is not there.
+        """Return the id of an experiment, which is made if it does not exist.
 
-        Raises: ConfigError if it was deleted.
+        Raises:
+            ConfigError: The experiment was deleted.
         """
         from mlflow.exceptions import MlflowException
 
-        found = self.client.get_experiment_by_name(name)
-        if found is None:
+        experiment = self.client.get_experiment_by_name(name)
+        if experiment is None:
             try:
-                made = str(self.client.create_experiment(name, artifacts(self.uri)))
-            except MlflowException:  # another process was quicker
-                found = self.client.get_experiment_by_name(name)
-                if found is None:
+                created = str(self.client.create_experiment(name, artifact_location(self.uri)))
+            except MlflowException:  # another process made it in the meantime
+                experiment = self.client.get_experiment_by_name(name)
+                if experiment is None:
                     raise
             else:
-                self.view(made, mlflow_view.RUNS, mlflow_view.of_runs())
-                return made
-        if found.lifecycle_stage != "active":
+                self.set_view(created, mlflow_view.RUNS_VIEW, mlflow_view.runs_view())
+                return created
+        if experiment.lifecycle_stage != "active":
             raise ConfigError(
                 f"the experiment `{name}` was deleted in MLflow. Restore it there, or choose"
                 " another: tracking.experiment=NAME."
             )
-        return str(found.experiment_id)
+        return str(experiment.experiment_id)
 
-    def view(self, experiment: str, name: str, state: str) -> None:
-        """Set a view of an experiment's table."""
-        self.client.set_experiment_tag(experiment, mlflow_view.TAG + name, state)
+    def set_view(self, experiment: str, name: str, view: str) -> None:
+        """Set a view of an experiment's table; see `flbench.tracking.mlflow_view`."""
+        self.client.set_experiment_tag(experiment, mlflow_view.VIEW_TAG_PREFIX + name, view)
 
     def runs(self, experiment: str, tag: str, value: str) -> Iterator[Any]:
-        """Yield the runs of an experiment that have a tag."""
+        """Yield the runs of an experiment whose tag has a value."""
         query, token = f"tags.`{tag}` = '{value}'", None
         while True:
             page = self.client.search_runs([experiment], query, page_token=token)
@@ -123,86 +134,89 @@ class Store:
 
 
 def open_store(uri: str) -> Store:
-    """Open a store; one that is not there yet is made once, whoever asks first.
+    """Open a store. A database that does not exist is made.
 
-    Raises: what MLflow raises if it cannot be reached: see `troubles`.
+    Raises:
+        Exception: The store cannot be reached: one of `connection_errors`.
     """
-    for name, value in SETTINGS.items():
+    for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     from mlflow import MlflowClient
 
-    with _alone(uri):
+    with _exclusive(uri):
         client = MlflowClient(tracking_uri=uri)
         client.search_experiments(max_results=1)  # makes the tables
     return Store(client, uri)
 
 
-def troubles() -> tuple[type[Exception], ...]:
-    """Return what is raised where a store is away, slow or broken."""
+def connection_errors() -> tuple[type[Exception], ...]:
+    """Return the exceptions that are raised if a store is unreachable, slow or broken."""
     from mlflow.exceptions import MlflowException
     from sqlalchemy.exc import SQLAlchemyError
 
-    # OSError is what requests raises; ImportError a database's missing driver.
+    # OSError comes from requests; ImportError from a database whose driver is missing.
     return (MlflowException, SQLAlchemyError, OSError, ImportError)
 
 
 def reason(error: BaseException) -> str:
-    """Return a few words on why a store was not reached."""
+    """Return a few words that say why a store could not be reached."""
     chain, cause = [], error
     while cause is not None and cause not in chain:
         chain.append(cause)
         cause = cause.__cause__ or cause.__context__  # type: ignore[assignment]
     text = " ".join(str(item) for item in chain)
-    for sign, words in (
+    for part, words in (
         ("refused", "connection refused"),
         ("timed out", "no answer in time"),
-        ("Name or service not known", "there is no such host"),
-        ("Temporary failure in name resolution", "there is no such host"),
-        ("closed connection without response", "the connection broke off"),
-        ("Connection aborted", "the connection broke off"),
+        ("Name or service not known", "unknown host"),
+        ("Temporary failure in name resolution", "unknown host"),
+        ("closed connection without response", "the connection was closed"),
+        ("Connection aborted", "the connection was closed"),
     ):
-        if sign in text:
+        if part in text:
             return words
     lines = str(error).strip().splitlines() or [type(error).__name__]
     return lines[0][:200].rstrip(".")
 
 
 @contextmanager
-def patience() -> Iterator[None]:
-    """Give a server longer to answer, while a file is sent."""
-    before = os.environ.get(LATE)
-    os.environ[LATE] = UPLOAD
+def upload_timeout() -> Iterator[None]:
+    """Wait longer for the server's answers inside the context, in which a file is sent."""
+    before = os.environ.get(TIMEOUT_VARIABLE)
+    os.environ[TIMEOUT_VARIABLE] = UPLOAD_SECONDS
     try:
         yield
     finally:
         if before is None:
-            del os.environ[LATE]
+            del os.environ[TIMEOUT_VARIABLE]
         else:
-            os.environ[LATE] = before
+            os.environ[TIMEOUT_VARIABLE] = before
 
 
 @contextmanager
-def _alone(uri: str) -> Iterator[None]:
-    """Keep other processes from opening the same database meanwhile.
+def _exclusive(uri: str) -> Iterator[None]:
+    """Prevent other processes from opening the same database inside the context.
 
-    MLflow fails where several processes make a database's tables at once. A server makes its own.
+    MLflow fails if several processes make a database's tables at once. A server makes its own
+    tables, so it needs no lock.
     """
     if urlsplit(uri).scheme in ("http", "https"):
         yield
         return
-    file = database(uri)
+    file = database_file(uri)
     if file is None:
         name = sha256(uri.encode()).hexdigest()[:16]
-        lock = Path(tempfile.gettempdir()) / f"flbench-{os.getuid()}-{name}.lock"
+        lock_file = Path(tempfile.gettempdir()) / f"flbench-{os.getuid()}-{name}.lock"
     else:
         file.parent.mkdir(parents=True, exist_ok=True)
-        lock = file.with_name(file.name + ".lock")
-    with lock.open("w") as held:
-        fcntl.flock(held, fcntl.LOCK_EX)
+        lock_file = file.with_name(file.name + ".lock")
+    with lock_file.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
         if file is not None:
             connection = sqlite3.connect(file)
             try:
-                # Readers and a writer do not wait for each other; the file remembers it.
+                # With this mode, which the file keeps, readers and a writer do not wait for each
+                # other.
                 connection.execute("PRAGMA journal_mode=WAL")
             finally:
                 connection.close()

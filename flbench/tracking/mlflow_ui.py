@@ -1,4 +1,4 @@
-"""MLflow's pages on this machine, with links to what is worth comparing."""
+"""`flbench ui`: MLflow's pages on this machine, with links to useful comparisons."""
 
 import os
 import signal
@@ -14,112 +14,142 @@ from urllib.request import urlopen
 
 from flbench.core.errors import RunError, UserError
 from flbench.tracking import mlflow_store, mlflow_view
-from flbench.tracking.mirror_study import STUDY
+from flbench.tracking.mirror_study import STUDY_TAG
 from flbench.tracking.mlflow_store import Store
 
 HOST: Final = "127.0.0.1"
-START: Final = 120.0  # seconds that the server may take
-STOP: Final = 10.0
-MOST: Final = 40  # runs of one comparison
-LIGHT: Final = {
+START_SECONDS: Final = 120.0
+STOP_SECONDS: Final = 10.0
+MAX_COMPARED_RUNS: Final = 40
+SERVER_ENVIRONMENT: Final = {
     "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",  # 2 processes instead of 10
     "MLFLOW_DISABLE_TELEMETRY": "true",
 }
 
 
-def serve(uri: str | None, port: int, say: Callable[[str], None]) -> None:
-    """Serve the pages until Ctrl-C; of a store that is a server, only say its address.
+def serve(uri: str | None, port: int, write: Callable[[str], None]) -> None:
+    """Serve MLflow's pages until Ctrl-C, and print links.
 
-    Raises: UserError if there is no store yet, or the port is taken.
+    If the store is a server, its links are printed, and nothing is served.
+
+    Args:
+        uri: Address of the store; None for the default.
+        port: Port on this machine.
+        write: Prints a text.
+
+    Raises:
+        UserError: There is no store yet, it cannot be opened, or the port is taken.
+        RunError: The server does not start, or ends by itself.
     """
     mlflow_store.require()
     address = mlflow_store.address(uri)
     if urlsplit(address).scheme in ("http", "https"):
-        say(f"{address} is a server. Its pages:\n")
-        _links(address, address, say)
+        write(f"{address} is a server. Its pages:\n")
+        _write_links(address, address, write)
         return
-    file = mlflow_store.database(address)
+    file = mlflow_store.database_file(address)
     if file is not None and not file.is_file():
-        raise UserError(f"{file} is not there yet. Make it: flbench run, or flbench sync RUN_DIR.")
-    _refuse_taken(port)
+        raise UserError(
+            f"{file} does not exist yet. Make it with flbench run, or with flbench sync RUN_DIR."
+        )
+    _refuse_taken_port(port)
     try:
         mlflow_store.open_store(address)
-    except mlflow_store.troubles() as error:
+    except mlflow_store.connection_errors() as error:
         raise UserError(f"{address} cannot be opened ({mlflow_store.reason(error)}).") from error
-    for sign in (signal.SIGINT, signal.SIGTERM):  # a shell may have told a command to ignore Ctrl-C
-        signal.signal(sign, signal.default_int_handler)
-    server = _start(address, port)
+    # A shell makes a command that it starts in the background ignore Ctrl-C.
+    for signal_number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(signal_number, signal.default_int_handler)
+    server = _start_server(address, port)
     try:
         page = f"http://{HOST}:{port}"
-        _wait(server, page)
-        say(f"MLflow shows {address}\n")
-        _links(address, page, say)
-        say("Ctrl-C ends it.\n")
+        _wait_until_ready(server, page)
+        write(f"MLflow shows {address}\n")
+        _write_links(address, page, write)
+        write("Ctrl-C ends it.\n")
         server.wait()
-        raise RunError("MLflow's server has ended by itself. The port may be in use by another.")
+        raise RunError("MLflow's server ended by itself. Another process may use its port.")
     except KeyboardInterrupt:
         return
     finally:
-        _stop(server)
+        _stop_server(server)
 
 
 def links(store: Store) -> list[tuple[str, str]]:
-    """Return what is worth a look: (title, the part of an address after the host).
+    """Return links to useful pages.
 
-    Of each experiment, the newest first: its runs, and the latest one of each method compared; its
-    latest study as a tree, its methods as charts, the trials of each method compared.
+    For each experiment, the most recently changed first: its runs; a comparison of the latest run
+    of each method; its latest study as a tree, the study's methods as charts, and a comparison of
+    each method's trials.
+
+    Returns:
+        Pairs of a title and the address without the host.
     """
     found = []
     for experiment in store.client.search_experiments(order_by=["last_update_time DESC"]):
-        number, name = experiment.experiment_id, experiment.name
-        order = ["attributes.start_time DESC"]
-        plain = store.client.search_runs(
-            [number], "tags.kind = 'run' AND attributes.status = 'FINISHED'", order_by=order
+        experiment_id, name = experiment.experiment_id, experiment.name
+        newest_first = ["attributes.start_time DESC"]
+        plain_runs = store.client.search_runs(
+            [experiment_id],
+            "tags.kind = 'run' AND attributes.status = 'FINISHED'",
+            order_by=newest_first,
         )
-        if plain:
-            found.append((f"runs of {name}", mlflow_view.page(number, mlflow_view.RUNS)))
-        latest = {run.data.tags.get("algorithm"): run for run in reversed(plain)}
+        if plain_runs:
+            page = mlflow_view.page(experiment_id, mlflow_view.RUNS_VIEW)
+            found.append((f"runs of {name}", page))
+        latest = {run.data.tags.get("algorithm"): run for run in reversed(plain_runs)}
         if len(latest) > 1:
             title = f"the latest run of each method on {name}"
-            found.append((title, _comparison(latest.values(), number)))
-        studies = store.client.search_runs([number], "tags.kind = 'study'", order_by=order)
+            found.append((title, _comparison(latest.values(), experiment_id)))
+        studies = store.client.search_runs(
+            [experiment_id], "tags.kind = 'study'", order_by=newest_first
+        )
         if studies:
-            found += _of_study(store, number, studies[0].data.tags[STUDY])
+            found += _study_links(store, experiment_id, studies[0].data.tags[STUDY_TAG])
     return found
 
 
-def _of_study(store: Store, number: str, study: str) -> list[tuple[str, str]]:
-    """Return the addresses of a study."""
+def _study_links(store: Store, experiment: str, study: str) -> list[tuple[str, str]]:
+    """Return the links of a study."""
     found = [
-        (f"study {study}", mlflow_view.page(number, study)),
-        ("its methods", mlflow_view.page(number, f"{study}-methods", charts=True)),
+        (f"study {study}", mlflow_view.page(experiment, study)),
+        ("its methods", mlflow_view.page(experiment, f"{study}-methods", charts=True)),
     ]
     trials: dict[str, list[Any]] = {}
-    for run in store.runs(number, STUDY, study):
+    for run in store.runs(experiment, STUDY_TAG, study):
         if run.data.tags.get("kind") == "trial":
             trials.setdefault(run.data.tags["algorithm"], []).append(run)
     for method, runs in sorted(trials.items()):
         if len(runs) > 1:
-            found.append((f"its trials of {method}", _comparison(runs, number)))
+            found.append((f"its trials of {method}", _comparison(runs, experiment)))
     return found
 
 
-def _comparison(runs: Iterable[Any], number: str) -> str:
-    return mlflow_view.comparison([run.info.run_id for run in runs][:MOST], number)
+def _comparison(runs: Iterable[Any], experiment: str) -> str:
+    run_ids = [run.info.run_id for run in runs]
+    return mlflow_view.comparison(run_ids[:MAX_COMPARED_RUNS], experiment)
 
 
-def _links(address: str, page: str, say: Callable[[str], None]) -> None:
+def _write_links(address: str, page: str, write: Callable[[str], None]) -> None:
+    """Print the links of a store.
+
+    Args:
+        address: Address of the store.
+        page: Address of MLflow's pages.
+        write: Prints a text.
+    """
     try:
         found = links(mlflow_store.open_store(address))
-    except mlflow_store.troubles() as error:
+    except mlflow_store.connection_errors() as error:
         reason = mlflow_store.reason(error)
         raise UserError(f"MLflow at {address} was not reached ({reason}).") from error
-    say(f"  {page}\n")
+    write(f"  {page}\n")
     for title, rest in found:
-        say(f"  {title}: {page.rstrip('/')}/{rest}\n")
+        write(f"  {title}: {page.rstrip('/')}/{rest}\n")
 
 
-def _refuse_taken(port: int) -> None:
+def _refuse_taken_port(port: int) -> None:
+    """Raise a UserError if a port cannot be used."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -130,24 +160,29 @@ def _refuse_taken(port: int) -> None:
             ) from error
 
 
-def _start(address: str, port: int) -> "subprocess.Popen[bytes]":
+def _start_server(address: str, port: int) -> "subprocess.Popen[bytes]":
+    """Start MLflow's server on a store."""
     command = [sys.executable, "-m", "mlflow", "server", "--workers", "1"]
     command += ["--host", HOST, "--port", str(port), "--backend-store-uri", address]
-    place = mlflow_store.artifacts(address)
-    if place is not None:
-        command += ["--default-artifact-root", place]
+    artifacts = mlflow_store.artifact_location(address)
+    if artifacts is not None:
+        command += ["--default-artifact-root", artifacts]
     return subprocess.Popen(
         command,
-        env={**os.environ, **LIGHT},
+        env={**os.environ, **SERVER_ENVIRONMENT},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        start_new_session=True,  # Ctrl-C comes here first, and all of its processes are ended
+        start_new_session=True,  # Ctrl-C reaches only this process, which then stops the server
     )
 
 
-def _wait(server: "subprocess.Popen[bytes]", page: str) -> None:
-    """Wait until the server answers."""
-    end = time.monotonic() + START
+def _wait_until_ready(server: "subprocess.Popen[bytes]", page: str) -> None:
+    """Wait until the server answers.
+
+    Raises:
+        RunError: The server has ended, or does not answer in time.
+    """
+    end = time.monotonic() + START_SECONDS
     while time.monotonic() < end and server.poll() is None:
         try:
             with urlopen(f"{page}/health", timeout=2) as answer:
@@ -155,17 +190,17 @@ def _wait(server: "subprocess.Popen[bytes]", page: str) -> None:
                     return
         except (URLError, OSError):
             time.sleep(0.2)
-    raise RunError("MLflow's server does not start. `python -m mlflow server` says why.")
+    raise RunError("MLflow's server does not start. `python -m mlflow server` prints the reason.")
 
 
-def _stop(server: "subprocess.Popen[Any]") -> None:
+def _stop_server(server: "subprocess.Popen[Any]") -> None:
     """End the server with all of its processes."""
-    for sign in (signal.SIGTERM, signal.SIGKILL):
+    for signal_number in (signal.SIGTERM, signal.SIGKILL):
         try:
-            os.killpg(server.pid, sign)
+            os.killpg(server.pid, signal_number)
         except ProcessLookupError:
             return
         try:
-            server.wait(STOP)
+            server.wait(STOP_SECONDS)
         except subprocess.TimeoutExpired:
             continue

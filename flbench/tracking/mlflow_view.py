@@ -1,7 +1,7 @@
-"""Which columns MLflow's table of runs shows, and in which order.
+"""Views of MLflow's table of runs: columns, their order, filter and sorting.
 
-MLflow keeps a view that is shared by its address (`viewStateShareKey=NAME`) as a tag of the
-experiment. Without one the table has no figures until the user picks them.
+MLflow keeps a view that an address can name (`viewStateShareKey=NAME`) as a tag of the experiment.
+Without a view the table shows no metrics until the user picks them.
 """
 
 import json
@@ -9,82 +9,103 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final
 from urllib.parse import quote
 
-TAG: Final = "mlflow.sharedViewState."
-RUNS: Final = "flbench"
-WIDTH: Final = 190
-FIGURES: Final = ("accuracy", "balanced_accuracy", "rare_recall", "worst10_accuracy")
-CHOSEN: Final = "best"  # the round that validation chose, as in a table of runs
-LAST: Final = "final"  # the last round, by which a study's report and verdicts evaluate
-TRAINING: Final = "workflowType=machine_learning"
-"""Without it MLflow opens an experiment as one of language models."""
+VIEW_TAG_PREFIX: Final = "mlflow.sharedViewState."
+RUNS_VIEW: Final = "flbench"
+COLUMN_WIDTH: Final = 190
+METRICS: Final = ("accuracy", "balanced_accuracy", "rare_recall", "worst10_accuracy")
+BEST: Final = "best"  # metrics at the best round by validation, which tables of runs show
+FINAL: Final = "final"  # metrics at the last round, which a study's report compares
+TRAINING_PAGE: Final = "workflowType=machine_learning"
+"""Without this part of the address, MLflow opens an experiment as one of language models."""
 
-COLOUR: Final = "mlflow.runColor"
+COLOUR_TAG: Final = "mlflow.runColor"
 COLOURS: Final = (
     *("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#999999", "#882255"),
     *("#44aa99", "#332288", "#ddcc77", "#117733"),
 )
 
 
-def of_runs() -> str:
-    """Return the view of plain runs: the chosen round's test figures, the best first."""
+def runs_view() -> str:
+    """Return the view of plain runs: test metrics of the best round, highest accuracy first."""
     query = "tags.`kind` = 'run'"
-    return _view(query, _figures(CHOSEN), tags=("model", "seed"), sort=_accuracy(CHOSEN))
+    return _view(query, _metrics(BEST), tags=("model", "seed"), sort=_accuracy(BEST))
 
 
-def of_study(study: str, parameters: Iterable[str]) -> str:
-    """Return the view of a study: the tree of its runs with score, parameters, last test figures.
+def study_view(study: str, parameters: Iterable[str]) -> str:
+    """Return the view of a study: its tree of runs with scores, parameters and test metrics.
 
     Args:
-        study: its id.
-        parameters: dotted paths of what was searched.
+        study: Id of the study.
+        parameters: Dotted paths of the parameters that were searched.
     """
-    figures = ("score", *_figures(LAST))
-    # MLflow shows trees in the order of time alone, and folded; a view cannot unfold them.
-    return _view(_of(study), figures, sorted(parameters), ("state",), "attributes.start_time")
+    metrics = ("score", *_metrics(FINAL))
+    # MLflow shows a tree only if the table is sorted by time. A view cannot unfold the tree.
+    sort = "attributes.start_time"
+    return _view(_in_study(study), metrics, sorted(parameters), ("state",), sort)
 
 
-def of_methods(study: str) -> str:
-    """Return the view of a study's methods: the tuned ones' last test figures, the best first."""
-    query = f"{_of(study)} AND tags.`kind` = 'method'"
-    return _view(query, (*_figures(LAST), "score"), sort=_accuracy(LAST))
+def methods_view(study: str) -> str:
+    """Return the view of a study's methods: final test metrics, highest accuracy first."""
+    query = f"{_in_study(study)} AND tags.`kind` = 'method'"
+    return _view(query, (*_metrics(FINAL), "score"), sort=_accuracy(FINAL))
 
 
-def page(experiment: str, name: str, *, charts: bool = False) -> str:
-    """Return the part of an address after the host that shows an experiment in a view."""
+def page(experiment: str, view: str, *, charts: bool = False) -> str:
+    """Return the address of an experiment's runs in a view, without the host.
+
+    Args:
+        experiment: MLflow's id of the experiment.
+        view: Name of the view.
+        charts: Whether the page shows charts instead of a table.
+    """
     mode = "&compareRunsMode=CHART" if charts else ""
-    return f"#/experiments/{experiment}/runs?viewStateShareKey={quote(name)}&{TRAINING}{mode}"
+    return f"#/experiments/{experiment}/runs?viewStateShareKey={quote(view)}&{TRAINING_PAGE}{mode}"
 
 
 def comparison(runs: Sequence[str], experiment: str) -> str:
-    """Return the part of an address after the host that compares runs."""
-    ids, experiments = (
+    """Return the address of a comparison of runs, without the host.
+
+    Args:
+        runs: MLflow's ids of the runs.
+        experiment: MLflow's id of their experiment.
+    """
+    run_ids, experiment_ids = (
         quote(json.dumps(items, separators=(",", ":"))) for items in (list(runs), [experiment])
     )
-    return f"#/compare-runs?runs={ids}&experiments={experiments}&{TRAINING}"
+    return f"#/compare-runs?runs={run_ids}&experiments={experiment_ids}&{TRAINING_PAGE}"
 
 
-def _figures(moment: str) -> tuple[str, ...]:
-    """Return the test figures of a round, and the price."""
-    return *(f"{moment}/test/{name}" for name in FIGURES), "cost/up_bytes", "cost/down_bytes"
+def _metrics(moment: str) -> tuple[str, ...]:
+    """Return the names of the test metrics of a round, and of the bytes that were sent."""
+    return *(f"{moment}/test/{name}" for name in METRICS), "cost/up_bytes", "cost/down_bytes"
 
 
 def _accuracy(moment: str) -> str:
     return f"metrics.`{moment}/test/accuracy`"
 
 
-def _of(study: str) -> str:
+def _in_study(study: str) -> str:
     return f"tags.`flbench.study` = '{study}'"
 
 
 def _view(
     query: str,
-    figures: Sequence[str],
+    metrics: Sequence[str],
     parameters: Sequence[str] = (),
     tags: Sequence[str] = (),
     sort: str = "",
 ) -> str:
+    """Return the JSON text of a view.
+
+    Args:
+        query: Filter of the runs.
+        metrics: Columns with metrics.
+        parameters: Columns with parameters.
+        tags: Columns with tags.
+        sort: Column that sorts the runs; attributes ascend, metrics descend.
+    """
     columns = [
-        *(f"metrics.`{name}`" for name in figures),
+        *(f"metrics.`{name}`" for name in metrics),
         *(f"params.`{name}`" for name in parameters),
         *(f"tags.`{name}`" for name in tags),
     ]
@@ -94,6 +115,6 @@ def _view(
         "orderByAsc": sort.startswith("attributes"),
         "selectedColumns": columns,
         "columnOrder": columns,
-        "columnWidths": dict.fromkeys(columns, WIDTH),
+        "columnWidths": dict.fromkeys(columns, COLUMN_WIDTH),
     }
     return json.dumps(state)

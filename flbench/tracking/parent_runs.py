@@ -1,46 +1,75 @@
-"""What the run of a method or a study shows of the runs below it, which MLflow's tables fold."""
+"""Metrics of trials and final trainings in the runs above them.
+
+MLflow's tables fold the lower runs of a tree, so a user sees the runs of methods and of the study
+first.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from flbench.results.study_folder import VARIANTS
-from flbench.tracking import mlflow_figures, mlflow_names
-from flbench.tracking.mlflow_entry import Entry, Point
+from flbench.tracking import mlflow_metrics, mlflow_names
+from flbench.tracking.mlflow_run import MetricPoint, MlflowRun
 from flbench.tracking.study_folder import TrialFolder, mean_metrics
 
-CURVE: Final = "mlflow.flbench.curve"
-SCORED: Final = "mlflow.flbench.scored"
+CURVE_TAG: Final = "mlflow.flbench.curve"
+"""Tag with the method and the trial whose curve was sent."""
+SCORED_TAG: Final = "mlflow.flbench.scored"
+"""Tag with the names of the trials whose scores were sent."""
 
 
-def draw_scores(entry: Entry, trials: Sequence[TrialFolder]) -> None:
-    """Draw the scores of trials over their numbers, each once."""
-    drawn = entry.tags.get(SCORED, "").split()
-    points, names = [], list(drawn)
+def send_scores(run: MlflowRun, trials: Sequence[TrialFolder]) -> None:
+    """Send the scores of trials as a curve over the numbers of the trials.
+
+    Args:
+        run: Run of the method.
+        trials: Trials that are over. A trial whose score was sent before is left out.
+    """
+    sent = run.tags.get(SCORED_TAG, "").split()
+    points, names = [], list(sent)
     for folder in trials:
         score, index = folder.trial.score, folder.trial.index
-        if score is not None and folder.path.name not in drawn:
-            points.append(Point("search/score", score, index, 1000 * index))
+        if score is not None and folder.path.name not in sent:
+            points.append(MetricPoint("search/score", score, index, 1000 * index))
             names.append(folder.path.name)
     if points:
-        entry.draw(points, {SCORED: " ".join(sorted(names))})
+        run.log_points(points, {SCORED_TAG: " ".join(sorted(names))})
 
 
-def show_best(entry: Entry, best: TrialFolder, config: Mapping[str, Any]) -> None:
-    """Give a run the parameters and the curve of the best trial below it."""
+def send_best_trial(run: MlflowRun, best: TrialFolder, config: Mapping[str, Any]) -> None:
+    """Send parameters, score and curve of the best trial to a run above it.
+
+    MLflow cannot delete a curve. If the run has the curve of another trial, it keeps that one.
+
+    Args:
+        run: Run of the method or of the study.
+        best: The best trial.
+        config: Configuration of the trial.
+    """
     trial = best.trial
-    chosen = {name: mlflow_names.text(value) for name, value in trial.params.items()}
-    entry.know({**mlflow_names.parameters(config), **chosen})
-    entry.conclude({"score": trial.score or 0.0}, trial.round)
+    searched = {name: mlflow_names.text(value) for name, value in trial.params.items()}
+    run.log_parameters({**mlflow_names.parameters(config), **searched})
+    run.log_metrics({"score": trial.score or 0.0}, trial.round)
     name = f"{trial.method} {best.path.name}"
-    if entry.tags.get(CURVE, name) == name:  # MLflow forgets no curve: never two in one
-        mlflow_figures.send(entry, best.path / "metrics.csv", over=True)
-        entry.mark({CURVE: name, "best_trial": best.path.name})
+    if run.tags.get(CURVE_TAG, name) == name:
+        mlflow_metrics.send(run, best.path / "metrics.csv", is_over=True)
+        run.set_tags({CURVE_TAG: name, "best_trial": best.path.name})
 
 
-def show_finals(
-    entry: Entry, finals: Sequence[TrialFolder], best: TrialFolder | None, seeds: int
+def send_mean_metrics(
+    run: MlflowRun, finals: Sequence[TrialFolder], best: TrialFolder | None, seeds: int
 ) -> None:
-    """Give a method's run the mean figures of its seeds, once all of a variant are there."""
+    """Send the mean metrics of final trainings to the run of their method.
+
+    Metrics of the default parameters get the prefix `default/`. The means of a variant are sent
+    when all of its final trainings are finished.
+
+    Args:
+        run: Run of the method.
+        finals: Final trainings of the method.
+        best: The best trial; None while it is not known.
+        seeds: Number of final trainings of each variant.
+    """
     means = {}
     for variant in VARIANTS:
         finished = [
@@ -51,7 +80,8 @@ def show_finals(
         if finished and len(finished) == seeds:
             means[variant] = mean_metrics(finished)
     if best is not None and best.trial.index == 0 and "default" in means:
+        # The default parameters won: their final trainings are those of the tuned parameters.
         means.setdefault("tuned", means["default"])
-    entry.conclude(means.get("tuned", {}))
+    run.log_metrics(means.get("tuned", {}))
     default = means.get("default", {})
-    entry.conclude({f"default/{name}": value for name, value in default.items()})
+    run.log_metrics({f"default/{name}": value for name, value in default.items()})

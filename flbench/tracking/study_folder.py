@@ -8,7 +8,7 @@ from typing import Self
 from flbench.core.documents import as_data_error, unix_milliseconds
 from flbench.core.errors import DataError
 from flbench.results.study_folder import Trial, best_trial, read_trial
-from flbench.tracking.mirror_run import summary_of
+from flbench.tracking.mirror_run import summary_metrics
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ def mean_metrics(finals: Sequence[TrialFolder]) -> dict[str, float]:
 
     A metric that one of the summaries lacks is left out.
     """
-    summaries = [summary_of(final.path) for final in finals]
+    summaries = [summary_metrics(final.path) for final in finals]
     shared = set.intersection(*(set(summary) for summary in summaries))
     return {
         name: sum(summary[name] for summary in summaries) / len(summaries)

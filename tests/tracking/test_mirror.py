@@ -43,8 +43,8 @@ def wait(done: Callable[[], object], seconds: float = 90) -> None:
 
 def is_free(path: Path) -> bool:
     """Whether no mirror is at work on a folder."""
-    with follow._alone(path) as free:
-        return free
+    with follow._lock(path) as is_locked:
+        return is_locked
 
 
 @contextmanager
@@ -66,12 +66,12 @@ def free_port() -> int:
 def server(folder: Path, port: int) -> Iterator[str]:
     """A real server."""
     uri = f"http://127.0.0.1:{port}"
-    process = mlflow_ui._start(f"sqlite:///{folder}/server.db", port)
+    process = mlflow_ui._start_server(f"sqlite:///{folder}/server.db", port)
     try:
-        mlflow_ui._wait(process, uri)
+        mlflow_ui._wait_until_ready(process, uri)
         yield uri
     finally:
-        mlflow_ui._stop(process)
+        mlflow_ui._stop_server(process)
 
 
 def test_mirror_is_off_where_it_is_switched_off_or_mlflow_is_missing(tmp_path, monkeypatch):
@@ -250,7 +250,7 @@ def test_ui_says_what_is_in_its_way(tmp_path, monkeypatch, capsys):
 
     said = capsys.readouterr().err
     assert [nothing, taken, missing] == [2, 2, 2]
-    for words in ("is not there yet", f"--port {port} cannot be used", "flbench[mlflow]"):
+    for words in ("does not exist yet", f"--port {port} cannot be used", "flbench[mlflow]"):
         assert words in said
 
 
@@ -273,7 +273,7 @@ def test_sync_refuses_what_is_no_run(tmp_path, capsys, make, said):
 
 def test_sync_refuses_a_folder_that_is_being_mirrored(finished, tmp_path, capsys):
     path = shutil.copytree(finished, tmp_path / "busy")
-    with follow._alone(path):
+    with follow._lock(path):
         code = app.main(["sync", str(path), "--uri", f"sqlite:///{tmp_path}/y.db"])
 
     assert code == 2

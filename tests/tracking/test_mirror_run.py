@@ -57,7 +57,7 @@ def test_run_has_the_figures_of_metrics_csv_bit_for_bit(store, copied):
     follow.sync(path, store.uri)
 
     rows = metrics_file.read(path / "metrics.csv")
-    wanted = sorted((mlflow_names.figure(row), row.round, row.value) for row in rows)
+    wanted = sorted((mlflow_names.metric_name(row), row.round, row.value) for row in rows)
     named = {name for name, _, _ in wanted}
     found = history(store, only(store, path))
     assert sorted(item for item in found if item[0] in named) == wanted
@@ -132,7 +132,7 @@ def test_second_sync_sends_nothing(store, copied):
     second, _ = follow.sync(path, store.uri)
 
     assert first
-    assert first.figures
+    assert first.metrics
     assert not second
     assert counts(store, path) == before
 
@@ -146,7 +146,7 @@ def test_figures_that_are_sent_again_change_nothing(store, copied):
 
     again, _ = follow.sync(path, store.uri)
 
-    assert again.figures > 0
+    assert again.metrics > 0
     assert counts(store, path) == before
 
 
@@ -162,8 +162,8 @@ def test_figures_of_a_growing_file_are_sent_once_and_a_half_line_waits(store, co
     second, _ = follow.sync(path, store.uri)
 
     lines = whole.count("\n") - 1
-    assert first.figures == whole[:cut].count("\n") - 1
-    assert second.figures == lines - first.figures
+    assert first.metrics == whole[:cut].count("\n") - 1
+    assert second.metrics == lines - first.metrics
 
 
 def test_rewound_figures_are_sent_again(store, copied):
@@ -171,20 +171,20 @@ def test_rewound_figures_are_sent_again(store, copied):
     (path / "summary.json").unlink()
     rows = metrics_file.read(path / "metrics.csv")
     other = [*rows[:-1], Row(rows[-1].round, "server", "", "another", 1.0)]
-    (path / "metrics.csv").write_text(metrics_file.head() + metrics_file.to_text(other))
+    (path / "metrics.csv").write_text(metrics_file.header_line() + metrics_file.to_text(other))
     follow.sync(path, store.uri)
-    (path / "metrics.csv").write_text(metrics_file.head() + metrics_file.to_text(rows))
+    (path / "metrics.csv").write_text(metrics_file.header_line() + metrics_file.to_text(rows))
 
     follow.sync(path, store.uri)
 
     found = {(name, step) for name, step, _ in history(store, only(store, path))}
-    assert {(mlflow_names.figure(row), row.round) for row in rows} <= found
+    assert {(mlflow_names.metric_name(row), row.round) for row in rows} <= found
 
 
 def test_equal_figures_of_a_set_up_stay_apart(store, copied):
     path = copied("setup")
     rows = [Row(0, "setup", "", "up_bytes", 5.0), Row(0, "setup", "", "up_bytes", 5.0)]
-    (path / "metrics.csv").write_text(metrics_file.head() + metrics_file.to_text(rows))
+    (path / "metrics.csv").write_text(metrics_file.header_line() + metrics_file.to_text(rows))
 
     follow.sync(path, store.uri)
 
@@ -239,7 +239,7 @@ def test_run_that_goes_on_in_another_process_is_running(store, copied):
 
 def test_too_large_a_checkpoint_is_noted(store, copied, monkeypatch):
     path = copied("large")
-    monkeypatch.setattr("flbench.tracking.mlflow_files.LARGEST", 10)
+    monkeypatch.setattr("flbench.tracking.mlflow_files.MAX_CHECKPOINT_BYTES", 10)
 
     follow.sync(path, store.uri)
 
@@ -281,4 +281,4 @@ def test_damaged_figures_are_told_with_the_line(store, copied):
     ],
 )
 def test_names_of_figures(row, name):
-    assert mlflow_names.figure(row) == name
+    assert mlflow_names.metric_name(row) == name

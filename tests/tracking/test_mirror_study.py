@@ -123,7 +123,7 @@ def test_method_has_parameters_and_curve_of_its_best_trial(whole):
     assert found.data.params["algorithm.name"] == "fedavg"
     assert found.data.tags["best_trial"] == "001"
     points = history(whole.store, found)
-    assert {(mlflow_names.figure(row), row.round, row.value) for row in rows} <= set(points)
+    assert {(mlflow_names.metric_name(row), row.round, row.value) for row in rows} <= set(points)
     scores = sorted((step, value) for name, step, value in points if name == "search/score")
     assert scores == [(0, 0.6), (1, 0.8), (2, 0.9)]
 
@@ -215,7 +215,7 @@ def views(whole):
     """The study's view of all its runs, and that of its methods."""
     experiment = whole.store.client.get_experiment(whole.by_key[""].info.experiment_id)
     names = (whole.id, f"{whole.id}-methods")
-    return [json.loads(experiment.tags[mlflow_view.TAG + name]) for name in names]
+    return [json.loads(experiment.tags[mlflow_view.VIEW_TAG_PREFIX + name]) for name in names]
 
 
 def test_study_has_a_view_with_its_search(whole):

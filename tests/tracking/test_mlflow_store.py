@@ -20,16 +20,16 @@ def test_address_is_what_was_asked_for_then_the_environment_then_a_local_databas
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://a")
 
     assert local == f"sqlite:///{tmp_path}/mlflow/flbench.db"
-    assert mlflow_store.database(local) == tmp_path / "mlflow" / "flbench.db"
+    assert mlflow_store.database_file(local) == tmp_path / "mlflow" / "flbench.db"
     assert mlflow_store.address(None) == "http://a"
     assert mlflow_store.address("http://b") == "http://b"
 
 
 def test_artifacts_lie_beside_a_database_and_where_a_server_says(tmp_path):
-    local = mlflow_store.artifacts(f"sqlite:///{tmp_path}/x.db")
+    local = mlflow_store.artifact_location(f"sqlite:///{tmp_path}/x.db")
 
     assert local == (tmp_path / "artifacts").as_uri()
-    assert mlflow_store.artifacts("http://127.0.0.1:5000") is None
+    assert mlflow_store.artifact_location("http://127.0.0.1:5000") is None
 
 
 def test_a_folder_called_mlflow_is_not_mlflow(tmp_path):

@@ -1,0 +1,260 @@
+"""One run in MLflow. Only what MLflow does not have yet is sent."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from flbench.tracking import mlflow_store
+from flbench.tracking.mlflow_store import Store
+
+RUN_TAG: Final = "flbench.run"
+"""Tag with the name of the folder that a run is a copy of."""
+FILES_TAG: Final = "mlflow.flbench.files"
+"""Tag with the digests of the files that were sent. MLflow's pages hide tags named `mlflow.*`."""
+MAX_METRICS_PER_CALL: Final = 1000  # MLflow's limits
+MAX_PARAMETERS_PER_CALL: Final = 100
+
+
+@dataclass
+class SentCounts:
+    """Number of runs made, and of parameters, metric values, files and tags sent.
+
+    A change of a run's status counts as a tag.
+    """
+
+    runs: int = 0
+    parameters: int = 0
+    metrics: int = 0
+    files: int = 0
+    tags: int = 0
+
+    def __bool__(self) -> bool:
+        return any(vars(self).values())
+
+
+class MetricPoint(NamedTuple):
+    """A value of a metric.
+
+    Attributes:
+        name: Name of the metric in MLflow.
+        value: The value.
+        step: Position on the axis of steps, for example a round.
+        time: Milliseconds after the start of the run.
+    """
+
+    name: str
+    value: float
+    step: int
+    time: int
+
+
+@dataclass(frozen=True)
+class RunIdentity:
+    """What a run is in MLflow.
+
+    Attributes:
+        key: Value of the tag `flbench.run`, which finds the run again when a user renames it.
+        name: Name that MLflow's pages show.
+        started: Start time in ms since 1970.
+        parent: MLflow's id of the run above this one; None for a run at the top.
+        tags: Tags that the run has from the beginning.
+    """
+
+    key: str
+    name: str
+    started: int
+    parent: str | None = None
+    tags: Mapping[str, str] = field(default_factory=dict)
+
+
+class MlflowRun:
+    """A run in MLflow, which is made if it does not exist.
+
+    What the run already has is read from MLflow, so nothing is sent twice, whichever process sent
+    it first.
+
+    Args:
+        store: An open store.
+        experiment: MLflow's id of the experiment.
+        identity: What the run is.
+        existing: MLflow's record of the run; None if there is no such run yet.
+        sent: Counts what is sent.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        experiment: str,
+        identity: RunIdentity,
+        existing: Any | None,
+        sent: SentCounts,
+    ) -> None:
+        self._client, self._sent = store.client, sent
+        record = existing
+        if record is None:
+            parent = {} if identity.parent is None else {"mlflow.parentRunId": identity.parent}
+            tags = {RUN_TAG: identity.key, "mlflow.source.name": "flbench", **parent}
+            record = store.client.create_run(
+                experiment,
+                start_time=identity.started,
+                tags={**tags, **identity.tags},
+                run_name=identity.name,
+            )
+            sent.runs += 1
+        self.id: str = record.info.run_id
+        self.start: int = record.info.start_time
+        self.status: str = record.info.status
+        self.tags: dict[str, str] = dict(record.data.tags)
+        self._parameters: dict[str, str] = dict(record.data.params)
+        self._metrics: dict[str, float] = dict(record.data.metrics)
+        self.set_tags(identity.tags)
+
+    def set_tags(self, tags: Mapping[str, str | None]) -> None:
+        """Set tags. A tag whose value is None is left as it is."""
+        new = {
+            name: value
+            for name, value in tags.items()
+            if value is not None and self.tags.get(name) != value
+        }
+        self._log_batch(tags=new)
+        self._sent.tags += len(new)
+
+    def log_parameters(self, parameters: Mapping[str, str]) -> None:
+        """Send parameters.
+
+        MLflow does not change a parameter that it has. A later value becomes the tag
+        `latest.NAME`.
+        """
+        new = {name: value for name, value in parameters.items() if name not in self._parameters}
+        items = list(new.items())
+        for begin in range(0, len(items), MAX_PARAMETERS_PER_CALL):
+            self._log_batch(parameters=dict(items[begin : begin + MAX_PARAMETERS_PER_CALL]))
+        self._parameters |= new
+        self._sent.parameters += len(new)
+        self.set_tags(
+            {
+                f"latest.{name}": value
+                for name, value in parameters.items()
+                if self._parameters[name] != value
+            }
+        )
+
+    def log_points(self, points: Sequence[MetricPoint], tags: Mapping[str, str]) -> None:
+        """Send points of curves.
+
+        Args:
+            points: The points.
+            tags: Tags that record that the points were sent. They are set in the last call.
+        """
+        for begin in range(0, max(1, len(points)), MAX_METRICS_PER_CALL):
+            part = points[begin : begin + MAX_METRICS_PER_CALL]
+            is_last = begin + MAX_METRICS_PER_CALL >= len(points)
+            self._log_batch(part, tags=tags if is_last else {})
+        self._sent.metrics += len(points)
+
+    def log_metrics(self, metrics: Mapping[str, float], time: int = 0) -> None:
+        """Send metrics that have one value for the run, which MLflow draws as bars.
+
+        Args:
+            metrics: Values by name.
+            time: Milliseconds after the start of the run. MLflow shows the value with the latest
+                time.
+        """
+        new = {name: value for name, value in metrics.items() if self._metrics.get(name) != value}
+        if new:
+            self.log_points([MetricPoint(name, value, 0, time) for name, value in new.items()], {})
+            self._metrics |= new
+
+    def upload_file(self, path: Path, folder: str | None = None) -> None:
+        """Send a file, unless MLflow has it with the same content.
+
+        Args:
+            path: The file.
+            folder: Folder among the run's artifacts; None for the top.
+        """
+        name = path.name if folder is None else f"{folder}/{path.name}"
+        digest = digest_of(path)
+        if self.uploaded_files.get(name) == digest:
+            return
+        with mlflow_store.upload_timeout():
+            self._client.log_artifact(self.id, str(path), folder)
+        self.record_upload(name, digest)
+
+    def upload_text(self, name: str, content: str) -> None:
+        """Send a text as the file `name`, unless MLflow has it with the same content."""
+        digest = sha256(content.encode()).hexdigest()[:12]
+        if self.uploaded_files.get(name) != digest:
+            self._client.log_text(self.id, content, name)
+            self.record_upload(name, digest)
+
+    def record_upload(self, name: str, digest: str) -> None:
+        """Record in the run's tags that MLflow has a file with this digest."""
+        self._log_batch(tags={FILES_TAG: json.dumps(self.uploaded_files | {name: digest})})
+        self._sent.files += 1
+
+    @property
+    def uploaded_files(self) -> dict[str, str]:
+        """Files that MLflow has: first 12 digits of their SHA-256 by name."""
+        files: dict[str, str] = json.loads(self.tags.get(FILES_TAG, "{}"))
+        return files
+
+    @property
+    def client(self) -> Any:
+        """MLflow's client."""
+        return self._client
+
+    def set_status(self, status: str, ended: int | None = None) -> None:
+        """Set the status of the run.
+
+        Args:
+            status: RUNNING, FINISHED, FAILED or KILLED.
+            ended: End time in ms since 1970; None for now. RUNNING has no end time.
+        """
+        if status == self.status:
+            return
+        if status == "RUNNING":
+            self._client.update_run(self.id, status=status)
+        else:
+            self._client.set_terminated(self.id, status, ended)
+        self.status = status
+        self._sent.tags += 1
+
+    def _log_batch(
+        self,
+        points: Sequence[MetricPoint] = (),
+        parameters: Mapping[str, str] | None = None,
+        tags: Mapping[str, str] | None = None,
+    ) -> None:
+        """Send metric points, parameters and tags in one call."""
+        from mlflow.entities import Metric, Param, RunTag
+
+        tags, parameters = tags or {}, parameters or {}
+        if not (points or parameters or tags):
+            return
+        self._client.log_batch(
+            self.id,
+            metrics=[Metric(p.name, p.value, self.start + p.time, p.step) for p in points],
+            params=[Param(name, value) for name, value in parameters.items()],
+            tags=[RunTag(name, value) for name, value in tags.items()],
+        )
+        self.tags |= tags
+
+
+def digest_of(path: Path) -> str:
+    """Return the first 12 digits of a file's SHA-256."""
+    stat = path.stat()
+    return _digest(path, stat.st_mtime_ns, stat.st_size)
+
+
+@lru_cache(maxsize=4096)
+def _digest(path: Path, modified: int, size: int) -> str:
+    """Return the digest of a file; time and size tell the versions of a file apart."""
+    digest = sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(1 << 20):
+            digest.update(chunk)
+    return digest.hexdigest()[:12]
