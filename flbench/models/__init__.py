@@ -1,7 +1,7 @@
-"""Nets.
+"""The nets, one module for each.
 
-Each is one file; every net returns Outputs(features [B, D], logits [B, C]) and has a backbone and a
-head.
+Every net consists of a backbone and a linear head, and returns `Outputs`: features [B, D] and
+logits [B, C].
 """
 
 from flbench.models.base import Net, NetSpec

@@ -1,4 +1,4 @@
-"""What every net is: a backbone, a linear head, and a description of its leaves."""
+"""The base class of nets, building of nets, and the description of their leaves."""
 
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -18,10 +18,18 @@ Norm = Literal["batch", "group", "none"]
 
 
 class Net(nn.Module):
-    """Base of the nets: `backbone` maps inputs to features, `head` maps features to logits.
+    """Base class of all nets.
 
-    A subclass sets both in `__init__(config, shape, classes)`. A net of one's own may be any module
-    with the same `forward` whose leaves are named `backbone.*` and `head.*`.
+    A subclass sets `backbone` and `head` in `__init__(config, shape, classes)`, where `shape` is
+    the shape of one sample and `classes` the number C of classes. A registered net may also be any
+    other module with the same `forward` whose parameters and buffers are named `backbone.*` and
+    `head.*`.
+
+    Attributes:
+        Config: Class of the section `model` for this net.
+        name: Registered name.
+        backbone: Maps inputs [B, ...] to features [B, D].
+        head: Maps features [B, D] to logits [B, C].
     """
 
     Config: ClassVar[type[ModelConfig]] = ModelConfig
@@ -30,31 +38,42 @@ class Net(nn.Module):
     head: nn.Module
 
     def forward(self, x: Tensor) -> Outputs:
-        """Return features and logits of inputs [B, ...]."""
-        features = self.backbone(x)
+        """Return features [B, D] and logits [B, C] of inputs [B, ...]."""
+        features = self.backbone(x)  # [B, ...] -> [B, D]
         return Outputs(features, self.head(features))
 
 
 class MaxPool(nn.MaxPool2d):
-    """Maximum over windows of 2 x 2; an odd last row or column is left out."""
+    """Max pooling over 2 x 2 windows; the last row or column of an odd size is left out.
+
+    Equal to `nn.MaxPool2d(2)`, but faster on the CPU when no gradients are computed.
+    """
 
     def __init__(self) -> None:
         super().__init__(2)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the maxima [..., H // 2, W // 2] of maps [..., H, W]."""
+        """Return the maxima [..., H // 2, W // 2] of feature maps [..., H, W]."""
         if x.is_cuda or torch.is_grad_enabled():
             pooled: Tensor = super().forward(x)
             return pooled
-        # PyTorch's kernel for the CPU looks for the maxima's places too, one window at a time.
+        # PyTorch's CPU kernel also computes the index of every maximum, one window after another.
         height, width = (size // 2 * 2 for size in x.shape[-2:])
+        # [..., H, W] -> [..., H // 2, W] -> [..., H // 2, W // 2]
         x = torch.maximum(x[..., :height:2, :], x[..., 1:height:2, :])
         return torch.maximum(x[..., :width:2], x[..., 1:width:2])
 
 
 @dataclass(frozen=True)
 class LayerSpec:
-    """One layer with leaves of its own: its module's name, its kind, the names of its leaves."""
+    """Description of one module that has parameters or buffers of its own.
+
+    Attributes:
+        name: Name of the module in the net, such as `backbone.conv1`.
+        kind: Kind of the layer, by the module's type. `norm` is a GroupNorm or LayerNorm.
+        parameters: Names of its parameters in the net, such as `backbone.conv1.weight`.
+        buffers: Names of its buffers in the net.
+    """
 
     name: str
     kind: Literal["conv", "linear", "batchnorm", "norm", "other"]
@@ -63,18 +82,19 @@ class LayerSpec:
 
     @property
     def leaves(self) -> tuple[str, ...]:
-        """Parameters, then buffers."""
+        """Names of the parameters, then of the buffers."""
         return self.parameters + self.buffers
 
 
 @dataclass(frozen=True)
 class NetSpec:
-    """A net's leaves by role, and its layers in the order of the forward pass.
+    """Description of a net: its layers and its leaves (parameters and buffers).
 
     Attributes:
-        layers: all layers that have leaves.
-        features: width D of the features.
-        size: number of scalars of all parameters.
+        layers: All layers with leaves, in the order of their definition, which is that of the
+            forward pass.
+        features: Width D of the features.
+        size: Total number of scalars of the parameters.
     """
 
     layers: tuple[LayerSpec, ...]
@@ -82,11 +102,13 @@ class NetSpec:
     size: int
 
     def names(self, role: Role) -> frozenset[str]:
-        """Return the leaves of a role, buffers included.
+        """Return the names of the leaves of a role, buffers included.
 
-        `batchnorm` and `linear` go by the layer's type, never by its name: ResNet's `downsample.1`
-        is a BatchNorm (C7); `head` is what the net calls so, not any layer with "fc" in its name
-        (C8).
+        Args:
+            role: `backbone` and `head` are the net's submodules of these names. `batchnorm` and
+                `linear` are all layers of these types. Layers are recognized by their type, never
+                by a part of their name: a BatchNorm in a ResNet's shortcut may be called
+                `downsample.1`, and a layer called `fc1` need not be the head.
         """
         layers = {
             "all": self.layers,
@@ -99,51 +121,63 @@ class NetSpec:
 
     @property
     def leaves(self) -> tuple[str, ...]:
-        """All leaves, buffers included, in order."""
+        """Names of all leaves, buffers included, layer by layer."""
         return tuple(leaf for layer in self.layers for leaf in layer.leaves)
 
     @property
     def parameters(self) -> tuple[str, ...]:
-        """All trainable leaves, in order."""
+        """Names of all parameters, layer by layer."""
         return tuple(leaf for layer in self.layers for leaf in layer.parameters)
 
     @property
     def statistics(self) -> frozenset[str]:
-        """The buffers of all BatchNorm layers."""
+        """Names of the buffers of all BatchNorm layers: running mean, variance and counter."""
         return frozenset(
             leaf for layer in self.layers if layer.kind == "batchnorm" for leaf in layer.buffers
         )
 
 
 def build(config: ModelConfig, shape: tuple[int, ...], classes: int, seed: int) -> Net:
-    """Return the seeded net for inputs of this shape.
+    """Build a net with seeded random weights.
 
-    Weights depend on the seed alone: they are drawn inside a fork of the global generator, which
-    stays as it was. No pretrained weights exist here (C1).
+    The weights depend on the arguments alone, and the state of PyTorch's global generator is not
+    changed. Pretrained weights are never used, so that server and clients all start from the same
+    seeded initial state.
 
     Args:
-        config: name and options of the net.
-        shape: of one sample, `(channels, height, width)` or `(features,)`.
-        classes: C.
-        seed: the run's.
-    Raises: ConfigError if the net cannot take such inputs.
+        config: Name and options of the net.
+        shape: Shape of one sample: `(channels, height, width)` or `(features,)`.
+        classes: Number of classes C.
+        seed: Seed of the run.
+
+    Raises:
+        ConfigError: There is no such net, or it does not accept samples of this shape.
     """
     with torch.random.fork_rng(devices=[]):
-        # The CPU's generator alone: `torch.manual_seed` would reseed every GPU as well.
+        # Seed the CPU generator alone: `torch.manual_seed` would reseed all GPUs as well.
         torch.default_generator.manual_seed(torch_seed(seed, "model"))
         net: Net = MODELS.find(config.name)(config, shape, classes)
         return net
 
 
 def describe(net: nn.Module, shape: tuple[int, ...]) -> NetSpec:
-    """Return the description of a net; its feature width is found by one forward pass of zeros."""
+    """Return the description of a net.
+
+    One forward pass with zeros in eval mode determines the width of the features. The net returns
+    to its mode (training or eval) even if the forward pass fails.
+
+    Args:
+        net: A net with at least one parameter.
+        shape: Shape of one sample.
+    """
     was_training = net.training
-    with torch.no_grad():
-        first = next(net.parameters())
-        features = net.eval()(
-            torch.zeros(1, *shape, dtype=first.dtype, device=first.device)
-        ).features.shape[1]
-    net.train(was_training)
+    first = next(net.parameters())
+    zeros = torch.zeros(1, *shape, dtype=first.dtype, device=first.device)
+    try:
+        with torch.no_grad():
+            features = net.eval()(zeros).features.shape[1]  # [1, D] -> D
+    finally:
+        net.train(was_training)
     layers = []
     for name, module in net.named_modules():
         prefix = f"{name}." if name else ""
@@ -157,7 +191,13 @@ def describe(net: nn.Module, shape: tuple[int, ...]) -> NetSpec:
 
 
 def net_leaves(net: nn.Module) -> Tree:
-    """Return the net's own tensors (not copies), layer by layer: parameters, then buffers."""
+    """Return the parameters and buffers of a net by name, without copying them.
+
+    They are ordered layer by layer, the parameters of a layer before its buffers.
+
+    Args:
+        net: The net.
+    """
     tree: Tree = {}
     for name, module in net.named_modules():
         prefix = f"{name}." if name else ""
@@ -170,9 +210,14 @@ def net_leaves(net: nn.Module) -> Tree:
 
 
 def image_shape(shape: tuple[int, ...], name: str) -> tuple[int, int, int]:
-    """Return `(channels, height, width)`.
+    """Return the shape of images, `(channels, height, width)`.
 
-    Raises: ConfigError if the samples are rows of a table.
+    Args:
+        shape: Shape of one sample.
+        name: Name of the net, for the error message.
+
+    Raises:
+        ConfigError: The samples are not images but rows of a table.
     """
     if len(shape) != 3:
         raise ConfigError(
@@ -182,7 +227,16 @@ def image_shape(shape: tuple[int, ...], name: str) -> tuple[int, int, int]:
 
 
 def pad_to(shape: tuple[int, int, int], least: int) -> tuple[nn.Module, int, int]:
-    """Return a layer that zero-pads images to at least `least` x `least`, and their new size."""
+    """Return a layer that zero-pads images to a smallest size.
+
+    Args:
+        shape: Shape of the images, `(channels, height, width)`.
+        least: Smallest height and width.
+
+    Returns:
+        The layer (an identity if the images are large enough), and the height and width of its
+        output.
+    """
     _, height, width = shape
     tall, wide = max(0, least - height), max(0, least - width)
     pad = nn.ZeroPad2d((wide // 2, wide - wide // 2, tall // 2, tall - tall // 2))
@@ -190,19 +244,29 @@ def pad_to(shape: tuple[int, int, int], least: int) -> tuple[nn.Module, int, int
 
 
 def padding_note(net: nn.Module) -> str | None:
-    """Return a sentence if the net pads its inputs."""
+    """Return a note if the net zero-pads its inputs, otherwise None.
+
+    Args:
+        net: The net.
+    """
     for module in net.modules():
         if isinstance(module, nn.ZeroPad2d):
             left, right, top, bottom = module.padding
             return (
                 f"model: images are zero-padded by {left}+{right} columns and {top}+{bottom} rows"
-                " to the smallest size that the net takes."
+                " to the smallest size that the net accepts."
             )
     return None
 
 
 def norm_2d(kind: Norm, channels: int) -> nn.Module:
-    """Return BatchNorm, GroupNorm (at most 32 groups of two channels or more), or none."""
+    """Return a normalization layer for feature maps [B, channels, H, W].
+
+    Args:
+        kind: `batch` for BatchNorm; `group` for GroupNorm with at most 32 groups of at least two
+            channels; `none` for an identity.
+        channels: Number of channels.
+    """
     if kind == "batch":
         return nn.BatchNorm2d(channels)
     if kind == "group":
@@ -212,6 +276,7 @@ def norm_2d(kind: Norm, channels: int) -> nn.Module:
 
 
 def _kind(module: nn.Module) -> Literal["conv", "linear", "batchnorm", "norm", "other"]:
+    """Return the kind of a layer by its type."""
     if isinstance(module, _BatchNorm):
         return "batchnorm"
     if isinstance(module, nn.Linear):

@@ -1,4 +1,4 @@
-"""The net of FedPC: two convolutions and three linear layers; prototypes of width 192."""
+"""The net of FedPC: two convolutions and three linear layers; features of width 192."""
 
 from collections import OrderedDict
 
@@ -11,10 +11,11 @@ from flbench.models.registry import MODELS
 
 @MODELS.register("cnn")
 class Cnn(Net):
-    """Two 5x5 convolutions of 64 channels with ReLU and pooling, no norm; linear 384, 192, C.
+    """Two 5x5 convolutions of 64 channels, each with ReLU and pooling; linear layers 384, 192, C.
 
-    Source: FedPC, table 3 (the net of FedNH's repository); 796,032 parameters below the head for
-        3x32x32.
+    There is no normalization layer. The backbone has 796,032 parameters for images of 3x32x32.
+
+    Source: FedPC, table 3; the same net as in the code of FedNH.
     """
 
     def __init__(self, config: ModelConfig, shape: tuple[int, ...], classes: int) -> None:

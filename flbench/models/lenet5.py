@@ -1,4 +1,4 @@
-"""LeNet-5 with BatchNorm, as FL-bench and FedCPMD use it (tables 16 and 17 of FedCPMD)."""
+"""LeNet-5 with BatchNorm, as in the code base FL-bench and in tables 16 and 17 of FedCPMD."""
 
 from collections import OrderedDict
 from typing import ClassVar, Literal
@@ -12,20 +12,24 @@ from flbench.models.registry import MODELS
 
 
 class LeNet5Config(ModelConfig):
-    """Options of LeNet-5."""
+    """Section `model` for LeNet-5."""
 
-    norm: Norm = Field("batch", description="after each convolution")
+    norm: Norm = Field("batch", description="normalization after each convolution")
     hidden: Literal[1, 2] = Field(
-        2, description="hidden linear layers: 2 (120, 84; table 16) or 1 (120; table 17)"
+        2, description="number of hidden linear layers: 2 (widths 120 and 84) or 1 (width 120)"
     )
 
 
 @MODELS.register("lenet5")
 class LeNet5(Net):
-    """Two 5x5 convolutions of 6 and 16 channels, each normalised, ReLU, pooled; linear 120, 84, C.
+    """Two 5x5 convolutions of 6 and 16 channels and linear layers of widths 120, 84 and C.
 
-    62,050 parameters for 3x32x32 and 10 classes. FedCPMD's table 16 prints one pooling layer and no
-    normalisation; its code (FL-bench) has both after each convolution, and so has this net.
+    Each convolution is followed by normalization, ReLU and pooling. The net has 62,050 parameters
+    for images of 3x32x32 and 10 classes.
+
+    Source: FedCPMD, table 16 (two hidden linear layers) and table 17 (one). Deviation: table 16
+    lists one pooling layer and no normalization, but the authors' code, FL-bench, has both after
+    each convolution, and so does this net.
     """
 
     Config: ClassVar[type[ModelConfig]] = LeNet5Config

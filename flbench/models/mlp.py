@@ -1,4 +1,4 @@
-"""Fully connected nets for small images and tables: `mlp`, and `logistic` with no hidden layer."""
+"""Fully connected nets for small images and tables: `mlp` and `logistic`."""
 
 from collections import OrderedDict
 from math import prod
@@ -13,16 +13,18 @@ from flbench.models.registry import MODELS
 
 
 class MlpConfig(ModelConfig):
-    """Options of the multilayer perceptron."""
+    """Section `model` for the multilayer perceptron."""
 
     hidden: tuple[Annotated[int, Field(ge=1)], ...] = Field(
-        (128, 64), min_length=1, description="widths of the hidden layers; the last is D"
+        (128, 64),
+        min_length=1,
+        description="widths of the hidden layers; the last is the width of the features",
     )
 
 
 @MODELS.register("mlp")
 class Mlp(Net):
-    """Hidden linear layers, each with ReLU, and a linear head."""
+    """Multilayer perceptron: hidden linear layers, each with ReLU, and a linear head."""
 
     Config: ClassVar[type[ModelConfig]] = MlpConfig
 
@@ -40,7 +42,10 @@ class Mlp(Net):
 
 @MODELS.register("logistic")
 class Logistic(Net):
-    """Multinomial logistic regression: features are the inputs, all leaves are the head's."""
+    """Multinomial logistic regression.
+
+    The features are the flattened inputs, so the backbone has no parameters.
+    """
 
     def __init__(self, config: ModelConfig, shape: tuple[int, ...], classes: int) -> None:
         super().__init__()

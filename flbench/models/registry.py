@@ -1,4 +1,4 @@
-"""The nets by name."""
+"""The registry of nets, imported by the modules that register."""
 
 from flbench.core.registry import MODELS
 

@@ -1,4 +1,4 @@
-"""ResNet-18 for small images (He et al., CVPR 2016): a 3x3 stem without pooling."""
+"""ResNet-18 for small images, with a 3x3 stem without pooling (He et al., CVPR 2016)."""
 
 from collections import OrderedDict
 from typing import ClassVar
@@ -12,39 +12,55 @@ from flbench.models.registry import MODELS
 
 
 class ResNet18Config(ModelConfig):
-    """Options of ResNet-18."""
+    """Section `model` for ResNet-18."""
 
-    norm: Norm = Field("batch", description="after each convolution; group: 32 groups")
+    norm: Norm = Field(
+        "batch", description="normalization after each convolution; group: GroupNorm with 32 groups"
+    )
 
 
 class Block(nn.Module):
-    """Two 3x3 convolutions with a shortcut, 1x1 convolved where size or width change."""
+    """Residual block: two 3x3 convolutions and a shortcut.
 
-    def __init__(self, inside: int, outside: int, stride: int, norm: Norm) -> None:
+    The shortcut is the identity, or a 1x1 convolution if the block changes the size of the maps or
+    the number of channels.
+
+    Args:
+        in_channels: Number of input channels.
+        out_channels: Number of output channels.
+        stride: Stride of the first convolution.
+        norm: Normalization after each convolution.
+    """
+
+    def __init__(self, in_channels: int, out_channels: int, stride: int, norm: Norm) -> None:
         super().__init__()
-        self.conv1 = nn.Conv2d(inside, outside, 3, stride, padding=1, bias=False)
-        self.norm1 = norm_2d(norm, outside)
-        self.conv2 = nn.Conv2d(outside, outside, 3, padding=1, bias=False)
-        self.norm2 = norm_2d(norm, outside)
-        changes = stride != 1 or inside != outside
+        self.conv1 = nn.Conv2d(in_channels, out_channels, 3, stride, padding=1, bias=False)
+        self.norm1 = norm_2d(norm, out_channels)
+        self.conv2 = nn.Conv2d(out_channels, out_channels, 3, padding=1, bias=False)
+        self.norm2 = norm_2d(norm, out_channels)
+        changes = stride != 1 or in_channels != out_channels
         self.shortcut: nn.Module = (
-            nn.Sequential(nn.Conv2d(inside, outside, 1, stride, bias=False), norm_2d(norm, outside))
+            nn.Sequential(
+                nn.Conv2d(in_channels, out_channels, 1, stride, bias=False),
+                norm_2d(norm, out_channels),
+            )
             if changes
             else nn.Identity()
         )
         self.relu = nn.ReLU()
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return relu(f(x) + shortcut(x)), [B, outside, H / stride, W / stride]."""
+        """Return relu(f(x) + shortcut(x)), [B, out_channels, H / stride, W / stride]."""
         y = self.norm2(self.conv2(self.relu(self.norm1(self.conv1(x)))))
         return self.relu(y + self.shortcut(x))  # type: ignore[no-any-return]
 
 
 @MODELS.register("resnet18")
 class ResNet18(Net):
-    """Four stages of two blocks with 64, 128, 256, 512 channels, average pooling, linear head.
+    """Four stages of two residual blocks with 64, 128, 256 and 512 channels, and a linear head.
 
-    11,173,962 parameters for 10 classes.
+    The features [B, 512] are the averages of the last maps. The net has 11,173,962 parameters for
+    10 classes.
     """
 
     Config: ClassVar[type[ModelConfig]] = ResNet18Config
@@ -57,12 +73,14 @@ class ResNet18(Net):
             norm=norm_2d(config.norm, 64),
             relu=nn.ReLU(),
         )
-        inside = 64
-        for stage, outside in enumerate((64, 128, 256, 512), start=1):
+        in_channels = 64
+        for stage, out_channels in enumerate((64, 128, 256, 512), start=1):
             for block in (1, 2):
                 stride = 2 if stage > 1 and block == 1 else 1
-                layers[f"stage{stage}_block{block}"] = Block(inside, outside, stride, config.norm)
-                inside = outside
+                layers[f"stage{stage}_block{block}"] = Block(
+                    in_channels, out_channels, stride, config.norm
+                )
+                in_channels = out_channels
         layers |= OrderedDict(average=nn.AdaptiveAvgPool2d(1), flatten=nn.Flatten())
         self.backbone = nn.Sequential(layers)
         self.head = nn.Linear(512, classes)

@@ -1,4 +1,4 @@
-"""VGG-11 for 32x32 images (Simonyan and Zisserman, ICLR 2015; table 18 of FedCPMD)."""
+"""VGG-11 for images of 32x32 (Simonyan and Zisserman, ICLR 2015; FedCPMD, table 18)."""
 
 from collections import OrderedDict
 from typing import ClassVar, Literal
@@ -10,26 +10,29 @@ from flbench.config.schema import ModelConfig
 from flbench.models.base import MaxPool, Net, Norm, image_shape, norm_2d, pad_to
 from flbench.models.registry import MODELS
 
+# Output channels of the convolutions of each block.
 BLOCKS = ((64,), (128,), (256, 256), (512, 512), (512, 512))
 
 
 class Vgg11Config(ModelConfig):
-    """Options of VGG-11."""
+    """Section `model` for VGG-11."""
 
-    norm: Norm = Field("none", description="after each convolution")
+    norm: Norm = Field("none", description="normalization after each convolution")
     classifier: Literal[512, 4096] = Field(
         512,
-        description="width of the two hidden linear layers; 4096 is FedCPMD's table 18: 515 MB a"
-        " client",
+        description="width of the two hidden linear layers; 4096 is that of FedCPMD's table 18 and"
+        " takes"
+        " 515 MB per client",
     )
 
 
 @MODELS.register("vgg11")
 class Vgg11(Net):
-    """Eight 3x3 convolutions in five pooled blocks; two hidden linear layers and the head.
+    """Eight 3x3 convolutions in five pooled blocks, two hidden linear layers and a head.
 
-    Width 4096 has torchvision's 7x7 average pooling before the linear layers, as in FL-bench.
-    There is no dropout: its masks would come from a generator with a position.
+    With `classifier=4096` an average pooling to 7x7 precedes the linear layers, as in torchvision
+    and FL-bench. Deviation: there is no dropout, because its masks would be drawn from PyTorch's
+    global generator and depend on the order in which clients train.
     """
 
     Config: ClassVar[type[ModelConfig]] = Vgg11Config

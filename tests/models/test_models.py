@@ -74,6 +74,18 @@ def test_wide_vgg11_takes_515_megabytes():
     assert sum(p.numel() for p in net.parameters()) * 4 == pytest.approx(515e6, rel=0.002)
 
 
+def test_describe_restores_the_mode_even_if_the_forward_pass_fails():
+    net = make("mlp", (13,))
+
+    for training in (True, False):
+        net.train(training)
+        describe(net, (13,))
+        assert net.training == training
+        with pytest.raises(RuntimeError):
+            describe(net, (12,))
+        assert net.training == training
+
+
 def test_batchnorm_is_found_by_type_in_shortcuts_too():
     spec = describe(make("resnet18"), (3, 32, 32))
 
@@ -144,7 +156,7 @@ def test_pooling_is_the_same_with_and_without_gradients(shape):
     assert evaluated.shape == (*shape[:-2], shape[-2] // 2, shape[-1] // 2)
 
 
-def test_images_only_nets_refuse_tables():
+def test_nets_for_images_refuse_tables():
     with pytest.raises(ConfigError, match="takes images"):
         make("lenet5", (13,))
     assert make("mlp", (13,))(torch.rand(2, 13)).logits.shape == (2, 10)
