@@ -12,39 +12,52 @@ from flbench.algorithms.shared.sparse import Masked
 from flbench.config.schema import AlgorithmConfig
 
 MATRICES = ("hyper.in.weight", "hyper.out.weight")
+"""The two matrices of phi, which are masked with `mask_phi`."""
 
 
 class DisPFLHPConfig(DFedHPConfig, DisPFLConfig):
-    """Keys of DisPFL+HP."""
+    """Keys of DisPFL+HP: those of DFedHP and of DisPFL."""
 
     mask_phi: bool = Field(
         False,
         description="masks are on the two matrices of phi, which are mixed as DisPFL mixes weights,"
-        " instead of private ones on the generated weights",
+        " instead of on the generated weights",
     )
 
 
 @ALGORITHMS.register("dispfl-hp")
 class DisPFLHP(DisPFL):
-    """theta_i = m_i h(phi_i, z_i): training as in DFedHP, masks as in DisPFL.
+    """Clients train hypernetworks as in DFedHP and mask the generated weights as in DisPFL.
 
-    Only (phi, z) are exchanged, by plain averages: phi is dense. Masks stay with the client; prune
-    and regrow look at |theta| and at the gradient with respect to theta. What comes in has the
-    value that h gives it, and the new mask counts at once, for the models before mixing
-    (`personal@local`) too. The head has no mask.
+    A client generates its weights with a hypernetwork h from phi and z, and multiplies them with a
+    mask of its own. It trains its head, phi and z one after the other, as in DFedHP. Then it prunes
+    and regrows its mask as in DisPFL. It sends phi and z to its neighbours, which are mixed by
+    plain means, because they are dense; the mask stays with the client. A client is evaluated with
+    the masked weights that its mixed phi and z generate, and its own head, which has no mask.
 
-    `mask_phi`: theta_i = h(m_i phi_i, z_i); phi is pruned, sent and averaged where masks
-    overlap, with z and biases dense, as DisPFL does with weights.
+    Client i in each round:
 
-    Source: the paper's "DisPFL+HP", of which the text at hand says no more; all of this is our
-    reading. It is DisPFL with `hypernetwork=true`, with the keys of both.
+        theta_i = m_i h(phi_i, z_i)
+        v_i, phi_i, z_i are trained as in DFedHP
+        m_i is pruned by |theta_i| and regrown by the gradient with respect to theta_i
+        phi_i <- sum_l w_il phi_l, z_i <- sum_l w_il z_l
+
+    With `mask_phi`, theta_i = h(m_i phi_i, z_i): the matrices of phi are pruned, sent and averaged
+    where masks overlap, as DisPFL does with weights; z and the biases of phi are dense.
+
+    Deviations. The available text of the paper does not describe "DisPFL+HP" any further; all of
+    this is flbench's reading. A weight that is regrown has the value that h generates. The new mask
+    applies at once, also to the models before mixing (`personal@local`). The method equals DisPFL
+    with `hypernetwork=true`, with the keys of both methods.
     """
 
     Config: ClassVar[type[AlgorithmConfig]] = DisPFLHPConfig
     config: DisPFLHPConfig
     paper = DFedHP.paper
     communication = Communication(
-        down="phi, z of each neighbour", up="phi, z to each neighbour", keeps="phi, z, head, masks"
+        down="phi and z of the hypernetwork of each neighbour",
+        up="phi and z of its hypernetwork to each neighbour",
+        keeps="phi, z, head and masks",
     )
 
     def masked(self) -> tuple[str, ...]:
@@ -52,4 +65,6 @@ class DisPFLHP(DisPFL):
 
     def called(self) -> Masked:
         called = super().called()
-        return Masked(MATRICES, outer=called.inner) if self.config.mask_phi else called
+        if not self.config.mask_phi:
+            return called  # masks on what h generates
+        return Masked(MATRICES, outer=called.inner)  # masks on what h is called with

@@ -51,8 +51,8 @@ def after_steps(built, some: slice):
     return rounds.train(built.algorithm, built.engine, state, settings, program=part).results.kept
 
 
-def test_round_is_the_loop_of_the_card():
-    """Card 1.5, at full batches: three optimisers with momentum, then the rows of a ring.
+def test_round_is_the_loop_of_algorithm_1():
+    """At full batches: three optimizers with momentum, then the rows of a ring.
 
     LeNet-5 with GroupNorm; the chunks are small, so that several fill the net.
     """
@@ -114,7 +114,7 @@ def test_round_is_the_loop_of_the_card():
 
 
 def test_each_phase_leaves_what_is_not_its_own_bitwise_as_it_was():
-    """T16, with momentum, weight decay and BatchNorm: v first, then phi, then z."""
+    """With momentum, weight decay and BatchNorm: v first, then phi, then z."""
     built = build(METHOD, LENET, *ROUGH)
     start = built.start().clients
     steps = built.algorithm.program(built.start()).steps
@@ -230,7 +230,7 @@ def test_what_is_private_is_neither_generated_nor_sent():
     assert generated("algorithm.private=none") == convolutions | norms | linear | {"head"}
 
 
-def test_where_everything_is_generated_the_mean_of_phi_and_z_is_judged_as_gm(tmp_path):
+def test_where_everything_is_generated_the_mean_of_phi_and_z_is_evaluated_as_gm(tmp_path):
     keys = ("algorithm.private=none", "train.rounds=1", *SMALL, LENET, GROUP)
 
     path, _ = run(tmp_path, METHOD, *keys)
@@ -240,7 +240,7 @@ def test_where_everything_is_generated_the_mean_of_phi_and_z_is_judged_as_gm(tmp
 
 @pytest.mark.parametrize("policy", ["average", "local", "drop"])
 def test_batchnorm_statistics_stay_with_the_client(policy):
-    """Card 4.3; under `drop` nobody keeps them."""
+    """With train.batchnorm=drop nobody keeps them."""
     built = build(METHOD, LENET, f"train.batchnorm={policy}")
     keeps, sends = built.algorithm.split()
 

@@ -49,7 +49,7 @@ def test_dense_models_are_dfedhp(where):
 
 @pytest.mark.parametrize("where", WHERE)
 def test_masks_keep_their_size_and_what_they_mask_is_zero_outside(where):
-    """T17, for the models that are evaluated, or for phi as it is kept and sent."""
+    """For the models that are evaluated, or for phi as it is kept and sent."""
     built = build(METHOD, LENET, f"algorithm.mask_phi={where}", *SMALL, *ROUGH, DOUBLE)
     start, state, masked = built.start(), after(built, 2), built.algorithm.masked()
     settings = rounds.settings_of(built.config, built.algorithm, state)

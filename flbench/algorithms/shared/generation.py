@@ -1,7 +1,8 @@
-"""The hypernetwork as a plug-in: any decentralised method then mixes (phi, z), not weights.
+"""The hypernetwork for every decentralized method: clients mix (phi, z) instead of weights.
 
-What the method would mix is generated, but for what `private` leaves with the clients; a phase that
-would train it becomes three, with an optimiser each: v (the private part), phi, z.
+The weights that a method would mix are generated, except for a private part v that stays with the
+client. A phase that would train these weights becomes three phases with an optimizer each, which
+train v, phi and z. Everything else of the method stays as it is.
 
 Source: Li et al. (DFedHP), IJCAI 2025, Algorithm 1.
 """
@@ -22,36 +23,43 @@ from flbench.models.base import NetSpec
 
 
 class HypernetworkConfig(Strict):
-    """Keys of methods that are built on the hypernetwork; others plug it in with these defaults."""
+    """Keys of the hypernetwork, for methods that are built on it.
+
+    Other methods use the hypernetwork with these defaults.
+    """
 
     private: Literal["head", "linear", "none"] = Field(
         "head",
-        description="what is not generated and stays with the client, besides what the method"
-        " itself keeps: the head, all linear layers, or nothing",
+        description="what stays with the client instead of being generated, in addition to what the"
+        " method itself keeps: the head, all linear layers, or nothing",
     )
     norm_personal: bool = Field(
-        False, description="normalisation layers stay with the client too, instead of generated"
+        False, description="normalization layers stay with the client too, instead of generated"
     )
-    chunk: int = Field(9216, ge=1, description="weights generated from one embedding")
-    embedding: int = Field(128, ge=1, description="numbers of an embedding")
-    hidden: int = Field(128, ge=1, description="units of the hidden layer")
-    unit: Literal["epochs", "steps"] = Field("epochs", description="what k_v, k_phi and k_z count")
-    k_v: int = Field(1, ge=0, description="training of the private part v")
+    chunk: int = Field(
+        9216, ge=1, description="number of weights that are generated from one embedding"
+    )
+    embedding: int = Field(128, ge=1, description="length of an embedding")
+    hidden: int = Field(128, ge=1, description="number of units of the hidden layer")
+    unit: Literal["epochs", "steps"] = Field(
+        "epochs", description="unit of k_v, k_phi and k_z: epochs, or optimizer steps"
+    )
+    k_v: int = Field(1, ge=0, description="length of the training of the private part v")
     k_phi: int | None = Field(
         None,
         ge=1,
-        description="of the hypernetwork phi (default: what k_v and k_z leave of the local epochs,"
-        " 2 of 4, at least 1)",
+        description="length of the training of the hypernetwork phi (default: what k_v and k_z"
+        " leave of the local epochs, 2 of 4, at least 1)",
     )
-    k_z: int = Field(1, ge=0, description="of the embeddings z")
+    k_z: int = Field(1, ge=0, description="length of the training of the embeddings z")
     lr_v: float | None = Field(
-        None, ge=0, description="learning rate of v (default: as the method trains it)"
+        None, ge=0, description="learning rate of v (default: that of the method for v)"
     )
     lr_phi: float | None = Field(
-        None, ge=0, description="learning rate of phi (default: as the method trains weights)"
+        None, ge=0, description="learning rate of phi (default: that of the method for weights)"
     )
     lr_z: float | None = Field(
-        None, ge=0, description="learning rate of z (default: as the method trains weights)"
+        None, ge=0, description="learning rate of z (default: that of the method for weights)"
     )
     weight_decay_z: float = Field(
         0.0, ge=0, description="weight decay of z, which shrinks embeddings"
@@ -60,13 +68,13 @@ class HypernetworkConfig(Strict):
 
 @dataclass(frozen=True)
 class Generation:
-    """What a method keeps, mixes and trains where its shared weights are generated.
+    """What a method keeps, mixes and trains if its shared weights are generated.
 
     Attributes:
-        net: the net's leaves.
-        keys: of the hypernetwork.
-        kept: leaves of the net that the method keeps.
-        shared: leaves of the net that the method mixes.
+        net: Description of the net.
+        keys: Keys of the hypernetwork.
+        kept: Leaves of the net that the method keeps at the clients.
+        shared: Leaves of the net that the method would mix.
     """
 
     net: NetSpec
@@ -76,24 +84,25 @@ class Generation:
 
     @cached_property
     def generated(self) -> frozenset[str]:
-        """The parameters that the hypernetwork makes."""
-        layers = [layer for layer in self.net.layers if layer.kind in ("norm", "batchnorm")]
-        norms = frozenset(leaf for layer in layers for leaf in layer.leaves)
-        private = self.net.names("head") if self.keys.private != "none" else frozenset()
+        """Parameters of the net that the hypernetwork generates."""
+        private: frozenset[str] = frozenset()
+        if self.keys.private != "none":
+            private |= self.net.names("head")
         if self.keys.private == "linear":
             private |= self.net.names("linear")
         if self.keys.norm_personal:
-            private |= norms
+            norms = [layer for layer in self.net.layers if layer.kind in ("norm", "batchnorm")]
+            private |= {leaf for layer in norms for leaf in layer.leaves}
         return (self.shared & frozenset(self.net.parameters)) - private
 
     @property
     def own(self) -> frozenset[str]:
-        """The parameters v that the client keeps."""
+        """Parameters of the net that the client keeps and trains: the private part v."""
         return (frozenset(self.net.parameters) & (self.kept | self.shared)) - self.generated
 
     @cached_property
     def hypernetwork(self) -> Hypernetwork:
-        """What the net is called with."""
+        """The function h that generates the weights."""
         keys = self.keys
         return Hypernetwork.of(
             self.net,
@@ -104,87 +113,94 @@ class Generation:
         )
 
     def split(self) -> tuple[frozenset[str], frozenset[str]]:
-        """Return what clients keep and what they mix: (phi, z) instead of weights.
+        """Return the leaves that clients keep, and those that they mix: phi and z.
 
-        BatchNorm's statistics stay with the client: of generated weights there is no mean that
-        averaged statistics would belong to.
+        BatchNorm statistics stay with the client, because averaged statistics would belong to
+        averaged weights, and averaged phi and z do not generate these.
         """
         return (self.kept | self.shared) - self.generated, LEAVES
 
     def leaves(self, start: Tree, rng: np.random.Generator) -> Tree:
-        """Return the seeded net's leaves, and phi and z, the same for all clients."""
+        """Return the leaves of the seeded net with phi and z, which all clients have in common."""
         return start | self.hypernetwork.initial(start, rng)
 
     def steps(
         self, steps: tuple[Step, ...], weights: Callable[[Tree, Tree], Tree]
     ) -> tuple[Step, ...]:
-        """Return a method's steps with v, phi and z trained in the place of its weights.
+        """Return a method's steps with training of v, phi and z instead of its weights.
 
-        Training of v sees an ordinary net, into whose leaves the weights were written: they are
-        generated once; that of phi and z generates them in each step, with the gradient through h.
-        Steps that do not train stay as they are.
+        Before v is trained, the generated weights are written into the leaves of the net once; the
+        training of v then sees an ordinary net. Training of phi and z generates the weights in
+        every step, with the gradient through h. Steps that do not train stay as they are.
 
         Args:
-            steps: of the method.
-            weights: (leaves, ctx) -> what the net is called with.
+            steps: Steps of the method.
+            weights: Function (leaves, ctx) -> leaves that the net is called with.
         """
         write = Transform(Write(weights, tuple(name for name, _ in self.hypernetwork.tensors)))
-        done: list[Step] = []
-        stale = True
+        result: list[Step] = []
+        stale = True  # whether the leaves of the net differ from what phi and z generate now
         for step in steps:
-            plain, generating = self._apart(step)
-            if stale and any(isinstance(part, Phase) for part in plain):
-                done.append(write)
+            ordinary, generating = self._apart(step)
+            if stale and any(isinstance(part, Phase) for part in ordinary):
+                result.append(write)
                 stale = False
-            done += [*plain, *generating]
-            stale = stale or bool(generating)
-        return tuple(done)
+            result += [*ordinary, *generating]
+            if generating:
+                stale = True
+        return tuple(result)
 
     def requires(self) -> list[str]:
-        """Return a sentence if there is nothing to generate."""
+        """Return a sentence if there is nothing to generate; empty otherwise."""
         if self.generated:
             return []
+        private, norm_personal = self.keys.private, str(self.keys.norm_personal).lower()
+        cure = "Choose a deeper net, such as model.name=lenet5"
+        if private == "linear":
+            cure += ", or set algorithm.private=head"
         return [
-            f"the hypernetwork has nothing to generate: with algorithm.private={self.keys.private}"
-            f" and algorithm.norm_personal={str(self.keys.norm_personal).lower()} all"
-            f" {self.net.size:,} parameters of the net stay with the client. Choose a deeper net,"
-            " or keep less private."
+            f"The hypernetwork has nothing to generate: with algorithm.private={private} and"
+            f" algorithm.norm_personal={norm_personal}, all {self.net.size:,} parameters of the net"
+            f" (`model.name`) stay with the client. {cure}."
         ]
 
     def notes(self, steps: tuple[Step, ...], train: TrainConfig) -> list[str]:
-        """Return what a user may not expect: large messages, many epochs, whose statistics.
+        """Return sentences on large messages, on many epochs and on BatchNorm statistics.
 
         Args:
-            steps: that a client does.
-            train: how every method trains.
+            steps: Steps of a client's program.
+            train: Configuration of the local training.
         """
-        said = []
+        notes = []
         message, size = self.hypernetwork.size(self.net.size), self.net.size
         if message >= size:
-            said.append(
-                f"a message (phi, z) holds about {message:,} scalars, {message / size:.3g} times"
-                f" the {size:,} of the net: the hypernetwork saves traffic for large nets only."
+            notes.append(
+                f"A message (phi, z) has about {message:,} numbers, {message / size:.3g} times the"
+                f" {size:,} parameters of the net: the hypernetwork saves traffic for large nets"
+                " only. A smaller algorithm.hidden (a key of dfedhp and dispfl-hp) reduces it."
             )
         epochs = sum(step.epochs or 0 for step in steps if isinstance(step, Phase))
         if epochs > train.local_epochs:
-            said.append(
+            notes.append(
                 f"v, phi and z are trained for {epochs} epochs in all, more than"
-                f" train.local_epochs={train.local_epochs}."
+                f" train.local_epochs={train.local_epochs}. Raise train.local_epochs to compare"
+                " methods at equal epochs."
             )
         if self.net.statistics and train.batchnorm == "average":
-            said.append(
+            notes.append(
                 "train.batchnorm=average has no effect on generated layers: their statistics stay"
                 " with the client."
             )
-        return said
+        return notes
 
     def _apart(self, step: Step) -> tuple[tuple[Step, ...], tuple[Step, ...]]:
-        """Return what a step is on an ordinary net, and its phases on phi and z."""
+        """Return a step's part on an ordinary net (v), and its phases on phi and z."""
         if not isinstance(step, Phase):
             return (step,), ()
         ordinary = replace(step, weights=None)
         if not any(step.trains(name) for name in self.generated):
             return (ordinary,), ()
+
         keys = self.keys
         own = frozenset(name for name in self.own if step.trains(name))
         k_v = keys.k_v if own else 0
@@ -202,7 +218,9 @@ class Generation:
         lr: float | None,
         weight_decay: float | None = None,
     ) -> tuple[Phase, ...]:
-        """Return a phase on other leaves; none where it is empty."""
+        """Return a phase that trains other leaves; none if it trains nothing or has length 0."""
+        if not train or not length:
+            return ()
         changed: dict[str, float] = {}
         if lr is not None:
             changed["lr"] = lr
@@ -210,5 +228,4 @@ class Generation:
             changed["weight_decay"] = weight_decay
         optimizer: OptimizerConfig = step.optimizer.model_copy(update=changed)
         epochs, steps = (length, None) if self.keys.unit == "epochs" else (None, length)
-        phase = replace(step, train=train, optimizer=optimizer, epochs=epochs, steps=steps)
-        return (phase,) if train and length else ()
+        return (replace(step, train=train, optimizer=optimizer, epochs=epochs, steps=steps),)

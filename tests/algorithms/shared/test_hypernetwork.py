@@ -32,8 +32,8 @@ def scalars(tree) -> int:
 
 
 @pytest.mark.parametrize("classes", [10, 100])
-def test_payload_of_resnet18_is_the_cards(classes):
-    """T16 and F7: 1,360,512 floats, 5,314.5 KiB, whatever the number of classes."""
+def test_payload_of_resnet18_is_that_of_the_paper(classes):
+    """1,360,512 floats, 5,314.5 KiB, whatever the number of classes."""
     net, spec, start = net_of("resnet18", classes=classes, norm="group")
     hyper = body_of(net, spec)
 
@@ -113,7 +113,7 @@ def test_outputs_fill_the_tensors_in_the_nets_order_chunk_after_chunk():
 
 
 def test_gradient_through_h_is_the_finite_difference():
-    """T16, in float64: of the generated weights, and of a loss of the net that is called with."""
+    """In float64: of the generated weights, and of a loss of the net that is called with."""
     net, spec, start = net_of("mlp", shape=(5,), classes=3, hidden=(6,))
     net, start = net.double(), {name: value.double() for name, value in start.items()}
     hyper = body_of(net, spec, TINY)
