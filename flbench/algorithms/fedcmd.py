@@ -67,7 +67,7 @@ class FedCmd(LayerElection):
         layers behind l*: for client i, sum_j a_ij upload_j,
                           a_ij = exp(cos(l*_i, l*_j)) / sum_j exp(cos(l*_i, l*_j))
 
-    Deviations and readings. Batches vote in eval mode, with the weights before the optimiser step.
+    Deviations and readings. Batches vote in eval mode, with the weights before the optimizer step.
     The paper and the authors' code differ on the means: here they run over the clients of the
     round, with cosines of the weights of l* (not of their changes); `behind=mean` averages all
     layers but l* alike. Only the clients of the round receive mixed layers, as the reply to their
@@ -188,7 +188,7 @@ class FedCmd(LayerElection):
         return Update(server, Message(mix(only(sent, behind), a)))
 
     def _aggregate_votes(self, state: State, results: Results) -> Update:
-        """Phase 1: FedAvg, and the votes of the clients that took an optimiser step."""
+        """Phase 1: FedAvg, and the votes of the clients that took an optimizer step."""
         cast = results.sent.values["vote"][results.steps > 0].long()
         votes = state.server["votes"] + cast.bincount(minlength=len(self.layers)).int()
         return Update(self.mean(results) | {"votes": votes}, metrics=self.by_layer("votes", cast))

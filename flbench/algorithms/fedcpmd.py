@@ -131,7 +131,7 @@ class FedCpmd(LayerElection):
     Deviations. Jensen-Shannon is integrated on a grid that no narrow Gaussian falls through. Inputs
     are scaled by their own smallest and largest values, since a method does not know the range of
     pixels. The paper says that the personal layer is never sent, but eq. 13 needs it at the server:
-    its bytes are charged, and logged as `phi_bytes`. A client without an optimiser step votes, and
+    its bytes are charged, and logged as `phi_bytes`. A client without an optimizer step votes, and
     has weight 0 for others.
 
     The accuracy in the paper's tables is the mean of `paper.LAYER` over layers and the last five
@@ -591,14 +591,14 @@ def positions(ids: Tensor, among: Tensor) -> Tensor:
 def cluster_weights(
     rows: Tree, weights: Tensor, clusters: Tensor, layers: Layers, mixing: Mixing
 ) -> Tensor:
-    """Return the weights of clients for one another, [M, M], before they are normalised.
+    """Return the weights of clients for one another, [M, M], before they are normalized.
 
     Clients of different clusters have weight 0 for one another. So has a client without an
-    optimiser step for all others.
+    optimizer step for all others.
 
     Args:
         rows: Uploaded leaves, [M, ...] each.
-        weights: [M] >= 0, a client's samples or 1; 0 without an optimiser step.
+        weights: [M] >= 0, a client's samples or 1; 0 without an optimizer step.
         clusters: [M] number of each client's cluster, which is that of its personal layer.
         layers: The L candidate layers.
         mixing: `similarity` for Phi of eq. 13, `raw` for its cosines without the maximum with 0,
@@ -643,7 +643,7 @@ def mix_others(
 
     Args:
         rows: Uploaded leaves, [M, ...] each.
-        weights: [M, M], not normalised.
+        weights: [M, M], not normalized.
         own: [M, L] bool: the personal layers of each client.
         layers: The L candidate layers. Other leaves are personal to nobody.
         receivers: [K] positions of the receiving clients, in [0, M).

@@ -140,13 +140,14 @@ class FedPc(Algorithm):
         theta^(j) = sum_l rho_jl theta^_l,  P^(j) = sum_l rho_jl P^_l           (eq. 7-8)
 
     Readings and deviations. Eq. 7-8 give every group a model, Algorithm 1 has one for all
-    (`single_global`); the equations are followed. Eq. 3 is written for a batch, so that it has a
-    gradient; the text also speaks of repulsion from other classes (`pull=repel`). The objective of
-    the paper weights clients by samples, line 13 does not (`agg_weights`). Cosines run over the
-    classes that both groups have. A group without a client in the round keeps its last means; a
-    group that never had one gives nothing and takes equal parts of all others. The paper reports
-    a global model without defining its head (`gm`); of flbench's metrics, `gm`, `pm_v@local` and
-    `pm_l@local` correspond to the published ones.
+    (`single_global`); the equations are followed. A negative cosine counts as 0. Eq. 3 is
+    written for a batch, so that it has a gradient; the text also speaks of repulsion from other
+    classes (`pull=repel`). The objective of the paper weights clients by samples, line 13 does
+    not (`agg_weights`). Cosines run over the classes that both groups have. A group without a
+    client in the round keeps its last means; a group that never had one gives nothing and takes
+    equal parts of all others. The paper reports a global model without defining its head
+    (`gm`); of flbench's metrics, `gm`, `pm_v@local` and `pm_l@local` correspond to the
+    published ones.
     """
 
     Config: ClassVar[type[AlgorithmConfig]] = FedPcConfig

@@ -65,7 +65,7 @@ class FedProto(Algorithm):
     `agg_weights=samples`. The distance is averaged over the samples whose class has a prototype;
     the authors' code counts the other samples as 0. All classes with a prototype compete in the
     prediction; in the authors' test only those of the client do (`predict_classes=own`). A client
-    that took no optimiser step does not enter the mean.
+    that took no optimizer step does not enter the mean.
     """
 
     Config: ClassVar[type[AlgorithmConfig]] = FedProtoConfig

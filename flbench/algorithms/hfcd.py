@@ -35,6 +35,12 @@ class HfcdConfig(AlgorithmConfig):
     alpha=0.6, gamma=1.2 and lambda0=0.7.
     """
 
+    # Exchange
+    share: Literal["none", "body", "full"] = Field(
+        "none",
+        description="weights that the server averages in addition: none, all but the head, or all",
+    )
+
     # Local loss
     tau: float = Field(0.2, gt=0, description="temperature of the contrast L_cont")
     alpha: float = Field(
@@ -42,10 +48,6 @@ class HfcdConfig(AlgorithmConfig):
     )
     gamma: float = Field(1.3, gt=0, description="weight of hard negatives in L_cont")
     lambda0: float = Field(0.7, ge=0, description="factor of both schedules, beta and lambda")
-    share: Literal["none", "body", "full"] = Field(
-        "none",
-        description="weights that the server averages in addition: none, all but the head, or all",
-    )
     loss_form: Literal["nested", "flat", "separate"] = Field(
         "nested",
         description="how beta and lambda weight the loss: CE + beta (L_cont + lambda L_KD),"
@@ -131,14 +133,15 @@ class Hfcd(Algorithm):
         P_k   = sum_i softmax_i(a_k^i) c_k^i
         S_pq  = mean of S^i_pq over the holders of p and q; cos(P_p, P_q) where there are none
 
-    Deviations and readings. The paper's formulas are hard to read in print; where they are
-    ambiguous, the default is the reading given here and the others are options. The positive class
-    is part of the denominator of L_cont (`no_pos`). Means and softmax run over the holders of a
-    class, not over all clients. L_KD is divided by the number of classes (`kd_reduction`); it runs
-    over the classes that both the client and the server have, and takes a class's local prototype
-    from the batch if the batch contains the class, so that it has a gradient. The schedules count
-    rounds from 0, so that the first round uses cross entropy alone. A client that took no optimiser
-    step still uploads its prototypes, because its model has features all the same.
+    Readings and deviations. Where the printed formulas are ambiguous, the default is the reading
+    given here, and the other readings are options. The paper defines no averaging of weights;
+    its ablation may have used one (`share`). The positive class is part of the denominator of
+    L_cont (`no_pos`). Means and softmax run over the holders of a class, not over all clients.
+    L_KD is divided by the number of classes (`kd_reduction`); it runs over the classes that
+    both the client and the server have, and takes a class's local prototype from the batch if
+    the batch contains the class, so that it has a gradient. The schedules count rounds from 0,
+    so that the first round uses cross entropy alone. A client that took no optimizer step still
+    uploads its prototypes, because its model has features all the same.
     """
 
     Config: ClassVar[type[AlgorithmConfig]] = HfcdConfig
@@ -250,7 +253,7 @@ class Hfcd(Algorithm):
 
         similarity = mean_similarity(state.clients["similarity"].double(), counts > 0, table)
 
-        hard = self.contrast().hard(similarity, present)  # [C, C]
+        hard = self.contrast().hard_negatives(similarity, present)  # [C, C]
         hard_per_class = hard[present].sum(dim=1).double()
         metrics = {"hard_negatives_mean": float(hard_per_class.mean())}
         server = {

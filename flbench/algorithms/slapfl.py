@@ -72,7 +72,7 @@ class Slapfl(Algorithm):
 
     Deviations. A negative cosine counts as 0, since a mean needs weights that are not negative. The
     paper has no absent clients: here j runs over the clients of the round, and an absent client
-    keeps its last mixture. A client that took no optimiser step enters no mixture but its own.
+    keeps its last mixture. A client that took no optimizer step enters no mixture but its own.
 
     From a common start the cosines stay near 1 and the weights near 1/N, so that the method is
     close to FedPer. The metric `cosine_mean` reports the mean cosine between two clients; `delta`
@@ -211,7 +211,7 @@ class Slapfl(Algorithm):
 
         Args:
             cosine: [K, K] float64 with a unit diagonal.
-            results: Results of the round; a client without an optimiser step has no weight for
+            results: Results of the round; a client without an optimizer step has no weight for
                 others.
 
         Returns:
