@@ -1,1 +1,1 @@
-"""What one client does in a round: programs, the one local loss, the LightningModule."""
+"""What one client does in a round: local programs, the local loss, and the LightningModule."""

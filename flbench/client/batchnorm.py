@@ -1,4 +1,4 @@
-"""BatchNorm statistics estimated anew on a client's training part (`train.batchnorm=drop`)."""
+"""BatchNorm statistics re-estimated on a client's training samples (`train.batchnorm=drop`)."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,18 +13,19 @@ from flbench.models.base import NetSpec
 
 @dataclass(frozen=True)
 class Moments:
-    """Sum, sum of squares and count of the inputs of one BatchNorm layer, per channel.
+    """The function of a Statistic: moments of the inputs of one BatchNorm layer, per channel.
 
     Attributes:
-        layer: its name.
-        weights: (leaves, ctx) -> what the net is called with; None calls it with the leaves.
+        layer: Name of the layer.
+        weights: (leaves, ctx) -> the parameters and buffers that the net is called with; None
+            calls the net with the leaves.
     """
 
     layer: str
     weights: Callable[[Tree, Tree], Tree] | None = None
 
     def __call__(self, context: StepContext) -> Tree:
-        """Return the sums [channels] float64 and the count [] of one batch."""
+        """Return `sum` and `squares` [channels] float64, and `count` [], of one batch."""
         leaves = (
             context.leaves if self.weights is None else self.weights(context.leaves, context.ctx)
         )
@@ -35,9 +36,13 @@ class Moments:
 
 
 def channel_sums(x: Tensor, mask: Tensor) -> Tree:
-    """Return `sum` and `squares` [channels] float64 of x [B, channels, ...], and `count` [].
+    """Return the sums that the mean and the variance of each channel are computed from.
 
-    Rows where `mask` [B] is False do not count.
+    Args:
+        x: Inputs of a layer, [B, channels, ...].
+        mask: [B] bool; rows where it is False do not count.
+    Returns: `sum` and `squares` [channels] float64, and `count` [], the number of values per
+        channel.
     """
     x = x.double().flatten(2) if x.dim() > 2 else x.double()[:, :, None]  # [B, channels, positions]
     x = torch.where(mask[:, None, None], x, 0.0)
@@ -47,12 +52,18 @@ def channel_sums(x: Tensor, mask: Tensor) -> Tree:
 
 @dataclass(frozen=True)
 class Write:
-    """Write the moments into the layer's running mean and (unbiased) variance."""
+    """The function of a Transform: moments become the layer's running mean and variance.
+
+    The variance is the unbiased one, as PyTorch's BatchNorm stores it.
+
+    Attributes:
+        layer: Name of the layer.
+    """
 
     layer: str
 
     def __call__(self, leaves: Tree, start: Tree, ctx: Tree, info: Info) -> Tree:
-        """Return the layer's statistics."""
+        """Return the layer's running statistics; the old ones if no sample was counted."""
         count = ctx[f"moments.{self.layer}.count"]
         mean = ctx[f"moments.{self.layer}.sum"] / count.clamp_min(1)
         squares = ctx[f"moments.{self.layer}.squares"] - count * mean.square()
@@ -67,15 +78,15 @@ class Write:
 def recalibrate(
     net: NetSpec, weights: Callable[[Tree, Tree], Tree] | None = None
 ) -> tuple[Step, ...]:
-    """Return the steps that estimate all BatchNorm statistics, layer after layer.
+    """Return the steps that re-estimate the statistics of all BatchNorm layers, in order.
 
-    A layer's inputs depend on the statistics of the layers before it, so each layer takes a pass
-    of its own: exact, and dear for deep nets.
+    The inputs of a layer depend on the statistics of the layers before it. So each layer takes a
+    pass of its own over the samples, which is exact, but slow for deep nets.
 
     Args:
-        net: its layers.
-        weights: (leaves, ctx) -> what the net is called with, the leaves' own statistics in it;
-            None calls it with the leaves.
+        net: The description of the net; its layers are in the order of the forward pass.
+        weights: (leaves, ctx) -> the parameters and buffers that the net is called with; it must
+            pass on the running statistics of the leaves. None calls the net with the leaves.
     """
     steps: list[Step] = []
     for layer in net.layers:

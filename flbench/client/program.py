@@ -1,7 +1,8 @@
 """Local programs: what one client does in a round, as data that every engine can run.
 
-All callables are frozen dataclasses or module-level functions: hashable (compiled code is cached by
-them), picklable (they travel to workers), pure and vmap-safe.
+All callables of a program are frozen dataclasses or module-level functions. They are hashable,
+because traces are stored by them; picklable, because they are sent to worker processes; pure; and
+usable under `torch.vmap`.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,39 +19,44 @@ Reduce = Literal["sum", "min", "max", "rows"]
 
 
 class LossTerm(Protocol):
-    """A pure function of what one step sees; terms are summed by `weight`.
+    """A term of the local loss: a pure function of a StepContext.
 
-    Implementations are frozen dataclasses. They are vmap-safe: masks and fixed k; no boolean
-    indexing, no `.item()`, no `if` on a tensor, no `F.one_hot`. A missing class contributes zero,
-    never NaN; so does a row whose `batch.mask` is False.
+    The local loss is the sum of all terms, each multiplied by its `weight`. Implementations are
+    frozen dataclasses that work under `torch.vmap`: they use masks and fixed shapes, and neither
+    boolean indexing, `.item()`, `if` on a tensor, nor `F.one_hot`. A class that is missing from the
+    batch contributes zero, never NaN, and so does a row where `batch.mask` is False.
     """
 
     @property
     def weight(self) -> float | str:
-        """Factor of the term: a number, or the name of a ctx entry."""
+        """Factor of the term: a number, or the name of a 0-dim ctx entry."""
 
     def __call__(self, context: StepContext) -> Tensor:
-        """Return the term for this step, 0-dim."""
+        """Return the value of the term in this step, 0-dim."""
 
 
 GradFn = Callable[[Tree, Batch], Tree]
-"""(parameters, batch) -> gradient of the phase's loss with respect to these parameters."""
+"""(parameters, batch) -> gradient of the phase's loss at these parameters, under their names."""
 
 GradientHook = Callable[[GradFn, Tree, Batch, Tree], Tree]
-"""(grad, parameters, batch, ctx) -> the gradient that the optimiser sees."""
+"""(grad, trained parameters, batch, ctx) -> the gradient that the optimiser gets."""
 
 
 @dataclass(frozen=True)
 class Statistic:
-    """A pass over samples in eval mode without gradients; its results become ctx `NAME.KEY`.
+    """A pass over samples in eval mode without gradients.
+
+    Its results become ctx entries with the names `NAME.KEY`.
 
     Attributes:
-        name: prefix of the ctx entries.
-        fn: context -> tensors. Rows with `batch.mask` False are padding and must not count.
-        reduce: how batches are put together: `sum`, `min`, `max`; `rows` puts tensors [B, ...] one
-            after the other. One for all keys, or one per key.
-        finish: (reduced, leaves, ctx) -> result; None leaves what was reduced.
-        samples: which samples.
+        name: Prefix of the ctx entries.
+        fn: StepContext -> tensors of one batch, by key. Rows where `batch.mask` is False are
+            padding and must not count.
+        reduce: How the tensors of two batches become one: `sum`, `min` or `max` element by
+            element; `rows` concatenates tensors [B, ...] along their first axis. One value for all
+            keys, or (key, value) pairs.
+        finish: (reduced tensors, leaves, ctx) -> result; None takes the reduced tensors.
+        samples: Which samples of the client are read.
     """
 
     name: str
@@ -60,40 +66,50 @@ class Statistic:
     samples: Samples = Samples()
 
     def reduction(self, key: str) -> Reduce:
-        """Return how the entries of one key are put together."""
+        """Return how the tensors of one key are reduced."""
         return self.reduce if isinstance(self.reduce, str) else dict(self.reduce)[key]
 
 
 @dataclass(frozen=True)
 class Transform:
-    """A step without data: `fn(leaves, start, ctx, info)` returns the leaves that change."""
+    """A step without samples.
+
+    Attributes:
+        fn: (leaves, start, ctx, info) -> the leaves that change or are added. `start` are the
+            leaves at the beginning of the program.
+    """
 
     fn: Callable[[Tree, Tree, Tree, Info], Tree]
 
 
 @dataclass(frozen=True)
 class Phase:
-    """A stretch of training with an optimiser of its own (C2).
+    """A part of the local training with a new optimiser of its own.
 
     Attributes:
-        train: the leaves that are trained: a pattern (`*`, `backbone.*`) or their names. Buffers
-            never are.
-        terms: the loss is their weighted sum.
-        optimizer: its configuration.
-        epochs: passes over the rows; None where `steps` is given.
-        steps: optimiser steps; None where `epochs` is given.
-        clip: largest norm of the gradient over the trained leaves.
-        weights: (leaves, ctx) -> what the net is called with, under its own names (a mask, a
-            hypernetwork, a second model); None calls it with the leaves themselves.
-        gradient: (grad, parameters, batch, ctx) -> the gradient for the optimiser; None is the
-            loss's. Each call of `grad` runs the net once, and train-mode BatchNorm counts it.
-        project: (trained leaves, ctx) -> trained leaves, after each step.
-        until: (epoch losses [epochs], epochs done, ctx) -> bool []; asked before each epoch, True
-            ends the phase. Epochs still to come have loss NaN.
-        record: Statistics on the batches of the training itself, on the leaves before each step. A
-            client without a step shows them one padded row. Not with `gradient`.
-        batchnorm: `eval` freezes BatchNorm statistics and uses them.
-        samples: which samples.
+        train: The leaves that are trained: a pattern (`*`, `backbone.*`) or a set of names.
+            Buffers are never trained.
+        terms: The terms of the loss, at least one.
+        optimizer: The configuration of the optimiser.
+        epochs: Passes over the samples, or None if `steps` is given.
+        steps: Optimiser steps, or None if `epochs` is given.
+        clip: Largest Euclidean norm of the gradient over all trained leaves; None does not clip.
+        weights: (leaves, ctx) -> the parameters and buffers that the net is called with, under the
+            net's own names: masked ones, those of a second model, or those that a hypernetwork
+            generates. None calls the net with the leaves.
+        gradient: Gradient hook: (grad, trained parameters, batch, ctx) -> the gradient that the
+            optimiser gets. None takes the gradient of the loss. Each call of `grad` runs the net
+            once, and BatchNorm in training mode updates its statistics each time.
+        project: (trained leaves, ctx) -> their new values, after each optimiser step.
+        until: (mean loss of each epoch [epochs], number of epochs done [], ctx) -> bool []; it is
+            called before each epoch, and True ends the phase. The loss of later epochs is NaN.
+        record: Statistics over the training batches, on the leaves before each optimiser step. For
+            a client without a step they are computed on one padded row. Not together with
+            `gradient`.
+        batchnorm: `train` updates the running statistics of BatchNorm; `eval` uses them unchanged.
+        samples: Which samples of the client are read.
+    Raises: ValueError if both or neither of `epochs` and `steps` are given, or `record` and
+        `gradient` are.
     """
 
     train: str | frozenset[str]
@@ -116,10 +132,13 @@ class Phase:
                 f"a Phase needs either epochs or steps, got {self.epochs} and {self.steps}"
             )
         if self.record and self.gradient is not None:
-            raise ValueError("a Phase with a gradient hook has no batches of its own to record")
+            raise ValueError(
+                "a Phase with a `gradient` hook cannot `record` Statistics: the hook may evaluate"
+                " several batches. Compute them in a Statistic before or after the phase."
+            )
 
     def trains(self, name: str) -> bool:
-        """Return whether a leaf of this name is trained (if it is no buffer)."""
+        """Return whether a leaf of this name is trained, provided that it is not a buffer."""
         return fnmatchcase(name, self.train) if isinstance(self.train, str) else name in self.train
 
 
@@ -131,11 +150,13 @@ class LocalProgram:
     """What one client does in a round. Programs of one stage are equal from round to round.
 
     Attributes:
-        steps: in order.
-        keeps: leaves that stay with the client until its next round.
-        sends: leaves that go up. A leaf kept and sent is stored once and visible to the server.
-        masks: (sent leaf, bool leaf) pairs: only the entries where the second is True cross the
-            link.
+        steps: Phases, Statistics and Transforms, in order.
+        keeps: Names of the leaves that the client keeps until its next round.
+        sends: Names of the leaves that are sent to the server. A leaf that is kept and sent is
+            stored once, and the server can read it.
+        masks: Pairs (name of a sent leaf, name of a bool leaf): only the entries where the second
+            is True are sent and counted.
+    Raises: ValueError if a mask belongs to a leaf that is not sent.
     """
 
     steps: tuple[Step, ...]
@@ -150,7 +171,7 @@ class LocalProgram:
 
 
 def shortened(program: LocalProgram, steps: int) -> LocalProgram:
-    """Return a program with so many optimiser steps in each phase, to measure what they cost."""
+    """Return a program with this many optimiser steps in each phase, to measure their cost."""
     short = (
         replace(step, epochs=None, steps=steps, until=None) if isinstance(step, Phase) else step
         for step in program.steps
@@ -159,5 +180,5 @@ def shortened(program: LocalProgram, steps: int) -> LocalProgram:
 
 
 def merge_context(ctx: Tree, name: str, result: Mapping[str, Tensor]) -> None:
-    """Write a Statistic's result into ctx, in place."""
+    """Write a Statistic's result into ctx under the names `NAME.KEY`, in place."""
     ctx.update({f"{name}.{key}": value for key, value in result.items()})

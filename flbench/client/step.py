@@ -1,4 +1,4 @@
-"""The one local loss. Every engine, and Lightning's own Trainer, call it."""
+"""The local loss and the local optimiser, which all engines and Lightning's Trainer use."""
 
 import torch
 from torch import Tensor
@@ -9,7 +9,33 @@ from flbench.core.types import StepContext
 
 
 def local_loss(terms: tuple[LossTerm, ...], context: StepContext) -> Tensor:
-    """Return sum over terms of weight times term(view), 0-dim."""
+    """Return the local loss of a step, 0-dim: the sum over all terms of weight times value.
+
+    Args:
+        terms: The terms. A weight that is a string names a 0-dim entry of `context.ctx`.
+        context: What the step reads: batch, outputs of the net, leaves and ctx.
+    Raises: ValueError without a term; KeyError if ctx has no entry for a weight.
+
+    Example:
+        >>> from flbench.core.types import Batch, Outputs, StepContext
+        >>> from flbench.losses import CrossEntropy, Proximal
+        >>> y, mask = torch.tensor([0, 1]), torch.tensor([True, True])
+        >>> batch = Batch(torch.zeros(2, 3), y, mask, key=y, step=torch.tensor(0))
+        >>> outputs = Outputs(features=torch.zeros(2, 3), logits=torch.zeros(2, 4))
+        >>> context = StepContext(
+        ...     lambda: outputs,
+        ...     batch=batch,
+        ...     ctx={"mu": torch.tensor(0.1)},
+        ...     leaves={"w": torch.ones(5)},
+        ...     start={"w": torch.zeros(5)},
+        ...     apply=None,
+        ... )
+        >>> round(local_loss((CrossEntropy(),), context).item(), 4)  # ln 4
+        1.3863
+        >>> pull = Proximal(("w",), weight="mu")  # 0.1 * 1/2 * 5
+        >>> round(local_loss((CrossEntropy(), pull), context).item(), 4)
+        1.6363
+    """
     total: Tensor | None = None
     for term in terms:
         value = term(context)
@@ -25,7 +51,13 @@ def local_loss(terms: tuple[LossTerm, ...], context: StepContext) -> Tensor:
 def make_optimizer(
     config: OptimizerConfig, parameters: list[Tensor], lr: float
 ) -> torch.optim.Optimizer:
-    """Return a new optimiser with this learning rate over the parameters."""
+    """Return a new optimiser over the parameters.
+
+    Args:
+        config: Kind of optimiser, momentum and weight decay; its `lr` is not read.
+        parameters: The tensors that the optimiser changes.
+        lr: Learning rate, >= 0.
+    """
     if config.name == "sgd":
         return torch.optim.SGD(
             parameters,

@@ -129,7 +129,7 @@ class Traces:
     """
 
     def __init__(self, *, enabled: bool = True) -> None:
-        self._enabled = enabled
+        self.enabled = enabled
         self._known: OrderedDict[Hashable, Known] = OrderedDict()
         self._kinds: dict[Kind, Kind] = {}
         self._cost = FIRST
@@ -142,7 +142,7 @@ class Traces:
             what: all else that their operations depend on.
             trees: what clients have, and know.
         """
-        if not self._enabled:
+        if not self.enabled:
             return [], NO_KIND
         tensors: list[Tensor] = []
         found: dict[int, int] = {}
@@ -175,7 +175,7 @@ class Traces:
             inputs: what clients have, and know.
             batch: tensors whose shapes may be others in the next step.
         """
-        if not self._enabled:
+        if not self.enabled:
             return step()
         kind, inputs = (kind, shapes(batch)), [*inputs, *batch]
         known = self._known.setdefault(kind, Known())

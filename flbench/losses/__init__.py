@@ -1,4 +1,8 @@
-"""Loss terms: one pure function of a StepContext per file, summed by weight into the one local loss."""
+"""Loss terms: pure functions of a StepContext; the local loss is their weighted sum.
+
+Axes: B samples of the batch, C classes, D features. Every term is 0-dim and works under
+`torch.vmap`; rows where `batch.mask` is False contribute nothing.
+"""
 
 from flbench.losses.class_pull import ClassPull
 from flbench.losses.cosine_cross_entropy import CosineCrossEntropy

@@ -1,4 +1,4 @@
-"""Cross entropy of cosines between features and class directions."""
+"""Cross entropy of scaled cosines between features and class directions."""
 
 from dataclasses import dataclass
 
@@ -10,26 +10,27 @@ from flbench.losses.similarity import cosines
 
 
 def cosine_logits(context: StepContext, directions: str, scale: str) -> Tensor:
-    """Return s z W^T [B, C] for features z of length one; a zero feature has logits 0.
+    """Return the logits s z W^T [B, C], with features z scaled to length one.
 
     Args:
-        context: its features [B, D].
-        directions: the leaf W [C, D], rows of length one.
-        scale: the leaf s [].
+        context: The step; its features [B, D] are read. A zero feature has the logits 0.
+        directions: Name of the leaf W [C, D] with rows of length one.
+        scale: Name of the leaf s [].
     """
     return context.leaves[scale] * cosines(context.out.features, context.leaves[directions])
 
 
 @dataclass(frozen=True)
 class CosineCrossEntropy:
-    """Mean over the batch of -log softmax(s <z, W>)[label], in nats.
+    """Mean over the batch of -log softmax(s z W^T)[label], in nats.
 
+    z [B, D] are the features, scaled to length one.
     Source: FedNH (Dai et al., AAAI 2023); deviations: none.
 
     Attributes:
-        weight: factor of the term.
-        directions: leaf W [C, D], rows of length one.
-        scale: leaf s [], an inverse temperature.
+        weight: Factor of the term: a number, or the name of a 0-dim ctx entry.
+        directions: Name of the leaf W [C, D] with rows of length one.
+        scale: Name of the leaf s [], an inverse temperature.
     """
 
     weight: float | str = 1.0

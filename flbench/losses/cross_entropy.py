@@ -1,4 +1,4 @@
-"""Cross entropy of the net's logits."""
+"""Cross entropy of logits and labels."""
 
 from dataclasses import dataclass
 
@@ -10,18 +10,32 @@ from flbench.losses.similarity import masked_mean
 
 
 def mean_cross_entropy(logits: Tensor, y: Tensor, mask: Tensor) -> Tensor:
-    """Return the mean of -log softmax(logits)[label], 0-dim, for logits [B, C] and labels [B].
+    """Return the mean over the batch of -log softmax(logits)[label], in nats, 0-dim.
 
-    Rows where mask [B] is False do not count.
+    Args:
+        logits: [B, C].
+        y: [B] int64 labels in [0, C).
+        mask: [B] bool; rows where it is False do not count. The mean over no row is 0.
+
+    Example:
+        >>> logits, y = torch.zeros(3, 4), torch.tensor([0, 1, 3])
+        >>> mean_cross_entropy(logits, y, torch.tensor([True, True, False]))  # ln 4
+        tensor(1.3863)
     """
-    # In two steps, where vmap would take `F.cross_entropy` apart in Python.
-    logarithms = logits.log_softmax(dim=1)
+    # Two operations instead of `F.cross_entropy`, which vmap decomposes in Python in every step.
+    logarithms = logits.log_softmax(dim=1)  # [B, C]
     return masked_mean(-logarithms.gather(1, y[:, None])[:, 0], mask)
 
 
 def sum_cross_entropy(logits: Tensor, y: Tensor, mask: Tensor) -> Tensor:
-    """Return the sum of -log softmax(logits)[label], 0-dim; arguments as of the mean."""
-    logarithms = logits.log_softmax(dim=1)
+    """Return the sum over the batch of -log softmax(logits)[label], in nats, 0-dim.
+
+    Args:
+        logits: [B, C].
+        y: [B] int64 labels in [0, C).
+        mask: [B] bool; rows where it is False do not count.
+    """
+    logarithms = logits.log_softmax(dim=1)  # [B, C]
     return torch.where(mask, -logarithms.gather(1, y[:, None])[:, 0], 0.0).sum()
 
 
@@ -29,8 +43,10 @@ def sum_cross_entropy(logits: Tensor, y: Tensor, mask: Tensor) -> Tensor:
 class CrossEntropy:
     """Mean over the batch of -log softmax(logits)[label], in nats.
 
+    Reads the net's logits [B, C] and the labels [B].
+
     Attributes:
-        weight: factor of the term.
+        weight: Factor of the term: a number, or the name of a 0-dim ctx entry.
     """
 
     weight: float | str = 1.0

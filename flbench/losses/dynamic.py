@@ -1,4 +1,4 @@
-"""The dynamic regulariser: a linear and a quadratic term whose strength is the client's own."""
+"""FedDyn's dynamic regulariser: a linear and a quadratic term with a strength per client."""
 
 from dataclasses import dataclass
 
@@ -11,15 +11,17 @@ from flbench.losses.proximal import Proximal
 
 @dataclass(frozen=True)
 class Dynamic:
-    """a (<h, w> + 1/2 ||w - w_start||^2); its gradient is a (w - w_start + h).
+    """a (<h, w> + 1/2 ||w - w_start||^2), with the gradient a (w - w_start + h).
 
-    a stands in the leaf `strength` [], h (the client's dual) in leaves `dual.` + name. Source:
-    FedDyn (Acar et al., ICLR 2021), eq. 1, in the authors' scaled form: their gradient of the last
-    local optimum is -a h; deviations: none.
+    w are the named parameters and w_start their values at the beginning of the program. The
+    strength a is the leaf `strength` []; the dual variable h of the client is in leaves
+    `dual.NAME`, each with the shape of its parameter.
+    Source: FedDyn (Acar et al., ICLR 2021), eq. 1, in the authors' scaled form: their gradient at
+    the last local optimum is -a h; deviations: none.
 
     Attributes:
-        names: the parameters, in order.
-        weight: factor of the term.
+        names: Names of the parameters, in order.
+        weight: Factor of the term: a number, or the name of a 0-dim ctx entry.
     """
 
     names: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""A linear term: it adds a constant to the gradient (control variates)."""
+"""A linear term, which adds a constant to the gradient (control variates)."""
 
 from dataclasses import dataclass
 
@@ -10,16 +10,18 @@ from flbench.core.types import StepContext
 
 @dataclass(frozen=True)
 class Linear:
-    """sum over the named parameters of <c, w>; its gradient is +c.
+    """Sum over the named parameters w of <c, w>, with the gradient c.
 
-    c stands under `PREFIX + name` among the leaves or, failing that, in ctx. With weights +1 and -1
-    on the server's and the client's variate it is SCAFFOLD's correction (Karimireddy et al., ICML
-    2020, eq. 3); with weight -1 FedDyn's first-order term (Acar et al., ICLR 2021, eq. 1).
+    The constant c of a parameter has the parameter's shape and the name `PREFIX + NAME`. It is read
+    from the leaves or, if no leaf has this name, from ctx.
+    Source: with the weights 1 and -1 on the server's and the client's control variate, the
+    correction of SCAFFOLD (Karimireddy et al., ICML 2020, eq. 3); with weight -1, the first-order
+    term of FedDyn (Acar et al., ICLR 2021, eq. 1); deviations: none.
 
     Attributes:
-        names: the parameters, in order.
-        prefix: of the constants' names.
-        weight: factor of the term.
+        names: Names of the parameters, in order.
+        prefix: Prefix of the constants' names.
+        weight: Factor of the term: a number, or the name of a 0-dim ctx entry.
     """
 
     names: tuple[str, ...]

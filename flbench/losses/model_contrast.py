@@ -1,4 +1,4 @@
-"""Contrast of features: towards the received model's, away from the client's previous model's."""
+"""Contrast of features with those of the received and of the client's previous model."""
 
 from dataclasses import dataclass
 
@@ -11,19 +11,21 @@ from flbench.losses.similarity import full_precision, masked_mean, unit, wide
 
 @dataclass(frozen=True)
 class ModelContrast:
-    """Mean over the batch of -log(e_g / (e_g + e_p)), e_k = exp(cos(z, z_k) / temperature).
+    """Mean over the batch of -log(e_g / (e_g + e_p)), with e_k = exp(cos(z, z_k) / temperature).
 
-    z_g are the features under the received model (`view.start`, or a leaf `RECEIVED + name` where
-    there is one), z_p under the previous one (leaves `PREVIOUS + name`). Both are constants,
-    computed in eval mode on statistics of their own. Source: MOON (Li et al., CVPR 2021),
-    Algorithm 1; deviations: none.
+    z [B, D] are the features of the model in training. z_g are those of the received model
+    (`context.start`, or the leaf `RECEIVED + NAME` if there is one), z_p those of the client's
+    previous model (the leaves `PREVIOUS + NAME`). z_g and z_p are constants, computed in eval mode
+    with the BatchNorm statistics of their own models.
+    Source: MOON (Li et al., CVPR 2021), Algorithm 1; deviations: none.
 
     Attributes:
-        names: the leaves of the net, buffers included.
-        weight: factor of the term (mu).
-        temperature: > 0, divides the cosines (tau).
-        previous: prefix of the previous model's leaves.
-        received: prefix of leaves that replace the received ones.
+        names: Names of the net's leaves, buffers included.
+        weight: Factor of the term (mu): a number, or the name of a 0-dim ctx entry.
+        temperature: Divisor of the cosines (tau), > 0.
+        previous: Prefix of the previous model's leaves.
+        received: Prefix of leaves that replace those of the received model.
+    Raises: ValueError if the temperature is not positive.
     """
 
     names: tuple[str, ...]
@@ -37,21 +39,21 @@ class ModelContrast:
             raise ValueError(f"temperature must be > 0, got {self.temperature}")
 
     def __call__(self, context: StepContext) -> Tensor:
-        """Return the term, 0-dim, in nats: in (0, ...), ln 2 where both models are the same."""
+        """Return the term, 0-dim, in nats: > 0, and ln 2 if both models are the same."""
         leaves, x = context.leaves, context.batch.x
         received: Tree = {n: leaves.get(self.received + n, context.start[n]) for n in self.names}
         previous: Tree = {n: leaves[self.previous + n] for n in self.names}
         with torch.no_grad():
-            ahead = context.apply(received, x).features
-            behind = context.apply(previous, x).features
+            global_features = context.apply(received, x).features
+            previous_features = context.apply(previous, x).features
         z = context.out.features
-        gap = (_cosine(z, behind) - _cosine(z, ahead)) / self.temperature
-        # -log(e_g / (e_g + e_p)) = log(1 + e^gap), without an exp that overflows.
+        gap = (_cosine(z, previous_features) - _cosine(z, global_features)) / self.temperature
+        # -log(e_g / (e_g + e_p)) = log(1 + exp(gap)); logaddexp does not overflow.
         return masked_mean(torch.logaddexp(torch.zeros_like(gap), gap), context.batch.mask)
 
 
 def _cosine(a: Tensor, b: Tensor) -> Tensor:
-    """Return the cosine [B] of row i of a [B, D] with row i of b; 0 with a zero row (C12)."""
+    """Return the cosine [B] of each row of a [B, D] with the same row of b; 0 for a zero row."""
     with full_precision(a):
         dtype = wide(a, b)
         return (unit(a.to(dtype)) * unit(b.to(dtype))).sum(dim=-1)

@@ -1,4 +1,4 @@
-"""Ordinary distillation: the classifier's logits towards the class-prototype softmax."""
+"""Distillation of the softmax over prototypes into the classifier's logits."""
 
 from dataclasses import dataclass
 
@@ -13,16 +13,17 @@ from flbench.losses.similarity import NEVER, cosines, masked_mean
 class PrototypeDistillation:
     """Mean over the batch of KL(teacher || student) over the classes that have a prototype.
 
-    teacher = softmax over k of cos(z, P[k]) / temperature (constant), student = softmax of the
-    logits.
-    Source: the ablation "A+B" of HFCD (Xu, 2025), table 2, whose teacher the paper does not define;
-    deviations: this teacher is flbench's reading.
+    teacher = softmax over k of cos(z, P[k]) / temperature, a constant, for features z [B, D];
+    student = softmax of the logits [B, C].
+    Source: the ablation "A+B" of HFCD (Xu, 2025), table 2. The paper does not define the teacher;
+    this one is flbench's reading.
 
     Attributes:
-        weight: factor of the term.
-        temperature: > 0, divides the cosines.
-        prototypes: ctx entry P [C, D].
-        present: ctx entry [C] bool: the classes that have a prototype.
+        weight: Factor of the term: a number, or the name of a 0-dim ctx entry.
+        temperature: Divisor of the cosines, > 0.
+        prototypes: Name of the ctx entry P [C, D], the prototypes; constants.
+        present: Name of the ctx entry [C] bool: classes that have a prototype.
+    Raises: ValueError if the temperature is not positive.
     """
 
     weight: float | str = 1.0
@@ -35,7 +36,7 @@ class PrototypeDistillation:
             raise ValueError(f"temperature must be > 0, got {self.temperature}")
 
     def __call__(self, context: StepContext) -> Tensor:
-        """Return the term, 0-dim, in nats; 0 while there are no prototypes."""
+        """Return the term, 0-dim, in nats; 0 if no class has a prototype."""
         present = context.ctx[self.present]
         prototypes = context.ctx[self.prototypes]
         scores = cosines(context.out.features, prototypes).to(prototypes.dtype) / self.temperature
@@ -43,5 +44,7 @@ class PrototypeDistillation:
         student = torch.where(present, context.out.logits.to(prototypes.dtype), NEVER).log_softmax(
             dim=1
         )
-        divergence = torch.where(present, teacher.exp() * (teacher - student), 0.0).sum(dim=1)
+        divergence = torch.where(present, teacher.exp() * (teacher - student), 0.0).sum(
+            dim=1
+        )  # [B]
         return masked_mean(divergence, context.batch.mask)

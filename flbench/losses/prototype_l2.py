@@ -1,4 +1,4 @@
-"""Pull of features towards the prototype of their class."""
+"""Squared distance of features from the prototype of their class."""
 
 from dataclasses import dataclass
 
@@ -10,15 +10,16 @@ from flbench.losses.similarity import masked_mean
 
 @dataclass(frozen=True)
 class PrototypeL2:
-    """Mean over samples with a prototype of ||z_j - P[y_j]||^2 / D.
+    """Mean over the batch of ||z_j - P[y_j]||^2 / D, over samples whose class has a prototype.
 
-    Source: FedProto (Tan et al., AAAI 2022), eq. 6, with the mean over elements of the authors'
-    code; deviations: none. Prototypes are constants.
+    z_j [D] is the feature of sample j and y_j its label.
+    Source: FedProto (Tan et al., AAAI 2022), eq. 6, with the mean over the D elements of the
+    authors' code; deviations: none.
 
     Attributes:
-        weight: factor of the term.
-        prototypes: ctx entry P [C, D].
-        present: ctx entry [C] bool: the classes that have a prototype.
+        weight: Factor of the term: a number, or the name of a 0-dim ctx entry.
+        prototypes: Name of the ctx entry P [C, D], the prototypes; constants.
+        present: Name of the ctx entry [C] bool: classes that have a prototype.
     """
 
     weight: float | str = 1.0
@@ -26,7 +27,8 @@ class PrototypeL2:
     present: str = "global.present"
 
     def __call__(self, context: StepContext) -> Tensor:
-        """Return the term, 0-dim; 0 where no sample's class has a prototype."""
+        """Return the term, 0-dim; 0 if no sample's class has a prototype."""
         y = context.batch.y
+        # [B, D] - [B, D] -> [B]
         distance = (context.out.features - context.ctx[self.prototypes][y]).square().mean(dim=1)
         return masked_mean(distance, context.ctx[self.present][y] & context.batch.mask)

@@ -1,4 +1,4 @@
-"""Pull of the parameters towards their values at the beginning of the round."""
+"""Squared distance of parameters from their values at the beginning of the round."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -11,16 +11,23 @@ from flbench.core.types import StepContext
 
 @dataclass(frozen=True)
 class Proximal:
-    """1/2 ||w - w_start||^2 over the named parameters; its gradient is w - w_start.
+    """1/2 ||w - w_start||^2 over the named parameters, with the gradient w - w_start.
 
-    Source: FedProx (Li et al., MLSys 2020), eq. 2; deviations: none. With a prefix it pulls a
-    second model towards the first: v - w_start (Ditto, Li et al., ICML 2021).
+    Source: FedProx (Li et al., MLSys 2020), eq. 2; deviations: none. With a prefix, w are the
+    leaves of a second model and w_start those of the first, as in Ditto (Li et al., ICML 2021).
 
     Attributes:
-        names: the parameters, in order (a set has none, and sums depend on it).
-        weight: factor of the term (mu).
-        prefix: of the leaves that are pulled; those that pull have none.
-        anchor: pull towards the values at the beginning of the program, or those of now.
+        names: Names of the parameters, in order: the rounding of the sum depends on it.
+        weight: Factor of the term (mu): a number, or the name of a 0-dim ctx entry.
+        prefix: Prefix of the names of w; w_start has no prefix.
+        anchor: `start`: w_start are the values at the beginning of the program; `now`: the values
+            in this step, whose gradient is then also part of the loss's gradient.
+
+    Example:
+        >>> from types import SimpleNamespace
+        >>> leaves, start = {"w": torch.tensor([3.0, 1.0])}, {"w": torch.tensor([1.0, 1.0])}
+        >>> Proximal(("w",))(SimpleNamespace(leaves=leaves, start=start))  # 1/2 (3 - 1)^2
+        tensor(2.)
     """
 
     names: tuple[str, ...]

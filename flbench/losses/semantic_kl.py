@@ -1,4 +1,4 @@
-"""Distillation of a global matrix of class similarities into the local one."""
+"""Distillation of the global class similarities into the local ones."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -12,23 +12,27 @@ from flbench.losses.similarity import NEVER, class_sums, cosines
 
 @dataclass(frozen=True)
 class SemanticKL:
-    """Mean over p in A of KL(Pg[p] || Pl[p]), P = row softmax of class similarities within A.
+    """Mean over the classes p in A of KL(Pg[p] || Pl[p]).
 
-    Pg comes from the global matrix. Pl comes from the cosines of the local class means: the mean of
-    the batch for a class in it (that is where the gradient runs), the client's bank otherwise
-    (constant). A = classes in the bank and in the global table; fewer than two give 0.
-    Source: HFCD (Xu, 2025), eq. of L_KD; deviations: divided by |A| (`reduction="sum"` does not).
+    Pg and Pl [C, C] are softmaxes over the rows of the global and the local class similarities,
+    restricted to A. The local similarities are cosines of class means: the mean feature of the
+    batch for a class that is in the batch (the gradient flows through it), and otherwise the mean
+    in the client's bank, a constant. A are the classes that are both in the bank and in the global
+    table.
+    Source: HFCD (Xu, 2025), equation of L_KD; deviations: divided by the size of A
+    (`reduction="sum"` is the paper's sum).
 
     Attributes:
-        weight: factor of the term.
-        temperature: > 0, divides the similarities.
-        diagonal: whether a class's similarity with itself takes part.
-        reverse: KL(Pl || Pg) instead.
-        reduction: `mean` or `sum` over the rows.
-        similarity: ctx entry [C, C]: the global matrix.
-        present: ctx entry [C] bool: classes of the global table.
-        bank: leaf [C, D]: the client's own class means.
-        held: leaf [C]: > 0 for classes in the bank.
+        weight: Factor of the term: a number, or the name of a 0-dim ctx entry.
+        temperature: Divisor of the similarities, > 0.
+        diagonal: Whether the similarity of a class with itself is part of its row.
+        reverse: Whether the term is KL(Pl || Pg) instead.
+        reduction: `mean` or `sum` over the classes in A.
+        similarity: Name of the ctx entry [C, C], the global similarities.
+        present: Name of the ctx entry [C] bool: classes of the global table.
+        bank: Name of the leaf [C, D], the client's class means.
+        held: Name of the leaf [C], > 0 for classes in the bank.
+    Raises: ValueError if the temperature is not positive.
     """
 
     weight: float | str = 1.0
@@ -46,23 +50,24 @@ class SemanticKL:
             raise ValueError(f"temperature must be > 0, got {self.temperature}")
 
     def __call__(self, context: StepContext) -> Tensor:
-        """Return the term, 0-dim, in nats."""
+        """Return the term, 0-dim, in nats; 0 if A has fewer than two classes."""
         bank, held = context.leaves[self.bank].detach(), context.leaves[self.held] > 0
         features = context.out.features
         sums, counts = class_sums(features, context.batch.y, bank.shape[0], context.batch.mask)
         means = torch.where(
             (counts > 0)[:, None], sums / counts.clamp_min(1.0)[:, None], bank.to(sums.dtype)
         )
-        local = cosines(means, means).to(bank.dtype)
-        inside = held & context.ctx[self.present]  # A
-        pairs = inside[:, None] & inside[None, :]
+        local = cosines(means, means).to(bank.dtype)  # [C, C]
+        inside = held & context.ctx[self.present]  # [C], the classes in A
+        pairs = inside[:, None] & inside[None, :]  # [C, C]
         if not self.diagonal:
             pairs = pairs & ~torch.eye(len(inside), dtype=torch.bool, device=pairs.device)
-        teacher = self._rows(context.ctx[self.similarity].to(local.dtype), pairs)
-        student = self._rows(local, pairs)
+        teacher = self._log_softmax(context.ctx[self.similarity].to(local.dtype), pairs)
+        student = self._log_softmax(local, pairs)
         if self.reverse:
             teacher, student = student, teacher
-        # Outside A both logarithms are about NEVER and the probability 0: the product is left out.
+        # Outside A both logarithms are about NEVER and the probability is 0: these products are
+        # left out.
         divergence = torch.where(pairs, teacher.exp() * (teacher - student), 0.0).sum()
         rows = inside.sum()
         divergence = torch.where(rows >= 2, divergence, 0.0)
@@ -72,6 +77,6 @@ class SemanticKL:
             else divergence
         )
 
-    def _rows(self, similarity: Tensor, pairs: Tensor) -> Tensor:
-        """Return the logarithm of the row softmax over the pairs that take part, [C, C]."""
+    def _log_softmax(self, similarity: Tensor, pairs: Tensor) -> Tensor:
+        """Return the logarithm [C, C] of the softmax over each row, within `pairs` [C, C]."""
         return torch.where(pairs, similarity / self.temperature, NEVER).log_softmax(dim=1)

@@ -1,22 +1,32 @@
-"""Cosines, and sums over the batch by class, shared by the prototype terms and methods."""
+"""Cosines, and sums over a batch by class, for loss terms and methods with prototypes."""
 
 import torch
 from torch import Tensor
 
 EPSILON = 1e-12
-NEVER = -1e9  # a logit that takes no part: exp gives 0 and, unlike -inf, no NaN in the gradient
+"""Smallest norm that a vector is divided by."""
+NEVER = -1e9
+"""A logit with the probability 0. Unlike with -inf, no gradient becomes NaN."""
 
 
 def unit(x: Tensor) -> Tensor:
-    """Return x [..., D] divided by its norm; a zero vector stays zero (C12)."""
+    """Return x [..., D] divided by its norm over the last axis; a zero vector stays zero."""
     norm: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
     return x / norm.clamp_min(EPSILON)
 
 
 def cosines(a: Tensor, b: Tensor) -> Tensor:
-    """Return the cosine [M, N] of every row of a [M, D] with every row of b [N, D].
+    """Return the cosines [M, L] of each row of a with each row of b.
 
-    In the wider of the two types and at least in float32, also under autocast.
+    The result has the wider of the two types and at least float32, also under autocast.
+
+    Args:
+        a: [M, D].
+        b: [L, D].
+
+    Example:
+        >>> cosines(torch.tensor([[2.0, 0.0]]), torch.tensor([[1.0, 0.0], [0.0, 3.0], [0.0, 0.0]]))
+        tensor([[1., 0., 0.]])
     """
     with full_precision(a):
         dtype = wide(a, b)
@@ -24,35 +34,49 @@ def cosines(a: Tensor, b: Tensor) -> Tensor:
 
 
 def full_precision(x: Tensor) -> torch.autocast:
-    """Return a context without autocast: 8 bits of mantissa count 300 where there are 301."""
+    """Return a context that switches autocast off on the device of x.
+
+    Sums need this: with the 8 bits of mantissa of bfloat16, 300 + 1 is 300.
+    """
     return torch.autocast(x.device.type, enabled=False)
 
 
 def wide(*tensors: Tensor) -> torch.dtype:
-    """Return float32, or float64 where one of the tensors has it."""
+    """Return float64 if one of the tensors has it, and float32 otherwise."""
     return torch.float64 if any(x.dtype == torch.float64 for x in tensors) else torch.float32
 
 
 def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
-    """Return the mean of values [B] where mask [B] is True, 0-dim; 0 where it never is."""
+    """Return the mean of values [B] where mask [B] is True, 0-dim; 0 if it is nowhere True."""
     count = mask.sum().clamp_min(1).to(values.dtype)
     return torch.where(mask, values, 0.0).sum() / count
 
 
 def membership(y: Tensor, classes: int, mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return [B, C]: 1 where an unmasked sample is of the class.
+    """Return [B, C] with 1 where a sample is of a class and `mask` is True, and 0 elsewhere.
 
-    `F.one_hot` would refuse vmap of grad.
+    Args:
+        y: [B] int64 labels in [0, C).
+        classes: The number of classes C.
+        mask: [B] bool; rows where it is False are 0.
+        dtype: Type of the result.
     """
+    # Not `F.one_hot`, which does not work under `torch.vmap` of `torch.func.grad`.
     return ((y[:, None] == torch.arange(classes, device=y.device)) & mask[:, None]).to(dtype)
 
 
 def class_sums(features: Tensor, y: Tensor, classes: int, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the sum of features by class [C, D] and the number of samples by class [C].
+    """Return the sums of features by class [C, D] and the numbers of samples by class [C].
 
-    At least in float32, also under autocast.
+    The results have at least float32, also under autocast.
+
+    Args:
+        features: [B, D].
+        y: [B] int64 labels in [0, C).
+        classes: The number of classes C.
+        mask: [B] bool; rows where it is False do not count.
     """
     with full_precision(features):
         dtype = wide(features)
-        members = membership(y, classes, mask, dtype)
-        return members.T @ features.to(dtype), members.sum(dim=0)
+        members = membership(y, classes, mask, dtype)  # [B, C]
+        return members.T @ features.to(dtype), members.sum(dim=0)  # [C, D], [C]

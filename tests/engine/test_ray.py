@@ -55,6 +55,18 @@ def test_every_method_ends_with_the_sequential_engines_bits(engine, name):
     assert torch.equal(one.participation_count, many.participation_count)
 
 
+@pytest.mark.parametrize("trace", [True, False])
+def test_workers_do_as_engine_trace_says(trace):
+    from flbench.engine.ray import Actor
+
+    built = build(*KEYS)
+    config = config_of(*KEYS, "engine.name=ray", f"engine.trace={str(trace).lower()}").engine
+
+    actor = Actor(built.federation.x.numpy(), (built.net, built.federation, config))
+
+    assert actor._engine._environment.traces.enabled is trace
+
+
 def test_results_come_in_cohort_order_with_failures_and_observations(engine):
     built = build(*KEYS, "algorithm.name=local")
     state = built.start()

@@ -12,11 +12,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from flbench.algorithms import ALGORITHMS
 from flbench.client.program import LocalProgram, Statistic
+from flbench.config.sources import from_overrides
+from flbench.core.tree import digest
 from flbench.core.types import Dispatch
 from flbench.engine import traced
 from flbench.engine.traced import Traces, shapes, written_down
-from flbench.experiment import rounds
-from tests.support import build
+from flbench.experiment import lifecycle, rounds
+from tests.algorithms.test_contract import after
+from tests.support import Silent, build, config_of, interrupted_run, run, summary_of
 
 
 def step(x: torch.Tensor, total: torch.Tensor) -> list[torch.Tensor]:
@@ -408,3 +411,30 @@ def assert_replayed(name, engine, monkeypatch, *more):
         assert tree.keys() == other.keys()
         for leaf, value in tree.items():
             assert torch.equal(value, other[leaf]), leaf
+
+
+@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
+@pytest.mark.parametrize("name", ["fedavg", "hfcd"])
+@pytest.mark.usefixtures("soon")
+def test_without_trace_the_digest_is_the_same_and_nothing_is_recorded(engine, name):
+    keys = (f"algorithm={name}", f"engine.name={engine}", "train.local_epochs=3")
+    digests, known = [], []
+    for trace in ("true", "false"):
+        built = build(*keys, f"engine.trace={trace}")
+        state = after(built, 2)
+        digests.append(digest([state.server, state.clients]))
+        known.append(built.engine._environment.traces._known)
+
+    assert digests[0] == digests[1]
+    assert any(kind.trusted for kind in known[0].values())
+    assert not known[1]
+
+
+def test_a_run_may_switch_traces_on_and_off_when_it_is_resumed(tmp_path):
+    _, whole = run(tmp_path / "whole", "algorithm=fedavg")
+    folder = interrupted_run(tmp_path / "parts", "algorithm=fedavg")
+
+    lifecycle.resume(folder, from_overrides(["engine.trace=false"]), Silent())
+
+    assert summary_of(folder)["weights_digest"] == whole["weights_digest"]
+    assert config_of("engine.trace=false").hash() == config_of().hash()

@@ -230,7 +230,7 @@ def test_hard_negatives_are_symmetric_present_and_never_the_class_itself():
     c = case()
 
     term = PrototypeContrast(threshold=-1.0)
-    hard = term.hard(c.ctx["global.similarity"], c.ctx["global.present"])
+    hard = term.hard_negatives(c.ctx["global.similarity"], c.ctx["global.present"])
 
     assert not hard.diagonal().any()
     assert not hard[:, 3].any()
