@@ -24,7 +24,7 @@ LENET = ("model.name=lenet5", "train.participation=0.6", "train.optimizer.moment
     [("average", "uniform"), ("local", "uniform"), ("drop", "uniform"), ("average", "samples")],
 )
 def test_cfl_that_never_splits_is_fedavg(policy, weights):
-    """T1: the same bits, and the same bytes."""
+    """A single cluster has the same weights to the bit and sends the same bytes as FedAvg."""
     keys = (*LENET, f"train.batchnorm={policy}", f"algorithm.agg_weights={weights}")
     keys = (*keys, "train.rounds=2")
 
@@ -103,7 +103,7 @@ def test_second_split_goes_by_ids_too():
 
 
 def test_permuted_ids_give_permuted_clusters():
-    """T8."""
+    """Clients are found by id; a position in the cohort would give other clusters."""
     algorithm, state = server()
     order = [3, 0, 6, 7, 1, 2, 5, 4]
 
@@ -197,7 +197,7 @@ def test_clients_that_all_pull_alike_are_not_split():
 
 
 def test_clusters_without_participants_or_steps_stay_as_they_were():
-    """C5: an update without a step is none."""
+    """A client without an optimizer step has no update."""
     algorithm, state = server()
     state = after(algorithm, replace(state, round=1), APART)
     [of_a] = set(state.server["cluster"][list(A)].tolist())
@@ -275,7 +275,7 @@ def federation(tmp_path, order=(0, 1, 2, 3, 4, 5)):
 
 
 def test_clients_with_opposed_labels_are_split_and_learn_apart(tmp_path):
-    """T8 as well: the same federation under other ids."""
+    """The same federation with its clients under other ids ends in the same two clusters."""
     order = (4, 2, 0, 5, 1, 3)
     found = []
     for ids in (range(6), order):

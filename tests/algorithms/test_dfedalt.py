@@ -25,7 +25,7 @@ def after_steps(built, some: slice):
 
 
 def test_head_phase_leaves_the_body_and_body_phase_leaves_the_head():
-    """T5, with momentum and weight decay; BatchNorm statistics belong to the body."""
+    """Equal to the bit, with momentum and weight decay; BatchNorm statistics belong to the body."""
     built = build(METHOD, LENET, TWO, *ROUGH)
     net, start = built.algorithm.setting.net, built.start().clients
 
@@ -49,7 +49,7 @@ def test_head_phase_moves_statistics_where_it_is_told_to():
 
 
 @pytest.mark.parametrize("rho", [0.0, 0.3])
-def test_round_is_the_loop_of_the_card(rho):
+def test_round_equals_a_plain_loop(rho):
     """k_v = 2 steps on v, k_u = 3 on u at full batches, momentum anew, then the mean of bodies."""
     keys = ("train.batch_size=1024", "train.local_epochs=5", "partition.clients=4", DOUBLE)
     mine = ("algorithm.head_epochs=2", "algorithm.head_lr=0.002", f"algorithm.rho={rho}")
@@ -142,7 +142,7 @@ def test_epochs_share_the_rounds_epochs_and_it_is_told_where_they_cannot():
 
 
 def test_neighbours_get_the_body_and_its_statistics():
-    """Table 4.1: |G_i| body; LeNet-5's head has 84 x 10 + 10 scalars."""
+    """One body for each neighbour; LeNet-5's head, which stays, has 84 x 10 + 10 scalars."""
     keys = ("partition.clients=6", "algorithm.topology=ring", "train.rounds=2")
 
     summary = summary_of_run(METHOD, LENET, *keys)

@@ -10,7 +10,7 @@ from tests.support import build
 ALONE = ("algorithm.topology=erdos_renyi", "algorithm.edge_probability=0")
 
 
-def test_local_steps_are_the_heavy_balls_of_the_card():
+def test_local_steps_are_those_of_the_heavy_ball_formula():
     """y^{k+1} = y^k - eta g(y^k) + theta (y^k - y^{k-1}), y^{-1} = y^0, anew in each round.
 
     Full batches; without neighbours, so that the second round goes on from the first.
@@ -67,7 +67,7 @@ def test_momentum_of_another_optimiser_is_refused(override, cure):
     assert build("algorithm=dfedavg", *keys)
 
 
-def test_remarks_say_where_it_is_another_method():
+def test_notes_say_where_it_is_another_method():
     def is_fedavg(*overrides: str) -> bool:
         notes = build("algorithm=dfedavg", *overrides).notes
         return any("this is FedAvg with agg_weights=uniform" in note for note in notes)
@@ -82,5 +82,5 @@ def test_remarks_say_where_it_is_another_method():
     assert not is_fedavg("partition.clients=1")
     for other in ("train.participation=0.6", "algorithm.active=0.5", "algorithm.hypernetwork=true"):
         assert not is_fedavg(complete, other)
-    said = build("algorithm=dfedavgm", "train.optimizer.momentum=0.5").notes
-    assert "algorithm.theta=0.9 replaces train.optimizer.momentum." in said
+    notes = build("algorithm=dfedavgm", "train.optimizer.momentum=0.5").notes
+    assert "algorithm.theta=0.9 replaces train.optimizer.momentum." in notes

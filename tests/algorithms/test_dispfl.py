@@ -19,7 +19,7 @@ def trained(built, state):
 
 @pytest.mark.parametrize("regrow", ["gradient", "random"])
 def test_masks_keep_their_size_and_weights_are_zero_outside(regrow):
-    """T17, by layer and round, with momentum and weight decay."""
+    """By layer and round, with momentum and weight decay, which must not move masked entries."""
     built = build(METHOD, LENET, *ROUGH, f"algorithm.regrow={regrow}", "algorithm.density=0.3")
     state = built.start()
     masked = built.algorithm.masked()
@@ -46,7 +46,7 @@ def test_masks_keep_their_size_and_weights_are_zero_outside(regrow):
 @pytest.mark.parametrize("topology", ["random", "star"])
 @pytest.mark.parametrize("net", ["mlp", "lenet5"])
 def test_dense_models_are_dfedavg(topology, net):
-    """Masks of ones: the overlap is the plain mean, and there is nothing to prune (T17)."""
+    """With masks of ones the overlap is the plain mean, and there is nothing to prune."""
     keys = (f"algorithm.topology={topology}", "algorithm.neighbours=2", f"model.name={net}", DOUBLE)
     plain = after(build("algorithm=dfedavg", *keys, *ROUGH), 3)
 
@@ -86,7 +86,7 @@ def test_local_training_is_masked_descent():
 
 
 def test_mixing_is_the_mean_over_neighbours_that_have_the_entry():
-    """The card's formula with the new masks; what was pruned is not sent, new entries are zero."""
+    """The formula with the new masks: pruned entries are not sent, new entries are zero."""
     built = build(METHOD, "algorithm.topology=ring", "algorithm.density=0.3", DOUBLE)
     state = after(built, 1)
     done = trained(built, state)
@@ -168,7 +168,7 @@ def test_start_masks_are_common_where_asked():
 
 
 def test_dense_is_told():
-    said = "algorithm.density=1 leaves nothing to prune: this is DFedAvg."
+    note = "algorithm.density=1 leaves nothing to prune: this is DFedAvg."
 
-    assert said in build(METHOD, "algorithm.density=1").notes
-    assert said not in build(METHOD).notes
+    assert note in build(METHOD, "algorithm.density=1").notes
+    assert note not in build(METHOD).notes

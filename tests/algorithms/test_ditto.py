@@ -24,7 +24,7 @@ EXACT = "engine.precision=64-true"
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_global_model_is_fedavgs_to_the_bit(policy):
-    """T2, whatever the pull."""
+    """The personal model does not act on the global one, whatever the pull."""
     norm = f"train.batchnorm={policy}"
     ditto = after(build(*LENET, norm, "algorithm=ditto", "algorithm.lam=3"), 2)
     fedavg = after(build(*LENET, norm, "algorithm=fedavg"), 2)
@@ -37,7 +37,7 @@ def test_global_model_is_fedavgs_to_the_bit(policy):
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_personal_model_without_pull_is_local_onlys(policy):
-    """T2."""
+    """With lam = 0 both train on the same batches in the same order."""
     norm = f"train.batchnorm={policy}"
     local = deployed(norm, "algorithm=local")
 
@@ -105,7 +105,7 @@ def test_each_client_keeps_the_strength_that_validates_best():
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("engine", ["sequential", "vectorized"])
 def test_choice_without_alternatives_is_the_strength_itself(policy, engine):
-    """One strength, one said twice, or clients without validation samples: the first counts."""
+    """One strength, one given twice, or clients without validation samples: the first counts."""
     keys = (*LENET, f"train.batchnorm={policy}", f"engine.name={engine}", EXACT)
     plain = after(build(*keys, "algorithm=ditto", "algorithm.lam=0.7"), 2)
 
@@ -120,7 +120,7 @@ def test_choice_without_alternatives_is_the_strength_itself(policy, engine):
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_what_is_judged_is_the_personal_model_at_both_moments(tmp_path, policy):
+def test_what_is_evaluated_is_the_personal_model_at_both_moments(tmp_path, policy):
     """Aggregation does not touch v: with all clients it is the same before and after it."""
     norm = ("model.name=lenet5", f"train.batchnorm={policy}", "train.optimizer.lr=0.1")
     rounds = ("train.rounds=1", "train.local_epochs=2")
@@ -134,15 +134,15 @@ def test_what_is_judged_is_the_personal_model_at_both_moments(tmp_path, policy):
 
 
 def test_strong_pull_is_warned_of():
-    def said(*keys):
+    def notes(*keys):
         return [note for note in build("algorithm=ditto", *keys).notes if "overshoots" in note]
 
-    assert said("algorithm.lam=150")
-    assert not said("algorithm.lam=50")
-    assert not said("algorithm.lam=150", "train.optimizer.name=adam")
-    assert said("algorithm.lam_choices=[1,150]")
+    assert notes("algorithm.lam=150")
+    assert not notes("algorithm.lam=50")
+    assert not notes("algorithm.lam=150", "train.optimizer.name=adam")
+    assert notes("algorithm.lam_choices=[1,150]")
 
 
 def test_bytes_are_fedavgs(tmp_path):
-    """Table 4.1 and T18: v never travels."""
+    """The personal model is never sent."""
     assert lenet5_bytes(tmp_path, "algorithm=ditto") == (62_050 * 4 + STATISTICS,) * 2

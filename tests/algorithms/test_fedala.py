@@ -1,4 +1,4 @@
-"""FedALA against FedAvg and a plain loop over the card's formulas; evaluating writes nothing."""
+"""FedALA against FedAvg and a plain loop over its formulas; evaluating writes nothing."""
 
 from copy import deepcopy
 
@@ -38,7 +38,7 @@ def deployed(built, state):
     [*((policy, "sequential") for policy in POLICIES), ("average", "vectorized")],
 )
 def test_weights_of_one_without_learning_are_fedavg(policy, engine):
-    """T1; the bytes are FedAvg's too (T18)."""
+    """A mixing weight of 1 is the received tensor to the bit; the bytes are those of FedAvg too."""
     keys = ("model.name=lenet5", "train.participation=0.6", f"train.batchnorm={policy}")
     keys = (*keys, "train.optimizer.momentum=0.9", "train.rounds=2", f"engine.name={engine}")
     free = ("algorithm=fedala", "algorithm.eta=0", "algorithm.max_epochs=2")
@@ -52,7 +52,7 @@ def test_weights_of_one_without_learning_are_fedavg(policy, engine):
 
 
 class PlainClient:
-    """The card's formulas for one client and full batches, with a module of its own."""
+    """The paper's formulas for one client and full batches, with a module of its own."""
 
     def __init__(self, built, client: int, config) -> None:
         self.built, self.client, self.c = built, client, config
@@ -163,8 +163,8 @@ def test_four_rounds_equal_a_plain_loop(options, epochs, engine):
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_judging_mixes_on_a_copy_and_writes_nothing(policy):
-    """T10. What is evaluated after a round is what the next round would start from."""
+def test_evaluation_mixes_on_a_copy_and_writes_nothing(policy):
+    """The model that is evaluated after a round is the one that the next round would train."""
     keys = (EXACT, "model.name=lenet5", f"train.batchnorm={policy}", "algorithm.eta=20")
     built, state = start(*keys, "train.optimizer.lr=0.1")
     for ids in ([0, 1], [0, 1]):
@@ -183,7 +183,7 @@ def test_judging_mixes_on_a_copy_and_writes_nothing(policy):
     assert torch.equal(models[0]["backbone.fc1.weight"], state.server["backbone.fc1.weight"])
 
 
-def test_judged_start_equals_the_plain_loops():
+def test_evaluated_start_equals_the_plain_loops():
     keys = (EXACT, "model.name=lenet5", "train.batch_size=2048", "train.local_epochs=2")
     built, state = start(*keys, "train.optimizer.lr=0.1", "algorithm.eta=20")
     plain = PlainClient(built, 1, built.algorithm.config)
@@ -202,7 +202,7 @@ def test_judged_start_equals_the_plain_loops():
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_stored_model_can_be_judged_instead(policy):
+def test_stored_model_can_be_evaluated_instead(policy):
     keys = (EXACT, "model.name=lenet5", f"train.batchnorm={policy}")
     built, state = start(*keys, "algorithm.evaluated=stored", "algorithm.eta=20")
 

@@ -1,4 +1,4 @@
-"""FedAP: statistics of BatchNorm's inputs, weights, mixtures, stages, and what crosses the wire."""
+"""FedAP: statistics of BatchNorm's inputs, weights, mixtures, stages, and what is sent."""
 
 from dataclasses import replace
 from functools import partial
@@ -50,7 +50,7 @@ def slow_weights(sent, lam: float, layers) -> list[list[float]]:
 
 @pytest.mark.parametrize(("which", "layers"), [("all", list(NORMS)), ("last", ["backbone.norm2"])])
 def test_weights_equal_a_loop_over_the_formula(which, layers):
-    """Rows sum to one with W_ii = lam (T7)."""
+    """Rows sum to one, and W_ii = lam."""
     algorithm = method("algorithm.lam=0.3", f"algorithm.statistics={which}")
     sent = statistics(5)
 
@@ -77,7 +77,7 @@ def test_identical_statistics_take_all_but_the_own_weight_and_no_more():
 
 
 def test_identical_clients_mix_equally_and_get_their_own_model_back():
-    """T6."""
+    """A mean of equal models is that model."""
     built = build(*KEYS)
     algorithm, state = built.algorithm, after(built, 2)
     sent = {name: value[:1].expand_as(value) for name, value in statistics(5).items()}
@@ -210,7 +210,7 @@ def test_models_are_the_common_one_until_statistics_are_known():
 
 @pytest.mark.parametrize(("which", "channels"), [("all", 22), ("last", 16)])
 def test_bytes_leave_batchnorm_out_and_list_the_set_up_apart(which, channels):
-    """Table 4.1; two pretraining rounds of FedAvg, of which the first is free downwards."""
+    """Two pretraining rounds of FedAvg; the first sends nothing down, as clients have the start."""
     keys = ("algorithm=fedap", "model.name=lenet5", "train.rounds=5")
     rest = 4 * (
         (25 * 6 + 6) + (6 * 25 * 16 + 16) + (16 * 120 + 120) + (120 * 84 + 84) + (84 * 10 + 10)
@@ -237,7 +237,7 @@ def test_model_can_go_from_client_to_client_before_the_rounds():
         state, results = played(built, state)
         assert results.ids.tolist() == [turn % 5]
         samples = round(0.3 * int(sizes[turn % 5]))
-        assert int(results.steps[0]) == samples // 8 + (samples % 8 > 1)  # C4: no batch of one
+        assert int(results.steps[0]) == samples // 8 + (samples % 8 > 1)
         moved = 0.0
         for name, value in results.sent.values.items():
             assert torch.equal(state.server[name], value[0])

@@ -21,7 +21,7 @@ from tests.support import build, run
 
 
 def test_head_is_the_first_one_to_the_bit_after_training():
-    """T4, with momentum and weight decay."""
+    """Momentum and weight decay would move a head that is in the optimizer."""
     built = build(
         "algorithm=fedbabu",
         "model.name=lenet5",
@@ -81,7 +81,7 @@ def test_fine_tuned_models_equal_a_loop(part):
         assert_close(found[client], leaves)
 
 
-def test_both_models_are_judged_and_training_is_the_same(tmp_path):
+def test_both_models_are_evaluated_and_training_is_the_same(tmp_path):
     keys = ("algorithm=fedbabu", "train.optimizer.lr=0.1")
     ft, summary = run(tmp_path, *keys)
     noft, plain = run(tmp_path, *keys, "algorithm.evaluated=noft")
@@ -109,5 +109,5 @@ def test_net_without_body_is_refused():
 
 
 def test_bytes_are_those_of_the_body(tmp_path):
-    """Table 4.1."""
+    """The head is never sent."""
     assert lenet5_bytes(tmp_path, "algorithm=fedbabu") == (61_200 * 4 + STATISTICS,) * 2

@@ -10,13 +10,12 @@ from tests.support import build
 
 
 def test_net_without_batchnorm_is_refused_with_the_cure():
-    """T3."""
     with pytest.raises(ConfigError, match=r"no BatchNorm layer.*`algorithm.allow_no_bn=true`"):
         build("algorithm=fedbn", "model.name=lenet5", "model.norm=group")
 
 
 def test_without_batchnorm_it_is_fedavg_and_says_so():
-    """T3."""
+    """The weights are equal to the bit."""
     plain = ("model.norm=none", "algorithm=fedbn", "algorithm.allow_no_bn=true")
 
     assert deployed(*plain) == deployed("model.norm=none", "algorithm=fedavg")
@@ -59,12 +58,12 @@ def test_statistics_stay_whether_the_run_averages_them_or_not():
         policy: deployed("algorithm=fedbn", f"train.batchnorm={policy}")
         for policy in ("average", "local")
     }
-    said = build("algorithm=fedbn", "model.name=lenet5").notes
+    notes = build("algorithm=fedbn", "model.name=lenet5").notes
 
     assert found["average"] == found["local"]
-    assert any("statistics stay with the client" in note for note in said)
+    assert any("clients keep BatchNorm statistics" in note for note in notes)
 
 
 def test_bytes_are_those_of_all_but_batchnorm(tmp_path):
-    """T18 and table 4.1: no statistics either."""
+    """Neither BatchNorm's parameters nor its statistics are sent."""
     assert lenet5_bytes(tmp_path, "algorithm=fedbn") == ((62_050 - 44) * 4,) * 2

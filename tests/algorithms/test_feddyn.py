@@ -1,4 +1,4 @@
-"""FedDyn: where it ends, its duals, and the card's formulas in a plain loop."""
+"""FedDyn: where it ends, its duals, and the paper's formulas in a plain loop."""
 
 from copy import deepcopy
 
@@ -80,7 +80,7 @@ def test_fixed_point_is_the_joint_optimum_where_fedavg_is_biased(
 
 
 def test_duals_of_all_clients_sum_to_n_times_the_servers_step():
-    """T22, with absent clients, whose duals stay in the sum."""
+    """The sum of h_i over all N clients is N (w - wbar); duals of absent clients are part of it."""
     built, state = start(EXACT, "train.optimizer.lr=0.1")
 
     for ids in ([0, 1, 2], [2, 3], [0, 4]):
@@ -93,7 +93,7 @@ def test_duals_of_all_clients_sum_to_n_times_the_servers_step():
 
 
 def test_two_rounds_equal_a_plain_loop():
-    """The card's formulas client by client, with BatchNorm, unequal sizes, two full-batch steps."""
+    """The formulas client by client, with BatchNorm, unequal sizes, two full-batch steps."""
     alpha, lr, n = 0.2, 0.1, 5
     built, state = start(
         *LENET,
@@ -156,7 +156,7 @@ def test_strength_is_in_inverse_proportion_to_samples():
 
 
 def test_client_without_a_step_is_left_out_of_the_mean():
-    """C5. It moved no dual either; where nobody made a step the server stays as it was."""
+    """Its dual does not change either; without any step the server does not change."""
     built, state = start(EXACT)
     w = {name: state.server[name] for name in built.algorithm.setting.net.parameters}
     sent = Message({name: torch.stack([leaf, leaf + 1.0]) for name, leaf in w.items()})
@@ -174,7 +174,7 @@ def test_client_without_a_step_is_left_out_of_the_mean():
     assert aggregated([0, 0]) == {}
 
 
-def test_mean_is_judged_and_the_dual_iterate_is_sent():
+def test_mean_is_evaluated_and_the_dual_iterate_is_sent():
     built, state = start(EXACT)
 
     state, _ = played(built, state, torch.tensor([0, 1]))
@@ -190,7 +190,7 @@ def test_mean_is_judged_and_the_dual_iterate_is_sent():
 
 
 def test_bytes_are_fedavgs():
-    """T18: the duals never travel."""
+    """The duals are never sent."""
     keys = ("model.name=lenet5", "train.participation=0.6", "train.rounds=2")
 
     feddyn = summary_of_run("algorithm=feddyn", *keys)

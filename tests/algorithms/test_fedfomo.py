@@ -1,4 +1,4 @@
-"""FedFomo: its mixture against a loop, whom it asks for, its two sets of samples, and the wire."""
+"""FedFomo: its mixture against a loop, which models it is sent, its two sample sets, and bytes."""
 
 from dataclasses import replace
 
@@ -30,7 +30,7 @@ def loss_on(built, leaves, rows) -> float:
 
 
 def slow_mixture(built, state, client, chosen):
-    """The card's formulas for one client: its mixed model, and the unclamped weights."""
+    """The paper's formulas for one client: its mixed model, and the weights before the cut at 0."""
     which = next(s for s in built.algorithm.mixing() if isinstance(s, Statistic)).rows
     rows = built.federation.rows(which, client, Draw(built.config.seed, (0,), 5))
     names = list(state.clients)
@@ -106,7 +106,6 @@ def test_training_begins_with_the_mixture():
 
 
 def test_samples_that_weigh_models_never_train_and_stay_the_same():
-    """T21."""
     built = build(*KEYS)
     program = built.algorithm.program(built.start())
     [weighs] = [step.rows for step in program.steps if isinstance(step, Statistic)]
@@ -219,7 +218,7 @@ def test_client_that_never_trained_is_passed_to_nobody():
 
 
 def test_upload_of_a_client_without_a_step_is_not_offered():
-    """C5."""
+    """Such a client would offer a model that it did not train."""
     built = build(*KEYS)
     start = built.start()
     _, results = played(built, built.start())
@@ -232,7 +231,7 @@ def test_upload_of_a_client_without_a_step_is_not_offered():
 
 
 def test_bytes_are_m_models_down_and_one_up():
-    """Table 4.1; a flag of 1 B for each model sent, a weight of 4 B for each evaluated."""
+    """And a flag of 1 B for each model that is sent, a weight of 4 B for each that is compared."""
     keys = ("algorithm=fedfomo", "model.name=lenet5", "train.rounds=3", "train.batchnorm=local")
     w = 4 * (
         (25 * 6 + 6)

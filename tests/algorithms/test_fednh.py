@@ -80,7 +80,6 @@ def test_rounds_equal_a_loop(weights):
 
 
 def test_rows_of_w_have_unit_norm_after_every_round():
-    """T22."""
     built = build("algorithm=fednh", "train.participation=0.4", "train.optimizer.lr=0.1")
     for done in range(4):
         table = after(built, done).server["head.weight"]
@@ -108,7 +107,7 @@ def built():
 
 @pytest.mark.parametrize("rho", [0.5, 0.0])
 def test_class_without_holder_and_one_that_cancels_stay(rho):
-    """T20: a zero row would be no direction."""
+    """Their new prototype would be a row of zeros, which has no direction."""
     built = build("algorithm=fednh", f"algorithm.rho={rho}", "engine.precision=64-true")
     old = far_apart(C, 64, seed=1)
     other = far_apart(C, 64, seed=2)
@@ -129,7 +128,7 @@ def test_class_without_holder_and_one_that_cancels_stay(rho):
 
 
 def test_clients_without_a_step_have_no_say(built):
-    """C5."""
+    """Their prototypes and their body have no weight in the server's means."""
     old = built.start().server["head.weight"]
     prototypes = torch.stack([old.roll(1, dims=0), old.roll(2, dims=0)])
     counts = torch.full((2, C), 3, dtype=torch.int32)
@@ -221,7 +220,7 @@ def test_net_without_body_is_refused():
 
 
 def test_bytes_are_body_scale_and_prototypes_of_held_classes(tmp_path):
-    """Table 4.1, and 4 bytes for the id of each held class (C14)."""
+    """A client also sends a count of 4 bytes and an id of 4 bytes for each class that it holds."""
     up, down = lenet5_bytes(tmp_path, "algorithm=fednh")
 
     shared = (61_200 + 1) * 4 + STATISTICS

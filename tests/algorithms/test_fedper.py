@@ -23,7 +23,7 @@ from tests.support import build, run, summary_of_run
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_without_personal_layers_it_is_fedavg_and_with_all_local_only(policy):
-    """T3."""
+    """Weights are equal to the bit."""
     norm = f"train.batchnorm={policy}"
     found = {
         layers: deployed(norm, "algorithm=fedper", f"algorithm.layers={layers}")
@@ -89,7 +89,7 @@ def test_gm_is_left_out_where_statistics_have_no_common_value():
     assert list(built.algorithm.deploy(built.start(), torch.arange(2))) == ["personal"]
 
 
-def test_fine_tuning_is_judged_beside_and_discarded(tmp_path):
+def test_fine_tuning_is_evaluated_beside_and_discarded(tmp_path):
     keys = ("algorithm=fedper", "train.optimizer.lr=0.1")
     path, tuned = run(tmp_path, *keys, "algorithm.finetune_epochs=2")
     plain = summary_of_run(*keys)
@@ -105,7 +105,7 @@ def test_more_layers_than_there_are_is_refused():
 
 
 def test_bytes_are_those_of_the_body(tmp_path):
-    """T18 and table 4.1."""
+    """The head is never sent."""
     body = 61_200 * 4
 
     assert lenet5_bytes(tmp_path, "algorithm=fedper") == (body + STATISTICS,) * 2

@@ -39,7 +39,7 @@ def ends(built, phases: int) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("batchnorm", ["eval", "train"])
 @pytest.mark.parametrize("engine", ["sequential", "vectorized"])
 def test_each_phase_leaves_the_other_part_alone_to_the_bit(engine, batchnorm):
-    """T5, with momentum and weight decay."""
+    """Momentum and weight decay would move a part that is frozen by zero gradients only."""
     built = build(
         "algorithm=fedrep",
         "model.name=lenet5",
@@ -135,7 +135,7 @@ def test_heads_are_fine_tuned_beside_and_discarded(tmp_path):
 
 
 def test_bytes_are_those_of_the_body(tmp_path):
-    """Table 4.1."""
+    """The head is never sent."""
     found = lenet5_bytes(tmp_path, "algorithm=fedrep", "train.local_epochs=2")
 
     assert found == (61_200 * 4 + STATISTICS,) * 2

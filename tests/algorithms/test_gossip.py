@@ -55,7 +55,7 @@ def test_complete_network_is_fedavg_with_uniform_weights(mixing):
 
 @pytest.mark.parametrize("topology", ["ring", "star", "erdos_renyi", "random"])
 def test_round_is_a_loop_over_neighbours_and_what_they_sent(topology):
-    """Card 2.19 with the round's graph: all mix at once, absent clients keep theirs."""
+    """All clients mix at once, from the models before mixing; absent clients keep theirs."""
     keys = ("partition.clients=6", "train.participation=0.7", "algorithm.neighbours=2", DOUBLE)
     built = build(METHOD, f"algorithm.topology={topology}", *keys)
     state = after(built, 1)
@@ -124,7 +124,7 @@ def test_gm_is_the_mean_of_all_models(topology):
         assert torch.allclose(value, expected, atol=1e-12), name
 
 
-def test_nobody_is_judged_as_gm_where_a_part_is_kept():
+def test_nobody_is_evaluated_as_gm_where_a_part_is_kept():
     built = build(METHOD, "model.name=lenet5", "train.batchnorm=local")
 
     assert not built.start().server
@@ -150,7 +150,7 @@ def test_reply_depends_on_neighbours_alone():
     ("topology", "edges"), [("ring", 12), ("star", 10), ("complete", 30), ("exponential", 18)]
 )
 def test_peers_pay_a_payload_for_each_edge(topology, edges):
-    """Six clients. LeNet-5 with BatchNorm: 4 |w|, 44 statistics and two counters (T18)."""
+    """Six clients. LeNet-5 with BatchNorm: 4 |w| bytes, 44 statistics, two counters."""
     keys = (f"algorithm.topology={topology}", "partition.clients=6", "train.rounds=2")
 
     summary = summary_of_run(METHOD, "model.name=lenet5", *keys)
@@ -171,7 +171,7 @@ def test_random_neighbours_are_paid_for_by_the_cohort_alone():
 
 
 def test_identical_models_stay_what_they_are():
-    """T6: rows sum to one."""
+    """The weights of a row sum to one."""
     built = build(METHOD, "train.optimizer.lr=0", "algorithm.neighbours=2", DOUBLE)
 
     state, _ = played(built, built.start())
@@ -214,7 +214,7 @@ def test_absent_clients_break_a_network_and_the_rest_goes_on():
 
 @pytest.mark.parametrize("plug", ["false", "true"])
 @pytest.mark.parametrize("method", ["dfedavg", "dfedalt", "dispfl"])
-def test_models_before_mixing_are_judged_where_it_is_asked(method, plug, monkeypatch):
+def test_models_before_mixing_are_evaluated_where_it_is_asked(method, plug, monkeypatch):
     """What was trained, in the round or before; training and mixing do not change."""
     monkeypatch.setattr(gossip, "HypernetworkConfig", SmallChunks)
     keys = (f"algorithm={method}", f"algorithm.hypernetwork={plug}", "model.name=lenet5", DOUBLE)
@@ -261,10 +261,10 @@ def test_network_in_parts_is_told():
 
 
 def test_keys_without_effect_are_told():
-    said = notes("algorithm.topology=ring", "algorithm.neighbours=3", "algorithm.symmetric=true")
+    ring = notes("algorithm.topology=ring", "algorithm.neighbours=3", "algorithm.symmetric=true")
 
-    assert "algorithm.neighbours has no effect with algorithm.topology=ring" in said
-    assert "algorithm.symmetric has no effect" in said
+    assert "algorithm.neighbours has no effect with algorithm.topology=ring" in ring
+    assert "algorithm.symmetric has no effect" in ring
     assert "agg_weights has no effect" in notes("algorithm.agg_weights=uniform")
     assert notes("algorithm.neighbours=3", "algorithm.symmetric=true") == ""
 

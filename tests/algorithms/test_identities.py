@@ -17,7 +17,7 @@ def digest(*overrides: str) -> str:
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_fedprox_without_pull_is_fedavg(policy):
-    """T1."""
+    """Weights are equal to the bit."""
     norm = f"train.batchnorm={policy}"
     fedavg = digest(norm, "algorithm=fedavg")
 
@@ -27,7 +27,7 @@ def test_fedprox_without_pull_is_fedavg(policy):
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_hfcd_without_strength_is_local_only(policy):
-    """T13: beta(0) = 0 makes round 0 cross entropy; lambda0 = 0 makes every round so."""
+    """beta(0) = 0 makes round 0 cross entropy; lambda0 = 0 makes every round so."""
     norm = f"train.batchnorm={policy}"
     local = digest(norm, "algorithm=local")
 
@@ -143,7 +143,7 @@ def test_local_only_never_sampled_clients_stay_at_the_start_and_are_counted():
     assert full["client_trainings"] == 10
 
 
-# Bytes (T18 and table 4.1)
+# Bytes
 
 
 def traffic(tmp_path, *overrides: str, rounds: int = 2) -> tuple[float, float]:

@@ -38,7 +38,6 @@ def losses(plain, state, several, clusters, client):
 @pytest.mark.parametrize("shared", ["true", "false"])
 @pytest.mark.parametrize("policy", POLICIES)
 def test_one_model_is_fedavg_to_the_bit(policy, shared):
-    """T1."""
     keys = (f"train.batchnorm={policy}", "algorithm.agg_weights=uniform")
     fedavg = deployed("algorithm=fedavg", *keys)
 
@@ -130,7 +129,7 @@ def test_ties_go_to_the_first_model_and_nobody_chooses_one_that_overflows(engine
     assert results.sent.values["choice"].tolist() == [1] * 5
 
 
-def test_clients_are_judged_with_the_model_that_they_would_choose_now():
+def test_clients_are_evaluated_with_the_model_that_they_would_choose_now():
     built = build("algorithm=ifca", "model.name=lenet5", *FULL)
     state, several = after(built, 1), built.algorithm.several()
 
@@ -167,7 +166,7 @@ def test_two_kinds_of_clients_find_one_model_each(tmp_path):
 
 
 def test_bytes_are_all_models_down_and_one_model_and_a_number_up(tmp_path):
-    """Table 4.1 and T18. Two rounds are paid for down: the starts are not the seeded net's."""
+    """Both rounds are charged downwards, because clients do not know the initial models."""
     w, head = 4 * 62_050 + STATISTICS, 4 * 850
 
     assert lenet5_bytes(tmp_path, "algorithm=ifca") == (w + 4, 2 * 3 * w)
@@ -175,9 +174,9 @@ def test_bytes_are_all_models_down_and_one_model_and_a_number_up(tmp_path):
     assert found == (w + 4, 2 * 3 * head + w - head)
 
 
-def test_one_model_is_remarked():
-    def said(*keys):
+def test_one_model_is_noted():
+    def notes(*keys):
         return [note for note in build("algorithm=ifca", *keys).notes if "is FedAvg" in note]
 
-    assert said("algorithm.clusters=1")
-    assert not said()
+    assert notes("algorithm.clusters=1")
+    assert not notes()

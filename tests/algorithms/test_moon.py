@@ -30,7 +30,7 @@ def samples(built, client: int):
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_moon_without_contrast_is_fedavg(policy):
-    """T1."""
+    """Weights are equal to the bit."""
     keys = ("model.name=lenet5", "train.participation=0.6", f"train.batchnorm={policy}")
     keys = (*keys, "train.rounds=2")
 
@@ -43,7 +43,7 @@ def test_moon_without_contrast_is_fedavg(policy):
 
 
 @pytest.mark.parametrize("option", ["proj_dim=8", "evaluated=last"])
-def test_with_another_net_or_another_model_judged_it_is_not_fedavg_and_does_not_say_so(option):
+def test_with_another_net_or_another_model_evaluated_it_is_not_fedavg_and_does_not_say_so(option):
     notes = build("algorithm=moon", "algorithm.mu=0", f"algorithm.{option}").notes
 
     assert not any("is FedAvg" in note for note in notes)
@@ -103,7 +103,7 @@ def test_second_participation_equals_a_plain_loop():
         assert torch.equal(after.clients["prev." + name][1], results.sent.values[name][0])
 
 
-def test_last_model_is_judged_where_there_is_one():
+def test_last_model_is_evaluated_where_there_is_one():
     built, state = start("moon", *LENET, "algorithm.evaluated=last")
 
     state, results = played(built, state, torch.tensor([0, 3]))

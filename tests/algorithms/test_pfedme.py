@@ -107,7 +107,7 @@ def test_many_inner_steps_find_the_proximal_point():
 
 
 def test_personal_model_is_not_the_servers_and_stays_while_its_client_is_absent():
-    """T12. A client that never came is evaluated with w."""
+    """A client that has never taken part is evaluated with w."""
     built = build("algorithm=pfedme")
     state = built.start()
 
@@ -131,7 +131,7 @@ def test_personal_model_is_not_the_servers_and_stays_while_its_client_is_absent(
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_theta_is_judged_at_both_moments_and_w_as_the_global_model(tmp_path, policy):
+def test_theta_is_evaluated_at_both_moments_and_w_as_the_global_model(tmp_path, policy):
     """Aggregation does not touch theta: with all clients it is the same before and after it."""
     keys = ("model.name=lenet5", f"train.batchnorm={policy}", "train.rounds=1")
     path, _ = run(tmp_path, "algorithm=pfedme", *keys)
@@ -170,7 +170,7 @@ def test_schedule_acts_on_both_rates():
 
 
 def test_server_that_never_moves_is_refused():
-    """T12."""
+    """With beta = 0 the server would keep its first model."""
     with pytest.raises(ConfigError, match="beta"):
         config_of("algorithm=pfedme", "algorithm.beta=0")
 
@@ -184,14 +184,14 @@ def test_other_optimisers_are_refused(key):
 @pytest.mark.parametrize(
     ("key", "word"), [("train.optimizer.lr=0.1", "overshoots"), ("algorithm.lam=30", "diverges")]
 )
-def test_steps_that_go_too_far_are_remarked(key, word):
-    def said(*keys):
+def test_steps_that_go_too_far_are_noted(key, word):
+    def notes(*keys):
         return [note for note in build("algorithm=pfedme", *keys).notes if word in note]
 
-    assert said(key)
-    assert not said()
+    assert notes(key)
+    assert not notes()
 
 
 def test_bytes_are_fedavgs(tmp_path):
-    """Table 4.1 and T18: theta never travels."""
+    """theta is never sent."""
     assert lenet5_bytes(tmp_path, "algorithm=pfedme") == (62_050 * 4 + STATISTICS,) * 2

@@ -29,7 +29,7 @@ def slow_similarity(a, b, classes) -> float:
 
 @pytest.mark.parametrize("policy", ["average", "local", "drop"])
 def test_warm_up_to_the_end_is_fedavg(policy):
-    """T1."""
+    """Weights are equal to the bit."""
     keys = ("model.name=lenet5", "train.participation=0.6", f"train.batchnorm={policy}")
     fedavg = summary_of_run(*keys, "algorithm=fedavg")
     pfedsim = summary_of_run(*keys, "algorithm=pfedsim", "algorithm.rho=1")
@@ -116,7 +116,7 @@ def test_clients_without_positive_similarity_keep_their_own_body():
 
 
 def test_identical_clients_get_their_own_body_back():
-    """T6; the similarity is 1, where the logarithm has no value."""
+    """Their similarity is 1, where the logarithm in the weight has no value."""
     built = build(*KEYS)
     state = after(built, 3)
 
@@ -130,7 +130,7 @@ def test_identical_clients_get_their_own_body_back():
 
 
 def test_pair_with_a_client_without_a_step_keeps_its_old_similarity():
-    """C5."""
+    """Such a client sends the classifier that it had before."""
     built = build(*KEYS)
     state = after(built, 3)
     state.server["similarity"] = torch.full((5, 5), 0.25, dtype=torch.float64)
@@ -164,7 +164,7 @@ def test_first_contact_after_the_warm_up_brings_the_global_classifier_and_later_
 
 
 def test_bytes_are_w_in_the_warm_up_then_the_body_down_and_w_up():
-    """Table 4.1; the first dispatch after the warm-up is w, later ones the body."""
+    """The first dispatch after the warm-up is w, later ones are the body."""
     keys = ("model.name=lenet5", "algorithm=pfedsim", "train.rounds=4", "train.batchnorm=local")
     body = 4 * ((25 * 6 + 6) + 12 + (6 * 25 * 16 + 16) + 32 + (16 * 120 + 120) + (120 * 84 + 84))
     head = 4 * (84 * 10 + 10)
@@ -178,7 +178,7 @@ def test_bytes_are_w_in_the_warm_up_then_the_body_down_and_w_up():
     assert union["communication"]["up_bytes"] == traffic["up_bytes"] + 5 * 2 * 10
 
 
-def test_mixture_and_stored_model_are_both_judged():
+def test_mixture_and_stored_model_are_both_evaluated():
     built = build(*KEYS, "train.participation=0.6")
     state = after(built, 5)
     settings = rounds.settings_of(built.config, built.algorithm, state)

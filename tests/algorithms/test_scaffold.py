@@ -107,7 +107,7 @@ def test_variates_are_the_last_mean_gradients_and_theirs_is_the_servers():
 
 
 def test_one_client_has_the_servers_variate_and_trains_as_sgd_does():
-    """T11."""
+    """c_i = c after each round, so the correction is zero; the variates themselves are not."""
     keys = ("partition.clients=1", EXACT, "train.local_epochs=2", "train.optimizer.lr=0.1")
     scaffold, sgd = build("algorithm=scaffold", *keys), build("algorithm=local", *keys)
     names, state, other = sgd.algorithm.setting.net.parameters, scaffold.start(), sgd.start()
@@ -202,12 +202,12 @@ def test_other_optimisers_are_refused(keys):
         build("algorithm=scaffold", *(f"train.{key}" for key in keys))
 
 
-def test_clipping_is_remarked():
-    def said(*keys):
+def test_clipping_is_noted():
+    def notes(*keys):
         return [note for note in build("algorithm=scaffold", *keys).notes if "clip" in note]
 
-    assert said("train.clip=10")
-    assert not said()
+    assert notes("train.clip=10")
+    assert not notes()
 
 
 @pytest.mark.parametrize("option", ["server_lr=0.5", "agg_weights=samples", "control=gradient"])
@@ -219,5 +219,5 @@ def test_every_option_changes_the_models(option):
 
 
 def test_bytes_are_twice_the_weights_each_way(tmp_path):
-    """Table 4.1 and T18."""
+    """w and c go down, w_i and dc_i go up, c_i is never sent."""
     assert lenet5_bytes(tmp_path, "algorithm=scaffold") == (8 * 62_050 + STATISTICS,) * 2

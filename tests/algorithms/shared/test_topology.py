@@ -31,7 +31,7 @@ def links_of(found: torch.Tensor) -> list[set[int]]:
 @pytest.mark.parametrize("clients", [1, 2, 3, 7, 12])
 @pytest.mark.parametrize("name", NAMES)
 def test_rows_sum_to_one_and_nobody_is_its_own_neighbour(name, clients, mixing):
-    """T7."""
+    """A mixture of equal models is that model only if the weights of each row sum to one."""
     found = graph(Topology(name, neighbours=3), clients)
 
     rows = mixing_rows(found, mixing)
