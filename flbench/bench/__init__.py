@@ -1,1 +1,1 @@
-"""The cost of each engine beside a bare PyTorch loop and the limits of the device."""
+"""The speed of engines beside a bare PyTorch loop, and beside the limits of the device."""

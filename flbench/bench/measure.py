@@ -1,12 +1,11 @@
-"""What engines cost: client steps per second beside a bare PyTorch loop over the same batches.
+"""Measuring the speed of engines beside a bare PyTorch loop over the same batches.
 
-Each engine is measured in a process of its own, where its rounds alternate with rounds of the bare
-loop: a machine that drifts drifts for both, and the ratio stays. The bare loop is the floor that
-every framework pays against: no module of Lightning, no loss terms, no messages, no checks.
+Each engine is measured in a process of its own (`python -m flbench.bench.measure`), where its
+rounds alternate with rounds of the bare loop. If the machine becomes slower or faster meanwhile,
+both are affected, and their ratio stays the same.
 """
 
 import json
-import os
 import resource
 import subprocess
 import sys
@@ -19,11 +18,9 @@ from statistics import median
 from typing import Any
 
 import torch
-from torch.nn.functional import cross_entropy
 
 from flbench.bench import roofline
-from flbench.client.program import Phase
-from flbench.client.step import make_optimizer
+from flbench.bench.bare_loop import all_cores, bare_round, count_steps
 from flbench.config.resolve import resolve
 from flbench.config.schema import Config
 from flbench.config.sources import from_file
@@ -31,38 +28,40 @@ from flbench.config.yaml_text import to_yaml
 from flbench.core.errors import RunError, UserError
 from flbench.core.rng import Draw
 from flbench.core.types import State
-from flbench.data import batches
 from flbench.engine.base import RoundSettings
 from flbench.experiment import assembly, lifecycle, rounds
-from flbench.experiment.engine_choice import steps_of
 from flbench.experiment.loop import Reporter
 from flbench.models.base import build as build_net
 from flbench.results import reading
 
-WARM = 2.0
-"""Seconds of an engine's first rounds that do not count: it writes short steps down."""
+WARM_UP_SECONDS = 2.0
+"""Least time of the rounds before those that count: an engine records short steps first."""
+EXIT_USER_ERROR = 2
 
 
 @dataclass(frozen=True)
 class Case:
-    """What one engine was measured to do; times in seconds, medians over rounds.
+    """The measurements of one engine. Times are in seconds, and medians over the measured rounds.
 
     Attributes:
-        engine: its name, as it was asked for.
-        chosen: its name, where that was `auto`.
-        threads: of each of its processes.
-        startup: until it could train its first client, imports included.
-        steps: optimiser steps of the measured rounds.
-        bare: a step of the bare loop with all cores.
-        step: a client's step of the engine.
-        ratio: of a round, engine / bare loop.
-        operations: floating-point operations that the rounds need (see `flbench.bench.roofline`).
-        moved: bytes that they must move.
-        best: of the device: operations and bytes per second.
-        run: of a whole run: `train`, `evaluate`, `other` (files, checkpoints) and `total`; `bare`
-            is what the bare loop would take for `train.local_epochs` in each round.
-        memory: most bytes of the process, without those of its workers.
-        report: what the engine tells of itself, as the share of rows that were padding.
+        engine: Engine that was asked for.
+        chosen: Engine that was measured; another one than `engine` if that is `auto`.
+        threads: Threads of each process of the engine.
+        startup: Time from the start of the process, imports included, until the first client was
+            trained.
+        steps: Optimizer steps of all measured rounds.
+        bare: Time of one step of the bare loop with all cores.
+        step: Time of one client step of the engine.
+        ratio: Time of a round with the engine, divided by that of the bare loop.
+        operations: Floating-point operations that the measured rounds need, see
+            `flbench.bench.roofline`.
+        moved: Bytes that the measured rounds must move.
+        best: Floating-point operations per second and bytes per second that the device reaches.
+        run: Times of a complete run: `train`, `evaluate`, `other` (files, checkpoints), `total`;
+            and `bare`, the time of the bare loop for the local epochs of all rounds. Empty if no
+            complete run was measured.
+        memory: Largest size of the process in bytes, without its workers.
+        report: What the engine reports of itself, for example the share of padded samples.
     """
 
     engine: str
@@ -85,210 +84,220 @@ class Case:
         """Client steps per second."""
         return 1 / self.step
 
-    def tree(self) -> dict[str, Any]:
-        """Return all figures, for JSON."""
-        derived = ("speed", "arithmetic", "bandwidth", "whole")
-        return asdict(self) | {name: getattr(self, name) for name in derived}
-
     @property
     def arithmetic(self) -> float:
-        """Share of the device's best arithmetic that the engine reaches."""
+        """Share of the device's operations per second that the engine reaches, in [0, 1]."""
         return self.operations / self.best[0] / (self.step * self.steps)
 
     @property
     def bandwidth(self) -> float:
-        """Share of its best bandwidth; above 1 where a net stays in a cache."""
+        """Share of the device's bandwidth that the engine reaches; above 1 if caches help."""
         return self.moved / self.best[1] / (self.step * self.steps)
 
     @property
     def whole(self) -> float | None:
-        """Of the whole run, total / bare loop; None where none was measured."""
+        """Time of the complete run, divided by that of the bare loop; None without such a run."""
         return self.run["total"] / self.run["bare"] if self.run else None
+
+    def tree(self) -> dict[str, Any]:
+        """Return all attributes and derived numbers as a dict, for JSON."""
+        derived = ("speed", "arithmetic", "bandwidth", "whole")
+        return asdict(self) | {name: getattr(self, name) for name in derived}
+
+
+@dataclass(frozen=True)
+class RoundTiming:
+    """One round of the bare loop and one of the engine with the same cohort.
+
+    Attributes:
+        samples: Samples that were trained on, each counted once per epoch.
+        bare_steps: Steps of the bare loop, at least 1.
+        engine_steps: Steps of the engine, at least 1.
+        bare_seconds: Time of the bare loop.
+        engine_seconds: Time of the engine.
+    """
+
+    samples: int
+    bare_steps: int
+    engine_steps: int
+    bare_seconds: float
+    engine_seconds: float
 
 
 def compare(configs: Sequence[Config], *, repeats: int, run_rounds: int) -> list[Case]:
     """Measure one configuration after the other, each in a process of its own.
 
     Args:
-        configs: alike but for `engine`.
-        repeats: rounds that are measured, after one or more that warm up.
-        run_rounds: rounds of the whole run; 0 leaves it out.
-    Raises: UserError or RunError with what a process said before it failed.
+        configs: Configurations that differ in `engine` only.
+        repeats: Number of rounds that count, after the warm-up.
+        run_rounds: Rounds of the complete run; 0 measures no such run.
+
+    Returns:
+        One case per configuration.
+
+    Raises:
+        UserError: A configuration is wrong.
+        RunError: A process failed; the message is the last line that it wrote.
     """
     cases = []
     for config in configs:
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "config.yaml"
             file.write_text(to_yaml(config.tree(), {}), encoding="utf-8")
-            command = [sys.executable, "-m", "flbench.bench.measure", str(file), str(repeats)]
-            begin = time.time()
-            done = subprocess.run(
-                [*command, str(run_rounds), str(begin)], capture_output=True, text=True, check=False
+            command = [sys.executable, "-m", "flbench.bench.measure"]
+            arguments = [str(file), str(repeats), str(run_rounds), str(time.time())]
+            process = subprocess.run(
+                [*command, *arguments], capture_output=True, text=True, check=False
             )
-        if done.returncode:
-            said = done.stderr.strip()
-            if done.returncode == 2:
-                raise UserError(said)
-            last = said.splitlines()[-1] if said else "it said nothing"
-            raise RunError(f"engine.name={config.engine.name} could not be measured: {last}")
-        cases.append(Case(**json.loads(done.stdout.splitlines()[-1])))
+        if process.returncode:
+            message = process.stderr.strip()
+            if process.returncode == EXIT_USER_ERROR:
+                raise UserError(message)
+            reason = message.splitlines()[-1] if message else "its process wrote no message"
+            raise RunError(f"engine.name={config.engine.name} could not be measured: {reason}")
+        cases.append(Case(**json.loads(process.stdout.splitlines()[-1])))
     return cases
 
 
 def measure(config: Config, *, repeats: int, run_rounds: int, begin: float) -> Case:
-    """Measure one configuration in this process, which began at `begin` (seconds of the epoch)."""
-    built = assembly.build(config)
+    """Measure one configuration in this process.
+
+    Args:
+        config: The configuration.
+        repeats: Number of rounds that count, after the warm-up.
+        run_rounds: Rounds of the complete run; 0 measures no such run.
+        begin: Time at which the process was started, in seconds since 1970.
+    """
+    experiment = assembly.build(config)
     try:
-        state, setting = built.start(), built.algorithm.setting
-        settings = rounds.settings_of(built.config, built.algorithm, state)
-        smallest = torch.argsort(setting.sizes)[:1]
-        rounds.train(built.algorithm, built.engine, state, settings, ids=smallest)
+        state = experiment.start()
+        _train_smallest_client(experiment, state)
         startup = time.time() - begin
-        found: list[Measured] = []
-        while len(found) <= repeats or sum(one.own for one in found[:-repeats]) < WARM:
-            found.append(_round(built, state, len(found)))
-        report = built.engine.report()
-        best = _best(torch.device(built.config.engine.device))
-        measured = found[-repeats:]
-        steps = sum(one.steps for one in measured)
-        operations, moved = _need(built).of(sum(one.samples for one in measured), steps)
-        bare = median(one.bare / one.bare_steps for one in measured)
-        bare_run = bare * _bare_steps(built, state, run_rounds)
+        timings = _time_rounds(experiment, state, repeats)
+        report = experiment.engine.report()
+        best = _device_limits(torch.device(experiment.config.engine.device))
+        steps = sum(timing.engine_steps for timing in timings)
+        samples = sum(timing.samples for timing in timings)
+        operations, moved = _training_cost(experiment).total(samples, steps)
+        bare_step = median(timing.bare_seconds / timing.bare_steps for timing in timings)
+        bare_run = bare_step * count_steps(experiment, state, run_rounds)
     finally:
-        built.engine.close()  # before the whole run starts workers of its own
+        experiment.engine.close()  # the complete run starts workers of its own
     return Case(
         engine=config.engine.name,
-        chosen=built.config.engine.name,
-        threads=built.config.engine.threads or 1,
+        chosen=experiment.config.engine.name,
+        threads=experiment.config.engine.threads or 1,
         startup=startup,
         steps=steps,
-        bare=bare,
-        step=median(one.own / one.steps for one in measured),
-        ratio=median(one.own / one.bare for one in measured),
+        bare=bare_step,
+        step=median(timing.engine_seconds / timing.engine_steps for timing in timings),
+        ratio=median(timing.engine_seconds / timing.bare_seconds for timing in timings),
         operations=operations,
         moved=moved,
         best=best,
-        run=_whole_run(config, run_rounds) | {"bare": bare_run} if run_rounds else {},
+        run=_complete_run(config, run_rounds) | {"bare": bare_run} if run_rounds else {},
         memory=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         report=report,
     )
 
 
-@dataclass(frozen=True)
-class Measured:
-    """One round: samples trained on, steps, and seconds, of the bare loop and of the engine."""
-
-    samples: int
-    bare_steps: int
-    steps: int
-    bare: float
-    own: float
+def _train_smallest_client(experiment: assembly.Experiment, state: State) -> None:
+    """Train the client with the fewest samples, which shows that the engine is ready."""
+    algorithm = experiment.algorithm
+    settings = rounds.settings_of(experiment.config, algorithm, state)
+    smallest = torch.argsort(algorithm.setting.sizes)[:1]
+    rounds.train(algorithm, experiment.engine, state, settings, ids=smallest)
 
 
-def _round(built: assembly.Experiment, state: State, number: int) -> Measured:
-    """Let the bare loop and the engine take a round, one after the other."""
-    train, setting = built.config.train, built.algorithm.setting
-    draw = Draw(built.config.seed, (number,), setting.clients)
-    ids = built.algorithm.cohort(state, draw)
+def _time_rounds(experiment: assembly.Experiment, state: State, repeats: int) -> list[RoundTiming]:
+    """Time rounds, and return the last `repeats` of them.
+
+    At least one round, and at least `WARM_UP_SECONDS` of the engine's time, come before those.
+    """
+    timings: list[RoundTiming] = []
+    while (
+        len(timings) <= repeats
+        or sum(timing.engine_seconds for timing in timings[:-repeats]) < WARM_UP_SECONDS
+    ):
+        timings.append(_time_round(experiment, state, len(timings)))
+    return timings[-repeats:]
+
+
+def _time_round(experiment: assembly.Experiment, state: State, number: int) -> RoundTiming:
+    """Train the cohort of a round with the bare loop, then with the engine."""
+    train, algorithm = experiment.config.train, experiment.algorithm
+    draw = Draw(experiment.config.seed, (number,), algorithm.setting.clients)
+    cohort = algorithm.cohort(state, draw)  # [K]
     begin = time.perf_counter()
-    bare_steps = bare_round(built, draw, ids.tolist())
+    bare_steps = bare_round(experiment, draw, cohort.tolist())
     between = time.perf_counter()
     settings = RoundSettings(train, draw)
-    trained = rounds.train(built.algorithm, built.engine, state, settings, ids=ids)
-    return Measured(
-        samples=int(setting.sizes[ids].sum()) * train.local_epochs,
+    trained = rounds.train(algorithm, experiment.engine, state, settings, ids=cohort)
+    end = time.perf_counter()
+    return RoundTiming(
+        samples=int(algorithm.setting.sizes[cohort].sum()) * train.local_epochs,
         bare_steps=max(1, bare_steps),
-        steps=max(1, int(trained.results.steps.sum())),
-        bare=between - begin,
-        own=time.perf_counter() - between,
+        engine_steps=max(1, int(trained.results.steps.sum())),
+        bare_seconds=between - begin,
+        engine_seconds=end - between,
     )
 
 
-def _bare_steps(built: assembly.Experiment, state: State, number: int) -> int:
-    """Return the steps that the bare loop would take in so many rounds of one phase each."""
-    train, setting = built.config.train, built.algorithm.setting
-    phase = Phase("*", (), train.optimizer, epochs=train.local_epochs)
-    steps = steps_of(built.algorithm, [phase])
-    draws = (Draw(built.config.seed, (k,), setting.clients) for k in range(number))
-    return sum(int(steps[built.algorithm.cohort(state, draw)].sum()) for draw in draws)
+def _training_cost(experiment: assembly.Experiment) -> roofline.TrainingCost:
+    """Return what the training of the experiment's net costs, counted on one batch."""
+    federation, config = experiment.federation, experiment.config
+    net = build_net(config.model, federation.shape, federation.classes, 0).train()
+    samples = torch.arange(min(config.train.batch_size, len(federation.y)))
+    inputs = federation.inputs(samples, torch.float32)
+    return roofline.training_cost(net, inputs, federation.y[samples])
 
 
-def bare_round(built: assembly.Experiment, draw: Draw, ids: Sequence[int]) -> int:
-    """Train these clients by hand with all cores; return the number of steps."""
-    federation, train = built.federation, built.config.train
-    device = torch.device(built.config.engine.device)
-    x, y = federation.x.to(device), federation.y.to(device)
-    shift, scale = federation.shift.to(device), federation.scale.to(device)
-    net = build_net(built.config.model, federation.shape, federation.classes, 0).to(device).train()
-    start = {name: value.clone() for name, value in net.state_dict().items()}
-    has_batchnorm = bool(built.algorithm.setting.net.names("batchnorm"))
-    threads, steps = torch.get_num_threads(), 0
-    torch.set_num_threads(len(os.sched_getaffinity(0)))
-    for client in ids:
-        net.load_state_dict(start)
-        optimizer = make_optimizer(train.optimizer, list(net.parameters()), train.optimizer.lr)
-        rows = federation.partition.parts["train"][client]
-        for epoch in range(train.local_epochs):
-            order = draw.sample_order(client, epoch, len(rows))
-            order = rows[batches.arrange(order, train, skip_single=has_batchnorm)]
-            for index in torch.split(torch.from_numpy(order).to(device), train.batch_size):
-                optimizer.zero_grad()
-                inputs = (x[index].float() - shift) * scale
-                torch.autograd.backward(cross_entropy(net(inputs).logits, y[index]))
-                optimizer.step()
-                steps += 1
-    roofline.wait(device)
-    torch.set_num_threads(threads)
-    return steps
+def _device_limits(device: torch.device) -> tuple[float, float]:
+    """Return the operations and bytes per second that a device reaches with all cores."""
+    with all_cores():
+        return roofline.best_arithmetic(device, torch.float32), roofline.best_bandwidth(device)
 
 
-def _need(built: assembly.Experiment) -> roofline.Need:
-    """Return what the net's training needs, counted on one batch."""
-    federation = built.federation
-    net = build_net(built.config.model, federation.shape, federation.classes, 0).train()
-    rows = torch.arange(min(built.config.train.batch_size, len(federation.y)))
-    return roofline.need(net, federation.inputs(rows, torch.float32), federation.y[rows])
+def _complete_run(config: Config, number: int) -> dict[str, float]:
+    """Return the seconds of a complete run by purpose.
 
-
-def _best(device: torch.device) -> tuple[float, float]:
-    """Return the operations and bytes per second of a device with all cores."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(len(os.sched_getaffinity(0)))
-    best = roofline.best_arithmetic(device, torch.float32), roofline.best_bandwidth(device)
-    torch.set_num_threads(threads)
-    return best
-
-
-def _whole_run(config: Config, number: int) -> dict[str, float]:
-    """Return the seconds of a whole run by purpose, evaluated once and saved once."""
+    Args:
+        config: The configuration.
+        number: Rounds of the run.
+    """
     with tempfile.TemporaryDirectory() as folder:
         train = config.train.model_copy(update={"rounds": number})
         output = config.output.model_copy(update={"dir": Path(folder)})
         short = config.model_copy(update={"train": train, "output": output})
-        path = lifecycle.run(short, {}, _Quiet())
+        path = lifecycle.run(short, {}, _Silent())
         seconds = reading.read(path).summary["seconds"]
     other = seconds["total"] - seconds["train"] - seconds["evaluate"]
     return {**seconds, "other": max(0.0, other)}
 
 
-class _Quiet(Reporter):
-    """Is told how a run goes, and tells nobody."""
+class _Silent(Reporter):
+    """A reporter that prints nothing."""
 
     def begin(self, done: int, rounds: int) -> None:
-        """Say nothing."""
+        """Print nothing."""
 
     def round_done(self, done: int, loss: float) -> None:
-        """Say nothing."""
+        """Print nothing."""
 
     def evaluated(self, done: int, figures: Any) -> None:
-        """Say nothing."""
+        """Print nothing."""
 
     def warn(self, text: str) -> None:
-        """Say nothing."""
+        """Print nothing."""
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Measure one configuration; print the case as the last line of standard output."""
+    """Measure one configuration, and print the case as JSON in the last line.
+
+    Args:
+        arguments: Configuration file, and the arguments `repeats`, `run_rounds` and `begin` of
+            `measure`.
+    """
     file, repeats, run_rounds, begin = arguments
     config, _ = resolve([from_file(Path(file))])
     case = measure(config, repeats=int(repeats), run_rounds=int(run_rounds), begin=float(begin))
@@ -300,4 +309,4 @@ if __name__ == "__main__":
         main(sys.argv[1:])
     except UserError as error:
         sys.stderr.write(f"{error}\n")
-        sys.exit(2)
+        sys.exit(EXIT_USER_ERROR)

@@ -1,4 +1,4 @@
-"""The page of `flbench bench`: what engines cost, side by side."""
+"""The HTML page of `flbench bench`."""
 
 import os
 from collections.abc import Sequence
@@ -13,7 +13,13 @@ if TYPE_CHECKING:
 
 
 def render(cases: "Sequence[Case]", config: Config, run_rounds: int) -> str:
-    """Return the page; `config` is that of the first case."""
+    """Return the page as HTML.
+
+    Args:
+        cases: Measurements of the engines, at least one.
+        config: Configuration of the first case.
+        run_rounds: Rounds of the complete run; 0 if none was measured.
+    """
     from jinja2 import Environment, StrictUndefined
 
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)

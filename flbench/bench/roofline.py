@@ -1,8 +1,8 @@
-"""What training cannot do without, and what a device can do at most: floors under every engine.
+"""The roofline of training: operations and bytes that it needs, and what the device can do at best.
 
-The arithmetic is that of the net's forward and backward pass. The bytes are the least that must
-move when nothing stays in a cache: weights are read in both passes, gradients written and read,
-weights written; what the backward pass needs is written once and read once.
+The operations are those of the net's forward and backward pass. The bytes are the least that must
+move if nothing stays in a cache: weights are read in both passes, gradients are written and read,
+and weights are written; what the backward pass needs is written once and read once.
 """
 
 import time
@@ -18,35 +18,40 @@ from flbench.core.tree import nbytes
 from flbench.engine.memory import saved_of_sample
 from flbench.models.base import net_leaves
 
-WEIGHTS = 5  # times that weights or gradients cross memory in a step
+WEIGHT_TRANSFERS = 5
+"""Reads and writes of weights or gradients per step: see the list above."""
 REPEATS = 5
-SIDE = {"cpu": 1024, "cuda": 8192}  # of the matrices whose product is timed
-COPIED = {"cpu": 2**26, "cuda": 2**29}  # bytes that are copied, beyond all caches
+MATRIX_SIDE = {"cpu": 1024, "cuda": 8192}  # of the matrices whose product is timed
+COPY_BYTES = {"cpu": 2**26, "cuda": 2**29}  # larger than all caches
 
 
 @dataclass(frozen=True)
-class Need:
-    """What the training of a net takes.
+class TrainingCost:
+    """What the training of a net costs.
 
     Attributes:
-        arithmetic: floating-point operations of one sample, both passes.
-        sample: bytes of one sample.
-        step: bytes of a step besides its samples.
+        operations_per_sample: Floating-point operations of both passes for one sample.
+        bytes_per_sample: Bytes that move for one sample.
+        bytes_per_step: Bytes that move in a step besides those of its samples.
     """
 
-    arithmetic: float
-    sample: int
-    step: int
+    operations_per_sample: float
+    bytes_per_sample: int
+    bytes_per_step: int
 
-    def of(self, samples: int, steps: int) -> tuple[float, float]:
-        """Return the operations and the bytes of a round."""
-        return self.arithmetic * samples, float(self.sample * samples + self.step * steps)
+    def total(self, samples: int, steps: int) -> tuple[float, float]:
+        """Return the operations and the bytes of so many samples in so many steps."""
+        moved = self.bytes_per_sample * samples + self.bytes_per_step * steps
+        return self.operations_per_sample * samples, float(moved)
 
 
-def need(net: nn.Module, x: Tensor, y: Tensor) -> Need:
-    """Return what a net needs for samples such as x [B, ...] with labels y [B].
+def training_cost(net: nn.Module, x: Tensor, y: Tensor) -> TrainingCost:
+    """Count what the training of a net costs, on one batch.
 
-    The net's gradients are lost.
+    Args:
+        net: The net. Its gradients are set to None.
+        x: Inputs [B, ...].
+        y: Labels [B].
     """
     counter = FlopCounterMode(display=False)
     with counter:
@@ -54,38 +59,39 @@ def need(net: nn.Module, x: Tensor, y: Tensor) -> Need:
     leaves = {name: leaf.detach() for name, leaf in net_leaves(net).items()}
     buffers = frozenset(name for name, _ in net.named_buffers())
     net.zero_grad()
-    return Need(
-        arithmetic=counter.get_total_flops() / len(x),
-        sample=2 * saved_of_sample(net, leaves, buffers, x),
-        step=WEIGHTS * nbytes(leaves),
+    return TrainingCost(
+        operations_per_sample=counter.get_total_flops() / len(x),
+        bytes_per_sample=2 * saved_of_sample(net, leaves, buffers, x),
+        bytes_per_step=WEIGHT_TRANSFERS * nbytes(leaves),
     )
 
 
 def best_arithmetic(device: torch.device, dtype: torch.dtype) -> float:
-    """Return the operations per second of a large matrix product."""
-    side = SIDE[device.type]
+    """Measure the floating-point operations per second of a large matrix product."""
+    side = MATRIX_SIDE[device.type]
     a, b = (torch.rand(side, side, device=device, dtype=dtype) for _ in range(2))
-    return 2 * side**3 / _shortest(device, lambda: a @ b)
+    return 2 * side**3 / _shortest_time(device, lambda: a @ b)
 
 
 def best_bandwidth(device: torch.device) -> float:
-    """Return the bytes per second of a large copy, read and written."""
-    source = torch.zeros(COPIED[device.type], dtype=torch.uint8, device=device)
+    """Measure the bytes per second of a large copy; each byte is read and written."""
+    source = torch.zeros(COPY_BYTES[device.type], dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
-    return 2 * len(source) / _shortest(device, lambda: target.copy_(source))
+    return 2 * len(source) / _shortest_time(device, lambda: target.copy_(source))
 
 
-def _shortest(device: torch.device, work: Callable[[], object]) -> float:
+def _shortest_time(device: torch.device, work: Callable[[], object]) -> float:
+    """Return the shortest time of several repetitions, in seconds."""
     seconds = []
     for _ in range(REPEATS):
         begin = time.perf_counter()
         work()
-        wait(device)
+        synchronize(device)
         seconds.append(time.perf_counter() - begin)
     return min(seconds)
 
 
-def wait(device: torch.device) -> None:
-    """Wait until a device has done what it was asked for."""
+def synchronize(device: torch.device) -> None:
+    """Wait until a device has finished its work; the CPU has no work in the background."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)

@@ -6,11 +6,13 @@ import pytest
 import torch
 
 from flbench.bench import measure
+from flbench.bench.bare_loop import bare_round
 from flbench.cli import app
 from flbench.client.program import Phase, shortened
 from flbench.core.errors import ConfigError, RunError
 from flbench.core.rng import Draw
 from flbench.core.tree import digest
+from flbench.engine.base import RoundSettings
 from flbench.experiment import engine_choice, rounds
 from tests.support import SMALL, build, config_of, run
 
@@ -29,7 +31,7 @@ def test_bench_writes_figures_and_a_page(capsys, tmp_path):
         assert case["steps"] > 0
         assert case["ratio"] > 0
         rows = 2 * int(built.federation.sizes.sum())  # two rounds of one epoch of all clients
-        assert case["operations"] == 85_760 * rows  # of the mlp: see test_floors
+        assert case["operations"] == 85_760 * rows  # of the mlp: see test_roofline
         assert case["moved"] == 2_048 * rows + 5 * 4 * 17_226 * case["steps"]
         seconds = case["steps"] * case["step"]
         assert case["arithmetic"] * seconds * case["best"][0] == pytest.approx(case["operations"])
@@ -60,7 +62,7 @@ def test_bench_of_an_engine_that_would_not_be_measured_is_refused(capsys, tmp_pa
     code = app.main(["bench", "engine.name=ray", "--out", str(tmp_path / "b")])
 
     assert code == 2
-    assert "named by --engines sequential,vectorized,ray" in capsys.readouterr().err
+    assert "--engines sequential,vectorized,ray" in capsys.readouterr().err
     assert not (tmp_path / "b").exists()
 
 
@@ -90,9 +92,9 @@ def test_bare_loop_takes_the_steps_and_batches_of_the_engine(net):
     draw = Draw(built.config.seed, (3,), 5)
     ids = torch.arange(5)
 
-    steps = measure.bare_round(built, draw, ids.tolist())
+    steps = bare_round(built, draw, ids.tolist())
 
-    settings = round.RoundSettings(built.config.train, draw)
+    settings = RoundSettings(built.config.train, draw)
     trained = rounds.train(built.algorithm, built.engine, built.start(), settings, ids=ids)
     assert steps == int(trained.results.steps.sum())
 

@@ -1,0 +1,81 @@
+"""The bare PyTorch loop that engines are compared with.
+
+It trains the same clients on the same batches as an engine, one client after the other: forward
+pass, cross-entropy, backward pass, optimizer step, and nothing else.
+"""
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch.nn.functional import cross_entropy
+
+from flbench.bench import roofline
+from flbench.client.program import Phase
+from flbench.client.step import make_optimizer
+from flbench.core.rng import Draw
+from flbench.core.types import State
+from flbench.data import batches
+from flbench.experiment.assembly import Experiment
+from flbench.experiment.engine_choice import steps_of
+from flbench.models.base import build as build_net
+
+
+def bare_round(experiment: Experiment, draw: Draw, clients: Sequence[int]) -> int:
+    """Train clients for `train.local_epochs` with all cores of the machine.
+
+    Args:
+        experiment: The experiment whose net, samples and settings are used.
+        draw: Random streams of the round.
+        clients: Ids of the cohort's clients.
+
+    Returns:
+        Number of optimizer steps.
+    """
+    federation, train = experiment.federation, experiment.config.train
+    device = torch.device(experiment.config.engine.device)
+    x, y = federation.x.to(device), federation.y.to(device)
+    shift, scale = federation.shift.to(device), federation.scale.to(device)
+    net = build_net(experiment.config.model, federation.shape, federation.classes, 0)
+    net = net.to(device).train()
+    start = {name: value.clone() for name, value in net.state_dict().items()}
+    has_batchnorm = bool(experiment.algorithm.setting.net.names("batchnorm"))
+    steps = 0
+    with all_cores():
+        for client in clients:
+            net.load_state_dict(start)
+            optimizer = make_optimizer(train.optimizer, list(net.parameters()), train.optimizer.lr)
+            samples = federation.partition.parts["train"][client]
+            for epoch in range(train.local_epochs):
+                order = draw.sample_order(client, epoch, len(samples))
+                order = samples[batches.arrange(order, train, skip_single=has_batchnorm)]
+                for index in torch.split(torch.from_numpy(order).to(device), train.batch_size):
+                    optimizer.zero_grad()
+                    inputs = (x[index].float() - shift) * scale  # [B, ...]
+                    torch.autograd.backward(cross_entropy(net(inputs).logits, y[index]))
+                    optimizer.step()
+                    steps += 1
+        roofline.synchronize(device)
+    return steps
+
+
+def count_steps(experiment: Experiment, state: State, rounds: int) -> int:
+    """Return the number of steps that the bare loop would take in so many rounds."""
+    train, setting = experiment.config.train, experiment.algorithm.setting
+    phase = Phase("*", (), train.optimizer, epochs=train.local_epochs)
+    client_steps = steps_of(experiment.algorithm, [phase])  # [N]
+    draws = (Draw(experiment.config.seed, (number,), setting.clients) for number in range(rounds))
+    cohorts = (experiment.algorithm.cohort(state, draw) for draw in draws)
+    return sum(int(client_steps[cohort].sum()) for cohort in cohorts)
+
+
+@contextmanager
+def all_cores() -> Iterator[None]:
+    """Let PyTorch use one thread per available core inside the context."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
