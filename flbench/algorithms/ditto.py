@@ -10,8 +10,8 @@ from torch import Tensor
 
 from flbench.algorithms.base import Algorithm, Communication, Deployment, Paper, Setting
 from flbench.algorithms.registry import ALGORITHMS
+from flbench.algorithms.shared.batchnorm import reestimate_batchnorm
 from flbench.algorithms.shared.memory import Copy
-from flbench.algorithms.shared.moments import estimated
 from flbench.algorithms.shared.prefixes import prefixed
 from flbench.client.program import LocalProgram, Phase, Statistic, Step, Transform
 from flbench.config.schema import AlgorithmConfig, epochs
@@ -96,7 +96,7 @@ class Ditto(Algorithm):
         train_w = self.phase(*self.terms())
         train_v: tuple[Step, ...] = tuple(self.personal_phase(lam) for lam in self.factors())
         if len(train_v) > 1:
-            train_v = best_of(train_v, v, estimated(self.setting, v))
+            train_v = best_of(train_v, v, reestimate_batchnorm(self.setting, v))
 
         return LocalProgram((train_w, *train_v), keeps | {*v.leaves()}, sends)
 

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from flbench.algorithms.base import Algorithm, Communication, Deployment, Paper
 from flbench.algorithms.registry import ALGORITHMS
+from flbench.algorithms.shared.batchnorm import reestimate_batchnorm
 from flbench.algorithms.shared.memory import LastModel
-from flbench.algorithms.shared.moments import estimated
 from flbench.algorithms.shared.prefixes import prefixed_names
 from flbench.client.program import LocalProgram, Phase, Statistic, Step, Transform
 from flbench.config.schema import AlgorithmConfig, OptimizerConfig
@@ -128,7 +128,7 @@ class FedAla(Algorithm):
         keeps |= own.kept() | prefixed_names(WEIGHT, self.mixed_names()) | {LEARNT}
 
         train = self.phase(*self.terms())
-        after = estimated(self.setting) if self.config.evaluated == "stored" else ()
+        after = reestimate_batchnorm(self.setting) if self.config.evaluated == "stored" else ()
         return LocalProgram((*self.mixing(), train, *after, own.remember()), keeps, sends)
 
     def mixing(self) -> tuple[Step, ...]:
@@ -155,7 +155,7 @@ class FedAla(Algorithm):
             samples=Samples(high=c.rand_percent / 100, redraw="round"),
         )
         return (
-            *estimated(self.setting),
+            *reestimate_batchnorm(self.setting),
             self.own_model().recall(),
             plan,
             learn,
@@ -166,7 +166,7 @@ class FedAla(Algorithm):
         deployments = super().deploy(state, ids)
         model = deployments["personal"]
         if self.config.evaluated == "start":
-            program = LocalProgram((*self.mixing(), *estimated(self.setting)))
+            program = LocalProgram((*self.mixing(), *reestimate_batchnorm(self.setting)))
             deployments["personal"] = replace(model, program=program)
         else:
             deployments["personal"] = replace(model, weights=self.own_model())

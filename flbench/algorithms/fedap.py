@@ -1,21 +1,34 @@
 """FedAP: models are mixed by the similarity of BatchNorm inputs (Lu et al., 2022)."""
 
-from dataclasses import replace
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from flbench.algorithms.base import Algorithm, Communication, Deployment, Paper
+from flbench.algorithms.base import Algorithm, Communication, Deployment, Paper, Setting
 from flbench.algorithms.registry import ALGORITHMS
+from flbench.algorithms.shared.batchnorm import reestimate_batchnorm
 from flbench.algorithms.shared.mixing import mix_latest
-from flbench.algorithms.shared.moments import collect_moments, distances, moment_leaves, near_ones
-from flbench.client.program import LocalProgram
+from flbench.client.batchnorm import channel_sums
+from flbench.client.program import LocalProgram, Statistic, Step, Transform
 from flbench.config.schema import AlgorithmConfig
 from flbench.core.rng import Draw
 from flbench.core.tree import only, repeat
-from flbench.core.types import Dispatch, Message, Results, Samples, Stage, State, Tree, Update
+from flbench.core.types import (
+    Dispatch,
+    Info,
+    Message,
+    Results,
+    Samples,
+    Stage,
+    State,
+    StepContext,
+    Tree,
+    Update,
+)
 
 
 class FedApConfig(AlgorithmConfig):
@@ -163,7 +176,7 @@ class FedAp(Algorithm):
             case "statistics":
                 distance = distances(results.sent.values, self.normalised())
                 mixing = torch.eye(self.setting.clients, dtype=torch.float64)
-                mixing[results.ids[:, None], results.ids] = near_ones(distance, self.config.lam)
+                mixing[results.ids[:, None], results.ids] = near_weights(distance, self.config.lam)
                 return Update({"mixing": mixing})
             case _:
                 return Update({"known": state.server["known"].index_fill(0, results.ids, True)})
@@ -172,3 +185,103 @@ class FedAp(Algorithm):
         if self.stage(state) != "train":
             return super().deploy(state, ids)
         return {"personal": Deployment(self.dispatch(state, ids))}
+
+
+def collect_moments(setting: Setting, layers: tuple[str, ...]) -> tuple[Step, ...]:
+    """Return steps that write the leaves `mean.LAYER` and `variance.LAYER`, [channels] each.
+
+    They are those of the layer's inputs over the client's training samples, in eval mode.
+
+    Args:
+        setting: What the method knows of the experiment.
+        layers: Names of BatchNorm layers.
+    """
+    return (
+        *reestimate_batchnorm(setting),
+        Statistic("inputs", Moments(layers)),
+        Transform(WriteMoments(layers)),
+    )
+
+
+def moment_leaves(layers: Iterable[str]) -> frozenset[str]:
+    """Return the names of the leaves that `collect_moments` writes."""
+    return frozenset(f"{kind}.{layer}" for layer in layers for kind in ("mean", "variance"))
+
+
+def distances(sent: Tree, layers: Iterable[str]) -> Tensor:
+    """Return the distances D [K, K] float64 between the input statistics of K clients.
+
+    D_ij = sum_l sqrt(||mu_i - mu_j||^2 + ||sigma_i - sigma_j||^2), with means mu and standard
+    deviations sigma of layer l.
+
+    Args:
+        sent: `mean.LAYER` and `variance.LAYER`, [K, channels] each.
+        layers: Names of the layers, at least one.
+    """
+    parts = []
+    for layer in layers:
+        both = torch.cat([sent[f"mean.{layer}"], sent[f"variance.{layer}"].sqrt()], dim=1).double()
+        # Computed through products, the distance of equal clients would not be exactly zero.
+        parts.append(torch.cdist(both, both, compute_mode="donot_use_mm_for_euclid_dist"))
+    return torch.stack(parts).sum(dim=0)
+
+
+def near_weights(distance: Tensor, own: float) -> Tensor:
+    """Return mixing weights W [K, K], where rows sum to 1 and near clients have larger weights.
+
+    W_ii = own, and the other entries of a row are proportional to 1 / distance. A single client has
+    weight 1.
+
+    Args:
+        distance: [K, K].
+        own: Weight of a client's own model, in [0, 1].
+    """
+    if len(distance) == 1:
+        return torch.ones_like(distance)
+    near = (1.0 / distance.clamp_min(1e-12)).fill_diagonal_(0.0)
+    return ((1 - own) * near / near.sum(dim=1, keepdim=True)).fill_diagonal_(own)
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Sums of the inputs of BatchNorm layers over the samples and positions of a batch.
+
+    Attributes:
+        layers: Names of the layers.
+    """
+
+    layers: tuple[str, ...]
+
+    def __call__(self, context: StepContext) -> Tree:
+        """Return `sum.LAYER` and `squares.LAYER` [channels] float64, and `count.LAYER` []."""
+        activations = context.apply(
+            context.leaves, context.batch.x, activations=self.layers
+        ).activations
+        sums: Tree = {}
+        for layer in self.layers:
+            of_layer = channel_sums(activations[layer][0], context.batch.mask)
+            sums |= {f"{key}.{layer}": value for key, value in of_layer.items()}
+        return sums
+
+
+@dataclass(frozen=True)
+class WriteMoments:
+    """Writes mean and variance of each layer's inputs into `mean.LAYER` and `variance.LAYER`.
+
+    Attributes:
+        layers: Names of the layers.
+    """
+
+    layers: tuple[str, ...]
+
+    def __call__(self, leaves: Tree, start: Tree, ctx: Tree, info: Info) -> Tree:
+        """Return the leaves of all layers, [channels] each."""
+        written: Tree = {}
+        for layer in self.layers:
+            count = ctx[f"inputs.count.{layer}"].clamp_min(1)
+            mean = ctx[f"inputs.sum.{layer}"] / count
+            variance = (ctx[f"inputs.squares.{layer}"] / count - mean.square()).clamp_min(0.0)
+            dtype = leaves[f"{layer}.weight"].dtype
+            written[f"mean.{layer}"] = mean.to(dtype)
+            written[f"variance.{layer}"] = variance.to(dtype)
+        return written

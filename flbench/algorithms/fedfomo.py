@@ -9,7 +9,7 @@ from torch import Tensor
 
 from flbench.algorithms.base import Algorithm, Communication, Deployment, Paper
 from flbench.algorithms.registry import ALGORITHMS
-from flbench.algorithms.shared.moments import estimated
+from flbench.algorithms.shared.batchnorm import reestimate_batchnorm
 from flbench.client.program import LocalProgram, Statistic, Step, Transform
 from flbench.config.schema import AlgorithmConfig
 from flbench.core.rng import Draw
@@ -130,7 +130,7 @@ class FedFomo(Algorithm):
             SumLosses(names, self.most_models()),
             samples=Samples(high=self.config.validation),
         )
-        return (*estimated(self.setting), compare, Transform(Mix(names, parameters)))
+        return (*reestimate_batchnorm(self.setting), compare, Transform(Mix(names, parameters)))
 
     def dispatch(self, state: State, ids: Tensor) -> Dispatch:
         chosen = self.candidates(state, ids)  # [K, M]
@@ -186,7 +186,7 @@ class FedFomo(Algorithm):
         if self.config.evaluated == "trained":
             return {"personal": trained}
         # M models are dispatched to each client that is evaluated.
-        program = LocalProgram((*self.mixing(), *estimated(self.setting)))
+        program = LocalProgram((*self.mixing(), *reestimate_batchnorm(self.setting)))
         return {"personal": Deployment(self.dispatch(state, ids), program), "trained": trained}
 
 

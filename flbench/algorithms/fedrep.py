@@ -8,7 +8,7 @@ from pydantic import Field
 from flbench.algorithms.base import Paper
 from flbench.algorithms.fedper import FedPer, FedPerConfig
 from flbench.algorithms.registry import ALGORITHMS
-from flbench.algorithms.shared.moments import estimated
+from flbench.algorithms.shared.batchnorm import reestimate_batchnorm
 from flbench.client.program import LocalProgram, Phase
 from flbench.config.schema import AlgorithmConfig, epochs
 from flbench.core.types import State
@@ -89,7 +89,7 @@ class FedRep(FedPer):
         head = self.head_phase(self.head_epochs())
         body = self.phase(*self.terms(), train=shared, epochs=self.config.body_epochs)
         # With train.batchnorm=drop the head phase would use the statistics of the seeded net.
-        fresh = estimated(self.setting) if self.config.head_batchnorm == "eval" else ()
+        fresh = reestimate_batchnorm(self.setting) if self.config.head_batchnorm == "eval" else ()
         return LocalProgram((*fresh, head, body), keeps, sends)
 
     def tuning(self) -> Phase:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from flbench.algorithms.base import Algorithm, Communication, Deployment, Paper
 from flbench.algorithms.registry import ALGORITHMS
-from flbench.algorithms.shared.moments import estimated
+from flbench.algorithms.shared.batchnorm import reestimate_batchnorm
 from flbench.client.program import LocalProgram, Statistic, Step, Transform
 from flbench.config.schema import AlgorithmConfig, UniformConfig
 from flbench.core.rng import generator
@@ -85,7 +85,7 @@ class Ifca(Algorithm):
         steps: list[Step] = []
         for j in range(clusters):
             loss = Statistic(f"model{j}", sum_loss)
-            steps += [Transform(Load(names, j)), *estimated(self.setting), loss]
+            steps += [Transform(Load(names, j)), *reestimate_batchnorm(self.setting), loss]
         return (*steps, Transform(Choose(names, clusters)))
 
     def dispatch(self, state: State, ids: Tensor) -> Dispatch:
@@ -112,7 +112,7 @@ class Ifca(Algorithm):
         return Update(mean | stacked, metrics=sizes)
 
     def deploy(self, state: State, ids: Tensor) -> dict[str, Deployment]:
-        program = LocalProgram((*self.choosing(), *estimated(self.setting)))
+        program = LocalProgram((*self.choosing(), *reestimate_batchnorm(self.setting)))
         return {"personal": Deployment(self.dispatch(state, ids), program)}
 
     def notes(self) -> list[str]:

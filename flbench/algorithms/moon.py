@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from flbench.algorithms.base import Algorithm, Communication, Deployment, Paper, Setting
 from flbench.algorithms.registry import ALGORITHMS
+from flbench.algorithms.shared.batchnorm import reestimate_batchnorm
 from flbench.algorithms.shared.memory import Copy, LastModel
-from flbench.algorithms.shared.moments import estimated
 from flbench.client.program import LocalProgram, LossTerm, Transform
 from flbench.config.schema import AlgorithmConfig
 from flbench.core.rng import torch_seed
@@ -119,7 +119,7 @@ class Moon(Algorithm):
         train = self.phase(*self.terms(), train=trained)
 
         # With train.batchnorm=drop the reference models need statistics of this client's samples.
-        estimate = estimated(self.setting)
+        estimate = reestimate_batchnorm(self.setting)
         statistics = tuple(name for name in last.names if name in net.statistics)
         received = (Transform(Copy(RECEIVED, statistics)),) if estimate else ()
 

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from flbench.algorithms.base import Algorithm, Communication, Paper
 from flbench.algorithms.registry import ALGORITHMS
+from flbench.algorithms.shared.batchnorm import reestimate_batchnorm
 from flbench.algorithms.shared.gradients import SampleGradient
-from flbench.algorithms.shared.moments import estimated
 from flbench.algorithms.shared.prefixes import prefixed_names
 from flbench.client.program import LocalProgram, LossTerm, Statistic, Step, Transform
 from flbench.config.schema import AlgorithmConfig, UniformConfig
@@ -112,7 +112,10 @@ class Scaffold(Algorithm):
             before: tuple[Step, ...] = ()
             follow = Transform(FollowSteps(names))
         else:
-            before = (*estimated(self.setting), Statistic("gradient", SampleGradient(names)))
+            before = (
+                *reestimate_batchnorm(self.setting),
+                Statistic("gradient", SampleGradient(names)),
+            )
             follow = Transform(FollowGradient(names, self.setting.train.optimizer.weight_decay))
         return LocalProgram(
             (*before, self.phase(*self.terms()), follow),

@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 import torch
 
-from flbench.algorithms.shared.moments import distances, near_ones
+from flbench.algorithms.fedap import distances, near_weights
 from flbench.core.errors import ConfigError
 from flbench.experiment import rounds
 from flbench.models.base import net_leaves
@@ -54,7 +54,7 @@ def test_weights_equal_a_loop_over_the_formula(which, layers):
     algorithm = method("algorithm.lam=0.3", f"algorithm.statistics={which}")
     sent = statistics(5)
 
-    weights = near_ones(distances(sent, algorithm.normalised()), algorithm.config.lam)
+    weights = near_weights(distances(sent, algorithm.normalised()), algorithm.config.lam)
 
     expected = torch.tensor(slow_weights(sent, 0.3, layers), dtype=torch.float64)
     assert torch.allclose(weights, expected, rtol=0, atol=1e-12)
@@ -68,7 +68,7 @@ def test_identical_statistics_take_all_but_the_own_weight_and_no_more():
     for value in sent.values():
         value[3] = value[1]
 
-    weights = near_ones(distances(sent, algorithm.normalised()), algorithm.config.lam)
+    weights = near_weights(distances(sent, algorithm.normalised()), algorithm.config.lam)
 
     assert torch.isfinite(weights).all()
     for i, j in ((1, 3), (3, 1)):
@@ -81,7 +81,7 @@ def test_identical_clients_mix_equally_and_get_their_own_model_back():
     built = build(*KEYS)
     algorithm, state = built.algorithm, after(built, 2)
     sent = {name: value[:1].expand_as(value) for name, value in statistics(5).items()}
-    weights = near_ones(distances(sent, algorithm.normalised()), algorithm.config.lam)
+    weights = near_weights(distances(sent, algorithm.normalised()), algorithm.config.lam)
     for value in state.clients.values():
         value[:] = value[:1].clone()
     state = replace(state, server=state.server | {"mixing": weights})

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from flbench.algorithms.base import Setting
-from flbench.algorithms.shared.moments import estimated
+from flbench.algorithms.shared.batchnorm import reestimate_batchnorm
 from flbench.client.program import Statistic, Step, Transform
 from flbench.core.types import Info, Message, StepContext, Tree
 from flbench.losses.similarity import class_sums
@@ -91,7 +91,7 @@ def collect(
         write: Transform that makes leaves from the sums and counts.
     """
     sums = Statistic("classes", ClassSums(setting.classes, of))
-    return (*estimated(setting), sums, Transform(write))
+    return (*reestimate_batchnorm(setting), sums, Transform(write))
 
 
 def empty(setting: Setting, start: Tree) -> tuple[Tree, Tree]:
