@@ -104,14 +104,14 @@ class FedCmd(LayerElection):
         ]
 
     def init(self, start: Tree) -> tuple[Tree, Tree]:
-        private, crossing = self.split()
-        server = only(start, crossing) | {
+        local, shared = self.split()
+        server = only(start, shared) | {
             "votes": torch.zeros(len(self.layers), dtype=torch.int32),  # [L]
             "participated": torch.zeros(self.setting.clients, dtype=torch.bool),  # [N] in phase 2
         }
         # Any candidate may become l*, so clients have room for the first one and all behind it.
-        late = self._from(self.layers[0]) & crossing
-        return server, repeat(only(start, private | late), self.setting.clients)
+        late = self._from(self.layers[0]) & shared
+        return server, repeat(only(start, local | late), self.setting.clients)
 
     def personal_layer(self, state: State) -> LayerSpec:
         """Return l*, the layer with most votes; the classifier if there are no votes."""
@@ -128,29 +128,29 @@ class FedCmd(LayerElection):
 
     def _own(self, state: State) -> frozenset[str]:
         """Return the leaves of l*."""
-        _, crossing = self.split()
-        return frozenset(self.personal_layer(state).leaves) & crossing
+        _, shared = self.split()
+        return frozenset(self.personal_layer(state).leaves) & shared
 
     def _behind(self, state: State) -> frozenset[str]:
         """Return the leaves behind l*, which are mixed for each client; none with behind=mean."""
         if self.config.behind == "mean":
             return frozenset()
-        _, crossing = self.split()
-        return (self._from(self.personal_layer(state)) & crossing) - self._own(state)
+        _, shared = self.split()
+        return (self._from(self.personal_layer(state)) & shared) - self._own(state)
 
     # Client
 
     def program(self, state: State) -> LocalProgram:
-        private, crossing = self.split()
+        local, shared = self.split()
         train = self.phase(*self.terms())
         if not self.voting(state):
             # l* is sent too: its cosines are the weights of the layers behind it.
-            keeps = private | self._own(state) | self._behind(state)
-            return LocalProgram((train,), keeps, crossing)
+            keeps = local | self._own(state) | self._behind(state)
+            return LocalProgram((train,), keeps, shared)
 
         train = replace(train, record=(self.batch_votes(),))
         write = Transform(WriteVote(scores=False))
-        return LocalProgram((train, write), private, crossing | {"vote"})
+        return LocalProgram((train, write), local, shared | {"vote"})
 
     def batch_votes(self) -> Statistic:
         """Return the Statistic that is recorded on the training batches, for the client's vote."""

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from flbench.algorithms.base import Communication, Deployment, Paper
 from flbench.algorithms.registry import ALGORITHMS
+from flbench.algorithms.shared.batchnorm import reestimate_batchnorm
 from flbench.algorithms.shared.election import (
     BallotConfig,
     LayerElection,
@@ -20,7 +21,6 @@ from flbench.algorithms.shared.election import (
     short,
 )
 from flbench.algorithms.shared.mixing import likeness, mix
-from flbench.algorithms.shared.moments import estimated
 from flbench.algorithms.shared.shift import REDUCE, Distance, Gaussian, Shift, shift_scores
 from flbench.client.program import LocalProgram, Statistic, Step, Transform
 from flbench.config.schema import AlgorithmConfig
@@ -188,19 +188,19 @@ class FedCpmd(LayerElection):
         return notes
 
     def init(self, start: Tree) -> tuple[Tree, Tree]:
-        private, crossing = self.split()
+        local, shared = self.split()
         clients = self.setting.clients
         server = only(start, self.shared_in_phase_1())
         server |= no_votes(clients, len(self.layers))
         server["participated"] = torch.zeros(clients, dtype=torch.bool)  # [N] in phase 2
-        return server, repeat(only(start, private | crossing), clients)
+        return server, repeat(only(start, local | shared), clients)
 
     def shared_in_phase_1(self) -> frozenset[str]:
         """Return the leaves that the server averages in phase 1."""
-        _, crossing = self.split()
+        _, shared = self.split()
         if self.config.phase1_personal == "classifier":
-            return crossing - self.setting.net.names("head")
-        return crossing
+            return shared - self.setting.net.names("head")
+        return shared
 
     def own(self, state: State) -> Tensor:
         """Return the personal layer l*_i of each client by the votes so far, [N, L] bool."""
@@ -231,11 +231,11 @@ class FedCpmd(LayerElection):
     # Client
 
     def program(self, state: State) -> LocalProgram:
-        private, crossing = self.split()
-        keeps = private | crossing
+        local, shared = self.split()
+        keeps = local | shared
         train = self.phase(*self.terms())
         if not self.voting(state):
-            return LocalProgram((train,), keeps, crossing)  # l*_i too: eq. 13 needs it
+            return LocalProgram((train,), keeps, shared)  # l*_i too: eq. 13 needs it
 
         steps = (train, *self.vote_steps())
         sends = self.shared_in_phase_1() | {"vote", "scores"}
@@ -259,7 +259,7 @@ class FedCpmd(LayerElection):
         score = ScoreLayers(shift, config.distance)
         samples = Samples(limit=config.vote_samples)
         statistic = Statistic("shift", shift, REDUCE, finish=score, samples=samples)
-        return (*estimated(self.setting), statistic, Transform(WriteVote()))
+        return (*reestimate_batchnorm(self.setting), statistic, Transform(WriteVote()))
 
     # Server
 
