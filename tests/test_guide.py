@@ -4,6 +4,7 @@ import importlib
 import inspect
 import re
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,17 @@ def guide(tmp_path_factory):
         del ALGORITHMS[name]
     for name in names:
         del sys.modules[f"guide_{name}"]
+
+
+@pytest.fixture(scope="module")
+def played(tmp_path_factory):
+    """What the contract computes of a method, by the method's name."""
+
+    @cache
+    def of(name):
+        return contract.Played(name, lambda: tmp_path_factory.mktemp(name))
+
+    return of
 
 
 def test_its_own_tests_pass(guide, tmp_path):
@@ -74,7 +86,7 @@ def test_first_layer_costs_as_much_as_the_other_layers(guide):
     ],
 )
 @pytest.mark.parametrize("name", METHODS)
-def test_they_keep_the_contract(guide, name, test, tmp_path):
+def test_they_keep_the_contract(guide, played, name, test, tmp_path):
     check = getattr(contract, test)
-    known = {"name": name, "net": "lenet5", "tmp_path": tmp_path}
+    known = {"method": played(name), "fedavg": played("fedavg"), "tmp_path": tmp_path}
     check(**{key: known[key] for key in inspect.signature(check).parameters})
