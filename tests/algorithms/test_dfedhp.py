@@ -34,7 +34,7 @@ class SmallChunks(HypernetworkConfig):
 
 @pytest.fixture
 def small_chunks(monkeypatch):
-    """A small hypernetwork where methods have no keys for it: 1.2 million scalars take time."""
+    """Make the hypernetwork small for methods that have no keys for it, to save time."""
     monkeypatch.setattr(gossip, "HypernetworkConfig", SmallChunks)
 
 
@@ -43,7 +43,7 @@ def phases(built) -> list[Phase]:
 
 
 def after_steps(built, some: slice):
-    """The leaves of all clients after some steps of the program, nothing mixed."""
+    """Return the leaves of all clients after some steps of the program, before mixing."""
     state = built.start()
     program = built.algorithm.program(state)
     part = LocalProgram(program.steps[some], program.keeps | program.sends)
@@ -52,7 +52,7 @@ def after_steps(built, some: slice):
 
 
 def test_round_is_the_loop_of_algorithm_1():
-    """At full batches: three optimizers with momentum, then the rows of a ring.
+    """The loop has full batches, three optimizers with momentum, and means over a ring.
 
     LeNet-5 with GroupNorm; the chunks are small, so that several fill the net.
     """
@@ -114,7 +114,7 @@ def test_round_is_the_loop_of_algorithm_1():
 
 
 def test_each_phase_leaves_what_is_not_its_own_bitwise_as_it_was():
-    """With momentum, weight decay and BatchNorm: v first, then phi, then z."""
+    """The steps train v, then phi, then z, with momentum, weight decay and BatchNorm."""
     built = build(METHOD, LENET, *ROUGH)
     start = built.start().clients
     steps = built.algorithm.program(built.start()).steps
@@ -160,7 +160,7 @@ def test_phases_have_the_epochs_rates_and_decay_of_their_keys():
 
 @pytest.mark.parametrize("method", ["dfedavg", "dfedalt"])
 def test_plugged_into_methods_that_train_likewise_it_is_dfedhp(method, small_chunks):
-    """DFedAvg's one phase becomes three; DFedAlt's head phase is v, its body phi and z."""
+    """One phase of DFedAvg becomes three; DFedAlt trains v with its head, phi and z as its body."""
     keys = (LENET, FOUR, *ROUGH, "train.participation=0.6", "partition.clients=4")
     more = ("algorithm.head_batchnorm=train",) if method == "dfedalt" else ()
     dfedhp = after(build(METHOD, *keys, *SMALL), 2)
@@ -174,7 +174,7 @@ def test_plugged_into_methods_that_train_likewise_it_is_dfedhp(method, small_chu
 
 @pytest.mark.parametrize("method", PEERS)
 def test_plugged_into_any_method_both_engines_agree_and_phi_and_z_are_paid(method, small_chunks):
-    """Also with absent clients and BatchNorm; the edges are those of the plain method."""
+    """There are absent clients and BatchNorm; edges are those of the method without h."""
     keys = (f"algorithm={method}", "algorithm.hypernetwork=true", "algorithm.topology=ring")
     keys += (LENET, "partition.clients=4", "train.participation=0.6", DOUBLE)
     one, many = build(*keys), build(*keys, "engine.name=vectorized")
@@ -198,7 +198,7 @@ def test_plugged_into_any_method_both_engines_agree_and_phi_and_z_are_paid(metho
 
 
 def test_payload_of_lenet5_is_counted_by_hand_and_told():
-    """One message: phi, and 128 numbers of each of ceil(body / 9216) chunks; twenty times w."""
+    """A message is phi and 128 numbers for each of ceil(body / 9216) chunks."""
     keys = ("partition.clients=6", "algorithm.topology=ring", "train.rounds=2")
 
     summary = summary_of_run(METHOD, LENET, *keys)

@@ -49,7 +49,7 @@ def test_dense_models_are_dfedhp(where):
 
 @pytest.mark.parametrize("where", WHERE)
 def test_masks_keep_their_size_and_what_they_mask_is_zero_outside(where):
-    """For the models that are evaluated, or for phi as it is kept and sent."""
+    """Masks are on the evaluated weights, or on phi as it is kept and sent."""
     built = build(METHOD, LENET, f"algorithm.mask_phi={where}", *SMALL, *ROUGH, DOUBLE)
     start, state, masked = built.start(), after(built, 2), built.algorithm.masked()
     settings = rounds.settings_of(built.config, built.algorithm, state)
@@ -88,7 +88,7 @@ def test_private_masks_never_cross_and_phi_is_mixed_as_it_is():
 
 
 def test_masked_phi_is_sent_and_averaged_where_masks_overlap():
-    """DisPFL's rule; embeddings and biases are dense."""
+    """Phi is mixed as DisPFL mixes weights; embeddings and biases are dense."""
     built = build(METHOD, PHI, LENET, RING, "partition.clients=4", *SMALL, DOUBLE)
     state = after(built, 1)
     done = trained(built, state)
@@ -111,7 +111,7 @@ def test_masked_phi_is_sent_and_averaged_where_masks_overlap():
 
 @pytest.mark.parametrize("where", WHERE)
 def test_prune_and_regrow_look_at_sizes_and_at_the_dense_gradient(where):
-    """A loop over one client's layers: theta and d loss / d theta, or phi and d loss / d phi."""
+    """The loop reads theta and its gradient, or phi and its gradient, of one client."""
     keys = (LENET, GROUP, DOUBLE, "train.batch_size=2000", "partition.clients=3")
     built = build(METHOD, f"algorithm.mask_phi={where}", *keys, *SMALL)
     start = built.start()
@@ -158,12 +158,12 @@ def test_prune_and_regrow_look_at_sizes_and_at_the_dense_gradient(where):
 
 
 def coarse(value: torch.Tensor) -> np.ndarray:
-    """Sizes in millionths of the largest: ties are broken by place."""
+    """Return absolute values, rounded relative to the largest; equal ones keep their order."""
     size = value.flatten().abs().numpy()
     return np.round(size * (2.0**20 / size.max()))
 
 
-def test_charging_masks_that_are_not_sent_is_told_to_be_in_vain():
+def test_note_says_that_masks_that_are_not_sent_cannot_be_charged():
     told = "algorithm.charge_masks has no effect: masks are not sent."
     charge = "algorithm.charge_masks=true"
 

@@ -21,7 +21,7 @@ LAYERS = ("backbone.fc1", "backbone.fc2", "head")
 
 
 def elect(state: State, layer: int) -> State:
-    """The state of phase 2 with l* = LAYERS[layer]."""
+    """Return the state at the beginning of phase 2 with l* = LAYERS[layer]."""
     votes = torch.nn.functional.one_hot(torch.tensor(layer), 3).to(torch.int32)
     return replace(
         state, stage=1, stage_round=0, server=state.server | {"votes": votes}, is_initial=False
@@ -47,7 +47,7 @@ def unit_mean(values: torch.Tensor) -> float:
 @pytest.mark.parametrize("engine", ["sequential", "vectorized"])
 @pytest.mark.parametrize("tie", ["second", "lower"])
 def test_votes_are_those_of_a_slow_loop_over_batches(engine, tie):
-    """Steps of length 0: each batch is seen with the weights of the start."""
+    """With learning rate 0 every batch is scored with the seeded weights."""
     keys = ("train.optimizer.lr=0", "model.norm=none", "train.batch_size=8")
     built = build(*KEYS, *keys, f"engine.name={engine}", f"algorithm.tie={tie}")
     start = built.start()
@@ -131,7 +131,7 @@ def test_without_a_vote_the_classifier_is_personal():
 @pytest.mark.parametrize("layer", [0, 1, 2])
 @pytest.mark.parametrize("behind", ["softmax", "mean"])
 def test_mixing_equals_a_slow_loop(layer, behind):
-    """Client 3 took no step: it weighs nothing and is answered all the same."""
+    """Client 3 took no step: it has weight 0 and receives mixed layers all the same."""
     built = build(*KEYS, f"algorithm.behind={behind}")
     algorithm, ids, steps = built.algorithm, [0, 1, 3, 4], [5, 5, 0, 5]
     state = elect(built.start(), layer)
@@ -203,7 +203,7 @@ def test_identical_clients_keep_their_common_model():
 
 
 def test_absent_clients_keep_their_layer_and_what_lies_behind_and_get_the_rest_anew():
-    """l* = fc2. Client 4 is new in phase 2: it has all of phase 1's model but newer fronts."""
+    """l* = fc2. Client 4 is new in phase 2: it has phase 1's model but for the layers before l*."""
     built = build(*KEYS, "train.participation=1")
     first = elect(after(built, 1), 1)
     second, _ = played(built, first, torch.arange(4))
@@ -224,7 +224,7 @@ def test_absent_clients_keep_their_layer_and_what_lies_behind_and_get_the_rest_a
 
 
 def test_bytes_of_both_phases_are_those_of_the_table():
-    """w | w and a vote, then w - l* | w; a client that is new in phase 2 receives l* once."""
+    """Down | up: w | w and a vote, then w - l* | w; a new client in phase 2 receives l* once."""
     built = build("algorithm=fedcmd", "model.name=lenet5", "train.participation=1")
     sizes = {"fc1": 16 * 120 + 120, "fc2": 120 * 84 + 84, "head": 84 * 10 + 10}
     rest = (25 * 6 + 6) + 12 + (6 * 25 * 16 + 16) + 32

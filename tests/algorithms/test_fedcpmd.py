@@ -23,13 +23,13 @@ LAYERS = ("backbone.fc1", "backbone.fc2", "head")
 
 
 def layer_of(name: str) -> int | None:
-    """The candidate layer of a leaf; None for the rest of the body."""
+    """Return the number of a leaf's candidate layer; None for the rest of the body."""
     found = [k for k, layer in enumerate(LAYERS) if name.startswith(f"{layer}.")]
     return found[0] if found else None
 
 
 def elect(state: State, layers: list[int | None]) -> State:
-    """The state in which client i has voted once, for layers[i]."""
+    """Return the state in which client i has voted once, for layers[i]."""
     votes = torch.zeros_like(state.server["votes"])
     for client, layer in enumerate(layers):
         if layer is not None:
@@ -85,7 +85,7 @@ SLOW = {
     [("lenet5", "js"), ("mlp", "wasserstein"), ("mlp", "hellinger"), ("mlp", "bhattacharyya")],
 )
 def test_scores_are_those_of_a_slow_loop_over_samples(engine, net, distance):
-    """Eq. 7, with hooks, sample by sample, on pixels in [0, 1] as they lie in the file."""
+    """Eq. 7 is computed with hooks, sample by sample, on the pixels of the file in [0, 1]."""
     keys = (f"model.name={net}", f"engine.name={engine}", f"algorithm.distance={distance}")
     built = build(*FULL, *keys)
     state = after(built, 1)
@@ -166,7 +166,7 @@ def test_without_a_personal_layer_phase_1_is_fedavg():
 
 
 def test_most_voted_layer_so_far_stays_in_phase_1_if_so_asked():
-    """Algorithm 2, line 13; who has not voted yet keeps the classifier."""
+    """Algorithm 2, line 13; a client without a vote keeps the classifier."""
     built = build(*FULL, "algorithm.k_p=3", "algorithm.phase1_personal=majority")
     first, results = played(built, built.start())
     layers = [0, 0, 1, 2, 2]
@@ -190,7 +190,7 @@ def test_most_voted_layer_so_far_stays_in_phase_1_if_so_asked():
 
 @pytest.mark.parametrize("rounds", [3, 4])
 def test_coverage_asks_those_without_a_vote_in_the_last_rounds_of_phase_1(rounds):
-    """Two of five clients a round: three rounds are just enough, a fourth is still free."""
+    """With two of five clients per round, three rounds are just enough for all."""
     keys = (*KEYS, "train.participation=0.4", f"algorithm.k_p={rounds}", "train.rounds=9")
     covered, plain = build(*keys), build(*keys, "algorithm.coverage=false")
     state, votes = covered.start(), torch.zeros(5, 3, dtype=torch.int32)
@@ -215,8 +215,8 @@ def test_coverage_asks_those_without_a_vote_in_the_last_rounds_of_phase_1(rounds
 # The change of phases
 
 
-def test_first_contact_brings_phase_1s_body_but_for_the_own_layer():
-    """Client 0 was met; 1 and 2 voted and have values of their own; 4 never voted."""
+def test_new_client_receives_the_body_of_phase_1_except_for_its_own_layer():
+    """Client 0 has participated in phase 2; clients 1 to 3 have voted; client 4 has not."""
     built = build(*FULL)
     built_state = elect(after(built, 1), [0, 0, 2, 1, None])
     participated = torch.tensor([True, False, False, False, False])
@@ -233,7 +233,7 @@ def test_first_contact_brings_phase_1s_body_but_for_the_own_layer():
             assert torch.equal(models[client][name], expected), (client, name)
 
 
-def test_client_first_met_in_phase_2_trains_from_there_and_is_met_then():
+def test_client_that_is_new_in_phase_2_starts_from_the_body_of_phase_1():
     built = build(*KEYS, "train.participation=0.4", "algorithm.coverage=false")
     first = after(built, 1)
     absent = [i for i in range(5) if int(first.participation_count[i]) == 0]
@@ -264,7 +264,7 @@ ABLATIONS = ("only_cluster", "only_decouple")
 
 
 def mixed(layers, ids, rows, sizes, steps, option) -> dict[str, list]:
-    """Eq. 12 and 13, or eq. 5, by loops over clients and leaves."""
+    """Compute eq. 12 and 13, or eq. 5, by loops over clients and leaves."""
     result = {}
     for name in rows:
         result[name] = []
@@ -295,7 +295,7 @@ def mixed(layers, ids, rows, sizes, steps, option) -> dict[str, list]:
 
 
 def server_of(built, layers, ids, seed: int = 0):
-    """Phase 2 with random uploads; in layer 2 client 4 is the opposite of client 2."""
+    """Return phase 2 with random uploads; in layer 2 client 4 is the negative of client 2."""
     algorithm = built.algorithm
     state = elect(replace(built.start(), stage=1, stage_round=0, round=1), layers)
     g = torch.Generator().manual_seed(seed)
@@ -400,7 +400,7 @@ def test_identical_clients_keep_their_common_model():
 
 
 def test_whole_models_of_one_cluster_averaged_are_fedavg():
-    """Without a vote all have the classifier: one cluster, and `only_cluster` averages all of w."""
+    """Without votes there is one cluster, in which `only_cluster` averages all layers."""
     keys = ("model.name=lenet5", "engine.precision=64-true", "train.participation=1")
     mine = ("algorithm.k_p=0", "algorithm.ablation=only_cluster")
 
@@ -436,7 +436,7 @@ def test_cohort_has_its_share_of_every_cluster():
 
 
 def test_bytes_of_both_phases_are_those_of_the_table():
-    """body | body + vote (and a score per layer), then w - l*_i | w."""
+    """Down | up: body | body, vote and a score per layer, then w - l*_i | w."""
     keys = ("algorithm=fedcpmd", "model.name=lenet5", "algorithm.k_p=2", "train.participation=1")
     built = build(*keys)
     layers = [0, 0, 1, 2, 2]
@@ -481,7 +481,7 @@ def test_majority_costs_what_each_client_shares():
 # What is evaluated, what is refused
 
 
-def test_paper_evaluation_judges_the_next_participants_by_cluster():
+def test_paper_evaluation_evaluates_the_next_participants_by_cluster():
     keys = (*KEYS, "partition.clients=10", "train.participation=0.4")
     built = build(*keys, "algorithm.paper_evaluation=true")
     state = elect(replace(built.start(), stage=1, round=2), [0, 0, 0, 0, 0, 0, 0, 2, 2, 1])
@@ -537,7 +537,7 @@ def test_every_option_of_the_score_changes_it(option, where):
     assert not torch.allclose(first.server[where], second.server[where], atol=1e-4)
 
 
-def test_remarks_say_what_a_user_may_not_expect():
+def test_notes_name_small_cohorts_and_small_clusters():
     keys = ("algorithm=fedcpmd", "train.participation=0.2", "algorithm.k_p=2")
 
     notes = " ".join(build(*keys).notes)

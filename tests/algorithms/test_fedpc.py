@@ -26,14 +26,14 @@ DOUBLE = "engine.precision=64-true"
 
 
 class FedPer(Algorithm):
-    """The whole of it: heads stay with the clients, bodies are averaged."""
+    """FedPer in full: heads stay with the clients, bodies are averaged."""
 
     def personal(self) -> frozenset[str]:
         return self.setting.net.names("head")
 
 
 def fedper(*overrides: str) -> State:
-    """FedPer's state with uniform weights after two rounds."""
+    """Return the state of FedPer with uniform weights after two rounds."""
     built = build("algorithm=fedavg", *overrides)
     algorithm = FedPer(AlgorithmConfig(agg_weights="uniform"), built.algorithm.setting)
     built = replace(built, algorithm=algorithm)
@@ -44,7 +44,7 @@ def fedper(*overrides: str) -> State:
 
 
 def same(state: State, other: State) -> bool:
-    """Whether bodies and heads agree to the bit; every group has the one body."""
+    """Return whether heads are equal and every group has the body of the other state."""
     heads = all(torch.equal(state.clients[name], rows) for name, rows in other.clients.items())
     bodies = all(
         torch.equal(state.server[name], value.expand_as(state.server[name]))
@@ -58,7 +58,7 @@ def same(state: State, other: State) -> bool:
 
 @pytest.mark.parametrize("policy", ["average", "local", "drop"])
 def test_one_group_without_pull_is_fedper_with_uniform_weights(policy):
-    """To the bit, with alpha 1, gamma 0, J 1."""
+    """The states are equal to the bit with alpha=1, gamma=0 and one group."""
     keys = (*LENET, f"train.batchnorm={policy}")
     plain = ("algorithm=fedpc", "algorithm.groups=1", "algorithm.alpha=1")
     other = fedper(*keys)
@@ -90,7 +90,7 @@ def test_warm_up_is_fedper_whatever_the_groups_then_everyone_has_that_body():
 
 
 def test_first_round_has_no_pull():
-    """No prototypes yet: half of cross entropy alone."""
+    """There are no prototypes yet, so the loss is cross entropy times alpha."""
     weak, strong = (build("algorithm=fedpc", f"algorithm.gamma={gamma}") for gamma in (0, 5))
     one, other = after(weak, 1), after(strong, 1)
 
@@ -100,7 +100,7 @@ def test_first_round_has_no_pull():
 
 @pytest.mark.parametrize("engine", ["sequential", "vectorized"])
 def test_share_of_the_pull_is_logged_for_one_batch_of_each_client(engine):
-    """Eq. 3 of the trained models beside their cross entropy; 0 before there are prototypes."""
+    """The share is that of eq. 3 on the trained models, and 0 before there are prototypes."""
     keys = ("model.name=lenet5", "train.batch_size=16", f"engine.name={engine}", DOUBLE)
     built = build("algorithm=fedpc", *keys)
     state, shares = built.start(), []
@@ -150,7 +150,7 @@ def test_share_is_logged_in_evaluated_rounds_and_costs_nothing(tmp_path):
 
 
 def test_clients_of_the_same_classes_are_grouped_by_the_prototypes_of_the_seeded_net(tmp_path):
-    """Eq. 2 with the start net, and two camps of three clients with two classes each."""
+    """Prototypes are those of eq. 2 with the seeded net; three clients have other classes."""
     classes = torch.arange(120) % 4
     owners = (torch.arange(120) // 4) % 3 + 3 * (classes >= 2)
     data = write_npz(tmp_path / "camps.npz", train_groups=owners.numpy())
@@ -207,9 +207,10 @@ def method(*overrides: str):
 
 
 def situation(algorithm, state: State, ids: list[int], seed: int = 0) -> tuple[State, Results]:
-    """A server with a past, and what some clients bring; nobody holds class 9, class 8 is old.
+    """Return a server state after some rounds, and the results of a cohort.
 
-    Group 3 has no past: its client 5 never came.
+    Nobody holds class 9; class 8 has a prototype of an earlier round in group 0 only.
+    Group 3 has never had a participant, because client 5 has not participated.
     """
     g = torch.Generator().manual_seed(seed)
 
@@ -247,7 +248,7 @@ def cos(a: torch.Tensor, b: torch.Tensor) -> float:
 
 
 def slow_server(state: State, results: Results, options: dict[str, object]):
-    """Lines 13-14 of Algorithm 1, eq. 5-6 and eq. 7-8 in float64."""
+    """Compute lines 13-14 of Algorithm 1, eq. 5-6 and eq. 7-8 by loops in float64."""
     server, sent, ids = state.server, results.sent, results.ids.tolist()
     names = [name for name in sent.values if name != "prototypes"]
     weight = {i: float(SIZES[i]) if options.get("samples") else 1.0 for i in ids}
@@ -323,7 +324,7 @@ OPTIONS = [
 
 
 def keys_of(options: dict[str, object]) -> list[str]:
-    """As overrides of the configuration."""
+    """Return the options as overrides of the configuration."""
     pairs = {"agg_weights" if key == "samples" else key: value for key, value in options.items()}
     pairs |= {"agg_weights": "samples"} if "samples" in options else {}
     return [f"algorithm.{key}={str(value).lower()}" for key, value in pairs.items()]
@@ -332,7 +333,7 @@ def keys_of(options: dict[str, object]) -> list[str]:
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize("ids", [[0, 1, 3, 4], [0, 1, 2, 3, 4, 5], [2]])
 def test_server_equals_loops_over_the_formulas(options, ids):
-    """Groups without a participant keep their last; group 3 has none unless client 5 comes."""
+    """Groups without a participant keep their means; group 3 has client 5 only."""
     algorithm, start = method(*keys_of(options))
     state, results = situation(algorithm, start, ids)
     rho, outer, inner, seen, size = slow_server(state, results, options)
@@ -362,8 +363,8 @@ def test_server_equals_loops_over_the_formulas(options, ids):
         assert torch.allclose(found[3, :3], torch.full((3,), 1 / 3).double())
 
 
-def test_prototypes_that_nobody_brings_any_more_stay_and_those_of_nobody_never_come():
-    """Class 8 is an old one of group 0 alone, class 9 nobody's."""
+def test_prototypes_that_no_client_sends_keep_their_value():
+    """Only group 0 has class 8, from an earlier round; no group has class 9."""
     algorithm, start = method()
     state, results = situation(algorithm, start, [0, 1, 2, 3, 4, 5])
 
@@ -378,7 +379,7 @@ def test_prototypes_that_nobody_brings_any_more_stay_and_those_of_nobody_never_c
 
 
 def test_opposed_groups_take_nothing_from_each_other():
-    """Negative cosines count as none."""
+    """A negative cosine counts as 0."""
     algorithm, start = method()
     state, results = situation(algorithm, start, [0, 2])
     for position, sign in enumerate((1.0, -1.0)):
@@ -394,7 +395,7 @@ def test_opposed_groups_take_nothing_from_each_other():
 
 
 def test_identical_clients_get_their_own_model_back():
-    """In whatever groups they are."""
+    """Identical clients may be in different groups."""
     algorithm, start = method()
     state, results = situation(algorithm, start, [0, 1, 2, 3, 4, 5])
     for tree in (results.sent.values, results.sent.mask):
@@ -411,7 +412,7 @@ def test_identical_clients_get_their_own_model_back():
 
 
 def test_permuted_clients_give_the_same_groups():
-    """What is sent is found by id, not by position."""
+    """Uploads are found by the ids of clients, not by their positions."""
     algorithm, start = method()
     state, results = situation(algorithm, start, [0, 1, 2, 3, 4, 5])
     order = torch.tensor([3, 0, 5, 1, 4, 2])
@@ -451,7 +452,7 @@ def test_clients_get_the_body_and_the_prototypes_of_their_group():
 
 
 def test_few_clients_a_round_leave_groups_that_never_took_part():
-    """Every client a group of its own, one of five in each round."""
+    """Every client is a group, and one of five clients participates in a round."""
     keys = ("algorithm=fedpc", "algorithm.groups=5", "train.participation=0.2", "train.rounds=6")
     built = build(*keys)
 
@@ -511,7 +512,7 @@ def gm_of(built, state: State):
 
 
 def test_head_of_the_global_model_is_chosen():
-    """The seeded head, the sample mean of the clients' heads, or none but the prototypes."""
+    """The head is the seeded one, the mean of the clients' heads, or the nearest prototype."""
     keys = ("algorithm=fedpc", "algorithm.groups=2", DOUBLE)
     found = {}
     for kind in ("init_head", "mean_head", "nearest_proto"):
@@ -557,7 +558,7 @@ D_LENET = 84
 
 
 def costs_of(built) -> list[dict[str, float]]:
-    """Costs of the set-up and of two rounds."""
+    """Return the costs of the set-up and of two rounds."""
     state, costs = built.start(), []
     while state.round < 2:
         setup = built.algorithm.stages()[state.stage].setup
@@ -571,7 +572,7 @@ def costs_of(built) -> list[dict[str, float]]:
 
 @pytest.mark.parametrize("heads", [False, True])
 def test_bytes_are_those_of_body_and_prototypes(heads):
-    """The seeded net is free, so set-up and round 0 have no way down."""
+    """Clients have the seeded net, so set-up and round 0 send nothing down."""
     keys = ("algorithm=fedpc", "model.name=lenet5", "algorithm.groups=2")
     built = build(*keys, f"algorithm.group_heads={str(heads).lower()}")
     held = int((built.federation.counts > 0).sum())

@@ -22,7 +22,7 @@ def random(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def test_stack_puts_class_after_class_and_fills_what_is_not_held():
+def test_client_vectors_have_class_after_class_and_replace_classes_that_are_not_held():
     own, held = random(3, 4, 2), torch.rand(3, 4, generator=torch.Generator().manual_seed(1)) > 0.4
     held[:, 3] = False
 
@@ -39,7 +39,7 @@ def test_stack_puts_class_after_class_and_fills_what_is_not_held():
 
 @pytest.mark.parametrize("shape", [(7, 40), (40, 7)])
 def test_principal_components_are_those_of_the_covariance(shape):
-    """Also where there are more columns than clients; the sign of a component is open."""
+    """Signs of components are arbitrary; one case has more columns than clients."""
     vectors = random(*shape)
     centred = vectors - vectors.mean(dim=0)
     values, axes = torch.linalg.eigh(centred.T @ centred)
@@ -67,14 +67,14 @@ def test_components_are_the_fewest_that_reach_nine_tenths_of_the_variance():
 
 @pytest.mark.parametrize(("clients", "most"), [(60, 32), (10, 9), (2, 1)])
 def test_components_are_at_most_32_and_fewer_than_the_clients(clients, most):
-    """Noise of equal variance everywhere would need nearly all of them."""
+    """Noise of equal variance in all directions would need nearly all components."""
     assert principal_components(random(clients, 200)).shape[1] <= most
     assert principal_components(random(clients, 200), 500).shape[1] == clients - 1
 
 
 @pytest.mark.parametrize("clients", [1, 2, 5])
 def test_alike_clients_are_one_point_and_one_group(clients):
-    """Their mean is rounded: 0.1 + ... is not 5 * 0.1."""
+    """The mean of equal vectors is rounded, and differs from them in the last bits."""
     vectors = (random(1, 12) + 0.1).expand(clients, 12)
 
     points = principal_components(vectors)
@@ -96,7 +96,7 @@ def test_kmeans_with_one_group_per_point_and_more():
 
 
 def test_fewer_distinct_points_than_groups_make_fewer_groups():
-    """Points that differ by rounding alone are one."""
+    """Points that differ by rounding alone count as one point."""
     twice = np.concatenate([CAMPS[:3], CAMPS[:3] + 1e-12])
 
     assert kmeans(twice, 5, 0).tolist() == [0, 1, 2, 0, 1, 2]
@@ -120,7 +120,7 @@ def test_two_clients_have_no_silhouette():
 
 @pytest.mark.parametrize("groups", [2, "auto"])
 def test_clients_of_the_same_classes_come_together(groups):
-    """Where there are zeros tells them apart."""
+    """Vectors of clients with different classes have zeros in different places."""
     held = torch.tensor([[1, 1, 0, 0]] * 4 + [[0, 0, 1, 1]] * 3).bool()
     own = (10 + random(7, 4, 3)) * held[:, :, None]
     sent = Message({"prototypes": own}, {"prototypes": held})

@@ -40,7 +40,7 @@ def sent() -> Message:
     return Message(net | {"prototypes": own, "ids": torch.arange(K)}, {"prototypes": held})
 
 
-def test_intra_group_means_are_the_mean_over_a_groups_clients_and_keeps_what_nobody_brought():
+def test_intra_group_means_are_means_over_clients_and_keep_what_no_client_sent():
     """Group 1 has no client; nobody holds class 3."""
     weights = torch.tensor([[1.0, 0, 2, 0, 0], [0, 0, 0, 0, 0], [0, 3, 0, 0, 1]]).double()
     before, message = old(), sent()
@@ -71,7 +71,7 @@ def test_intra_group_means_are_the_mean_over_a_groups_clients_and_keeps_what_nob
 
 
 def test_mix_groups_is_the_weighted_sum_of_nets_and_the_mean_over_tables_that_have_a_class():
-    """Receiver 1 takes from nobody who has class 0."""
+    """Receiver 1 takes from group 2 only, which does not have class 0."""
     tree, weights = old(), torch.tensor([[0.5, 0.2, 0.3], [0.0, 0.0, 1.0]]).double()
     tree[TABLE[1]][2, 0] = False
     tree[TABLE[0]][2, 0] = 0.0
@@ -93,7 +93,7 @@ def test_mix_groups_is_the_weighted_sum_of_nets_and_the_mean_over_tables_that_ha
 
 @pytest.mark.parametrize("count", [1, 3])
 def test_repeat_groups_gives_every_group_a_copy_that_can_be_digested(count):
-    """A 0-dim counter expanded to one row would have stride 0, which no view of bytes takes."""
+    """An expanded 0-dim counter would have stride 0, of which there is no view as bytes."""
     tree = {"n": torch.tensor(7), "w": random(2, 2)}
 
     found = repeat_groups(tree, count)

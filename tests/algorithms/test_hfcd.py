@@ -43,7 +43,7 @@ def cos(a, b) -> float:
 
 
 def test_holder_weights_equal_the_formula():
-    """softmax over holders of wsize wsim: n / max n, times the mean cosine with the others."""
+    """The weights are the softmax over holders of n / max n times the mean cosine with others."""
     own, counts = uploads()
 
     weights = method().holder_weights(own, counts)
@@ -253,7 +253,7 @@ def test_clients_bank_is_the_mean_feature_of_each_class_after_training():
 
 
 def test_training_never_moves_prototypes_or_similarities():
-    """They are written after training; the optimiser gets the net's parameters and nothing else."""
+    """Training ends before they are written, and its optimizer gets the net's parameters only."""
     algorithm = method()
 
     [train] = [s for s in algorithm.program(None).steps if isinstance(s, Phase)]

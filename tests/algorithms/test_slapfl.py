@@ -18,7 +18,7 @@ STATISTICS = ("running_mean", "running_var")
 
 
 def slow(uploads, sizes, layers, *, anchor=None, sharpen=None, whole=False, statistics=STATISTICS):
-    """Eq. 2 and 3, client by client and layer by layer, for clients that all took a step."""
+    """Compute eq. 2 and 3 by loops over clients and layers; all clients took a step."""
     clients = len(sizes)
 
     def vector(i, names):
@@ -107,7 +107,7 @@ def brought(steps) -> Results:
     "options", [(), ("algorithm.sharpen=0.1",), ("algorithm.agg_weights=samples",)]
 )
 def test_rows_sum_to_one_and_nobody_without_a_step_enters_another_mixture(options):
-    """Cosines of both signs."""
+    """The cosines are positive and negative."""
     cosine = torch.empty(5, 5, dtype=torch.float64).uniform_(-1, 1).fill_diagonal_(1.0)
 
     shares = method(*options).shares(cosine, brought([3, 0, 3, 3, 0]))
@@ -148,7 +148,7 @@ def test_client_whose_layer_is_zero_keeps_it_and_changes_no_other():
 
 
 def test_client_that_did_not_move_is_like_itself_and_like_nobody_else():
-    """A zero vector has cosine 0 with all others, but s_ii = 1 whatever it is."""
+    """A zero vector has cosine 0 with all others, but s_ii is 1."""
     built = build(*KEYS, "algorithm.delta=start", "algorithm.sharpen=1")
     state = after(built, 1)
     rows = {name: value.clone() for name, value in state.clients.items()}
@@ -201,7 +201,7 @@ def test_absent_clients_keep_their_mixture_and_only_the_rounds_clients_are_mixed
 
 @pytest.mark.parametrize("policy", ["average", "local", "drop"])
 def test_bytes_are_the_base_both_ways_and_the_whole_net_upwards_if_asked(policy):
-    """4 bytes per weight; statistics and two counters of 8 bytes where they are sent."""
+    """A weight has 4 bytes, and so has a statistic; the two counters have 8 bytes each."""
     keys = ("algorithm=slapfl", "model.name=lenet5", f"train.batchnorm={policy}", "train.rounds=2")
     statistics = 4 * 44 + 2 * 8 if policy == "average" else 0
     base = 4 * ((25 * 6 + 6) + 12 + (6 * 25 * 16 + 16) + 32) + statistics
@@ -237,7 +237,7 @@ def test_net_of_linear_layers_alone_is_refused_and_the_cure_works():
         build("algorithm=slapfl", "model.name=logistic", "algorithm.last_only=true")
 
 
-def test_each_client_is_judged_with_its_own_mixture():
+def test_each_client_is_evaluated_with_its_own_mixture():
     built = build(*KEYS)
     state = after(built, 1)
     settings = rounds.settings_of(built.config, built.algorithm, state)

@@ -33,7 +33,7 @@ def scalars(tree) -> int:
 
 @pytest.mark.parametrize("classes", [10, 100])
 def test_payload_of_resnet18_is_that_of_the_paper(classes):
-    """1,360,512 floats, 5,314.5 KiB, whatever the number of classes."""
+    """A message has 1,360,512 numbers, 5,314.5 KiB, for any number of classes."""
     net, spec, start = net_of("resnet18", classes=classes, norm="group")
     hyper = body_of(net, spec)
 
@@ -78,7 +78,7 @@ def test_initial_values_follow_the_stream_and_the_type_of_number():
 
 
 def test_outputs_fill_the_tensors_in_the_nets_order_chunk_after_chunk():
-    """Weights that make the outputs 0, 1, 2, ...: chunk c puts out 50 c + (0 .. 49)."""
+    """The weights are such that chunk c has the outputs 50 c to 50 c + 49."""
     net, spec, start = net_of("lenet5", shape=(1, 16, 16), hidden=1)
     hyper = body_of(net, spec, {"chunk": 50, "embedding": 1, "hidden": 1})
     size = sum(start[name].numel() for name, _ in hyper.tensors)
@@ -113,7 +113,7 @@ def test_outputs_fill_the_tensors_in_the_nets_order_chunk_after_chunk():
 
 
 def test_gradient_through_h_is_the_finite_difference():
-    """In float64: of the generated weights, and of a loss of the net that is called with."""
+    """Gradients of the generated weights and of the loss are checked in float64."""
     net, spec, start = net_of("mlp", shape=(5,), classes=3, hidden=(6,))
     net, start = net.double(), {name: value.double() for name, value in start.items()}
     hyper = body_of(net, spec, TINY)

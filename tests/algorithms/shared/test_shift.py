@@ -101,7 +101,7 @@ def test_scores_are_equation_7_and_fedcmds_variant():
 
 
 def context(x, y, mask, hidden) -> StepContext:
-    """A net of two linear layers whose outputs are given: `hidden` after ReLU, twice it last."""
+    """Return the context of a net whose layers put out `hidden` (after ReLU) and 2 `hidden`."""
 
     def apply(leaves, x, *, train=False, activations=()):
         values = {"a": (x.flatten(1), hidden - 0.1), "b": (hidden, 2 * hidden)}
@@ -178,7 +178,7 @@ def test_outputs_can_be_taken_before_their_activation():
 @pytest.mark.parametrize("name", PAPER)
 @pytest.mark.parametrize("poor", ["one class", "one sample", "constant", "no rows"])
 def test_poor_clients_have_finite_scores(name, poor):
-    """A deviation of at least 1e-3, mean 0.5 where a tensor has no width."""
+    """The standard deviation is at least 1e-3, and the mean of a constant tensor is 0.5."""
     x, y, hidden = samples()
     mask = torch.ones(12, dtype=torch.bool)
     if poor == "one class":
