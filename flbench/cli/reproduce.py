@@ -17,7 +17,7 @@ def reproduce(paper_and_overrides: Sequence[str], *, dry_run: bool, **options: A
     Args:
         paper_and_overrides: At most one name of a paper, and overrides `key=value`.
         dry_run: Whether to list the runs instead of training.
-        options: Fields of `flbench.reproduce.request.Request`.
+        options: Fields of `flbench.reproduce.request.ReproduceRequest`.
 
     Raises:
         UserError: An option is wrong, or nothing could be measured.
@@ -30,22 +30,22 @@ def reproduce(paper_and_overrides: Sequence[str], *, dry_run: bool, **options: A
             raise UserError(f"name a paper: {', '.join(library.names())}.")
         paper_tables.print_papers({name: library.load(name) for name in library.names()})
         return
-    planned = plan.make(request.Request(paper, overrides=overrides, **options))
-    shelf = runs.Shelf(planned.request.output)
-    states = {job.title: runs.state_of(job, shelf) for job in planned.jobs.values()}
+    planned = plan.make(request.ReproduceRequest(paper, overrides=overrides, **options))
+    folders = runs.RunFolders(planned.request.output)
+    states = {job.title: runs.state_of(job, folders) for job in planned.jobs.values()}
     counts = ", ".join(f"{count} {state}" for state, count in Counter(states.values()).items())
     console.notes([*planned.notes, f"{len(states)} runs: {counts or 'nothing to do'}."])
     if dry_run:
         paper_tables.print_runs(states)
-        absent = report.make(planned, runs.Done()).absent
+        absent = report.make(planned, runs.RunResults()).absent
         paper_tables.print_absent([item for item in absent if item.why != measure.NOT_YET])
         return
-    done = runs.Done()
+    done = runs.RunResults()
     try:
-        runs.carry_out(planned, shelf, progress.reporter, done)
+        runs.carry_out(planned, folders, progress.reporter, done)
     finally:
         # After Ctrl-C too: the finished runs are reported.
-        runs.collect(planned, shelf, done)
+        runs.collect(planned, folders, done)
         found = report.make(planned, done)
         if found.blocks:
             paths = writing.write(found, planned.request.output)

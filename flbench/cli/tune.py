@@ -38,7 +38,7 @@ def tune(
         algo: Names of the methods, separated by commas.
         config: Configuration file.
         overrides: Overrides `key=value`.
-        options: Fields of `flbench.tuning.request.Request`.
+        options: Fields of `flbench.tuning.request.TuneRequest`.
     """
     _catch_ctrl_c()
     if algo is None:
@@ -47,10 +47,12 @@ def tune(
     _require_ray_tune()
     from flbench.tuning import prepare
     from flbench.tuning.cluster import cluster
-    from flbench.tuning.request import Request
+    from flbench.tuning.request import TuneRequest
 
     methods = tuple(name.strip() for name in algo.split(","))
-    prepared = prepare.prepare(Request(methods, **options), dict(zip(methods, layers, strict=True)))
+    prepared = prepare.prepare(
+        TuneRequest(methods, **options), dict(zip(methods, layers, strict=True))
+    )
     mirror.check(prepared.config.tracking)
     console.notes(prepared.notes)
     # The cluster is checked before a folder is made.
@@ -63,7 +65,7 @@ def resume(path: Path, resources: dict[str, Any]) -> None:
 
     Args:
         path: Study folder.
-        resources: Fields of `flbench.tuning.request.Request` that change.
+        resources: Fields of `flbench.tuning.request.TuneRequest` that change.
     """
     _catch_ctrl_c()
     _require_ray_tune()
@@ -116,8 +118,8 @@ def _carry_out(folder: "StudyFolder", prepared: "Prepared") -> None:
     request = prepared.request
     console.notes(
         [
-            f"{folder.path}: {request.trials} trials of {prepared.rules.rounds} rounds for each of"
-            f" {', '.join(request.methods)}, {prepared.resources.concurrent} at once; then final"
+            f"{folder.path}: {request.trials} trials of {prepared.settings.rounds} rounds for each"
+            f" of {', '.join(request.methods)}, {prepared.resources.concurrent} at once; then final"
             f" trainings of the default and the best parameters with {request.seeds} seeds."
         ]
     )

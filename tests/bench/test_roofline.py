@@ -15,9 +15,8 @@ def test_cost_of_a_net_is_that_of_its_layers():
     forward = sum(2 * a * b for a, b in LAYERS)
     inputs = sum(2 * a * b for a, b in LAYERS[1:])  # the samples need no gradient
     assert cost.operations_per_sample == 2 * forward + inputs
-    assert cost.bytes_per_sample == 2 * 4 * (
-        64 + 128 + 64
-    )  # the inputs of the layers, written and read
+    # The inputs of the layers are written and read.
+    assert cost.bytes_per_sample == 2 * 4 * (64 + 128 + 64)
     assert cost.bytes_per_step == roofline.WEIGHT_TRANSFERS * 4 * sum(a * b + b for a, b in LAYERS)
 
 

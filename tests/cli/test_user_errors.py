@@ -84,7 +84,7 @@ WRONG = {
         "`engine.workers` must be 'auto' or >= 1, got -1 (command line).",
     ),
     "unknown device": (["engine.device=tpu"], "`engine.device`"),
-    "device that is not there": (["engine.device=cuda:77"], "is not there"),
+    "device that is not there": (["engine.device=cuda:77"], "cuda:77 does not exist"),
     "TF32 on a CPU": (["engine.precision=tf32", "engine.device=cpu"], "needs a GPU"),
     "TF32 on workers without a GPU": (
         ["engine.precision=tf32", "engine.device=cpu", "engine.name=ray"],
@@ -145,7 +145,7 @@ def files(folder: Path) -> dict[str, Prepared]:
                 "--config",
                 str(text(folder / "2.yaml", "seed: !!python/object/apply:os.getpid []\n")),
             ],
-            "never code",
+            "no Python objects",
         ),
         "config of broken YAML": (["--config", str(text(folder / "3.yaml", "a: [\n"))], "3.yaml"),
         "config with a key twice": (
@@ -154,9 +154,9 @@ def files(folder: Path) -> dict[str, Prepared]:
         ),
         "config that is a list": (
             ["--config", str(text(folder / "5.yaml", "- 1\n"))],
-            "keys and values",
+            "must contain keys with values",
         ),
-        "truncated npz": ([f"data.path={cut(npz(folder / '1.npz'))}"], "not a whole NPZ"),
+        "truncated npz": ([f"data.path={cut(npz(folder / '1.npz'))}"], "not an intact NPZ"),
         "npz of pickles": (
             [f"data.path={npz(folder / '2.npz', train_labels=np.array([{}] * 40, dtype=object))}"],
             "pickled objects",
@@ -165,7 +165,7 @@ def files(folder: Path) -> dict[str, Prepared]:
             [f"data.path={npz(folder / '3.npz', train_labels=np.full(40, -3))}"],
             "must lie in",
         ),
-        "text for npz": ([f"data.path={text(folder / '4.npz', 'hello')}"], "not a whole NPZ"),
+        "text for npz": ([f"data.path={text(folder / '4.npz', 'hello')}"], "not an intact NPZ"),
         "zip entry that escapes": (
             [f"data.path={zipped(folder / '1.zip', '../train/a/x.png', b'x')}"],
             "leads out",
@@ -176,11 +176,11 @@ def files(folder: Path) -> dict[str, Prepared]:
         ),
         "zip of something else": (
             [f"data.path={zipped(folder / '3.zip', 'x.txt', b'x')}"],
-            "holds no images",
+            "has no images",
         ),
         "truncated zip": (
             [f"data.path={cut(zipped(folder / '4.zip', 'a.csv', table.encode() * 50))}"],
-            "whole .zip",
+            "neither a folder nor an intact .zip",
         ),
         "table with a word": (
             [f"data.path={zipped(folder / '5.zip', 'a.csv', words.encode())}"],

@@ -7,7 +7,7 @@ from pathlib import Path
 from flbench.cli.console import block, line, notes, titled_table
 from flbench.reports.tables import Block
 from flbench.reports.terminal import open_console
-from flbench.reproduce.report import Absent, Report
+from flbench.reproduce.report import PaperReport, Unavailable
 from flbench.reproduce.schema import Paper
 
 
@@ -30,7 +30,7 @@ def print_runs(states: Mapping[str, str]) -> None:
     open_console().print(table)
 
 
-def print_absent(items: Sequence[Absent]) -> None:
+def print_absent(items: Sequence[Unavailable]) -> None:
     """Print what could not be measured, and why."""
     if items:
         rows = tuple((item.what, item.why, str(item.cells)) for item in items)
@@ -38,7 +38,7 @@ def print_absent(items: Sequence[Absent]) -> None:
         block(Block("What could not be measured here", header, rows, texts=(0, 1)))
 
 
-def print_report(report: Report, paths: Sequence[Path]) -> None:
+def print_report(report: PaperReport, paths: Sequence[Path]) -> None:
     """Print published beside measured numbers, the paper's claims, and what is missing.
 
     Args:
@@ -60,6 +60,6 @@ def print_report(report: Report, paths: Sequence[Path]) -> None:
     print_absent(report.absent)
     for footnote in report.footnotes:
         line(footnote)
-    notes(report.remarks)
+    notes(report.notes)
     for path in paths:
         line(str(path))

@@ -7,17 +7,17 @@ from flbench.results.study_folder import Study
 def print_study(study: Study) -> None:
     """Print the results of a study: default beside tuned parameters, winners, failures."""
     from flbench.tuning import tables
-    from flbench.tuning.failures import troubles
-    from flbench.tuning.report import Report
+    from flbench.tuning.failures import find_failures
+    from flbench.tuning.report import StudyReport
 
-    report = Report(study)
+    report = StudyReport(study)
     line(f"{report.heading} ({report.facts['budget']})\n")
-    for table in (tables.brought(report), tables.rivals(report), tables.trials(report)):
+    for table in (tables.gains(report), tables.comparisons(report), tables.trials(report)):
         if table is not None:
             block(table)
     for method in study.methods:
         if sentence := tables.winner(report, method):
             line(sentence)
-    notes([*report.remarks, *troubles(report)])
+    notes([*report.notes, *find_failures(report)])
     page = study.path / "report.html"
     line(str(page if page.is_file() else study.path))
