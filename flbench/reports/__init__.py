@@ -1,1 +1,1 @@
-"""Pictures and pages."""
+"""Statistics, tables, figures and pages of reports."""

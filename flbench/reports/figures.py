@@ -1,4 +1,4 @@
-"""Pictures: who holds what, who mixes whose model, and curves over rounds."""
+"""Figures of runs and data: partitions, networks of clients, and curves over rounds."""
 
 from collections.abc import Sequence
 from io import BytesIO
@@ -24,18 +24,18 @@ if TYPE_CHECKING:
 
 
 def partition(federation: "Federation") -> Figure:
-    """Return the training samples by client (rows) and class (columns), on a logarithmic scale."""
+    """Draw the number of training samples by client (rows) and class (columns), in log scale."""
     counts = federation.counts.numpy()
     return partition_table(counts, federation.dataset.classes, federation.dataset.name)
 
 
 def partition_table(counts: NDArray[np.integer], names: Sequence[str], dataset: str) -> Figure:
-    """Return the picture of a partition.
+    """Draw the number of training samples by client and class, in log scale.
 
     Args:
-        counts: [N, C] training samples by client and class.
-        names: of the classes.
-        dataset: its name.
+        counts: [N, C] number of training samples of each client and class.
+        names: Names of the C classes.
+        dataset: Name of the data set.
     """
     clients, classes = counts.shape
     size = (min(12.0, 2.5 + 0.25 * classes), min(12.0, 1.5 + 0.16 * clients))
@@ -55,16 +55,16 @@ def partition_table(counts: NDArray[np.integer], names: Sequence[str], dataset: 
 
 
 def topology(graph: "Tensor", rows: "Tensor", places: NDArray[np.float64], title: str) -> Figure:
-    """Return who mixes whose model: the network, and the weights beside it.
+    """Draw a network of clients, and its mixing weights beside it.
 
-    Links that go one way are arrows towards the client that mixes. Parts of a network that never
-    hear of each other have different colours.
+    A link in one direction is an arrow towards the client that mixes. Connected components have
+    different colours.
 
     Args:
-        graph: [N, N] bool; `graph[i, j]` says that j sends and i mixes.
-        rows: [N, N] mixing weights; row i belongs to the client that mixes.
-        places: [N, 2] where each client is drawn.
-        title: of the picture.
+        graph: [N, N] bool; `graph[i, j]` is true if client j sends its model and client i mixes it.
+        rows: [N, N] mixing weights; row i belongs to the client i that mixes.
+        places: [N, 2] position of each client in the figure.
+        title: Title of the figure.
     """
     from flbench.algorithms.shared.topology import components
 
@@ -78,7 +78,7 @@ def topology(graph: "Tensor", rows: "Tensor", places: NDArray[np.float64], title
     if len(mixes):
         way = places[mixes] - places[sends]
         length = np.linalg.norm(way, axis=1, keepdims=True)
-        # Arrows end at the client's edge, so that their heads are seen.
+        # Arrows end at the edge of the client's disc, so that their heads are visible.
         way *= np.maximum(0.1, 1 - 0.03 * np.ptp(places) / length)
         arrows = {"angles": "xy", "scale_units": "xy", "scale": 1, "width": 0.002}
         left.quiver(*places[sends].T, *way.T, color="0.6", headwidth=6, zorder=1, **arrows)
@@ -104,12 +104,13 @@ def topology(graph: "Tensor", rows: "Tensor", places: NDArray[np.float64], title
 
 
 def curves(runs: Sequence[tuple[str, Sequence[Row]]]) -> Figure:
-    """Return two charts over rounds, a line per run: validation accuracy and training loss.
+    """Draw validation accuracy and training loss over rounds, a line for each run.
 
-    Where a run has no validation part its test accuracy is drawn instead, and the axis says so.
+    If a run has no validation accuracy, test accuracy is drawn for all runs instead; the label of
+    the axis names the split.
 
     Args:
-        runs: a name and the lines of metrics.csv for each.
+        runs: Name and lines of metrics.csv of each run.
     """
     figure = Figure(figsize=(9.0, 3.4), layout="constrained")
     left, right = figure.subplots(1, 2)
@@ -130,29 +131,30 @@ def curves(runs: Sequence[tuple[str, Sequence[Row]]]) -> Figure:
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write a picture; the file's ending says how.
+    """Write a figure to a file, in the format of the file's suffix.
 
-    Raises: UserError for an ending that matplotlib does not know, OSError if the file cannot be
-        written; what was there stays.
+    Raises:
+        UserError: matplotlib does not know the suffix.
+        OSError: The file cannot be written. An existing file does not change then.
     """
     check(path)
     files.write(path, _encode(figure, path.suffix.removeprefix(".")))
 
 
 def check(path: Path) -> None:
-    """Raise a UserError if a picture's file has an ending that matplotlib does not know."""
+    """Raise a UserError if matplotlib does not know the suffix of a figure's file."""
     if path.suffix.removeprefix(".") not in Figure().canvas.get_supported_filetypes():
         raise UserError(f"--picture: {path} must end with .png, .svg or .pdf.")
 
 
 def svg(figure: Figure) -> str:
-    """Return a picture as an SVG element, to stand inside a page."""
+    """Return a figure as an SVG element, for use within a page."""
     text = _encode(figure, "svg").decode()
     return text[text.index("<svg") :]
 
 
 def _encode(figure: Figure, form: str) -> bytes:
-    """Return the picture's bytes; the same picture has the same ones: no date, fixed ids."""
+    """Return a figure as bytes. They are reproducible: there is no date, and ids are fixed."""
     dated = {"svg": "Date", "pdf": "CreationDate"}.get(form)
     content = BytesIO()
     with mpl.rc_context({"svg.hashsalt": "flbench"}):

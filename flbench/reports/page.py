@@ -1,4 +1,4 @@
-"""report.html: one run on one page that needs no server and no network."""
+"""The page report.html of a run, which needs no server and no network."""
 
 import json
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from flbench.results.reading import Run
 
 
 def render(run: Run) -> str:
-    """Return the page of a finished run."""
+    """Return report.html of a finished run."""
     from jinja2 import Environment, StrictUndefined
 
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
@@ -21,7 +21,7 @@ def render(run: Run) -> str:
     moments = [(name, split) for name in ("best", "last") for split in ("validation", "test")]
     return environment.from_string(source).render(
         summary=summary,
-        figures=_figures(summary, moments),
+        metrics=_metrics(summary, moments),
         moments=moments,
         classes=[line for line in run.classes if line["moment"] == "last"],
         curves=figures.svg(figures.curves([(summary["algorithm"], run.rows)])),
@@ -29,10 +29,10 @@ def render(run: Run) -> str:
     )
 
 
-def _figures(
+def _metrics(
     summary: Mapping[str, Any], moments: list[tuple[str, str]]
 ) -> list[tuple[str, list[float | None]]]:
-    """Return (name, values by moment) of every figure; nested protocols as `protocol: name`."""
+    """Return name and values by moment of every metric; nested ones are named `protocol: name`."""
     table: dict[str, list[float | None]] = {}
     for column, (moment, split) in enumerate(moments):
         for name, value in summary[moment][split].items():

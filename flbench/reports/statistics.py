@@ -1,8 +1,8 @@
-"""Means over seeds, differences seed by seed, and what may be said of them.
+"""Means over seeds, paired differences, and verdicts about them.
 
-Seeds are the samples here: the clients of one run are not independent of each other. A sample of
-fewer than three seeds supports no claim, whatever its interval; Wilcoxon's test cannot get below
-p = 0.05 with fewer than six.
+The observations are runs with different seeds, because the clients of one run are not independent
+of each other. Fewer than three seeds support no claim. With fewer than six seeds, the p-value of
+Wilcoxon's signed-rank test is always above 0.05.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,22 +11,23 @@ from math import sqrt
 from statistics import fmean, stdev
 from typing import Final, Literal
 
-Word = Literal["better", "worse", "not told apart", "no claim"]
+Verdict = Literal["better", "worse", "no significant difference", "no claim"]
 
-ALPHA: Final = 0.05
-CLAIM_FROM: Final = 3
-WILCOXON_FROM: Final = 6
+ALPHA: Final = 0.05  # significance level; intervals have the confidence level 1 - ALPHA
+CLAIM_FROM: Final = 3  # seeds
+WILCOXON_FROM: Final = 6  # seeds
 
 
 @dataclass(frozen=True)
 class Sample:
-    """A mean over seeds.
+    """Mean and standard deviation of values over seeds.
 
     Attributes:
-        n: how many values.
-        mean: of the values.
-        sd: standard deviation (n - 1); None for one value.
-        half: half the width of the 95 % t-interval of the mean; None for one value.
+        n: Number of values.
+        mean: Mean of the values.
+        sd: Sample standard deviation, with the divisor n - 1; None for one value.
+        half: Half the width of the 95 % confidence interval of the mean (Student's t); None for
+            one value.
     """
 
     n: int
@@ -36,15 +37,15 @@ class Sample:
 
 
 @dataclass(frozen=True)
-class Gap:
-    """A difference, seed by seed.
+class PairedDifference:
+    """Difference between two sets of runs, paired by seed.
 
     Attributes:
-        seeds: that both sides have, ascending.
-        sample: the differences' mean, spread and interval.
-        p: of the paired t-test, two-sided; None for fewer than three seeds, or where the difference
-            is the same in every seed, so that nothing says how far it would vary.
-        wilcoxon: p of the signed-rank test, two-sided; None for fewer than six seeds.
+        seeds: Seeds that both sets have, in ascending order.
+        sample: Mean, standard deviation and interval of the differences.
+        p: Two-sided p-value of the paired t-test. None for fewer than three seeds, and if the
+            difference is the same for every seed, because its variance is unknown then.
+        wilcoxon: Two-sided p-value of Wilcoxon's signed-rank test; None for fewer than six seeds.
     """
 
     seeds: tuple[int, ...]
@@ -52,52 +53,75 @@ class Gap:
     p: float | None
     wilcoxon: float | None
 
-    def word(self, p: float | None) -> Word:
-        """Return what may be said, by the p given: the gap's own, or one corrected for many."""
+    def verdict(self, p: float | None) -> Verdict:
+        """Return the verdict for a p-value, which may be corrected for multiple tests.
+
+        Returns:
+            `better` or `worse` if p < 0.05, by the sign of the mean difference; `no significant
+            difference` if p >= 0.05; `no claim` without a p-value.
+        """
         if p is None:
             return "no claim"
         if p >= ALPHA:
-            return "not told apart"
+            return "no significant difference"
         return "better" if self.sample.mean > 0 else "worse"
 
 
-def spread(values: Sequence[float]) -> float | None:
-    """Return the standard deviation (n - 1); None for fewer than two values."""
+def sample_std(values: Sequence[float]) -> float | None:
+    """Return the standard deviation with the divisor n - 1; None for fewer than two values.
+
+    >>> sample_std([1.0, 3.0]), sample_std([1.0])
+    (1.4142135623730951, None)
+    """
     return stdev(values) if len(values) > 1 else None
 
 
 def sample(values: Sequence[float]) -> Sample:
-    """Return mean, spread and t-interval of at least one value.
+    """Return mean, standard deviation and 95 % confidence interval of values.
 
-    The interval is mean +- t(n - 1, 0.975) sd / sqrt(n).
+    Half the width of the interval is t(n - 1, 0.975) sd / sqrt(n), with the quantile t of
+    Student's distribution.
+
+    Raises:
+        ValueError: There are no values.
     """
     if not values:
         raise ValueError("a sample must have at least one value, got none.")
-    n, sd = len(values), spread(values)
+    n, sd = len(values), sample_std(values)
     half = None if sd is None else _quantile(n) * sd / sqrt(n)
     return Sample(n, fmean(values), sd, half)
 
 
-def gap(before: Mapping[int, float], after: Mapping[int, float]) -> Gap | None:
-    """Return the difference `after - before` over the seeds that both have; None without any.
+def paired_difference(
+    before: Mapping[int, float], after: Mapping[int, float]
+) -> PairedDifference | None:
+    """Return the difference `after - before`, paired by seed.
 
     Args:
-        before: values by seed.
-        after: the same.
+        before: Values by seed.
+        after: Values by seed.
+
+    Returns:
+        The difference over the seeds that both have; None if there is no such seed.
     """
     seeds = tuple(sorted(before.keys() & after.keys()))
     if not seeds:
         return None
     differences = [after[seed] - before[seed] for seed in seeds]
     found = sample(differences)
-    return Gap(seeds, found, _t_test(found), _wilcoxon(differences))
+    return PairedDifference(seeds, found, _t_test(found, differences), _wilcoxon(differences))
 
 
 def holm(values: Sequence[float]) -> list[float]:
-    """Return p-values corrected for their number, in their order.
+    """Correct p-values for multiple tests by Holm's procedure.
 
-    Sorted ascending, the k-th of m is max over j <= k of min(1, (m - j + 1) p_j).
+    With m p-values in ascending order, the k-th one becomes the maximum over j <= k of
+    min(1, (m - j + 1) p_j). The result has the order of the input.
+
     Source: Holm, Scandinavian Journal of Statistics 1979.
+
+    >>> holm([0.04, 0.01])
+    [0.04, 0.02]
     """
     order = sorted(range(len(values)), key=values.__getitem__)
     corrected, largest = [0.0] * len(values), 0.0
@@ -108,22 +132,24 @@ def holm(values: Sequence[float]) -> list[float]:
 
 
 def _quantile(n: int) -> float:
+    """Return the quantile 1 - ALPHA / 2 of Student's t with n - 1 degrees of freedom."""
     from scipy.stats import t
 
     return float(t.ppf(1 - ALPHA / 2, n - 1))
 
 
-def _t_test(found: Sample) -> float | None:
-    """Return p of mean 0 against a t distribution of n - 1 degrees of freedom."""
-    # Equal differences leave a spread of rounding errors, whose t would look like proof.
+def _t_test(found: Sample, differences: Sequence[float]) -> float | None:
+    """Return the two-sided p-value of a t-test against mean 0; None if there is no claim."""
+    # The deviation of equal differences is a rounding error, which would make t very large.
     if found.n < CLAIM_FROM or found.sd is None or found.sd <= 1e-12 * (1 + abs(found.mean)):
         return None
-    from scipy.stats import t
+    from scipy.stats import ttest_1samp
 
-    return float(2 * t.sf(abs(found.mean) * sqrt(found.n) / found.sd, found.n - 1))
+    return float(ttest_1samp(differences, 0.0).pvalue)
 
 
 def _wilcoxon(differences: Sequence[float]) -> float | None:
+    """Return the two-sided p-value of Wilcoxon's signed-rank test; None for too few seeds."""
     if len(differences) < WILCOXON_FROM or not any(differences):
         return None
     from scipy.stats import wilcoxon

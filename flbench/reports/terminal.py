@@ -1,14 +1,20 @@
-"""Output on a terminal, or where there is none."""
+"""Consoles for output on a terminal or in a pipe."""
 
 import sys
 
 from rich.console import Console
 
-NARROW = 120  # columns where the output is no terminal
+NARROW = 120  # columns of an output that is not a terminal
 
 
 def open_console(*, errors: bool = False) -> Console:
-    """Return a console on standard output or error, of a fixed width where that is no terminal."""
+    """Return a console on standard output.
+
+    An output that is not a terminal gets a fixed width, so that tables look the same everywhere.
+
+    Args:
+        errors: Whether to write to standard error instead.
+    """
     stream = sys.stderr if errors else sys.stdout
     return Console(
         file=stream, width=None if stream.isatty() else NARROW, highlight=False, markup=False
@@ -16,7 +22,11 @@ def open_console(*, errors: bool = False) -> Console:
 
 
 def duration(seconds: float) -> str:
-    """Return a time in words."""
+    """Format a duration.
+
+    >>> duration(12.34), duration(60), duration(3600)
+    ('12.3 s', '1 min 0 s', '1 h 0 min')
+    """
     if seconds < 60:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(int(seconds), 60)

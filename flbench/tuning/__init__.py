@@ -1,1 +1,1 @@
-"""Search for hyper-parameters: studies of methods under an equal budget."""
+"""Hyper-parameter search: studies that give every method the same budget."""

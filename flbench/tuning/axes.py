@@ -1,4 +1,4 @@
-"""A parameter of a search space as an axis: of a picture, of a table, of a regression."""
+"""A parameter of a search space as an axis of a figure, a table or a regression."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -12,21 +12,22 @@ from flbench.tuning.parameters import KINDS, Choice, Fixed, Int, Parameter, QUni
 
 End = Literal["low", "high"]
 
-EDGE = 0.05  # share of a range that counts as its end
+EDGE = 0.05  # share of a range that counts as one of its ends
 
 
 @dataclass(frozen=True)
 class Axis:
-    """What values a parameter takes.
+    """Values of a parameter.
 
     Attributes:
-        path: its configuration key.
-        low: the smallest number; without meaning where there are choices.
-        high: the largest.
-        log: whether equal factors are equally far apart.
-        whole: whether it takes whole numbers only.
-        choices: what is chosen from, instead of numbers of a range.
-        declared: whether the space says so; else the range is only what was tried.
+        path: Configuration key of the parameter.
+        low: Smallest number; ignored if there are choices.
+        high: Largest number; ignored if there are choices.
+        log: Whether the axis is logarithmic.
+        whole: Whether the parameter takes whole numbers only.
+        choices: Values to choose from, for a parameter without a range.
+        declared: Whether the values are those of the search space. If not, they are those that
+            trials have used.
     """
 
     path: str
@@ -39,7 +40,7 @@ class Axis:
 
     @property
     def values(self) -> str:
-        """The values in words."""
+        """The values as text, such as `0.001 to 0.1, log`."""
         if self.choices:
             words = ", ".join(map(shown, self.choices))
             return f"fixed: {words}" if self.fixed else words
@@ -48,15 +49,15 @@ class Axis:
 
     @property
     def fixed(self) -> bool:
-        """Whether a search leaves the parameter as it is."""
+        """Whether the parameter has one value only."""
         return len(self.choices) == 1
 
     def of(self, params: Mapping[str, Any]) -> float | None:
-        """Return where a trial lies; None if its parameters lack this one, or are off the axis."""
+        """Return the position of a trial; None if it lacks the parameter or lies off the axis."""
         return self.place(params[self.path]) if self.path in params else None
 
     def place(self, value: Any) -> float | None:
-        """Return where a value lies, 0 and 1 being the ends; None if the axis cannot show it."""
+        """Return the position of a value: 0 and 1 are the ends; None if the axis cannot show it."""
         if self.choices:
             if value not in self.choices:
                 return None
@@ -70,7 +71,7 @@ class Axis:
         return float((value - self.low) / (self.high - self.low))
 
     def over(self, values: Iterable[Any]) -> "Axis":
-        """Return the axis, longer where values lie outside of it."""
+        """Return the axis, extended so that it contains the values."""
         values = list(values)
         if self.choices:
             choices = list(self.choices)
@@ -84,10 +85,10 @@ class Axis:
         return replace(self, low=low, high=high, whole=whole)
 
     def end(self, value: Any) -> End | None:
-        """Return at which end of the range a number lies: within 5 % of it, or beyond.
+        """Return at which end of the range a value lies: within 5 % of the end, or beyond it.
 
-        Of choices the smallest and largest are ends, if all are numbers. With fewer than three
-        values there is nothing but ends, and none is worth a word.
+        If all choices are numbers, the smallest and the largest choice are the ends. None for a
+        value between the ends, for an axis that is not declared, and for fewer than three values.
         """
         if not self.declared or (self.whole and self.high - self.low < 2):
             return None
@@ -105,13 +106,13 @@ class Axis:
 def axes_of(
     tree: Mapping[str, Any], trials: Iterable[Mapping[str, Any]], rounds: int = 0
 ) -> list[Axis]:
-    """Return the parameters of a space in its order, then others that trials have.
+    """Return an axis for each parameter of a space, in its order, and of the trials.
 
     Args:
-        tree: the space as its file has it: `space: {PATH: {KIND: ENDS OR VALUES}}`.
-        trials: the parameters of trials. An axis that the tree does not describe, or not by
-            numbers, has the ends of what was tried.
-        rounds: of the study, of which `0.5 rounds` in a space is a share.
+        tree: Search space as in its file: `space: {PATH: {KIND: ENDS OR VALUES}}`.
+        trials: Parameters of trials. An axis that the tree does not describe covers the values
+            that the trials have used.
+        rounds: Value of `train.rounds`: a range may be given as a share of it (`0.5 rounds`).
     """
     tried: dict[str, list[Any]] = {}
     for params in trials:
@@ -139,7 +140,7 @@ def _axis(path: str, entry: Mapping[str, Any], tried: Sequence[Any], rounds: int
 
 
 def _read(entry: Mapping[str, Any], rounds: int) -> Parameter | None:
-    """Return a parameter of a study's record; None if no kind of today reads it."""
+    """Parse a parameter of a study's record; None if no known kind of parameter reads it."""
     for kind in (KINDS[key] for key in entry if key in KINDS):
         with suppress(ValidationError):
             return kind.model_validate(entry, context={"rounds": rounds})
@@ -147,7 +148,7 @@ def _read(entry: Mapping[str, Any], rounds: int) -> Parameter | None:
 
 
 def shown(value: Any) -> str:
-    """Return a value as tables and axes have it."""
+    """Format a value for tables and axes: numbers with four digits, None as `null`."""
     if value is None:
         return "null"
     if isinstance(value, bool):

@@ -1,4 +1,4 @@
-"""How far a parameter goes at all, by the schema of the configuration."""
+"""Hard limits of a parameter, from its field in the configuration's schema."""
 
 from collections.abc import Iterator
 from typing import Any, get_args
@@ -11,23 +11,28 @@ from flbench.core.errors import ConfigError
 
 
 def bounds(path: str, method: str) -> tuple[float | None, float | None]:
-    """Return the smallest and largest number that a key takes; None where there is no bound.
+    """Return the smallest and the largest number that a configuration key accepts.
 
     Args:
-        path: a configuration key; one that is not there has no bounds.
-        method: whose keys `algorithm.*` are.
+        path: Configuration key, such as `train.optimizer.lr`. An unknown key has no bounds.
+        method: Name of the method that the keys `algorithm.*` belong to.
+
+    Returns:
+        Lower and upper bound, each None if the schema sets none. An exclusive bound (`gt`, `lt`)
+        is returned like an inclusive one.
     """
-    rules = list(_rules(path.split("."), method))
-    return _limit(rules, ("ge", "gt")), _limit(rules, ("le", "lt"))
+    constraints = list(_constraints(path.split("."), method))
+    return _limit(constraints, ("ge", "gt")), _limit(constraints, ("le", "lt"))
 
 
-def _limit(rules: list[Any], names: tuple[str, str]) -> float | None:
-    found = [getattr(rule, name, None) for rule in rules for name in names]
+def _limit(constraints: list[Any], names: tuple[str, str]) -> float | None:
+    """Return the first limit that a constraint sets under one of these names."""
+    found = [getattr(constraint, name, None) for constraint in constraints for name in names]
     return next((value for value in found if value is not None), None)
 
 
-def _rules(keys: list[str], method: str) -> Iterator[Any]:
-    """Yield the limits that the schema sets to a key, of its own and of a union's parts."""
+def _constraints(keys: list[str], method: str) -> Iterator[Any]:
+    """Yield the constraints of a key's field, and those of the members of its union type."""
     model: Any = Config
     for key in keys[:-1]:
         model = _method(method) if model is Config and key == "algorithm" else _field(model, key)
@@ -41,6 +46,7 @@ def _rules(keys: list[str], method: str) -> Iterator[Any]:
 
 
 def _method(name: str) -> Any:
+    """Return the configuration class of a method; None for an unknown method."""
     try:
         return ALGORITHMS.find(name).Config
     except ConfigError:
@@ -48,5 +54,6 @@ def _method(name: str) -> Any:
 
 
 def _field(model: Any, key: str) -> Any:
+    """Return a field of a pydantic model; None if there is none."""
     known = isinstance(model, type) and issubclass(model, BaseModel)
     return model.model_fields.get(key) if known else None

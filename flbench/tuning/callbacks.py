@@ -1,4 +1,4 @@
-"""What Ray Tune tells of trials, for the board and for the queue."""
+"""Callbacks of Ray Tune: they update the progress table and the job queue."""
 
 from pathlib import Path
 from typing import Any
@@ -6,44 +6,54 @@ from typing import Any
 import ray
 from ray import tune
 
-from flbench.tuning.progress_table import Board
-from flbench.tuning.queue import Queue
+from flbench.tuning.progress_table import ProgressTable
+from flbench.tuning.queue import JobQueue
 
 
-class Watch(tune.Callback):  # type: ignore[misc]
-    """Tells the board what Ray Tune knows."""
+class TuneCallbacks(tune.Callback):  # type: ignore[misc]
+    """Reports the events of Ray Tune to the progress table and to the job queue.
 
-    def __init__(self, queue: Queue, board: Board) -> None:
-        self._queue, self._board = queue, board
+    Args:
+        queue: Queue that hands out the trials.
+        progress: Progress table of the study.
+    """
+
+    def __init__(self, queue: JobQueue, progress: ProgressTable) -> None:
+        self._queue, self._progress = queue, progress
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return nothing for Ray Tune's own snapshots."""
+        """Return an empty state: Ray Tune's snapshots are not used to resume a study."""
         return {}
 
     def on_trial_result(
         self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
     ) -> None:
-        self._board.progress(self._queue.jobs[trial.trial_id], result["round"])
+        """Update the rounds that the trial has done."""
+        self._progress.update(self._queue.jobs[trial.trial_id], result["round"])
 
     def on_trial_recover(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        self._queue.retried(trial.trial_id)
+        """Count another attempt of a trial whose worker failed, and print a note."""
+        self._queue.count_retry(trial.trial_id)
         job = self._queue.jobs[trial.trial_id]
-        self._board.say(f"{job.name} failed ({_reason(trial)}), and goes on from its checkpoint.")
+        self._progress.print_note(
+            f"{job.name} failed ({_reason(trial)}), and resumes from its checkpoint."
+        )
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        self._queue.explain(trial.trial_id, _reason(trial))
+        """Record why a trial failed for the last time."""
+        self._queue.record_reason(trial.trial_id, _reason(trial))
 
 
 def _reason(trial: Any) -> str:
-    """Return one line on why a trial failed last."""
+    """Return one line with the error of a trial's last failure."""
     try:
-        # Its own accessor reads the study's copy of this file, which comes later.
+        # Ray Tune's accessor reads a copy of this file that is written later.
         with Path(trial.pickled_error_file).open("rb") as file:
             error = ray.cloudpickle.load(file)
     except OSError:
-        return "Ray Tune does not say why."
+        return "Ray Tune gives no reason."
     if isinstance(error, ray.exceptions.RayActorError):
-        return "its worker died: it was killed, or memory is short."
+        return "its worker process died: it was killed, or memory ran out."
     cause = getattr(error, "cause", None) or error
     lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
     return f"{type(cause).__name__}: {lines[0] if lines else 'no message'}"

@@ -1,4 +1,4 @@
-"""The Ray cluster of a study, and what a trial takes of it."""
+"""The Ray cluster of a study, and the resources that a trial reserves on it."""
 
 import os
 from collections.abc import Iterator
@@ -13,27 +13,28 @@ from flbench.config.schema import EngineConfig
 from flbench.core.errors import ConfigError
 from flbench.engine.ray import connect
 
-# Of Ray Tune, before it is used: our folders say all that a resume needs.
+# Environment variables of Ray Tune, set before its first use. The study folder holds all that a
+# resumed study needs, so that Ray Tune's own loggers and checkpoints of the search are not needed.
 QUIET: Final = {
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
     "TUNE_GLOBAL_CHECKPOINT_S": "3600",
     "TUNE_WARN_THRESHOLD_S": "60",
     "RAY_AIR_NEW_OUTPUT": "0",
-    "TUNE_DISABLE_SIGINT_HANDLER": "1",  # Ctrl-C is ours: Tune's would look like an end
-    "TUNE_MAX_PENDING_TRIALS_PG": "64",  # a whole population waits its turn
+    "TUNE_DISABLE_SIGINT_HANDLER": "1",  # the handler would make Ctrl-C look like a normal end
+    "TUNE_MAX_PENDING_TRIALS_PG": "64",  # all trials of a population can wait for resources
 }
 
 
 @dataclass(frozen=True)
 class Resources:
-    """What a study may use.
+    """Resources that a study may use.
 
     Attributes:
-        concurrent: trials at once.
-        engine: of the trials.
-        gpus: of each trial.
-        retries: of a trial whose worker fails.
-        address: of a Ray cluster; None starts one.
+        concurrent: Number of trials that run at the same time.
+        engine: Engine settings of each trial.
+        gpus: Number of GPUs of each trial; a fraction shares a GPU between trials.
+        retries: How often a trial whose worker fails is started again.
+        address: Address of a Ray cluster; None starts a local one.
     """
 
     concurrent: int
@@ -44,17 +45,17 @@ class Resources:
 
     @property
     def cpus(self) -> int:
-        """Cores of one trial."""
+        """Number of CPU cores of one trial."""
         workers = self.engine.workers
         if self.engine.name == "ray":
             return workers if isinstance(workers, int) else 1
         return self.engine.threads or 1
 
     def bundles(self) -> Any:
-        """Return what Ray reserves for one trial.
+        """Return the resources that Ray reserves for one trial.
 
-        A trial that starts workers of its own needs a bundle for each, and an empty one for itself:
-        it would wait for ever for them otherwise.
+        With `engine.name=ray` a trial starts workers of its own. Each worker needs a bundle, and
+        the trial itself an empty one; without them the trial would wait for its workers forever.
         """
         if self.engine.name == "ray":
             worker = {"CPU": 1, "GPU": 1} if self.gpus else {"CPU": 1}
@@ -64,9 +65,19 @@ class Resources:
 
 @contextmanager
 def cluster(resources: Resources) -> Iterator[None]:
-    """Join or start a Ray cluster for as long as the block lasts."""
+    """Connect to a Ray cluster, or start a local one, for the duration of the `with` block.
+
+    A cluster that this call started is shut down at the end; one that was already connected stays.
+    Environment variables of Ray Tune that are not set yet are set, and stay set.
+
+    Args:
+        resources: Resources of the study.
+
+    Raises:
+        ConfigError: No cluster answers at the address, or no node has the resources of one trial.
+    """
     os.environ.update({key: os.environ.get(key, value) for key, value in QUIET.items()})
-    # The cores that a cluster of our own says it has keep the number of trials at once.
+    # A local cluster declares as many cores as the concurrent trials need: it limits their number.
     owns = connect(resources.address, key="--address", cpus=resources.concurrent * resources.cpus)
     try:
         _check(resources)
@@ -77,10 +88,10 @@ def cluster(resources: Resources) -> Iterator[None]:
 
 
 def _check(resources: Resources) -> None:
-    """Raise a ConfigError if no node has what a trial needs: Ray would wait for ever."""
+    """Raise a ConfigError if no node has the resources of a trial: Ray would wait forever."""
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     needs = {"CPU": float(resources.cpus), "GPU": resources.gpus}
-    if resources.engine.name == "ray":  # its workers may be on any node, each with a GPU of its own
+    if resources.engine.name == "ray":  # workers may run on any node, each with its own GPU
         nodes = [ray.cluster_resources()]
         needs["GPU"] *= resources.cpus
     if not any(all(node.get(key, 0.0) >= needs[key] for key in needs) for node in nodes):
@@ -88,6 +99,6 @@ def _check(resources: Resources) -> None:
             f"{node.get('CPU', 0):g} CPUs and {node.get('GPU', 0):g} GPUs" for node in nodes
         )
         raise ConfigError(
-            f"a trial needs {resources.cpus} CPUs and {needs['GPU']:g} GPUs, and Ray has {there}."
+            f"a trial needs {resources.cpus} CPUs and {needs['GPU']:g} GPUs, but Ray has {there}."
             " Lower engine.threads, engine.workers or --gpus-per-trial."
         )

@@ -1,30 +1,38 @@
-"""What tuning brought to each method, and how the tuned methods stand to each other."""
+"""The gain from tuning of each method, and comparisons between the tuned methods."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import combinations
 from statistics import fmean
 
-from flbench.reports.statistics import Gap, Sample, Word, gap, holm, sample
+from flbench.reports.statistics import (
+    PairedDifference,
+    Sample,
+    Verdict,
+    holm,
+    paired_difference,
+    sample,
+)
 from flbench.results.study_folder import Study, Variant
 from flbench.results.summary import Summary
 
-FIGURES = ("accuracy", "balanced_accuracy", "macro_f1", "rare_recall", "worst10_accuracy")
-"""Test figures of the report, beside the study's metric."""
+TEST_METRICS = ("accuracy", "balanced_accuracy", "macro_f1", "rare_recall", "worst10_accuracy")
+"""Test metrics that the report shows beside the study's metric."""
 
 TRAFFIC = ("up_bytes", "down_bytes", "peer_bytes", "setup_bytes")
 
 
 @dataclass(frozen=True)
 class Side:
-    """A method with its default or its tuned hyper-parameters.
+    """Results of a method with its default or with its tuned hyper-parameters.
 
     Attributes:
-        search: the trial's score in the search: validation, the study's own seed.
-        validation: the study's metric on validation, over the seeds of final trainings.
-        test: test figures by name, the same way; those that no training has are missing.
-        price: means over final trainings: bytes by kind, `trainings`, `seconds`.
-        seeds: of the final trainings that are finished.
+        search: Score of the trial in the search: the metric on validation parts, with the study's
+            seed. None if there is no such finished trial.
+        validation: The study's metric on validation parts, over the seeds of the final trainings.
+        test: Test metrics by name, over the same seeds. Metrics that no training has are missing.
+        price: Mean costs of the final trainings: bytes by kind, `trainings` of clients, `seconds`.
+        seeds: Seeds of the finished final trainings.
     """
 
     search: float | None
@@ -36,75 +44,76 @@ class Side:
 
 @dataclass(frozen=True)
 class Tuning:
-    """A method's default hyper-parameters against its tuned ones.
+    """A method's default hyper-parameters beside its tuned ones.
 
     Attributes:
-        method: its name.
-        sides: default and tuned.
-        won: number of the trial that won; None while there is none.
-        brought: the study's metric on test, tuned minus default, seed by seed; None where no seed
-            has both, and where the defaults won.
+        method: Name of the method.
+        sides: Results with the default and with the tuned hyper-parameters.
+        won: Index of the best trial; None while no trial has finished with a score.
+        gain: Gain from tuning: the study's metric on test, tuned minus default, paired by seed.
+            None if no seed has both trainings, and if the default trial is the best one.
     """
 
     method: str
     sides: Mapping[Variant, Side]
     won: int | None
-    brought: Gap | None
+    gain: PairedDifference | None
 
     @property
-    def word(self) -> Word | None:
-        """What tuning did, by the method's own test; None where there is nothing to compare."""
-        return None if self.brought is None else self.brought.word(self.brought.p)
+    def verdict(self) -> Verdict | None:
+        """Verdict about the gain, by the method's own paired t-test; None without a gain."""
+        return None if self.gain is None else self.gain.verdict(self.gain.p)
 
 
 @dataclass(frozen=True)
 class Pair:
-    """Two tuned methods on test.
+    """Two tuned methods, compared on test parts.
 
     Attributes:
-        first: a method.
-        second: another.
-        gap: the study's metric, first minus second, seed by seed.
-        p: of the paired t-test, corrected by Holm for all pairs that have one.
+        first: Name of a method.
+        second: Name of another method.
+        gap: Difference of the study's metric, first minus second, paired by seed.
+        p: p-value of the paired t-test, corrected by Holm's procedure for all pairs that have one.
+            None if the pair has no p-value.
     """
 
     first: str
     second: str
-    gap: Gap
+    gap: PairedDifference
     p: float | None
 
     @property
-    def word(self) -> Word:
-        """What the first is beside the second."""
-        return self.gap.word(self.p)
+    def verdict(self) -> Verdict:
+        """Verdict about the first method relative to the second."""
+        return self.gap.verdict(self.p)
 
 
 def tunings(study: Study) -> list[Tuning]:
-    """Return each method's defaults against what tuning found, as far as they are there."""
+    """Compare each method's default hyper-parameters with its tuned ones, as far as trained."""
     found = []
     for method in study.methods:
         won = study.winner(method)
         sides: dict[Variant, Side] = {
             variant: _side(study, method, variant) for variant in ("default", "tuned")
         }
-        brought = gap(
+        gain = paired_difference(
             study.values(method, "default", study.header.metric),
             study.values(method, "tuned", study.header.metric),
         )
         number = None if won is None else won.index
-        found.append(Tuning(method, sides, number, None if number == 0 else brought))
+        found.append(Tuning(method, sides, number, None if number == 0 else gain))
     return found
 
 
 def pairs(study: Study) -> list[Pair]:
-    """Return the tuned methods against each other, those that share a seed."""
+    """Compare every two tuned methods that have final trainings with the same seeds."""
     values = {
         method: study.values(method, "tuned", study.header.metric) for method in study.methods
     }
     gaps = {
         (first, second): found
         for first, second in combinations(values, 2)
-        if (found := gap(values[second], values[first])) is not None
+        if (found := paired_difference(values[second], values[first])) is not None
     }
     tested = {names: found.p for names, found in gaps.items() if found.p is not None}
     corrected = dict(zip(tested, holm(list(tested.values())), strict=True))
@@ -120,7 +129,7 @@ def _side(study: Study, method: str, variant: Variant) -> Side:
     )
     test = {
         name: values
-        for name in dict.fromkeys((metric, *FIGURES))
+        for name in dict.fromkeys((metric, *TEST_METRICS))
         if (values := study.values(method, variant, name))
     }
     validation = study.values(method, variant, metric, split="validation")
@@ -129,20 +138,23 @@ def _side(study: Study, method: str, variant: Variant) -> Side:
         search=trial.score if trial is not None and trial.state == "finished" else None,
         validation=sample(list(validation.values())) if validation else None,
         test={name: sample(list(values.values())) for name, values in test.items()},
-        price=_price([final.run.summary for final in finals.values() if final.run is not None]),
+        price=_mean_costs(
+            [final.run.summary for final in finals.values() if final.run is not None]
+        ),
         seeds=tuple(sorted(finals)),
     )
 
 
-def _price(summaries: list[Summary]) -> dict[str, float]:
-    """Return means over runs: bytes by kind, trainings of clients, seconds."""
+def _mean_costs(summaries: list[Summary]) -> dict[str, float]:
+    """Return the mean costs of runs: bytes by kind, trainings of clients, seconds."""
     if not summaries:
         return {}
-    columns = [_bill(summary) for summary in summaries]
+    columns = [_costs(summary) for summary in summaries]
     return {name: fmean(column[name] for column in columns) for name in columns[0]}
 
 
-def _bill(summary: Summary) -> dict[str, float]:
+def _costs(summary: Summary) -> dict[str, float]:
+    """Return the costs of one run: bytes by kind, trainings of clients, seconds."""
     return {
         **{kind: float(summary["communication"][kind]) for kind in TRAFFIC},
         "trainings": float(summary["client_trainings"]),

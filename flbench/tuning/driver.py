@@ -1,40 +1,46 @@
-"""A study from where it stands to its end."""
+"""Carries out a study, or the part of it that is left."""
 
-from flbench.tuning.plan import ENDS, Plan
+from flbench.tuning.plan import ENDS, StudyPlan
 from flbench.tuning.prepare import Prepared
-from flbench.tuning.progress_table import Board
+from flbench.tuning.progress_table import ProgressTable
 from flbench.tuning.run import carry_out as train
 from flbench.tuning.study import StudyFolder
 
 
 def is_over(folder: StudyFolder, prepared: Prepared) -> bool:
-    """Return whether every training of a study has ended."""
-    return Plan(prepared.samplers(), prepared.budget, folder.records()).is_over()
+    """Whether every training of a study has ended."""
+    return StudyPlan(prepared.samplers(), prepared.budget, folder.records()).is_over()
 
 
 def carry_out(folder: StudyFolder, prepared: Prepared) -> None:
-    """Train what is left of a study, on a Ray cluster that is there (`cluster.cluster`).
+    """Train the jobs of a study that have not ended, on a connected Ray cluster.
 
-    Raises: KeyboardInterrupt after Ctrl-C; what has ended stays. RunError if Ray gives up.
+    Args:
+        folder: Study folder.
+        prepared: The study. `cluster.cluster(prepared.resources)` must be active.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C was pressed. Trainings that have ended are kept.
+        RunError: Ray Tune stopped before the end.
     """
     records = list(folder.records())
-    plan = Plan(prepared.samplers(), prepared.budget, records)
-    board = Board(
+    plan = StudyPlan(prepared.samplers(), prepared.budget, records)
+    progress = ProgressTable(
         methods=tuple(prepared.spaces),
-        metric=prepared.rules.metric,
+        metric=prepared.settings.metric,
         trials=prepared.budget.trials,
         finals=2 * prepared.budget.seeds,
-        rounds=prepared.rules.rounds,
+        rounds=prepared.settings.rounds,
     )
-    board.take_up(record for record in records if record["state"] in ENDS)
-    with board.shown():
+    progress.add_ended(record for record in records if record["state"] in ENDS)
+    with progress.live():
         train(
             folder.path,
             plan,
             prepared.federation,
             spaces=prepared.spaces,
-            rules=prepared.rules,
+            settings=prepared.settings,
             resources=prepared.resources,
-            board=board,
+            progress=progress,
             records=records,
         )

@@ -1,13 +1,13 @@
-"""What failed in a study, what could not be scored, and what is still missing."""
+"""Trials of a study that failed or have no score, and final trainings that are missing."""
 
 from flbench.results.study_folder import VARIANTS, Study, Trial, Variant
-from flbench.tuning.report import Report, count, title
+from flbench.tuning.report import StudyReport, count, title
 
 
-def troubles(report: Report) -> list[str]:
-    """Return a line for each."""
+def find_failures(report: StudyReport) -> list[str]:
+    """Return a sentence for each failure, missing score and missing final training of a study."""
     study = report.study
-    said = [line for trial in study.trials if (line := _trouble(trial, report.metric))]
+    said = [line for trial in study.trials if (line := _failure_of_trial(trial, report.metric))]
     for method in study.methods:
         if study.winner(method) is None and study.trials_of(method):
             said.append(f"{method}: no trial has finished with a score, so there is no winner.")
@@ -16,11 +16,11 @@ def troubles(report: Report) -> list[str]:
     return said
 
 
-def _trouble(trial: Trial, metric: str) -> str:
-    """Return what is wrong with a trial of the search; "" if nothing is."""
+def _failure_of_trial(trial: Trial, metric: str) -> str:
+    """Return why a trial of the search has no score, or failed; "" if neither is the case."""
     where = f"{trial.method}, trial {trial.index}"
     if trial.state == "finished":
-        lacking = f"{where}: finished without a score, validation has no {metric}."
+        lacking = f"{where}: finished without a score: the validation parts have no {metric}."
         return lacking if trial.score is None else ""
     if trial.state not in ("failed", "diverged"):
         return ""
@@ -30,7 +30,7 @@ def _trouble(trial: Trial, metric: str) -> str:
 
 
 def _missing(study: Study, method: str, variant: Variant) -> list[str]:
-    """Return which final trainings of a method are not there, or lack the study's figure."""
+    """Return a sentence for each final training that is missing or lacks the study's metric."""
     done = study.finals_of(method, variant)
     scored = study.values(method, variant, study.header.metric)
     begun = {
@@ -40,13 +40,13 @@ def _missing(study: Study, method: str, variant: Variant) -> list[str]:
     }
     won = study.winner(method)
     if variant == "tuned" and not begun and won is not None and won.index == 0:
-        return []  # the defaults' own trainings stand for them
+        return []  # the final trainings of the defaults are those of the tuned parameters too
     said, waiting = [], []
     for seed in study.seeds:
         where = f"{method}, {variant}, seed {seed}"
         if seed in done:
             if seed not in scored:
-                said.append(f"{where}: test has no {title(study.header.metric)}.")
+                said.append(f"{where}: the test parts have no {title(study.header.metric)}.")
         elif seed in begun:
             trial = begun[seed]
             said.append(f"{where}: {trial.state}{f': {trial.reason}' if trial.reason else '.'}")

@@ -1,6 +1,7 @@
-"""A space over a configuration: what the user settled leaves it, and the method must take the rest.
+"""Fits a search space to a configuration, before any training starts.
 
-All of it before anything starts.
+Parameters that the user sets on the command line are not searched, and the method's configuration
+must accept the values of all others.
 """
 
 from collections.abc import Sequence
@@ -13,23 +14,27 @@ from flbench.tuning.parameters import Fixed, Parameter, Scalar, Uniform
 from flbench.tuning.space import Space, layer
 
 RATE: Final = "train.optimizer.lr"
-COMMAND_LINE: Final = "command line"  # the origin that `layers.from_overrides` writes
+COMMAND_LINE: Final = "command line"  # the origin that `config.sources.from_overrides` writes
 
 
 def fit(space: Space, layers: Sequence[Layer]) -> tuple[Space, list[str]]:
-    """Return the space as it is searched over a base configuration, and notes for the user.
+    """Return the space without the parameters that are already set, and notes for the user.
 
     A parameter that the user sets on the command line is not searched.
 
     Args:
-        space: of one method.
-        layers: of the base configuration, `algorithm.name` among them.
+        space: Search space of one method.
+        layers: Layers of the base configuration, with the key `algorithm.name`.
 
-    Raises: ConfigError with a line for each value that the method refuses, or if nothing is left.
+    Raises:
+        ConfigError: The method refuses a value of the space (one line for each such value), or no
+            parameter is left to search.
     """
     config, origins = resolve(layers)
     if config.algorithm.name != space.method:
-        raise ValueError(f"the space of {space.method} over {config.algorithm.name}")
+        raise ValueError(
+            f"the search space is for {space.method}, but algorithm.name={config.algorithm.name}."
+        )
     values = leaves(config.tree())
     given = {p: values[p] for p in space.parameters if origins.get(p) == COMMAND_LINE}
     open_ = space.without(given)
@@ -38,30 +43,38 @@ def fit(space: Space, layers: Sequence[Layer]) -> tuple[Space, list[str]]:
         for path in given
     ]
     notes += [
-        f"{space.method}: `{path}` is not searched, its condition does not hold."
+        f"{space.method}: `{path}` is not searched: its condition does not hold."
         for path in space.parameters
         if path not in open_.parameters and path not in given
     ]
     if all(isinstance(parameter, Fixed) for parameter in open_.parameters.values()):
         settled = f"; on the command line: {', '.join(given)}" if given else ""
         raise ConfigError(
-            f"nothing is left to search for `{space.method}` ({space.source}{settled}). Leave a"
-            " key to the search, or compare with `flbench run`."
+            f"no parameter of `{space.method}` is left to search ({space.source}{settled}). Remove"
+            " a key from the command line, or compare methods with `flbench run`."
         )
     if RATE not in space.parameters:
         notes.append(
-            f"{space.method}: its space ({space.source}) has no `{RATE}`, so that all trials take"
-            f" {values[RATE]:g}. Methods whose rate was never searched compare badly."
+            f"{space.method}: its space ({space.source}) has no `{RATE}`, so that all trials use"
+            f" {values[RATE]:g}. A comparison with methods whose learning rate is searched is not"
+            " fair."
         )
     check(open_, layers)
     return open_, notes
 
 
 def check(space: Space, layers: Sequence[Layer]) -> None:
-    """Try the ends of each range, a value between them, and each choice on the configuration.
+    """Check that a method's configuration accepts the values of its search space.
 
-    Raises: ConfigError with a line for each value that the method refuses: file and line, key,
-        value, what is allowed.
+    Checked are both ends of each range, one value between them, and each choice.
+
+    Args:
+        space: Search space of one method.
+        layers: Layers of the base configuration.
+
+    Raises:
+        ConfigError: The configuration refuses values. There is one line for each, with the file
+            and line, the key, the value, and what is allowed.
     """
     refused: list[str] = []
     for path, parameter in space.parameters.items():
@@ -71,7 +84,7 @@ def check(space: Space, layers: Sequence[Layer]) -> None:
 
 
 def _refused(path: str, parameter: Parameter, space: Space, layers: Sequence[Layer]) -> list[str]:
-    """Return a line for each value of one parameter that the method refuses."""
+    """Return a line for each value of one parameter that the configuration refuses."""
     said = {value: _why(path, value, space, layers) for value in parameter.probes()}
     lines = [why for why in said.values() if why]
     if isinstance(parameter, Uniform) and lines and not any(map(said.get, parameter.limits)):
@@ -80,7 +93,7 @@ def _refused(path: str, parameter: Parameter, space: Space, layers: Sequence[Lay
 
 
 def _why(path: str, value: Scalar, space: Space, layers: Sequence[Layer]) -> str:
-    """Return why the method refuses a value, "" if it takes it."""
+    """Return why the configuration refuses a value; "" if it accepts the value."""
     params = {**space.leading_to(path), path: value}
     try:
         config, _ = resolve([*layers, layer(params, space.origins)])
@@ -90,4 +103,7 @@ def _why(path: str, value: Scalar, space: Space, layers: Sequence[Layer]) -> str
     if taken == value:
         return ""
     place = space.origins[path]
-    return f"`{path}` is read as {taken!r} where the space says {value!r} ({place}): write that."
+    return (
+        f"`{path}`: the configuration reads {value!r} as {taken!r} ({place}). Write {taken!r} in"
+        " the search space."
+    )

@@ -7,16 +7,18 @@ from typing import Any
 from flbench.results.study_folder import Trial
 from flbench.tuning.axes import Axis
 
-ENOUGH = 8  # finished trials: a forest of regressions says little about fewer
+ENOUGH = 8  # finished trials: a random forest that is fitted to fewer says little
 
 
 @dataclass(frozen=True)
 class Importance:
-    """How much of the score's variance each parameter explains alone, as shares of their sum.
+    """Importance of each parameter: the share of the score's variance that it explains alone.
 
     Attributes:
-        shares: by path, largest first, adding up to 1; empty where it cannot be said.
-        why: why not, as a sentence, or what was left out; "" if nothing.
+        shares: Shares by configuration key, in descending order; their sum is 1. Empty if the
+            importance cannot be computed.
+        why: A sentence that says why `shares` is empty, or which parameters are left out; "" if
+            neither is the case.
     """
 
     shares: Mapping[str, float]
@@ -24,19 +26,22 @@ class Importance:
 
 
 def importance(axes: Sequence[Axis], trials: Sequence[Trial]) -> Importance:
-    """Return the shares of a method's parameters (fANOVA: Hutter, Hoos, Leyton-Brown, ICML 2014).
+    """Compute the importance of a method's parameters by fANOVA.
 
-    Left out are parameters that are fixed, that some trials lack (conditional ones), and that
-    have a value which their axis cannot show, such as a default of 0 on a logarithmic one.
+    Left out are fixed parameters, conditional parameters that some trials lack, and parameters
+    with a value that their axis cannot show, such as a default of 0 on a logarithmic axis.
+
+    Source: Hutter, Hoos, Leyton-Brown, ICML 2014, as implemented in Optuna.
 
     Args:
-        axes: of the method's space.
-        trials: of the search; finished ones with a score count.
+        axes: Axes of the parameters of the method's space.
+        trials: Trials of the method's search. Only finished trials with a score are used.
     """
     scored = [trial for trial in trials if trial.state == "finished" and trial.score is not None]
     if len(scored) < ENOUGH:
         return Importance({}, f"Too few finished trials: {len(scored)}, and {ENOUGH} are needed.")
-    # A default such as null or 0 may be on no axis: one trial less is better than a parameter less.
+    # A default such as null or 0 may lie on no axis. Leaving out the default trial (index 0) is
+    # better than leaving out the parameter.
     drawn = [trial for trial in scored if trial.index != 0]
     shared = [axis for axis in axes if _varies(axis, scored)]
     more = [axis for axis in axes if _varies(axis, drawn)]
@@ -60,7 +65,7 @@ def importance(axes: Sequence[Axis], trials: Sequence[Trial]) -> Importance:
 
 
 def _varies(axis: Axis, trials: Sequence[Trial]) -> bool:
-    """Return whether all trials set a parameter, to values that the axis shows and that differ."""
+    """Whether all trials set a parameter, to different values that its axis can show."""
     if axis.fixed or any(axis.path not in trial.params for trial in trials):
         return False
     wide = axis.over([trial.params[axis.path] for trial in trials])
@@ -69,12 +74,13 @@ def _varies(axis: Axis, trials: Sequence[Trial]) -> bool:
 
 
 def _fanova(axes: Sequence[Axis], trials: Sequence[Trial]) -> dict[str, float]:
+    """Return Optuna's fANOVA importances by configuration key; their sum is 1."""
     import optuna
     from optuna.importance import FanovaImportanceEvaluator, get_param_importances
     from optuna.trial import create_trial
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    # Defaults, and what PBT makes of parameters, may lie outside the space.
+    # Defaults, and parameters that population based training changes, may lie outside the space.
     wide = [axis.over([trial.params[axis.path] for trial in trials]) for axis in axes]
     distributions = {axis.path: _distribution(axis) for axis in wide}
     study = optuna.create_study(direction="maximize")
@@ -95,7 +101,7 @@ def _fanova(axes: Sequence[Axis], trials: Sequence[Trial]) -> dict[str, float]:
 
 
 def _distribution(axis: Axis) -> Any:
-    """Return the axis as Optuna has it; a choice as the number of its value."""
+    """Return Optuna's distribution for an axis; a choice is represented by its index."""
     from optuna.distributions import (
         CategoricalDistribution,
         FloatDistribution,
@@ -110,6 +116,7 @@ def _distribution(axis: Axis) -> Any:
 
 
 def _value(axis: Axis, value: Any) -> float | int:
+    """Return a value as `_distribution` represents it."""
     if axis.choices:
         return axis.choices.index(value)
     return int(value) if axis.whole else float(value)

@@ -1,4 +1,4 @@
-"""Search spaces by method: those that come with flbench, spaces/METHOD.yaml, and the user's."""
+"""Search spaces of methods: those that are part of flbench (spaces/METHOD.yaml), and the user's."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,16 +16,19 @@ BUILT_IN: Final = "built in"
 
 
 def load(methods: Sequence[str], path: Path | None, *, rounds: int) -> dict[str, Space]:
-    """Return the space of each method.
+    """Load the search space of each method.
 
     Args:
-        methods: names.
-        path: None for the built-in spaces; a file, for the one method that it names; or a folder
-            with METHOD.yaml for some of them. The others take the built-in ones.
-        rounds: train.rounds, of which `0.5 rounds` is a share.
+        methods: Names of the methods.
+        path: None for the built-in spaces; a file, for the one method that the file names; or a
+            folder with METHOD.yaml for some methods. All other methods use the built-in spaces.
+        rounds: Value of `train.rounds`: a range may be given as a share of it (`0.5 rounds`).
 
-    Raises: ConfigError if a space cannot be read, is for none of these methods, or if there is
-        none.
+    Returns:
+        Search spaces by method.
+
+    Raises:
+        ConfigError: A space does not exist, cannot be read, or is for none of these methods.
     """
     own: dict[str, Space] = {}
     if path is not None and path.is_dir():
@@ -36,35 +39,40 @@ def load(methods: Sequence[str], path: Path | None, *, rounds: int) -> dict[str,
         }
         if not own:
             wanted = ", ".join(f"{name}.yaml" for name in methods)
-            raise ConfigError(f"--space {path}: the folder has none of {wanted}.")
+            raise ConfigError(f"--space {path}: the folder must have one of {wanted}.")
     elif path is not None:
         space = _read(path, rounds)
         if space.method not in methods:
             raise ConfigError(
-                f"--space {path} is for `{space.method}`, which is not searched. Searched:"
-                f" {', '.join(methods)}."
+                f"--space {path} is for `{space.method}`, which is not a method of this study."
+                f" Methods of the study: {', '.join(methods)}."
             )
         own = {space.method: space}
     return {name: own.get(name) or built_in(name, rounds=rounds) for name in methods}
 
 
 def built_in(method: str, *, rounds: int) -> Space:
-    """Return the space that comes with flbench.
+    """Load the search space of a method that is part of flbench.
 
-    Raises: ConfigError if there is no such method, or no space for it.
+    Args:
+        method: Name of the method.
+        rounds: Value of `train.rounds`.
+
+    Raises:
+        ConfigError: There is no such method, or flbench has no search space for it.
     """
     ALGORITHMS.find(method)
     file = FOLDER / f"{method}.yaml"
     if not file.is_file():
         raise ConfigError(
-            f"flbench has no search space for `{method}`. Write one ({FOLDER / 'README.md'} says"
-            " how) and give it with --space FILE."
+            f"flbench has no search space for `{method}`. Write one, as described in"
+            f" {FOLDER / 'README.md'}, and pass it with --space FILE."
         )
     return replace(_of(method, file, rounds), source=BUILT_IN)
 
 
 def _of(method: str, file: Path, rounds: int) -> Space:
-    """Return the space in a file that is named after its method."""
+    """Load a file that must hold the space of the given method."""
     space = _read(file, rounds)
     if space.method != method:
         raise ConfigError(f"{file} is for the method `{space.method}`, not for `{method}`.")
@@ -72,6 +80,7 @@ def _of(method: str, file: Path, rounds: int) -> Space:
 
 
 def _read(path: Path, rounds: int) -> Space:
+    """Load a YAML file with a search space."""
     if not path.exists():
         raise ConfigError(f"--space {path}: there is no such file or folder.")
     found = from_file(path)

@@ -1,6 +1,12 @@
 """Parameters of a search space.
 
-Each maps a quantile in [0, 1] to one of its values, so that every sampler draws in the same way.
+A parameter maps a quantile in [0, 1] to one of its values, so that all samplers draw in the same
+way.
+
+>>> LogUniform(loguniform=(1e-3, 0.1)).at(0.5)
+0.01
+>>> Int(int=(2, 8)).grid()
+(2, 5, 8)
 """
 
 import math
@@ -18,16 +24,17 @@ Params = dict[str, Scalar]
 
 EXPONENT: Final = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+")
 ROUNDS: Final = re.compile(r"(\d+(?:\.\d*)?) rounds")
-DIGITS: Final = 6  # significant ones of a drawn number: more say nothing, and nobody can type them
-WITHIN: Final = 0.381966  # a quantile that is neither an end nor a whole number in between
-LARGEST: Final = 1e15  # below it whole numbers are exact
+DIGITS: Final = 6  # significant digits of a drawn number, so that it can be typed again
+WITHIN: Final = 0.381966  # a quantile that gives neither an end nor, in general, a whole number
+LARGEST: Final = 1e15  # whole numbers below it are exact as floats
 MOST_STEPS: Final = 1_000_000
 
 
 def scalar(value: object) -> object:
-    """Return the value, and `1e-3` (to YAML 1.1 a text) as the number that is meant.
+    """Return a value, and a text such as `1e-3` (a string in YAML 1.1) as the number it denotes.
 
-    Raises: ValueError for what is no single value.
+    Raises:
+        ValueError: The value is a list or a mapping.
     """
     if value is not None and not isinstance(value, str | int | float):
         raise ValueError("a word, a number, true, false or null")
@@ -35,16 +42,20 @@ def scalar(value: object) -> object:
 
 
 def _several(value: object) -> object:
-    """Read one value as a list of it."""
+    """Parse a list of values; a single value is a list of length 1."""
     return tuple(map(scalar, value)) if isinstance(value, list | tuple) else (scalar(value),)
 
 
 def _number(value: object, info: ValidationInfo) -> object:
-    """Read `0.5 rounds` as half of train.rounds; refuse what is no number."""
+    """Parse a number, or `0.5 rounds` as half of `train.rounds`.
+
+    Raises:
+        ValueError: The value is neither, or is too large.
+    """
     if isinstance(value, str) and (found := ROUNDS.fullmatch(value)):
         rounds = (info.context or {}).get("rounds")
         if rounds is None:
-            raise ValueError("a number: how many rounds there are is not known here")
+            raise ValueError("a number: the number of rounds is not known here")
         return math.floor(float(found[1]) * rounds + 0.5)
     number = scalar(value) if isinstance(value, str) else value
     if isinstance(number, bool) or not isinstance(number, int | float):
@@ -60,11 +71,11 @@ Whole = Annotated[int, BeforeValidator(_number)]
 
 
 class Parameter(BaseModel):
-    """One parameter of a space.
+    """One parameter of a search space.
 
     Attributes:
-        when: conditions: the parameter is there only while each of these other parameters has one
-            of these values.
+        when: Conditions, as values by the keys of other parameters. The parameter is active only
+            if each of these parameters has one of its listed values.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -80,36 +91,41 @@ class Parameter(BaseModel):
 
     @abstractmethod
     def grid(self) -> tuple[Scalar, ...]:
-        """Return the values that a grid search tries, without doubles, in order."""
+        """Return the values that a grid search tries, in order and without duplicates."""
 
     @abstractmethod
     def suggest(self, trial: Any, path: str) -> Scalar:
-        """Return the value that a trial of Optuna has for it or draws."""
+        """Return the value that an Optuna trial has for the parameter, or let the trial draw it.
 
-    def told(self, value: Scalar) -> Scalar:
-        """Return the value as Optuna has it."""
+        Args:
+            trial: A trial of Optuna.
+            path: Configuration key of the parameter.
+        """
+
+    def to_optuna(self, value: Scalar) -> Scalar:
+        """Return Optuna's representation of a value of the parameter."""
         return value
 
     def holds(self, value: object) -> bool:
-        """Return whether this is one of the values."""
+        """Whether the parameter can take a value."""
         return value in self.grid()
 
     def probes(self) -> tuple[Scalar, ...]:
-        """Return values that stand for all: what a method must accept before a search starts."""
+        """Return a sample of the values that a method must accept before a search starts."""
         return self.grid()
 
     def is_active(self, values: Mapping[str, Scalar]) -> bool:
-        """Return whether it is there under the values of other parameters."""
+        """Whether the conditions of the parameter hold, given values of other parameters."""
         return all(other in values and values[other] in these for other, these in self.when.items())
 
     def tree(self) -> dict[str, Any]:
-        """Return what YAML holds for it."""
+        """Return the parameter as it is written in YAML."""
         tree = self.model_dump(mode="json", by_alias=True, exclude_unset=True)
         return {key: value for key, value in tree.items() if key != "when" or value}
 
 
 class Fixed(Parameter):
-    """One value, for all trials but the default one."""
+    """A single value, for all trials except the default trial."""
 
     kind = "fixed"
     form = "fixed: uniform"
@@ -137,8 +153,8 @@ class Choice(Parameter):
     @model_validator(mode="after")
     def _distinct(self) -> Self:
         for k, value in enumerate(self.values):
-            if value in self.values[:k]:  # 1 and true are equal too: what would a condition mean?
-                raise ValueError(f"the choice {value!r} stands twice")
+            if value in self.values[:k]:  # 1 and true are equal: a condition could not tell which
+                raise ValueError(f"the choice {value!r} is listed twice")
         return self
 
     def at(self, quantile: float) -> Scalar:
@@ -153,10 +169,10 @@ class Choice(Parameter):
 
 
 class Range(Parameter):
-    """Numbers between two ends, both included.
+    """Numbers between two ends, both of which are included.
 
     Attributes:
-        points: of a grid, from end to end (one: the middle).
+        points: Number of values in a grid, from end to end. A single value is the middle.
     """
 
     points: int = Field(3, ge=1, le=1000)
@@ -164,7 +180,7 @@ class Range(Parameter):
     @property
     @abstractmethod
     def limits(self) -> tuple[float, float]:
-        """Both ends."""
+        """The low and the high end."""
 
     @abstractmethod
     def nearest(self, number: float) -> int | float:
@@ -177,7 +193,7 @@ class Range(Parameter):
         return low <= value <= high and self._takes(value)
 
     def _takes(self, number: float) -> bool:
-        """Return whether a number between the ends is one of the values."""
+        """Whether the parameter can take a number that lies between the ends."""
         return self.nearest(number) == number
 
     def grid(self) -> tuple[Scalar, ...]:
@@ -200,7 +216,7 @@ class Range(Parameter):
 
 
 class Uniform(Range):
-    """Any number, all equally likely."""
+    """Real numbers, uniformly distributed."""
 
     kind = "uniform"
     form = "uniform: [0.1, 1.0]"
@@ -228,7 +244,7 @@ class Uniform(Range):
 
 
 class LogUniform(Uniform):
-    """Any number > 0, all orders of magnitude equally likely."""
+    """Positive real numbers whose logarithm is uniformly distributed."""
 
     kind = "loguniform"
     form = "loguniform: [1.0e-3, 0.3]"
@@ -248,7 +264,7 @@ class LogUniform(Uniform):
 
 
 class QUniform(Range):
-    """Multiples of a step, all equally likely; whole numbers if ends and step are."""
+    """Multiples of a step, uniformly distributed; whole numbers if ends and step are whole."""
 
     kind = "quniform"
     form = "quniform: [5, 40, 5]"
@@ -279,7 +295,11 @@ class QUniform(Range):
         return int((high - low) / step)
 
     def value(self, steps: int) -> int | float:
-        """Return the low end plus so many steps, exactly: 0.3, never 0.30000000000000004."""
+        """Return the low end plus a number of steps, in exact decimal arithmetic.
+
+        >>> QUniform(quniform=(0.1, 0.5, 0.1)).value(2)  # not 0.30000000000000004
+        0.3
+        """
         number = _exact(self.ends[0]) + steps * _exact(self.ends[2])
         return int(number) if all(isinstance(end, int) for end in self.ends) else float(number)
 
@@ -298,13 +318,13 @@ class QUniform(Range):
     def suggest(self, trial: Any, path: str) -> int | float:
         return self.value(trial.suggest_int(path, 0, self.steps))
 
-    def told(self, value: Scalar) -> Scalar:
-        # The number of steps from the low end: Optuna's own steps are inexact.
+    def to_optuna(self, value: Scalar) -> Scalar:
+        # Optuna gets the number of steps from the low end, because its own steps are inexact.
         return self.index(value) if isinstance(value, int | float) else value
 
 
 class Int(Range):
-    """Whole numbers, all equally likely; with `log`, all orders of magnitude."""
+    """Whole numbers, uniformly distributed; with `log`, their logarithms are."""
 
     kind = "int"
     form = "int: [2, 8]"
@@ -327,7 +347,7 @@ class Int(Range):
 
     def at(self, quantile: float) -> int:
         low, high = self.ends
-        if self.log:  # each number owns what is rounded to it
+        if self.log:  # a number has the probability of the interval that is rounded to it
             first, last = math.log(low - 0.5), math.log(high + 0.5)
             return self.nearest(math.exp(first + quantile * (last - first)))
         return min(low + math.floor(quantile * (high - low + 1)), high)
@@ -343,5 +363,5 @@ KINDS: Final[dict[str, type[Parameter]]] = {
 
 
 def _exact(number: float) -> Decimal:
-    """Return the number as it was written."""
+    """Return the decimal number that is written as `str(number)`."""
     return Decimal(str(number))

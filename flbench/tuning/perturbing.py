@@ -1,4 +1,4 @@
-"""The explore step of population based training (Jaderberg et al., 2017), inside the space."""
+"""The explore step of population based training (Jaderberg et al., 2017)."""
 
 from typing import Final
 
@@ -7,16 +7,23 @@ import numpy as np
 from flbench.tuning.parameters import Params, Uniform
 from flbench.tuning.space import Space
 
-DOWN, UP = 0.8, 1.2  # the paper's
-ANEW: Final = 0.25  # share of the numbers that are drawn again instead
+DOWN, UP = 0.8, 1.2  # factors of the paper
+ANEW: Final = 0.25  # probability that a number is resampled instead
 
 
 def perturbed(space: Space, params: Params, draws: np.random.Generator) -> Params:
-    """Return parameters near those of a better trial, none outside its range.
+    """Return parameters near those of a better trial, within their ranges.
 
-    A number of a continuous range is multiplied by 0.8 or 1.2; a quarter is drawn again, and so are
-    those that had a value outside the range. Deviation: whole numbers and choices stay, since the
-    state that is taken up was made with them (a number of groups, a topology).
+    A number of a continuous range is multiplied by 0.8 or 1.2. With probability 0.25, and whenever
+    its value lies outside the range, it is drawn from the range again.
+
+    Deviation from the paper: whole numbers and choices do not change, because the state that the
+    trial loads was trained with them (a number of groups, a topology).
+
+    Args:
+        space: Search space of the method.
+        params: Parameters of the better trial.
+        draws: Generator of random numbers; three are drawn for each continuous parameter.
     """
     found = dict(params)
     for path, value in params.items():

@@ -1,4 +1,7 @@
-"""Which training comes next; it follows from what has ended, not from when or where."""
+"""The order of a study's trainings.
+
+The next training depends only on the trainings that have ended, not on when or where they ran.
+"""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -6,20 +9,20 @@ from typing import Any, Final
 
 from flbench.results.study_folder import Trial, best_trial
 from flbench.tuning.samplers import Observation, Sampler
-from flbench.tuning.study import Job, Record, job_of
+from flbench.tuning.study import Record, TrainingJob, job_from_record
 
 ENDS: Final = ("finished", "stopped", "diverged", "failed")
 
 
 @dataclass(frozen=True)
 class Budget:
-    """What each method may spend; equal for all of a study.
+    """Budget of each method; it is the same for all methods of a study.
 
     Attributes:
-        trials: of the search, the default parameters' among them.
-        seeds: finals of the default and of the tuned parameters each.
-        seed: of the search; finals take the seeds after it.
-        concurrent: trials that a sampler which looks at the history proposes at once.
+        trials: Number of trials of the search, with the default trial.
+        seeds: Number of final trainings of the default parameters, and of the tuned parameters.
+        seed: Seed of the search. Final trainings use the seeds that follow it.
+        concurrent: Number of trials that a sampler proposes at once if it uses the history.
     """
 
     trials: int
@@ -28,13 +31,13 @@ class Budget:
     concurrent: int
 
 
-class Plan:
-    """The jobs of a study in their order: every method's trials, then its finals.
+class StudyPlan:
+    """The jobs of a study in their order: first the trials, then the final trainings.
 
     Args:
-        samplers: propose parameters, by method.
-        budget: of each method.
-        records: trial.json of the trials that have begun, in a study that is resumed.
+        samplers: Sampler of each method, which proposes its parameters.
+        budget: Budget of each method.
+        records: Contents of trial.json of the trials that have begun, if a study is resumed.
     """
 
     def __init__(
@@ -47,33 +50,35 @@ class Plan:
             name for name, record in self._records.items() if record["state"] in ENDS
         }
 
-    def next(self, wanted: Callable[[Job], bool] = lambda job: True) -> Job | None:
-        """Return the next job; None while there is none to begin.
+    def next(self, wanted: Callable[[TrainingJob], bool] = lambda job: True) -> TrainingJob | None:
+        """Return the next job that can begin; None while there is none.
 
         Args:
-            wanted: leaves jobs to a later pass.
+            wanted: Filter; jobs for which it returns False are left to a later pass.
         """
         for job in self._ready():
             if job.name not in self._given and wanted(job):
                 self._given.add(job.name)
-                # A trial that had begun goes on with the parameters that it had by then.
+                # A resumed trial keeps its parameters: population based training changes them.
                 before = self._records.get(job.name)
                 return job if before is None else replace(job, params=before["params"])
         return None
 
     def end(self, record: Record) -> None:
-        """Take note of a trial that has ended."""
+        """Add the record of a trial that has ended."""
         self._records[_name(record)] = record
 
-    def is_over(self, wanted: Callable[[Job], bool] = lambda job: True) -> bool:
-        """Return whether every wanted job has ended, those too that are not known yet."""
+    def is_over(self, wanted: Callable[[TrainingJob], bool] = lambda job: True) -> bool:
+        """Whether every job that passes the filter has ended, including jobs not proposed yet."""
         done = {_name(record) for record in self.ended()}
         for method in self._samplers:
             ahead = []
             if len(self._proposals(method)) < self._budget.trials:
-                ahead.append(Job(method, "search", self._budget.trials, self._budget.seed, {}))
+                ahead.append(
+                    TrainingJob(method, "search", self._budget.trials, self._budget.seed, {})
+                )
             if not self._searched(method):
-                ahead.append(Job(method, "final", 0, self._budget.seed + 1, {}, "tuned"))
+                ahead.append(TrainingJob(method, "final", 0, self._budget.seed + 1, {}, "tuned"))
             if any(wanted(job) for job in ahead):
                 return False
         return all(job.name in done for job in self._ready() if wanted(job))
@@ -82,16 +87,16 @@ class Plan:
         """Return the records of the trials that have ended."""
         return [record for record in self._records.values() if record["state"] in ENDS]
 
-    def _ready(self) -> Iterable[Job]:
-        """Yield the jobs that may begin by now, in order."""
+    def _ready(self) -> Iterable[TrainingJob]:
+        """Yield the jobs that may have begun by now, in order."""
         for method in self._samplers:
             for index, params in enumerate(self._proposals(method)):
-                yield Job(method, "search", index, self._budget.seed, params)
+                yield TrainingJob(method, "search", index, self._budget.seed, params)
         for method in self._samplers:
             yield from self._finals(method)
 
     def _proposals(self, method: str) -> list[dict[str, Any]]:
-        """Return the proposals so far; ask for more where the sampler may give them."""
+        """Return the proposals so far, after asking the sampler for those that it can make now."""
         sampler, found = self._samplers[method], self._proposed[method]
         batch = sampler.batch(self._budget.concurrent) or self._budget.trials
         while len(found) < self._budget.trials:
@@ -99,12 +104,12 @@ class Plan:
             if len(history) < len(found):
                 break
             count = min(batch, self._budget.trials - len(found))
-            # Of a resumed study, what the straight one knew when it proposed these.
+            # A resumed study passes the history that the uninterrupted one had at this point.
             found += sampler.propose(history[: len(found)], count)
         return found
 
     def _history(self, method: str) -> list[Observation]:
-        """Return what the first trials found, up to the first that has not ended."""
+        """Return the results of the first trials, up to the first one that has not ended."""
         history: list[Observation] = []
         for record in self._of(method):
             if record["index"] != len(history):
@@ -113,7 +118,8 @@ class Plan:
             history.append(Observation(*found))
         return history
 
-    def _finals(self, method: str) -> Iterable[Job]:
+    def _finals(self, method: str) -> Iterable[TrainingJob]:
+        """Yield the final trainings of a method; none before its search has ended."""
         if not self._searched(method):
             return
         won = winner(self._of(method))
@@ -122,15 +128,16 @@ class Plan:
         default = self._proposals(method)[0]
         for k in range(1, self._budget.seeds + 1):
             seed = self._budget.seed + k
-            yield Job(method, "final", 0, seed, default, "default")
-            if won.index:  # where the defaults won, their finals are the tuned ones
-                yield Job(method, "final", won.index, seed, won.params, "tuned")
+            yield TrainingJob(method, "final", 0, seed, default, "default")
+            if won.index:  # if the default trial won, its final trainings are the tuned ones too
+                yield TrainingJob(method, "final", won.index, seed, won.params, "tuned")
 
     def _searched(self, method: str) -> bool:
+        """Whether all trials of a method's search have ended."""
         return len(self._of(method)) == self._budget.trials
 
     def _of(self, method: str) -> list[Record]:
-        """Return the search trials of a method that have ended, by index."""
+        """Return the records of a method's ended search trials, in order of their index."""
         found = [
             record
             for record in self.ended()
@@ -140,11 +147,11 @@ class Plan:
 
 
 def winner(records: Sequence[Record]) -> Trial | None:
-    """Return the trial that the finals train again; see `best_trial`."""
+    """Return the trial whose parameters the final trainings use; see `best_trial`."""
     names = [field.name for field in fields(Trial)]
     known: list[dict[str, Any]] = [{name: item.get(name) for name in names} for item in records]
     return best_trial([Trial(**item) for item in known])
 
 
 def _name(record: Record) -> str:
-    return job_of(record).name
+    return job_from_record(record).name

@@ -1,4 +1,4 @@
-"""From what the user asks for to a study: everything is checked before the first trial starts."""
+"""Prepares a study from the user's request: all checks run before the first trial starts."""
 
 import json
 from collections.abc import Sequence
@@ -17,8 +17,8 @@ from flbench.tuning import fitting, library
 from flbench.tuning.cluster import Resources
 from flbench.tuning.plan import Budget
 from flbench.tuning.reading import parse
-from flbench.tuning.request import Request, check, resources_of, with_defaults
-from flbench.tuning.run import Rules
+from flbench.tuning.request import TuneRequest, check, resources_of, with_defaults
+from flbench.tuning.run import SearchSettings
 from flbench.tuning.samplers import Sampler
 from flbench.tuning.search_methods import sampler
 from flbench.tuning.space import Space
@@ -29,19 +29,19 @@ KEPT = ("trials", "search", "scheduler", "metric", "seeds", "gpus", "retries", "
 
 @dataclass(frozen=True)
 class Prepared:
-    """A study that can be carried out.
+    """A study that has been checked and can be carried out.
 
     Attributes:
-        request: what the user asks for.
-        configs: of each method, without a trial's parameters.
-        origins: where each value of them is from.
-        spaces: of each method.
-        federation: the samples of all.
-        resources: that it may use.
-        notes: what the user must know.
+        request: Options of the user.
+        configs: Configuration of each method, without a trial's parameters.
+        origins: Origins of the configuration's values, by method and dotted key.
+        spaces: Search space of each method.
+        federation: Partitioned data set that all trials share.
+        resources: Resources that the study may use.
+        notes: Notes for the user.
     """
 
-    request: Request
+    request: TuneRequest
     configs: dict[str, Config]
     origins: dict[str, dict[str, str]]
     spaces: dict[str, Space]
@@ -51,21 +51,23 @@ class Prepared:
 
     @property
     def config(self) -> Config:
-        """The first method's; in seed, data, partition and training it is that of all."""
+        """Configuration of the first method. Seed, data, partition and training are the same for
+        all methods.
+        """
         return next(iter(self.configs.values()))
 
     @property
     def budget(self) -> Budget:
-        """What each method may spend."""
+        """Budget of each method."""
         asked = self.request
         return Budget(
             asked.trials, asked.seeds, self.config.seed, asked.batch or self.resources.concurrent
         )
 
     @property
-    def rules(self) -> Rules:
-        """How the study searches."""
-        return Rules(
+    def settings(self) -> SearchSettings:
+        """Settings of the search."""
+        return SearchSettings(
             self.request.metric,
             self.request.scheduler,
             self.config.train.rounds,
@@ -74,7 +76,7 @@ class Prepared:
         )
 
     def samplers(self) -> dict[str, Sampler]:
-        """Return what proposes the parameters of each method."""
+        """Return a sampler for each method, which proposes its parameters."""
         return {
             method: sampler(
                 self.request.search,
@@ -87,57 +89,66 @@ class Prepared:
         }
 
 
-def prepare(request: Request, layers: dict[str, list[Layer]]) -> Prepared:
-    """Check a request against spaces, data and methods; nothing is written.
+def prepare(request: TuneRequest, layers: dict[str, list[Layer]]) -> Prepared:
+    """Check a request against search spaces, data and methods. No file is written.
 
     Args:
-        request: what the user asks for.
-        layers: of each method's configuration.
-    Raises: UserError; all problems of a configuration at once where possible.
+        request: Options of the user.
+        layers: Layers of each method's configuration.
+
+    Raises:
+        UserError: The request cannot be carried out. All errors of a configuration are reported
+            together.
     """
     check(request)
     found = {method: with_defaults(layers[method]) for method in request.methods}
     resolved = {method: resolve(mine) for method, mine in found.items()}
     config = resolved[request.methods[0]][0]
     if request.metric == "confusable_f1" and config.evaluation.confusable is None:
-        raise ConfigError("--metric confusable_f1 needs evaluation.confusable=own, or a reference.")
+        raise ConfigError(
+            "--metric confusable_f1 needs evaluation.confusable: `own`, or the folder of a run."
+        )
     notes = []
     if request.seeds in (1, 2):
         notes.append(
-            f"--seeds {request.seeds}: with fewer than 3 seeds no difference can be claimed."
+            f"--seeds {request.seeds}: with fewer than 3 seeds, no difference between methods can"
+            " be claimed."
         )
     spaces = library.load(request.methods, request.space, rounds=config.train.rounds)
     for method in request.methods:
-        spaces[method], said = fitting.fit(spaces[method], found[method])
-        notes += said
+        spaces[method], fit_notes = fitting.fit(spaces[method], found[method])
+        notes += fit_notes
     federation = assembly.load_federation(config)
     if not any(len(rows) for rows in federation.partition.parts["validation"]):
         raise UserError(
-            "a search evaluates validation parts, and no client has one. Give them a share:"
-            " partition.split=[0.6,0.2,0.2]"
+            "a search needs validation samples, and no client has any. Set a share for them, such"
+            " as partition.split=[0.6,0.2,0.2]."
         )
     resources = resources_of(request, assembly.fill_defaults(config).engine)
     configs = {}
     for method, (mine, _) in resolved.items():
-        # On the plainest engine, to see whether it can be built.
+        # Building with the simplest engine shows whether the method accepts the configuration.
         built = assembly.build(assembly.altered(mine, "engine", name="sequential"), federation)
         notes += built.notes
-        # The partition's seed is settled with it: that of all training seeds.
+        # The built configuration has the seed of the partition, which all training seeds share.
         configs[method] = built.config.model_copy(update={"engine": resources.engine})
     origins = {method: places for method, (_, places) in resolved.items()}
     prepared = Prepared(
         request, configs, origins, spaces, federation, resources, tuple(dict.fromkeys(notes))
     )
-    prepared.samplers()  # a grid that does not fit says so now
+    prepared.samplers()  # raises an error if a grid is larger than the budget
     return prepared
 
 
 def create(prepared: Prepared, command: Sequence[str]) -> StudyFolder:
-    """Make the folder of a study.
+    """Create the folder of a study, with the files that a resumed study needs.
 
     Args:
-        prepared: the study.
-        command: for the record.
+        prepared: The study.
+        command: Command line of the study; it is stored in study.json.
+
+    Raises:
+        UserError: The folder cannot be written.
     """
     request, federation = prepared.request, prepared.federation
     name = f"{'-'.join(request.methods[:3])}-{federation.dataset.name}"
@@ -149,30 +160,33 @@ def create(prepared: Prepared, command: Sequence[str]) -> StudyFolder:
     )
     folder.write("partition.npz", packed)
     folder.write("partition.json", description)
-    # Last: a folder that has it can be resumed.
-    told = {"id": folder.path.name, "command": list(command), **_described(prepared)}
-    folder.write("study.json", json.dumps(told, indent=1) + "\n")
+    # study.json is written last: a folder with this file can be resumed.
+    header = {"id": folder.path.name, "command": list(command), **_described(prepared)}
+    folder.write("study.json", json.dumps(header, indent=1) + "\n")
     return folder
 
 
 def reopen(folder: StudyFolder, changed: dict[str, Any]) -> Prepared:
-    """Return a study as it was begun.
+    """Read an existing study, so that it can be resumed.
 
     Args:
-        folder: of the study.
-        changed: options of the request that may be others now: concurrent, gpus, retries, address.
-    Raises: UserError if the folder is damaged, or the data are others.
+        folder: Study folder.
+        changed: Options of the request that may change: concurrent, gpus, retries, address.
+
+    Raises:
+        DataError: study.json is damaged.
+        UserError: The data differ from those that the study began with.
     """
-    told = folder.description()
+    header = folder.description()
     try:
-        kept = {key: told["request"][key] for key in (*KEPT, "batch")}
-        kept["concurrent"] = kept["batch"]  # as many at once as when it began
-        request = Request(tuple(told["methods"]), out=folder.path.parent, **(kept | changed))
+        kept = {key: header["request"][key] for key in (*KEPT, "batch")}
+        kept["concurrent"] = kept["batch"]  # the number of concurrent trials does not change
+        request = TuneRequest(tuple(header["methods"]), out=folder.path.parent, **(kept | changed))
         spaces = {
             method: parse(each["space_tree"], {}, each["space"])
-            for method, each in told["methods"].items()
+            for method, each in header["methods"].items()
         }
-        began = told["partition_hash"]
+        partition_hash = header["partition_hash"]
     except (KeyError, TypeError, AttributeError) as error:
         raise DataError(f"{folder.path / 'study.json'} is damaged ({error!r}).") from error
     check(request)
@@ -180,10 +194,10 @@ def reopen(folder: StudyFolder, changed: dict[str, Any]) -> Prepared:
     resolved = {method: resolve([from_file(file)]) for method, file in files.items()}
     configs = {method: config for method, (config, _) in resolved.items()}
     federation = assembly.load_federation(configs[request.methods[0]])
-    if federation.partition.hash() != began:
+    if federation.partition.hash() != partition_hash:
         raise UserError(
-            f"the data are not those that {folder.path} began with (another partition). Bring back"
-            " the old files, or start a new study."
+            f"the data have changed since {folder.path} began: their partition is another one."
+            " Restore the old files, or start a new study."
         )
     return Prepared(
         request,
@@ -196,7 +210,7 @@ def reopen(folder: StudyFolder, changed: dict[str, Any]) -> Prepared:
 
 
 def _described(prepared: Prepared) -> Record:
-    """Return what study.json says besides its name and command."""
+    """Return the content of study.json without its id and command."""
     request, config = prepared.request, prepared.config
     asked = {key: getattr(request, key) for key in KEPT}
     return {

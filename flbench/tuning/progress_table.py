@@ -1,4 +1,4 @@
-"""How a study goes: a live table on a terminal, a line for each trial that ends elsewhere."""
+"""Progress of a study: a live table on a terminal, otherwise a line for each trial that ends."""
 
 import time
 from collections import Counter
@@ -12,21 +12,22 @@ from rich.table import Table
 
 from flbench.reports.terminal import duration, open_console
 from flbench.tuning.plan import ENDS, winner
-from flbench.tuning.study import Job, Record, job_of
+from flbench.tuning.study import Record, TrainingJob, job_from_record
 
 
 @dataclass
-class Board:
-    """What is known of a study while it goes; a thread of Rich reads it while others write.
+class ProgressTable:
+    """Progress of a study. A thread of Rich reads the attributes while other threads write them.
 
     Attributes:
-        methods: in the order of the table.
-        metric: that scores trials.
-        trials: of each method's search.
-        finals: of each method.
-        rounds: of a whole trial.
-        ended: records of the trials that have ended.
-        running: rounds done of the trials that are being trained, by their folder.
+        methods: Names of the methods, in the order of the table.
+        metric: Metric that scores the trials.
+        trials: Number of trials of each method's search.
+        finals: Number of final trainings of each method.
+        rounds: Number of rounds of a complete trial.
+        console: Console to print to; standard error by default.
+        ended: Records of the trials that have ended, by job name.
+        running: Rounds that each running trial has done, by job name.
     """
 
     methods: tuple[str, ...]
@@ -38,12 +39,12 @@ class Board:
     ended: dict[str, Record] = field(default_factory=dict)
     running: dict[str, int] = field(default_factory=dict)
     _live: Live | None = None
-    _began: float = 0.0  # when the first trial reported
-    _before: int = 0
+    _began: float = 0.0  # time of the first report of a trial
+    _before: int = 0  # rounds that had been done by then
 
     @contextmanager
-    def shown(self) -> Iterator[None]:
-        """Keep a live table up to date where there is a terminal."""
+    def live(self) -> Iterator[None]:
+        """Show a live table for the duration of the `with` block, if the output is a terminal."""
         if not self.console.is_terminal:
             yield
             return
@@ -53,30 +54,30 @@ class Board:
             yield
         self._live = None
 
-    def take_up(self, records: Iterable[Record]) -> None:
-        """Note trials that had ended before."""
-        self.ended |= {job_of(record).name: record for record in records}
+    def add_ended(self, records: Iterable[Record]) -> None:
+        """Add the records of trials that had ended before the study was resumed."""
+        self.ended |= {job_from_record(record).name: record for record in records}
 
-    def progress(self, job: Job, done: int) -> None:
-        """Note the rounds that a trial has done."""
-        if not self._began:  # what processes and imports took before says nothing of the rest
+    def update(self, job: TrainingJob, done: int) -> None:
+        """Set the number of rounds that a trial has done."""
+        if not self._began:  # the estimate of the time left excludes the start of processes
             self._began, self._before = time.monotonic(), self._done()
         self.running[job.name] = done
 
     def end(self, record: Record) -> None:
-        """Note a trial that has ended; say so where there is no table."""
-        job = job_of(record)
+        """Add the record of a trial that has ended; print a line if there is no live table."""
+        job = job_from_record(record)
         self.ended[job.name] = record
         self.running.pop(job.name, None)
         if self._live is None:
-            self._say(job, record)
+            self._print_ended(job, record)
 
-    def say(self, text: str) -> None:
+    def print_note(self, text: str) -> None:
         """Print a note above the table."""
         self.console.print(f"note: {text}", soft_wrap=True)
 
     def table(self) -> Table:
-        """Return the table: trials by state, best score so far, rounds, time left."""
+        """Return the table: trials by state, best score so far, rounds and time left."""
         rounds = f"{self._done()} of about {self._all()} rounds, {self._left()}"
         table = Table(title=rounds, title_justify="left", box=None, pad_edge=False)
         for name in ("method", "trials", "running", *ENDS[1:], f"best {self.metric}", "finals"):
@@ -99,7 +100,8 @@ class Board:
             )
         return table
 
-    def _say(self, job: Job, record: Record) -> None:
+    def _print_ended(self, job: TrainingJob, record: Record) -> None:
+        """Print a line for a trial that has ended."""
         score = record.get("score")
         found = f"validation {self.metric} {score:.4f}" if score is not None else "no score"
         why = f" ({record['reason']})" if record["state"] in ("failed", "diverged") else ""
@@ -122,13 +124,15 @@ class Board:
         return "-" if won is None else f"{won.score:.4f}"
 
     def _done(self) -> int:
-        """Return the rounds done; a trial that ended early counts whole."""
+        """Return the number of rounds done; a trial that ended early counts as complete."""
         return self.rounds * len(self.ended) + sum(list(self.running.values()))
 
     def _all(self) -> int:
+        """Return the number of rounds of all trainings of the study."""
         return self.rounds * len(self.methods) * (self.trials + self.finals)
 
     def _left(self) -> str:
+        """Return the estimated time left, as text."""
         done = self._done() - self._before
         if done <= 0 or not self._began:
             return "starting"

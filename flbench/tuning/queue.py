@@ -6,71 +6,72 @@ from typing import Any
 
 from ray.tune.search import Searcher
 
-from flbench.tuning.plan import ENDS, Plan
-from flbench.tuning.study import Job, Record, name_trial, now, read_record, write_record
+from flbench.tuning.plan import ENDS, StudyPlan
+from flbench.tuning.study import Record, TrainingJob, now, read_record, save_job, write_record
 
 
-class Queue(Searcher):  # type: ignore[misc]
-    """Hands out the jobs of a plan.
+class JobQueue(Searcher):  # type: ignore[misc]
+    """Passes the jobs of a plan to Ray Tune, and records how the trials end.
 
     Args:
-        study: the study folder.
-        plan: of the study.
-        wanted: the jobs of this pass.
-        told: is given the record of each trial that has ended.
-        rounds: of a whole trial.
+        study: Study folder.
+        plan: Plan of the study.
+        wanted: Filter for the jobs of this pass.
+        on_end: Function that is called with the record of each trial that has ended.
+        rounds: Number of rounds of a complete trial.
     """
 
     def __init__(
         self,
         study: Path,
-        plan: Plan,
-        wanted: Callable[[Job], bool],
-        told: Callable[[Record], None],
+        plan: StudyPlan,
+        wanted: Callable[[TrainingJob], bool],
+        on_end: Callable[[Record], None],
         *,
         rounds: int,
     ) -> None:
         super().__init__()
-        self._study, self._plan, self._wanted, self._told = study, plan, wanted, told
+        self._study, self._plan, self._wanted, self._on_end = study, plan, wanted, on_end
         self._rounds = rounds
         self._attempts: dict[str, int] = {}
-        self.jobs: dict[str, Job] = {}  # by Ray Tune's id
+        self.jobs: dict[str, TrainingJob] = {}  # by Ray Tune's trial id
 
     def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
-        """Return the next trial's config; None while others must end first."""
+        """Return the config of the next trial; None while other trials must end first."""
         job = self._plan.next(self._wanted)
         if job is None:
             return str(Searcher.FINISHED) if self._plan.is_over(self._wanted) else None
         before = read_record(self._study, job)
-        # A study that is resumed is no failure of its trials.
+        # Resuming a study does not count as another attempt of its trials.
         self._attempts[trial_id] = 1 if before is None else before["attempts"]
         self.jobs[trial_id] = job
-        name_trial(self._study, trial_id, job)
+        save_job(self._study, trial_id, job)
         return {"params": dict(job.params)}
 
-    def retried(self, trial_id: str) -> None:
-        """Count that a trial's worker failed, and that it goes on in another one."""
+    def count_retry(self, trial_id: str) -> None:
+        """Count another attempt of a trial whose worker failed."""
         self._attempts[trial_id] += 1
 
     def on_trial_complete(
         self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False
     ) -> None:
-        """Note how a trial ended: what its worker wrote, or that it was stopped or failed."""
+        """Record how a trial ended: as its worker wrote, or that it was stopped or failed."""
         reason = "its worker failed." if error else "stopped by the scheduler."
         self._end(trial_id, "failed" if error else "stopped", reason)
         if not error:
-            self._told(self._record(trial_id))
+            self._on_end(self._record(trial_id))
 
-    def explain(self, trial_id: str, reason: str) -> None:
-        """Write why a trial failed, which Ray Tune says after it has ended."""
+    def record_reason(self, trial_id: str, reason: str) -> None:
+        """Record why a trial failed. Ray Tune reports the reason after the trial has ended."""
         record = self._record(trial_id)
         if record["state"] == "failed":
             record |= {"reason": reason}
             write_record(self._study, self.jobs[trial_id], record)
             self._plan.end(record)
-        self._told(record)
+        self._on_end(record)
 
     def _end(self, trial_id: str, state: str, reason: str) -> None:
+        """Write the record of an ended trial; state and reason of its worker take precedence."""
         record = self._record(trial_id) | {"attempts": self._attempts[trial_id]}
         if record["state"] not in ENDS:
             record |= {"state": state, "reason": reason, "ended": now()}
@@ -82,11 +83,11 @@ class Queue(Searcher):  # type: ignore[misc]
         return read_record(self._study, job) or job.record(self._rounds)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return nothing for Ray Tune's own snapshots: the study folder says all."""
+        """Return an empty state: the study folder has all that a resumed study needs."""
         return {}
 
     def save(self, checkpoint_path: str) -> None:
-        """Save nothing: the study folder says all."""
+        """Save nothing: the study folder has all that a resumed study needs."""
 
     def restore(self, checkpoint_path: str) -> None:
         """Restore nothing; see `save`."""

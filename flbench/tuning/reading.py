@@ -1,4 +1,4 @@
-"""From YAML to a search space; all problems are told at once, each with file and line."""
+"""Parses search spaces from YAML. All errors are reported together, each with file and line."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from flbench.tuning.space import Space
 
 SECTIONS: Final = ("algorithm", "train", "model")
 SAME: Final = ("algorithm.name", "model.name", "train.rounds", "train.participation")
-"""Keys that no trial may change: budget and cohorts are equal for all."""
+"""Keys that no trial may change: the budget and the cohorts are the same for all trials."""
 
 
 def parse(
@@ -23,15 +23,16 @@ def parse(
     *,
     rounds: int | None = None,
 ) -> Space:
-    """Return the space that a tree describes.
+    """Parse a search space.
 
     Args:
-        tree: `method` and `space`, as in YAML, or from `Space.tree`.
-        origins: where each value came from, by dotted path.
-        source: where the tree came from.
-        rounds: train.rounds; None where no end is a share of them.
+        tree: Mapping with the keys `method` and `space`, from a YAML file or from `Space.tree`.
+        origins: File and line of each value, by dotted key.
+        source: Name of the file, for values without an origin.
+        rounds: Value of `train.rounds`; None if no range is given as a share of it.
 
-    Raises: ConfigError with a line for each problem.
+    Raises:
+        ConfigError: The space has errors. There is one line for each.
     """
     found = [
         f"`{key}` is not a key of a search space ({origins.get(key, source)})."
@@ -66,7 +67,7 @@ def parse(
     space = Space(str(method), _parents_first(parameters, places), source, places)
     found = [
         f"`{path}` can never be active: its conditions contradict those of the parameters that it"
-        f" hangs on ({places[path]})."
+        f" depends on ({places[path]})."
         for path in parameters
         if not all(space.required(path).values())
     ]
@@ -78,38 +79,39 @@ def parse(
 def _wrong(
     path: str, other: str, values: Sequence[Scalar], parameters: Mapping[str, Parameter]
 ) -> list[str]:
-    """Return why a condition of `path` on `other` cannot be, as ends of sentences."""
+    """Return why a condition of `path` on `other` is invalid, as ends of sentences."""
     names = [name for name in parameters if name != path]
     if other not in names:
         hint = did_you_mean(other, names)
-        return [f"looks at `{other}`, which is no other parameter of this space.{hint}"]
-    watched = parameters[other]
-    if isinstance(watched, Uniform):
+        return [f"depends on `{other}`, which is not another parameter of this space.{hint}"]
+    parent = parameters[other]
+    if isinstance(parent, Uniform):
         return [
-            f"looks at `{other}`, which is any number of a range; a condition needs a choice, int,"
+            f"depends on `{other}`, which is a real number; a condition needs a choice, int,"
             " quniform or fixed."
         ]
     return [
-        f"waits for `{other}` to be {value!r}, which it never is."
-        f"{did_you_mean(str(value), map(str, watched.grid()))}"
+        f"requires `{other}` to be {value!r}, which is not one of its values."
+        f"{did_you_mean(str(value), map(str, parent.grid()))}"
         for value in values
-        if not watched.holds(value)
+        if not parent.holds(value)
     ]
 
 
 def _parents_first(
     parameters: Mapping[str, Parameter], places: Mapping[str, str]
 ) -> dict[str, Parameter]:
-    """Return the parameters in their order, but each after those that its condition looks at.
+    """Return the parameters in their order, but each after those that its conditions depend on.
 
-    Raises: ConfigError if conditions go in a circle.
+    Raises:
+        ConfigError: The conditions form a circle.
     """
     ordered: dict[str, Parameter] = {}
 
     def add(path: str, trail: Sequence[str]) -> None:
         if path in trail:
             circle = " -> ".join([*trail[trail.index(path) :], path])
-            raise ConfigError(f"the conditions go in a circle: {circle} ({places[path]}).")
+            raise ConfigError(f"the conditions form a circle: {circle} ({places[path]}).")
         if path not in ordered:
             for other in parameters[path].when:
                 add(other, [*trail, path])
@@ -122,14 +124,20 @@ def _parents_first(
 
 @dataclass(frozen=True)
 class _Entry:
-    """One entry of `space`: its dotted key, what stands there, and where that is."""
+    """One entry of the mapping `space`.
+
+    Attributes:
+        path: Dotted configuration key.
+        tree: Value of the entry.
+        place: File and line of the entry.
+    """
 
     path: str
     tree: object
     place: str
 
     def forbidden(self) -> list[str]:
-        """Return why the key cannot be searched at all."""
+        """Return an error if the key cannot be searched; an empty list otherwise."""
         section, dot, _ = self.path.partition(".")
         if section not in SECTIONS:
             why = f"cannot be searched, only keys of {', '.join(SECTIONS)} can"
@@ -144,7 +152,7 @@ class _Entry:
     def read_into(
         self, parameters: dict[str, Parameter], origins: Mapping[str, str], rounds: int | None
     ) -> list[str]:
-        """Add the parameter, or return why that cannot be."""
+        """Add the parameter to `parameters`, or return the errors of the entry."""
         kinds = [key for key in self.tree if key in KINDS] if isinstance(self.tree, dict) else []
         if len(kinds) != 1:
             return [self._no_kind(kinds)]
@@ -156,6 +164,7 @@ class _Entry:
         return []
 
     def _no_kind(self, kinds: Sequence[str]) -> str:
+        """Return the error of an entry without exactly one type."""
         start = f"`{self.path}` ({self.place})"
         if len(kinds) > 1:
             return f"{start} has two types, {' and '.join(kinds)}: give it one."
@@ -168,7 +177,7 @@ class _Entry:
         return f"{start} has no known type, got {got}.{hint} Types: {known}."
 
     def _explain(self, item: Any, kind: type[Parameter], origins: Mapping[str, str]) -> str:
-        """Turn one of pydantic's errors into a sentence."""
+        """Return a sentence for one of pydantic's errors."""
         key = str(item["loc"][0]) if item["loc"] else ""
         start = f"`{self.path}` ({origins.get(f'space.{self.path}.{key}', self.place)})"
         keys = [field.alias or name for name, field in kind.model_fields.items()]
@@ -178,7 +187,7 @@ class _Entry:
         if item["type"] in ("missing", "too_long", "too_short", "tuple_type"):
             return f"{start} must be like `{{{kind.form}}}`, got {self.tree!r}."
         said = str(item["msg"]).removeprefix("Value error, ")
-        if not key:  # of the whole: a sentence of its own
+        if not key:  # an error of the entry as a whole is a sentence of its own
             return f"{start}: {said}."
         said = said.removeprefix("Input should be ")
         return f"{start}: `{key}` must be {said}, got {item['input']!r}."

@@ -1,4 +1,4 @@
-"""What a study found: its comparisons, made once, and what must be known to read them."""
+"""Results of a study: comparisons, axes, importances, and notes for the reader."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -21,24 +21,28 @@ TITLES = {
 
 
 @dataclass(frozen=True)
-class Report:
-    """What a study found so far."""
+class StudyReport:
+    """Results of a study so far; each is computed once.
+
+    Attributes:
+        study: The study, as read from its folder.
+    """
 
     study: Study
 
     @cached_property
     def tunings(self) -> list[Tuning]:
-        """Default against tuned, by method."""
+        """Default beside tuned hyper-parameters of each method."""
         return tunings(self.study)
 
     @cached_property
     def pairs(self) -> list[Pair]:
-        """Tuned methods against each other."""
+        """Comparisons between the tuned methods."""
         return pairs(self.study)
 
     @cached_property
     def axes(self) -> Mapping[str, list[Axis]]:
-        """The parameters of each method's space."""
+        """Axes of the parameters of each method's space."""
         return {
             method: axes_of(
                 entry.space_tree,
@@ -50,7 +54,7 @@ class Report:
 
     @cached_property
     def importances(self) -> Mapping[str, Importance]:
-        """What the score depends on, by method."""
+        """Importance of the parameters for the score, by method."""
         return {
             method: importance(self.axes[method], self.study.trials_of(method))
             for method in self.study.methods
@@ -58,17 +62,17 @@ class Report:
 
     @property
     def heading(self) -> str:
-        """What the study is about."""
+        """Title of the report."""
         return f"{', '.join(self.study.methods)} on {self.study.header.dataset}: tuned"
 
     @property
     def metric(self) -> str:
-        """The study's metric in words."""
+        """Name of the study's metric, as text."""
         return title(self.study.header.metric)
 
     @property
     def facts(self) -> dict[str, str]:
-        """The setting of the study."""
+        """Settings of the study, as text by name."""
         header = self.study.header
         return {
             "data": f"{header.dataset}, {header.scheme}",
@@ -84,27 +88,27 @@ class Report:
 
     @property
     def budget(self) -> str:
-        """What an equal budget means here."""
+        """Explanation of the equal budget."""
         early = (
-            " The scheduler stops poor trials early, so the rounds that were trained differ; they"
-            " stand below."
+            " The scheduler stops poor trials early, so the numbers of trained rounds differ; they"
+            " are listed below."
             if self.study.header.scheduler == "asha"
             else ""
         )
         return (
-            "Equal budget: each method has the same number of trials, each of the same rounds, on"
-            " the same partition with the same cohorts; trial 0 has the method's default"
-            " hyper-parameters. Trials are scored on validation alone, and the best finished one"
-            " wins. Test is scored in final trainings alone, with seeds that the search never saw;"
-            f" their figures are those of the last round.{early}"
+            "Equal budget: each method has the same number of trials with the same number of"
+            " rounds, on the same partition and with the same cohorts. Trial 0 has the method's"
+            " default hyper-parameters. Trials are scored on validation parts only, and the best"
+            " finished trial wins. Test parts are used in final trainings only, with seeds that the"
+            f" search does not use; test metrics are those of the last round.{early}"
         )
 
     @property
-    def remarks(self) -> list[str]:
-        """What must be known before a figure is believed."""
+    def notes(self) -> list[str]:
+        """Notes for the reader: unfinished trials, unequal budgets, too few seeds."""
         study, said = self.study, []
-        if open_ := [trial for trial in study.trials if trial.state == "running"]:
-            said.append(f"Unfinished: {count(len(open_), 'trial')} still running or broken off.")
+        if running := [trial for trial in study.trials if trial.state == "running"]:
+            said.append(f"Unfinished: {count(len(running), 'trial')} still running or interrupted.")
         started = Counter(trial.method for trial in study.trials)
         short = {
             method: started[method]
@@ -119,30 +123,43 @@ class Report:
             )
         seeds = study.header.seeds
         if seeds == 0:
-            said.append("No seeds: nothing was trained again, and no test part was looked at.")
+            said.append(
+                "No seeds: there are no final trainings, and test parts were not evaluated."
+            )
         elif seeds == 1:
             said.append("One seed: there is no interval, and no difference is claimed.")
         elif seeds < CLAIM_FROM:
-            said.append("Two seeds: their intervals say little, and no difference is claimed.")
+            said.append("Two seeds: the intervals are very wide, and no difference is claimed.")
         for tuning in self.tunings:
             said += self._stale(tuning)
         return said
 
     def _stale(self, tuning: Tuning) -> list[str]:
-        """Return whether tuned trainings are of another trial than the one that leads now."""
+        """Return a note if tuned final trainings use another trial than the best one."""
         finals = self.study.finals_of(tuning.method, "tuned").values()
         others = sorted({final.trial.of for final in finals} - {tuning.won, None}, key=str)
         if not others:
             return []
         numbers = ", ".join(map(str, others))
-        return [f"{tuning.method}: trial {tuning.won} leads, but finals are of trial {numbers}."]
+        return [
+            f"{tuning.method}: trial {tuning.won} is the best one, but the final trainings use"
+            f" trial {numbers}."
+        ]
 
 
 def title(metric: str) -> str:
-    """Return a figure's name in words."""
+    """Return the name of a metric as text.
+
+    >>> title("balanced_accuracy")
+    'balanced accuracy'
+    """
     return TITLES.get(metric, metric.replace("_", " "))
 
 
 def count(number: int, what: str) -> str:
-    """Return a number of things: `1 trial`, `2 trials`."""
+    """Return a number and a noun.
+
+    >>> count(1, "trial"), count(2, "trial")
+    ('1 trial', '2 trials')
+    """
     return f"{number} {what}" if number == 1 else f"{number} {what}s"

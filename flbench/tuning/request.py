@@ -1,4 +1,4 @@
-"""What the user asks of a study, checked as far as that goes without data."""
+"""Options of a study, and checks of them that need no data."""
 
 import os
 from dataclasses import dataclass, replace
@@ -18,28 +18,31 @@ METRICS: Final = (
     *("accuracy", "accuracy_mean", "balanced_accuracy", "macro_f1"),
     *("rare_recall", "rare_f1", "confusable_f1", "worst10_accuracy"),
 )
-EVALUATIONS: Final = 15  # of a trial, where the user does not say how often
+EVALUATIONS: Final = 15  # evaluations of a trial, unless the user sets `evaluation.every`
 
 
 @dataclass(frozen=True)
-class Request:
-    """What the user asks for.
+class TuneRequest:
+    """Options of a study.
 
     Attributes:
-        methods: names, in the order of the tables.
-        space: file or folder of search spaces; None for those that come with flbench.
-        trials: of each method, the default parameters among them.
-        search: how parameters are proposed.
-        scheduler: which trials go on.
-        metric: of validation, that is to be large.
-        seeds: of which the default and the tuned parameters are trained again; 0 leaves it out.
-        concurrent: trials at once; None for as many as there are cores.
-        gpus: share of a GPU for each trial; None for a whole one where trials train on a GPU.
-        retries: of a trial whose worker fails.
-        address: of a Ray cluster.
-        out: folder of studies.
-        batch: trials that Optuna proposes at once; None for as many as run at once. A resumed study
-            keeps it, or other trials would be proposed.
+        methods: Names of the methods, in the order of the tables.
+        space: File or folder with search spaces; None for the built-in ones.
+        trials: Number of trials of each method, with the default trial.
+        search: Search method that proposes parameters.
+        scheduler: Scheduler that decides which trials continue.
+        metric: Metric on validation parts that the search maximizes.
+        seeds: Number of seeds for final trainings with the default and with the tuned parameters;
+            0 for none.
+        concurrent: Number of trials that run at the same time; None for as many as fit on the
+            cores.
+        gpus: Number of GPUs of each trial, which may be a fraction; None for one GPU if trials
+            train on a GPU.
+        retries: How often a trial whose worker fails is started again.
+        address: Address of a Ray cluster; None starts a local one.
+        out: Folder of all studies.
+        batch: Number of trials that Optuna proposes at once; None for the number of concurrent
+            trials. A resumed study keeps its number, so that the same trials are proposed.
     """
 
     methods: tuple[str, ...]
@@ -57,8 +60,12 @@ class Request:
     batch: int | None = None
 
 
-def check(request: Request) -> None:
-    """Raise a ConfigError for what cannot be, whatever the data."""
+def check(request: TuneRequest) -> None:
+    """Check the options that do not depend on data.
+
+    Raises:
+        ConfigError: An option has an unknown value, or contradicts another option.
+    """
     for method in request.methods:
         ALGORITHMS.find(method)
     if request.metric not in METRICS:
@@ -74,21 +81,25 @@ def check(request: Request) -> None:
             raise ConfigError(f"{option} must be one of {', '.join(known)}, got {value}.")
     if request.scheduler == "pbt" and request.search != "random":
         raise ConfigError(
-            "--scheduler pbt changes parameters while it trains, from a random start: it goes with"
-            " --search random alone."
+            "--scheduler pbt changes parameters during training, starting from random ones: it"
+            " requires --search random."
         )
     if request.address is not None and request.concurrent is None:
         raise ConfigError(
-            "--address needs --concurrent N, the trials at once: how many cores this machine has"
-            " says nothing of the cluster."
+            "--address needs --concurrent N, the number of trials that run at the same time: it"
+            " cannot be derived from the cores of this machine."
         )
 
 
 def with_defaults(layers: list[Layer]) -> list[Layer]:
-    """Return the layers over what a study does differently from a run, where nobody says it.
+    """Return the layers, with the defaults of a study below them.
 
-    One thread for each trial, since trials run at once; a checkpoint after each round, for a killed
-    trial loses what came after; and some evaluations for those that decide who goes on.
+    A study differs from a run in three defaults: one thread for each trial, because trials run at
+    the same time; a checkpoint after each round, so that a killed trial loses little; and about 15
+    evaluations, which the scheduler uses.
+
+    Args:
+        layers: Layers of a method's configuration.
     """
     rounds = resolve(layers)[0].train.rounds
     tree = {
@@ -100,21 +111,26 @@ def with_defaults(layers: list[Layer]) -> list[Layer]:
     return [Layer(tree, dict.fromkeys(paths, "flbench tune")), *layers]
 
 
-def resources_of(request: Request, engine: EngineConfig) -> Resources:
-    """Return what trials may use, and the engine as all of them have it.
+def resources_of(request: TuneRequest, engine: EngineConfig) -> Resources:
+    """Return the resources of a study, with the engine settings that all trials share.
 
-    Raises: ConfigError where the engine and the options contradict each other.
+    Args:
+        request: Options of the user.
+        engine: Engine settings of the configuration.
+
+    Raises:
+        ConfigError: The engine and the options contradict each other.
     """
     if engine.name == "auto":
         raise ConfigError(
-            "`engine.name=auto`: each trial would measure engines again, beside other trials, and"
-            " might choose another one. Name one, such as engine.name=sequential."
+            "`engine.name=auto`: each trial would measure the engines while other trials run, and"
+            " trials might choose different ones. Name an engine, such as engine.name=sequential."
         )
     cores = len(os.sched_getaffinity(0))
     if engine.name == "ray" and engine.workers == "auto":
         engine = engine.model_copy(update={"workers": max(1, cores // (request.concurrent or 1))})
     on_gpu = engine.device.startswith("cuda")
-    if on_gpu:  # a trial sees the GPU that Ray gives it, as the first
+    if on_gpu:  # a trial sees the GPU that Ray assigns to it as device 0
         engine = engine.model_copy(update={"device": "cuda"})
     if request.gpus is not None:
         _check_gpus(request.gpus, engine, on_gpu=on_gpu)
@@ -125,15 +141,16 @@ def resources_of(request: Request, engine: EngineConfig) -> Resources:
 
 
 def _check_gpus(gpus: float, engine: EngineConfig, *, on_gpu: bool) -> None:
+    """Raise a ConfigError if the number of GPUs contradicts the engine."""
     asked = f"--gpus-per-trial {gpus:g}"
     if engine.name == "ray":
-        raise ConfigError(f"{asked}: with engine.name=ray each worker takes a whole GPU.")
+        raise ConfigError(f"{asked}: with engine.name=ray, each worker uses one GPU.")
     if on_gpu and not gpus:
         raise ConfigError(
-            f"{asked}: trials train on a GPU. Set engine.device=cpu, or give a share."
+            f"{asked}: trials train on a GPU. Set engine.device=cpu, or a number above 0."
         )
     if gpus and not on_gpu:
         raise ConfigError(
-            f"{asked}: trials train on the CPU (engine.device={engine.device}). Leave it out, or"
-            " set engine.device=cuda where there is a GPU."
+            f"{asked}: trials train on the CPU (engine.device={engine.device}). Remove the option,"
+            " or set engine.device=cuda if there is a GPU."
         )

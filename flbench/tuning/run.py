@@ -1,4 +1,4 @@
-"""Running a study's jobs on Ray Tune."""
+"""Runs the jobs of a study on Ray Tune."""
 
 import hashlib
 import os
@@ -17,31 +17,31 @@ from ray import tune
 from flbench.core.errors import RunError
 from flbench.data.federation import Federation
 from flbench.results import metrics_file
-from flbench.tuning.callbacks import Watch
+from flbench.tuning.callbacks import TuneCallbacks
 from flbench.tuning.cluster import Resources
 from flbench.tuning.perturbing import perturbed
-from flbench.tuning.plan import Plan
-from flbench.tuning.progress_table import Board
-from flbench.tuning.queue import Queue
-from flbench.tuning.schedulers import HalvingByMethod, Seen, population
+from flbench.tuning.plan import StudyPlan
+from flbench.tuning.progress_table import ProgressTable
+from flbench.tuning.queue import JobQueue
+from flbench.tuning.schedulers import EarlierScore, HalvingByMethod, population
 from flbench.tuning.space import Space
-from flbench.tuning.study import Job, Record, job_of
-from flbench.tuning.worker import Worker
+from flbench.tuning.study import Record, TrainingJob, job_from_record
+from flbench.tuning.worker import TrialWorker
 
-ORPHANS: Final = 30.0  # seconds
-TERMINATED: Final = 130  # as after Ctrl-C: what is there can be gone on with
+ORPHANS: Final = 30.0  # seconds to wait for the workers of a driver that was killed
+TERMINATED: Final = 130  # exit status, as after Ctrl-C: the study can be resumed
 
 
 @dataclass(frozen=True)
-class Rules:
-    """How a study searches.
+class SearchSettings:
+    """Settings of a search.
 
     Attributes:
-        metric: of validation, that scores a trial.
-        scheduler: asha, pbt or none.
-        rounds: of a whole trial.
-        every: rounds between two evaluations.
-        seed: of what population based training explores.
+        metric: Metric on validation parts that scores a trial.
+        scheduler: Name of the scheduler: asha, pbt or none.
+        rounds: Number of rounds of a complete trial.
+        every: Number of rounds between two evaluations.
+        seed: Seed of the explore step of population based training.
     """
 
     metric: str
@@ -52,76 +52,91 @@ class Rules:
 
     @property
     def grace(self) -> int:
-        """Rounds that successive halving gives every trial: a ninth, at an evaluation."""
+        """Rounds before successive halving may stop a trial: a ninth of all rounds, rounded up to
+        an evaluation.
+        """
         return self.every * -(-max(1, self.rounds // 9) // self.every)
 
 
 def carry_out(
     study: Path,
-    plan: Plan,
+    plan: StudyPlan,
     federation: Federation,
     *,
     spaces: dict[str, Space],
-    rules: Rules,
+    settings: SearchSettings,
     resources: Resources,
-    board: Board,
+    progress: ProgressTable,
     records: Sequence[Record],
 ) -> None:
-    """Train what is left of a plan.
+    """Train the jobs of a plan that have not ended.
 
     Args:
-        study: the study folder.
-        plan: says what is left.
-        federation: the samples; they go to the object store once.
-        spaces: by method.
-        rules: of the search.
-        resources: that it may use.
-        board: is told how it goes.
-        records: of the trials that began before.
-    Raises: KeyboardInterrupt after Ctrl-C; what has ended stays, and the rest goes on from its
-        checkpoints when it is carried out again. RunError if Ray gives up.
+        study: Study folder.
+        plan: Plan of the study.
+        federation: Partitioned data set. Its samples are put into Ray's object store once.
+        spaces: Search spaces by method.
+        settings: Settings of the search.
+        resources: Resources that the study may use.
+        progress: Progress table to update.
+        records: Contents of trial.json of the trials that began before the study was resumed.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C was pressed. Trainings that have ended are kept; the others
+            resume from their checkpoints when the study is resumed.
+        RunError: Ray Tune stopped before the end, or a trial changed the shared samples.
     """
     shared = ray.put(federation.x.numpy())
     before = _digest(shared)
     trainable = tune.with_resources(
         tune.with_parameters(
-            Worker,
+            TrialWorker,
             study=str(study),
-            metric=rules.metric,
-            rounds=rules.rounds,
+            metric=settings.metric,
+            rounds=settings.rounds,
             samples=[shared],
             rest=federation.without_samples(),
         ),
         resources.bundles(),
     )
     _wait_for_orphans(records)
-    for wanted, schedule in _passes(study, spaces, rules, records):
+    for wanted, schedule in _passes(study, spaces, settings, records):
         if plan.is_over(wanted):
             continue
-        queue = Queue(study, plan, wanted, board.end, rounds=rules.rounds)
-        at_once = None if rules.scheduler == "pbt" else resources.concurrent
+        queue = JobQueue(study, plan, wanted, progress.end, rounds=settings.rounds)
+        at_once = None if settings.scheduler == "pbt" else resources.concurrent
         with _ends_at_once(study):
-            _fit(trainable, queue, schedule(queue), study, resources, Watch(queue, board), at_once)
+            _fit(
+                trainable,
+                queue,
+                schedule(queue),
+                study,
+                resources,
+                TuneCallbacks(queue, progress),
+                at_once,
+            )
         if not plan.is_over(wanted):
             raise RunError(
-                f"Ray Tune stopped before the end. Go on with: flbench tune --resume {study}"
+                f"Ray Tune stopped before the end. Resume with: flbench tune --resume {study}"
             )
     if _digest(shared) != before:
-        # PyTorch writes through the read-only flag of shared memory.
+        # PyTorch ignores the read-only flag of shared memory.
         raise RunError(
-            "the samples that all trials share have changed while they ran: a loss or a method"
-            " writes to its inputs. None of these figures can be trusted."
+            "the samples that all trials share changed during the study: a loss or a method writes"
+            " to its inputs. The results of this study are not valid."
         )
 
 
 def _digest(shared: Any) -> str:
+    """Return a hash of the samples in Ray's object store."""
     return hashlib.sha256(ray.get(shared).data).hexdigest()
 
 
 def _wait_for_orphans(records: Sequence[Record]) -> None:
-    """Wait until no worker of a driver that was killed is left: it would write beside ours.
+    """Wait until the workers of a killed driver have ended: they would write to the same folders.
 
-    Ray ends them within seconds. A process with the number of one that is long gone is no worker.
+    Ray ends them within seconds. The process id of a worker that has ended may belong to another
+    process by now; only processes that Ray started are waited for.
     """
     end = time.monotonic() + ORPHANS
     for record in records:
@@ -130,72 +145,76 @@ def _wait_for_orphans(records: Sequence[Record]) -> None:
 
 
 def _is_worker(pid: int | None) -> bool:
+    """Whether a process id belongs to a worker of Ray."""
     try:
         return b"ray::" in Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return False
 
 
-Pass = tuple[Callable[[Job], bool], Callable[[Queue], Any]]
+Pass = tuple[Callable[[TrainingJob], bool], Callable[[JobQueue], Any]]
 
 
 def _passes(
-    study: Path, spaces: dict[str, Space], rules: Rules, records: Sequence[Record]
+    study: Path, spaces: dict[str, Space], settings: SearchSettings, records: Sequence[Record]
 ) -> Iterator[Pass]:
-    """Yield which jobs go through Ray Tune together, and their scheduler.
+    """Yield the passes of a study: a filter for the jobs that run together, and their scheduler.
 
-    All in one pass: each further one starts new processes. A population is a pass of its own, since
-    its trials exchange their states, less the default parameters, which nothing may change.
+    Each pass starts new processes, so that jobs run in one pass if possible. With population based
+    training, the trials of each method form a pass of their own, because they exchange their
+    states. The default trial is not part of it, because its parameters must not change.
     """
-    if rules.scheduler == "pbt":
+    if settings.scheduler == "pbt":
         for method, space in spaces.items():
             yield (
                 partial(_is_of_population, method),
-                partial(_population, space=space, rules=rules),
+                partial(_population, space=space, settings=settings),
             )
-    if rules.scheduler == "asha":
-        seen = list(_seen(study, records, rules.metric))
-        yield _all, partial(_halving, rules=rules, seen=seen)
+    if settings.scheduler == "asha":
+        seen = list(_seen(study, records, settings.metric))
+        yield _all, partial(_halving, settings=settings, seen=seen)
     else:
         yield _all, lambda queue: None
 
 
-def _all(job: Job) -> bool:
+def _all(job: TrainingJob) -> bool:
     return True
 
 
-def _is_of_population(method: str, job: Job) -> bool:
+def _is_of_population(method: str, job: TrainingJob) -> bool:
     return job.method == method and job.kind == "search" and job.index > 0
 
 
-def _halving(queue: Queue, *, rules: Rules, seen: list[Seen]) -> HalvingByMethod:
-    return HalvingByMethod(queue.jobs, rounds=rules.rounds, grace=rules.grace, seen=seen)
+def _halving(
+    queue: JobQueue, *, settings: SearchSettings, seen: list[EarlierScore]
+) -> HalvingByMethod:
+    return HalvingByMethod(queue.jobs, rounds=settings.rounds, grace=settings.grace, seen=seen)
 
 
-def _population(queue: Queue, *, space: Space, rules: Rules) -> Any:
-    every = rules.every * max(1, rules.rounds // (5 * rules.every))
-    return population(every, partial(perturbed, space), rules.seed)
+def _population(queue: JobQueue, *, space: Space, settings: SearchSettings) -> Any:
+    every = settings.every * max(1, settings.rounds // (5 * settings.every))
+    return population(every, partial(perturbed, space), settings.seed)
 
 
-def _seen(study: Path, records: Sequence[Record], metric: str) -> Iterator[Seen]:
-    """Yield the scores of a study that is resumed, which successive halving has to know again."""
+def _seen(study: Path, records: Sequence[Record], metric: str) -> Iterator[EarlierScore]:
+    """Yield the scores of a resumed study, in their order, for successive halving."""
     for record in records:
-        job = job_of(record)
+        job = job_from_record(record)
         file = study / job.name / "metrics.csv"
         if not file.is_file():
             continue
         for row in metrics_file.read(file):
             if row[1:4] == ("validation", "personal", metric):
-                yield Seen(job, row.round, row.value)
+                yield EarlierScore(job, row.round, row.value)
 
 
 def _fit(
     trainable: Any,
-    queue: Queue,
+    queue: JobQueue,
     scheduler: Any,
     study: Path,
     resources: Resources,
-    watch: Watch,
+    callbacks: TuneCallbacks,
     at_once: int | None,
 ) -> None:
     """Let Ray Tune train the queue's jobs."""
@@ -212,9 +231,9 @@ def _fit(
             name="tune",
             storage_path=str(study / "ray"),
             failure_config=tune.FailureConfig(max_failures=resources.retries),
-            # Population based training takes states from here; several trials may want the same.
+            # Population based training copies states from here, also the same one several times.
             checkpoint_config=tune.CheckpointConfig(num_to_keep=4),
-            callbacks=[watch],
+            callbacks=[callbacks],
             verbose=0,
         ),
     )
@@ -223,20 +242,20 @@ def _fit(
     except tune.TuneError as error:
         last = str(error).strip().splitlines()[-1]
         raise RunError(
-            f"Ray Tune gave up ({last}). Go on with: flbench tune --resume {study}"
+            f"Ray Tune failed ({last}). Resume with: flbench tune --resume {study}"
         ) from error
 
 
 @contextmanager
 def _ends_at_once(study: Path) -> Iterator[None]:
-    """Let SIGTERM end the process without a word to Ray.
+    """Let SIGTERM end the process at once, without a call to Ray.
 
-    It is often sent to all processes of a group or service. Ray's servers are gone then, and asking
-    them for anything takes a minute. What has ended is in the study folder.
+    The signal is often sent to all processes of a group or service. Ray's servers have ended then,
+    and a call to them takes a minute to fail. The study folder has all trainings that have ended.
     """
 
     def end(*_: object) -> None:
-        text = f"note: terminated. Go on with: flbench tune --resume {study}\n"
+        text = f"note: terminated. Resume with: flbench tune --resume {study}\n"
         os.write(2, text.encode())
         os._exit(TERMINATED)
 

@@ -1,7 +1,8 @@
-"""What a search tries next. A sampler remembers nothing: all follows from the seed and the history.
+"""Samplers propose the parameters of trials.
 
-So a resumed search proposes what a straight one would have proposed, and trial 0 is always the
-default hyper-parameters.
+A sampler has no state: its proposals depend only on the seed and on the history. A resumed search
+therefore proposes the same trials as an uninterrupted one. Trial 0 always has the default
+hyper-parameters.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,18 +16,18 @@ from flbench.core.rng import generator
 from flbench.tuning.parameters import Params, Scalar
 from flbench.tuning.space import Space
 
-COUNTED: Final = 20_000  # larger grids are not counted to the end
+COUNTED: Final = 20_000  # an error message counts the combinations of a grid up to this number
 
 
 @dataclass(frozen=True)
 class Observation:
-    """What came of a trial.
+    """Result of a trial.
 
     Attributes:
-        params: what it was given.
-        state: how it ended; `stopped` is by the scheduler.
-        score: of its last evaluated round, larger is better; None if none was evaluated.
-        round: rounds done.
+        params: Parameters of the trial by dotted key.
+        state: How the trial ended; `stopped` means stopped by the scheduler.
+        score: Score of the last evaluated round (larger is better); None without an evaluation.
+        round: Number of rounds that the trial has done.
     """
 
     params: Mapping[str, Scalar]
@@ -39,29 +40,37 @@ class Sampler(Protocol):
     """Proposes the trials of one method, in order."""
 
     def propose(self, history: Sequence[Observation], count: int) -> list[Params]:
-        """Return the parameters of the `count` trials that follow those of the history.
+        """Return the parameters of the next `count` trials.
 
         Args:
-            history: trials 0, 1, ... in order of their index, all of them ended.
-            count: >= 1; where `batch` says a number, at most that.
+            history: Results of trials 0, 1, ..., in the order of their index.
+            count: Number of trials, at least 1, and at most `batch` if that is not None.
         """
         ...
 
     def batch(self, concurrent: int) -> int | None:
-        """Return how many trials are proposed at once, after all before them have ended.
+        """Return the number of trials that are proposed at once, after all earlier ones have ended.
 
-        None: the history does not matter, and any number may be proposed at any time. Trials
-        proposed in batches of another size may be other ones.
+        Proposals depend on this number. None if the sampler does not use the history, so that any
+        number of trials can be proposed at any time.
+
+        Args:
+            concurrent: Number of trials that run at the same time.
         """
         ...
 
 
 @dataclass
 class RandomSampler:
-    """Independent draws: trial i follows from the seed, the method's name and i.
+    """Draws each trial independently, from the seed, the method's name and the trial's index.
 
-    Each parameter has a stream of its own, so that one more or less in the space leaves the others
-    as they are.
+    Each parameter has its own stream of random numbers, so that adding or removing a parameter
+    does not change the values of the others.
+
+    Attributes:
+        space: Search space of the method.
+        defaults: Parameters of trial 0.
+        seed: Seed of the search.
     """
 
     space: Space
@@ -87,11 +96,19 @@ class RandomSampler:
 
 
 class GridSampler(RandomSampler):
-    """Every combination of the space's grid values, in order, after the default trial.
+    """Proposes every combination of the space's grid values, in order, after the default trial.
 
-    What the grid leaves of the trials is drawn at random: all methods have the same budget.
+    All methods have the same budget: if the grid has fewer combinations than there are trials, the
+    other trials are drawn at random.
 
-    Raises: ConfigError if the grid is larger than the budget.
+    Args:
+        space: Search space of the method.
+        defaults: Parameters of trial 0.
+        seed: Seed of the search.
+        trials: Number of trials, with the default trial.
+
+    Raises:
+        ConfigError: The grid has more combinations than there are trials.
     """
 
     def __init__(self, space: Space, defaults: Params, seed: int, trials: int) -> None:
@@ -105,8 +122,8 @@ class GridSampler(RandomSampler):
             raise ConfigError(
                 f"the grid of `{space.method}` ({space.source}) has {more}{count:,} combinations"
                 f" besides the defaults, and --trials is {trials}: it needs {more}{count + 1:,}."
-                f" Values of each: {sizes}. Lower `points` in the space, or settle a key on the"
-                " command line (KEY=VALUE), or take --search random."
+                f" Values of each: {sizes}. Lower `points` in the space, or set a key on the"
+                " command line (KEY=VALUE), or use --search random."
             )
 
     def trial(self, index: int) -> Params:
@@ -117,5 +134,5 @@ class GridSampler(RandomSampler):
 
 
 def number(name: str) -> int:
-    """Return a whole number for a name, the same in every process and version."""
+    """Return a 64-bit hash of a name that is the same in every process and version of Python."""
     return int.from_bytes(sha256(name.encode()).digest()[:8], "big")

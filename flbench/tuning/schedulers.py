@@ -1,4 +1,4 @@
-"""Who goes on: successive halving within each method, and population based training."""
+"""Schedulers decide which trials continue: successive halving and population based training."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -9,54 +9,66 @@ import numpy as np
 from ray.tune.schedulers import AsyncHyperBandScheduler, FIFOScheduler, PopulationBasedTraining
 from ray.tune.schedulers.trial_scheduler import TrialScheduler
 
-from flbench.tuning.study import Job
+from flbench.tuning.study import TrainingJob
 
-FACTOR: Final = 3  # of successive halving: one trial in three goes on
-QUANTILE: Final = 0.25  # of a population that takes up another's state, or gives its own
+FACTOR: Final = 3  # successive halving continues one trial in three
+QUANTILE: Final = 0.25  # share of a population that copies states, and share that is copied
 
 
 @dataclass(frozen=True)
 class Named:
-    """All that successive halving asks of a trial; the same before and after a resume."""
+    """Stands for a trial in Ray's successive halving; the id is the same after a resume."""
 
     trial_id: str
 
 
 @dataclass(frozen=True)
-class Seen:
-    """A score that a trial had before the study was resumed."""
+class EarlierScore:
+    """A score that a trial had before the study was resumed.
 
-    job: Job
+    Attributes:
+        job: Job of the trial.
+        round: Round of the evaluation.
+        score: Score at this round.
+    """
+
+    job: TrainingJob
     round: int
     score: float
 
 
 class HalvingByMethod(FIFOScheduler):  # type: ignore[misc]
-    """Asynchronous successive halving (ASHA), each method by itself.
+    """Asynchronous successive halving (ASHA), separately for each method.
 
-    Trials of one method would otherwise be stopped because another method is better. The default
-    parameters and the finals always run to the end.
+    If methods shared one instance, trials of one method would be stopped because another method is
+    better. The default trial and the final trainings always run to the end.
 
     Args:
-        jobs: by Ray Tune's trial id.
-        rounds: of a whole trial.
-        grace: rounds that every trial gets; a multiple of the rounds between two evaluations.
-        seen: of a study that is resumed, in the order of trials and rounds.
+        jobs: Jobs by Ray Tune's trial id.
+        rounds: Number of rounds of a complete trial.
+        grace: Number of rounds before a trial can be stopped; a multiple of the number of rounds
+            between two evaluations.
+        seen: Earlier scores of a resumed study, in the order of trials and rounds.
     """
 
     def __init__(
-        self, jobs: Mapping[str, Job], *, rounds: int, grace: int, seen: Iterable[Seen] = ()
+        self,
+        jobs: Mapping[str, TrainingJob],
+        *,
+        rounds: int,
+        grace: int,
+        seen: Iterable[EarlierScore] = (),
     ) -> None:
         super().__init__()
         self._jobs, self._rounds, self._grace = jobs, rounds, grace
         self._halving: dict[str, Any] = {}
         self._known: set[str] = set()
-        # The driver may have died between a score and the decision that it led to.
-        self._fallen = {
+        # The driver may have died after a score was written and before its trial was stopped.
+        self._stopped_before = {
             item.job.name
             for item in seen
             if item.job.kind == "search"
-            and self._evaluate(item.job, item.round, item.score) == TrialScheduler.STOP
+            and self._decide(item.job, item.round, item.score) == TrialScheduler.STOP
         }
 
     def on_trial_result(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> str:
@@ -64,13 +76,14 @@ class HalvingByMethod(FIFOScheduler):  # type: ignore[misc]
         job = self._jobs[trial.trial_id]
         if job.kind == "final":
             return str(TrialScheduler.CONTINUE)
-        decision = self._evaluate(job, result["round"], result["score"])
-        if job.name in self._fallen:
+        decision = self._decide(job, result["round"], result["score"])
+        if job.name in self._stopped_before:
             decision = str(TrialScheduler.STOP)
-        whole = job.index == 0 or result["round"] >= self._rounds
-        return str(TrialScheduler.CONTINUE) if whole else decision
+        never_stopped = job.index == 0 or result["round"] >= self._rounds
+        return str(TrialScheduler.CONTINUE) if never_stopped else decision
 
-    def _evaluate(self, job: Job, done: int, score: float) -> str:
+    def _decide(self, job: TrainingJob, done: int, score: float) -> str:
+        """Return the decision of successive halving for a score after `done` rounds."""
         halving = self._halving.get(job.method)
         if halving is None:
             halving = self._halving[job.method] = AsyncHyperBandScheduler(
@@ -89,13 +102,13 @@ class HalvingByMethod(FIFOScheduler):  # type: ignore[misc]
 
 
 class Population(PopulationBasedTraining):  # type: ignore[misc]
-    """Population based training over trials that a Queue hands out."""
+    """Population based training over trials that a JobQueue hands out."""
 
     def on_trial_add(self, tune_controller: Any, trial: Any) -> None:
-        """Take in a trial.
+        """Add a trial.
 
-        Ray refuses search algorithms here, as exchanges would spoil what they learn from scores; a
-        Queue's proposals do not look at scores.
+        Ray rejects search algorithms here, because exchanges change the scores that they use. A
+        JobQueue's proposals do not look at scores.
         """
         super().on_trial_add(SimpleNamespace(search_alg=None), trial)
 
@@ -103,15 +116,16 @@ class Population(PopulationBasedTraining):  # type: ignore[misc]
 def population(
     every: int, explore: Callable[[dict[str, Any], np.random.Generator], dict[str, Any]], seed: int
 ) -> Population:
-    """Return population based training over the trials of one method.
+    """Return a scheduler for population based training over the trials of one method.
 
-    Every `every` rounds, trials of the worst quarter take up the state and the parameters of one of
-    the best quarter, and explore from there. Not reproducible: it goes by the clock.
+    Every `every` rounds, a trial of the worst quarter copies the state and the parameters of a
+    trial of the best quarter, and continues with parameters near them. The result is not
+    reproducible: it depends on the order in which trials report their scores.
 
     Args:
-        every: rounds between two exchanges.
-        explore: returns other parameters near those given.
-        seed: of what is explored.
+        every: Number of rounds between two exchanges.
+        explore: Function of parameters and a random generator that returns parameters near them.
+        seed: Seed of the random generator.
     """
     rng = np.random.default_rng(seed)
 

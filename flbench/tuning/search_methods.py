@@ -1,4 +1,4 @@
-"""The search methods by name."""
+"""Search methods by name."""
 
 from typing import Final
 
@@ -12,16 +12,18 @@ NAMES: Final = ("random", "grid", "optuna")
 
 
 def sampler(name: str, space: Space, defaults: Params, *, seed: int, trials: int) -> Sampler:
-    """Return the sampler of this name for one method.
+    """Return the sampler of a search method for one federated learning method.
 
     Args:
-        name: random, grid or optuna.
-        space: what is searched.
-        defaults: parameters of trial 0 (`Space.defaults`).
-        seed: of the search.
-        trials: the budget, the default trial counted.
+        name: Name of the search method: random, grid or optuna.
+        space: Search space.
+        defaults: Parameters of trial 0, from `Space.defaults`.
+        seed: Seed of the search.
+        trials: Number of trials, with the default trial.
 
-    Raises: ConfigError if there is none, if a grid does not fit, or if Optuna is not installed.
+    Raises:
+        ConfigError: There is no such search method, a grid has more combinations than there are
+            trials, or Optuna is not installed.
     """
     if name == "random":
         return RandomSampler(space, defaults, seed)
@@ -30,6 +32,5 @@ def sampler(name: str, space: Space, defaults: Params, *, seed: int, trials: int
     if name == "optuna":
         return OptunaSampler(space, defaults, seed, trials)
     raise ConfigError(
-        f"--search {name}: there is no such search.{did_you_mean(name, NAMES)} Known:"
-        f" {', '.join(NAMES)}."
+        f"--search must be one of {', '.join(NAMES)}, got {name}.{did_you_mean(name, NAMES)}"
     )

@@ -1,4 +1,4 @@
-"""A search space: the parameters of one method that a search may change."""
+"""Search space: the parameters of one method that a search may change."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -11,13 +11,14 @@ from flbench.tuning.parameters import Parameter, Params, Scalar
 
 @dataclass(frozen=True)
 class Space:
-    """The space of one method.
+    """Search space of one method.
 
     Attributes:
-        method: its name.
-        parameters: by dotted key, those that a condition looks at before those that it is for.
-        source: the file, or `built in`.
-        origins: file and line of each parameter.
+        method: Name of the method.
+        parameters: Parameters by dotted key. A parameter comes after those that its conditions
+            depend on.
+        source: The file of the space, or `built in`.
+        origins: File and line of each parameter, by dotted key.
     """
 
     method: str
@@ -26,10 +27,13 @@ class Space:
     origins: Mapping[str, str]
 
     def assign(self, pick: Callable[[str, Parameter], Scalar]) -> Params:
-        """Return a value for each parameter that is active under the values of those before it.
+        """Return a value for each active parameter.
+
+        A parameter is active if its conditions hold for the values of the parameters before it.
 
         Args:
-            pick: gives the value; it is asked for active parameters alone, in order.
+            pick: Function of key and parameter that returns the value. It is called for the active
+                parameters only, in order.
         """
         values: Params = {}
         for path, parameter in self.parameters.items():
@@ -38,19 +42,26 @@ class Space:
         return values
 
     def defaults(self, config: Config) -> Params:
-        """Return the configuration's own values at the active parameters: the default trial.
+        """Return the parameters of the default trial: the configuration's values.
 
-        They may lie outside the ranges, and be None.
+        The values may be None, or lie outside the ranges of the parameters.
+
+        Args:
+            config: Configuration of the method without a trial's parameters.
         """
         values = leaves(config.tree())
         return self.assign(lambda path, _: values[path])
 
     def leading_to(self, path: str) -> Params:
-        """Return values of other parameters under which this one is active."""
+        """Return values of other parameters for which this parameter is active."""
         return {other: values[0] for other, values in self.required(path).items()}
 
     def required(self, path: str) -> dict[str, tuple[Scalar, ...]]:
-        """Return the values of which each parameter above this one must have one."""
+        """Return the allowed values of all parameters that this one depends on.
+
+        Conditions are followed through: if `c` depends on `b` and `b` on `a`, the result for `c`
+        has entries for `a` and `b`. An empty tuple means that the conditions contradict each other.
+        """
         allowed: dict[str, tuple[Scalar, ...]] = {}
         for other, values in self.parameters[path].when.items():
             for name, these in {**self.required(other), other: values}.items():
@@ -58,16 +69,20 @@ class Space:
         return allowed
 
     def grid(self) -> Iterator[Params]:
-        """Yield every combination of grid values; the last parameter changes first."""
+        """Yield every combination of grid values; the last parameter changes fastest."""
         found: Iterator[Params] = iter([{}])
         for path, parameter in self.parameters.items():
             found = _extended(found, path, parameter)
         return found
 
     def without(self, values: Mapping[str, Scalar]) -> "Space":
-        """Return the space less parameters whose value is settled.
+        """Return the space without parameters whose values are given.
 
-        What hangs on them stays without that condition where it holds, and goes where it does not.
+        A condition on a removed parameter is removed if the given value meets it. If it does not,
+        the parameter with the condition is removed too.
+
+        Args:
+            values: Values by dotted key of the parameters to remove.
         """
         kept: dict[str, Parameter] = {}
         gone: set[str] = set()
@@ -84,24 +99,24 @@ class Space:
         return replace(self, parameters=kept)
 
     def tree(self) -> dict[str, Any]:
-        """Return the space as the dicts and lists of YAML and JSON; `reading.parse` reads them."""
+        """Return the space as dicts and lists for YAML and JSON, which `reading.parse` reads."""
         parameters = {path: parameter.tree() for path, parameter in self.parameters.items()}
         return {"method": self.method, "space": parameters}
 
 
 def _extended(chosen: Iterator[Params], path: str, parameter: Parameter) -> Iterator[Params]:
-    """Yield each combination with each grid value of one more parameter, if that is active."""
+    """Extend each combination by each grid value of one more parameter, if it is active."""
     for params in chosen:
         active = parameter.is_active(params)
         yield from ({**params, path: value} for value in parameter.grid()) if active else [params]
 
 
 def layer(params: Mapping[str, Scalar], origin: str | Mapping[str, str]) -> Layer:
-    """Return the parameters of a trial as a layer of configuration.
+    """Return the parameters of a trial as a layer of the configuration.
 
     Args:
-        params: values by dotted keys.
-        origin: where they came from: of all, or of each by its key.
+        params: Values by dotted key.
+        origin: Origin of all values, or the origin of each value by its key.
     """
     tree: dict[str, Any] = {}
     for path, value in params.items():

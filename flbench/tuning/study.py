@@ -1,4 +1,4 @@
-"""The study folder: what was asked, and one folder for every trial."""
+"""The study folder: the description of the study, and one folder for each trial."""
 
 import json
 import secrets
@@ -14,21 +14,22 @@ from flbench.core.errors import UserError
 
 Kind = Literal["search", "final"]
 Variant = Literal["default", "tuned"]
-Record = dict[str, Any]  # trial.json
+Record = dict[str, Any]  # content of a trial.json
 FOLDERS: Final = {"search": "trials", "final": "finals"}
 
 
 @dataclass(frozen=True)
-class Job:
-    """A training that a study asks for.
+class TrainingJob:
+    """A training that is part of a study: a trial of the search, or a final training.
 
     Attributes:
-        method: name of the method.
-        kind: search (evaluated on validation parts) or final (evaluated on test parts).
-        index: of the trial; of a final, that of the trial whose parameters it has.
-        seed: of the training; the partition's is the study's.
-        params: values by their dotted keys, over the method's base configuration.
-        variant: of a final: the default or the tuned parameters.
+        method: Name of the method.
+        kind: `search` (evaluated on validation parts) or `final` (evaluated on test parts).
+        index: Index of the trial. For a final training, index of the trial whose parameters it
+            uses.
+        seed: Seed of the training. The partition has the seed of the study.
+        params: Parameters by dotted key, which override the method's base configuration.
+        variant: For a final training: `default` or `tuned` parameters. None for a trial.
     """
 
     method: str
@@ -40,15 +41,21 @@ class Job:
 
     @property
     def name(self) -> str:
-        """The folder within the study."""
+        """Path of the job's folder within the study folder, which is also its id.
+
+        >>> TrainingJob("fedavg", "search", 3, 0, {}).name
+        'trials/fedavg/003'
+        >>> TrainingJob("fedavg", "final", 3, 1, {}, "tuned").name
+        'finals/fedavg/tuned-seed1'
+        """
         last = f"{self.index:03d}" if self.kind == "search" else f"{self.variant}-seed{self.seed}"
         return f"{FOLDERS[self.kind]}/{self.method}/{last}"
 
     def record(self, rounds: int) -> Record:
-        """Return trial.json of a trial that begins now.
+        """Return the content of trial.json for a training that begins now.
 
         Args:
-            rounds: of a whole trial.
+            rounds: Number of rounds of a complete trial.
         """
         return {
             **asdict(self),
@@ -68,16 +75,23 @@ class Job:
         }
 
 
-def job_of(record: Record) -> Job:
-    """Return the job that a trial.json tells of."""
-    return Job(**{key: record[key] for key in Job.__dataclass_fields__})
+def job_from_record(record: Record) -> TrainingJob:
+    """Return the job of a trial.json.
+
+    Raises:
+        KeyError: The record lacks a field of the job.
+    """
+    return TrainingJob(**{key: record[key] for key in TrainingJob.__dataclass_fields__})
 
 
 class StudyFolder:
-    """A study on the disk.
+    """The folder of a study.
+
+    `create` makes a new folder, `reopen` opens an existing one. Both lock it against other
+    processes until `close`.
 
     Args:
-        path: an existing folder; `create` makes a new one, `reopen` takes up an old one.
+        path: An existing folder.
     """
 
     def __init__(self, path: Path) -> None:
@@ -86,9 +100,10 @@ class StudyFolder:
 
     @classmethod
     def create(cls, root: Path, name: str) -> Self:
-        """Make a new folder `root/name-DATE-TIME-xxxx/`.
+        """Create and lock a new folder `root/name-DATE-TIME-xxxx/`.
 
-        Raises: UserError if it cannot be written to.
+        Raises:
+            UserError: The folder cannot be written.
         """
         now = datetime.now().strftime("%Y%m%d-%H%M%S")
         path = (root / f"{name}-{now}-{secrets.token_hex(2)}").absolute()
@@ -100,70 +115,91 @@ class StudyFolder:
                 " DIR."
             ) from error
         folder = cls(path)
-        folder._lock = files.hold(folder.path)
+        folder._lock = files.lock_folder(folder.path)
         return folder
 
     @classmethod
     def reopen(cls, path: Path) -> Self:
-        """Take up an existing study.
+        """Open and lock the folder of an existing study.
 
-        Raises: UserError if it is none, or another process writes to it.
+        Raises:
+            UserError: The folder is not a study folder, or another process writes to it.
         """
         if not (path / "study.json").is_file():
             raise UserError(f"{path} is not a study folder: it has no study.json.")
         folder = cls(path.absolute())
-        folder._lock = files.hold(folder.path)
+        folder._lock = files.lock_folder(folder.path)
         return folder
 
     def close(self) -> None:
-        """Let other processes write to the folder."""
+        """Release the lock, so that other processes can write to the folder."""
         if self._lock is not None:
             self._lock.close()
             self._lock = None
 
     def write(self, name: str, content: str | bytes) -> None:
-        """Write a file of the study, whole or not at all."""
+        """Write a file of the study atomically.
+
+        Args:
+            name: Path of the file within the study folder.
+            content: Content of the file; text is encoded as UTF-8.
+        """
         files.write(self.path / name, content.encode() if isinstance(content, str) else content)
 
     def description(self) -> Record:
-        """Return study.json. Raises: DataError if it is damaged."""
+        """Return the content of study.json.
+
+        Raises:
+            DataError: The file is damaged.
+        """
         return read_json(self.path / "study.json")
 
     def records(self) -> Iterator[Record]:
-        """Yield the trial.json of every trial that has begun, in order of their folders.
+        """Yield the content of the trial.json of each training that has begun, sorted by folder.
 
-        Raises: DataError if one is damaged.
+        Raises:
+            DataError: A file is damaged.
         """
         for kind in FOLDERS.values():
             for file in sorted(self.path.glob(f"{kind}/*/*/trial.json")):
                 yield read_json(file)
 
 
-def read_record(study: Path, job: Job) -> Record | None:
-    """Return a job's trial.json; None before it has begun."""
+def read_record(study: Path, job: TrainingJob) -> Record | None:
+    """Return the content of a job's trial.json; None if the job has not begun.
+
+    Raises:
+        DataError: The file is damaged.
+    """
     file = study / job.name / "trial.json"
     return read_json(file) if file.is_file() else None
 
 
-def write_record(study: Path, job: Job, record: Record) -> None:
-    """Write a job's trial.json, whole or not at all."""
+def write_record(study: Path, job: TrainingJob, record: Record) -> None:
+    """Write a job's trial.json atomically; its folder is created if necessary."""
     folder = study / job.name
     folder.mkdir(parents=True, exist_ok=True)
     files.write(folder / "trial.json", (json.dumps(record, indent=1) + "\n").encode())
 
 
 def now() -> str:
-    """Return the time in ISO format, with seconds."""
+    """Return the local time in ISO format, to the second, with the time zone."""
     return datetime.now().astimezone().isoformat(timespec="seconds")
 
 
-def name_trial(study: Path, trial_id: str, job: Job) -> None:
-    """Remember which job a trial of Ray Tune is."""
+def save_job(study: Path, trial_id: str, job: TrainingJob) -> None:
+    """Write the job of one of Ray Tune's trials to a file, for `load_job`."""
     (study / "ray").mkdir(exist_ok=True)
     files.write(study / "ray" / f"{trial_id}.json", json.dumps(asdict(job)).encode())
 
 
-def named(study: Path, trial_id: str, params: Mapping[str, Any]) -> Job:
-    """Return the job of a trial of Ray Tune, with the parameters that it has now."""
-    job = job_of(read_json(study / "ray" / f"{trial_id}.json"))
+def load_job(study: Path, trial_id: str, params: Mapping[str, Any]) -> TrainingJob:
+    """Return the job of one of Ray Tune's trials, with its present parameters.
+
+    Args:
+        study: Study folder.
+        trial_id: Ray Tune's id of the trial.
+        params: Parameters that the trial has now; population based training changes them.
+    """
+    job = job_from_record(read_json(study / "ray" / f"{trial_id}.json"))
     return replace(job, params=dict(params))

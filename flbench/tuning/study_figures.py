@@ -1,4 +1,4 @@
-"""Pictures of a study: what was tried and what came of it."""
+"""Figures of a study: trials, their scores, and the importance of parameters."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -16,23 +16,23 @@ from matplotlib.ticker import LogLocator, MaxNLocator
 from flbench.results.study_folder import Trial, best_trial
 from flbench.tuning.axes import Axis, shown
 
-FAINT = 0.3  # opacity of a trial that did not finish, and so is no candidate
-UNSET = -0.14  # where a trial stands that lacks a parameter
-ASIDE = 0.35  # the same in the small pictures, where labels stand side by side
-APART = 0.085  # of two labels, as a share of an axis
-WIDTH = 9.0
+FAINT = 0.3  # opacity of a trial that did not finish, and so cannot win
+UNSET = -0.14  # position on an axis of a trial that lacks the parameter
+ASIDE = 0.35  # the same for scatter plots, whose labels lie side by side
+APART = 0.085  # smallest distance of two labels, as a share of an axis
+WIDTH = 9.0  # inches
 
 
 def parallel(axes: Sequence[Axis], trials: Sequence[Trial], metric: str) -> Figure:
-    """Return a line for each trial with a score, through its parameters to its score.
+    """Draw parallel coordinates: a line for each trial through its parameters to its score.
 
-    The best finished trial is bold, unfinished ones are faint. A trial that lacks a parameter
-    passes below its axis.
+    The best finished trial is bold, unfinished trials are faint. The line of a trial that lacks a
+    parameter passes below the parameter's axis.
 
     Args:
-        axes: of the space; fixed parameters are left out.
-        trials: of one method.
-        metric: the score's name.
+        axes: Axes of the space's parameters; fixed parameters are left out.
+        trials: Trials of one method; those without a score are left out.
+        metric: Name of the score.
     """
     drawn = sorted(_scored(trials), key=lambda item: item[1])
     axes = _free(axes, trials)
@@ -68,7 +68,13 @@ def parallel(axes: Sequence[Axis], trials: Sequence[Trial], metric: str) -> Figu
 
 
 def scatter(axes: Sequence[Axis], trials: Sequence[Trial], metric: str) -> Figure:
-    """Return the score against each parameter; the best trial is a star, unfinished ones faint."""
+    """Draw the score over each parameter. The best trial is a star, unfinished trials are faint.
+
+    Args:
+        axes: Axes of the space's parameters; fixed parameters are left out.
+        trials: Trials of one method; those without a score are left out.
+        metric: Name of the score.
+    """
     drawn, axes, won = _scored(trials), _free(axes, trials), best_trial(trials)
     wide = min(4, max(1, len(axes)))
     high = max(1, ceil(len(axes) / wide))
@@ -98,7 +104,11 @@ def scatter(axes: Sequence[Axis], trials: Sequence[Trial], metric: str) -> Figur
 
 
 def shares(found: Mapping[str, float]) -> Figure:
-    """Return bars of what each parameter explains of the score."""
+    """Draw a bar for the importance of each parameter.
+
+    Args:
+        found: Shares of the explained variance by configuration key, in descending order.
+    """
     names = list(found)[::-1]
     figure = Figure(figsize=(6.5, 0.55 + 0.3 * len(names)), layout="constrained")
     plot = figure.add_subplot()
@@ -112,7 +122,12 @@ def shares(found: Mapping[str, float]) -> Figure:
 
 
 def progress(methods: Mapping[str, Sequence[Trial]], metric: str) -> Figure:
-    """Return the best score so far over trials, a line for each method."""
+    """Draw the best score so far over the trials, a line for each method.
+
+    Args:
+        methods: Trials of each method, in the order of their index.
+        metric: Name of the score.
+    """
     figure = Figure(figsize=(WIDTH, 3.4), layout="constrained")
     plot = figure.add_subplot()
     colours = mpl.colormaps["tab10" if len(methods) <= 10 else "tab20"].colors  # type: ignore[attr-defined]
@@ -134,12 +149,12 @@ def progress(methods: Mapping[str, Sequence[Trial]], metric: str) -> Figure:
 
 
 def _scored(trials: Sequence[Trial]) -> list[tuple[Trial, float]]:
-    """Return the trials that have been evaluated, with their scores."""
+    """Return the trials that have a score, with their scores."""
     return [(trial, trial.score) for trial in trials if trial.score is not None]
 
 
 def _free(axes: Sequence[Axis], trials: Sequence[Trial]) -> list[Axis]:
-    """Return the axes that a search moves on, as long as their trials need."""
+    """Return the axes of searched parameters, extended to the values of the trials."""
     return [
         axis.over([trial.params[axis.path] for trial in trials if axis.path in trial.params])
         for axis in axes
@@ -148,17 +163,19 @@ def _free(axes: Sequence[Axis], trials: Sequence[Trial]) -> list[Axis]:
 
 
 def _score_axis(metric: str, scores: Sequence[float]) -> Axis:
+    """Return an axis for the scores; it has a positive length even for a single score."""
     low, high = min(scores, default=0.0), max(scores, default=1.0)
     return Axis(metric, low, high) if low < high else Axis(metric, low - 0.01, high + 0.01)
 
 
 def _heights(axes: Sequence[Axis], trial: Trial) -> list[float]:
+    """Return the position of a trial on each axis."""
     places = [axis.of(trial.params) for axis in axes]
     return [UNSET if place is None else place for place in places]
 
 
 def _level(plot: Axes, axis: Axis, *, unset: bool) -> None:
-    """Label the axis of a small picture."""
+    """Label the horizontal axis of a scatter plot."""
     marks = [(-ASIDE, "not set")] * unset + _ticks(axis, 0.22)
     steep = sum(len(word) for _, word in marks) > 22
     plot.set_xticks(
@@ -173,7 +190,7 @@ def _level(plot: Axes, axis: Axis, *, unset: bool) -> None:
 
 
 def _upright(plot: Axes, x: float, axis: Axis) -> None:
-    """Draw an axis of the parallel coordinates, with its labels."""
+    """Draw an axis of the parallel coordinates and its labels."""
     plot.plot([x, x], [0, 1], color="0.25", linewidth=1, zorder=3)
     for place, word in _ticks(axis, APART):
         plot.plot([x - 0.02, x], [place, place], color="0.25", linewidth=1, zorder=3)
@@ -181,19 +198,20 @@ def _upright(plot: Axes, x: float, axis: Axis) -> None:
 
 
 def _mark(plot: Axes, x: float, y: float, word: str) -> None:
+    """Write a label to the left of a point on an axis."""
     box = {"facecolor": "white", "alpha": 0.75, "edgecolor": "none", "pad": 0.6}
     plot.annotate(word, (x - 0.04, y), ha="right", va="center", fontsize=7, bbox=box, zorder=5)
 
 
 def _ticks(axis: Axis, apart: float) -> list[tuple[float, str]]:
-    """Return places and labels of an axis: its ends, and round numbers where there is room."""
+    """Return positions and labels of an axis: its ends, and round numbers if there is room."""
     if axis.choices:
         return [(float(axis.place(value) or 0.0), shown(value)) for value in axis.choices]
     inside: Sequence[float]
     if axis.log:
         inside = LogLocator(subs=(1.0, 2.0, 5.0)).tick_values(axis.low, axis.high)
         decades = LogLocator().tick_values(axis.low, axis.high)
-        inside = [*decades, *inside]  # the decades first: there may be no room for others
+        inside = [*decades, *inside]  # decades take precedence over other round numbers
     else:
         inside = MaxNLocator(5, integer=axis.whole).tick_values(axis.low, axis.high)
     taken: list[tuple[float, str]] = []
@@ -210,7 +228,7 @@ def _word(value: Any) -> str:
 
 
 def _names(axes: Sequence[Axis]) -> list[str]:
-    """Return the last key of each path, with the one before where two are equal."""
+    """Return the last part of each key, or the last two parts if the last ones are equal."""
     last = [axis.path.split(".")[-1] for axis in axes]
     names = [
         ".".join(axis.path.split(".")[-2:]) if last.count(name) > 1 else name
@@ -220,7 +238,7 @@ def _names(axes: Sequence[Axis]) -> list[str]:
 
 
 def _broken(name: str, longest: int = 13) -> str:
-    """Return a long name on several lines, broken after underscores and points."""
+    """Break a long name into lines, after underscores and dots."""
     lines = [""]
     for piece in re.findall(r"[^_.]+[_.]*", name):
         if lines[-1] and len(lines[-1] + piece) > longest:
@@ -230,6 +248,7 @@ def _broken(name: str, longest: int = 13) -> str:
 
 
 def _plain(plot: Axes, size: float = 7) -> None:
+    """Set the common style of a plot."""
     plot.grid(alpha=0.3)
     plot.spines[["top", "right"]].set_visible(False)
     plot.tick_params(labelsize=size)

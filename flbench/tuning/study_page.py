@@ -1,7 +1,7 @@
-"""Results of a study: trials.csv, results.json, study.md, and report.html on one page.
+"""Writes the results of a study: trials.csv, results.json, study.md and report.html.
 
-The page needs no server and no network. All of it can be written again at any time, also while the
-study is unfinished.
+The page report.html needs no server and no network. All files can be written again at any time,
+also while the study is unfinished.
 """
 
 import csv
@@ -20,8 +20,8 @@ from flbench.reports import tables as blocks
 from flbench.reports.tables import Block
 from flbench.results import study_folder
 from flbench.tuning import tables
-from flbench.tuning.failures import troubles
-from flbench.tuning.report import Report
+from flbench.tuning.failures import find_failures
+from flbench.tuning.report import StudyReport
 
 STATE = ("method", "index", "state", "reason", "round", "rounds", "score", "winner")
 COST = (
@@ -37,7 +37,13 @@ COST = (
 
 @dataclass(frozen=True)
 class _Chapter:
-    """A method on the page: its table, and pictures with title and caption, as SVG."""
+    """Section of the page for one method.
+
+    Attributes:
+        name: Name of the method.
+        parameters: Table of the best hyper-parameters; None while there is no best trial.
+        pictures: Title, caption and SVG text of each figure.
+    """
 
     name: str
     parameters: Block | None
@@ -45,12 +51,14 @@ class _Chapter:
 
 
 def write(path: Path) -> None:
-    """Read a study folder and write its results into it, each file whole or not at all.
+    """Read a study folder and write its results into it. Each file is written atomically.
 
-    Raises: UserError if it is none, DataError if a file in it is damaged, OSError if a file cannot
-        be written.
+    Raises:
+        UserError: The folder is not a study folder.
+        DataError: A file of the study is damaged.
+        OSError: A file cannot be written.
     """
-    report = Report(study_folder.read(path))
+    report = StudyReport(study_folder.read(path))
     texts = {
         "trials.csv": trials_csv(report),
         "results.json": as_json(report),
@@ -62,8 +70,12 @@ def write(path: Path) -> None:
     _save_pictures(report, path / "pictures")
 
 
-def trials_csv(report: Report) -> str:
-    """Return a line for each trial of the search; the columns of parameters have their paths."""
+def trials_csv(report: StudyReport) -> str:
+    """Return trials.csv: a line for each trial of the search.
+
+    The column of a parameter is named by its configuration key. A parameter that a trial lacks is
+    an empty cell.
+    """
     study = report.study
     paths = list(dict.fromkeys(path for trial in study.trials for path in trial.params))
     winners = [study.winner(method) for method in study.methods]
@@ -83,15 +95,15 @@ def trials_csv(report: Report) -> str:
     return text.getvalue()
 
 
-def as_json(report: Report) -> str:
-    """Return all that the report knows; what is no finite number is null."""
+def as_json(report: StudyReport) -> str:
+    """Return results.json: the whole report. NaN and infinity are written as null."""
     study, header = report.study, report.study.header
     tree = {
         "flbench": __version__,
         "study": {
             key: value for key, value in asdict(header).items() if key not in ("methods", "command")
         },
-        "remarks": report.remarks,
+        "remarks": report.notes,
         "methods": {
             tuning.method: {
                 **_winner(report, tuning.method),
@@ -100,22 +112,22 @@ def as_json(report: Report) -> str:
                     variant: study.values(tuning.method, variant, header.metric)
                     for variant in tuning.sides
                 },
-                "brought": None if tuning.brought is None else asdict(tuning.brought),
-                "verdict": tuning.word,
+                "brought": None if tuning.gain is None else asdict(tuning.gain),
+                "verdict": tuning.verdict,
             }
             for tuning in report.tunings
         },
-        "pairs": [asdict(pair) | {"verdict": pair.word} for pair in report.pairs],
-        "troubles": troubles(report),
+        "pairs": [asdict(pair) | {"verdict": pair.verdict} for pair in report.pairs],
+        "troubles": find_failures(report),
     }
     return json.dumps(_finite(tree), indent=1) + "\n"
 
 
-def markdown(report: Report) -> str:
-    """Return the whole report but its pictures."""
+def markdown(report: StudyReport) -> str:
+    """Return study.md: the whole report without its figures."""
     parts = [f"# {report.heading}"]
     parts.append("\n".join(f"- {key}: {value}" for key, value in report.facts.items()))
-    parts += [f"**{remark}**" for remark in report.remarks]
+    parts += [f"**{note}**" for note in report.notes]
     parts.append(report.budget)
     parts += [blocks.markdown(block) for block in _opening(report)]
     parameters = [tables.parameters(report, method) for method in report.study.methods]
@@ -123,14 +135,14 @@ def markdown(report: Report) -> str:
         parts.append("## Best hyper-parameters")
     parts += [blocks.markdown(block, 3) for block in parameters if block is not None]
     parts += [blocks.markdown(block) for block in _closing(report)]
-    if said := troubles(report):
+    if said := find_failures(report):
         parts.append("## What failed, could not be scored, or is missing")
         parts.append("\n".join(f"- {line}" for line in said))
     parts.append(f"flbench {__version__}.")
     return "\n\n".join(parts) + "\n"
 
 
-def page(report: Report) -> str:
+def page(report: StudyReport) -> str:
     """Return report.html."""
     from jinja2 import Environment, StrictUndefined
 
@@ -149,25 +161,27 @@ def page(report: Report) -> str:
             _Chapter(name, tables.parameters(report, name), tuple(_pictures(report, name)))
             for name in study.methods
         ],
-        evaluation_settings=_closing(report),
-        troubles=troubles(report),
+        closing=_closing(report),
+        failures=find_failures(report),
         rare=tables.RARE,
     )
 
 
-def _opening(report: Report) -> list[Block]:
-    found = (tables.brought(report), tables.rivals(report), tables.figures(report))
-    return [block for block in (*found, tables.prices(report)) if block is not None]
+def _opening(report: StudyReport) -> list[Block]:
+    """Return the tables at the beginning of the report."""
+    found = (tables.gains(report), tables.comparisons(report), tables.other_metrics(report))
+    return [block for block in (*found, tables.costs(report)) if block is not None]
 
 
-def _closing(report: Report) -> list[Block]:
+def _closing(report: StudyReport) -> list[Block]:
+    """Return the tables at the end of the report."""
     classes = tables.classes(report)
     found = [tables.trials(report)]
     return found if classes is None else [classes, *found]
 
 
-def _pictures(report: Report, method: str) -> Iterator[tuple[str, str, str]]:
-    """Yield title, caption and SVG of a method's pictures; none while it has nothing to draw."""
+def _pictures(report: StudyReport, method: str) -> Iterator[tuple[str, str, str]]:
+    """Yield title, caption and SVG text of each figure of a method; nothing without a score."""
     from flbench.reports import figures
     from flbench.tuning import study_figures
 
@@ -176,35 +190,36 @@ def _pictures(report: Report, method: str) -> Iterator[tuple[str, str, str]]:
         return
     yield (
         "All trials",
-        f"A line is a trial, coloured by its validation {report.metric}; the winner is bold,"
+        f"Each line is a trial, coloured by its validation {report.metric}. The best trial is bold;"
         " trials that did not finish are faint.",
         figures.svg(study_figures.parallel(axes, trials, report.metric)),
     )
     found = report.importances[method]
     bars = figures.svg(study_figures.shares(found.shares)) if found.shares else ""
     about = (
-        "By fANOVA over the finished trials: what each parameter explains alone, adding up to 1."
+        "fANOVA over the finished trials: share of the score's variance that each parameter"
+        " explains alone, normalized to a sum of 1."
     )
     yield (
-        "What the score depends on",
+        "Importance of the parameters",
         f"{about} {found.why}".strip() if bars else found.why,
         bars,
     )
     yield (
-        "Score against each parameter",
-        "The star is the winner; trials that did not finish are faint.",
+        "Score over each parameter",
+        "The star is the best trial; trials that did not finish are faint.",
         figures.svg(study_figures.scatter(axes, trials, report.metric)),
     )
 
 
-def drawable(report: Report, method: str) -> bool:
-    """Return whether a method has a trial with a score and a parameter that is searched."""
+def drawable(report: StudyReport, method: str) -> bool:
+    """Whether a method has a trial with a score, and a parameter that is searched."""
     scored = any(trial.score is not None for trial in report.study.trials_of(method))
     return scored and any(not axis.fixed for axis in report.axes[method])
 
 
-def _save_pictures(report: Report, folder: Path) -> None:
-    """Write `METHOD-parallel.png` of each method that has one."""
+def _save_pictures(report: StudyReport, folder: Path) -> None:
+    """Write `METHOD-parallel.png` for each method that has a trial with a score."""
     from flbench.reports import figures
     from flbench.tuning import study_figures
 
@@ -216,8 +231,8 @@ def _save_pictures(report: Report, folder: Path) -> None:
             figures.save(figure, folder / f"{method}-parallel.png")
 
 
-def _winner(report: Report, method: str) -> dict[str, Any]:
-    """Return what the search found for a method."""
+def _winner(report: StudyReport, method: str) -> dict[str, Any]:
+    """Return the entries of results.json on the best trial of a method."""
     won, entry = report.study.winner(method), report.study.header.methods[method]
     found = report.importances[method]
     warnings = (
@@ -242,7 +257,7 @@ def _winner(report: Report, method: str) -> dict[str, Any]:
 
 
 def _finite(tree: Any) -> Any:
-    """Return a tree that JSON can hold."""
+    """Return a tree of JSON values: keys are text, NaN and infinity are null."""
     if isinstance(tree, dict):
         return {str(key): _finite(value) for key, value in tree.items()}
     if isinstance(tree, list | tuple):

@@ -1,27 +1,27 @@
-"""The tables of a study in words."""
+"""Tables of a study, as text for the console, Markdown and HTML."""
 
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import NamedTuple
 
-from flbench.reports.statistics import CLAIM_FROM, WILCOXON_FROM, Gap, Sample
+from flbench.reports.statistics import CLAIM_FROM, WILCOXON_FROM, PairedDifference, Sample
 from flbench.reports.tables import Block, share, size
 from flbench.results.study_folder import STATES, VARIANTS, Study, Trial
 from flbench.tuning.axes import Axis, shown
 from flbench.tuning.bounds import bounds
-from flbench.tuning.comparison import FIGURES, Pair, Side, Tuning
-from flbench.tuning.report import Report, count, title
+from flbench.tuning.comparison import TEST_METRICS, Pair, Side, Tuning
+from flbench.tuning.report import StudyReport, count, title
 
 RARE = " (rare)"
-BROUGHT = {
+GAIN_VERDICTS = {
     "better": "tuning helped",
     "worse": "tuning harmed",
-    "not told apart": "not told apart",
+    "no significant difference": "no significant difference",
 }
 
 
-def brought(report: Report) -> Block:
-    """Return default against tuned: validation, test, the difference and what it says."""
+def gains(report: StudyReport) -> Block:
+    """Return the table of default and tuned results: validation, test, gain and verdict."""
     rows = []
     for tuning in report.tunings:
         for variant in VARIANTS:
@@ -35,7 +35,7 @@ def brought(report: Report) -> Block:
                     interval(side.validation),
                     interval(side.test.get(report.study.header.metric)),
                     str(len(side.seeds) or "-"),
-                    difference(tuning.brought) if tuned else "",
+                    difference(tuning.gain) if tuned else "",
                     _verdict(tuning) if tuned else "",
                 )
             )
@@ -43,19 +43,20 @@ def brought(report: Report) -> Block:
         f"Default against tuned: {report.metric}",
         (
             *("method", "values", "validation,\nsearch", "validation,\nfinal"),
-            *("test,\nfinal", "seeds", "tuning brought\n(test)", "verdict"),
+            *("test,\nfinal", "seeds", "gain from tuning\n(test)", "verdict"),
         ),
         tuple(rows),
-        "Search: one training with the study's seed; the best of many is flattered by its choice."
-        " Final: mean over seeds and half the width of its 95 % interval. Differences are taken"
-        " seed by seed, with their 95 % interval (paired t).",
+        "Search: one training with the study's seed; the score of the best of many trials is"
+        " optimistic."
+        " Final: mean over seeds and half the width of its 95 % interval. Gain: mean difference of"
+        " trainings with the same seed, and half the width of its 95 % interval (paired t-test).",
         texts=(0, 1, 7),
     )
 
 
-def figures(report: Report) -> Block:
-    """Return the test figures beside the study's metric."""
-    names = [name for name in FIGURES if name != report.study.header.metric]
+def other_metrics(report: StudyReport) -> Block:
+    """Return the table of the test metrics beside the study's metric."""
+    names = [name for name in TEST_METRICS if name != report.study.header.metric]
     rows = [
         (
             tuning.method,
@@ -66,34 +67,34 @@ def figures(report: Report) -> Block:
         for variant in VARIANTS
     ]
     return Block(
-        "Other test figures",
+        "Other test metrics",
         ("method", "values", *(title(name) for name in names)),
         tuple(rows),
-        "Of final trainings after the last round: mean over seeds and half the width of its 95 %"
-        " interval. Nothing was chosen by them.",
+        "Final trainings after the last round: mean over seeds and half the width of its 95 %"
+        " interval. No choice depends on these metrics.",
         texts=(0, 1),
     )
 
 
-def prices(report: Report) -> Block:
-    """Return what a final training costs."""
+def costs(report: StudyReport) -> Block:
+    """Return the table of the costs of a final training."""
     rows = [
-        (tuning.method, variant, *_price(tuning.sides[variant]))
+        (tuning.method, variant, *_cost(tuning.sides[variant]))
         for tuning in report.tunings
         for variant in VARIANTS
     ]
     return Block(
-        "Price of a final training",
+        "Cost of a final training",
         ("method", "values", "up", "down", "peer", "client trainings", "seconds"),
         tuple(rows),
-        "Means over seeds. Down: with what a set-up sends; the start net follows from the seed and"
-        " is not sent. Peer: between clients.",
+        "Means over seeds. Down includes what is sent during set-up; the initial model follows from"
+        " the seed and is not sent. Peer: between clients.",
         texts=(0, 1),
     )
 
 
-def rivals(report: Report) -> Block | None:
-    """Return the tuned methods against each other; None where no two can be compared."""
+def comparisons(report: StudyReport) -> Block | None:
+    """Return the table of comparisons between tuned methods; None if no two can be compared."""
     if not report.pairs:
         return None
     rows = tuple(
@@ -112,15 +113,15 @@ def rivals(report: Report) -> Block | None:
         f"Tuned methods against each other: {report.metric}, test",
         ("", "difference", "seeds", "p", "p (Holm)", "p (Wilcoxon)", "verdict"),
         rows,
-        "Paired t-tests over seeds; the verdict is by p corrected for all pairs (Holm), the"
-        " interval is that of one pair alone. Wilcoxon's test is made from"
-        f" {WILCOXON_FROM} seeds on: with fewer it cannot tell anything apart.",
+        "Paired t-tests over seeds. The verdict uses the p-value corrected for all pairs (Holm);"
+        " the interval is not corrected. Wilcoxon's signed-rank test needs at least"
+        f" {WILCOXON_FROM} seeds: with fewer, its p-value is always above 0.05.",
         texts=(0, 6),
     )
 
 
-def parameters(report: Report, method: str) -> Block | None:
-    """Return the winner's hyper-parameters beside the defaults; None without a winner."""
+def parameters(report: StudyReport, method: str) -> Block | None:
+    """Return the table of a method's best hyper-parameters; None while there is no best trial."""
     won = report.study.winner(method)
     if won is None:
         return None
@@ -143,8 +144,8 @@ def parameters(report: Report, method: str) -> Block | None:
     )
 
 
-def winner(report: Report, method: str) -> str:
-    """Return a method's best hyper-parameters in a line, with warnings; "" without a winner."""
+def winner(report: StudyReport, method: str) -> str:
+    """Return a method's best hyper-parameters as one line, with warnings; "" if there are none."""
     won = report.study.winner(method)
     if won is None:
         return ""
@@ -156,7 +157,13 @@ def winner(report: Report, method: str) -> str:
 
 
 def edge(axis: Axis, won: Trial, method: str) -> str:
-    """Return a warning where the best value lies at an end of its range; "" elsewhere."""
+    """Return a warning if the best value lies at an end of its range; "" otherwise.
+
+    Args:
+        axis: Axis of the parameter.
+        won: The best trial.
+        method: Name of the method, which the hard limits of the parameter depend on.
+    """
     end = axis.end(won.params.get(axis.path))
     if end is None:
         return ""
@@ -165,20 +172,20 @@ def edge(axis: Axis, won: Trial, method: str) -> str:
     if (end == "low" and least is not None and low <= least) or (
         end == "high" and most is not None and high >= most
     ):
-        return f"at the {end} end, where the parameter itself ends"
+        return f"at the {end} end, which is a limit of the parameter itself"
     return f"at the {end} end: widen the space"
 
 
 class _Classes(NamedTuple):
-    """Lines of a method's per_class.csv, and means over seeds, class by class."""
+    """Lines of a method's per_class.csv, and mean F1 and recall over seeds, by class."""
 
     lines: Sequence[Mapping[str, str]]
     f1: tuple[float, ...]
     recall: tuple[float, ...]
 
 
-def classes(report: Report) -> Block | None:
-    """Return F1 and recall of each class, tuned; None before there are tuned trainings."""
+def classes(report: StudyReport) -> Block | None:
+    """Return the table of F1 and recall by class; None while there are no tuned trainings."""
     found = {method: _classes(report.study, method) for method in report.study.methods}
     columns = {method: values for method, values in found.items() if values is not None}
     if not columns:
@@ -197,12 +204,12 @@ def classes(report: Report) -> Block | None:
         "Classes, tuned: test",
         ("class", "train", *header),
         rows,
-        "Means over seeds, after the last round; train: training samples of all clients.",
+        "Means over seeds, after the last round. Train: number of training samples of all clients.",
     )
 
 
-def trials(report: Report) -> Block:
-    """Return trials by state, and what the search cost."""
+def trials(report: StudyReport) -> Block:
+    """Return the table of the trials by state, and the cost of the search."""
     rows = []
     for method in report.study.methods:
         mine = report.study.trials_of(method)
@@ -221,19 +228,19 @@ def trials(report: Report) -> Block:
         "Trials of the search",
         ("method", *STATES, "not begun", "retried", "rounds", "seconds"),
         tuple(rows),
-        "Stopped: by the scheduler. Rounds and seconds are those of all trials together.",
+        "Stopped: by the scheduler. Rounds and seconds are sums over all trials.",
     )
 
 
 def interval(sample: Sample | None) -> str:
-    """Return a mean with half the width of its interval, if it has one."""
+    """Format a mean and half the width of its interval, if it has one."""
     if sample is None:
         return "-"
     return share(sample.mean) + ("" if sample.half is None else f" ± {sample.half:.4f}")
 
 
-def difference(gap: Gap | None) -> str:
-    """Return a difference with half the width of its interval, if it has one."""
+def difference(gap: PairedDifference | None) -> str:
+    """Format a difference and half the width of its interval, if it has one."""
     if gap is None:
         return "-"
     half = gap.sample.half
@@ -241,36 +248,38 @@ def difference(gap: Gap | None) -> str:
 
 
 def probability(value: float | None) -> str:
-    """Return a p-value."""
+    """Format a p-value."""
     if value is None:
         return "-"
     return "< 0.0001" if value < 0.0001 else f"{value:.4f}"
 
 
 def _verdict(tuning: Tuning) -> str:
+    """Return the verdict about the gain from tuning, as text."""
     if tuning.won == 0:
-        return "the defaults won"
-    if tuning.brought is None or tuning.word is None:
+        return "the default trial is the best"
+    if tuning.gain is None or tuning.verdict is None:
         return "-"
-    return BROUGHT.get(tuning.word, "") or _silence(tuning.brought)
+    return GAIN_VERDICTS.get(tuning.verdict, "") or _no_claim(tuning.gain)
 
 
 def _ahead(pair: Pair) -> str:
-    if pair.word == "no claim":
-        return _silence(pair.gap)
-    ahead = {"better": f"{pair.first} is ahead", "worse": f"{pair.second} is ahead"}
-    return ahead.get(pair.word, pair.word)
+    """Return the verdict about two methods, as text."""
+    if pair.verdict == "no claim":
+        return _no_claim(pair.gap)
+    ahead = {"better": f"{pair.first} is better", "worse": f"{pair.second} is better"}
+    return ahead.get(pair.verdict, pair.verdict)
 
 
-def _silence(gap: Gap) -> str:
-    """Return why nothing is claimed of a difference."""
+def _no_claim(gap: PairedDifference) -> str:
+    """Return why no claim is made about a difference."""
     seeds = len(gap.seeds)
     if seeds < CLAIM_FROM:
         return f"no claim: {count(seeds, 'seed')}"
-    return "no claim: the same in every seed"
+    return "no claim: same difference for every seed"
 
 
-def _price(side: Side) -> tuple[str, ...]:
+def _cost(side: Side) -> tuple[str, ...]:
     price = side.price
     if not price:
         return ("-",) * 5

@@ -1,4 +1,4 @@
-"""Optuna's tree-structured Parzen estimator (TPE), asked anew for each batch of trials."""
+"""Optuna's tree-structured Parzen estimator (TPE), rebuilt for each batch of trials."""
 
 import math
 from collections.abc import Sequence
@@ -11,19 +11,27 @@ from flbench.tuning.samplers import Observation, RandomSampler, number
 from flbench.tuning.space import Space
 
 LEAST, MOST, SHARE = 4, 10, 3
-"""One trial of SHARE is random, but LEAST at least and MOST at most."""
-CANDIDATES: Final = 24  # Optuna's default, stated because proposals depend on it
+"""One trial in SHARE is random, with at least LEAST and at most MOST random trials."""
+CANDIDATES: Final = 24  # Optuna's default, set explicitly because proposals depend on it
 
 
 class OptunaSampler:
-    """Random trials first, the same as `random`'s; then what Optuna's TPE makes of the scores.
+    """Proposes random trials first, the same as `RandomSampler`, then trials of Optuna's TPE.
 
-    A study is rebuilt from the history for each batch, with a seed from (seed, method, first
-    index). A stopped trial counts below all finished ones, and the more the further it came. One
-    that diverged, failed or was never evaluated counts least, so that its parameters are avoided.
-    A default outside the ranges (`null`, say) is told without that parameter.
+    For each batch, an Optuna study is built from the history, with a seed derived from the seed,
+    the method's name and the index of the batch's first trial. A stopped trial ranks below all
+    finished ones, and higher the more rounds it has done. A trial that diverged, failed or was
+    never evaluated ranks lowest, so that its parameters are avoided. If a default lies outside its
+    range (such as `null`), the default trial is passed to Optuna without this parameter.
 
-    Raises: ConfigError if Optuna is not installed.
+    Args:
+        space: Search space of the method.
+        defaults: Parameters of trial 0.
+        seed: Seed of the search.
+        trials: Number of trials, with the default trial.
+
+    Raises:
+        ConfigError: Optuna is not installed.
     """
 
     def __init__(self, space: Space, defaults: Params, seed: int, trials: int) -> None:
@@ -43,29 +51,29 @@ class OptunaSampler:
             return [self.random.trial(index) for index in indices]
         study = self._study(history)
         return [
-            self.random.trial(index) if index < self.startup else self._asked(study.ask())
+            self.random.trial(index) if index < self.startup else self._params_of(study.ask())
             for index in indices
         ]
 
     def _study(self, history: Sequence[Observation]) -> Any:
-        """Return a study that was told the history."""
+        """Return an Optuna study with the trials of the history."""
         stream = generator(self.seed, "search", number(self.space.method), len(history))
         tpe = self.optuna.samplers.TPESampler(
             seed=int(stream.integers(2**31)),
-            n_startup_trials=1,  # random trials are ours: all that Optuna draws is modelled
+            n_startup_trials=1,  # RandomSampler draws the random trials, Optuna only modelled ones
             n_ei_candidates=CANDIDATES,
         )
         study = self.optuna.create_study(direction="maximize", sampler=tpe)
-        study.add_trials([self._told(observation) for observation in history])
+        study.add_trials([self._to_optuna(observation) for observation in history])
         return study
 
-    def _told(self, observation: Observation) -> Any:
-        """Return a trial as one of Optuna's."""
+    def _to_optuna(self, observation: Observation) -> Any:
+        """Return the result of a trial as a trial of Optuna."""
         params: Params = {}
         for path, value in observation.params.items():
             parameter = self.space.parameters.get(path)
             if parameter is not None and parameter.holds(value):
-                params[path] = parameter.told(value)
+                params[path] = parameter.to_optuna(value)
         fixed = self.optuna.trial.FixedTrial(params)
         for path in params:
             self.space.parameters[path].suggest(fixed, path)
@@ -81,15 +89,16 @@ class OptunaSampler:
             intermediate_values={observation.round: score} if came else {},
         )
 
-    def _asked(self, trial: Any) -> Params:
-        """Return what Optuna proposes; active parameters alone are asked for."""
+    def _params_of(self, trial: Any) -> Params:
+        """Return the parameters that Optuna proposes; only active parameters are drawn."""
         return self.space.assign(lambda path, parameter: parameter.suggest(trial, path))
 
 
 def _optuna() -> Any:
-    """Return the package.
+    """Import Optuna.
 
-    Raises: ConfigError with the line that installs it.
+    Raises:
+        ConfigError: Optuna is not installed.
     """
     try:
         import optuna

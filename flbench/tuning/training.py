@@ -1,6 +1,7 @@
-"""One trial: a run folder within a study, trained from evaluation to evaluation.
+"""Trains one trial of a study, from evaluation to evaluation, in a run folder of its own.
 
-It knows nothing of Ray: whoever calls `step` decides where it runs and when it stops.
+This module does not depend on Ray: the caller of `TrialTraining.step` decides where a trial runs
+and when it stops.
 """
 
 import json
@@ -25,19 +26,19 @@ from flbench.results import metrics_file
 from flbench.results.metrics_file import Row
 from flbench.results.summary import last_round, totals
 from flbench.tuning.space import layer
-from flbench.tuning.study import Job, now, read_record, write_record
+from flbench.tuning.study import TrainingJob, now, read_record, write_record
 
-SAVED: Final = "trial.safetensors"  # a checkpoint that another trial can take up
+SAVED: Final = "trial.safetensors"  # a checkpoint that another trial can load
 
 
 @dataclass(frozen=True)
 class Progress:
-    """What a step found.
+    """Progress of a trial after a step.
 
     Attributes:
-        round: rounds done.
-        score: validation metric of the last evaluated round; None if there is none.
-        done: whether the trial is over.
+        round: Number of rounds that the trial has done.
+        score: Validation metric of the last evaluated round; None if there is none.
+        done: Whether the trial has ended.
     """
 
     round: int
@@ -45,22 +46,22 @@ class Progress:
     done: bool
 
 
-class Training:
-    """Trains one job; goes on from its own checkpoint where there is one.
+class TrialTraining:
+    """The training of one job; it resumes from the job's checkpoint if there is one.
 
     Args:
-        study: the study folder.
-        job: what to train.
-        federation: the study's samples.
-        metric: that scores the trial.
-        rounds: of a whole trial.
-        node: where it runs.
+        study: Study folder.
+        job: Job to train.
+        federation: Partitioned data set of the study.
+        metric: Metric that scores the trial.
+        rounds: Number of rounds of a complete trial.
+        node: Name of the machine, for the record.
     """
 
     def __init__(
         self,
         study: Path,
-        job: Job,
+        job: TrainingJob,
         federation: Federation,
         *,
         metric: str,
@@ -84,12 +85,13 @@ class Training:
             self._end("failed", str(error))
 
     def step(self) -> Progress:
-        """Train until the next evaluation, evaluate, and write how far it is.
+        """Train until the next evaluation, evaluate, and update trial.json.
 
-        What trying again cannot mend ends the trial, and is not raised: parameters that the method
-        refuses, models that diverge.
+        Errors that another attempt cannot cure end the trial and are not raised: parameters that
+        the method refuses, and models that diverge.
 
-        Raises: RunError if the machine fails.
+        Raises:
+            RunError: The training was closed, or the machine failed.
         """
         if self._record["ended"] is None:
             try:
@@ -102,7 +104,11 @@ class Training:
         return Progress(record["round"], record["score"], record["ended"] is not None)
 
     def save(self, folder: Path) -> None:
-        """Write what another trial, or this one later, can go on from."""
+        """Write a checkpoint that this trial, or another one, can load.
+
+        Args:
+            folder: An existing folder for the files of the checkpoint.
+        """
         built, state = self._alive()
         extra = {"seconds": vars(self._seconds), "rows": len(self.folder.rows)}
         checkpoint.save(folder / SAVED, state, built.config.hash(), extra)
@@ -110,16 +116,20 @@ class Training:
         shutil.copy(self.folder.path / "metrics.csv", folder / "metrics.csv")
 
     def load(self, folder: Path) -> None:
-        """Go on from what a trial saved: its state, with the parameters of this one."""
+        """Load the state of a saved trial, and keep the parameters of this one.
+
+        Args:
+            folder: Folder that `save` has written.
+        """
         built, _ = self._alive()
-        theirs = json.loads((folder / "hash.json").read_text())
-        state, extra = checkpoint.load(folder / SAVED, theirs)
+        saved_hash = json.loads((folder / "hash.json").read_text())
+        state, extra = checkpoint.load(folder / SAVED, saved_hash)
         shutil.copy(folder / "metrics.csv", self.folder.path / "metrics.csv")
         checkpoint.save(self.folder.checkpoint("last"), state, built.config.hash(), extra)
         self._restore(built)
 
     def close(self) -> None:
-        """Let go of the engine."""
+        """Close the engine. Further steps raise an error."""
         if self._built is not None:
             self._built.engine.close()
             self._built = None
@@ -128,7 +138,7 @@ class Training:
         config, origins = configuration(self._study, self.job)
         before = self.folder.path / "config.yaml"
         if before.is_file() and not fresh and config.engine.block is None:
-            # Sums over a stack run in an order that depends on its size: it stays as it was.
+            # The order of sums over a stack depends on its size, so that a resumed trial keeps it.
             block = resolve([from_file(before)])[0].engine.block
             config = assembly.altered(config, "engine", block=block)
         built = assembly.build(config, federation.reseeded(config.seed))
@@ -136,7 +146,7 @@ class Training:
         if fresh:
             self.folder.checkpoint("last").unlink(missing_ok=True)
         if not (self.folder.path / "metrics.csv").is_file():
-            self.folder.write("metrics.csv", metrics_file.head())
+            self.folder.write("metrics.csv", metrics_file.header_line())
         for name in ("partition.npz", "partition.json"):
             shutil.copy(self._study / name, self.folder.path / name)
         if not (self.folder.path / "provenance.json").is_file():
@@ -156,12 +166,12 @@ class Training:
         rounds, every = built.config.train.rounds, built.config.evaluation.every
         until = min(rounds, (state.round // every + 1) * every)
         if until == rounds and self.job.kind == "final":
-            # Test parts are looked at once, when all is trained; `best` is evaluated then too.
+            # Test parts are evaluated only once, after the last round, also for the best round.
             self._loop.evaluator = built.evaluator(_Quiet().warn)
         self._state = self._loop.run(state, until)
-        vain = totals(self.folder.rows)
-        if vain["client_trainings"] and vain["diverged"] == vain["client_trainings"]:
-            self._end("diverged", f"all {vain['diverged']} client trainings diverged.")
+        counts = totals(self.folder.rows)
+        if counts["client_trainings"] and counts["diverged"] == counts["client_trainings"]:
+            self._end("diverged", f"all {counts['diverged']} client trainings diverged.")
         elif self._state.round >= rounds:
             if self.job.kind == "final":
                 finalize.write(built, self._loop, self._state)
@@ -171,7 +181,7 @@ class Training:
 
     def _alive(self) -> tuple[assembly.Experiment, State]:
         if self._built is None or self._state is None:
-            raise RunError(f"{self.job.name} could not begin, or is closed.")
+            raise RunError(f"{self.job.name}: the training could not begin, or is closed.")
         return self._built, self._state
 
     def _end(self, state: str, reason: str | None) -> None:
@@ -193,21 +203,29 @@ class Training:
         }
 
 
-def configuration(study: Path, job: Job) -> tuple[Config, dict[str, str]]:
-    """Return a job's configuration: the method's, with the job's parameters and seed."""
+def configuration(study: Path, job: TrainingJob) -> tuple[Config, dict[str, str]]:
+    """Return a job's configuration and the origins of its values.
+
+    It is the method's configuration in the study folder, with the job's parameters and seed.
+    """
     own = layer({**job.params, "seed": job.seed}, job.name)
     return resolve([from_file(study / "methods" / f"{job.method}.yaml"), own])
 
 
 def score_of(rows: list[Row], metric: str) -> float | None:
-    """Return the validation metric of the last evaluated round; None if there is none."""
+    """Return the validation metric of the last evaluated round; None if there is none.
+
+    Args:
+        rows: Lines of a metrics.csv.
+        metric: Name of the metric of the personalized models.
+    """
     last = last_round(rows)
     wanted = (last, "validation", "personal", metric)
     return next((row.value for row in reversed(rows) if row[:4] == wanted), None)
 
 
 class _Quiet:
-    """A reporter of trials: what they find goes to their folders."""
+    """A reporter without output: results of trials are written to their folders."""
 
     def begin(self, done: int, rounds: int) -> None:
         pass

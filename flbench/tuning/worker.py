@@ -1,4 +1,4 @@
-"""Ray Tune's worker: an actor that trains one trial after the other."""
+"""The worker of Ray Tune: an actor that trains one trial after the other."""
 
 from pathlib import Path
 from typing import Any
@@ -7,17 +7,17 @@ import ray
 from ray import tune
 
 from flbench.data.federation import Federation
-from flbench.tuning.study import named
-from flbench.tuning.training import Training
+from flbench.tuning.study import load_job
+from flbench.tuning.training import TrialTraining
 
-WORST = -1.0  # what schedulers are told of a trial without a score; metrics are in [0, 1]
+WORST = -1.0  # score of a trial without one, for the scheduler; metrics are in [0, 1]
 
 
-class Worker(tune.Trainable):  # type: ignore[misc]
-    """Trains trials; a later one finds the process, its imports and the samples in place.
+class TrialWorker(tune.Trainable):  # type: ignore[misc]
+    """Trains trials in one process, so that imports and samples are loaded once.
 
-    `config` holds the trial's parameters alone: what it is besides follows from its id, because
-    population based training gives a trial another one's config.
+    `config` has the trial's parameters only. The job is found by the trial's id, because
+    population based training passes the config of one trial to another.
     """
 
     def setup(
@@ -30,47 +30,56 @@ class Worker(tune.Trainable):  # type: ignore[misc]
         samples: list[Any],
         rest: Federation,
     ) -> None:
-        """Take up the samples, which lie in shared memory; `samples` holds their reference.
+        """Get the samples from shared memory.
 
-        Nothing is written yet: Ray Tune may set up a worker for a trial that another one gets.
+        No file is written: Ray Tune may set up a worker for a trial that another worker trains.
+
+        Args:
+            config: Mapping with the trial's parameters under `params`.
+            study: Study folder.
+            metric: Metric that scores the trial.
+            rounds: Number of rounds of a complete trial.
+            samples: List with the reference of the samples in Ray's object store. In a list, Ray
+                does not copy them into the arguments.
+            rest: The federation without its samples.
         """
         self._study, self._metric, self._rounds = Path(study), metric, rounds
         self._federation = rest.with_samples(ray.get(samples[0]))
         self._params: dict[str, Any] = config["params"]
-        self._training: Training | None = None
+        self._training: TrialTraining | None = None
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
-        """Make this process another trial's."""
+        """Reuse this process for another trial."""
         self.cleanup()
         self._params = new_config["params"]
         return True
 
     def step(self) -> dict[str, Any]:
-        """Train until the next evaluation."""
+        """Train until the next evaluation; return round, score and whether the trial has ended."""
         found = self._begun().step()
         score = WORST if found.score is None else found.score
         return {"round": found.round, "score": score, "done": found.done}
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
-        """Write what another trial can go on from."""
+        """Write a checkpoint that this trial, or another one, can load."""
         self._begun().save(Path(checkpoint_dir))
 
     def load_checkpoint(self, checkpoint: str) -> None:
-        """Go on from what a trial saved."""
+        """Load the state of a saved trial."""
         self._begun().load(Path(str(checkpoint)))
 
     def cleanup(self) -> None:
-        """Let go of the trial's engine."""
+        """Close the trial's engine."""
         if self._training is not None:
             self._training.close()
         self._training = None
 
-    def _begun(self) -> Training:
-        """Return the trial's training, which begins when it is first needed."""
+    def _begun(self) -> TrialTraining:
+        """Return the trial's training; the first call begins it."""
         if self._training is None:
-            job = named(self._study, self.trial_id, self._params)
+            job = load_job(self._study, self.trial_id, self._params)
             node = ray.get_runtime_context().get_node_id()
-            self._training = Training(
+            self._training = TrialTraining(
                 self._study,
                 job,
                 self._federation,

@@ -25,17 +25,19 @@ def study(tmp_path, finished_run):
     return folder
 
 
-def test_tuning_is_judged_seed_by_seed(study):
+def test_gain_is_compared_seed_by_seed(study):
     found = {tuning.method: tuning for tuning in tunings(study_folder.read(study))}
 
     for method, values in TEST.items():
         expected = stats.ttest_rel(values["tuned"], values["default"])
-        assert found[method].brought.p == pytest.approx(expected.pvalue)
-        assert found[method].word == ("better" if expected.pvalue < 0.05 else "not told apart")
+        assert found[method].gain.p == pytest.approx(expected.pvalue)
+        assert found[method].verdict == (
+            "better" if expected.pvalue < 0.05 else "no significant difference"
+        )
         assert found[method].sides["tuned"].search == 0.75
         assert found[method].sides["default"].search == 0.65
         assert found[method].sides["default"].seeds == (1, 2, 3)
-    assert {found[method].word for method in TEST} == {"better", "not told apart"}
+    assert {found[method].verdict for method in TEST} == {"better", "no significant difference"}
 
 
 def test_pairs_are_corrected_together(study):
@@ -75,7 +77,7 @@ def test_defaults_that_won_are_not_compared_with_themselves(tmp_path, finished_r
 
     [tuning] = tunings(study_folder.read(folder))
 
-    assert (tuning.won, tuning.brought, tuning.word) == (0, None, None)
+    assert (tuning.won, tuning.gain, tuning.verdict) == (0, None, None)
     assert tuning.sides["tuned"].test["accuracy"].mean == pytest.approx(0.2)
 
 

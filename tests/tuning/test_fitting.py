@@ -51,18 +51,22 @@ def test_space_without_the_learning_rate_is_noted_unless_the_user_set_it():
 
     [note] = fit(space, base("hfcd"))[1]
 
-    assert "no `train.optimizer.lr`, so that all trials take 0.01" in note
+    assert "no `train.optimizer.lr`, so that all trials use 0.01" in note
     assert len(fit(space_of(LR, "algorithm.tau: {uniform: [0.1, 1]}"), base("hfcd"))[1]) == 0
 
 
 @pytest.mark.parametrize("entries", [(LR,), (LR, "algorithm.share: {fixed: body}")])
 def test_nothing_left_to_search_is_an_error(entries):
-    with pytest.raises(ConfigError, match=r"nothing is left to search for `hfcd`.*optimizer.lr\)"):
+    with pytest.raises(
+        ConfigError, match=r"no parameter of `hfcd` is left to search.*optimizer.lr\)"
+    ):
         fit(space_of(*entries), base("hfcd", "train.optimizer.lr=0.1"))
 
 
 def test_space_of_another_method_is_a_mistake_of_the_program():
-    with pytest.raises(ValueError, match="the space of hfcd over fedavg"):
+    with pytest.raises(
+        ValueError, match=r"the search space is for hfcd, but algorithm\.name=fedavg"
+    ):
         fit(space_of(LR), base("fedavg"))
 
 
@@ -78,8 +82,12 @@ REFUSED = {
     "number for word": ("hfcd", "algorithm.share: {int: [0, 2]}", "must be 'none', 'body' or"),
     "unknown key": ("hfcd", "algorithm.taus: {uniform: [0.1, 1]}", "Did you mean `tau`?"),
     "other method's key": ("hfcd", "algorithm.mu: {uniform: [0.1, 1]}", "not a key of `algorithm`"),
-    "section": ("hfcd", "train.optimizer: {choice: [sgd, adam]}", "must hold keys"),
-    "quoted number": ("hfcd", "algorithm.tau: {choice: ['0.1', '0.2']}", "is read as 0.1 where"),
+    "section": ("hfcd", "train.optimizer: {choice: [sgd, adam]}", "must be a section with keys"),
+    "quoted number": (
+        "hfcd",
+        "algorithm.tau: {choice: ['0.1', '0.2']}",
+        "the configuration reads '0.1' as 0.1",
+    ),
     "contradiction": ("hfcd", "train.optimizer.nesterov: {choice: [true]}", "needs `train.opti"),
     "in the middle": ("fedpc", "algorithm.groups: {loguniform: [1, 8]}", "`algorithm.groups`"),
 }

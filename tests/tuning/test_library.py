@@ -27,7 +27,8 @@ def test_file_is_for_the_method_that_it_names_and_others_take_the_built_in_one(t
 
 def test_file_for_a_method_that_is_not_searched_is_refused(tmp_path):
     with pytest.raises(
-        ConfigError, match=r"is for `hfcd`, which is not searched. Searched: fedavg"
+        ConfigError,
+        match=r"is for `hfcd`, which is not a method of this study. Methods of the study: fedavg",
     ):
         library.load(["fedavg"], space_file(tmp_path, LR), rounds=10)
 
@@ -42,7 +43,7 @@ def test_folder_may_hold_some_of_the_methods(tmp_path):
 
 
 def test_folder_without_any_of_them_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match=r"has none of hfcd.yaml, fedavg.yaml"):
+    with pytest.raises(ConfigError, match=r"must have one of hfcd.yaml, fedavg.yaml"):
         library.load(["hfcd", "fedavg"], tmp_path, rounds=10)
 
 

@@ -4,8 +4,8 @@ import itertools
 
 import pytest
 
-from flbench.tuning.plan import Budget, Plan, winner
-from flbench.tuning.study import Job
+from flbench.tuning.plan import Budget, StudyPlan, winner
+from flbench.tuning.study import TrainingJob
 
 
 class Counting:
@@ -47,7 +47,7 @@ def played(plan, order, score=lambda job: job.index / 10):
 
 
 def test_every_trial_and_final_comes_once():
-    plan = Plan({"a": Counting(), "b": Counting()}, Budget(3, 2, 7, 2))
+    plan = StudyPlan({"a": Counting(), "b": Counting()}, Budget(3, 2, 7, 2))
 
     jobs = played(plan, itertools.repeat(0))
 
@@ -64,7 +64,7 @@ def test_every_trial_and_final_comes_once():
 
 
 def test_finals_train_the_winner_and_the_defaults():
-    plan = Plan({"a": Counting()}, Budget(4, 1, 0, 2))
+    plan = StudyPlan({"a": Counting()}, Budget(4, 1, 0, 2))
 
     jobs = played(plan, itertools.repeat(0), score=lambda job: -((job.index - 2) ** 2))
 
@@ -77,7 +77,7 @@ def test_finals_train_the_winner_and_the_defaults():
 @pytest.mark.parametrize("order", [(0,), (1,), (0, 1, 1), (1, 0)])
 def test_batches_do_not_depend_on_what_ends_first(order):
     def proposals(order):
-        plan = Plan({"a": Last(True), "b": Last(True)}, Budget(7, 1, 0, 2))
+        plan = StudyPlan({"a": Last(True), "b": Last(True)}, Budget(7, 1, 0, 2))
         jobs = played(plan, itertools.cycle(order))
         return sorted((job.name, tuple(job.params.items())) for job in jobs)
 
@@ -87,13 +87,13 @@ def test_batches_do_not_depend_on_what_ends_first(order):
 def test_resumed_plan_gives_what_has_not_ended_and_nothing_twice():
     samplers = {"a": Last(True)}
     budget = Budget(6, 1, 0, 2)
-    straight = Plan(samplers, budget)
+    straight = StudyPlan(samplers, budget)
     every = {job.name: job for job in played(straight, itertools.repeat(0))}
-    first = Plan(samplers, budget)
+    first = StudyPlan(samplers, budget)
     jobs = [first.next(), first.next()]
     records = [ended(jobs[0], 0.0), ended(jobs[1], None, state="running")]
 
-    rest = played(Plan(samplers, budget, records), itertools.repeat(0))
+    rest = played(StudyPlan(samplers, budget, records), itertools.repeat(0))
 
     assert {job.name for job in rest} == set(every) - {jobs[0].name}
     assert all(job.params == every[job.name].params for job in rest)
@@ -101,17 +101,17 @@ def test_resumed_plan_gives_what_has_not_ended_and_nothing_twice():
 
 def test_trial_that_had_begun_goes_on_with_the_parameters_it_had_by_then():
     budget = Budget(2, 0, 0, 2)
-    job = Plan({"a": Counting()}, budget).next()
+    job = StudyPlan({"a": Counting()}, budget).next()
     changed = ended(job, None, state="running") | {"params": {"train.optimizer.lr": 0.5}}
 
-    again = Plan({"a": Counting()}, budget, [changed]).next()
+    again = StudyPlan({"a": Counting()}, budget, [changed]).next()
 
     assert again.name == job.name
     assert again.params == {"train.optimizer.lr": 0.5}
 
 
 def test_defaults_that_won_are_trained_again_once():
-    plan = Plan({"a": Counting()}, Budget(3, 2, 0, 2))
+    plan = StudyPlan({"a": Counting()}, Budget(3, 2, 0, 2))
 
     jobs = played(plan, itertools.repeat(0), score=lambda job: -job.index)
 
@@ -120,7 +120,7 @@ def test_defaults_that_won_are_trained_again_once():
 
 
 def test_method_without_a_winner_has_no_finals():
-    plan = Plan({"a": Counting()}, Budget(2, 3, 0, 2))
+    plan = StudyPlan({"a": Counting()}, Budget(2, 3, 0, 2))
 
     for _ in range(2):
         plan.end(ended(plan.next(), None, state="failed"))
@@ -129,7 +129,7 @@ def test_method_without_a_winner_has_no_finals():
 
 
 def test_pass_over_some_jobs_ends_without_the_others():
-    plan = Plan({"a": Counting(), "b": Counting()}, Budget(2, 1, 0, 2))
+    plan = StudyPlan({"a": Counting(), "b": Counting()}, Budget(2, 1, 0, 2))
 
     def of_a(job):
         return job.method == "a" and job.kind == "search" and job.index > 0
@@ -155,7 +155,7 @@ def test_pass_over_some_jobs_ends_without_the_others():
     ],
 )
 def test_winner_is_the_best_that_ran_to_the_end(scores, states, expected):
-    jobs = [Job("a", "search", index, 0, {}) for index in range(3)]
+    jobs = [TrainingJob("a", "search", index, 0, {}) for index in range(3)]
     records = [ended(*item) for item in zip(jobs, scores, states, strict=True)]
 
     best = winner(records)

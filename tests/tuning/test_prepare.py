@@ -9,7 +9,7 @@ from flbench.config.schema import EngineConfig
 from flbench.config.sources import Layer, from_overrides
 from flbench.core.errors import ConfigError, UserError
 from flbench.tuning import prepare
-from flbench.tuning.request import Request, resources_of
+from flbench.tuning.request import TuneRequest, resources_of
 from tests.support import SMALL
 
 
@@ -30,7 +30,7 @@ def begin(tmp_path):
     begun = []
 
     def made(*methods, more=(), **asked):
-        request = Request(methods, out=tmp_path / "studies", **asked)
+        request = TuneRequest(methods, out=tmp_path / "studies", **asked)
         prepared = prepare.prepare(request, layers_of(*methods, more=more))
         begun.append(prepare.create(prepared, ["flbench", "tune"]))
         return begun[-1], prepared
@@ -111,7 +111,7 @@ def test_reopened_study_is_the_one_that_was_begun(begin):
 
     assert again.resources.concurrent == 1
     assert again.budget == first.budget  # and so Optuna's batches
-    assert again.rules == first.rules
+    assert again.settings == first.settings
     assert again.spaces["fedcpmd"].parameters == first.spaces["fedcpmd"].parameters
     assert again.configs["fedcpmd"].tree() == first.configs["fedcpmd"].tree()
     assert prepare.reopen(folder, {}).resources == first.resources
@@ -131,7 +131,7 @@ def test_study_on_a_cluster_is_resumed_with_the_trials_at_once_that_it_had(begin
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"partition_hash": "0" * 64}, "another partition"),
+        ({"partition_hash": "0" * 64}, "their partition is another one"),
         ({"request": {}}, "damaged"),
         ({"request": {"colour": 1}}, "damaged"),
         ({"methods": None}, "damaged"),
@@ -152,21 +152,23 @@ def test_study_of_other_data_or_damaged_is_refused(begin, changes, said):
         ({"name": "auto"}, {}, "engine.name=sequential"),
         ({"device": "cpu"}, {"gpus": 0.5}, "train on the CPU"),
         ({"device": "cuda"}, {"gpus": 0.0}, "train on a GPU"),
-        ({"name": "ray", "device": "cuda"}, {"gpus": 0.5}, "whole GPU"),
+        ({"name": "ray", "device": "cuda"}, {"gpus": 0.5}, "uses one GPU"),
     ],
 )
 def test_engines_that_no_trial_could_have_are_refused(engine, asked, said):
     with pytest.raises(ConfigError, match=said):
-        resources_of(Request(("fedavg",), **asked), EngineConfig(**engine))
+        resources_of(TuneRequest(("fedavg",), **asked), EngineConfig(**engine))
 
 
 def test_cores_are_dealt_to_trials_and_to_their_workers(monkeypatch):
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(8)))
     one = EngineConfig(threads=1)
 
-    assert resources_of(Request(("fedavg",)), one).concurrent == 8
-    assert resources_of(Request(("fedavg",)), EngineConfig(threads=4)).concurrent == 2
-    with_workers = resources_of(Request(("fedavg",), concurrent=2), EngineConfig(name="ray", threads=1))
+    assert resources_of(TuneRequest(("fedavg",)), one).concurrent == 8
+    assert resources_of(TuneRequest(("fedavg",)), EngineConfig(threads=4)).concurrent == 2
+    with_workers = resources_of(
+        TuneRequest(("fedavg",), concurrent=2), EngineConfig(name="ray", threads=1)
+    )
     assert (with_workers.engine.workers, with_workers.cpus) == (4, 4)
-    on_gpu = resources_of(Request(("fedavg",)), EngineConfig(threads=1, device="cuda:1"))
+    on_gpu = resources_of(TuneRequest(("fedavg",)), EngineConfig(threads=1, device="cuda:1"))
     assert (on_gpu.engine.device, on_gpu.gpus) == ("cuda", 1.0)

@@ -6,15 +6,15 @@ import pytest
 from rich.console import Console
 
 from flbench.tuning import progress_table as boards
-from flbench.tuning.progress_table import Board
-from flbench.tuning.study import Job
+from flbench.tuning.progress_table import ProgressTable
+from flbench.tuning.study import TrainingJob
 
 
 @pytest.fixture
-def board(monkeypatch):
+def progress(monkeypatch):
     clock = [100.0]
     monkeypatch.setattr(boards.time, "monotonic", lambda: clock[0])
-    made = Board(("a", "b"), "accuracy", 2, 2, 10, Console(file=io.StringIO(), width=200))
+    made = ProgressTable(("a", "b"), "accuracy", 2, 2, 10, Console(file=io.StringIO(), width=200))
     made.clock = clock
     return made
 
@@ -23,42 +23,44 @@ def ended(job, **changes):
     return job.record(10) | {"state": "finished", "round": 10, "score": 0.5} | changes
 
 
-def said(board):
-    return board.console.file.getvalue()
+def said(progress):
+    return progress.console.file.getvalue()
 
 
-def test_time_left_leaves_out_what_came_before_the_first_trial(board):
+def test_time_left_leaves_out_what_came_before_the_first_trial(progress):
     """80 rounds in all, one a second from the first report on."""
-    job = Job("a", "search", 0, 0, {})
-    board.clock[0] += 60  # processes start
-    board.progress(job, 0)
-    board.clock[0] += 10
-    board.progress(job, 10)
+    job = TrainingJob("a", "search", 0, 0, {})
+    progress.clock[0] += 60  # processes start
+    progress.update(job, 0)
+    progress.clock[0] += 10
+    progress.update(job, 10)
 
-    board.end(ended(job))
+    progress.end(ended(job))
 
-    assert "1 min 10 s left" in said(board)
-
-
-def test_time_left_of_a_resumed_study_goes_by_what_it_does_itself(board):
-    board.take_up([ended(Job("a", "search", k, 0, {})) for k in range(2)])
-    job = Job("b", "search", 0, 0, {})
-    board.progress(job, 0)
-    board.clock[0] += 5
-    board.progress(job, 5)
-
-    board.end(ended(job))
-
-    assert board.table().title.startswith("30 of about 80 rounds, 25.0 s left")
+    assert "1 min 10 s left" in said(progress)
 
 
-def test_lines_and_table_say_best_and_why_trials_failed(board):
-    board.end(ended(Job("a", "search", 0, 0, {}), score=0.75))
-    failed = ended(Job("a", "search", 1, 0, {}), state="failed", score=None, reason="no space left")
-    board.end(failed)
-    board.console.print(board.table())
+def test_time_left_of_a_resumed_study_goes_by_what_it_does_itself(progress):
+    progress.add_ended([ended(TrainingJob("a", "search", k, 0, {})) for k in range(2)])
+    job = TrainingJob("b", "search", 0, 0, {})
+    progress.update(job, 0)
+    progress.clock[0] += 5
+    progress.update(job, 5)
 
-    lines = said(board)
+    progress.end(ended(job))
+
+    assert progress.table().title.startswith("30 of about 80 rounds, 25.0 s left")
+
+
+def test_lines_and_table_say_best_and_why_trials_failed(progress):
+    progress.end(ended(TrainingJob("a", "search", 0, 0, {}), score=0.75))
+    failed = ended(
+        TrainingJob("a", "search", 1, 0, {}), state="failed", score=None, reason="no space left"
+    )
+    progress.end(failed)
+    progress.console.print(progress.table())
+
+    lines = said(progress)
     assert "trials/a/001  failed (no space left)  no score" in lines
     assert "best 0.7500" in lines
     row = next(line for line in lines.splitlines() if line.strip().startswith("a "))

@@ -2,18 +2,18 @@
 
 import pytest
 
-from flbench.tuning.plan import Budget, Plan
-from flbench.tuning.queue import Queue
+from flbench.tuning.plan import Budget, StudyPlan
+from flbench.tuning.queue import JobQueue
 from flbench.tuning.study import read_record, write_record
 from tests.tuning.test_plan import Counting
 
 
 @pytest.fixture
 def queue(tmp_path):
-    told = []
-    plan = Plan({"a": Counting()}, Budget(2, 0, 0, 2))
-    made = Queue(tmp_path, plan, lambda job: True, told.append, rounds=4)
-    made.study, made.told, made.plan = tmp_path, told, plan
+    ended = []
+    plan = StudyPlan({"a": Counting()}, Budget(2, 0, 0, 2))
+    made = JobQueue(tmp_path, plan, lambda job: True, ended.append, rounds=4)
+    made.study, made.ended, made.plan = tmp_path, ended, plan
     return made
 
 
@@ -36,7 +36,7 @@ def test_trial_that_ended_is_left_as_its_worker_wrote_it(queue):
         "all of them",
         "now",
     )
-    assert queue.told == [record]
+    assert queue.ended == [record]
 
 
 def test_trial_that_was_still_running_was_stopped(queue):
@@ -56,14 +56,14 @@ def test_trial_whose_worker_fails_for_good_is_failed_with_the_reason(queue, wrot
     if wrote:
         begun(queue, score=0.5)
 
-    queue.retried("x")
+    queue.count_retry("x")
     queue.on_trial_complete("x", None, error=True)
-    queue.explain("x", "OSError: no space left")
+    queue.record_reason("x", "OSError: no space left")
 
     record = read_record(queue.study, queue.jobs["x"])
     assert (record["state"], record["reason"]) == ("failed", "OSError: no space left")
     assert (record["attempts"], record["rounds"]) == (2, 4)
-    assert queue.told == [record]
+    assert queue.ended == [record]
     assert queue.plan.ended() == [record]
 
 
@@ -72,7 +72,7 @@ def test_failure_after_the_end_does_not_change_what_was_found(queue):
     job = begun(queue, state="finished", score=0.5, ended="now")
 
     queue.on_trial_complete("x", None, error=True)
-    queue.explain("x", "its node went away")
+    queue.record_reason("x", "its node went away")
 
     assert read_record(queue.study, job)["state"] == "finished"
 

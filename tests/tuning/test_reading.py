@@ -41,13 +41,13 @@ WRONG = {
     "no multiple": ("algorithm.tau: {quniform: [0, 1, 0.3]}", "multiples of the step 0.3, got 1"),
     "no points": ("algorithm.tau: {uniform: [0, 1], points: 0}", "`points` must be"),
     "no choice": ("algorithm.tau: {choice: []}", "must be like `{choice: [a, b, c]}`"),
-    "choice twice": ("algorithm.share: {choice: [body, full, body]}", "'body' stands twice"),
+    "choice twice": ("algorithm.share: {choice: [body, full, body]}", "'body' is listed twice"),
     "choice of lists": ("algorithm.tau: {choice: [[1, 2]]}", "`choice` must be a word, a number"),
     "choice of dates": ("algorithm.tau: {choice: [2026-01-01]}", "must be a word, a number"),
     "range of lists": ("algorithm.tau: {uniform: [[1], 2]}", "`uniform` must be a number"),
-    "when nobody": ("algorithm.tau: {fixed: 1, when: {algorithm.share: full}}", "no other param"),
-    "when itself": ("algorithm.tau: {fixed: 1, when: {algorithm.tau: 1}}", "no other parameter"),
-    "when a range": ("algorithm.tau: {fixed: 1, when: {train.optimizer.lr: 0.1}}", "of a range"),
+    "when nobody": ("algorithm.tau: {fixed: 1, when: {algorithm.share: full}}", "not another"),
+    "when itself": ("algorithm.tau: {fixed: 1, when: {algorithm.tau: 1}}", "not another parameter"),
+    "when a range": ("algorithm.tau: {fixed: 1, when: {train.optimizer.lr: 0.1}}", "a real number"),
     "data": ("data.name: {choice: [digits]}", "only keys of algorithm, train, model can"),
     "seed": ("seed: {int: [0, 5]}", "cannot be searched"),
     "section": ("train: {optimizer: {lr: {fixed: 1}}}", "write dotted keys"),
@@ -84,9 +84,9 @@ def test_all_problems_are_told_at_once(tmp_path):
     assert all(f"s.yaml:{k}" in line for k, line in enumerate(lines, start=3))
 
 
-def test_value_that_a_condition_waits_for_must_occur(tmp_path):
+def test_value_that_a_condition_requires_must_occur(tmp_path):
     with pytest.raises(
-        ConfigError, match=r"to be 'bodies', which it never is. Did you mean `body`"
+        ConfigError, match=r"to be 'bodies', which is not one of its values. Did you mean `body`"
     ):
         space_in(
             tmp_path,
@@ -122,11 +122,11 @@ def test_conditions_that_contradict_each_other_are_refused(tmp_path):
         ("method: hfcd\nspace: []\n", "`space` must hold parameters"),
         ("method: hfcdd\nspace: {algorithm.tau: {fixed: 1}}\n", "Did you mean `hfcd`"),
         ("methods: hfcd\nspace: {algorithm.tau: {fixed: 1}}\n", "Did you mean `method`"),
-        ("method: hfcd\nspace:\n  a: 1\n  a: 2\n", "s.yaml:4: the key `space.a` stands twice"),
+        ("method: hfcd\nspace:\n  a: 1\n  a: 2\n", "s.yaml:4: the key `space.a` appears twice"),
         ("method: hfcd\nspace: [1\n", "s.yaml:3"),
         (
             "method: hfcd\nspace: {algorithm.tau: {fixed: !!python/name:os.system ''}}\n",
-            "never code",
+            "no Python objects",
         ),
     ],
 )

@@ -4,13 +4,15 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from flbench.tuning.schedulers import FACTOR, HalvingByMethod, Seen
-from flbench.tuning.study import Job
+from flbench.tuning.schedulers import FACTOR, EarlierScore, HalvingByMethod
+from flbench.tuning.study import TrainingJob
 
 
 def jobs_of(*methods, count=12):
     return {
-        f"{method}{k}": Job(method, "search", k, 0, {}) for method in methods for k in range(count)
+        f"{method}{k}": TrainingJob(method, "search", k, 0, {})
+        for method in methods
+        for k in range(count)
     }
 
 
@@ -68,7 +70,7 @@ def test_methods_do_not_stop_each_other():
 
 
 def test_default_parameters_and_finals_run_to_the_end():
-    final = Job("a", "final", 3, 1, {}, "tuned")
+    final = TrainingJob("a", "final", 3, 1, {}, "tuned")
     jobs = jobs_of("a") | {"final": final}
     scheduler = HalvingByMethod(jobs, rounds=9, grace=1)
     for k in range(1, 9):
@@ -98,7 +100,7 @@ def test_resumed_halving_decides_as_a_straight_one():
     before = run(straight, results[:half], stopped)
     after = run(straight, results[half:], set(stopped))
     seen = [
-        Seen(jobs[name], done, score)
+        EarlierScore(jobs[name], done, score)
         for name, done, score in results[:half]
         if (name, done) in before
     ]
@@ -117,7 +119,9 @@ def test_resumed_halving_decides_as_a_straight_one():
 
 def test_trial_whose_driver_died_before_it_could_stop_it_is_stopped():
     jobs = jobs_of("a")
-    seen = [Seen(jobs[f"a{k}"], 1, 0.9) for k in range(1, 9)] + [Seen(jobs["a9"], 1, 0.1)]
+    seen = [EarlierScore(jobs[f"a{k}"], 1, 0.9) for k in range(1, 9)] + [
+        EarlierScore(jobs["a9"], 1, 0.1)
+    ]
 
     resumed = HalvingByMethod(jobs, rounds=9, grace=1, seen=seen)
 

@@ -10,8 +10,8 @@ from flbench.core.errors import UserError
 from flbench.results import study_folder
 from flbench.tuning import study_page as results_of
 from flbench.tuning import tables
-from flbench.tuning.failures import troubles
-from flbench.tuning.report import Report
+from flbench.tuning.failures import find_failures
+from flbench.tuning.report import StudyReport
 from tests.tuning.studies import DEFAULTS, begin, final, trial, write
 
 FILES = ("trials.csv", "results.json", "study.md", "report.html")
@@ -40,7 +40,7 @@ def texts(folder):
 
 
 def report_of(folder):
-    return Report(study_folder.read(folder))
+    return StudyReport(study_folder.read(folder))
 
 
 def rows(block, **wanted):
@@ -80,13 +80,13 @@ def test_results_written_again_are_the_same(written):
 
 def test_table_has_default_and_tuned_with_their_difference(written):
     """Tuned minus default is 0.051, 0.052, 0.053: mean 0.052, 2.484 deviations of 0.001."""
-    [default, tuned] = rows(tables.brought(report_of(written)), method="hfcd")
+    [default, tuned] = rows(tables.gains(report_of(written)), method="hfcd")
 
     assert default["values"] == "default"
     assert default["validation, search"] == "0.5000"
     assert tuned["validation, search"] == "0.5800"
     assert default["test, final"].startswith("0.6400 ± ")
-    assert tuned["tuning brought (test)"] == "+0.0520 ± 0.0025"
+    assert tuned["gain from tuning (test)"] == "+0.0520 ± 0.0025"
     assert tuned["verdict"] == "tuning helped"
 
 
@@ -166,8 +166,8 @@ def test_unfinished_study_says_what_is_missing(tmp_path, finished_run):
     results_of.write(folder)
 
     report = report_of(folder)
-    assert "Unfinished: 1 trial still running or broken off." in report.remarks
-    assert troubles(report) == [
+    assert "Unfinished: 1 trial still running or interrupted." in report.notes
+    assert find_failures(report) == [
         "hfcd, trial 2: failed after 3 rounds (3 attempts): killed <b>twice</b> | gone.",
         "hfcd, default, seed 2: failed: no memory.",
         "hfcd, default: not trained with seed 3.",
@@ -187,8 +187,10 @@ def test_scores_that_are_no_numbers_are_left_out(tmp_path):
     results_of.write(folder)
 
     json.loads(texts(folder)["results.json"], parse_constant=pytest.fail)
-    found = troubles(report_of(folder))
-    assert "hfcd, trial 0: finished without a score, validation has no accuracy." in found
+    found = find_failures(report_of(folder))
+    assert (
+        "hfcd, trial 0: finished without a score: the validation parts have no accuracy." in found
+    )
     assert "hfcd: no trial has finished with a score, so there is no winner." in found
     for text in texts(folder).values():
         assert not re.search(r"\bnan\b|\binf\b", text)
@@ -204,12 +206,12 @@ def test_one_method_and_one_seed_have_no_interval_and_no_rival(tmp_path, finishe
     results_of.write(folder)
 
     report = report_of(folder)
-    assert tables.rivals(report) is None
-    [_, tuned] = rows(tables.brought(report))
-    assert tuned["tuning brought (test)"] == "+0.2500"
+    assert tables.comparisons(report) is None
+    [_, tuned] = rows(tables.gains(report))
+    assert tuned["gain from tuning (test)"] == "+0.2500"
     assert tuned["verdict"] == "no claim: 1 seed"
     assert "±" not in texts(folder)["study.md"]
-    assert "One seed: there is no interval, and no difference is claimed." in report.remarks
+    assert "One seed: there is no interval, and no difference is claimed." in report.notes
 
 
 def test_study_without_seeds_says_that_nothing_was_tested(tmp_path):
@@ -217,13 +219,13 @@ def test_study_without_seeds_says_that_nothing_was_tested(tmp_path):
     trial(folder, "hfcd", 0, 0.5)
     trial(folder, "hfcd", 1, 0.6)
 
-    said = " ".join(report_of(folder).remarks)
+    said = " ".join(report_of(folder).notes)
 
-    assert "no test part was looked at" in said
+    assert "test parts were not evaluated" in said
     assert "Two seeds" not in said
 
 
-@pytest.mark.parametrize(("seeds", "verdict"), [(2, "no claim: 2 seeds"), (3, "tuned-b is ahead")])
+@pytest.mark.parametrize(("seeds", "verdict"), [(2, "no claim: 2 seeds"), (3, "tuned-b is better")])
 def test_claim_needs_three_seeds(tmp_path, finished_run, seeds, verdict):
     folder = begin(tmp_path / "study", "hfcd", "tuned-b", seeds=seeds)
     for method, value in (("hfcd", 0.1), ("tuned-b", 0.8)):
@@ -232,7 +234,7 @@ def test_claim_needs_three_seeds(tmp_path, finished_run, seeds, verdict):
             score = value + seed * value / 1000
             final(folder, finished_run, method, "tuned", seed, {"accuracy": score})
 
-    [line] = rows(tables.rivals(report_of(folder)))
+    [line] = rows(tables.comparisons(report_of(folder)))
 
     assert line["verdict"] == verdict
 
@@ -259,7 +261,7 @@ def test_winner_at_the_edge_of_its_space_is_marked(tmp_path):
     assert warnings == {
         "algorithm.tau": "at the high end: widen the space",
         "algorithm.groups": "at the low end: widen the space",
-        "train.participation": "at the high end, where the parameter itself ends",
+        "train.participation": "at the high end, which is a limit of the parameter itself",
         "train.optimizer.lr": "",
     }
     assert "algorithm.tau at the high end" in tables.winner(report, "fedavg")
@@ -287,13 +289,16 @@ def test_classes_are_means_over_seeds_with_rare_ones_marked(tmp_path, finished_r
     assert marked
 
 
-def test_finals_of_a_former_winner_are_told(tmp_path, finished_run):
+def test_final_trainings_of_a_former_winner_are_noted(tmp_path, finished_run):
     folder = begin(tmp_path / "study", "hfcd")
     trial(folder, "hfcd", 1, 0.5)
     trial(folder, "hfcd", 2, 0.6)
     final(folder, finished_run, "hfcd", "tuned", 1, {"accuracy": 0.5}, of=1)
 
-    assert "hfcd: trial 2 leads, but finals are of trial 1." in report_of(folder).remarks
+    assert (
+        "hfcd: trial 2 is the best one, but the final trainings use trial 1."
+        in report_of(folder).notes
+    )
 
 
 def test_show_prints_a_study(written, capsys):
@@ -311,7 +316,7 @@ def test_show_prints_studies_and_runs_together(written, finished_run, capsys):
 
     printed = capsys.readouterr().out
     assert "Default against tuned" in printed
-    assert "Test figures at the best round" in printed
+    assert "at the best round" in printed
 
 
 def test_show_draws_no_curves_of_a_study(written, tmp_path, capsys):

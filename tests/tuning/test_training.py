@@ -12,8 +12,8 @@ from flbench.core.tree import digest
 from flbench.data import partition_files
 from flbench.experiment import assembly
 from flbench.results import metrics_file
-from flbench.tuning.study import Job, StudyFolder, read_record
-from flbench.tuning.training import Training, score_of
+from flbench.tuning.study import StudyFolder, TrainingJob, read_record
+from flbench.tuning.training import TrialTraining, score_of
 from tests.support import config_of, run
 
 ITEMS = ("partition.seed=0", "train.rounds=4", "evaluation.every=2", "output.checkpoint_every=1")
@@ -42,12 +42,12 @@ def federation():
 
 
 def job_of(method="fedavg", index=1, *, rate=0.1, **changes):
-    job = Job(method, "search", index, 0, {"train.optimizer.lr": rate})
+    job = TrainingJob(method, "search", index, 0, {"train.optimizer.lr": rate})
     return dataclasses.replace(job, **changes)
 
 
 def trained(study, job, federation, metric="accuracy"):
-    training = Training(study, job, federation, metric=metric, rounds=4)
+    training = TrialTraining(study, job, federation, metric=metric, rounds=4)
     steps = []
     while not steps or not steps[-1].done:
         steps.append(training.step())
@@ -106,11 +106,11 @@ def test_steps_go_from_evaluation_to_evaluation_and_score_the_last(study, federa
 def test_trial_begun_again_goes_on_from_its_checkpoint(study, federation):
     straight, broken = job_of(index=1), job_of(index=2)
     trained(study, straight, federation)
-    first = Training(study, broken, federation, metric="accuracy", rounds=4)
+    first = TrialTraining(study, broken, federation, metric="accuracy", rounds=4)
     first.step()
     first.close()
 
-    again = Training(study, broken, federation, metric="accuracy", rounds=4)
+    again = TrialTraining(study, broken, federation, metric="accuracy", rounds=4)
     step = again.step()
 
     assert step.done
@@ -121,13 +121,13 @@ def test_trial_begun_again_goes_on_from_its_checkpoint(study, federation):
 
 def test_trial_that_takes_up_another_ones_state_goes_on_as_that_one(study, federation, tmp_path):
     donor, heir = job_of(index=1), job_of(index=2, rate=0.0)
-    giving = Training(study, donor, federation, metric="accuracy", rounds=4)
+    giving = TrialTraining(study, donor, federation, metric="accuracy", rounds=4)
     giving.step()
     giving.save(tmp_path)
     while not giving.step().done:
         pass
 
-    taking = Training(
+    taking = TrialTraining(
         study,
         dataclasses.replace(heir, params=donor.params),
         federation,
@@ -142,11 +142,11 @@ def test_trial_that_takes_up_another_ones_state_goes_on_as_that_one(study, feder
 
 
 def test_other_parameters_begin_anew(study, federation):
-    first = Training(study, job_of(), federation, metric="accuracy", rounds=4)
+    first = TrialTraining(study, job_of(), federation, metric="accuracy", rounds=4)
     first.step()
     first.close()
 
-    again = Training(study, job_of(rate=0.2), federation, metric="accuracy", rounds=4)
+    again = TrialTraining(study, job_of(rate=0.2), federation, metric="accuracy", rounds=4)
 
     assert again.step().round == 2
     assert read_record(study, job_of())["params"] == {"train.optimizer.lr": 0.2}
@@ -197,7 +197,7 @@ def test_samples_are_the_same_after_trials(study, federation):
     before = hashlib.sha256(federation.x.numpy().tobytes()).hexdigest()
     read_only = federation.x.numpy().copy()
     read_only.setflags(write=False)
-    shared = federation.bare().with_samples(read_only)
+    shared = federation.without_samples().with_samples(read_only)
 
     trained(study, job_of("fedproto"), shared)
     trained(study, job_of(kind="final", variant="default", seed=1), shared)

@@ -154,7 +154,7 @@ def test_trial_whose_worker_is_killed_goes_on_and_ends_as_if_nothing_was(tmp_pat
     said = process.communicate(timeout=300)[1]
 
     assert process.returncode == 0, said
-    assert "goes on from its checkpoint" in said
+    assert "resumes from its checkpoint" in said
     assert found(study) == found(straight)
     assert records(study)["trials/fedproto/001"]["attempts"] == 2
 
@@ -180,7 +180,7 @@ def test_trial_whose_worker_is_killed_again_and_again_is_recorded_as_failed(tmp_
     assert process.returncode == 0, said
     record = json.loads(file.read_text())
     assert (record["state"], record["attempts"]) == ("failed", 2)
-    assert "its worker died" in record["reason"]
+    assert "its worker process died" in record["reason"]
     assert record["reason"] in said
 
 
