@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.flop_counter import FlopCounterMode
 
 from flbench.core.tree import nbytes
-from flbench.engine.memory import saved_of_sample
+from flbench.engine.memory import saved_bytes_per_sample
 from flbench.models.base import net_leaves
 
 WEIGHT_TRANSFERS = 5
@@ -61,7 +61,7 @@ def training_cost(net: nn.Module, x: Tensor, y: Tensor) -> TrainingCost:
     net.zero_grad()
     return TrainingCost(
         operations_per_sample=counter.get_total_flops() / len(x),
-        bytes_per_sample=2 * saved_of_sample(net, leaves, buffers, x),
+        bytes_per_sample=2 * saved_bytes_per_sample(net, leaves, buffers, x),
         bytes_per_step=WEIGHT_TRANSFERS * nbytes(leaves),
     )
 

@@ -33,7 +33,7 @@ class ClientModule(LightningModule):
     Args:
         net: The net. Its parameters and buffers are leaves of the client, under the net's own
             names.
-        phase: What is trained, on which loss, by which optimiser.
+        phase: What is trained, on which loss, by which optimizer.
         leaves: The client's leaves. Those with names of the net are the net's own tensors, not
             copies. Training changes them in place.
         start: The values of the leaves at the beginning of the local program.
@@ -125,9 +125,9 @@ class ClientModule(LightningModule):
         return torch.autograd.grad(loss, list(self.trained.values()), allow_unused=True)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """Return the phase's optimiser over the leaves that it trains; freeze all other leaves.
+        """Return the phase's optimizer over the leaves that it trains; freeze all other leaves.
 
-        A frozen leaf is not part of the optimiser: weight decay and momentum do not move it.
+        A frozen leaf is not part of the optimizer: weight decay and momentum do not move it.
 
         Raises: ValueError if `phase.train` names no parameter of the client.
         """
@@ -189,7 +189,7 @@ class ClientModule(LightningModule):
         self.merge_recorded(self.recorded)
 
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
-        """Take an optimiser step, then project the trained leaves."""
+        """Take an optimizer step, then project the trained leaves."""
         super().optimizer_step(*args, **kwargs)
         self.project()
 

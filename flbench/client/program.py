@@ -39,7 +39,7 @@ GradFn = Callable[[Tree, Batch], Tree]
 """(parameters, batch) -> gradient of the phase's loss at these parameters, under their names."""
 
 GradientHook = Callable[[GradFn, Tree, Batch, Tree], Tree]
-"""(grad, trained parameters, batch, ctx) -> the gradient that the optimiser gets."""
+"""(grad, trained parameters, batch, ctx) -> the gradient that the optimizer gets."""
 
 
 @dataclass(frozen=True)
@@ -84,13 +84,13 @@ class Transform:
 
 @dataclass(frozen=True)
 class Phase:
-    """A part of the local training with a new optimiser of its own.
+    """A part of the local training with a new optimizer of its own.
 
     Attributes:
         train: The leaves that are trained: a pattern (`*`, `backbone.*`) or a set of names.
             Buffers are never trained.
         terms: The terms of the loss, at least one.
-        optimizer: The configuration of the optimiser.
+        optimizer: The configuration of the optimizer.
         epochs: Passes over the samples, or None if `steps` is given.
         steps: Optimiser steps, or None if `epochs` is given.
         clip: Largest Euclidean norm of the gradient over all trained leaves; None does not clip.
@@ -98,12 +98,12 @@ class Phase:
             net's own names: masked ones, those of a second model, or those that a hypernetwork
             generates. None calls the net with the leaves.
         gradient: Gradient hook: (grad, trained parameters, batch, ctx) -> the gradient that the
-            optimiser gets. None takes the gradient of the loss. Each call of `grad` runs the net
+            optimizer gets. None takes the gradient of the loss. Each call of `grad` runs the net
             once, and BatchNorm in training mode updates its statistics each time.
-        project: (trained leaves, ctx) -> their new values, after each optimiser step.
+        project: (trained leaves, ctx) -> their new values, after each optimizer step.
         until: (mean loss of each epoch [epochs], number of epochs done [], ctx) -> bool []; it is
             called before each epoch, and True ends the phase. The loss of later epochs is NaN.
-        record: Statistics over the training batches, on the leaves before each optimiser step. For
+        record: Statistics over the training batches, on the leaves before each optimizer step. For
             a client without a step they are computed on one padded row. Not together with
             `gradient`.
         batchnorm: `train` updates the running statistics of BatchNorm; `eval` uses them unchanged.
@@ -171,7 +171,7 @@ class LocalProgram:
 
 
 def shortened(program: LocalProgram, steps: int) -> LocalProgram:
-    """Return a program with this many optimiser steps in each phase, to measure their cost."""
+    """Return a program with this many optimizer steps in each phase, to measure their cost."""
     short = (
         replace(step, epochs=None, steps=steps, until=None) if isinstance(step, Phase) else step
         for step in program.steps

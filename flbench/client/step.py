@@ -1,4 +1,4 @@
-"""The local loss and the local optimiser, which all engines and Lightning's Trainer use."""
+"""The local loss and the local optimizer, which all engines and Lightning's Trainer use."""
 
 import torch
 from torch import Tensor
@@ -51,11 +51,11 @@ def local_loss(terms: tuple[LossTerm, ...], context: StepContext) -> Tensor:
 def make_optimizer(
     config: OptimizerConfig, parameters: list[Tensor], lr: float
 ) -> torch.optim.Optimizer:
-    """Return a new optimiser over the parameters.
+    """Return a new optimizer over the parameters.
 
     Args:
-        config: Kind of optimiser, momentum and weight decay; its `lr` is not read.
-        parameters: The tensors that the optimiser changes.
+        config: Kind of optimizer, momentum and weight decay; its `lr` is not read.
+        parameters: The tensors that the optimizer changes.
         lr: Learning rate, >= 0.
     """
     if config.name == "sgd":

@@ -53,13 +53,13 @@ def _limits(trainer: Trainer, phase: Phase) -> Iterator[str]:
 
 
 def _arithmetic(trainer: Trainer, phase: Phase) -> Iterator[str]:
-    """Yield settings of the Trainer that change gradients or the number of optimiser steps."""
+    """Yield settings of the Trainer that change gradients or the number of optimizer steps."""
     if trainer.gradient_clip_val is not None:
         yield f"gradient_clip_val={trainer.gradient_clip_val}. Use `Phase.clip`."
     if trainer.accumulate_grad_batches != 1:
         yield (
             f"accumulate_grad_batches={trainer.accumulate_grad_batches}: a phase takes one"
-            " optimiser step per batch. Use a larger batch size."
+            " optimizer step per batch. Use a larger batch size."
         )
     if trainer.world_size != 1:
         yield f"{trainer.world_size} processes would average their gradients. Use devices=1."

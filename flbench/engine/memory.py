@@ -64,7 +64,7 @@ def _statistic(file: Path, name: str) -> int:
     return sum(int(line.split()[1]) for line in lines if line.split()[0] == name)
 
 
-def saved_of_sample(net: nn.Module, start: Tree, buffers: frozenset[str], x: Tensor) -> int:
+def saved_bytes_per_sample(net: nn.Module, start: Tree, buffers: frozenset[str], x: Tensor) -> int:
     """Return the bytes that a backward pass remembers of one sample.
 
     Args:

@@ -1,4 +1,4 @@
-"""Which samples each client of a block sees in which step: one contiguous list for each."""
+"""Plan of a phase for a block of clients: the samples of each client in each step."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -16,19 +16,20 @@ from flbench.engine.base import RoundSettings
 
 @dataclass
 class Plan:
-    """The steps of a phase; clients [B] in rows, steps [T] in columns, samples [S] behind.
+    """The steps of a phase, for K clients with at most T steps of at most S samples.
 
-    Host arrays decide what is done next; tensors lie where the net is, and are not copied again.
+    NumPy arrays are on the host, where they decide which clients take the next step. Tensors are on
+    the device of the net, so that no step copies indices.
 
     Attributes:
-        steps: [B] of each client; its columns after that mean nothing.
-        fill: [B, T] real samples of a step.
-        first: [B, T] whether a step begins an epoch.
-        rows: [B, T, S] rows of the data set, filled up with a client's first one.
-        keys: [B, T, S] noise keys.
-        ends: [B, T], `fill` on the device.
-        epoch: [B, T] of a step, counted from 0.
-        numbers: [T], 0 to T - 1.
+        steps: [K] steps of each client. Entries [k, t] with t >= steps[k] are not used.
+        fill: [K, T] number of samples in a step; the rest up to S is padding.
+        first: [K, T] whether a step is the first one of an epoch.
+        rows: [K, T, S] rows of the data set; padding repeats the first row of the client's epoch.
+        keys: [K, T, S] noise keys of the samples (`Batch.key`).
+        ends: [K, T], `fill` on the device.
+        epoch: [K, T] the epoch of a step, counted from 0.
+        numbers: [T] the numbers 0 to T - 1 (`Batch.step`).
     """
 
     steps: NDArray[np.int64]
@@ -41,14 +42,14 @@ class Plan:
     numbers: Tensor
 
     def reorder(self, order: NDArray[np.int64]) -> None:
-        """Put the clients in another order."""
+        """Put the clients in another order; `order` [K] has the old position of each client."""
         index = torch.from_numpy(order).to(self.rows.device)
         self.steps, self.fill, self.first = self.steps[order], self.fill[order], self.first[order]
         self.rows, self.keys = self.rows[index], self.keys[index]
         self.ends, self.epoch = self.ends[index], self.epoch[index]
 
     def active(self, step: int) -> int:
-        """Return how many clients take this step; they are the first ones."""
+        """Return how many clients take this step, for clients sorted by `steps`, largest first."""
         return int((self.steps > step).sum())
 
 
@@ -63,14 +64,15 @@ def make(
     """Return the plan of a phase for a block of clients.
 
     Args:
-        federation: the samples.
-        phase: whose rows, epochs or steps.
-        ids: [B] client ids.
-        settings: batch size, last batch, random streams.
-        skip_single: whether a batch of one sample is left out.
+        federation: The samples of all clients.
+        phase: The phase; its samples, and its epochs or steps, are read.
+        ids: [K] client ids.
+        settings: Batch size S, treatment of the last batch, and random streams of the round.
+        skip_single: Whether a batch of one sample is left out, as BatchNorm needs it.
     """
     size = settings.train.batch_size
     orders = [_orders(federation, phase, int(i), settings, skip_single=skip_single) for i in ids]
+    # steps [K]; before reshape, rows are [K, T * S]
     steps = np.array(
         [sum(_steps(order, size) for order in mine) for mine in orders], dtype=np.int64
     )
@@ -92,22 +94,22 @@ def make(
     if phase.steps is not None:
         steps = np.minimum(steps, phase.steps)
     top = int(steps.max(initial=0))
-    rows = rows.reshape(*shape, size)[:, :top]
+    rows = rows.reshape(*shape, size)[:, :top]  # [K, T * S] -> [K, T, S]
     fill, epoch, first = fill[:, :top], epoch[:, :top], first[:, :top]
     keys = settings.draw.noise_keys(ids[:, None, None], epoch[:, :, None], rows)
 
-    def there(values: NDArray[Any]) -> Tensor:
+    def to_device(values: NDArray[Any]) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(values)).to(federation.x.device)
 
     return Plan(
         steps=steps,
         fill=fill,
         first=first,
-        rows=there(rows),
-        keys=there(keys),
-        ends=there(fill),
-        epoch=there(epoch),
-        numbers=there(np.arange(top)),
+        rows=to_device(rows),
+        keys=to_device(keys),
+        ends=to_device(fill),
+        epoch=to_device(epoch),
+        numbers=to_device(np.arange(top)),
     )
 
 
@@ -119,19 +121,23 @@ def _orders(
     *,
     skip_single: bool,
 ) -> list[NDArray[np.int64]]:
-    """Return the rows of each epoch of a client, as many epochs as its steps need."""
+    """Return the rows of the data set of each epoch of a client, in the order of training.
+
+    With `phase.steps` there are as many epochs as these steps need.
+    """
     mine = federation.rows(phase.samples, client, settings.draw)
-    found: list[NDArray[np.int64]] = []
+    orders: list[NDArray[np.int64]] = []
     taken = 0
     for number in range(phase.epochs if phase.epochs is not None else phase.steps or 0):
         order = settings.draw.sample_order(client, number, len(mine))
         order = mine[batches.arrange(order, settings.train, skip_single=skip_single)]
         if not len(order) or (phase.steps is not None and taken >= phase.steps):
             break
-        found.append(order)
+        orders.append(order)
         taken += _steps(order, settings.train.batch_size)
-    return found
+    return orders
 
 
 def _steps(order: NDArray[np.int64], size: int) -> int:
+    """Return the number of steps of an epoch: its samples / batch size, rounded up."""
     return -(-len(order) // size)

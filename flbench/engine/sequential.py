@@ -98,8 +98,8 @@ class SequentialEngine:
             masks.add(position, {name: leaves[mask] for name, mask in program.masks})
             for step in observe:
                 run.execute(step)
-            found = tuple(f"{step.name}." for step in observe if isinstance(step, Statistic))
-            observed.add(position, {n: v for n, v in run.ctx.items() if n.startswith(found)})
+            prefixes = tuple(f"{step.name}." for step in observe if isinstance(step, Statistic))
+            observed.add(position, {n: v for n, v in run.ctx.items() if n.startswith(prefixes)})
         return Results(
             ids=ids[finished],
             steps=steps[finished],

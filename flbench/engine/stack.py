@@ -1,4 +1,7 @@
-"""A block of clients at work at once: what they share is there once, what differs is stacked."""
+"""A block of clients that run a local program at once: their tensors are stacked.
+
+Axes: K clients of the block, S samples of a client in a step.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,28 +23,29 @@ from flbench.core.tree import where_masked
 from flbench.core.types import Batch, Dispatch, Info, Outputs, StepContext, Tree
 from flbench.data.federation import Federation
 from flbench.engine.base import RoundSettings
-from flbench.engine.bundle import Bundle
 from flbench.engine.padding import Padding
+from flbench.engine.stacked_tree import StackedTree
 from flbench.engine.traced import Traces
 
-PASS = 8192  # rows of all clients together in one step of a Statistic
+STATISTIC_BATCH = 8192
+"""Samples of all clients together in one batch of a Statistic."""
 
 
 @dataclass(frozen=True)
 class StackEnvironment:
-    """What stacks work with.
+    """Net, samples, device and precision, shared by all stacks of an engine.
 
     Attributes:
-        net: its own tensors are never used, only their names and the forward pass.
-        start: the seeded values by name, on the device.
-        buffers: names of the net's buffers.
-        federation: the samples, on the device.
-        device: of all tensors.
-        dtype: of weights and inputs.
-        autocast: the type that matrix products are computed in; None for `dtype`.
-        has_batchnorm: whether a batch of one sample must be skipped.
-        padding: tells BatchNorm which rows are real.
-        traces: of training steps.
+        net: The net. Only its forward pass and the names of its tensors are used, not their values.
+        start: The seeded parameters and buffers by name, on the device.
+        buffers: Names of the net's buffers.
+        federation: The samples, on the device.
+        device: Device of all tensors.
+        dtype: Type of weights and inputs.
+        autocast: Type of matrix products; None for `dtype`.
+        has_batchnorm: Whether the net has BatchNorm, which cannot train on a batch of one sample.
+        padding: The mask of padded rows that BatchNorm layers read.
+        traces: Recorded operations of training steps.
     """
 
     net: nn.Module
@@ -56,105 +60,119 @@ class StackEnvironment:
     traces: Traces
 
     def precision(self) -> torch.autocast:
-        """Return the context of a forward pass."""
+        """Return the autocast context of a forward pass."""
         kind = self.autocast or torch.bfloat16
         return torch.autocast(self.device.type, kind, enabled=self.autocast is not None)
 
 
 class Stack:
-    """A block of clients: their leaves, what they know (ctx), and what they have done.
+    """A block of K clients in one round: their leaves, their ctx, and the steps they have taken.
 
     Args:
-        env: net, samples, precision.
-        ids: [B] client ids.
-        settings: of the round.
-        rows: what the clients kept, [B, ...] each.
-        dispatch: what the server sends them.
+        environment: Net, samples, device and precision.
+        ids: [K] client ids.
+        settings: Settings of the round.
+        rows: The leaves that the clients keep between rounds, [K, ...] each.
+        dispatch: What the server sends to these clients.
+
+    Attributes:
+        ids: [K] client ids, in the present order of the clients.
+        position: [K] the position of each client in the `ids` that were given.
+        steps: [K] optimizer steps taken so far.
+        loss: [K] float64, the sum of the losses of these steps.
+        lr: Learning rate of the last phase.
+        start: The leaves at the beginning of the program.
+        leaves: The leaves now.
+        ctx: Named tensors that the server sent or that Statistics computed.
     """
 
     def __init__(
         self,
-        env: StackEnvironment,
+        environment: StackEnvironment,
         ids: Tensor,
         settings: RoundSettings,
         rows: Tree,
         dispatch: Dispatch,
     ) -> None:
-        self.environment = env
+        env = self.environment = environment
         self.settings = settings
         self.ids = ids.numpy().copy()
-        self.position = np.arange(len(ids))  # where each client stood in `ids`
+        self.position = np.arange(len(ids))
         self.steps = np.zeros(len(ids), dtype=np.int64)
         self.loss = torch.zeros(len(ids), dtype=torch.float64, device=env.device)
         self.lr = 0.0
-        self.start = Bundle(dict(env.start), names=list(env.start))
-        self.ctx = Bundle()
+        self.start = StackedTree(dict(env.start), names=list(env.start))
+        self.ctx = StackedTree()
         for name, number in dispatch.numbers.items():
             value = torch.tensor(number, dtype=env.dtype, device=env.device)
-            self.ctx.put(name, value, row=False)
+            self.ctx.put(name, value, stacked=False)
         for name, value in rows.items():
-            self.start.put(name, self._own(name, value), row=True)
+            self.start.put(name, self._to_device(name, value), stacked=True)
         known = set(self.start.names)
-        for message, row in ((dispatch.shared, False), (dispatch.rows, True)):
+        for message, has_client_axis in ((dispatch.shared, False), (dispatch.rows, True)):
             for name, value in message.values.items():
                 target = self.start if name in known else self.ctx
-                value, each = self._own(name, value), row
+                value, stacked = self._to_device(name, value), has_client_axis
                 if name in known and name in message.mask:
-                    # A message to all leaves rows where the clients already differ.
-                    each = row or name in self.start.rows
+                    # Under a mask, a message to all clients keeps the differences between them.
+                    stacked = has_client_axis or name in self.start.stacked
                     mask = message.mask[name].to(env.device)
                     value = where_masked(mask, value, self.start[name])
-                target.put(name, value, row=each)
+                target.put(name, value, stacked=stacked)
         self.leaves = self.start.copy()
 
     def __len__(self) -> int:
         return len(self.ids)
 
     def reorder(self, order: NDArray[np.int64]) -> None:
-        """Put the clients in another order."""
+        """Put the clients in another order; `order` [K] has the old position of each client."""
         if (order == np.arange(len(order))).all():
             return
         self.ids, self.position = self.ids[order], self.position[order]
         self.steps = self.steps[order]
         index = torch.from_numpy(order).to(self.environment.device)
         self.loss = self.loss[index]
-        for bundle in (self.start, self.ctx, self.leaves):
-            bundle.reorder(index)
+        for tree in (self.start, self.ctx, self.leaves):
+            tree.reorder(index)
 
-    def each(self, fn: Callable[..., Any], *extra: Any, count: int | None = None) -> Any:
-        """Return fn(leaves, start, ctx, *extra) for the first `count` clients, stacked [B, ...].
+    def vmap_clients(self, fn: Callable[..., Any], *extra: Any, count: int | None = None) -> Any:
+        """Return fn(leaves, start, ctx, *extra) for the first `count` clients, by `torch.vmap`.
 
         Args:
-            fn: sees one client.
-            extra: trees of tensors with an axis [B].
-            count: None for all clients.
-        Raises: ConfigError if it does what vmap cannot, such as reading a value.
+            fn: Function of one client's trees; its tensors have no client axis.
+            extra: Trees of tensors [count, ...].
+            count: The number of clients; None for all K.
+        Returns: The results of `fn`, stacked: [count, ...] each.
+        Raises: ConfigError if `fn` does what vmap does not support, such as reading a value.
         """
         count = len(self) if count is None else count
-        bundles = (self.leaves, self.start, self.ctx)
-        # vmap takes a flat list: it walks through nested trees slowly, and in every step.
-        rows: list[Tensor] = []
-        places: dict[int, int] = {}  # by tensor: leaves that did not change are those of the start
+        sources = (self.leaves, self.start, self.ctx)
+        # All tensors are passed to vmap as one flat list, because vmap walks through nested trees
+        # slowly, and in every step.
+        tensors: list[Tensor] = []
+        places: dict[int, int] = {}  # by id: unchanged leaves are the same tensors as in `start`
         slots: list[dict[str, int]] = []
-        for bundle in bundles:
+        for source in sources:
             slots.append({})
-            for name, value in bundle.rows.items():
+            for name, value in source.stacked.items():
                 if id(value) not in places:
-                    places[id(value)] = len(rows)
-                    # A slice of what is trained would cost a copy in the backward pass.
-                    rows.append(value if len(value) == count else value[:count])
+                    places[id(value)] = len(tensors)
+                    # Not sliced without need: the slice of a trained leaf costs a copy in the
+                    # backward pass.
+                    tensors.append(value if len(value) == count else value[:count])
                 slots[-1][name] = places[id(value)]
 
-        def one(first: Tensor, rows: list[Tensor], *extra: Any) -> Any:
+        def one(first: Tensor, tensors: list[Tensor], *extra: Any) -> Any:
             trees = [
-                {n: rows[mine[n]] if n in mine else bundle.shared[n] for n in bundle.names}
-                for bundle, mine in zip(bundles, slots, strict=True)
+                {n: tensors[slot[n]] if n in slot else source.shared[n] for n in source.names}
+                for source, slot in zip(sources, slots, strict=True)
             ]
             return fn(*trees, *extra)
 
-        index = torch.arange(count, device=self.environment.device)  # vmap needs one stacked tensor
+        # vmap needs at least one stacked tensor.
+        index = torch.arange(count, device=self.environment.device)
         try:
-            return torch.vmap(one)(index, rows, *extra)
+            return torch.vmap(one)(index, tensors, *extra)
         except RuntimeError as error:
             if not str(error).startswith("vmap:"):
                 raise
@@ -163,7 +181,7 @@ class Stack:
     def step_context(
         self, leaves: Tree, start: Tree, ctx: Tree, batch: Batch, **keys: Any
     ) -> StepContext:
-        """Return what one client's step sees."""
+        """Return what loss terms and Statistics read in one client's step."""
         forward = partial(self.forward, leaves, ctx, batch.x, **keys)
         return make_step_context(self.environment.net, forward, batch, ctx, leaves, start)
 
@@ -174,55 +192,69 @@ class Stack:
         x: Tensor,
         weights: Callable[[Tree, Tree], Tree] | None = None,
     ) -> Outputs:
-        """Return the net's outputs with one client's leaves, or what `weights` makes of them."""
+        """Return the net's outputs for x [S, ...] with one client's leaves.
+
+        Args:
+            leaves: The client's leaves.
+            ctx: The client's ctx.
+            x: Inputs of one step.
+            weights: `Phase.weights`; None calls the net with the leaves.
+        """
         if weights is not None:
             return call(self.environment.net, weights(leaves, ctx), x)
         return call(
             self.environment.net, {name: leaves[name] for name in self.environment.start}, x
         )
 
-    def collect(self, statistic: Statistic) -> None:
-        """Run a Statistic over each client's rows and write what it finds into ctx."""
+    def run_statistic(self, statistic: Statistic) -> None:
+        """Compute a Statistic over each client's samples and write the results into ctx.
+
+        Raises: ValueError if it concatenates rows of clients with different numbers of samples.
+        """
         env, draw = self.environment, self.settings.draw
         rows = [env.federation.rows(statistic.samples, int(client), draw) for client in self.ids]
-        sizes = np.array([len(mine) for mine in rows])
-        order = np.argsort(-sizes, kind="stable")  # most rows first: who has more comes first
+        sizes = np.array([len(mine) for mine in rows])  # [K]
+        # Largest clients first: those that still have samples are then the first `count` ones.
+        order = np.argsort(-sizes, kind="stable")
         self.reorder(order)
         rows, sizes = [rows[k] for k in order], sizes[order]
-        self._refuse_ragged(statistic, sizes)
-        # Without rows there is one padded row that does not count.
+        _check_equal_sizes(statistic, sizes)
+        # A client without samples gets one padded row, which does not count.
         longest = max(1, int(sizes[0]))
-        found: Tree = {}
+        reduced: Tree = {}  # [K, ...] each
         begin = 0
         with torch.no_grad(), mode(env.net, train=False):
             while begin < longest:
                 count = int((sizes > begin).sum()) if begin else len(self)
-                end = begin + max(1, PASS // count)
-                batch = self._cut(rows[:count], begin, min(end, longest))
-                new = self.each(partial(self.observe, statistic), batch, count=count)
+                end = begin + max(1, STATISTIC_BATCH // count)
+                batch = self._padded_batch(rows[:count], begin, min(end, longest))
+                new = self.vmap_clients(partial(self.observe, statistic), batch, count=count)
                 for key, value in new.items():
                     reduction = statistic.reduction(key)
-                    if key not in found:
-                        found[key] = value.clone()  # vmap may hand out one value for all
-                    elif reduction == "rows":  # axis 0 is the clients'
-                        found[key] = torch.cat([found[key], value], dim=1)
+                    if key not in reduced:
+                        reduced[key] = value.clone()  # vmap may return one expanded value
+                    elif reduction == "rows":  # [K, rows, ...]
+                        reduced[key] = torch.cat([reduced[key], value], dim=1)
                     else:
-                        found[key][:count] = REDUCTIONS[reduction](found[key][:count], value)
+                        before = reduced[key][:count]
+                        reduced[key][:count] = REDUCTIONS[reduction](before, value)
                 begin = end
             if statistic.finish is not None:
                 finish = statistic.finish
-                found = self.each(lambda leaves, start, ctx, got: finish(got, leaves, ctx), found)
-        self.know(statistic.name, found)
+                reduced = self.vmap_clients(
+                    lambda leaves, start, ctx, mine: finish(mine, leaves, ctx), reduced
+                )
+        self.write_ctx(statistic.name, reduced)
 
-    def know(self, name: str, found: Tree) -> None:
-        """Write a Statistic's result [B, ...] into ctx."""
+    def write_ctx(self, name: str, result: Tree) -> None:
+        """Write a Statistic's result, [K, ...] each, into ctx under the names `NAME.KEY`."""
         named: Tree = {}
-        merge_context(named, name, found)
+        merge_context(named, name, result)
         for key, value in named.items():
-            self.ctx.put(key, value, row=True)
+            self.ctx.put(key, value, stacked=True)
 
-    def map(self, step: Transform) -> None:
-        """Let a Transform change leaves."""
+    def run_transform(self, step: Transform) -> None:
+        """Replace leaves by what a Transform returns."""
         env, draw = self.environment, self.settings.draw
         sizes = [len(env.federation.partition.parts["train"][int(client)]) for client in self.ids]
         lr = torch.tensor(self.lr, dtype=env.dtype, device=env.device)
@@ -231,34 +263,39 @@ class Stack:
         def change(leaves: Tree, start: Tree, ctx: Tree, steps: Tensor, size: Tensor) -> Tree:
             return step.fn(leaves, start, ctx, Info(steps, lr, size, number))
 
-        counts = (torch.from_numpy(self.steps.copy()), torch.tensor(sizes))
+        counts = (torch.from_numpy(self.steps.copy()), torch.tensor(sizes))  # [K] each
         with torch.no_grad():
-            changed = self.each(change, *(count.to(env.device) for count in counts))
+            changed = self.vmap_clients(change, *(count.to(env.device) for count in counts))
         for name, value in changed.items():
-            self.leaves.put(name, self._own(name, value), row=True)
+            self.leaves.put(name, self._to_device(name, value), stacked=True)
 
     def inputs(self, rows: Tensor, keys: Tensor | None = None) -> Tensor:
-        """Return the normalised samples [B, S, ...] of the rows [B, S] of the data set."""
+        """Return the normalized inputs [K, S, ...] of the rows [K, S] of the data set.
+
+        Args:
+            rows: [K, S] rows of the data set.
+            keys: [K, S] noise keys for augmentation; None does not augment.
+        """
         flat = None if keys is None else keys.reshape(-1)
         x = self.environment.federation.inputs(rows.reshape(-1), self.environment.dtype, flat)
-        return x.reshape(*rows.shape, *x.shape[1:])
+        return x.reshape(*rows.shape, *x.shape[1:])  # [K * S, ...] -> [K, S, ...]
 
-    def _own(self, name: str, value: Tensor) -> Tensor:
-        """Return a tensor on the device; the net's own leaves keep their type."""
+    def _to_device(self, name: str, value: Tensor) -> Tensor:
+        """Return a tensor on the device; leaves of the net have the type of its seeded values."""
         own = self.environment.start.get(name)
         return value.to(self.environment.device, None if own is None else own.dtype)
 
     def observe(
         self, statistic: Statistic, leaves: Tree, start: Tree, ctx: Tree, batch: Any
     ) -> Tree:
-        """Return what a Statistic finds in one client's batch `(x, y, mask, key)`."""
+        """Return a Statistic's tensors for one client's batch: x, y, mask, key, [S, ...] each."""
         step = torch.zeros((), dtype=torch.int64, device=self.environment.device)
         with self.environment.precision():
             x, y, mask, key = batch
             return statistic.fn(self.step_context(leaves, start, ctx, Batch(x, y, mask, key, step)))
 
-    def _cut(self, rows: Sequence[NDArray[np.int64]], begin: int, end: int) -> Any:
-        """Return x, y, mask, key of the clients' rows from `begin` to `end`, padded."""
+    def _padded_batch(self, rows: Sequence[NDArray[np.int64]], begin: int, end: int) -> Any:
+        """Return x, y, mask and key [K, S, ...] of each client's rows from `begin` to `end`."""
         width = max(1, min(end, max(len(mine) for mine in rows)) - begin)
         index = np.zeros((len(rows), width), dtype=np.int64)
         real = np.zeros((len(rows), width), dtype=bool)
@@ -271,26 +308,30 @@ class Stack:
         mask = torch.from_numpy(real).to(device)
         return self.inputs(chosen), self.environment.federation.y[chosen], mask, chosen
 
-    def _refuse_ragged(self, statistic: Statistic, sizes: NDArray[np.int64]) -> None:
-        kinds = statistic.reduce
-        every = {kinds} if isinstance(kinds, str) else {kind for _, kind in kinds}
-        if "rows" in every and len(set(sizes.tolist())) > 1:
-            raise ValueError(
-                f"the Statistic `{statistic.name}` puts rows one after the other, which clients of"
-                " different size cannot do at once"
-            )
+
+def _check_equal_sizes(statistic: Statistic, sizes: NDArray[np.int64]) -> None:
+    """Raise a ValueError if a Statistic concatenates rows of clients of different `sizes` [K]."""
+    kinds = statistic.reduce
+    reductions = {kinds} if isinstance(kinds, str) else {kind for _, kind in kinds}
+    if "rows" in reductions and len(set(sizes.tolist())) > 1:
+        raise ValueError(
+            f"the Statistic `{statistic.name}` concatenates rows (reduce=rows), which cannot be"
+            f" stacked for clients with {int(sizes.min())} to {int(sizes.max())} samples. Use"
+            " engine.name=sequential."
+        )
 
 
 def _refusal(error: RuntimeError) -> str:
-    """Say what vmap could not do, and where: in the innermost call outside PyTorch."""
-    call, line = [found for found in walk_tb(error.__traceback__) if not _is_pytorch(found[0])][-1]
+    """Return a message with what vmap does not support, and the innermost call outside PyTorch."""
+    call, line = [frame for frame in walk_tb(error.__traceback__) if not _is_pytorch(frame[0])][-1]
     code = call.f_code
     first, _, _ = str(error).removeprefix("vmap: ").partition(". ")
     return (
         f"`{code.co_qualname}` ({code.co_filename}:{line}) cannot be done for many clients at once"
-        f" ({first}). Use engine.name=sequential, or masks instead of values."
+        f" ({first}). Use engine.name=sequential, or use masks instead of reading values."
     )
 
 
 def _is_pytorch(call: FrameType) -> bool:
+    """Return whether a call is one of PyTorch's own."""
     return str(call.f_globals.get("__name__")).partition(".")[0] == "torch"

@@ -1,8 +1,12 @@
-"""One phase of a block of clients: each step is one vmap over those that still train.
+"""One phase of a block of clients: each step is one `torch.vmap` over the clients still training.
 
-The clients stand in the order of their steps, most first. So those that take a step are always the
-first ones, a finished client costs nothing, and all have taken equally many steps: optimisers that
-count steps (Adam) do on the stack exactly what they do client by client.
+Clients are sorted by their number of steps, largest first. So the clients that take a step are
+always the first ones, a client that has finished costs nothing, and all active clients have taken
+the same number of steps: an optimizer that counts steps (Adam) gives on the stack what it gives
+client by client.
+
+Axes: K clients of the block, `count` clients that take a step, S samples of a client in a step,
+T steps of the client with most steps.
 """
 
 from collections.abc import Sequence
@@ -17,22 +21,23 @@ from torch.optim.adam import adam
 from torch.optim.adamw import adamw
 from torch.optim.sgd import sgd
 
-from flbench.client.module import freeze_statistics, is_buffer, mode
-from flbench.client.program import Phase
+from flbench.client.module import freeze_statistics, is_buffer, mode, most_epochs
+from flbench.client.program import Phase, Statistic
 from flbench.client.recording import REDUCTIONS
 from flbench.client.step import local_loss, make_optimizer
 from flbench.config.schema import OptimizerConfig
 from flbench.core.types import Batch, Tree
 from flbench.data.batches import PIECE
-from flbench.engine import plan
+from flbench.engine.plan import Plan
+from flbench.engine.plan import make as make_plan
 from flbench.engine.stack import Stack
 
 
 def train(stack: Stack, phase: Phase) -> tuple[int, int]:
-    """Train all clients of a stack as a phase says.
+    """Train the clients of a stack; their leaves, losses and step counts are updated.
 
-    Returns: rows of all batches, and how many of them were no padding.
-    Raises: ValueError if the phase trains nothing, or records what cannot be stacked.
+    Returns: The number of rows of all batches, and how many of them are samples, not padding.
+    Raises: ValueError if the phase trains no parameter, or records rows one after the other.
     """
     env = stack.environment
     stack.lr = phase.optimizer.lr * stack.settings.lr_factor
@@ -42,22 +47,22 @@ def train(stack: Stack, phase: Phase) -> tuple[int, int]:
             f"the phase trains {phase.train!r}, which names no parameter of the client"
         )
     skip = env.has_batchnorm and phase.batchnorm == "train"
-    work = plan.make(env.federation, phase, stack.ids, stack.settings, skip_single=skip)
+    plan = make_plan(env.federation, phase, stack.ids, stack.settings, skip_single=skip)
     moving = [name for name in env.start if name in env.buffers]
-    # A second model's statistics too: the net writes to them where `weights` calls it with them.
+    # Also the buffers of a second model, which `Phase.weights` may call the net with.
     written = [name for name in stack.leaves.names if is_buffer(name, env.buffers)]
-    stack.leaves.separate([*names, *written], len(stack))
+    stack.leaves.make_writable([*names, *written], len(stack))
     optimizer = StackedOptimizer(phase.optimizer, stack.lr)
-    run = _Run(stack, phase, work, names, moving, optimizer)
+    run = _StackedPhase(stack, phase, plan, names, moving, optimizer)
     with mode(env.net, train=True):
         if phase.batchnorm == "eval":
             freeze_statistics(env.net)
-        run.all()
+        run.train()
     return run.slots, run.real
 
 
 def _trained(stack: Stack, phase: Phase) -> list[str]:
-    """Return the leaves that the phase trains, in the stack's order."""
+    """Return the names of the leaves that the phase trains, in the order of the stack."""
     return [
         name
         for name in stack.leaves.names
@@ -67,87 +72,107 @@ def _trained(stack: Stack, phase: Phase) -> list[str]:
     ]
 
 
-class _Run:
-    """The steps of one phase."""
+class _StackedPhase:
+    """The steps of one phase of a stack.
+
+    Args:
+        stack: The clients.
+        phase: The phase.
+        plan: The samples of each client in each step.
+        names: Names of the leaves that are trained.
+        moving: Names of the net's buffers, which the forward pass may change.
+        optimizer: The optimizer of the stacked leaves.
+
+    Attributes:
+        slots: Rows of all batches so far.
+        real: How many of them are samples, not padding.
+    """
 
     def __init__(
         self,
         stack: Stack,
         phase: Phase,
-        work: plan.Plan,
+        plan: Plan,
         names: list[str],
         moving: list[str],
         optimizer: "StackedOptimizer",
     ) -> None:
-        self._stack, self._phase, self._plan = stack, phase, work
+        self._stack, self._phase, self._plan = stack, phase, plan
         self._names, self._moving = names, moving
         self._optimizer = optimizer
-        self._found: list[Tree] = [{} for _ in phase.record]
+        self._recorded: list[Tree] = [{} for _ in phase.record]
         self.real = self.slots = 0
-        # [B, T], 0 where a client takes no step.
+        # [K, T], 0 where a client takes no step.
         self._losses = torch.zeros(
-            work.ends.shape, dtype=torch.float64, device=stack.environment.device
+            plan.ends.shape, dtype=torch.float64, device=stack.environment.device
         )
-        self._begin = 0  # the step that the window begins with
+        # Batches of several steps, [W, count, S, ...] each, gathered at once; `_begin` is the first
+        # of these W steps.
+        self._begin = 0
         self._window: tuple[Tensor, ...] = (torch.empty(0),)
         self._sort()
 
-    def all(self) -> None:
-        """Take all steps, and write what was recorded."""
-        self._record_nothing()
+    def train(self) -> None:
+        """Take all steps, and write the recorded Statistics into ctx."""
+        self._record_padded_row()
         step = 0
         while count := self._plan.active(step):
-            if self._phase.until is not None and self._stop(step, count):
-                continue  # others may be active now
+            if self._phase.until is not None and self._end_phases(step, count):
+                continue  # the clients were sorted again
             self._step(step, count)
             step += 1
         self._stack.steps += np.minimum(self._plan.steps, step)
         self._stack.loss += self._losses.sum(dim=1)
-        for statistic, found in zip(self._phase.record, self._found, strict=True):
+        for statistic, reduced in zip(self._phase.record, self._recorded, strict=True):
+            result = reduced
             if statistic.finish is not None:
                 finish = statistic.finish
-                found = self._stack.each(
-                    lambda leaves, start, ctx, got, finish=finish: finish(got, leaves, ctx), found
+                result = self._stack.vmap_clients(
+                    lambda leaves, start, ctx, mine, finish=finish: finish(mine, leaves, ctx),
+                    reduced,
                 )
-            self._stack.know(statistic.name, found)
+            self._stack.write_ctx(statistic.name, result)
 
-    def _record_nothing(self) -> None:
-        """Show the Statistics one padded row: what they find of it is the neutral beginning."""
+    def _record_padded_row(self) -> None:
+        """Start the reductions with one padded row, whose tensors are neutral."""
         stack, env = self._stack, self._stack.environment
         row = torch.zeros(len(stack), 1, dtype=torch.int64, device=env.device)
-        batch = (stack.inputs(row), env.federation.y[row], row > 0, row)
+        batch = (stack.inputs(row), env.federation.y[row], row > 0, row)  # the mask is False
         with torch.no_grad(), mode(env.net, train=False):
-            for statistic, whole in zip(self._phase.record, self._found, strict=True):
-                found = stack.each(partial(stack.observe, statistic), batch)
-                # It is written to, and may be a leaf.
-                whole |= {key: value.clone() for key, value in found.items()}
+            for statistic, reduced in zip(self._phase.record, self._recorded, strict=True):
+                tensors = stack.vmap_clients(partial(stack.observe, statistic), batch)
+                # Copies, because they are written to and may be leaves.
+                reduced |= {key: value.clone() for key, value in tensors.items()}
 
     def _sort(self) -> None:
+        """Sort the clients by their number of steps, largest first."""
         order = np.argsort(-self._plan.steps, kind="stable")
         self._plan.reorder(order)
         self._stack.reorder(order)
         index = torch.from_numpy(order).to(self._stack.environment.device)
         self._losses = self._losses[index]
-        bundles = (self._stack.leaves, self._stack.start, self._stack.ctx)
-        trees = [tree for bundle in bundles for tree in (bundle.rows, bundle.shared)]
-        # A client's names come in an order of their own: so do buffers and gradients.
-        names = tuple(tuple(bundle.names) for bundle in bundles)
+        sources = (self._stack.leaves, self._stack.start, self._stack.ctx)
+        trees = [tree for source in sources for tree in (source.stacked, source.shared)]
+        # The order of the names is part of the kind: buffers and gradients are in that order.
+        names = tuple(tuple(source.names) for source in sources)
         self._inputs, self._kind = self._stack.environment.traces.gather(
             (self._phase, names), *trees
         )
         self._window = (torch.empty(0),)
         self._optimizer.reorder(index)
-        self._found = [{k: v[index[: len(v)]] for k, v in found.items()} for found in self._found]
+        self._recorded = [
+            {k: v[index[: len(v)]] for k, v in reduced.items()} for reduced in self._recorded
+        ]
 
-    def _stop(self, step: int, count: int) -> bool:
-        """Ask the clients that begin an epoch whether they are done; return whether any is."""
+    def _end_phases(self, step: int, count: int) -> bool:
+        """Ask `Phase.until` for clients that begin an epoch; return whether any of them ends."""
         begins = self._plan.first[:count, step]
         until = self._phase.until
         if not begins.any() or until is None:
             return False
         epochs = self._plan.epoch[:count, step]
         means = self._means(step, count)
-        flags = self._stack.each(
+        flags = self._stack.vmap_clients(
             lambda leaves, start, ctx, means, done: until(means, done, ctx),
             means,
             epochs,
@@ -161,99 +186,112 @@ class _Run:
         return True
 
     def _means(self, step: int, count: int) -> Tensor:
-        """Return the mean loss of each epoch so far, [count, epochs]; NaN of those to come."""
+        """Return the mean loss of each epoch so far, [count, epochs]; NaN for later epochs."""
         phase, losses = self._phase, self._losses[:count, :step]
-        cap = phase.epochs if phase.epochs is not None else phase.steps or 0
-        sums, counts = losses.new_zeros(2, count, cap)
-        epochs = self._plan.epoch[:count, :step]
+        sums, counts = losses.new_zeros(2, count, most_epochs(phase))  # [count, epochs] each
+        epochs = self._plan.epoch[:count, :step]  # [count, steps before this one]
         sums.scatter_add_(1, epochs, losses)
         counts.scatter_add_(1, epochs, torch.ones_like(losses))
         return torch.where(counts > 0, sums / counts.clamp_min(1), torch.nan)
 
     def _step(self, step: int, count: int) -> None:
+        """Take one optimizer step of the first `count` clients."""
         stack, phase = self._stack, self._phase
         fill = self._plan.fill[:count, step]
         size = int(fill.max())
         self.real, self.slots = self.real + int(fill.sum()), self.slots + count * size
         full = bool((fill == size).all())
         if not 0 <= step - self._begin < len(self._window[0]):
-            self._begin, self._window = step, self._gathered(step, count)
+            self._begin, self._window = step, self._gather_batches(step, count)
+        # x, y, mask and key, [count, S, ...] each
         batch = tuple(part[step - self._begin, :count, :size] for part in self._window)
         number = self._plan.numbers[step]
-        gradients, loss, buffers, found = self._traced(number, full, batch, count)
+        gradients, loss, buffers, recorded = self._compute_or_replay(number, full, batch, count)
         if phase.clip is not None:
             _clip(gradients, phase.clip)
-        elif phase.optimizer.nesterov:  # writes to gradients on a GPU; they may share memory
+        elif phase.optimizer.nesterov:
+            # On a GPU PyTorch adds momentum to gradients in place; they may share memory.
             gradients = {name: value.clone() for name, value in gradients.items()}
-        trained = [stack.leaves.rows[name][:count] for name in self._names]
+        trained = [stack.leaves.stacked[name][:count] for name in self._names]
         with torch.no_grad():
             self._optimizer.step(trained, [gradients[name] for name in self._names])
             for name, value in buffers.items():
-                stack.leaves.rows[name][:count] = value
+                stack.leaves.stacked[name][:count] = value
             if phase.project is not None:
                 self._project(count)
             self._losses[:count, step] = loss.double()
-            for statistic, whole, new in zip(phase.record, self._found, found, strict=True):
-                self._record(statistic, whole, new)
+            for statistic, reduced, new in zip(phase.record, self._recorded, recorded, strict=True):
+                _reduce(statistic, reduced, new)
 
-    def _gathered(self, step: int, count: int) -> tuple[Tensor, ...]:
-        """Return x, y, mask and key [W, count, S, ...] of this step and those after it."""
-        env, work = self._stack.environment, self._plan
-        size = work.rows.shape[2]
+    def _gather_batches(self, step: int, count: int) -> tuple[Tensor, ...]:
+        """Return x, y, mask and key [W, count, S, ...] of the W steps from this one on."""
+        env, plan = self._stack.environment, self._plan
+        size = plan.rows.shape[2]
         steps = slice(step, step + max(1, PIECE // (count * size)))
-        rows, keys = (part[:count, steps].transpose(0, 1) for part in (work.rows, work.keys))
+        rows, keys = (part[:count, steps].transpose(0, 1) for part in (plan.rows, plan.keys))
+        # [W, count, S] -> [W * count, S] -> x [W * count, S, ...]
         x = self._stack.inputs(rows.reshape(-1, size), keys.reshape(-1, size))
-        mask = torch.arange(size, device=env.device) < work.ends[:count, steps].T[..., None]
+        mask = torch.arange(size, device=env.device) < plan.ends[:count, steps].T[..., None]
         return x.reshape(*rows.shape, *x.shape[2:]), env.federation.y[rows], mask, keys
 
-    def _traced(
+    def _compute_or_replay(
         self, number: Tensor, full: bool, batch: tuple[Tensor, ...], count: int
     ) -> tuple[Tree, Tensor, Tree, list[Tree]]:
-        """Return gradients, losses, buffers and what Statistics see, [count, ...] each."""
-        look = self._gradients if self._phase.gradient is None else self._looked
+        """Return the results of a step, replayed where steps of its kind have a trace.
+
+        Args:
+            number: The number of the step, 0-dim.
+            full: Whether no row is padding.
+            batch: x, y, mask and key, [count, S, ...] each.
+            count: The number of clients that take the step.
+        Returns: Gradients and losses, buffers after the step, and the tensors of each recorded
+            Statistic, [count, ...] each.
+        """
+        compute = self._gradients if self._phase.gradient is None else self._hook_gradients
         x, y, mask, key = batch
-        # Without padding the mask is no input but a constant.
+        # Without padding the mask is constant, and no input of the trace.
         given = [x, y, key, number] if full else [x, y, key, number, mask]
-        kind, step = (self._kind, full, count), partial(look, number, full, batch, count)
+        kind, step = (self._kind, full, count), partial(compute, number, full, batch, count)
         return self._stack.environment.traces.take(kind, step, self._inputs, given)
 
-    def _looked(
+    def _hook_gradients(
         self, number: Tensor, full: bool, batch: Any, count: int
     ) -> tuple[Tree, Tensor, Tree, list[Tree]]:
-        """Return what a gradient hook makes of the batch, as `_gradients` does without one."""
-        one = partial(self._hooked, number, full)
-        gradients, loss, buffers = self._stack.each(one, batch, count=count)
+        """Return the same as `_gradients` for a phase with a gradient hook."""
+        one = partial(self._hooked_client, number, full)
+        gradients, loss, buffers = self._stack.vmap_clients(one, batch, count=count)
         return gradients, loss, buffers, []
 
     def _gradients(
         self, number: Tensor, full: bool, batch: Any, count: int
     ) -> tuple[Tree, Tensor, Tree, list[Tree]]:
-        """Return gradients, losses, buffers and what Statistics see, [count, ...] each.
+        """Return gradients, losses, buffers and recorded tensors, [count, ...] each.
 
-        A client's loss depends on its own leaves alone: the gradient of the sum of all losses holds
-        each client's own. One backward pass over stacked operations is faster than vmap of grad.
+        The loss of a client depends on its own leaves only. So the gradient of the sum of all
+        losses contains the gradient of each client. One backward pass over stacked operations is
+        faster than `torch.vmap` of `torch.func.grad`.
         """
-        rows = self._stack.leaves.rows
-        whole = {name: rows[name] for name in self._names}
-        trained = {n: value[:count].detach().requires_grad_() for n, value in whole.items()}
-        rows.update(trained)
+        stacked = self._stack.leaves.stacked
+        all_rows = {name: stacked[name] for name in self._names}  # [K, ...] each
+        trained = {n: value[:count].detach().requires_grad_() for n, value in all_rows.items()}
+        stacked.update(trained)
         try:
-            loss, (buffers, found) = self._stack.each(
-                partial(self._loss, number, full), batch, count=count
+            loss, (buffers, recorded) = self._stack.vmap_clients(
+                partial(self._client_loss, number, full), batch, count=count
             )
         finally:
-            rows.update(whole)
-        found_gradients = torch.autograd.grad(loss.sum(), list(trained.values()), allow_unused=True)
+            stacked.update(all_rows)
+        of_sum = torch.autograd.grad(loss.sum(), list(trained.values()), allow_unused=True)
         gradients = {
             name: torch.zeros_like(value) if gradient is None else gradient
-            for (name, value), gradient in zip(trained.items(), found_gradients, strict=True)
+            for (name, value), gradient in zip(trained.items(), of_sum, strict=True)
         }
-        return gradients, loss.detach(), buffers, found
+        return gradients, loss.detach(), buffers, recorded
 
-    def _loss(
+    def _client_loss(
         self, number: Tensor, full: bool, leaves: Tree, start: Tree, ctx: Tree, batch: Any
     ) -> tuple[Tensor, tuple[Tree, list[Tree]]]:
-        """Return one client's loss, its buffers after it, and what its Statistics see."""
+        """Return one client's loss, its buffers after the forward pass, and recorded tensors."""
         stack, phase = self._stack, self._phase
         x, y, mask, key = batch
         buffers = {name: leaves[name].clone() for name in self._moving}
@@ -263,17 +301,20 @@ class _Run:
         stack.environment.padding.mask = None if full else mask
         with stack.environment.precision():
             loss = local_loss(phase.terms, context)
-            found = [
+            recorded = [
                 {name: value.detach() for name, value in statistic.fn(context).items()}
                 for statistic in phase.record
             ]
         stack.environment.padding.mask = None
-        return loss, (buffers, found)
+        return loss, (buffers, recorded)
 
-    def _hooked(
+    def _hooked_client(
         self, number: Tensor, full: bool, leaves: Tree, start: Tree, ctx: Tree, batch: Any
     ) -> tuple[Tree, Tensor, Tree]:
-        """Return the gradient that a hook makes, the loss of its first look, and the buffers."""
+        """Return one client's gradient from the hook, its first loss, and its buffers.
+
+        The first loss is that of the hook's first evaluation, and 0 if there is none.
+        """
         x, y, mask, key = batch
         buffers = {name: leaves[name] for name in self._moving}
         losses: list[Tensor] = []
@@ -281,12 +322,12 @@ class _Run:
         def loss_of(trained: Tree, batch: Batch) -> tuple[Tensor, tuple[Tensor, Tree]]:
             mine = {**leaves, **trained, **buffers}
             rows = (batch.x, batch.y, batch.mask, batch.key)
-            loss, (moved, _) = self._loss(number, full, mine, start, ctx, rows)
+            loss, (moved, _) = self._client_loss(number, full, mine, start, ctx, rows)
             return loss, (loss.detach(), moved)
 
-        def look(parameters: Tree, batch: Batch) -> Tree:
+        def gradient(parameters: Tree, batch: Batch) -> Tree:
             result, (loss, moved) = grad(loss_of, has_aux=True)(parameters, batch)
-            buffers.update(moved)  # each look at the net counts for BatchNorm
+            buffers.update(moved)  # each evaluation of the net updates BatchNorm's statistics
             losses.append(loss)
             gradients: Tree = result
             return gradients
@@ -294,35 +335,42 @@ class _Run:
         hook = self._phase.gradient
         assert hook is not None
         trained = {name: leaves[name] for name in self._names}
-        gradients = hook(look, trained, Batch(x, y, mask, key, number), ctx)
+        gradients = hook(gradient, trained, Batch(x, y, mask, key, number), ctx)
         loss = losses[0] if losses else x.new_zeros(())
         return {name: gradients[name] for name in self._names}, loss, buffers
 
     def _project(self, count: int) -> None:
+        """Replace the trained leaves by what `Phase.project` makes of them."""
         stack, project = self._stack, self._phase.project
 
         def one(leaves: Tree, start: Tree, ctx: Tree) -> Tree:
             assert project is not None
             return project({name: leaves[name] for name in self._names}, ctx)
 
-        for name, value in stack.each(one, count=count).items():
-            stack.leaves.rows[name][:count] = value
+        for name, value in stack.vmap_clients(one, count=count).items():
+            stack.leaves.stacked[name][:count] = value
 
-    def _record(self, statistic: Any, whole: Tree, new: Tree) -> None:
-        for key, value in new.items():
-            reduction = statistic.reduction(key)
-            if reduction == "rows":
-                raise ValueError(
-                    f"the Statistic `{statistic.name}` records rows one after the other, which"
-                    " clients of different size cannot do at once"
-                )
-            count = len(value)
-            whole[key][:count] = REDUCTIONS[reduction](whole[key][:count], value)
+
+def _reduce(statistic: Statistic, reduced: Tree, new: Tree) -> None:
+    """Reduce the tensors `new` [count, ...] of a step into `reduced` [K, ...], in place."""
+    for key, value in new.items():
+        reduction = statistic.reduction(key)
+        if reduction == "rows":
+            raise ValueError(
+                f"the Statistic `{statistic.name}` concatenates rows (reduce=rows), which"
+                " engine.name=vectorized cannot record. Use engine.name=sequential."
+            )
+        count = len(value)
+        reduced[key][:count] = REDUCTIONS[reduction](reduced[key][:count], value)
 
 
 def _clip(gradients: Tree, largest: float) -> None:
-    """Bound the norm of each client's gradients [B, ...]; they may share memory, and get others."""
+    """Scale the gradients [K, ...] so that each client's norm over all leaves is at most `largest`.
+
+    The dict gets new tensors, because the old ones may share memory.
+    """
     squares = [value.reshape(len(value), -1).square().sum(dim=1) for value in gradients.values()]
+    # [K] for each leaf -> [K]
     norm = torch.stack(squares).sum(dim=0).sqrt()
     factor = (largest / (norm + 1e-6)).clamp_max(1.0)
     for name, value in gradients.items():
@@ -330,41 +378,51 @@ def _clip(gradients: Tree, largest: float) -> None:
 
 
 class StackedOptimizer:
-    """PyTorch's own optimisers on stacked leaves: they work element by element.
+    """PyTorch's optimizers on stacked leaves.
+
+    They work element by element, so a stack of clients is updated as each client alone would be.
 
     Args:
-        config: which optimiser.
-        lr: learning rate.
+        config: The kind of optimizer, momentum and weight decay.
+        lr: Learning rate, >= 0.
     """
 
     def __init__(self, config: OptimizerConfig, lr: float) -> None:
         self._name = config.name
         self._options = make_optimizer(config, [torch.zeros(0)], lr).defaults
-        self._first: list[Tensor | None] = []  # momentum, or Adam's first moment
+        # Momentum, or Adam's first moment; [K, ...] each
+        self._first: list[Tensor | None] = []
         self._second: list[Tensor] = []
         self._steps: list[Tensor] = []
 
     def reorder(self, index: Tensor) -> None:
-        """Put the clients in another order."""
+        """Put the clients in another order; `index` [K] has the old position of each client."""
         self._first = [None if v is None else v[index[: len(v)]] for v in self._first]
         self._second = [value[index[: len(value)]] for value in self._second]
 
     def step(self, leaves: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
-        """Change the leaves [k, ...] of the first clients in place."""
+        """Update the leaves [count, ...] of the first clients in place.
+
+        Args:
+            leaves: The trained leaves, in the same order in each step.
+            gradients: Their gradients [count, ...].
+        """
         if self._name == "sgd":
             self._sgd(list(leaves), list(gradients))
         else:
             self._adam(list(leaves), list(gradients))
 
     def _sgd(self, leaves: list[Tensor], gradients: list[Tensor]) -> None:
+        """Take a step of SGD."""
         names = ("weight_decay", "momentum", "lr", "dampening", "nesterov", "maximize")
         first = self._first or [None] * len(leaves)
         views = [None if value is None else value[: len(leaves[0])] for value in first]
         sgd(leaves, gradients, views, **{name: self._options[name] for name in names})
         if not self._first:
-            self._first = views  # PyTorch has put the first momentum there, if there is any
+            self._first = views  # PyTorch has written the first momentum there, if there is any
 
     def _adam(self, leaves: list[Tensor], gradients: list[Tensor]) -> None:
+        """Take a step of Adam or AdamW."""
         if not self._second:
             self._first = [torch.zeros_like(leaf) for leaf in leaves]
             self._second = [torch.zeros_like(leaf) for leaf in leaves]

@@ -103,7 +103,7 @@ class Training:
         return total
 
     def _step(self, batch: Batch) -> Tensor:
-        """Take one optimiser step; return its loss, 0-dim and detached."""
+        """Take one optimizer step; return its loss, 0-dim and detached."""
         phase, env, module = self._phase, self._environment, self._module
         loss, gradients, recorded = self._compute_or_replay(batch)
         # Gradients may share memory or be expanded. Clipping, Nesterov momentum (on a GPU) and the

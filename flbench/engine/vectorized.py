@@ -1,4 +1,4 @@
-"""Many clients at once on one device: blocks of clients, stacked and stepped with vmap."""
+"""Many clients at once on one device: blocks of clients, stacked, and trained by `torch.vmap`."""
 
 from copy import deepcopy
 
@@ -21,27 +21,31 @@ from flbench.engine.base import (
     dtype_of,
     open_device,
 )
-from flbench.engine.padding import mind_padding
+from flbench.engine.padding import exclude_padding
 from flbench.engine.stack import Stack, StackEnvironment
 from flbench.engine.stacked_training import train
 from flbench.engine.traced import Traces
 from flbench.models.base import net_leaves
 
-SHARE = 0.25  # of the free memory that a block of clients may take
-COPIES = 6  # of a client's leaves: value, start, gradient, two moments, a new value
-SAVED = 3  # of what a backward pass remembers: it, gradients beside it, another model's
+MEMORY_SHARE = 0.25
+"""Share of the free memory that a block of clients may take."""
+LEAF_COPIES = 6
+"""Copies of a client's leaves: value, start, gradient, two moments of Adam, new value."""
+ACTIVATION_COPIES = 3
+"""Copies of what a backward pass saves: saved tensors, their gradients, a second model's."""
 
 
 class VectorizedEngine:
     """Trains blocks of clients at once; see `engine.stack` and `engine.stacked_training`.
 
-    It gives what the sequential engine gives but for rounding: sums run in another order.
+    The results are those of the sequential engine up to rounding, because sums are computed in
+    another order.
 
     Args:
-        net: the seeded net; its values are what clients start from.
-        federation: the samples; they go to the device.
-        config: device, precision and block.
-    Raises: ConfigError for a device or precision that it cannot use.
+        net: The seeded net. Its values are the leaves' initial values.
+        federation: The samples of all clients; they are copied to the device.
+        config: Device, precision, size of a block, and whether steps are traced.
+    Raises: ConfigError if the device does not exist or cannot compute in that precision.
     """
 
     def __init__(self, net: nn.Module, federation: Federation, config: EngineConfig) -> None:
@@ -53,7 +57,7 @@ class VectorizedEngine:
         device, dtype = open_device(config), dtype_of(config)
         net = deepcopy(net).to(device, dtype).requires_grad_(False)
         self._block = config.block
-        self._slots = self._real = 0  # of all batches so far: rows, and rows that are no padding
+        self._slots = self._real = 0  # rows of all batches so far; rows that are samples
         self._environment = StackEnvironment(
             net=net,
             start={name: leaf.detach() for name, leaf in net_leaves(net).items()},
@@ -63,7 +67,7 @@ class VectorizedEngine:
             dtype=dtype,
             autocast=torch.bfloat16 if config.precision == "bf16-mixed" else None,
             has_batchnorm=any(isinstance(module, _BatchNorm) for module in net.modules()),
-            padding=mind_padding(net),
+            padding=exclude_padding(net),
             traces=Traces(enabled=config.trace),
         )
 
@@ -85,53 +89,56 @@ class VectorizedEngine:
         return concatenate_results(parts, ids)
 
     def report(self) -> dict[str, float]:
-        """Return the share of training rows that were padding."""
+        """Return `idle_share`, the share of the rows of training batches that were padding."""
         return {"idle_share": 1.0 - self._real / self._slots if self._slots else 0.0}
 
     def close(self) -> None:
-        """Give nothing back: there is nothing but memory."""
+        """Do nothing: this engine holds no processes."""
 
     def block(self, batch_size: int) -> int:
-        """Return how many clients are stacked: as configured, or as many as fit now.
+        """Return how many clients are stacked: `engine.block`, or as many as fit into memory now.
 
-        Sums over a stack run in an order that depends on it: what was decided once stays.
+        Rounding depends on the number of stacked clients, so the first answer is kept.
 
         Args:
-            batch_size: samples of a step.
+            batch_size: Samples of one step of one client.
         """
         if self._block is None:
             env = self._environment
             x = env.federation.inputs(torch.zeros(2, dtype=torch.int64), env.dtype)
-            sample = memory.saved_of_sample(env.net, env.start, env.buffers, x)
-            one = COPIES * nbytes(env.start) + SAVED * batch_size * sample
-            self._block = max(1, int(SHARE * memory.free(env.device) / one))
+            per_sample = memory.saved_bytes_per_sample(env.net, env.start, env.buffers, x)
+            client = LEAF_COPIES * nbytes(env.start) + ACTIVATION_COPIES * batch_size * per_sample
+            self._block = max(1, int(MEMORY_SHARE * memory.free(env.device) / client))
         return self._block
 
     def _run(self, program: LocalProgram, stack: Stack, observe: tuple[Step, ...]) -> Results:
+        """Run a local program for one block of clients; see `Engine.run`."""
         for step in program.steps:
-            self._take(stack, step)
+            self._execute(stack, step)
         unknown = sorted((program.keeps | program.sends) - set(stack.leaves.names))
         if unknown:
             raise ValueError(f"the program keeps or sends {unknown}, which no client has")
         names = [name for name in stack.leaves.names if name in program.keeps | program.sends]
-        stack.leaves.spread([*names, *(mask for _, mask in program.masks)], len(stack))
-        sound = _soundness(stack, names)
-        finished = torch.stack(list(sound.values())).all(dim=0)
+        stack.leaves.stack([*names, *(mask for _, mask in program.masks)], len(stack))
+        finite = _are_finite(stack, names)
+        finished = torch.stack(list(finite.values())).all(dim=0)  # [leaves + 1, K] -> [K]
         order = torch.from_numpy(stack.position).argsort()
         failures = tuple(
-            Failure(int(stack.ids[k]), _diagnosis([name for name in sound if not sound[name][k]]))
+            Failure(
+                int(stack.ids[k]), _failure_reason([name for name in finite if not finite[name][k]])
+            )
             for k in order[~finished[order]].tolist()
         )
-        order = order[finished[order]]  # those that finished, as they stood in `ids`
+        order = order[finished[order]]  # the clients that finished, in the order of `ids`
         index = order.to(self._environment.device)
-        rows = stack.leaves.rows
-        tree = {name: rows[name][index].cpu() for name in names}
-        masks = {name: rows[mask][index].cpu() for name, mask in program.masks}
+        stacked = stack.leaves.stacked
+        tree = {name: stacked[name][index].cpu() for name in names}
+        masks = {name: stacked[mask][index].cpu() for name, mask in program.masks}
         steps = torch.from_numpy(stack.steps)[order]
         losses = (stack.loss.cpu()[order] / steps.clamp_min(1)).float()
         clients = torch.from_numpy(stack.ids)[order]
         positions = torch.from_numpy(stack.position)[order]
-        # Observers come last, since they may change leaves and the order of the clients.
+        # `observe` comes last: its steps may change leaves and the order of the clients.
         observed = self._observe(stack, observe, positions)
         return Results(
             ids=clients,
@@ -144,45 +151,55 @@ class VectorizedEngine:
         )
 
     def _observe(self, stack: Stack, observe: tuple[Step, ...], positions: Tensor) -> Tree:
-        """Return what observing Statistics find, for the clients that stood at `positions`."""
+        """Run the steps of `observe`; return their Statistics' results, [K, ...] each.
+
+        Args:
+            stack: The clients.
+            observe: See `Engine.run`.
+            positions: [K] positions in the given ids of the clients that finished.
+        """
         for step in observe:
-            self._take(stack, step)
-        found = tuple(f"{step.name}." for step in observe if isinstance(step, Statistic))
+            self._execute(stack, step)
+        prefixes = tuple(f"{step.name}." for step in observe if isinstance(step, Statistic))
         place = torch.from_numpy(stack.position).argsort()[positions]
         return {
             name: value[place.to(value.device)].cpu()
-            for name, value in stack.ctx.rows.items()
-            if name.startswith(found)
+            for name, value in stack.ctx.stacked.items()
+            if name.startswith(prefixes)
         }
 
-    def _take(self, stack: Stack, step: Step) -> None:
+    def _execute(self, stack: Stack, step: Step) -> None:
+        """Run one step of the local program."""
         match step:
             case Phase():
                 slots, real = train(stack, step)
                 self._slots, self._real = self._slots + slots, self._real + real
             case Statistic():
-                stack.collect(step)
+                stack.run_statistic(step)
             case Transform():
-                stack.map(step)
+                stack.run_transform(step)
 
 
-def _soundness(stack: Stack, names: list[str]) -> dict[str, Tensor]:
-    """Return [B] bool by leaf, on the CPU: whether it is finite; the loss stands under "".
+def _are_finite(stack: Stack, names: list[str]) -> dict[str, Tensor]:
+    """Return [K] bool on the CPU by name of a leaf, and for the loss under the name "".
 
-    After training all leaves are looked at, otherwise those that are kept or sent.
+    Args:
+        stack: The clients.
+        names: The leaves to check if no client has trained; otherwise all stacked leaves are
+            checked.
     """
-    rows = stack.leaves.rows
-    checked = [n for n in stack.leaves.names if n in rows] if stack.steps.any() else names
-    return {name: _is_finite(rows[name]) for name in checked} | {"": stack.loss.isfinite().cpu()}
+    stacked = stack.leaves.stacked
+    checked = [n for n in stack.leaves.names if n in stacked] if stack.steps.any() else names
+    return {n: _is_finite(stacked[n]) for n in checked} | {"": stack.loss.isfinite().cpu()}
 
 
 def _is_finite(rows: Tensor) -> Tensor:
-    """Return [B] bool on the CPU: whether all entries of a client's leaf are finite."""
+    """Return [K] bool on the CPU: whether all entries of each row of a leaf [K, ...] are finite."""
     if not rows.is_floating_point():
         return torch.ones(len(rows), dtype=torch.bool)
     return rows.abs().reshape(len(rows), -1).sum(dim=1, dtype=torch.float64).isfinite().cpu()
 
 
-def _diagnosis(bad: list[str]) -> str:
-    """Say what is not finite; the name "" stands for the loss."""
+def _failure_reason(bad: list[str]) -> str:
+    """Return a sentence that names the first value that is not finite (see `_are_finite`)."""
     return "its training loss is not finite" if "" in bad else f"its leaf `{bad[0]}` is not finite"

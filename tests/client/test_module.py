@@ -279,7 +279,7 @@ def test_a_data_loader_of_torch_gives_the_same_batches(experiment):
 
 
 class Scaled(ClientModule):
-    """A user's module: another loss, and another optimiser."""
+    """A user's module: another loss, and another optimizer."""
 
     def training_step(self, batch, batch_idx=0):
         return 0.5 * super().training_step(batch, batch_idx)
@@ -378,7 +378,7 @@ def test_frozen_batchnorm_stays_in_eval_mode_while_the_rest_trains():
     assert not any(m.training for m in net.modules() if isinstance(m, nn.BatchNorm2d))
 
 
-def test_only_named_parameters_are_in_the_optimiser():
+def test_only_named_parameters_are_in_the_optimizer():
     net, leaves = lenet()
     head = phase(train="head.*", optimizer=OptimizerConfig(weight_decay=0.1))
 

@@ -46,7 +46,7 @@ def test_a_backward_pass_remembers_the_inputs_of_linear_layers(model, numbers):
     before = {name: leaf.clone() for name, leaf in net_leaves(net).items()}
     x = torch.rand(3, 1, 8, 8)
 
-    assert memory.saved_of_sample(net, net_leaves(net), frozenset(), x) == 4 * numbers
+    assert memory.saved_bytes_per_sample(net, net_leaves(net), frozenset(), x) == 4 * numbers
     assert all(torch.equal(leaf, before[name]) for name, leaf in net_leaves(net).items())
 
 

@@ -12,8 +12,8 @@ from flbench.core.rng import Draw
 from flbench.core.types import Dispatch, Message, Samples
 from flbench.engine import stacked_training
 from flbench.engine.base import RoundSettings
-from flbench.engine.bundle import Bundle
-from flbench.engine.padding import mind_padding
+from flbench.engine.padding import exclude_padding
+from flbench.engine.stacked_tree import StackedTree
 from flbench.losses import CrossEntropy, Proximal
 from tests.support import build, config_of
 
@@ -329,7 +329,7 @@ def test_padded_batchnorm_equals_pytorchs_on_the_real_rows():
         expected = layer(x[:4])
         statistics = {name: value.clone() for name, value in layer.named_buffers()}
         layer.reset_running_stats()
-        padding = mind_padding(torch.nn.Sequential(layer))
+        padding = exclude_padding(torch.nn.Sequential(layer))
         padding.mask = torch.tensor([True] * 4 + [False] * 2)
 
         found = layer(x)
@@ -416,12 +416,12 @@ def test_gradients_that_share_memory_are_clipped_once():
         assert torch.allclose(gradients[name], expected), name
 
 
-def test_separated_rows_have_the_clients_first_in_memory():
+def test_writable_rows_have_the_clients_first_in_memory():
     """Otherwise vmap's batch_norm writes the statistics of training to a copy."""
     rows = torch.arange(6.0).reshape(3, 2).T
-    bundle = Bundle(rows={"mean": rows}, names=["mean"])
+    tree = StackedTree(stacked={"mean": rows}, names=["mean"])
 
-    bundle.separate(["mean"], 2)
+    tree.make_writable(["mean"], 2)
 
-    assert bundle.rows["mean"].is_contiguous()
-    assert torch.equal(bundle.rows["mean"], rows)
+    assert tree.stacked["mean"].is_contiguous()
+    assert torch.equal(tree.stacked["mean"], rows)
