@@ -1,1 +1,1 @@
-"""Samples, and who holds which: sources, partitions, and the federation that clients train on."""
+"""Data sets, their partition over clients, and the federation that the clients train on."""

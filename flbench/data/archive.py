@@ -1,4 +1,4 @@
-"""A folder or a .zip read alike: entries by name, in order, within limits, all in memory."""
+"""Uniform reading of folders and .zip files, within limits of size and number of entries."""
 
 import hashlib
 import lzma
@@ -16,10 +16,19 @@ MAX_ENTRIES: Final = 20_000_000
 
 
 class Archive:
-    """The files below a folder, or the entries of a .zip file.
+    """The files below a folder, or the entries of a .zip file. Nothing is unpacked to the disk.
 
-    Raises: DataError if it cannot be opened, an entry's name leads out of it, or it would unpack to
-        more than 16 GiB (256 MiB for one entry).
+    Args:
+        path: The folder or file.
+
+    Attributes:
+        path: The folder or file.
+        names: Sorted names of the entries, without leftovers of operating systems.
+
+    Raises:
+        DataError: The file cannot be opened, the name of an entry leads out of the archive, or the
+            archive has too many entries or would unpack to more than 16 GiB (256 MiB for one
+            entry).
     """
 
     def __init__(self, path: Path) -> None:
@@ -32,8 +41,8 @@ class Archive:
                 self._zip = zipfile.ZipFile(path)
             except (zipfile.BadZipFile, OSError, NotImplementedError) as error:
                 raise DataError(
-                    f"{path} is neither a folder nor a whole .zip or .npz file ({error}). Fetch"
-                    " or write it again."
+                    f"{path} is neither a folder nor an intact .zip or .npz file ({error})."
+                    " Download or create it again."
                 ) from error
             self._sizes = {
                 entry.filename: entry.file_size
@@ -55,7 +64,14 @@ class Archive:
             self._zip.close()
 
     def read(self, name: str) -> bytes:
-        """Return the bytes of an entry. Raises: DataError if it is damaged or encrypted."""
+        """Return the content of an entry.
+
+        Args:
+            name: Name of the entry.
+
+        Raises:
+            DataError: The entry is damaged or encrypted.
+        """
         try:
             if self._zip is None:
                 return (self.path / name).read_bytes()
@@ -72,10 +88,10 @@ class Archive:
             raise DataError(f"{self.path}: the entry {name} cannot be read ({error}).") from error
 
     def fingerprint(self) -> str:
-        """Return a SHA-256 (hex) that changes when the content does.
+        """Return a SHA-256 (hex) that changes when the content changes.
 
-        Of a .zip: its bytes. Of a folder: names, sizes and times of change, since reading all is
-        slow.
+        For a .zip file it covers all bytes. For a folder it covers names, sizes and modification
+        times of the files, because reading all of them would be slow.
         """
         sha = hashlib.sha256()
         if self._zip is not None:
@@ -89,15 +105,17 @@ class Archive:
         return sha.hexdigest()
 
     def _check(self) -> None:
+        """Raise a DataError if the archive exceeds a limit or an entry's name leads out of it."""
         if len(self._sizes) > MAX_ENTRIES:
             raise DataError(
-                f"{self.path} holds {len(self._sizes):,} entries; the limit is {MAX_ENTRIES:,}."
+                f"{self.path} has {len(self._sizes):,} entries; the limit is {MAX_ENTRIES:,}."
             )
         for name, size in self._sizes.items():
             pure = PurePosixPath(name.replace("\\", "/"))
             if pure.is_absolute() or ".." in pure.parts or (pure.parts and ":" in pure.parts[0]):
                 raise DataError(
-                    f"{self.path}: the entry {name!r} leads out of the archive; it is not opened."
+                    f"{self.path}: the entry {name!r} leads out of the archive. Remove it: such"
+                    " archives are not read."
                 )
             if size > MAX_ENTRY:
                 raise DataError(
@@ -113,6 +131,7 @@ class Archive:
 
 
 def _list_folder(path: Path) -> dict[str, int]:
+    """Return the size in bytes of every file below a folder, by its relative path."""
     sizes = {}
     for folder, _, files in os.walk(path):
         for file in files:
@@ -122,5 +141,5 @@ def _list_folder(path: Path) -> dict[str, int]:
 
 
 def _is_hidden(name: str) -> bool:
-    """Whether an entry is an operating system's leftover (`.DS_Store`, `__MACOSX/`)."""
+    """Return whether an entry is hidden or a leftover of macOS (`.DS_Store`, `__MACOSX/`)."""
     return any(part.startswith(".") or part == "__MACOSX" for part in PurePosixPath(name).parts)

@@ -1,4 +1,4 @@
-"""Batches of one client: which rows, in which order, and what becomes of the last batch."""
+"""Batches of the samples of one client, for training and for Statistics."""
 
 from collections.abc import Iterator
 
@@ -12,18 +12,24 @@ from flbench.core.types import Batch
 from flbench.data.federation import Federation
 from flbench.data.schemes import Indices
 
-PIECE = 4096  # samples that are gathered and normalised at once
+PIECE = 4096  # samples that are gathered and normalized at once
 
 
 def arrange(order: Indices, train: TrainConfig, *, skip_single: bool) -> Indices:
-    """Return an epoch's order [n] so that cutting it every B samples gives the epoch's batches.
+    """Apply the policy for the last batch to an epoch's order of samples.
 
     Args:
-        order: the epoch's samples.
-        train: batch size B and `last_batch`: keep the smaller last batch, wrap it around to the
-            epoch's start, or drop it.
-        skip_single: a batch of one sample is left out (C4: BatchNorm has no statistics of one
-            sample).
+        order: Samples [n] of the epoch, in their drawn order.
+        train: Section `train`, with the batch size B and the policy `last_batch`: `keep` a smaller
+            last batch, fill it up with the first samples of the epoch (`wrap`), or `drop` it.
+        skip_single: Whether to leave out a batch of a single sample, because BatchNorm in training
+            mode has no variance over one value.
+
+    Returns:
+        The samples [m] to train on: every B consecutive ones form a batch.
+
+    >>> arrange(np.arange(5), TrainConfig(batch_size=3, last_batch="wrap"), skip_single=False)
+    array([0, 1, 2, 3, 4, 0])
     """
     size = train.batch_size
     left = len(order) % size
@@ -50,18 +56,18 @@ def epoch(
 ) -> Iterator[Batch]:
     """Yield the training batches of one epoch of one client.
 
-    Samples are gathered in pieces of many steps.
+    Samples are gathered and normalized for many steps at once.
 
     Args:
-        federation: the samples, on the device where the net is.
-        rows: the client's rows of the data set.
-        client: its id.
-        number: the epoch, from 0.
-        draw: the round's random streams.
-        train: batch size and last batch.
-        dtype: of the inputs.
-        skip_single: see `arrange`.
-        first_step: optimiser steps already taken in this phase.
+        federation: Samples, on the device of the net.
+        rows: Rows [n] of the data set that the client trains on.
+        client: Id of the client.
+        number: Number of the epoch within the phase, from 0.
+        draw: Random streams of the round.
+        train: Section `train`, with the batch size and the policy for the last batch.
+        dtype: Floating-point type of the inputs.
+        skip_single: Whether to leave out a batch of a single sample; see `arrange`.
+        first_step: Number of optimizer steps already taken in this phase.
     """
     order = rows[
         arrange(draw.sample_order(client, number, len(rows)), train, skip_single=skip_single)
@@ -78,7 +84,7 @@ def epoch(
         noise = torch.from_numpy(keys[start : start + piece]).to(device)
         x = federation.inputs(chosen, dtype, noise)
         y = federation.y[torch.from_numpy(chosen).to(device)]
-        cuts = (torch.split(whole, size) for whole in (x, y, noise))
+        cuts = (torch.split(tensor, size) for tensor in (x, y, noise))  # [B, ...] each
         for inputs, labels, key in zip(*cuts, strict=True):
             yield Batch(inputs, labels, ones[: len(labels)], key, steps[done])
             done += 1
@@ -87,15 +93,24 @@ def epoch(
 def in_order(
     federation: Federation, rows: Indices, dtype: torch.dtype, size: int
 ) -> Iterator[Batch]:
-    """Yield all rows in order, for Statistics; without rows, one padded row that does not count."""
+    """Yield batches of the given rows in their order, for Statistics.
+
+    If there are no rows, one batch with a single row of padding is yielded, whose mask is False.
+
+    Args:
+        federation: Samples, on the device of the net.
+        rows: Rows [n] of the data set.
+        dtype: Floating-point type of the inputs.
+        size: Largest number of samples in a batch.
+    """
     device = federation.x.device
     step = torch.zeros((), dtype=torch.int64, device=device)
-    real = len(rows) > 0
-    chosen = rows if real else np.zeros(1, dtype=np.int64)
+    has_rows = len(rows) > 0
+    chosen = rows if has_rows else np.zeros(1, dtype=np.int64)
     for start in range(0, len(chosen), size):
         index = torch.from_numpy(chosen[start : start + size])
         on_device: Tensor = index.to(device)
-        mask = torch.full((len(index),), real, dtype=torch.bool, device=device)
+        mask = torch.full((len(index),), has_rows, dtype=torch.bool, device=device)
         yield Batch(
             federation.inputs(chosen[start : start + size], dtype),
             federation.y[on_device],

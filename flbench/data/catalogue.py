@@ -1,4 +1,4 @@
-"""The data sets that have a name, where each is looked up, and a partition in numbers."""
+"""Descriptions of data sets and partitions, as the command `flbench data` shows them."""
 
 from typing import Any
 
@@ -7,10 +7,15 @@ from flbench.data import sources
 from flbench.data.federation import Federation
 
 Entry = dict[str, Any]
+"""Description of a data set or partition, as values of JSON."""
 
 
 def data_sets(config: DataConfig) -> list[Entry]:
-    """Return the known data sets, and the files of `data.root` besides."""
+    """Describe all known data sets and the further files in `data.root`.
+
+    Args:
+        config: Section `data`; its `name` and `path` are ignored.
+    """
     names = list(sources.known())
     if config.root.is_dir():
         files = (
@@ -21,10 +26,22 @@ def data_sets(config: DataConfig) -> list[Entry]:
 
 
 def data_set(config: DataConfig) -> Entry:
-    """Return one data set: what it is, where it is looked up, and where it was found."""
+    """Describe one data set.
+
+    Args:
+        config: Section `data`.
+
+    Returns:
+        `name`, `title`, `classes` (number of classes) and `shape` of a sample (None for files that
+        have not been read), `from` (its origin), `looked_up` (the paths that are searched), and
+        `found` (the first of them that exists, or None).
+
+    Raises:
+        DataError: The name is unknown and there is no such file.
+    """
     known = sources.known().get(config.name)
     if known is None and not is_available(config):
-        sources.load(config)  # raises the error that says which file to put where
+        sources.load(config)  # raises the error that names the expected files
     places = [str(path) for path in sources.candidates(config)]
     if known is not None and known.load is not None:
         places.append(f"torchvision in {config.root}")
@@ -42,7 +59,14 @@ def data_set(config: DataConfig) -> Entry:
 
 
 def location(config: DataConfig) -> str | None:
-    """Return where a data set lies, without loading or downloading it."""
+    """Return where a data set is stored, without loading or downloading it.
+
+    Args:
+        config: Section `data`.
+
+    Returns:
+        A path, or `scikit-learn` for `digits`; None if the data set is not stored yet.
+    """
     if config.name == "digits":
         return "scikit-learn"
     places = list(sources.candidates(config))
@@ -53,12 +77,20 @@ def location(config: DataConfig) -> str | None:
 
 
 def is_available(config: DataConfig) -> bool:
-    """Return whether a data set can be loaded without a download."""
+    """Return whether a data set can be loaded without a download.
+
+    Args:
+        config: Section `data`.
+    """
     return config.path is not None or location(config) is not None
 
 
 def partition(federation: Federation) -> Entry:
-    """Return a partition in numbers."""
+    """Describe a partition: hash, samples of every client and part, training samples by class.
+
+    Args:
+        federation: The federation.
+    """
     return {
         "dataset": federation.dataset.name,
         "hash": federation.partition.hash(),

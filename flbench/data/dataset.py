@@ -1,4 +1,4 @@
-"""A data set in memory."""
+"""The data type of a data set in memory, and checks of its labels."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,16 +15,18 @@ MAX_CLASSES = 10_000
 
 @dataclass(frozen=True)
 class Dataset:
-    """Samples in memory, the train part first.
+    """All samples of a data set; those of its train part come first.
 
     Attributes:
-        name: as in the configuration.
-        x: [n, C, H, W] uint8 images, or [n, F] float32 table rows (NaN where a value is missing).
-        y: [n] int64 labels in [0, C).
-        classes: their names.
-        train: number of samples of the set's own train part; the others are its test part.
-        groups: [n] int64, the natural client of each sample; None if the set names none.
-        scale: what the images are divided by to lie in [0, 1].
+        name: Name of the data set.
+        x: Images [n, channels, height, width] uint8, or rows of tables [n, columns] float32 with
+            NaN for missing values.
+        y: Labels [n] int64 in [0, C) for C classes.
+        classes: Names of the C classes.
+        train: Number of samples of the data set's own train part; the others are its test part.
+        groups: Number of the natural client of each sample, [n] int64; -1 for samples without one.
+            None if the data set has no natural clients.
+        scale: Divisor that brings images into [0, 1].
     """
 
     name: str
@@ -37,33 +39,52 @@ class Dataset:
 
     @property
     def is_table(self) -> bool:
-        """Whether the samples are rows of a table, not images."""
+        """Whether the samples are rows of tables instead of images."""
         return self.x.ndim == 2
 
 
 @dataclass(frozen=True)
 class KnownDataset:
-    """A data set that flbench knows by name."""
+    """Description of a data set that flbench knows by name.
+
+    Attributes:
+        title: Title for people.
+        classes: Number of classes C.
+        shape: Shape of one sample.
+        where: Where its files come from, for messages.
+        load: Function that loads it from `data.root`, downloading if necessary; None for data sets
+            that must be given as a file.
+        downloaded: Path below `data.root` that a download by torchvision creates.
+    """
 
     title: str
     classes: int
     shape: tuple[int, ...]
     where: str
     load: Callable[[Path], Dataset] | None = None
-    downloaded: str = ""  # what torchvision's download leaves in data.root
+    downloaded: str = ""
 
 
 def check_labels(y: NDArray[Any], what: str, classes: int | None = None) -> NDArray[np.int64]:
-    """Return labels as int64 [n].
+    """Check labels and return them as int64 [n].
 
-    Raises: DataError if one is not a whole number in [0, classes), or above what any data set has.
+    Args:
+        y: Labels of any shape and numeric type.
+        what: Name of the labels, as the beginning of the error message.
+        classes: Number of classes; None for the largest number that flbench accepts.
+
+    Raises:
+        DataError: A label is not an integer in [0, classes).
+
+    >>> check_labels(np.array([[0.0], [2.0]]), "labels")
+    array([0, 2])
     """
     y = np.asarray(y).reshape(-1)
     if y.dtype.kind not in "iub" and not (y.dtype.kind == "f" and np.array_equal(y, np.round(y))):
         raise DataError(f"{what} must be whole numbers, got {y.dtype}.")
     y = y.astype(np.int64)
-    top = MAX_CLASSES if classes is None else classes
-    if len(y) and (y.min() < 0 or y.max() >= top):
-        bad = int(np.flatnonzero((y < 0) | (y >= top))[0])
-        raise DataError(f"{what} must lie in [0, {top}), got {int(y[bad])} at position {bad}.")
+    limit = MAX_CLASSES if classes is None else classes
+    if len(y) and (y.min() < 0 or y.max() >= limit):
+        bad = int(np.flatnonzero((y < 0) | (y >= limit))[0])
+        raise DataError(f"{what} must lie in [0, {limit}), got {int(y[bad])} at position {bad}.")
     return y

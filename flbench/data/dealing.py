@@ -1,8 +1,9 @@
-"""Who holds which samples: pure functions of (labels, scheme, seed) that always end.
+"""Making a partition: distributing samples to clients and splitting those of every client.
 
-A scheme deals the pool to clients; `repair` brings clients below the minimum up to it and says so;
-then every client's samples are split into train, validation and test parts, stratified where counts
-allow. A partition has a content hash and can be saved, shared and loaded.
+A scheme distributes the samples of a pool to clients. If clients stay below the smallest number of
+samples after a fixed number of draws, `repair` moves samples to them. Finally `split_client` splits
+every client's samples into train, validation and test parts. The result depends on the labels, the
+configuration and the seed alone.
 """
 
 from pathlib import Path
@@ -19,17 +20,26 @@ from flbench.data.partition import PARTS, Partition, label_hash
 from flbench.data.schemes import SCHEMES, Indices, largest_remainder, natural
 
 DEFAULT_CLIENTS: Final = 20
-TRIES: Final = 100
+TRIES: Final = 100  # draws of a scheme before samples are moved to clients with too few
 
 
 def make_partition(dataset: Dataset, config: PartitionConfig, seed: int) -> Partition:
-    """Deal a data set to clients and split each client's samples.
+    """Distribute the samples of a data set to clients and split each client's samples.
 
     Args:
-        dataset: the samples.
-        config: scheme and its numbers.
-        seed: the run's; `config.seed` wins over it.
-    Raises: ConfigError where the configuration cannot be met by these samples.
+        dataset: The data set.
+        config: Section `partition`, with the scheme and its parameters.
+        seed: Seed of the run; `config.seed` takes precedence.
+
+    Raises:
+        ConfigError: The configuration does not fit these samples, for example because there are too
+            few of them.
+        DataError: A saved partition is damaged or belongs to another data set.
+
+    >>> from flbench.data.sources import digits
+    >>> partition = make_partition(digits(), PartitionConfig(clients=5, scheme="iid"), seed=0)
+    >>> [len(rows) for rows in partition.parts["train"]]
+    [180, 180, 180, 180, 180]
     """
     seed = seed if config.seed is None else config.seed
     if config.scheme == "file":
@@ -43,7 +53,7 @@ def make_partition(dataset: Dataset, config: PartitionConfig, seed: int) -> Part
     pool, notes = _pool(dataset, config, seed)
     dealt, more = _deal(dataset, pool, config, seed)
     notes += more
-    # The clients are split one by one, each from a stream of its own.
+    # Every client has a random stream of its own, so its split does not depend on other clients.
     split = [
         split_client(indices, dataset.y[indices], config.split, generator(seed, "split", client))
         for client, indices in enumerate(dealt)
@@ -53,13 +63,14 @@ def make_partition(dataset: Dataset, config: PartitionConfig, seed: int) -> Part
 
 
 def _pool(dataset: Dataset, config: PartitionConfig, seed: int) -> tuple[Indices, list[str]]:
-    """Return the ascending indices of the samples that are dealt, and notes."""
+    """Return the ascending rows of the samples to distribute, and notes."""
     pool = np.arange(len(dataset.y) if config.pool == "merged" else dataset.train)
     if config.samples is None:
         return pool, []
     if config.samples >= len(pool):
         note = (
-            f"partition: the pool has {len(pool):,} samples, and partition.samples takes them all."
+            f"partition: partition.samples={config.samples:,} exceeds the {len(pool):,} samples of"
+            " the pool, so all of them are used."
         )
         return pool, [note] if config.samples > len(pool) else []
     share = config.samples / len(pool)
@@ -71,13 +82,13 @@ def _pool(dataset: Dataset, config: PartitionConfig, seed: int) -> tuple[Indices
 def _deal(
     dataset: Dataset, pool: Indices, config: PartitionConfig, seed: int
 ) -> tuple[list[Indices], list[str]]:
-    """Return the ascending indices of every client, and notes."""
+    """Return the ascending rows of every client, and notes."""
     if config.scheme == "natural":
         return natural(dataset, pool, config, seed)
     clients = config.clients or DEFAULT_CLIENTS
     if clients * config.min_samples > len(pool):
         raise ConfigError(
-            f"`partition.clients`={clients} with `partition.min_samples`={config.min_samples} need"
+            f"`partition.clients`={clients} with `partition.min_samples`={config.min_samples} needs"
             f" {clients * config.min_samples:,} samples, but the pool of `{dataset.name}` has"
             f" {len(pool):,}. Lower one of the two."
         )
@@ -88,7 +99,10 @@ def _deal(
         if not best or min(map(len, dealt)) > min(map(len, best)):
             best = dealt
         if min(map(len, best)) >= config.min_samples:
-            drawn = f"partition: drawn {attempt + 1} times until all had the minimum."
+            drawn = (
+                f"partition: drawn {attempt + 1} times until all clients had at least"
+                f" {config.min_samples} samples."
+            )
             return [pool[np.sort(indices)] for indices in best], [drawn] if attempt else []
     repaired, moved, poor = repair(
         best, len(pool), config.min_samples, generator(seed, "partition", TRIES)
@@ -103,17 +117,25 @@ def _deal(
 def repair(
     dealt: list[Indices], pool: int, minimum: int, rng: np.random.Generator
 ) -> tuple[list[Indices], int, int]:
-    """Bring clients below the minimum up to it.
+    """Move samples to clients that have too few.
 
-    With samples that nobody was dealt as long as there are any, then with samples of the largest
-    clients, both drawn at random.
+    They get samples that no client has, and when none are left, samples of the client that has the
+    most. Both are drawn at random.
 
     Args:
-        dealt: positions in the pool, for every client.
-        pool: its size, at least `minimum` for each client.
-        minimum: of samples.
-        rng: the stream.
-    Returns: the clients' samples, how many were moved, and how many clients were below the minimum.
+        dealt: Positions in the pool, one array for every client.
+        pool: Size of the pool, at least `minimum` times the number of clients.
+        minimum: Smallest number of samples of a client.
+        rng: Random generator.
+
+    Returns:
+        The clients' positions in the pool, the number of samples that were moved, and the number of
+        clients that had too few.
+
+    >>> dealt = [np.array([0, 1, 2, 3]), np.array([4])]
+    >>> clients, moved, poor = repair(dealt, pool=5, minimum=2, rng=np.random.default_rng(0))
+    >>> [len(rows) for rows in clients], moved, poor
+    ([3, 2], 1, 1)
     """
     held = [list(rng.permutation(indices)) for indices in dealt]
     spare = rng.permutation(np.setdiff1d(np.arange(pool), np.concatenate(dealt))).tolist()
@@ -130,11 +152,25 @@ def repair(
 def split_client(
     indices: Indices, y: Indices, ratios: tuple[float, float, float], rng: np.random.Generator
 ) -> tuple[Indices, Indices, Indices]:
-    """Split a client's samples into train, validation and test, by class where counts allow.
+    """Split a client's samples into train, validation and test parts, stratified by class.
 
-    Sizes are the ratios by largest remainder, with at least one training sample. Each class gives
-    the whole part of its share to each side; the samples left over fill the sides up in a drawn
-    order.
+    The sizes of the parts follow the ratios by the largest-remainder method, with at least one
+    training sample. Of a class with n samples, each part first gets floor(ratio * n); the remaining
+    samples of all classes fill the parts up in random order.
+
+    Args:
+        indices: Rows [n] of the client's samples.
+        y: Labels [n] of these samples.
+        ratios: Shares of train, validation and test, which sum to 1.
+        rng: Random generator.
+
+    Returns:
+        The ascending rows of the three parts.
+
+    >>> rows, labels = np.arange(10), np.array([0, 1] * 5)
+    >>> parts = split_client(rows, labels, (0.6, 0.2, 0.2), np.random.default_rng(0))
+    >>> [len(part) for part in parts]
+    [6, 2, 2]
     """
     sizes = largest_remainder(np.array(ratios), len(indices))
     if sizes[0] == 0 and len(indices):
@@ -151,7 +187,8 @@ def split_client(
         rest += mine
     rest = rng.permutation(rest).astype(np.int64).tolist()
     for side, size in zip(sides, sizes, strict=True):
-        while len(side) > size:  # whole shares can exceed a size that gave one sample to training
+        # A part can be too large if its size was reduced to leave one sample for training.
+        while len(side) > size:
             rest.append(side.pop())
     for side, size in zip(sides, sizes, strict=True):
         while len(side) < size:

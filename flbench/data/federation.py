@@ -1,4 +1,4 @@
-"""The federation: one tensor of samples, and for every client the rows that it may read."""
+"""The federation: one tensor with all samples, and the rows of every client."""
 
 import warnings
 from collections.abc import Sequence
@@ -19,25 +19,28 @@ from flbench.data.dealing import make_partition, split_client
 from flbench.data.partition import PARTS, Partition
 from flbench.data.schemes import Indices
 
-CROP_PADDING: Final = 4
+CROP_PADDING: Final = 4  # pixels on each side
 
 
 @dataclass(frozen=True)
 class Federation:
-    """What the clients hold.
+    """All samples, and which of them each client has.
+
+    The normalized samples are (x - shift) * scale.
 
     Attributes:
-        dataset: name, class names and where the train part ends.
-        x: [n, C, H, W] uint8 or [n, F] float32, all samples; an engine has a copy on its device.
-        y: [n] int64.
-        partition: the samples of every client.
-        common: ascending rows of the data set's own test part; empty where it was dealt or there is
-            none.
-        shift: subtracted from a sample, broadcast over it ([C, 1, 1] or [F]).
-        scale: multiplied with it then.
-        augment: transformations of training batches.
-        seed: the run's.
-        notes: what a reader must know about the data.
+        dataset: The data set, with names of the classes and the size of its train part.
+        x: All samples before normalization: images [n, channels, height, width] uint8, or rows of
+            tables [n, columns] float32. Engines have a copy on their device.
+        y: Labels [n] int64 in [0, C).
+        partition: Rows of every client.
+        common: Ascending rows of the common test set, the data set's own test part; empty if there
+            is none or it was distributed to clients.
+        shift: Shift of the normalization; it broadcasts against one sample.
+        scale: Factor of the normalization; it broadcasts against one sample.
+        augment: Augmentations of training batches, `crop` and `flip`.
+        seed: Seed of the run.
+        notes: Notes about the data to show before a run, one sentence each.
     """
 
     dataset: Dataset
@@ -68,7 +71,7 @@ class Federation:
 
     @cached_property
     def counts(self) -> Tensor:
-        """[N, C] int64: training samples of every client and class."""
+        """Number of training samples [N, C] int64 by client and class."""
         counts = [
             np.bincount(self.dataset.y[rows], minlength=self.classes)
             for rows in self.partition.parts["train"]
@@ -77,15 +80,24 @@ class Federation:
 
     @cached_property
     def sizes(self) -> Tensor:
-        """[N] int64: training samples of every client."""
+        """Number of training samples [N] int64 by client."""
         return self.counts.sum(dim=1)
 
     def rows(self, which: Samples, client: int, draw: Draw) -> Indices:
-        """Return the rows of a client's samples that a step reads.
+        """Return the rows of the data set that a step of a program reads.
 
-        All samples of a part come in ascending order. A range or a limit is taken from an order
-        drawn per (seed, client), and also per round with `redraw="round"`; of the common test set,
-        which is the same for all clients, a limit takes a stratified sample per seed.
+        A whole part is returned in ascending order. A range or a limit is applied to an order that
+        is drawn for each seed and client, with `redraw="round"` also for each round. For the common
+        test set, which is the same for all clients, a limit selects a sample stratified by class
+        for each seed.
+
+        Args:
+            which: Selection of the client's samples.
+            client: Id of the client.
+            draw: Random streams of the round.
+
+        Returns:
+            Rows [n] int64.
         """
         if which.part == "common":
             return self._common(which.limit)
@@ -105,28 +117,51 @@ class Federation:
     def inputs(
         self, rows: Indices | Tensor, dtype: torch.dtype, keys: Tensor | None = None
     ) -> Tensor:
-        """Return the normalised samples of these rows [b, ...]; with noise keys [b], augmented."""
-        x = self.x[torch.as_tensor(rows, device=self.x.device)].to(dtype)
+        """Return normalized samples, augmented if noise keys are given.
+
+        Args:
+            rows: Rows [B] of the data set.
+            dtype: Floating-point type of the result.
+            keys: Noise keys [B] int64 for the augmentation; None for no augmentation.
+
+        Returns:
+            Samples [B, ...].
+        """
+        x = self.x[torch.as_tensor(rows, device=self.x.device)].to(dtype)  # [n, ...] -> [B, ...]
         x.sub_(self.shift).mul_(self.scale)
         return x if keys is None or not self.augment else augment(x, keys, self.augment)
 
     def reseeded(self, seed: int) -> "Federation":
-        """Return the same clients with the samples that another run's seed draws from them."""
+        """Return a copy for another seed of the run, with the same samples for every client.
+
+        Args:
+            seed: Seed of the run; it determines the order that ranges and limits are applied to.
+        """
         return replace(self, seed=seed)
 
     def without_samples(self) -> "Federation":
-        """Return the federation without its samples, which travel by shared memory."""
+        """Return a copy without `x`, for processes that get the samples through shared memory."""
         return replace(self, x=torch.empty(0), dataset=replace(self.dataset, x=self.dataset.x[:0]))
 
     def with_samples(self, samples: NDArray[Any]) -> "Federation":
-        """Return the federation with its samples, which may be read-only: nothing is copied."""
+        """Return a copy with the given samples as `x`, without copying them.
+
+        Args:
+            samples: All samples, as in `x`; the array may be read-only.
+        """
         with warnings.catch_warnings():
-            # Nothing writes to the samples: a batch is a copy.
+            # PyTorch warns of read-only arrays, but nothing writes to the samples: batches are
+            # copies.
             warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
             return replace(self, x=torch.from_numpy(samples))
 
     def to(self, device: torch.device, dtype: torch.dtype) -> "Federation":
-        """Return the federation with its samples on a device and its numbers in a precision."""
+        """Return a copy with its tensors on a device.
+
+        Args:
+            device: The device.
+            dtype: Floating-point type of the normalization.
+        """
         return replace(
             self,
             x=self.x.to(device),
@@ -136,6 +171,7 @@ class Federation:
         )
 
     def _common(self, limit: int | None) -> Indices:
+        """Return the rows of the common test set, or a stratified sample of `limit` rows."""
         rows = self.common
         if limit is None or limit >= len(rows):
             return rows
@@ -145,21 +181,32 @@ class Federation:
 
 
 def _cut(share: float, n: int) -> int:
-    """Return where a range begins or ends; inside, at least one of two samples is on each side."""
+    """Return the position in n samples at which a range begins or ends.
+
+    A share strictly between 0 and 1 leaves at least one of two or more samples on each side.
+    """
     place = round(share * n)
     return min(max(place, 1), n - 1) if 0 < share < 1 and n > 1 else place
 
 
 def build(dataset: Dataset, data: DataConfig, partition: PartitionConfig, seed: int) -> Federation:
-    """Deal a data set to clients, fill in what is missing in tables, and find the normalisation.
+    """Partition a data set, impute missing values of tables, and compute the normalization.
 
-    Raises: ConfigError where the partition cannot be made.
+    Args:
+        dataset: The data set.
+        data: Section `data`, for normalization and augmentation.
+        partition: Section `partition`.
+        seed: Seed of the run.
+
+    Raises:
+        UserError: The partition cannot be made from these samples, or a saved partition cannot be
+            used.
     """
     dealt = make_partition(dataset, partition, seed)
     notes = list(dealt.notes)
     used = np.sort(np.concatenate([rows for part in PARTS for rows in dealt.parts[part]]))
     test = np.arange(dataset.train, len(dataset.y))
-    # The set's test part is common only where no client holds any of it.
+    # The test part is the common test set only if no client has any sample of it.
     common = test if not len(np.intersect1d(test, used, assume_unique=True)) else test[:0]
     x = dataset.x
     if dataset.is_table:
@@ -183,13 +230,20 @@ def build(dataset: Dataset, data: DataConfig, partition: PartitionConfig, seed: 
 
 
 def _impute(x: NDArray[np.float32], partition: Partition) -> tuple[NDArray[np.float32], list[str]]:
-    """Fill missing table values with the mean of the client's own training part.
+    """Fill missing values of tables with the column's mean over the client's training part.
 
-    Where a client's training part has no value of a column, the mean of the other clients' means is
-    taken, and said: such a client could not know it by itself.
+    If that part has no value in a column, the mean of the other clients' means is used, and a note
+    says so, because the client alone could not compute it.
+
+    Args:
+        x: Samples [n, columns], NaN where a value is missing.
+        partition: The partition.
+
+    Returns:
+        The samples without missing values for all samples that clients have, and notes.
     """
     x = x.copy()
-    own = np.full((partition.clients, x.shape[1]), np.nan)
+    own = np.full((partition.clients, x.shape[1]), np.nan)  # [N, columns], means of the clients
     for client, rows in enumerate(partition.parts["train"]):
         known = ~np.isnan(x[rows])
         totals = np.where(known, x[rows], 0.0).sum(axis=0, dtype=np.float64)
@@ -211,8 +265,8 @@ def _impute(x: NDArray[np.float32], partition: Partition) -> tuple[NDArray[np.fl
         )
     if (~known).any():
         notes.append(
-            f"data: in {int((~known).sum())} cases a training part has no value of a column;"
-            " the mean over the other clients was taken."
+            f"data: in {int((~known).sum())} cases a client's training part has no value in"
+            " a column; the mean over the other clients was used."
         )
     return x, notes
 
@@ -220,7 +274,16 @@ def _impute(x: NDArray[np.float32], partition: Partition) -> tuple[NDArray[np.fl
 def _normalisation(
     x: NDArray[Any], partition: Partition, kind: str, dataset: Dataset
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Return shift and scale of `(x - shift) * scale`, from the training parts of all clients."""
+    """Return shift and scale of the normalization (x - shift) * scale.
+
+    They are computed from the training parts of all clients together.
+
+    Args:
+        x: All samples.
+        partition: The partition.
+        kind: `standard` (zero mean and unit variance per channel or column) or `unit` ([0, 1]).
+        dataset: The data set.
+    """
     if kind == "unit" and not dataset.is_table:
         return np.zeros((1, 1, 1), dtype=np.float32), np.full(
             (1, 1, 1), 1.0 / dataset.scale, dtype=np.float32
@@ -232,9 +295,8 @@ def _normalisation(
     axes = (0,) if dataset.is_table else (0, 2, 3)
     count = 0
     total, squares = 0.0, 0.0
-    for rows in np.array_split(
-        train, max(1, len(train) // 4096)
-    ):  # in pieces: float64 takes 8 times the memory
+    # In pieces, because float64 takes 8 times the memory of uint8.
+    for rows in np.array_split(train, max(1, len(train) // 4096)):
         piece = x[rows].astype(np.float64)
         count += piece.size // (piece.shape[1] if piece.ndim > 1 else 1)
         total = total + piece.sum(axis=axes)
@@ -246,16 +308,27 @@ def _normalisation(
 
 
 def _inverse(width: NDArray[Any]) -> NDArray[np.float32]:
-    """Return 1 / width, and 1 where a feature is constant."""
+    """Return 1 / width, or 1 where a channel or column is constant (width 0)."""
     return np.where(width > 1e-8, 1.0 / np.where(width > 1e-8, width, 1.0), 1.0).astype(np.float32)
 
 
 def augment(x: Tensor, keys: Tensor, kinds: Sequence[str]) -> Tensor:
-    """Return images [b, C, H, W], cropped from a padded frame and flipped by their keys [b]."""
+    """Augment images at random: crop after zero padding, and flip left and right.
+
+    Args:
+        x: Images [B, channels, height, width].
+        keys: Noise keys [B] int64, which determine offset and flip of each image.
+        kinds: Augmentations to apply: `crop`, `flip`.
+
+    Returns:
+        Images of the same shape.
+    """
     if "crop" in kinds:
         size = 2 * CROP_PADDING + 1
         top = (uniform(keys, 0) * size).long()
         left = (uniform(keys, 1) * size).long()
+        # padded: [B, channels, height + 8, width + 8]; rows [B, height] and columns [B, width] of
+        # the window of each image in it.
         padded = torch.nn.functional.pad(x, (CROP_PADDING,) * 4)
         rows = top[:, None] + torch.arange(x.shape[2], device=x.device)
         columns = left[:, None] + torch.arange(x.shape[3], device=x.device)

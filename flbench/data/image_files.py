@@ -1,8 +1,8 @@
-"""Folders and .zip files of images, `train/CLASS/*` and `test/CLASS/*`, decoded once into a cache.
+"""Reading of images in folders or .zip files, laid out as `train/CLASS/*` and `test/CLASS/*`.
 
-A common top folder is allowed. Classes are the sorted names of the folders below `train/` and
-`test/`. Images are PNG, JPEG or WebP of one size; they become grey where every image of the set is
-grey.
+All folders may lie in a common top folder. The classes are the sorted names of the folders below
+`train/` and `test/`. Images are PNG, JPEG or WebP files of one size. If all images are grey, they
+have one channel, otherwise three. Decoded images are cached.
 """
 
 import os
@@ -26,9 +26,15 @@ FORMAT: Final = "v1"
 
 
 def read(archive: Archive, name: str) -> Dataset:
-    """Read all images, from the cache if this content was decoded before.
+    """Read all images of an archive, from the cache if this content was decoded before.
 
-    Raises: DataError if the layout is another one, an image cannot be decoded, or sizes differ.
+    Args:
+        archive: The folder or .zip file.
+        name: Name of the data set.
+
+    Raises:
+        DataError: The archive has another layout, an image cannot be decoded, or images differ in
+            size.
     """
     entries = _entries(archive)
     classes = sorted({label for _, label, _ in entries})
@@ -48,15 +54,21 @@ def read(archive: Archive, name: str) -> Dataset:
 
 
 def holds_images(archive: Archive) -> bool:
-    """Return whether there is any image of a training part."""
+    """Return whether an archive has an image in its train part.
+
+    Args:
+        archive: The folder or .zip file.
+    """
     return any(_place(entry)[:1] == ("train",) for entry in archive.names)
 
 
 def _place(entry: str) -> tuple[str, ...]:
-    """Return (part, class) of an image's entry; nothing for other entries."""
+    """Return (part, class) of the entry of an image; an empty tuple for other entries."""
     parts = PurePosixPath(entry).parts
-    right = entry.lower().endswith(SUFFIXES) and len(parts) >= 3 and parts[-3] in ("train", "test")
-    return parts[-3:-1] if right else ()
+    is_image = (
+        entry.lower().endswith(SUFFIXES) and len(parts) >= 3 and parts[-3] in ("train", "test")
+    )
+    return parts[-3:-1] if is_image else ()
 
 
 def _entries(archive: Archive) -> list[tuple[str, str, str]]:
@@ -68,14 +80,14 @@ def _entries(archive: Archive) -> list[tuple[str, str, str]]:
     if not any(part == "train" for part, _, _ in found):
         shown = ", ".join(archive.names[:3]) or "nothing"
         raise DataError(
-            f"{archive.path} holds no images `train/CLASS/*{{{','.join(SUFFIXES)}}}` and no"
-            f" `*.csv`; it holds {shown}."
+            f"{archive.path} has no images `train/CLASS/*{{{','.join(SUFFIXES)}}}` and no"
+            f" `*.csv`; it contains {shown}."
         )
     return sorted(found, key=lambda item: (item[0] != "train", item[1], item[2]))
 
 
 def _decode(archive: Archive, entries: list[str]) -> NDArray[np.uint8]:
-    """Return the images [n, 3 or 1, H, W]."""
+    """Return the decoded images [n, 3 or 1, height, width]."""
     images: NDArray[np.uint8] | None = None
     for position, entry in enumerate(entries):
         image = _decode_one(archive, entry)
@@ -89,20 +101,22 @@ def _decode(archive: Archive, entries: list[str]) -> NDArray[np.uint8]:
             images = np.empty((len(entries), *image.shape), dtype=np.uint8)
         if image.shape != images.shape[1:]:
             raise DataError(
-                f"{archive.path}: {entry} is {image.shape[1]}x{image.shape[0]} pixels, the images"
-                " before it "
-                f"{images.shape[2]}x{images.shape[1]}. Bring all images to one size."
+                f"{archive.path}: {entry} has {image.shape[1]}x{image.shape[0]} pixels, but"
+                f" earlier images have {images.shape[2]}x{images.shape[1]}. Bring all images to"
+                " one size."
             )
         images[position] = image
     if images is None:
-        raise DataError(f"{archive.path} holds no images.")
+        raise DataError(f"{archive.path} has no images.")
     grey = np.array_equal(images[..., 0], images[..., 1]) and np.array_equal(
         images[..., 0], images[..., 2]
     )
+    # [n, height, width, channels] -> [n, channels, height, width]
     return np.ascontiguousarray(np.moveaxis(images[..., :1] if grey else images, -1, 1))
 
 
 def _decode_one(archive: Archive, entry: str) -> NDArray[Any]:
+    """Return one image [height, width, 3] uint8."""
     from PIL import Image, UnidentifiedImageError
 
     try:
@@ -117,12 +131,13 @@ def _decode_one(archive: Archive, entry: str) -> NDArray[Any]:
                 if image.mode == "F" or image.mode.startswith("I"):
                     raise DataError(
                         f"{archive.path}: {entry} has more than 8 bits a channel ({image.mode}),"
-                        " which would be cut off. Convert the images to 8 bits."
+                        " which would be lost. Convert the images to 8 bits."
                     )
                 return np.asarray(image.convert("RGB"))
     except UnidentifiedImageError as error:
         raise DataError(
-            f"{archive.path}: the image {entry} cannot be decoded: it is no PNG, JPEG or WebP."
+            f"{archive.path}: the image {entry} cannot be decoded: it is not a PNG, JPEG or WebP"
+            " file."
         ) from error
     except (
         OSError,
@@ -137,13 +152,13 @@ def _decode_one(archive: Archive, entry: str) -> NDArray[Any]:
 
 
 def _cache_file(fingerprint: str) -> Path:
-    """Return where decoded images are kept: `flbench` in the user's cache folder."""
+    """Return the cache file for decoded images: in `flbench` in the user's cache folder."""
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(home) / "flbench" / f"images-{FORMAT}-{fingerprint[:32]}.npy"
 
 
 def _from_cache(file: Path) -> NDArray[np.uint8] | None:
-    """Return the decoded images, or None where there are none that can be read."""
+    """Return decoded images from the cache; None if they are not there or cannot be read."""
     try:
         x: NDArray[np.uint8] = np.load(file, allow_pickle=False)
     except (OSError, ValueError, EOFError):
@@ -152,9 +167,9 @@ def _from_cache(file: Path) -> NDArray[np.uint8] | None:
 
 
 def _to_cache(file: Path, x: NDArray[np.uint8]) -> None:
-    """Save decoded images beside the file, then rename.
+    """Write decoded images to the cache atomically.
 
-    Where that is not possible, go on without.
+    If that fails, a warning is issued and the images are decoded again next time.
     """
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -164,4 +179,4 @@ def _to_cache(file: Path, x: NDArray[np.uint8]) -> None:
     except OSError as error:
         if "beside" in locals():
             Path(beside.name).unlink(missing_ok=True)
-        warnings.warn(f"decoded images are not kept for next time: {error}", stacklevel=2)
+        warnings.warn(f"decoded images could not be cached: {error}", stacklevel=2)

@@ -1,8 +1,10 @@
-"""NPZ files in MedMNIST's layout.
+"""Reading of NPZ files in the layout of MedMNIST.
 
-`train_images [n, H, W]` or `[n, H, W, C]` uint8, `train_labels [n]` or `[n, 1]`, likewise `test_*`
-and, if there, `val_*` (joined to the train part: every client has a validation part of its own).
-Optional: `*_groups [n]` (names or numbers of natural clients), `class_names [C]`.
+Required arrays: `train_images` uint8, [n, height, width] or [n, height, width, 1 or 3], and
+`train_labels` [n] or [n, 1]. Optional arrays: `test_images` and `test_labels`; `val_images` and
+`val_labels`, which are appended to the train part, because every client has a validation part of
+its own; `train_groups` [n] (likewise `val_` and `test_`), names or numbers of natural clients; and
+`class_names` [C].
 """
 
 import lzma
@@ -21,16 +23,21 @@ MAX_BYTES: Final = 16 * 2**30
 
 
 def read(path: Path, name: str) -> Dataset:
-    """Read one NPZ file; pickled objects in it are refused, not loaded.
+    """Read a data set from an NPZ file. Pickled objects are refused, not loaded.
 
-    Raises: DataError if it is not a NPZ file of this layout, is damaged, or unpacks to more than 16
-        GiB.
+    Args:
+        path: The file.
+        name: Name of the data set.
+
+    Raises:
+        DataError: The file is damaged, has another layout, or would unpack to more than 16 GiB.
     """
     arrays = read_arrays(path)
     for key in ("train_images", "train_labels"):
         if key not in arrays:
             raise DataError(
-                f"{path} has no array `{key}`; it holds {', '.join(sorted(arrays)) or 'nothing'}."
+                f"{path} has no array `{key}`; it contains"
+                f" {', '.join(sorted(arrays)) or 'nothing'}."
             )
     parts = [part for part in ("train", "val", "test") if f"{part}_images" in arrays]
     images: list[NDArray[np.uint8]] = []
@@ -43,7 +50,8 @@ def read(path: Path, name: str) -> Dataset:
             raise DataError(f"{path}: {len(x)} `{part}_images` but {len(y)} `{part}_labels`.")
         if images and x.shape[1:] != images[0].shape[1:]:
             raise DataError(
-                f"{path}: `{part}_images` are {x.shape[1:]}, `train_images` {images[0].shape[1:]}."
+                f"{path}: `{part}_images` have the shape {x.shape[1:]}, but `train_images`"
+                f" {images[0].shape[1:]}."
             )
         images.append(x)
         labels.append(y)
@@ -67,9 +75,14 @@ def read(path: Path, name: str) -> Dataset:
 
 
 def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
-    """Return the arrays of a NPZ file.
+    """Return the arrays of an NPZ file by name.
 
-    Raises: DataError if the file is damaged, too large, or holds pickled objects.
+    Args:
+        path: The file.
+
+    Raises:
+        DataError: The file is damaged, would unpack to more than 16 GiB, or contains pickled
+            objects.
     """
     try:
         with zipfile.ZipFile(path) as archive:
@@ -89,25 +102,26 @@ def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
         NotImplementedError,
     ) as error:
         raise DataError(
-            f"{path} is not a whole NPZ file ({error}). Fetch or write it again."
+            f"{path} is not an intact NPZ file ({error}). Download or create it again."
         ) from error
     except (ValueError, MemoryError) as error:
         if "pickle" in str(error):
             raise DataError(
-                f"{path} holds pickled objects, which could run code; save plain arrays only."
+                f"{path} contains pickled objects, which could run code. Save plain arrays only."
             ) from error
         raise DataError(f"{path} cannot be read: {error}.") from error
     other = [key for key, value in found.items() if not isinstance(value, np.ndarray)]
     if other:
-        raise DataError(f"{path}: the entry `{other[0]}` is not an array; take it out.")
+        raise DataError(f"{path}: the entry `{other[0]}` is not an array. Remove it.")
     return found
 
 
 def _as_images(x: NDArray[Any], what: str) -> NDArray[np.uint8]:
+    """Return images as [n, channels, height, width]."""
     if x.ndim == 3:
-        x = x[:, None]
+        x = x[:, None]  # [n, H, W] -> [n, 1, H, W]
     elif x.ndim == 4 and x.shape[-1] in (1, 3):
-        x = np.moveaxis(x, -1, 1)
+        x = np.moveaxis(x, -1, 1)  # [n, H, W, channels] -> [n, channels, H, W]
     else:
         raise DataError(f"{what} must be [n, H, W] or [n, H, W, 1 or 3], got {list(x.shape)}.")
     if x.dtype != np.uint8:
@@ -118,9 +132,9 @@ def _as_images(x: NDArray[Any], what: str) -> NDArray[np.uint8]:
 def _as_groups(
     groups: list[NDArray[Any] | None], labels: list[NDArray[np.int64]], path: Path
 ) -> NDArray[np.int64] | None:
-    """Number the natural clients of all parts.
+    """Return the number of the natural client of every sample; None if there are none.
 
-    A part without groups shares one unnamed client (-1).
+    Samples of parts without groups get the number -1.
     """
     if groups[0] is None:
         return None

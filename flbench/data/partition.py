@@ -1,4 +1,4 @@
-"""A partition: which samples each client holds, with a content hash."""
+"""The data type of a partition: which samples each client has."""
 
 import hashlib
 from dataclasses import dataclass, field
@@ -17,9 +17,17 @@ class Partition:
     """The samples of every client.
 
     Attributes:
-        parts: for each of `train`, `validation`, `test`: one ascending index array per client.
-        labels: SHA-256 over the labels of the data set that the indices mean.
-        notes: what a reader must know: tries, repairs, clients left out.
+        parts: For each of `train`, `validation` and `test`: one array of ascending rows of the data
+            set per client.
+        labels: SHA-256 (hex) over the labels of the data set that the rows refer to.
+        notes: Notes on how the partition was made, such as repeated draws or samples that were
+            moved, one sentence each.
+
+    >>> def rows(*of_clients):
+    ...     return [np.array(of_client, dtype=np.int64) for of_client in of_clients]
+    >>> parts = {"train": rows([0, 1], [4]), "validation": rows([2], []), "test": rows([3], [5])}
+    >>> Partition(parts, labels="").clients
+    2
     """
 
     parts: dict[str, list[Indices]]
@@ -32,9 +40,9 @@ class Partition:
         return len(self.parts["train"])
 
     def hash(self) -> str:
-        """Return the SHA-256 (hex) over labels and index arrays.
+        """Return the SHA-256 (hex) over the labels and the rows of all clients.
 
-        Equal hashes, equal experiments.
+        Partitions with equal hashes give every client the same samples.
         """
         sha = hashlib.sha256(self.labels.encode())
         for part in PARTS:

@@ -1,4 +1,4 @@
-"""Partitions on disk: a NPZ that says who holds which sample, and a JSON that describes it."""
+"""Saved partitions: an NPZ file with the samples of every client, and a JSON description."""
 
 import hashlib
 import json
@@ -17,10 +17,17 @@ from flbench.data.partition import PARTS, Partition, label_hash
 
 
 def encode(partition: Partition, dataset: Dataset, config: PartitionConfig) -> tuple[bytes, bytes]:
-    """Return the two files of a partition.
+    """Return the content of the two files of a partition.
 
-    The NPZ holds index, client and part of every sample, and the training samples by client and
-    class; the JSON describes it.
+    Args:
+        partition: The partition.
+        dataset: Data set that its rows refer to.
+        config: Section `partition`, for the description.
+
+    Returns:
+        The bytes of the NPZ file: arrays `index`, `client` and `part` (0 train, 1 validation,
+        2 test) with one entry per sample, and `train_counts` [N, C]. The bytes of the JSON file:
+        hashes, names, sizes, configuration and notes.
     """
     index = np.concatenate([indices for part in PARTS for indices in partition.parts[part]])
     sizes = {name: [len(indices) for indices in partition.parts[name]] for name in PARTS}
@@ -50,7 +57,11 @@ def encode(partition: Partition, dataset: Dataset, config: PartitionConfig) -> t
 
 
 def data_hash(dataset: Dataset) -> str:
-    """Return the SHA-256 (hex) over all samples and labels."""
+    """Return the SHA-256 (hex) over all samples and labels of a data set.
+
+    Args:
+        dataset: The data set.
+    """
     found = hashlib.sha256(f"{dataset.x.dtype}{dataset.x.shape}{dataset.train}".encode())
     for array in (dataset.x, dataset.y):
         found.update(np.ascontiguousarray(array).data)
@@ -58,9 +69,16 @@ def data_hash(dataset: Dataset) -> str:
 
 
 def save(partition: Partition, dataset: Dataset, config: PartitionConfig, path: Path) -> None:
-    """Write `path` (NPZ) and, beside it, the JSON that describes it.
+    """Save a partition to an NPZ file and a JSON file beside it.
 
-    Raises: OSError if they cannot be written; what was there stays.
+    Args:
+        partition: The partition.
+        dataset: Data set that its rows refer to.
+        config: Section `partition`, for the description.
+        path: The NPZ file; the JSON file has the same name with the suffix `.json`.
+
+    Raises:
+        OSError: A file cannot be written. Its old content is unchanged.
     """
     packed, description = encode(partition, dataset, config)
     files.write(path, packed)
@@ -70,7 +88,13 @@ def save(partition: Partition, dataset: Dataset, config: PartitionConfig, path: 
 def load(path: Path, dataset: Dataset) -> Partition:
     """Read a saved partition.
 
-    Raises: DataError if the files are damaged, were changed, or belong to another data set.
+    Args:
+        path: The NPZ file; the JSON file must be beside it.
+        dataset: Data set that the rows must refer to.
+
+    Raises:
+        DataError: A file is missing or damaged, the two files do not belong together, or the
+            partition was made for other labels.
     """
     beside = path.with_suffix(".json")
     try:
@@ -91,27 +115,28 @@ def load(path: Path, dataset: Dataset) -> Partition:
     if labels != label_hash(dataset):
         raise DataError(
             f"the partition {path} was made for other labels (data set"
-            f" `{description.get('dataset')}`),"
-            f" not for those of `{dataset.name}`."
+            f" `{description.get('dataset')}`) than those of `{dataset.name}`. Use that data set,"
+            " or another partition."
         )
     arrays = read_arrays(path)
     columns = ("index", "client", "part")
     if not set(columns) <= set(arrays) or len({arrays[name].shape for name in columns}) != 1:
         raise DataError(
-            f"{path} is not a saved partition: it must hold `index`, `client` and `part` of one"
-            " length."
+            f"{path} is not a saved partition: it must contain the arrays `index`, `client` and"
+            " `part` of equal lengths."
         )
     index, client, part = arrays["index"].astype(np.int64), arrays["client"], arrays["part"]
     if len(index) and (
         index.min() < 0 or index.max() >= len(dataset.y) or len(np.unique(index)) != len(index)
     ):
         raise DataError(
-            f"{path} names samples twice, or samples that `{dataset.name}` does not have."
+            f"{path} lists a sample twice, or samples that `{dataset.name}` does not have."
         )
     if len(index) and (client.min() < 0 or client.max() >= clients or part.max() >= len(PARTS)):
-        raise DataError(f"{path} names clients or parts that {beside.name} does not describe.")
+        raise DataError(f"{path} has clients or parts that {beside.name} does not describe.")
     parts = {}
     for k, name in enumerate(PARTS):
+        # Sort the part's samples by client and row, then cut them where the client changes.
         mine, owner = index[part == k], client[part == k]
         mine = mine[np.lexsort((mine, owner))]
         parts[name] = np.split(mine, np.cumsum(np.bincount(owner, minlength=clients))[:-1])

@@ -1,4 +1,4 @@
-"""How samples are dealt to clients; a scheme is a pure function of labels and a stream."""
+"""Schemes that distribute samples to clients, as functions of labels and a random generator."""
 
 from collections.abc import Callable
 from typing import Final
@@ -14,25 +14,33 @@ from flbench.data.dataset import Dataset
 Indices = NDArray[np.int64]
 
 Scheme = Callable[[Indices, int, int, PartitionConfig, np.random.Generator], list[Indices]]
-"""(labels of the pool, C, N, configuration, stream) -> positions in the pool, for every client."""
+"""Function that distributes the samples of a pool to clients.
+
+Its arguments are the labels of the pool, the number of classes C, the number of clients N, the
+section `partition` and a random generator. It returns positions in the pool, one array for every
+client.
+"""
 
 
 def iid(
     y: Indices, classes: int, clients: int, config: PartitionConfig, rng: np.random.Generator
 ) -> list[Indices]:
-    """Deal a drawn order in equal shares."""
+    """Distribute the samples at random in equal shares."""
     return list(np.array_split(rng.permutation(len(y)), clients))
 
 
 def dirichlet_by_class(
     y: Indices, classes: int, clients: int, config: PartitionConfig, rng: np.random.Generator
 ) -> list[Indices]:
-    """Deal every class in shares drawn from Dirichlet(alpha).
+    """Distribute every class to the clients in shares drawn from Dirichlet(alpha).
 
-    A client that already holds an equal share of the pool gets nothing of the classes still to
-    come, which keeps sizes within bounds (as in Yurochkin et al., ICML 2019). Balanced: every
-    client draws its mix of classes from Dirichlet(alpha) and takes the same number of samples, as
-    far as classes last.
+    Classes are distributed one after another. A client that already has its equal share of the pool
+    or more gets nothing of the following classes, which bounds the sizes of the clients (as in
+    Yurochkin et al., ICML 2019).
+
+    With `partition.balanced`, every client instead draws its mixture of classes from
+    Dirichlet(alpha), and all clients get equally many samples. Where a class has too few samples,
+    samples of other classes take their place.
     """
     if config.balanced:
         return _balanced(y, clients, config.alpha, rng)
@@ -40,10 +48,10 @@ def dirichlet_by_class(
     sizes = np.zeros(clients, dtype=np.int64)
     for label in np.unique(y):
         samples = rng.permutation(np.flatnonzero(y == label))
-        open_ = sizes < len(y) / clients
-        shares = np.where(open_, dirichlet(config.alpha, clients, rng), 0.0)
-        if shares.sum() == 0.0:  # the draw fell wholly on full clients
-            shares = open_.astype(np.float64)
+        below_share = sizes < len(y) / clients
+        shares = np.where(below_share, dirichlet(config.alpha, clients, rng), 0.0)
+        if shares.sum() == 0.0:  # the draw gave everything to clients that get no more
+            shares = below_share.astype(np.float64)
         ends = np.cumsum(shares / shares.sum())[:-1] * len(samples)
         cuts = np.floor(ends + 1e-9).astype(np.int64)
         for client, piece in enumerate(np.split(samples, cuts)):
@@ -53,6 +61,7 @@ def dirichlet_by_class(
 
 
 def _balanced(y: Indices, clients: int, alpha: float, rng: np.random.Generator) -> list[Indices]:
+    """Distribute equally many samples to all clients; see `dirichlet_by_class`."""
     labels = np.unique(y)
     left = {int(label): list(rng.permutation(np.flatnonzero(y == label))) for label in labels}
     sizes = [len(piece) for piece in np.array_split(y, clients)]
@@ -62,7 +71,7 @@ def _balanced(y: Indices, clients: int, alpha: float, rng: np.random.Generator) 
         for label, count in zip(labels, largest_remainder(mix, sizes[client]), strict=True):
             stock = left[int(label)]
             held[client] += [stock.pop() for _ in range(min(count, len(stock)))]
-    # Classes that ran out leave gaps: they are filled with what is left, in a drawn order.
+    # Clients whose classes ran out are filled up with the remaining samples in random order.
     unused = [index for stock in left.values() for index in stock]
     rest = rng.permutation(np.array(unused, dtype=np.int64)).tolist()
     for client in range(clients):
@@ -71,11 +80,21 @@ def _balanced(y: Indices, clients: int, alpha: float, rng: np.random.Generator) 
 
 
 def dirichlet(alpha: float, n: int, rng: np.random.Generator) -> NDArray[np.float64]:
-    """Return one draw [n] from a symmetric Dirichlet, right for any alpha > 0.
+    """Draw from a symmetric Dirichlet distribution, correctly for any alpha > 0.
 
-    Gamma(alpha) underflows to 0 for small alpha and the usual ratio becomes 0/0. Here its logarithm
-    is drawn: log Gamma(alpha) = log Gamma(alpha + 1) + log(U) / alpha. Shares are rounded to 12
-    digits so that the last bits of a machine's log and exp do not decide who gets a sample.
+    The usual method normalizes draws from Gamma(alpha), which all underflow to 0 for a small alpha.
+    Here their logarithms are drawn: if G has the distribution Gamma(alpha + 1) and U is uniform,
+    then log G + log(U) / alpha is the logarithm of a draw from Gamma(alpha). Shares are rounded to
+    12 digits, so that differences between machines in the last bits of log and exp do not decide
+    which client gets a sample.
+
+    Args:
+        alpha: Concentration.
+        n: Number of shares.
+        rng: Random generator.
+
+    Returns:
+        Shares [n] float64 that sum to 1, up to rounding.
     """
     logs = np.log(rng.standard_gamma(alpha + 1.0, size=n)) + np.log1p(-rng.random(n)) / alpha
     shares = np.exp(logs - logs.max())
@@ -85,10 +104,13 @@ def dirichlet(alpha: float, n: int, rng: np.random.Generator) -> NDArray[np.floa
 def pathological(
     y: Indices, classes: int, clients: int, config: PartitionConfig, rng: np.random.Generator
 ) -> list[Indices]:
-    """Give every client `classes_per_client` classes, each in equal shares to those that have it.
+    """Give every client `classes_per_client` classes; clients with a class share it equally.
 
-    Classes are handed out in rounds over all classes, so each has floor or ceil of N count / C
-    holders.
+    Every client in turn, in random order, gets the classes that the fewest clients have so far, so
+    the numbers of clients per class differ by at most one.
+
+    Raises:
+        ConfigError: `classes_per_client` is larger than the number of classes.
     """
     if config.classes_per_client > classes:
         raise ConfigError(
@@ -100,7 +122,7 @@ def pathological(
     holders: dict[int, list[int]] = {int(label): [] for label in labels}
     for client in rng.permutation(clients):
         order = rng.permutation(len(labels))
-        # Those with the fewest holders first; the drawn order decides among equals.
+        # Classes with the fewest clients come first, in random order among equals.
         scarce = sorted(order, key=lambda k: len(holders[int(labels[k])]))
         for k in scarce[:count]:
             holders[int(labels[k])].append(int(client))
@@ -117,11 +139,17 @@ def pathological(
 def grouped(
     y: Indices, classes: int, clients: int, config: PartitionConfig, rng: np.random.Generator
 ) -> list[Indices]:
-    """Give every client `main_share` of its samples from its group's main classes.
+    """Give every client the share `main_share` of its samples from the main classes of its group.
 
-    Source: SLAPFL, section 4: 20 clients in groups of 7, 7 and 6 with 2, 3 and 5 main classes.
-    Groups are as equal as possible; a client's samples are spread evenly over the classes of each
-    kind.
+    The groups have as equal sizes as possible. The samples from main classes are divided equally
+    among these classes, and the other samples among the other classes.
+
+    Source: SLAPFL, section 4, with 20 clients in groups of 7, 7 and 6 that have 2, 3 and 5 main
+    classes.
+
+    Raises:
+        ConfigError: The main classes do not fit the data set or the number of clients, or clients
+            would have more samples than there are, or fewer than `min_samples`.
     """
     if min(config.main_classes, default=0) < 1 or sum(config.main_classes) > classes:
         raise ConfigError(
@@ -130,7 +158,7 @@ def grouped(
         )
     if len(config.main_classes) > clients:
         raise ConfigError(
-            f"`partition.main_classes` names {len(config.main_classes)} groups, but there are"
+            f"`partition.main_classes` defines {len(config.main_classes)} groups, but there are"
             f" only {clients} clients."
         )
     ends = np.cumsum(config.main_classes)
@@ -158,7 +186,7 @@ def grouped(
     if size < config.min_samples:
         raise ConfigError(
             f"`partition.scheme=grouped` gives each client {size} samples here, fewer than"
-            f" `partition.min_samples`={config.min_samples}. Lower it, or have fewer clients."
+            f" `partition.min_samples`={config.min_samples}. Lower it, or use fewer clients."
         )
     queues = {
         label: rng.permutation(np.flatnonzero(y == label)).tolist() for label in range(classes)
@@ -178,7 +206,7 @@ def grouped(
 def quantity(
     y: Indices, classes: int, clients: int, config: PartitionConfig, rng: np.random.Generator
 ) -> list[Indices]:
-    """Draw sizes from Dirichlet(alpha); every client's samples are a uniform draw of the pool."""
+    """Draw the clients' shares of the pool from Dirichlet(alpha), and their samples at random."""
     counts = largest_remainder(dirichlet(config.alpha, clients, rng), len(y))
     return list(np.split(rng.permutation(len(y)), np.cumsum(counts)[:-1]))
 
@@ -195,17 +223,28 @@ SCHEMES: Final[dict[str, Scheme]] = {
 def natural(
     dataset: Dataset, pool: Indices, config: PartitionConfig, seed: int
 ) -> tuple[list[Indices], list[str]]:
-    """Make every natural group of the data set a client.
+    """Use the natural clients of the data set as clients.
 
-    With `clients` below their number, a drawn subset.
+    If `partition.clients` is smaller than their number, a random subset of them is used.
+
+    Args:
+        dataset: The data set.
+        pool: Rows of the samples to distribute.
+        config: Section `partition`.
+        seed: Seed of the partition.
+
+    Returns:
+        The rows of every client, and notes.
+
+    Raises:
+        ConfigError: The data set has no natural clients, or fewer than `partition.clients`.
     """
     groups = np.full(len(pool), -1) if dataset.groups is None else dataset.groups[pool]
     numbers = np.unique(groups[groups >= 0])
     if not len(numbers):
         raise ConfigError(
-            f"`partition.scheme=natural` needs natural clients, which `{dataset.name}` does not"
-            " name."
-            " A NPZ file names them in `train_groups`, a table by one CSV file per client."
+            f"`partition.scheme=natural` needs natural clients, but `{dataset.name}` has none. An"
+            " NPZ file gives them in `train_groups`, a table by one CSV file per client."
         )
     notes = []
     if config.clients is not None and config.clients > len(numbers):
@@ -222,18 +261,29 @@ def natural(
     if small:
         notes.append(
             f"partition: {small} natural clients have fewer than {config.min_samples} samples;"
-            " they stay."
+            " they are kept."
         )
     return dealt, notes
 
 
 def largest_remainder(shares: NDArray[np.float64], total: int) -> list[int]:
-    """Return whole numbers that sum to `total`, each within one of its share of it."""
+    """Divide a total into integers in proportion to shares, by the largest-remainder method.
+
+    Args:
+        shares: Shares [n] >= 0; they are normalized to sum to 1.
+        total: Integer to divide.
+
+    Returns:
+        n integers that sum to `total`, each less than 1 away from its exact share.
+
+    >>> largest_remainder(np.array([0.6, 0.2, 0.2]), 7)
+    [4, 2, 1]
+    """
     exact = np.asarray(shares, dtype=np.float64) / np.sum(shares) * total
     counts = np.floor(exact + 1e-9).astype(np.int64)
     short = total - int(counts.sum())
-    # Ties go to the lowest index, on any machine: the remainders are rounded before they are
-    # compared.
+    # Among equal remainders the lowest index comes first. Remainders are rounded before they are
+    # compared, so that the result is the same on every machine.
     order = np.argsort(-np.round(exact - counts, 9), kind="stable")
     counts[order[:short]] += 1
     return [int(count) for count in counts]

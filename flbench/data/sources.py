@@ -1,7 +1,8 @@
-"""Where samples come from: scikit-learn's digits, files in four layouts, torchvision's downloads.
+"""Loading of data sets: scikit-learn's digits, files, and downloads by torchvision.
 
-A name is looked up in `data.root` as `NAME.npz`, `NAME.zip`, `NAME/`, then asked of torchvision.
-Nothing that a file holds is ever executed or written to disk under a name that the file chooses.
+A data set is searched in `data.root` as `NAME.npz`, `NAME.zip` and `NAME/`; otherwise torchvision
+loads or downloads it. The content of files is never executed, and no file is written under a name
+that an archive chooses.
 """
 
 from collections.abc import Sequence
@@ -11,13 +12,13 @@ import numpy as np
 
 from flbench.config.schema import DataConfig
 from flbench.core.errors import DataError, did_you_mean
+from flbench.data import image_files, npz_files, table_files, torchvision_sets
+from flbench.data.archive import Archive
 from flbench.data.dataset import Dataset, KnownDataset
 
 
 def known() -> dict[str, KnownDataset]:
-    """Return the data sets that have a name, in the order in which they are listed."""
-    from flbench.data import torchvision_sets
-
+    """Return the data sets that flbench knows, by name, in the order in which they are listed."""
     sets = {
         "digits": KnownDataset(
             "scikit-learn's digits, 8x8", 10, (1, 8, 8), "comes with scikit-learn"
@@ -36,9 +37,14 @@ def known() -> dict[str, KnownDataset]:
 
 
 def load(config: DataConfig) -> Dataset:
-    """Return the data set that a configuration names.
+    """Load the data set that a configuration names.
 
-    Raises: DataError if it is nowhere (the message says which file to put where) or cannot be read.
+    Args:
+        config: Section `data`.
+
+    Raises:
+        DataError: The data set is not found (the message names the expected files) or cannot be
+            read or downloaded.
     """
     if config.path is not None:
         if not config.path.exists():
@@ -68,12 +74,16 @@ def load(config: DataConfig) -> Dataset:
     )
     raise DataError(
         f"the data set `{config.name}` was not found (data.name, data.root={config.root}).{hint}"
-        f" Put one of these files there: {places}; or name a file with `data.path`."
+        f" Provide one of these: {places}; or give a file with `data.path`."
     )
 
 
 def candidates(config: DataConfig) -> Sequence[Path]:
-    """Return the files under which a name is looked up, in order."""
+    """Return the paths at which a data set is searched, in this order.
+
+    Args:
+        config: Section `data`.
+    """
     return [
         config.root / f"{config.name}.npz",
         config.root / f"{config.name}.zip",
@@ -82,13 +92,15 @@ def candidates(config: DataConfig) -> Sequence[Path]:
 
 
 def read_file(path: Path, config: DataConfig) -> Dataset:
-    """Read a file or folder in one of the layouts: NPZ, images, tables.
+    """Read a data set from a file or folder: NPZ, images or tables.
 
-    Raises: DataError if it is none of them, or damaged.
+    Args:
+        path: The file or folder.
+        config: Section `data`, for the name of the data set and the column of the label.
+
+    Raises:
+        DataError: The file is damaged or has none of these layouts.
     """
-    from flbench.data import image_files, npz_files, table_files
-    from flbench.data.archive import Archive
-
     name = config.name if config.path is None else path.stem
     if path.suffix == ".npz":
         return npz_files.read(path, name)
@@ -100,9 +112,9 @@ def read_file(path: Path, config: DataConfig) -> Dataset:
 
 
 def digits() -> Dataset:
-    """Return scikit-learn's 1,797 digits.
+    """Return scikit-learn's 1,797 images of digits, 8x8 pixels each.
 
-    By flbench's convention the last 297 are the test part.
+    scikit-learn defines no test part; flbench uses the last 297 images.
     """
     from sklearn.datasets import load_digits
 

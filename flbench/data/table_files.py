@@ -1,8 +1,8 @@
-"""Tables: a folder or .zip with one CSV per client, each with the same header.
+"""Reading of tables: a folder or .zip file with one CSV file per client, all with the same header.
 
-Features are numbers; an empty field, `?`, `NA` or `NaN` is missing (imputed later, from the
-client's own training part). The label is the last column, `data.label=COLUMN`, or a rule such as
-`data.label="num > 0"`.
+Columns other than the label are numbers. An empty field, `?`, `NA` or `NaN` is a missing value; it
+is imputed later, from the client's training part. The label is the last column, the column
+`data.label=COLUMN`, or the result of a rule such as `data.label="num > 0"`.
 """
 
 import csv
@@ -18,7 +18,7 @@ from flbench.data.archive import Archive
 from flbench.data.dataset import Dataset
 
 MISSING: Final = frozenset({"", "?", "na", "nan", "null", "none"})
-CONTINUOUS: Final = 20  # a label with more values than this must repeat them
+CONTINUOUS: Final = 20  # a label with more values must have, on average, two rows for each
 LARGEST: Final = float(np.finfo(np.float32).max)
 RULE: Final = re.compile(
     r"^\s*(?P<column>.+?)\s*(?P<sign>>=|<=|==|>|<)\s*(?P<bound>-?[\d.]+(?:[eE]-?\d+)?)\s*$"
@@ -26,9 +26,17 @@ RULE: Final = re.compile(
 
 
 def read(archive: Archive, name: str, label: str | None) -> Dataset:
-    """Read the tables of all clients, in order of their file names; there is no common test part.
+    """Read the tables of all clients, in the order of their file names.
 
-    Raises: DataError naming file, row and column of what cannot be used.
+    All rows belong to the train part: there is no common test set.
+
+    Args:
+        archive: The folder or .zip file.
+        name: Name of the data set.
+        label: Column of the label, or a rule on a column; None for the last column.
+
+    Raises:
+        DataError: A table cannot be used; the message names file, row and column.
     """
     files = [entry for entry in archive.names if entry.lower().endswith(".csv")]
     header: list[str] = []
@@ -40,7 +48,8 @@ def read(archive: Archive, name: str, label: str | None) -> Dataset:
             header = rows[0]
         elif rows[0] != header:
             raise DataError(
-                f"{where} has the columns {rows[0]}, {files[0]} has {header}. Use the same in each."
+                f"{where} has the columns {rows[0]}, but {files[0]} has {header}. Use the same"
+                " columns in all files."
             )
         column, rule = _label_column(header, label, where)
         x, y = _client(rows[1:], header, column, where)
@@ -56,13 +65,13 @@ def read(archive: Archive, name: str, label: str | None) -> Dataset:
         )
     if len(names) > CONTINUOUS and 2 * len(names) > len(labels):
         raise DataError(
-            f"{archive.path}: the label has {len(names)} values in {len(labels)} rows, which are no"
-            " classes. Name another column, or a rule, with data.label (`num > 0`)."
+            f"{archive.path}: the label has {len(names)} values in {len(labels)} rows, too many for"
+            " classes. Set data.label to another column or to a rule (`num > 0`)."
         )
     if len(names) < 2:
         raise DataError(
-            f"{archive.path}: the label has {len(names)} value(s) ({names}); a classifier needs"
-            " two."
+            f"{archive.path}: the label has {len(names)} value(s) ({names}); classification needs"
+            " at least two."
         )
     number = {text: k for k, text in enumerate(names)}
     return Dataset(
@@ -76,6 +85,7 @@ def read(archive: Archive, name: str, label: str | None) -> Dataset:
 
 
 def _rows(archive: Archive, entry: str) -> list[list[str]]:
+    """Return the fields of all rows of a CSV file, the header first; empty rows are left out."""
     try:
         text = archive.read(entry).decode("utf-8-sig")
         rows = [
@@ -95,7 +105,7 @@ def _rows(archive: Archive, entry: str) -> list[list[str]]:
 def _label_column(
     header: list[str], label: str | None, where: str
 ) -> tuple[int, "re.Match[str] | None"]:
-    """Return the position of the label and the rule on its values, if there is one."""
+    """Return the position of the label's column and, if `label` is a rule, its parts."""
     if label is None:
         return len(header) - 1, None
     if label in header:
@@ -104,7 +114,7 @@ def _label_column(
     column = label if rule is None else rule["column"]
     if column not in header:
         raise DataError(
-            f"`data.label` names the column `{column}`, which {where} does not have."
+            f"`data.label` refers to the column `{column}`, which {where} does not have."
             f"{did_you_mean(column, header)} Columns: {', '.join(header)}."
         )
     return header.index(column), rule
@@ -113,13 +123,14 @@ def _label_column(
 def _client(
     rows: list[list[str]], header: list[str], column: int, where: str
 ) -> tuple[NDArray[np.float32], list[str]]:
-    """Return features [n, F] and label texts [n] of one table."""
+    """Return the features [n, columns - 1] and the texts of the labels [n] of one table."""
     x = np.empty((len(rows), len(header) - 1), dtype=np.float32)
     y = []
     for position, row in enumerate(rows):
         if len(row) != len(header):
             raise DataError(
-                f"{where}, row {position + 2} has {len(row)} fields, the header {len(header)}."
+                f"{where}, row {position + 2} has {len(row)} fields, but the header has"
+                f" {len(header)}."
             )
         if row[column].lower() in MISSING:
             raise DataError(
@@ -133,22 +144,22 @@ def _client(
                 name = (header[:column] + header[column + 1 :])[k]
                 raise DataError(
                     f"{where}, row {position + 2}, column `{name}`: {text!r} is not a finite"
-                    " number (of float32)."
-                    " Encode categories as numbers or 0/1 columns."
+                    " number that float32 can represent. Encode categories as numbers or as columns"
+                    " of 0 and 1."
                 )
             x[position, k] = value
     return x, y
 
 
 def _apply(rule: "re.Match[str] | None", text: str, where: str, row: int) -> str:
-    """Return the class of a label text: itself, or whether it fulfils the rule."""
+    """Return the class of a label: its text, or "1" or "0" by the rule."""
     value = _number(text)
     if rule is None:
         return text if value is None else f"{value:g}"
     if value is None:
         raise DataError(
-            f"{where}, row {row}: the label {text!r} is not a number, so `{rule.string}` cannot"
-            " be asked."
+            f"{where}, row {row}: the label {text!r} is not a number, so the rule"
+            f" `{rule.string}` cannot be applied."
         )
     bound = float(rule["bound"])
     holds = {
@@ -162,6 +173,7 @@ def _apply(rule: "re.Match[str] | None", text: str, where: str, row: int) -> str
 
 
 def _number(text: str) -> float | None:
+    """Return a text as a number; None if it is not one."""
     try:
         return float(text)
     except ValueError:

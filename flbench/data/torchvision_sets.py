@@ -1,4 +1,4 @@
-"""torchvision's data sets, through its own loading and download code."""
+"""Data sets that torchvision loads and downloads."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -10,8 +10,9 @@ import numpy as np
 from flbench.core.errors import DataError
 from flbench.data.dataset import Dataset, KnownDataset
 
-# What torchvision raises while it reads files that were cut short or changed.
+# Exceptions that torchvision raises for damaged files.
 DAMAGED = (OSError, EOFError, ValueError, AssertionError, KeyError, IndexError, UnpicklingError)
+# Number of classes of each split.
 EMNIST_SPLITS = {
     "byclass": 62,
     "bymerge": 47,
@@ -23,7 +24,7 @@ EMNIST_SPLITS = {
 
 
 def known() -> dict[str, KnownDataset]:
-    """Return the data sets that torchvision can load, by flbench's names."""
+    """Return the data sets that torchvision can load, by their names in flbench."""
     parts: dict[str, list[Any]] = {"train": [True, False]}
     grey, colour = (1, 28, 28), (3, 32, 32)
     sets = {
@@ -64,7 +65,18 @@ def _known(
     parts: dict[str, list[Any]],
     options: dict[str, Any] | None = None,
 ) -> KnownDataset:
-    """Return the entry of torchvision's class `kind`; `parts` is what tells train from test."""
+    """Return the description of one data set.
+
+    Args:
+        title: Title for people.
+        name: Name in flbench.
+        kind: Name of torchvision's class.
+        classes: Number of classes.
+        shape: Shape of one sample.
+        downloaded: Path below `data.root` that a download creates.
+        parts: Name of the argument that selects train or test, and its two values.
+        options: Further arguments of torchvision's class.
+    """
     return KnownDataset(
         title=title,
         classes=classes,
@@ -78,10 +90,7 @@ def _known(
 def _loader(
     name: str, kind: str, options: dict[str, Any] | None = None, **parts: list[Any]
 ) -> Callable[[Path], Dataset]:
-    """Return a function from `data.root` to the data set.
-
-    `parts` is the argument that tells train from test.
-    """
+    """Return a function that loads a data set from `data.root`; see `_known` for the arguments."""
 
     def load(root: Path) -> Dataset:
         from torchvision import datasets
@@ -97,7 +106,7 @@ def _loader(
             for part in loaded
         ]
         classes = tuple(str(label) for label in getattr(loaded[0], "classes", range(10)))
-        if name == "emnist_letters":  # torchvision counts letters from 1 and keeps an empty class 0
+        if name == "emnist_letters":  # torchvision's labels begin at 1; its class 0 is empty
             y, classes = [part - 1 for part in y], classes[1:]
         return Dataset(name, np.concatenate(x), np.concatenate(y), classes, train=len(x[0]))
 
@@ -105,28 +114,31 @@ def _loader(
 
 
 def _fetch(kind: Any, root: Path, name: str, options: dict[str, Any]) -> Any:
-    """Load one part, downloading it where it is missing."""
+    """Load one part of a data set, downloading it if it is missing.
+
+    Raises:
+        DataError: The files are damaged, or the download failed.
+    """
     try:
         return kind(str(root), download=False, **options)
     except (RuntimeError, *DAMAGED) as error:
-        if "download=True" not in str(error):  # torchvision's way to say that files are missing
+        if "download=True" not in str(error):  # in torchvision's message if files are missing
             raise DataError(
                 f"torchvision's files of `{name}` in {root} are damaged ({error}). Remove them, and"
-                " torchvision fetches them again."
+                " torchvision downloads them again."
             ) from error
     try:
         return kind(str(root), download=True, **options)
     except (RuntimeError, *DAMAGED) as error:
         raise DataError(
-            f"`{name}` is neither {root / name}.npz, {root / name}.zip nor {root / name}/, and"
-            " torchvision could not"
-            f" download it to {root} ({error}). Put one of these files there, or name one with"
-            " `data.path`."
+            f"`{name}` was not found as {root / name}.npz, {root / name}.zip or {root / name}/, and"
+            f" torchvision could not download it to {root} ({error}). Provide one of these files,"
+            " or give one with `data.path`."
         ) from error
 
 
 def _as_images(part: Any) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """Return uint8 images [n, C, H, W]."""
+    """Return the images of one part, [n, channels, height, width] uint8."""
     x = np.asarray(part.data, dtype=np.uint8)
     if x.ndim == 3:
         x = x[:, None]

@@ -107,7 +107,7 @@ def test_column_that_a_client_never_saw_is_filled_from_the_others_and_said():
     )
 
     assert (made.x[:, 0] == 5.0).all()
-    assert any("no value of a column" in note for note in made.notes)
+    assert any("has no value in a column" in note for note in made.notes)
 
 
 def test_validation_and_test_values_never_enter_the_imputation():

@@ -112,7 +112,8 @@ def test_more_samples_than_there_are_takes_all_and_says_so():
 
     assert made.hash() == deal(dataset(), clients=5).hash()
     assert made.notes == (
-        "partition: the pool has 500 samples, and partition.samples takes them all.",
+        "partition: partition.samples=501 exceeds the 500 samples of the pool, so all of them are"
+        " used.",
     )
     assert not deal(dataset(), clients=5, samples=500).notes
 
@@ -242,8 +243,7 @@ def test_grouped_gives_main_classes_their_share():
         y = data.y[held(made, client)]
         assert ((y >= low) & (y < high)).mean() == pytest.approx(0.8, abs=0.02)
     assert max(sizes) - min(sizes) <= 1
-    # The card: with disjoint main classes at most 1 / 3.24 of the first class's samples for each
-    # client.
+    # With disjoint main classes each client can have at most 1 / 3.24 of the samples of class 0.
     assert sizes[0] == int(600 / 3.24)
 
 
