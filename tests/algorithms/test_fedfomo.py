@@ -31,7 +31,7 @@ def loss_on(built, leaves, rows) -> float:
 
 def slow_mixture(built, state, client, chosen):
     """The paper's formulas for one client: its mixed model, and the weights before the cut at 0."""
-    which = next(s for s in built.algorithm.mixing() if isinstance(s, Statistic)).rows
+    which = next(s for s in built.algorithm.mixing() if isinstance(s, Statistic)).samples
     rows = built.federation.rows(which, client, Draw(built.config.seed, (0,), 5))
     names = list(state.clients)
     own = {name: state.clients[name][client].clone() for name in names}
@@ -54,6 +54,7 @@ def slow_mixture(built, state, client, chosen):
     return mixed, raw
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["sequential", "vectorized"])
 def test_mixture_and_preferences_equal_a_loop_over_the_formulas(engine):
     built = build(*KEYS, *LEARNING, "algorithm.evaluated=mixed", f"engine.name={engine}")
@@ -79,6 +80,7 @@ def test_mixture_and_preferences_equal_a_loop_over_the_formulas(engine):
     assert torch.allclose(state.server["preference"], before, rtol=0, atol=1e-9)
 
 
+@pytest.mark.slow
 def test_training_begins_with_the_mixture():
     built = build(*KEYS, *LEARNING, "train.batchnorm=local")
     state = after(built, 3)
@@ -108,8 +110,8 @@ def test_training_begins_with_the_mixture():
 def test_samples_that_weigh_models_never_train_and_stay_the_same():
     built = build(*KEYS)
     program = built.algorithm.program(built.start())
-    [weighs] = [step.rows for step in program.steps if isinstance(step, Statistic)]
-    [trains] = [step.rows for step in program.steps if isinstance(step, Phase)]
+    [weighs] = [step.samples for step in program.steps if isinstance(step, Statistic)]
+    [trains] = [step.samples for step in program.steps if isinstance(step, Phase)]
 
     for client in range(5):
         sets = []
@@ -181,6 +183,7 @@ def test_epsilon_falls_with_every_participation():
     assert 0.2 < 1 - sum(found[0]) / 400 < 0.37  # 0.3 x 18/19, within 3 deviations
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("engine", "block"), [("sequential", 1), ("vectorized", 2)])
 def test_engines_ask_for_models_block_by_block(engine, block, monkeypatch):
     built = build(*KEYS, f"engine.name={engine}", f"engine.block={block}")
@@ -199,6 +202,7 @@ def test_engines_ask_for_models_block_by_block(engine, block, monkeypatch):
     assert max(asked) == block
 
 
+@pytest.mark.slow
 def test_client_that_never_trained_is_passed_to_nobody():
     built = build(*KEYS)
     state = after(built, 1)
@@ -217,6 +221,7 @@ def test_client_that_never_trained_is_passed_to_nobody():
             assert torch.equal(sent[i, m], value[0])
 
 
+@pytest.mark.slow
 def test_upload_of_a_client_without_a_step_is_not_offered():
     """Such a client would offer a model that it did not train."""
     built = build(*KEYS)
@@ -230,6 +235,7 @@ def test_upload_of_a_client_without_a_step_is_not_offered():
     assert update.server["uploaded"].tolist() == [True, True, False, True, True]
 
 
+@pytest.mark.slow
 def test_bytes_are_m_models_down_and_one_up():
     """And a flag of 1 B for each model that is sent, a weight of 4 B for each that is compared."""
     keys = ("algorithm=fedfomo", "model.name=lenet5", "train.rounds=3", "train.batchnorm=local")
