@@ -78,10 +78,15 @@ class HfcdConfig(AlgorithmConfig):
 
     # Aggregation of prototypes
     linear: bool = Field(
-        False, description="weights of prototypes are proportional to a instead of softmax(a)"
+        False,
+        description="weights of prototypes are proportional to a = size x similarity instead of"
+        " softmax(a)",
     )
     temperature: float = Field(
-        1.0, gt=0, description="temperature of the softmax over the holders of a class"
+        1.0,
+        gt=0,
+        description="temperature of softmax(a), the weights of prototypes over the holders of a"
+        " class",
     )
     ema: float = Field(
         0.0, ge=0, lt=1, description="share of the old global prototype in the new one"

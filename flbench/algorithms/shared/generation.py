@@ -205,10 +205,12 @@ class Generation:
         own = frozenset(name for name in self.own if step.trains(name))
         k_v = keys.k_v if own else 0
         k_phi = keys.k_phi or max(1, (step.epochs or 0) - k_v - keys.k_z)
-        v = self._phase(ordinary, own, k_v, keys.lr_v)
-        phi = self._phase(step, PHI, k_phi, keys.lr_phi)
-        z = self._phase(step, Z, keys.k_z, keys.lr_z, keys.weight_decay_z)
-        return v, (*phi, *z)
+
+        # Algorithm 1: v with theta fixed, then phi and z with the gradient through h.
+        train_v = self._phase(ordinary, own, k_v, keys.lr_v)
+        train_phi = self._phase(step, PHI, k_phi, keys.lr_phi)
+        train_z = self._phase(step, Z, keys.k_z, keys.lr_z, keys.weight_decay_z)
+        return train_v, (*train_phi, *train_z)
 
     def _phase(
         self,
