@@ -44,7 +44,7 @@ class Silent:
     def round_done(self, done: int, loss: float) -> None:
         self.rounds.append(done)
 
-    def evaluated(self, done: int, figures: Mapping[tuple[str, str, str], float]) -> None:
+    def evaluated(self, done: int, metrics: Mapping[tuple[str, str, str], float]) -> None:
         pass
 
     def warn(self, text: str) -> None:

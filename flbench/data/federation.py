@@ -15,8 +15,8 @@ from flbench.config.schema import DataConfig, PartitionConfig
 from flbench.core.rng import Draw, generator, uniform
 from flbench.core.types import Samples
 from flbench.data.dataset import Dataset
-from flbench.data.dealing import make_partition, split_client
 from flbench.data.partition import PARTS, Partition
+from flbench.data.partitioning import make_partition, split_client
 from flbench.data.schemes import Indices
 
 CROP_PADDING: Final = 4  # pixels on each side
@@ -202,24 +202,24 @@ def build(dataset: Dataset, data: DataConfig, partition: PartitionConfig, seed: 
         UserError: The partition cannot be made from these samples, or a saved partition cannot be
             used.
     """
-    dealt = make_partition(dataset, partition, seed)
-    notes = list(dealt.notes)
-    used = np.sort(np.concatenate([rows for part in PARTS for rows in dealt.parts[part]]))
+    assignment = make_partition(dataset, partition, seed)
+    notes = list(assignment.notes)
+    used = np.sort(np.concatenate([rows for part in PARTS for rows in assignment.parts[part]]))
     test = np.arange(dataset.train, len(dataset.y))
     # The test part is the common test set only if no client has any sample of it.
     common = test if not len(np.intersect1d(test, used, assume_unique=True)) else test[:0]
     x = dataset.x
     if dataset.is_table:
-        x, imputed = _impute(x, dealt)
+        x, imputed = _impute(x, assignment)
         notes += imputed
-    shift, scale = _normalisation(x, dealt, data.normalize, dataset)
+    shift, scale = _normalisation(x, assignment, data.normalize, dataset)
     if data.augment and dataset.is_table:
         notes.append("data.augment has no effect on tables.")
     return Federation(
         dataset=dataset,
         x=torch.from_numpy(x),
         y=torch.from_numpy(dataset.y),
-        partition=dealt,
+        partition=assignment,
         common=common,
         shift=torch.from_numpy(shift),
         scale=torch.from_numpy(scale),

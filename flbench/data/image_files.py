@@ -53,7 +53,7 @@ def read(archive: Archive, name: str) -> Dataset:
     )
 
 
-def holds_images(archive: Archive) -> bool:
+def has_images(archive: Archive) -> bool:
     """Return whether an archive has an image in its train part.
 
     Args:

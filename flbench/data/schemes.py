@@ -44,7 +44,7 @@ def dirichlet_by_class(
     """
     if config.balanced:
         return _balanced(y, clients, config.alpha, rng)
-    held: list[list[Indices]] = [[] for _ in range(clients)]
+    assigned: list[list[Indices]] = [[] for _ in range(clients)]
     sizes = np.zeros(clients, dtype=np.int64)
     for label in np.unique(y):
         samples = rng.permutation(np.flatnonzero(y == label))
@@ -55,9 +55,9 @@ def dirichlet_by_class(
         ends = np.cumsum(shares / shares.sum())[:-1] * len(samples)
         cuts = np.floor(ends + 1e-9).astype(np.int64)
         for client, piece in enumerate(np.split(samples, cuts)):
-            held[client].append(piece)
+            assigned[client].append(piece)
             sizes[client] += len(piece)
-    return [np.concatenate(pieces) for pieces in held]
+    return [np.concatenate(pieces) for pieces in assigned]
 
 
 def _balanced(y: Indices, clients: int, alpha: float, rng: np.random.Generator) -> list[Indices]:
@@ -66,17 +66,17 @@ def _balanced(y: Indices, clients: int, alpha: float, rng: np.random.Generator) 
     left = {int(label): list(rng.permutation(np.flatnonzero(y == label))) for label in labels}
     sizes = [len(piece) for piece in np.array_split(y, clients)]
     mixes = [dirichlet(alpha, len(labels), rng) for _ in range(clients)]
-    held: list[list[int]] = [[] for _ in range(clients)]
+    assigned: list[list[int]] = [[] for _ in range(clients)]
     for client, mix in enumerate(mixes):
         for label, count in zip(labels, largest_remainder(mix, sizes[client]), strict=True):
             stock = left[int(label)]
-            held[client] += [stock.pop() for _ in range(min(count, len(stock)))]
+            assigned[client] += [stock.pop() for _ in range(min(count, len(stock)))]
     # Clients whose classes ran out are filled up with the remaining samples in random order.
     unused = [index for stock in left.values() for index in stock]
     rest = rng.permutation(np.array(unused, dtype=np.int64)).tolist()
     for client in range(clients):
-        held[client] += [rest.pop() for _ in range(sizes[client] - len(held[client]))]
-    return [np.array(indices, dtype=np.int64) for indices in held]
+        assigned[client] += [rest.pop() for _ in range(sizes[client] - len(assigned[client]))]
+    return [np.array(indices, dtype=np.int64) for indices in assigned]
 
 
 def dirichlet(alpha: float, n: int, rng: np.random.Generator) -> NDArray[np.float64]:
@@ -126,14 +126,14 @@ def pathological(
         scarce = sorted(order, key=lambda k: len(holders[int(labels[k])]))
         for k in scarce[:count]:
             holders[int(labels[k])].append(int(client))
-    held: list[list[Indices]] = [[np.zeros(0, dtype=np.int64)] for _ in range(clients)]
+    assigned: list[list[Indices]] = [[np.zeros(0, dtype=np.int64)] for _ in range(clients)]
     for label, owners in holders.items():
         samples = rng.permutation(np.flatnonzero(y == label))
         for client, piece in zip(
             owners, np.array_split(samples, max(1, len(owners))), strict=False
         ):
-            held[client].append(piece)
-    return [np.concatenate(pieces) for pieces in held]
+            assigned[client].append(piece)
+    return [np.concatenate(pieces) for pieces in assigned]
 
 
 def grouped(
@@ -191,16 +191,16 @@ def grouped(
     queues = {
         label: rng.permutation(np.flatnonzero(y == label)).tolist() for label in range(classes)
     }
-    held = []
+    assigned = []
     for client in range(clients):
         counts = largest_remainder(wants[client], size)
-        mine = [
+        rows = [
             queues[label].pop()
             for label in range(classes)
             for _ in range(min(counts[label], len(queues[label])))
         ]
-        held.append(np.array(mine, dtype=np.int64))
-    return held
+        assigned.append(np.array(rows, dtype=np.int64))
+    return assigned
 
 
 def quantity(
@@ -256,14 +256,14 @@ def natural(
         chosen = generator(seed, "partition", 0).choice(len(numbers), config.clients, replace=False)
         notes.append(f"partition: {config.clients} of {len(numbers)} natural clients were drawn.")
         numbers = numbers[np.sort(chosen)]
-    dealt = [pool[groups == number] for number in numbers]
-    small = sum(len(indices) < config.min_samples for indices in dealt)
+    assigned = [pool[groups == number] for number in numbers]
+    small = sum(len(indices) < config.min_samples for indices in assigned)
     if small:
         notes.append(
             f"partition: {small} natural clients have fewer than {config.min_samples} samples;"
             " they are kept."
         )
-    return dealt, notes
+    return assigned, notes
 
 
 def largest_remainder(shares: NDArray[np.float64], total: int) -> list[int]:

@@ -106,7 +106,7 @@ def read_file(path: Path, config: DataConfig) -> Dataset:
         return npz_files.read(path, name)
     with Archive(path) as archive:
         is_table = any(entry.lower().endswith(".csv") for entry in archive.names)
-        if is_table and not image_files.holds_images(archive):
+        if is_table and not image_files.has_images(archive):
             return table_files.read(archive, name, config.label)
         return image_files.read(archive, name)
 

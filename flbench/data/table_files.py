@@ -162,14 +162,14 @@ def _apply(rule: "re.Match[str] | None", text: str, where: str, row: int) -> str
             f" `{rule.string}` cannot be applied."
         )
     bound = float(rule["bound"])
-    holds = {
+    fulfilled = {
         ">": value > bound,
         "<": value < bound,
         ">=": value >= bound,
         "<=": value <= bound,
         "==": value == bound,
     }
-    return "1" if holds[rule["sign"]] else "0"
+    return "1" if fulfilled[rule["sign"]] else "0"
 
 
 def _number(text: str) -> float | None:

@@ -29,9 +29,9 @@ def git_revision() -> str | None:
         return None
     command = ["git", "describe", "--always", "--dirty", "--exclude=*", "--abbrev=12"]
     try:
-        said = subprocess.run(
+        finished = subprocess.run(
             command, cwd=checkout, capture_output=True, text=True, check=True, timeout=10
         )
     except (OSError, subprocess.SubprocessError):
         return None
-    return said.stdout.strip() or None
+    return finished.stdout.strip() or None

@@ -9,7 +9,7 @@ from flbench.algorithms import ALGORITHMS
 from flbench.config.resolve import resolve
 from flbench.config.schema import Config
 from flbench.config.sources import Layer, from_file, leaves, merge
-from flbench.data.dealing import DEFAULT_CLIENTS
+from flbench.data.partitioning import DEFAULT_CLIENTS
 from flbench.reproduce import library
 from flbench.reproduce.cells import Cell
 from flbench.reproduce.request import Request

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from flbench.config.schema import PartitionConfig
 from flbench.core.errors import ConfigError, DataError
 from flbench.core.rng import generator
-from flbench.data import dealing, partition, partition_files, sources
+from flbench.data import partition, partition_files, partitioning, sources
 from flbench.data.dataset import Dataset
-from flbench.data.dealing import repair, split_client
+from flbench.data.partitioning import repair, split_client
 from flbench.data.schemes import dirichlet, largest_remainder
 
 
@@ -24,7 +24,7 @@ def dataset(n: int = 600, classes: int = 6, groups: int | None = None) -> Datase
 
 
 def deal(data: Dataset, seed: int = 0, **keys):
-    return dealing.make_partition(data, PartitionConfig(**keys), seed)
+    return partitioning.make_partition(data, PartitionConfig(**keys), seed)
 
 
 def held(made, client: int) -> np.ndarray:
@@ -71,7 +71,7 @@ def test_hash_is_the_same_on_every_machine():
 
     A contract between machines, so this number is written down.
     """
-    made = dealing.make_partition(sources.digits(), PartitionConfig(), 0)
+    made = partitioning.make_partition(sources.digits(), PartitionConfig(), 0)
 
     assert made.hash() == "0d6d85a5442e068426aee631a51538b0cde4fe9578665c9e2a9f6a759b92fa39"
 
@@ -80,8 +80,8 @@ def test_partition_seed_wins_over_the_runs():
     data, config = dataset(), PartitionConfig(seed=7)
 
     assert (
-        dealing.make_partition(data, config, 1).hash()
-        == dealing.make_partition(data, config, 2).hash()
+        partitioning.make_partition(data, config, 1).hash()
+        == partitioning.make_partition(data, config, 2).hash()
     )
 
 
@@ -317,7 +317,7 @@ def test_more_natural_clients_than_there_are_is_refused():
 
 def saved(tmp_path):
     data, config = dataset(), PartitionConfig(clients=7, alpha=0.3)
-    made = dealing.make_partition(data, config, 3)
+    made = partitioning.make_partition(data, config, 3)
     file = tmp_path / "p.npz"
     partition_files.save(made, data, config, file)
     return data, made, file
@@ -378,7 +378,9 @@ def test_groups_that_name_nobody_are_no_natural_clients():
 def test_saved_partition_has_its_own_number_of_clients(tmp_path):
     data = dataset()
     config = PartitionConfig(scheme="iid", clients=4)
-    partition_files.save(dealing.make_partition(data, config, 0), data, config, tmp_path / "p.npz")
+    partition_files.save(
+        partitioning.make_partition(data, config, 0), data, config, tmp_path / "p.npz"
+    )
 
     with pytest.raises(ConfigError, match="has 4 clients"):
         deal(data, scheme="file", path=tmp_path / "p.npz", clients=7)

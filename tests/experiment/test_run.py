@@ -45,6 +45,8 @@ from tests.support import (
     write_npz,
 )
 
+pytestmark = pytest.mark.slow
+
 METHODS = ("local", "fedavg", "fedprox", "fedproto", "hfcd")
 
 
@@ -53,7 +55,7 @@ def rows(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def figures(path: Path, split: str, protocol: str, metric: str) -> dict[int, float]:
+def metric_by_round(path: Path, split: str, protocol: str, metric: str) -> dict[int, float]:
     return {
         int(row["round"]): float(row["value"])
         for row in rows(path)
@@ -69,15 +71,15 @@ def test_best_round_is_chosen_by_validation_and_test_is_only_reported(tmp_path):
         tmp_path, "algorithm=hfcd", "train.rounds=8", "evaluation.every=1", "train.optimizer.lr=0.3"
     )
 
-    validation = figures(path, "validation", "personal", "accuracy")
-    test = figures(path, "test", "personal", "accuracy")
+    validation = metric_by_round(path, "validation", "personal", "accuracy")
+    test = metric_by_round(path, "test", "personal", "accuracy")
     best = max(validation, key=lambda number: (validation[number], -number))
     assert summary["best"]["round"] == best
     assert summary["best"]["test"]["accuracy"] == test[best]
     assert summary["last"]["test"]["accuracy"] == test[8]
 
 
-def test_tables_of_best_and_last_round_agree_with_the_figures(tmp_path):
+def test_tables_of_best_and_last_round_agree_with_the_metrics(tmp_path):
     path, summary = run(
         tmp_path,
         "algorithm=local",
@@ -115,8 +117,8 @@ def test_global_and_personal_figures_on_the_common_test_set(tmp_path):
         tmp_path, "algorithm=fedavg", "evaluation.common.every=1", "evaluation.common.limit=null"
     )
 
-    gm = figures(path, "common", "gm", "accuracy")
-    personal = figures(path, "common", "personal", "accuracy")
+    gm = metric_by_round(path, "common", "gm", "accuracy")
+    personal = metric_by_round(path, "common", "personal", "accuracy")
     assert set(gm) == {1, 2, 3}  # evaluating on the common test set makes a round due by itself
     assert gm == personal  # every client is evaluated with the same model
     assert summary["last"]["test"]["gm"] == gm[3]
@@ -162,11 +164,11 @@ def test_figures_on_the_common_test_set_right_after_training_are_the_cohorts(tmp
     path, summary = run(tmp_path, "algorithm=fedavg", *keys)
 
     for name in ("pm_v", "pm_l"):
-        local = figures(path, "common", f"{name}@local", "accuracy")
+        local = metric_by_round(path, "common", f"{name}@local", "accuracy")
         assert set(local) == {1, 2, 3}
-        assert local != figures(path, "common", name, "accuracy")
-        assert set(figures(path, "common", f"{name}@local", "client_std").values()) == {0.0}
-        assert 0.0 not in figures(path, "common", name, "client_std").values()
+        assert local != metric_by_round(path, "common", name, "accuracy")
+        assert set(metric_by_round(path, "common", f"{name}@local", "client_std").values()) == {0.0}
+        assert 0.0 not in metric_by_round(path, "common", name, "client_std").values()
         assert summary["last"]["test"][f"{name}@local"] == local[3]
 
 
@@ -176,12 +178,12 @@ def test_local_only_is_the_same_on_the_common_test_set_before_and_after_aggregat
 
     for name in ("pm_v", "pm_l", "personal"):
         for metric in ("accuracy", "client_std"):
-            local = figures(path, "common", f"{name}@local", metric)
-            assert local == figures(path, "common", name, metric)
+            local = metric_by_round(path, "common", f"{name}@local", metric)
+            assert local == metric_by_round(path, "common", name, metric)
             assert set(local) == {2, 3}
 
 
-def test_common_figures_come_at_the_last_and_the_best_round_only(tmp_path):
+def test_common_metrics_come_at_the_last_and_the_best_round_only(tmp_path):
     path, summary = run(
         tmp_path,
         "algorithm=local",
@@ -190,10 +192,10 @@ def test_common_figures_come_at_the_last_and_the_best_round_only(tmp_path):
         "train.optimizer.lr=0.5",
     )
 
-    assert set(figures(path, "common", "pm_v", "accuracy")) == {8, summary["best"]["round"]}
+    assert set(metric_by_round(path, "common", "pm_v", "accuracy")) == {8, summary["best"]["round"]}
 
 
-def test_merged_pool_has_no_common_figures(tmp_path):
+def test_merged_pool_has_no_common_metrics(tmp_path):
     path, _ = run(tmp_path, "algorithm=fedavg", "partition.pool=merged")
 
     assert not [row for row in rows(path) if row["split"] == "common"]
@@ -202,15 +204,15 @@ def test_merged_pool_has_no_common_figures(tmp_path):
 def test_cohorts_figures_right_after_local_training_are_reported(tmp_path):
     path, _ = run(tmp_path, "algorithm=fedavg", "train.participation=0.4")
 
-    local = figures(path, "test", "personal@local", "accuracy")
+    local = metric_by_round(path, "test", "personal@local", "accuracy")
     assert set(local) == {2, 3}
-    assert local != figures(path, "test", "personal", "accuracy")
+    assert local != metric_by_round(path, "test", "personal", "accuracy")
 
 
 def test_local_only_judged_right_after_training_equals_judged_after_aggregation(tmp_path):
     path, _ = run(tmp_path, "algorithm=local", "model.name=lenet5")
 
-    assert figures(path, "test", "personal@local", "accuracy") == figures(
+    assert metric_by_round(path, "test", "personal@local", "accuracy") == metric_by_round(
         path, "test", "personal", "accuracy"
     )
 
@@ -220,7 +222,7 @@ def test_finetuned_models_are_judged_beside_the_global_one(tmp_path):
         tmp_path, "algorithm=fedavg", "algorithm.finetune_epochs=3", "train.optimizer.lr=0.1"
     )
 
-    assert set(figures(path, "test", "ft", "accuracy")) == {2, 3}
+    assert set(metric_by_round(path, "test", "ft", "accuracy")) == {2, 3}
     assert summary["last"]["test"]["ft"]["accuracy"] > summary["last"]["test"]["accuracy"]
 
 
@@ -240,11 +242,13 @@ def test_target_accuracy_is_priced(tmp_path):
     path, summary = run(tmp_path, *keys, "evaluation.target_accuracy=0.5")
     _, never = run(tmp_path, *keys, "evaluation.target_accuracy=0.9999")
 
-    validation = figures(path, "validation", "personal", "accuracy")
+    validation = metric_by_round(path, "validation", "personal", "accuracy")
     first = min(number for number, value in validation.items() if value >= 0.5)
     assert summary["target"]["round"] == first
     assert summary["target"]["communication"]["up_bytes"] == sum(
-        value for number, value in figures(path, "train", "", "up_bytes").items() if number <= first
+        value
+        for number, value in metric_by_round(path, "train", "", "up_bytes").items()
+        if number <= first
     )
     assert never["target"] is None
 

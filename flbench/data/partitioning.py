@@ -51,12 +51,12 @@ def make_partition(dataset: Dataset, config: PartitionConfig, seed: int) -> Part
             )
         return loaded
     pool, notes = _pool(dataset, config, seed)
-    dealt, more = _deal(dataset, pool, config, seed)
+    assigned, more = _distribute(dataset, pool, config, seed)
     notes += more
     # Every client has a random stream of its own, so its split does not depend on other clients.
     split = [
         split_client(indices, dataset.y[indices], config.split, generator(seed, "split", client))
-        for client, indices in enumerate(dealt)
+        for client, indices in enumerate(assigned)
     ]
     parts = {part: [client[k] for client in split] for k, part in enumerate(PARTS)}
     return Partition(parts, label_hash(dataset), tuple(notes))
@@ -79,7 +79,7 @@ def _pool(dataset: Dataset, config: PartitionConfig, seed: int) -> tuple[Indices
     return drawn, []
 
 
-def _deal(
+def _distribute(
     dataset: Dataset, pool: Indices, config: PartitionConfig, seed: int
 ) -> tuple[list[Indices], list[str]]:
     """Return the ascending rows of every client, and notes."""
@@ -95,27 +95,29 @@ def _deal(
     best: list[Indices] = []
     for attempt in range(TRIES):
         rng = generator(seed, "partition", attempt)
-        dealt = SCHEMES[config.scheme](dataset.y[pool], len(dataset.classes), clients, config, rng)
-        if not best or min(map(len, dealt)) > min(map(len, best)):
-            best = dealt
+        assigned = SCHEMES[config.scheme](
+            dataset.y[pool], len(dataset.classes), clients, config, rng
+        )
+        if not best or min(map(len, assigned)) > min(map(len, best)):
+            best = assigned
         if min(map(len, best)) >= config.min_samples:
             drawn = (
                 f"partition: drawn {attempt + 1} times until all clients had at least"
                 f" {config.min_samples} samples."
             )
             return [pool[np.sort(indices)] for indices in best], [drawn] if attempt else []
-    repaired, moved, poor = repair(
+    repaired, moved, small = repair(
         best, len(pool), config.min_samples, generator(seed, "partition", TRIES)
     )
     note = (
-        f"partition: after {TRIES} draws {poor} of {clients} clients still had fewer than"
+        f"partition: after {TRIES} draws {small} of {clients} clients still had fewer than"
         f" {config.min_samples} samples; {moved} samples were moved to them."
     )
     return [pool[np.sort(indices)] for indices in repaired], [note]
 
 
 def repair(
-    dealt: list[Indices], pool: int, minimum: int, rng: np.random.Generator
+    assigned: list[Indices], pool: int, minimum: int, rng: np.random.Generator
 ) -> tuple[list[Indices], int, int]:
     """Move samples to clients that have too few.
 
@@ -123,7 +125,7 @@ def repair(
     most. Both are drawn at random.
 
     Args:
-        dealt: Positions in the pool, one array for every client.
+        assigned: Positions in the pool, one array for every client.
         pool: Size of the pool, at least `minimum` times the number of clients.
         minimum: Smallest number of samples of a client.
         rng: Random generator.
@@ -132,21 +134,21 @@ def repair(
         The clients' positions in the pool, the number of samples that were moved, and the number of
         clients that had too few.
 
-    >>> dealt = [np.array([0, 1, 2, 3]), np.array([4])]
-    >>> clients, moved, poor = repair(dealt, pool=5, minimum=2, rng=np.random.default_rng(0))
-    >>> [len(rows) for rows in clients], moved, poor
+    >>> assigned = [np.array([0, 1, 2, 3]), np.array([4])]
+    >>> clients, moved, small = repair(assigned, pool=5, minimum=2, rng=np.random.default_rng(0))
+    >>> [len(rows) for rows in clients], moved, small
     ([3, 2], 1, 1)
     """
-    held = [list(rng.permutation(indices)) for indices in dealt]
-    spare = rng.permutation(np.setdiff1d(np.arange(pool), np.concatenate(dealt))).tolist()
-    poor = [client for client in range(len(held)) if len(held[client]) < minimum]
+    samples = [list(rng.permutation(indices)) for indices in assigned]
+    spare = rng.permutation(np.setdiff1d(np.arange(pool), np.concatenate(assigned))).tolist()
+    small = [client for client in range(len(samples)) if len(samples[client]) < minimum]
     moved = 0
-    for client in poor:
-        while len(held[client]) < minimum:
-            largest = max(range(len(held)), key=lambda j: (len(held[j]), -j))
-            held[client].append(spare.pop() if spare else held[largest].pop())
+    for client in small:
+        while len(samples[client]) < minimum:
+            largest = max(range(len(samples)), key=lambda j: (len(samples[j]), -j))
+            samples[client].append(spare.pop() if spare else samples[largest].pop())
             moved += 1
-    return [np.array(indices, dtype=np.int64) for indices in held], moved, len(poor)
+    return [np.array(indices, dtype=np.int64) for indices in samples], moved, len(small)
 
 
 def split_client(
@@ -176,22 +178,22 @@ def split_client(
     if sizes[0] == 0 and len(indices):
         sizes[sizes.index(max(sizes))] -= 1
         sizes[0] = 1
-    sides: list[list[int]] = [[], [], []]
+    parts: list[list[int]] = [[], [], []]
     rest: list[int] = []
     for label in np.unique(y):
-        mine = rng.permutation(indices[y == label]).tolist()
-        for side, ratio in zip(sides, ratios, strict=True):
-            whole = int(np.floor(ratio * int((y == label).sum()) + 1e-9))
-            side += mine[:whole]
-            mine = mine[whole:]
-        rest += mine
+        members = rng.permutation(indices[y == label]).tolist()
+        for part, ratio in zip(parts, ratios, strict=True):
+            count = int(np.floor(ratio * int((y == label).sum()) + 1e-9))
+            part += members[:count]
+            members = members[count:]
+        rest += members
     rest = rng.permutation(rest).astype(np.int64).tolist()
-    for side, size in zip(sides, sizes, strict=True):
+    for part, size in zip(parts, sizes, strict=True):
         # A part can be too large if its size was reduced to leave one sample for training.
-        while len(side) > size:
-            rest.append(side.pop())
-    for side, size in zip(sides, sizes, strict=True):
-        while len(side) < size:
-            side.append(rest.pop())
-    train, validation, test = (np.sort(np.array(side, dtype=np.int64)) for side in sides)
+        while len(part) > size:
+            rest.append(part.pop())
+    for part, size in zip(parts, sizes, strict=True):
+        while len(part) < size:
+            part.append(rest.pop())
+    train, validation, test = (np.sort(np.array(part, dtype=np.int64)) for part in parts)
     return train, validation, test
