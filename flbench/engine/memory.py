@@ -1,4 +1,4 @@
-"""How much memory is left, and what a backward pass takes of it."""
+"""Free memory of a device, and the memory that a backward pass needs."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -10,10 +10,12 @@ from torch.autograd.graph import saved_tensors_hooks
 from flbench.client.module import call, mode
 from flbench.core.types import Tree
 
-UNKNOWN = 2**30  # bytes, where the system does not say
+UNKNOWN = 2**30
+"""Free bytes that are assumed if the system does not report them."""
 GROUPS = Path("/sys/fs/cgroup")
 Files = tuple[str, Path, str, str, str]
-# Control groups of version 2 and 1: their line, folder, limit, use, and files that can be dropped.
+# Control groups of version 2 and 1: prefix of their line in /proc/self/cgroup, folder, file of the
+# limit, file of the use, and the entry of memory.stat with the file cache that can be dropped.
 KINDS: tuple[Files, ...] = (
     ("0::", GROUPS, "memory.max", "memory.current", "inactive_file"),
     (
@@ -27,51 +29,58 @@ KINDS: tuple[Files, ...] = (
 
 
 def free(device: torch.device) -> int:
-    """Return the bytes that a device has left; on a CPU within the limits of control groups."""
+    """Return the free bytes of a device; on a CPU within the limits of control groups."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    return min([_left(Path("/proc/meminfo")), *_left_of_groups(Path("/proc/self/cgroup"))])
+    return min([_available(Path("/proc/meminfo")), *_free_in_groups(Path("/proc/self/cgroup"))])
 
 
-def _left(meminfo: Path) -> int:
+def _available(meminfo: Path) -> int:
+    """Return the available bytes in a file such as /proc/meminfo."""
     for line in meminfo.read_text(encoding="ascii").splitlines():
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) * 1024
     return UNKNOWN
 
 
-def _left_of_groups(
+def _free_in_groups(
     own: Path, kinds: Iterable[tuple[str, Path, str, str, str]] = KINDS
 ) -> list[int]:
-    """Return what is left of the limit of each control group that this process is in."""
+    """Return the bytes below the limit of each control group of this process.
+
+    Args:
+        own: A file such as /proc/self/cgroup, which names the groups of a process.
+        kinds: Where each version of control groups has its files.
+    """
     lines = own.read_text(encoding="utf-8").splitlines() if own.is_file() else []
-    found = []
+    free_bytes = []
     for mark, root, limit, used, droppable in kinds:
         for line in lines:
             _, there, name = line.partition(mark)
             folder = root / name.lstrip("/")
             for group in (folder, *folder.parents) if there else ():
                 if group.is_relative_to(root) and (group / limit).is_file():
-                    most = (group / limit).read_text(encoding="ascii").strip()
+                    allowed = (group / limit).read_text(encoding="ascii").strip()
                     taken = int((group / used).read_text(encoding="ascii"))
                     taken -= _statistic(group / "memory.stat", droppable)
-                    found += [] if most == "max" else [max(0, int(most) - taken)]
-    return found
+                    free_bytes += [] if allowed == "max" else [max(0, int(allowed) - taken)]
+    return free_bytes
 
 
 def _statistic(file: Path, name: str) -> int:
+    """Return an entry of a file such as memory.stat; 0 without the file or the entry."""
     lines = file.read_text(encoding="ascii").splitlines() if file.is_file() else []
     return sum(int(line.split()[1]) for line in lines if line.split()[0] == name)
 
 
 def saved_bytes_per_sample(net: nn.Module, start: Tree, buffers: frozenset[str], x: Tensor) -> int:
-    """Return the bytes that a backward pass remembers of one sample.
+    """Return the bytes per sample that autograd saves in a forward pass for the backward pass.
 
     Args:
-        net: in whatever mode.
-        start: its leaves.
-        buffers: names of those that are no parameters.
-        x: [B, ...] inputs, a few.
+        net: The net; its mode is restored.
+        start: Its parameters and buffers by name; they are not written to.
+        buffers: Names of the buffers.
+        x: Inputs [B, ...]; two samples are enough.
     """
     leaves = {name: leaf.clone() for name, leaf in start.items()}
     for name in start.keys() - buffers:

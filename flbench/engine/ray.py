@@ -1,7 +1,7 @@
-"""Clients dealt to Ray actors: on the cores or GPUs of this machine, or of a cluster.
+"""Clients distributed over Ray actors, on the cores or GPUs of this machine or of a cluster.
 
-An actor holds an engine of its own, gets its clients of a round in one call, and remembers nothing
-between calls. So an actor that dies is started again, and its clients are trained again.
+Each actor has an engine of its own. In a round it gets its clients in one call, and no state is
+kept between calls. So an actor that dies is restarted, and its clients are trained again.
 """
 
 import os
@@ -29,22 +29,24 @@ from flbench.engine.base import (
     open_device,
 )
 
-RESTARTS: Final = 3  # of an actor, before the run gives up
+RESTARTS: Final = 3
+"""Restarts of an actor before the run fails."""
 Arrays = dict[str, NDArray[Any]]
 
 
 class RayEngine:
-    """Trains on actors; the results are those of the engine that the actors hold.
+    """Trains clients on Ray actors, each with a sequential engine (a vectorized one on a GPU).
 
-    For any number of actors they are the sequential engine's, bit for bit, with equal
-    `engine.threads`: a client's training depends on no other client.
+    On CPUs the results are those of the sequential engine, bit for bit, for any number of actors
+    and equal `engine.threads`, because the training of a client does not depend on other clients.
 
     Args:
-        net: the seeded net.
-        federation: the samples; they go to the object store once.
-        config: workers, address, threads, device, precision.
-    Raises: ConfigError if there is no cluster at `engine.address`, or too few CPUs or GPUs, or if
-        the device cannot compute in that precision.
+        net: The seeded net. Its values are the leaves' initial values.
+        federation: The samples of all clients; they are put into the object store once.
+        config: Number of workers, address of the cluster, threads, device, precision, and whether
+            steps are traced.
+    Raises: ConfigError if no cluster answers at `engine.address`, if it has too few CPUs or GPUs,
+        or if the device cannot compute in that precision; RunError if the actors do not start.
     """
 
     def __init__(self, net: nn.Module, federation: Federation, config: EngineConfig) -> None:
@@ -61,9 +63,10 @@ class RayEngine:
     def _start(
         self, net: nn.Module, federation: Federation, config: EngineConfig, *, on_gpu: bool
     ) -> None:
+        """Put the samples into the object store and start the actors."""
         count = _workers(config, on_gpu=on_gpu)
-        # The object store shares the samples between all actors of a machine; what is put there
-        # must stay referenced, or an actor could not be started again.
+        # The object store shares the samples between all actors of a machine. The references are
+        # kept, because a restarted actor reads the objects again.
         self._samples = ray.put(federation.x.numpy())
         self._rest = ray.put((net, federation.without_samples(), config))
         kind = ray.remote(Actor).options(
@@ -87,7 +90,7 @@ class RayEngine:
     ) -> Results:
         """Train the clients on the actors, one call each; see `Engine.run`."""
         calls = []
-        for actor, positions in zip(self._actors, self._deal(ids), strict=True):
+        for actor, positions in zip(self._actors, self._assign(ids), strict=True):
             if len(positions):
                 block = ids[positions]
                 sent = dispatch(block)
@@ -102,20 +105,20 @@ class RayEngine:
                     )
                 )
         try:
-            parts = [_unpacked(found) for found in ray.get(calls)]
+            parts = [_unpacked(arrays) for arrays in ray.get(calls)]
         except ray.exceptions.ActorDiedError as error:
             raise RunError(
-                f"a worker of engine.name=ray died {RESTARTS + 1} times. Is memory short? Lower"
-                " engine.workers."
+                f"a worker of engine.name=ray died {RESTARTS + 1} times, possibly for lack of"
+                " memory. Lower engine.workers."
             ) from error
         return _in_order(parts, ids)
 
     def block(self, batch_size: int) -> int | None:
-        """Return None: each actor decides what it stacks."""
+        """Return None: each actor decides how many clients it stacks."""
         return None
 
     def report(self) -> dict[str, float]:
-        """Return the number of actors."""
+        """Return `workers`, the number of actors."""
         return {"workers": len(self._actors)}
 
     def close(self) -> None:
@@ -126,33 +129,36 @@ class RayEngine:
         if self._owns_ray:
             ray.shutdown()
 
-    def _deal(self, ids: Tensor) -> list[Tensor]:
-        """Return the positions in `ids` for each actor: the next largest to the least loaded."""
+    def _assign(self, ids: Tensor) -> list[Tensor]:
+        """Return the positions in `ids` [K] of each actor's clients.
+
+        The client with most samples that is left goes to the actor with fewest samples so far.
+        """
         work = self._sizes[ids].tolist()
         loads = [0.0] * len(self._actors)
-        dealt: list[list[int]] = [[] for _ in self._actors]
+        assigned: list[list[int]] = [[] for _ in self._actors]
         for position in sorted(range(len(work)), key=lambda k: (-work[k], k)):
             least = min(range(len(loads)), key=lambda k: (loads[k], k))
-            dealt[least].append(position)
+            assigned[least].append(position)
             loads[least] += work[position] + 1
-        return [torch.tensor(sorted(positions), dtype=torch.int64) for positions in dealt]
+        return [torch.tensor(sorted(positions), dtype=torch.int64) for positions in assigned]
 
 
 class Actor:
     """One worker process.
 
     Args:
-        samples: the federation's samples, in shared memory and read-only.
-        rest: net, federation without samples, configuration.
+        samples: The inputs of all samples, in shared memory and read-only.
+        rest: Net, federation without its samples, and configuration of the engine.
     """
 
     def __init__(self, samples: NDArray[Any], rest: tuple[nn.Module, Federation, Any]) -> None:
         net, federation, config = rest
         torch.set_num_threads(config.threads or 1)
-        self._engine = _inner(net, federation.with_samples(samples), config)
+        self._engine = _engine_of_actor(net, federation.with_samples(samples), config)
 
     def ready(self) -> int:
-        """Return the process's id, once the engine is there."""
+        """Return the id of the process, when the engine is ready."""
         return os.getpid()
 
     def run(
@@ -164,7 +170,16 @@ class Actor:
         settings: RoundSettings,
         observe: tuple[Step, ...],
     ) -> dict[str, Any]:
-        """Train these clients; return the results as arrays."""
+        """Train these clients; return the fields of `Results` as NumPy arrays.
+
+        Args:
+            program: See `Engine.run`.
+            ids: [K] client ids.
+            rows: The leaves that these clients keep, [K, ...] each.
+            dispatch: The fields of a `Dispatch` for these clients, messages as pairs of arrays.
+            settings: See `Engine.run`.
+            observe: See `Engine.run`.
+        """
         place = {int(client): k for k, client in enumerate(ids)}
         kept = _tensors(rows)
         shared, mine = (_message(packed) for packed in dispatch[:2])
@@ -196,8 +211,8 @@ class Actor:
         }
 
 
-def _inner(net: nn.Module, federation: Federation, config: EngineConfig) -> Engine:
-    """Return the engine of an actor: stacks on a GPU, one client after the other on a core."""
+def _engine_of_actor(net: nn.Module, federation: Federation, config: EngineConfig) -> Engine:
+    """Return the engine of an actor: vectorized on a GPU, sequential on a CPU."""
     if find_device(config.device).type == "cuda":
         from flbench.engine.vectorized import VectorizedEngine
 
@@ -208,20 +223,21 @@ def _inner(net: nn.Module, federation: Federation, config: EngineConfig) -> Engi
 
 
 def connect(address: str | None, *, key: str = "engine.address", cpus: int | None = None) -> bool:
-    """Join or start a Ray cluster; return whether this process started or concatenate_results it.
+    """Join or start a Ray cluster; return False if this process is already connected to one.
 
     Args:
-        address: of a running cluster, `auto` to find it, None to start one on this machine.
-        key: that the user set.
-        cpus: that a cluster of our own says it has (default: the cores at hand).
-    Raises: ConfigError if there is none at the address.
+        address: Address of a running cluster, `auto` to find one, or None to start one on this
+            machine.
+        key: The configuration key of the address, for error messages.
+        cpus: Number of CPUs of a cluster that is started; None takes the available cores.
+    Raises: ConfigError if no cluster answers at the address.
     """
     if ray.is_initialized():
         return False
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
     if address is None:
-        # Ray's own lines on the terminal speak of its inside; what fails comes as an exception.
+        # Ray's own messages describe its internals; failures are raised as exceptions anyway.
         os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
         # `local`: without it Ray would join a cluster that an environment variable names.
         cores = len(os.sched_getaffinity(0)) if cpus is None else cpus
@@ -239,10 +255,10 @@ def connect(address: str | None, *, key: str = "engine.address", cpus: int | Non
 
 
 def _probe(address: str, key: str) -> None:
-    """Raise a ConfigError if nothing listens at HOST:PORT; Ray itself would ask for minutes."""
+    """Raise a ConfigError if nothing listens at HOST:PORT; Ray itself would wait for minutes."""
     host, colon, port = address.removeprefix("ray://").rpartition(":")
     if not colon:
-        return  # `auto`, or a name that Ray knows
+        return  # `auto`, or another form that Ray resolves
     try:
         socket.create_connection((host, int(port)), timeout=10).close()
     except (OSError, ValueError, OverflowError) as error:
@@ -253,20 +269,26 @@ def _probe(address: str, key: str) -> None:
 
 
 def _workers(config: EngineConfig, *, on_gpu: bool) -> int:
-    """Return the number of actors: as asked, or one for each CPU or GPU of the cluster."""
+    """Return the number of actors: `engine.workers`, or one per CPU or GPU of the cluster.
+
+    Raises: ConfigError if the cluster has fewer CPUs or GPUs.
+    """
     resource = "GPU" if on_gpu else "CPU"
-    there = int(ray.cluster_resources().get(resource, 0))
-    count = there if config.workers == "auto" else config.workers
-    if not 1 <= count <= there:
+    available = int(ray.cluster_resources().get(resource, 0))
+    count = available if config.workers == "auto" else config.workers
+    if not 1 <= count <= available:
         raise ConfigError(
-            f"`engine.workers`={config.workers} needs as many {resource}s; the Ray cluster has"
-            f" {there}."
+            f"`engine.workers`={config.workers} needs as many {resource}s, but the Ray cluster has"
+            f" {available}."
         )
     return count
 
 
 def _wait(actors: list[Any], config: EngineConfig) -> None:
-    """Wait for the actors. Raises: RunError if one does not come up."""
+    """Wait until the actors are ready.
+
+    Raises: RunError if one of them is not ready within two minutes.
+    """
     try:
         ray.get([actor.ready.remote() for actor in actors], timeout=120)
     except (ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError) as error:
@@ -277,51 +299,55 @@ def _wait(actors: list[Any], config: EngineConfig) -> None:
 
 
 def _arrays(tree: Tree) -> Arrays:
+    """Return the tensors of a tree as NumPy arrays on the CPU."""
     return {name: value.detach().cpu().numpy() for name, value in tree.items()}
 
 
 def _tensors(arrays: Arrays) -> Tree:
-    """Return tensors of their own: what comes out of the object store is read-only."""
+    """Return arrays as tensors; they are copied, because the object store is read-only."""
     return {name: torch.from_numpy(np.array(value)) for name, value in arrays.items()}
 
 
 def _packed(message: Message) -> tuple[Arrays, Arrays]:
+    """Return the values and the masks of a message as arrays."""
     return _arrays(message.values), _arrays(message.mask)
 
 
 def _message(packed: tuple[Arrays, Arrays]) -> Message:
+    """Return a message from its values and masks; the inverse of `_packed`."""
     return Message(_tensors(packed[0]), _tensors(packed[1]))
 
 
-def _unpacked(found: dict[str, Any]) -> Results:
+def _unpacked(arrays: dict[str, Any]) -> Results:
+    """Return the results that an actor returned as arrays."""
     return Results(
-        ids=torch.from_numpy(np.array(found["ids"])),
-        steps=torch.from_numpy(np.array(found["steps"])),
-        losses=torch.from_numpy(np.array(found["losses"])),
-        kept=_tensors(found["kept"]),
-        sent=_message(found["sent"]),
-        observed=_tensors(found["observed"]),
-        failures=found["failures"],
+        ids=torch.from_numpy(np.array(arrays["ids"])),
+        steps=torch.from_numpy(np.array(arrays["steps"])),
+        losses=torch.from_numpy(np.array(arrays["losses"])),
+        kept=_tensors(arrays["kept"]),
+        sent=_message(arrays["sent"]),
+        observed=_tensors(arrays["observed"]),
+        failures=arrays["failures"],
     )
 
 
 def _in_order(parts: list[Results], ids: Tensor) -> Results:
     """Return the results of all actors as one, in the order of `ids`."""
     place = {client: k for k, client in enumerate(ids.tolist())}
-    whole = concatenate_results(parts, ids)
+    results = concatenate_results(parts, ids)
     order = torch.tensor(
-        sorted(range(len(whole.ids)), key=lambda k: place[int(whole.ids[k])]), dtype=torch.int64
+        sorted(range(len(results.ids)), key=lambda k: place[int(results.ids[k])]), dtype=torch.int64
     )
 
     def sort(tree: Tree) -> Tree:
         return {name: value[order] for name, value in tree.items()}
 
     return Results(
-        ids=whole.ids[order],
-        steps=whole.steps[order],
-        losses=whole.losses[order],
-        kept=sort(whole.kept),
-        sent=Message(sort(whole.sent.values), sort(whole.sent.mask)),
-        observed=sort(whole.observed),
-        failures=tuple(sorted(whole.failures, key=lambda failure: place[failure.client])),
+        ids=results.ids[order],
+        steps=results.steps[order],
+        losses=results.losses[order],
+        kept=sort(results.kept),
+        sent=Message(sort(results.sent.values), sort(results.sent.mask)),
+        observed=sort(results.observed),
+        failures=tuple(sorted(results.failures, key=lambda failure: place[failure.client])),
     )

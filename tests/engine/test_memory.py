@@ -32,8 +32,8 @@ def test_what_is_left_is_that_of_the_tightest_group(tmp_path):
         (":memory:", old, "limit", "usage", "none"),
     )
 
-    assert memory._left_of_groups(own, kinds) == [2 * GIB, 0]
-    assert memory._left_of_groups(tmp_path / "nowhere", kinds) == []
+    assert memory._free_in_groups(own, kinds) == [2 * GIB, 0]
+    assert memory._free_in_groups(tmp_path / "nowhere", kinds) == []
 
 
 def test_free_memory_is_some_of_this_machines():

@@ -17,6 +17,8 @@ from flbench.experiment import rounds
 from tests.engine.test_vectorized import REDUCE, Count
 from tests.support import SMALL, build, config_of, run, summary_of_run
 
+pytestmark = pytest.mark.slow
+
 ray = pytest.importorskip("ray")
 
 METHODS = ALGORITHMS.load()
@@ -118,7 +120,7 @@ def test_nothing_writes_to_the_shared_samples(engine):
 def test_clients_are_dealt_by_size(engine):
     ids = torch.arange(5)
 
-    dealt = engine._deal(ids)
+    dealt = engine._assign(ids)
 
     assert sorted(torch.cat(dealt).tolist()) == ids.tolist()
     loads = [int(engine._sizes[ids[positions]].sum()) for positions in dealt]
