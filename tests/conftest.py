@@ -8,22 +8,23 @@ from tests.support import REAL_DATA, run
 
 @pytest.fixture(autouse=True)
 def _one_thread(tmp_path, monkeypatch):
-    """One thread, and a cache of the test's own."""
+    """Run every test with one thread and an empty cache folder."""
     torch.set_num_threads(1)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
 @pytest.fixture(scope="session")
 def finished_run(tmp_path_factory):
-    """A run folder to copy; whoever writes into it spoils it for others."""
+    """The folder of a finished run. Tests must copy it before they write to it."""
     return run(tmp_path_factory.mktemp("finished"))[0]
 
 
 @pytest.fixture(autouse=True)
 def _no_mirror(request, monkeypatch):
-    """To the tests MLflow is not installed, except to those that are about it.
+    """Hide MLflow from all tests that are not marked `mlflow`.
 
-    This holds for this process: commands in others say `tracking.mlflow=false`, as SMALL does.
+    This affects this process alone. Tests that start other processes set `tracking.mlflow=false`,
+    as SMALL does.
     """
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     if request.node.get_closest_marker("mlflow") is None:

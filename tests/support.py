@@ -19,7 +19,7 @@ from flbench.experiment import assembly, lifecycle
 
 REAL_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 
-# Five clients on the digits: every round takes a few hundredths of a second.
+# Five clients on the digits: a round takes a few hundredths of a second.
 SMALL = (
     "partition.clients=5",
     "partition.alpha=0.5",
@@ -32,7 +32,7 @@ SMALL = (
 
 
 class Silent:
-    """A reporter that keeps what it is told."""
+    """A reporter that records notes and rounds."""
 
     def __init__(self) -> None:
         self.notes: list[str] = []
@@ -81,7 +81,7 @@ def summary_of(path: Path) -> dict[str, Any]:
 
 
 def write_npz(path: Path, n: int = 120, classes: int = 4, size: int = 8, **extra: Any) -> Path:
-    """Write a data set whose classes are bright squares at different places."""
+    """Write a data set whose classes are bright squares at different positions."""
     rng = np.random.default_rng(0)
     arrays: dict[str, Any] = {}
     for part, count in (("train", n), ("test", n // 2)):
@@ -95,7 +95,7 @@ def write_npz(path: Path, n: int = 120, classes: int = 4, size: int = 8, **extra
 
 
 class Interrupting(Silent):
-    """Sends Ctrl-C to this process after two rounds, while the loop is between two steps."""
+    """Sends SIGINT to this process after two rounds, while nothing is being trained."""
 
     def round_done(self, done: int, loss: float) -> None:
         if done == 2:
@@ -103,7 +103,7 @@ class Interrupting(Silent):
 
 
 def interrupted_run(out: Path, *overrides: str) -> Path:
-    """A run that was interrupted after two rounds; return its folder."""
+    """Run an experiment that is interrupted after two rounds; return its folder."""
     config, origins = resolve([from_overrides([*SMALL, f"output.dir={out}", *overrides])])
     with pytest.raises(KeyboardInterrupt):
         lifecycle.run(config, origins, Interrupting())

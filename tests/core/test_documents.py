@@ -1,4 +1,4 @@
-"""Damaged files of a folder are named, with the cure."""
+"""Errors about damaged files name the file and the cure."""
 
 import pytest
 

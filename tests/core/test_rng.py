@@ -61,7 +61,8 @@ def test_uniform_noise_is_even_and_independent_between_units():
 
     a, b = uniform(keys, 0), uniform(keys, 1)
 
-    # Means of 20,000 uniform numbers stray by 1 / sqrt(12 n) = 0.002; five of these are allowed.
+    # The mean of n = 20,000 uniform numbers has the standard deviation 1 / sqrt(12 n) = 0.002; the
+    # test allows five of them.
     assert abs(float(a.mean()) - 0.5) < 0.01
     assert float(a.min()) >= 0.0
     assert float(a.max()) < 1.0

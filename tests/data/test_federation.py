@@ -164,5 +164,5 @@ def test_flips_happen_half_of_the_time():
 
     flipped = (augment(x, torch.arange(4000) * 7919, ("flip",)) != x).flatten(1).any(dim=1)
 
-    # 5 standard deviations of a fair coin thrown 4,000 times.
+    # Five standard deviations of the mean of 4,000 fair coin flips.
     assert abs(float(flipped.double().mean()) - 0.5) < 5 * 0.5 / 4000**0.5

@@ -53,7 +53,7 @@ def test_no_sample_has_two_owners_and_none_is_from_outside_the_pool(name):
     assert len(set(everything.tolist())) == len(everything)
     assert everything.max() < data.train
     assert min(len(held(made, i)) for i in range(made.clients)) >= 3
-    if name != "grouped":  # grouped leaves over what does not fit its shares
+    if name != "grouped":  # grouped does not distribute samples that do not fit its shares
         assert len(everything) == data.train
 
 
@@ -67,10 +67,7 @@ def test_same_seed_same_hash_other_seed_another(name):
 
 
 def test_hash_is_the_same_on_every_machine():
-    """The digits' default partition.
-
-    A contract between machines, so this number is written down.
-    """
+    """The hash of the default partition of the digits must not differ between machines."""
     made = partitioning.make_partition(sources.digits(), PartitionConfig(), 0)
 
     assert made.hash() == "0d6d85a5442e068426aee631a51538b0cde4fe9578665c9e2a9f6a759b92fa39"
@@ -125,8 +122,8 @@ def test_dirichlet_shares_are_right_for_any_alpha(alpha):
     shares = np.stack([dirichlet(alpha, 8, rng) for _ in range(2000)])
 
     assert np.allclose(shares.sum(axis=1), 1.0, atol=1e-9)
-    # Mean 1/8; variance of a share is (1/8)(7/8) / (8 alpha + 1): its mean over 2,000 draws strays
-    # by 5 sigma.
+    # A share has the mean 1/8 and the variance (1/8)(7/8) / (8 alpha + 1). The test allows five
+    # standard deviations of its mean over 2,000 draws.
     spread = np.sqrt((1 / 8) * (7 / 8) / (8 * alpha + 1) / 2000)
     assert np.abs(shares.mean(axis=0) - 1 / 8).max() < 5 * spread
 
@@ -172,7 +169,7 @@ def test_repair_takes_what_nobody_was_dealt_first():
 
 
 def test_scheme_that_leaves_classes_undealt_still_ends():
-    """Two clients of one class each cannot hold 30 samples; the other classes have them."""
+    """Two clients with one class each have fewer than 30 samples; other classes supply the rest."""
     data = dataset()
     few = len(data.y) // 3
 
@@ -212,7 +209,8 @@ def test_split_is_a_stratified_partition(labels, ratios):
         assert abs(len(part) - ratio * len(y)) <= 1 + 1e-6
         for label in range(5):
             share = ratio * (y == label).sum()
-            # Whole shares go to each side; one sample may have moved to an empty training part.
+            # Each part has floor(ratio * n) samples or more of a class of n; one sample may have
+            # moved to an empty training part.
             assert (y[part] == label).sum() >= np.floor(share + 1e-9) - 1
 
 

@@ -26,7 +26,7 @@ def picture(value: int, *, grey: bool = True, kind: str = "PNG", size: int = 6) 
 
 
 def deep() -> bytes:
-    """A grey image of 16 bits."""
+    """A grey image with 16 bits per pixel."""
     data = BytesIO()
     Image.fromarray(np.full((6, 6), 40_000, dtype=np.uint16)).save(data, "PNG")
     return data.getvalue()
@@ -415,7 +415,7 @@ def test_real_hospitals_have_a_learnable_label():
 @pytest.mark.slow
 @pytest.mark.real_data
 def test_logistic_regression_on_loaded_pixels_reaches_the_known_level():
-    """0.83 on Fashion-MNIST with the first 8,000 images: tells a broken loader from a hard task."""
+    """A linear model reaches 0.83 on 8,000 images of Fashion-MNIST unless the loader is broken."""
     from sklearn.linear_model import LogisticRegression
 
     from tests.support import REAL_DATA
@@ -424,7 +424,7 @@ def test_logistic_regression_on_loaded_pixels_reaches_the_known_level():
     x, test = data.x.reshape(len(data.x), -1) / 255.0, slice(data.train, data.train + 4000)
     fitted = LogisticRegression(max_iter=100)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # it need not converge to reach the level
+        warnings.simplefilter("ignore")  # the level is reached without convergence
         fitted.fit(x[:8000], data.y[:8000])
 
     assert fitted.score(x[test], data.y[test]) == pytest.approx(0.83, abs=0.02)

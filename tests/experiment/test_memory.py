@@ -1,4 +1,4 @@
-"""Rows in a mapped file are those in memory, and take none of it."""
+"""Leaves in a mapped file have the same values as in main memory, and take none of it."""
 
 import errno
 import os
@@ -16,7 +16,7 @@ MAPPED = ("algorithm=local", "engine.state_memory=0")
 
 
 def anonymous() -> int:
-    """Bytes of this process that no file stands behind."""
+    """Bytes of this process's anonymous memory, which is not backed by a file."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("RssAnon:"):
             return int(line.split()[1]) * 1024
@@ -56,7 +56,7 @@ def test_one_client_gets_a_copy_too(tmp_path):
 
 
 def test_mapped_rows_take_no_memory_of_the_process(tmp_path):
-    given = {"w": torch.ones(1).expand(256, 2**18)}  # 256 MiB as rows
+    given = {"w": torch.ones(1).expand(256, 2**18)}  # 256 MiB if copied
     before = anonymous()
 
     owned = memory.writable_copy(given, 0.1, tmp_path)

@@ -1,4 +1,4 @@
-"""One round with methods made for the test: set-up, stages, peers, replies, rows of a dispatch."""
+"""One round of methods made for these tests: set-up, stages, peers, replies, rows of a dispatch."""
 
 from dataclasses import dataclass, replace
 
@@ -162,7 +162,7 @@ def test_last_stage_stays_when_all_rounds_are_done(built):
 
 
 class TwoStages(Made):
-    """First `a` is sent and `b` kept; then `b` is sent, by a part of the clients."""
+    """First stage: clients send `a` and keep `b`. Second stage: some of the clients send `b`."""
 
     def stages(self):
         return (Stage("first", 1), Stage("second", 3))
@@ -213,7 +213,7 @@ def test_peers_pay_for_each_edge_but_not_for_themselves(built):
 
 
 class Replies(Made):
-    """The server answers with a hundred for `b`, the second entry only."""
+    """The server replies with 100 for the second entry of `b`."""
 
     def aggregate(self, state: State, results: Results) -> Update:
         rows = torch.full((len(results.ids), 2), 100.0)
@@ -231,7 +231,7 @@ def test_reply_is_written_and_charged_inside_its_mask(built):
 
 
 class Rowwise(Made):
-    """Every client gets its own number, client 3 nothing."""
+    """The server sends every client but client 3 a number of its own."""
 
     def dispatch(self, state: State, ids) -> Dispatch:
         values = (10.0 * ids)[:, None].expand(len(ids), 2)
@@ -248,7 +248,7 @@ def test_rows_of_a_dispatch_reach_their_client_and_are_charged_inside_the_mask(b
 
 
 class ToAll(Made):
-    """Every client gets the same message; only the first entry of `b` crosses."""
+    """The server sends all clients the same message with the first entry of `b` alone."""
 
     def dispatch(self, state: State, ids) -> Dispatch:
         return Dispatch(Message({"b": torch.full((2,), 7.0)}, {"b": torch.tensor([True, False])}))
@@ -322,7 +322,7 @@ def test_stage_without_rounds_is_a_mistake():
 
 
 class Warm(Algorithm):
-    """FedAvg after a set-up that leaves the net alone."""
+    """FedAvg after a set-up stage that does not change the net."""
 
     def stages(self):
         return (Stage("look", 1, setup=True), Stage("train", 4))

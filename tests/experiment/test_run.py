@@ -1,7 +1,4 @@
-"""Whole runs.
-
-What is written, what is chosen, what a crash, an interrupt and a full disk leave behind.
-"""
+"""Complete runs: metrics and tables, the best round, crashes, interrupts and full disks."""
 
 import csv
 import errno
@@ -63,7 +60,7 @@ def metric_by_round(path: Path, split: str, protocol: str, metric: str) -> dict[
     }
 
 
-# What a run says
+# Metrics and tables of a run
 
 
 def test_best_round_is_chosen_by_validation_and_test_is_only_reported(tmp_path):
@@ -119,7 +116,7 @@ def test_global_and_personal_figures_on_the_common_test_set(tmp_path):
 
     gm = metric_by_round(path, "common", "gm", "accuracy")
     personal = metric_by_round(path, "common", "personal", "accuracy")
-    assert set(gm) == {1, 2, 3}  # evaluating on the common test set makes a round due by itself
+    assert set(gm) == {1, 2, 3}  # these rounds are only due because of the common test set
     assert gm == personal  # every client is evaluated with the same model
     assert summary["last"]["test"]["gm"] == gm[3]
     assert {"pm_v", "pm_l"} <= set(summary["last"]["test"])
@@ -129,7 +126,7 @@ def test_global_and_personal_figures_on_the_common_test_set(tmp_path):
     ("keys", "once"),
     [
         (("algorithm=fedavg",), True),
-        (("algorithm=scaffold",), True),  # what clients keep is no part of the net
+        (("algorithm=scaffold",), True),  # clients keep leaves that do not belong to the net
         (("algorithm=fedavg", "model.name=lenet5", "train.batchnorm=local"), False),
         (("algorithm=fedavg", "model.name=lenet5", "train.batchnorm=drop"), False),
         (("algorithm=fedper",), False),
@@ -137,7 +134,7 @@ def test_global_and_personal_figures_on_the_common_test_set(tmp_path):
         (("algorithm=ifca",), False),
     ],
 )
-def test_a_model_that_all_share_is_judged_once_on_the_common_test_set(keys, once, monkeypatch):
+def test_a_model_that_all_share_is_evaluated_once_on_the_common_test_set(keys, once, monkeypatch):
     built = build(*keys, "evaluation.common.limit=50")
     evaluator, state = built.evaluator(print), after(built, 2)
     settings = settings_of(built.config, built.algorithm, state)
@@ -159,7 +156,7 @@ def test_a_model_that_all_share_is_judged_once_on_the_common_test_set(keys, once
 
 
 def test_figures_on_the_common_test_set_right_after_training_are_the_cohorts(tmp_path):
-    """A cohort of one has no spread; all five clients have one."""
+    """The deviation over clients is 0 for a cohort of one, and positive for all five clients."""
     keys = ("evaluation.common.every=1", "evaluation.common.limit=null", "train.participation=0.2")
     path, summary = run(tmp_path, "algorithm=fedavg", *keys)
 
@@ -173,7 +170,7 @@ def test_figures_on_the_common_test_set_right_after_training_are_the_cohorts(tmp
 
 
 def test_local_only_is_the_same_on_the_common_test_set_before_and_after_aggregation(tmp_path):
-    """All clients take part and nothing is aggregated."""
+    """All clients participate and nothing is aggregated."""
     path, _ = run(tmp_path, "algorithm=local", "evaluation.common.every=2")
 
     for name in ("pm_v", "pm_l", "personal"):
@@ -209,7 +206,7 @@ def test_cohorts_figures_right_after_local_training_are_reported(tmp_path):
     assert local != metric_by_round(path, "test", "personal", "accuracy")
 
 
-def test_local_only_judged_right_after_training_equals_judged_after_aggregation(tmp_path):
+def test_local_only_evaluated_right_after_training_equals_evaluated_after_aggregation(tmp_path):
     path, _ = run(tmp_path, "algorithm=local", "model.name=lenet5")
 
     assert metric_by_round(path, "test", "personal@local", "accuracy") == metric_by_round(
@@ -217,7 +214,7 @@ def test_local_only_judged_right_after_training_equals_judged_after_aggregation(
     )
 
 
-def test_finetuned_models_are_judged_beside_the_global_one(tmp_path):
+def test_finetuned_models_are_evaluated_beside_the_global_one(tmp_path):
     path, summary = run(
         tmp_path, "algorithm=fedavg", "algorithm.finetune_epochs=3", "train.optimizer.lr=0.1"
     )
@@ -416,7 +413,7 @@ def test_interrupt_in_the_middle_of_training_discards_only_that_round(tmp_path, 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", METHODS)
 def test_kill_and_resume_end_like_the_straight_run(tmp_path, name):
-    """A real process, really killed, at a moment that nobody chose."""
+    """Kill a separate process with SIGKILL at a random moment."""
     items = [
         *SMALL,
         f"algorithm={name}",
@@ -640,7 +637,7 @@ def test_report_escapes_what_files_call_their_classes(tmp_path):
 
 @dataclass(frozen=True)
 class SpoilOne:
-    """A Transform that makes one client's weights infinite: the one with so many samples."""
+    """A Transform that makes the weights of the client with a given number of samples infinite."""
 
     samples: int
 
@@ -650,7 +647,7 @@ class SpoilOne:
 
 
 def test_finetuning_whose_last_step_diverges_is_given_up_too(tmp_path):
-    """One step: its loss is finite, and the weights after it are not."""
+    """A single step with a finite loss, after which the weights are not finite."""
     told = Silent()
     keys = ("algorithm=fedavg", "model=mlp", "algorithm.finetune_epochs=1", "train.rounds=1")
     step = ("train.batch_size=4096", "train.optimizer.lr=1e38", "train.optimizer.weight_decay=1e10")
@@ -665,8 +662,8 @@ def test_finetuning_whose_last_step_diverges_is_given_up_too(tmp_path):
 
 
 @pytest.mark.parametrize(("engine", "block"), [("sequential", 1), ("vectorized", 2)])
-def test_judging_asks_for_no_more_models_at_once_than_are_judged(engine, block, monkeypatch):
-    """Not for those of 256 clients, each with the models of others: a net may be large."""
+def test_evaluation_asks_for_no_more_models_at_once_than_it_evaluates(engine, block, monkeypatch):
+    """A dispatch for 256 clients at once could hold too many models."""
     built = build("algorithm=fedfomo", f"engine.name={engine}", f"engine.block={block}")
     monkeypatch.setattr(evaluate, "SCALARS", 2 * built.algorithm.setting.net.size)
     state, asked, sizes = built.start(), [], []
@@ -758,7 +755,7 @@ def test_dropped_statistics_make_no_global_model(tmp_path):
 
 
 class JudgesSome(FedAvg):
-    """FedAvg that evaluates clients 1 and 3 besides."""
+    """FedAvg with a second deployment for clients 1 and 3."""
 
     def deploy(self, state, ids):
         found = super().deploy(state, ids)

@@ -146,7 +146,7 @@ def test_small_images_are_padded_with_zeros_around_them():
 def test_pooling_is_the_same_with_and_without_gradients(shape):
     x = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     if x.numel():
-        x[..., 0, 0] = float("nan")  # a net that has diverged must show it
+        x[..., 0, 0] = float("nan")  # NaN must propagate through the pooling
 
     pooled = MaxPool()(x)
     with torch.no_grad():
