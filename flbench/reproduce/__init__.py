@@ -1,1 +1,1 @@
-"""What papers published, and the means to measure its like: `flbench reproduce`."""
+"""Published results of papers, and runs that measure the same quantities: `flbench reproduce`."""

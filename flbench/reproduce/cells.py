@@ -1,29 +1,30 @@
-"""The cells of a paper's tables, each with all settings that hold for it."""
+"""Cells of a paper's tables, each with all settings that apply to it."""
 
 from dataclasses import dataclass
 from typing import Any
 
-from flbench.reproduce.schema import Column, Figure, Paper, Row, Settings, Table
+from flbench.reproduce.schema import Column, Paper, PaperMetric, Row, Settings, Table
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A figure that a paper prints, or that its claims need.
+    """A cell of a table: a number that a paper prints, or that its claims need.
 
     Attributes:
-        table: number of its table.
-        row: its label.
-        column: its label.
-        dataset: the paper's name; None where nothing can be measured.
-        method: the paper's name; None where nothing can be measured.
-        figure: how it is read; None where nothing can be measured.
-        at: the round of the paper's run after which it is read; None for the last one.
-        published: what the paper prints; None for nothing.
-        settings: of the paper beside its preset, `algorithm.*` included.
-        small: settings of the small scale, over the paper's.
-        variant: the settings of the column alone, which tell its runs from those of others.
-        reason: why flbench cannot measure it; None if it can.
-        lacks: what cannot be measured then: the table, a row, a column, a figure.
+        table: Number of the table.
+        row: Label of the row.
+        column: Label of the column.
+        dataset: The paper's name of the data set; None if the cell cannot be measured.
+        method: The paper's name of the method; None if the cell cannot be measured.
+        metric: Metric of the cell; None if the cell cannot be measured.
+        at: Round of the paper's run after which the metric is read; None for the last round.
+        published: Number that the paper prints; None if it prints none.
+        settings: Settings of the paper that differ from its preset, with `algorithm.*`.
+        small: Settings of the small scale, which override `settings`.
+        variant: Settings of the column alone, for the title of its runs.
+        reason: Why flbench cannot measure the cell; None if it can.
+        lacks: What cannot be measured: a table, a row, a column or a metric; "" if `reason` is
+            None.
     """
 
     table: str
@@ -31,7 +32,7 @@ class Cell:
     column: str
     dataset: str | None
     method: str | None
-    figure: Figure | None
+    metric: PaperMetric | None
     at: int | None
     published: float | None
     settings: Settings
@@ -42,7 +43,12 @@ class Cell:
 
 
 def of_table(paper: Paper, number: str) -> list[Cell]:
-    """Return the cells of a table, column by column."""
+    """Return the cells of a table, column by column.
+
+    Args:
+        paper: Facts of the paper.
+        number: Number of the table.
+    """
     table = paper.tables[number]
     return [
         _cell(paper, number, table, (row_label, row), (column_label, column), row.values[k])
@@ -59,11 +65,12 @@ def _cell(
     named_column: tuple[str, Column],
     published: float | None,
 ) -> Cell:
+    """Return a cell; later settings override earlier ones: data set, table, column, method, row."""
     (row_label, row), (column_label, column) = named_row, named_column
     dataset = _name(column.dataset, column_label, paper.datasets) or table.dataset
-    name = _name(column.figure, column_label, paper.figures) or table.figure
+    name = _name(column.metric, column_label, paper.metrics) or table.metric
     method = _name(row.method, row_label, paper.methods)
-    figure = None if name is None else paper.figures[name]
+    metric = None if name is None else paper.metrics[name]
     settings: Settings = {}
     small: Settings = dict(paper.small)
     if dataset is not None:
@@ -80,7 +87,7 @@ def _cell(
         here: table.reason,
         f"{here}, {row_label}": row.reason,
         f"{here}, {column_label}": column.reason,
-        str(name): None if figure is None else figure.reason,
+        str(name): None if metric is None else metric.reason,
     }
     lacks = next((what for what, reason in reasons.items() if reason), "")
     return Cell(
@@ -89,7 +96,7 @@ def _cell(
         column=column_label,
         dataset=dataset,
         method=method,
-        figure=figure,
+        metric=metric,
         at=column.at,
         published=published,
         settings=settings | row.settings,
@@ -101,12 +108,16 @@ def _cell(
 
 
 def named(number: str) -> str:
-    """Return a table's name in headings."""
+    """Return the name of a table for headings.
+
+    >>> named("2"), named("figure-5")
+    ('Table 2', 'Figure-5')
+    """
     return f"Table {number}" if number.isdecimal() else number.capitalize()
 
 
 def _name(given: str | None, label: str, known: dict[str, Any]) -> str | None:
-    """Return what a row or column names: what it says, or its label where that is a name."""
+    """Return the name that a row or column gives, or its label if that is a known name."""
     return given or (label if label in known else None)
 
 

@@ -1,4 +1,4 @@
-"""From a cell's settings to a configuration, and which configurations mean the same run."""
+"""Configurations of cells, and fingerprints that tell which configurations give the same run."""
 
 import json
 from collections.abc import Mapping
@@ -12,23 +12,23 @@ from flbench.config.sources import Layer, from_file, leaves, merge
 from flbench.data.partitioning import DEFAULT_CLIENTS
 from flbench.reproduce import library
 from flbench.reproduce.cells import Cell
-from flbench.reproduce.request import Request
+from flbench.reproduce.request import ReproduceRequest
 from flbench.reproduce.schema import Paper, Settings
-from flbench.reproduce.supply import Source
+from flbench.reproduce.supply import DataSource
 
 Change = tuple[str, Any, Any]
-"""A dotted key, its value in the paper, its value here."""
+"""A dotted key, its value in the paper, and its value here."""
 
 
 @dataclass(frozen=True)
-class Case:
+class CellConfig:
     """The configurations of a cell.
 
     Attributes:
-        config: to run.
-        origins: of its keys.
-        paper: as the paper has it.
-        scaled: as the small scale has it.
+        config: Configuration to run, with the chosen data set and the user's overrides.
+        origins: Origin of each value of `config`, by dotted key.
+        paper: Configuration with the paper's settings, on the data set of the preset.
+        scaled: The same with the settings of the chosen scale.
     """
 
     config: Config
@@ -37,25 +37,29 @@ class Case:
     scaled: Config
 
 
-class Cases:
-    """Makes the configurations of cells, equal ones once.
+class CellConfigs:
+    """Makes the configurations of cells. Cells with equal settings share one.
 
     Args:
-        request: of the user.
-        paper: its facts.
-        given: the user's overrides.
-        chosen: where samples come from, by the paper's names of data sets.
+        request: Options of the user.
+        paper: Facts of the paper.
+        given: The user's overrides.
+        chosen: Source of each data set, by the paper's name of the data set.
     """
 
     def __init__(
-        self, request: Request, paper: Paper, given: Layer, chosen: Mapping[str, Source]
+        self,
+        request: ReproduceRequest,
+        paper: Paper,
+        given: Layer,
+        chosen: Mapping[str, DataSource],
     ) -> None:
         self._request, self._paper, self._given, self._chosen = request, paper, given, chosen
         self._preset = from_file(library.preset(request.paper))
-        self._cases: dict[str, Case] = {}
+        self._cases: dict[str, CellConfig] = {}
 
-    def of(self, cell: Cell) -> Case:
-        """Return the configurations of a cell; the seed is the preset's."""
+    def of(self, cell: Cell) -> CellConfig:
+        """Return the configurations of a cell, with the seed of the preset."""
         algo = self._paper.methods[str(cell.method)].algo
         key = json.dumps([algo, cell.settings, cell.small], sort_keys=True)
         if key not in self._cases:
@@ -65,10 +69,10 @@ class Cases:
         config = case.config.model_copy(update={"data": data})
         names = (f"data.{name}" for name in source.values)
         origins = {**case.origins, **dict.fromkeys(names, "reproduce")}
-        return Case(config, origins, case.paper, case.scaled)
+        return CellConfig(config, origins, case.paper, case.scaled)
 
-    def _resolve(self, cell: Cell, algo: str) -> Case:
-        """Return the configurations on the preset's own data set."""
+    def _resolve(self, cell: Cell, algo: str) -> CellConfig:
+        """Return the configurations of a cell on the data set of the preset."""
         name = Layer({"algorithm": {"name": algo}}, {"algorithm.name": "reproduce"})
         layers = [self._preset, name, _nested(cell.settings, f"{self._paper.name}, {cell.table}")]
         paper, _ = resolve(layers)
@@ -78,10 +82,10 @@ class Cases:
         output = {"output": {"dir": str(self._request.output.absolute())}}
         layers += [self._overrides(algo), Layer(output, {"output.dir": "--output"})]
         config, origins = resolve(layers)
-        return Case(config, origins, paper, scaled)
+        return CellConfig(config, origins, paper, scaled)
 
     def _overrides(self, algo: str) -> Layer:
-        """Return the user's overrides without the keys that only other methods have."""
+        """Return the user's overrides without the keys that the method does not have."""
         fields = ALGORITHMS.find(algo).Config.model_fields
         tree, _ = merge([self._given])
         section = tree.get("algorithm")
@@ -91,7 +95,7 @@ class Cases:
 
 
 def _nested(settings: Settings, origin: str) -> Layer:
-    """Return dotted keys as a layer."""
+    """Return settings by dotted key as a layer of the configuration."""
     layers = []
     for dotted, value in settings.items():
         tree: Any = value
@@ -101,10 +105,11 @@ def _nested(settings: Settings, origin: str) -> Layer:
     return Layer(*merge(layers))
 
 
-def changes(case: Case) -> tuple[tuple[Change, ...], tuple[Change, ...]]:
-    """Return what the small scale changes, and what the user's overrides change besides.
+def changes(case: CellConfig) -> tuple[tuple[Change, ...], tuple[Change, ...]]:
+    """Return the changes of the small scale, and the further changes of the user's overrides.
 
-    What a reader need not know is left out: where files lie, how often models are judged.
+    Keys that do not matter to a reader are left out: locations of files, and how often models are
+    evaluated.
     """
     paper, scaled, here = (_compared(c) for c in (case.paper, case.scaled, case.config))
     skip = ("seed", "data.root", "data.name", "data.path", "evaluation.every")
@@ -118,7 +123,7 @@ def changes(case: Case) -> tuple[tuple[Change, ...], tuple[Change, ...]]:
 
 
 def _compared(config: Config) -> dict[str, Any]:
-    """Return the keys that make a run's figures."""
+    """Return the keys that a run's results depend on, with their values."""
     free = ("engine.", "tracking.", "output.")
     return {
         key: value
@@ -128,10 +133,9 @@ def _compared(config: Config) -> dict[str, Any]:
 
 
 def fingerprint(config: Config) -> str:
-    """Return a text that is equal for configurations whose runs have equal figures.
+    """Return a text that is equal for configurations whose runs have equal results.
 
-    What a run fills in is filled in here, or left out where nobody knows it before the samples are
-    read.
+    Values that a run fills in are filled in, or left out if they depend on the samples.
     """
     tree, partition = _compared(config), config.partition
     if partition.seed is None:

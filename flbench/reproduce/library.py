@@ -1,4 +1,4 @@
-"""The papers that come with flbench: their facts and their presets, beside this file."""
+"""The papers of flbench: their facts and their presets, in the folder of this file."""
 
 from functools import cache
 from pathlib import Path
@@ -22,7 +22,12 @@ def names() -> list[str]:
 def load(name: str) -> Paper:
     """Return the facts of a paper.
 
-    Raises: UserError if there is none of this name, DataError if its file is damaged.
+    Args:
+        name: Name of the paper; case does not matter.
+
+    Raises:
+        UserError: There is no paper of this name.
+        DataError: The file of the paper is damaged.
     """
     key = name.casefold()
     if key not in names():
@@ -33,9 +38,9 @@ def load(name: str) -> Paper:
     try:
         return Paper.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, yaml.YAMLError, ValidationError) as error:
-        raise DataError(f"{path} is damaged ({error}). Install flbench again.") from error
+        raise DataError(f"{path} is damaged ({error}). Reinstall flbench.") from error
 
 
 def preset(name: str) -> Path:
-    """Return the YAML file with a paper's setting, for `--config` too."""
+    """Return the path of a paper's preset, a YAML file that `--config` reads too."""
     return FOLDER / "presets" / f"{name.casefold()}.yaml"

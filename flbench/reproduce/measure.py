@@ -1,4 +1,4 @@
-"""Figures of papers, read of the runs that measure them."""
+"""Reads the numbers of a paper's cells from the runs that measure them."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -8,10 +8,10 @@ from statistics import fmean
 from typing import Final
 
 from flbench.core.errors import UserError
-from flbench.reports.statistics import spread
-from flbench.reproduce.plan import Plan, Planned
-from flbench.reproduce.runs import Done
-from flbench.reproduce.schema import Figure
+from flbench.reports.statistics import sample_std
+from flbench.reproduce.plan import PaperPlan, PlannedCell
+from flbench.reproduce.runs import RunResults
+from flbench.reproduce.schema import PaperMetric
 from flbench.results import reading
 from flbench.results.metrics_file import Row
 from flbench.results.summary import last_round
@@ -20,18 +20,18 @@ NOT_YET: Final = "not run yet"
 
 
 @dataclass(frozen=True)
-class Line:
-    """A cell as published and as measured.
+class MeasuredCell:
+    """A cell with its published number and its measured values.
 
     Attributes:
-        planned: the cell.
-        values: by seed, in the figure's unit.
-        why: why there are none, or fewer than asked for; None if all are there.
-        lacks: what is missing then: a method, a data set, a figure, a run.
-        folders: of the runs, by seed.
+        planned: The cell and its runs.
+        values: Measured values by seed, in the unit of the cell's metric.
+        why: Why values are missing; None if there is one for each seed.
+        lacks: What is missing: a method, a data set, a metric or a run; "" if `why` is None.
+        folders: Folder of each run, by seed.
     """
 
-    planned: Planned
+    planned: PlannedCell
     values: Mapping[int, float]
     why: str | None
     lacks: str
@@ -39,42 +39,42 @@ class Line:
 
     @property
     def published(self) -> float | None:
-        """What the paper prints."""
+        """Number that the paper prints; None if it prints none."""
         return self.planned.cell.published
 
     @property
     def mean(self) -> float | None:
-        """Mean over seeds."""
+        """Mean of the measured values over seeds; None without a value."""
         return fmean(self.values.values()) if self.values else None
 
     @property
-    def spread(self) -> float | None:
-        """Standard deviation over seeds (n - 1); None for fewer than two."""
-        return spread(list(self.values.values()))
+    def std(self) -> float | None:
+        """Standard deviation over seeds with the divisor n - 1; None for fewer than two values."""
+        return sample_std(list(self.values.values()))
 
     @property
     def difference(self) -> float | None:
-        """Measured mean minus published figure."""
+        """Measured mean minus published number, in the unit of the metric; None if one lacks."""
         if self.mean is None or self.published is None:
             return None
         return self.mean - self.published
 
 
-def lines(plan: Plan, done: Done) -> list[Line]:
-    """Return the plan's cells with what their runs say."""
+def lines(plan: PaperPlan, done: RunResults) -> list[MeasuredCell]:
+    """Return the plan's cells with the values that their runs give."""
     reader = _Reader()
     return [_line(item, done, reader) for item in plan.cells]
 
 
-def _line(item: Planned, done: Done, reader: "_Reader") -> Line:
+def _line(item: PlannedCell, done: RunResults, reader: "_Reader") -> MeasuredCell:
     cell = item.cell
     values: dict[int, float] = {}
     folders: dict[int, Path] = {}
     missing = [] if item.absent is None else [(item.absent, item.lacks)]
     for seed, job in item.jobs.items():
         if job.key not in done.folders:
-            silent = NOT_YET if item.wanted else "not asked for (--algos)"
-            missing.append((done.troubles.get(job.key, silent), f"{cell.row} on {cell.dataset}"))
+            default = NOT_YET if item.wanted else "not requested (--algos)"
+            missing.append((done.failures.get(job.key, default), f"{cell.row} on {cell.dataset}"))
             continue
         folder = done.folders[job.key]
         value, why = reader.value(folder, item)
@@ -83,82 +83,91 @@ def _line(item: Planned, done: Done, reader: "_Reader") -> Line:
         else:
             values[seed], folders[seed] = value, folder
     why, lacks = missing[0] if missing else (None, "")
-    return Line(item, values, why, lacks, folders)
+    return MeasuredCell(item, values, why, lacks, folders)
 
 
 class _Reader:
-    """Reads run folders, each once."""
+    """Reads run folders, each of them once."""
 
     def __init__(self) -> None:
         self._runs: dict[Path, reading.Run | str] = {}
 
-    def value(self, folder: Path, item: Planned) -> tuple[float | None, str | None]:
-        """Return a cell's figure in a run, or why it has none."""
+    def value(self, folder: Path, item: PlannedCell) -> tuple[float | None, str | None]:
+        """Return the value of a cell in a run, or why there is none."""
         if folder not in self._runs:
             try:
                 self._runs[folder] = reading.read(folder)
             except UserError as error:
                 self._runs[folder] = str(error)
-        run, figure = self._runs[folder], item.cell.figure
+        run, paper_metric = self._runs[folder], item.cell.metric
         if isinstance(run, str):
             return None, run
-        if figure is None:
-            return None, "no figure"
-        vain = run.summary["diverged"] + run.summary["trainings_without_step"]
-        if vain and vain == run.summary["client_trainings"]:
+        if paper_metric is None:
+            return None, "no metric"
+        unsuccessful = run.summary["diverged"] + run.summary["trainings_without_step"]
+        if unsuccessful and unsuccessful == run.summary["client_trainings"]:
             return None, "no client finished a training"
         at = None
         if item.cell.at is not None:
             at = round_of(item.cell.at, item.rounds, run.config.train.rounds)
-        value = read(figure, run.rows, at)
+        value = read(paper_metric, run.rows, at)
         if value is not None:
             return value, None
-        what = f"{figure.split or 'all'}, {figure.protocol or '-'}, {', '.join(figure.metric)}"
+        parts = (paper_metric.split or "all", paper_metric.protocol or "-", *paper_metric.metric)
         when = "" if at is None else f" at round {at}"
-        return None, f"its runs have no such figure ({what}{when})"
+        return None, f"its runs lack this metric ({', '.join(parts)}{when})"
 
 
 def round_of(printed: int, of: int, rounds: int) -> int:
-    """Return the round of a run of `rounds` for round `printed` of the paper's run of `of`."""
+    """Scale a round of the paper's run to a run of another length.
+
+    Args:
+        printed: Round of the paper's run.
+        of: Number of rounds of the paper's run; 0 if unknown, then `printed` is returned.
+        rounds: Number of rounds of the run here.
+
+    >>> round_of(100, 200, 50)
+    25
+    """
     return max(1, round(printed * rounds / of)) if of else printed
 
 
-def read(figure: Figure, rows: Sequence[Row], at: int | None = None) -> float | None:
-    """Return a figure in its unit, of the lines of a metrics.csv; None if it has no such lines.
+def read(paper_metric: PaperMetric, rows: Sequence[Row], at: int | None = None) -> float | None:
+    """Return the value of a metric, in its unit; None if there are no lines of this metric.
 
     Args:
-        figure: what to read.
-        rows: the lines.
-        at: the round after which it is read; None for the last that was judged.
+        paper_metric: Metric to read.
+        rows: Lines of a metrics.csv.
+        at: Round after which the metric is read; None for the last evaluated round.
     """
     mine = [
         row
         for row in rows
-        if row.metric in figure.metric
-        and row.protocol == figure.protocol
-        and figure.split in (None, row.split)
+        if row.metric in paper_metric.metric
+        and row.protocol == paper_metric.protocol
+        and paper_metric.split in (None, row.split)
     ]
     if not mine:
         return None
     values = [row.value for row in mine]
-    if figure.over == "sum":
+    if paper_metric.over == "sum":
         found: float | None = sum(values)
-        if figure.per is not None:
-            total = sum(row.value for row in rows if row.metric == figure.per)
+        if paper_metric.per is not None:
+            total = sum(row.value for row in rows if row.metric == paper_metric.per)
             found = sum(values) / total if total else None
-    elif figure.over == "mean":
+    elif paper_metric.over == "mean":
         found = fmean(values)
-    elif figure.over == "variance":
+    elif paper_metric.over == "variance":
         mean = fmean(values)
         found = fmean((value - mean) ** 2 for value in values)
     else:
         wanted = last_round(list(rows)) if at is None else at
         found = next((row.value for row in mine if row.round == wanted), None)
-    return None if found is None else found * figure.scale / figure.divide
+    return None if found is None else found * paper_metric.scale / paper_metric.divide
 
 
 def dealt(folder: Path) -> int | None:
-    """Return how many samples the clients of a run hold; None if its folder does not say."""
+    """Return the number of samples of all clients of a run; None if partition.json is missing."""
     try:
         parts = json.loads((folder / "partition.json").read_text(encoding="utf-8"))["samples"]
         return sum(sum(sizes) for sizes in parts.values())

@@ -1,4 +1,4 @@
-"""What is to be run for tables of a paper: one configuration for each method, data set and seed."""
+"""Plan of the runs for tables of a paper: one for each method, data set and seed."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -9,25 +9,25 @@ from flbench.config.sources import Layer
 from flbench.core.errors import ConfigError, did_you_mean
 from flbench.reproduce import cells, library, request, supply
 from flbench.reproduce.cells import Cell
-from flbench.reproduce.configurations import Cases, Change, changes, fingerprint
-from flbench.reproduce.request import Request
+from flbench.reproduce.configurations import CellConfigs, Change, changes, fingerprint
+from flbench.reproduce.request import ReproduceRequest
 from flbench.reproduce.schema import Paper
-from flbench.reproduce.supply import Source
+from flbench.reproduce.supply import DataSource
 
 
 @dataclass(frozen=True)
-class Job:
-    """A run that is needed.
+class PlannedRun:
+    """A run that cells of the tables need.
 
     Attributes:
-        key: of what makes its figures; equal keys, one run.
-        title: for people.
-        config: resolved, but for the reference.
-        origins: of its keys.
-        scaled: what the small scale changes.
-        changed: what the user's overrides change besides.
-        reference: the run that says which classes are confusable; None if nothing asks.
-        samples: that the paper deals to its clients; None if unknown.
+        key: Text that is equal for runs with equal results, so that one of them is enough.
+        title: Title of the run for the user.
+        config: Resolved configuration. The folder of the reference run is not set yet.
+        origins: Origin of each value of `config`, by dotted key.
+        scaled: Changes of the small scale.
+        changed: Further changes of the user's overrides.
+        reference: Run that determines the confusable classes; None if no metric needs them.
+        samples: Number of samples that the paper assigns to its clients; None if unknown.
     """
 
     key: str
@@ -36,25 +36,26 @@ class Job:
     origins: Mapping[str, str]
     scaled: tuple[Change, ...]
     changed: tuple[Change, ...]
-    reference: "Job | None" = None
+    reference: "PlannedRun | None" = None
     samples: int | None = None
 
 
 @dataclass(frozen=True)
-class Planned:
+class PlannedCell:
     """A cell and the runs that measure it.
 
     Attributes:
-        cell: of the table.
-        jobs: by seed; empty where it cannot be measured.
-        absent: why it cannot; None if it can.
-        lacks: what is missing then: a method, a data set, a figure.
-        wanted: whether its runs were asked for; others are read where they exist.
-        rounds: of the paper's run; 0 if unknown.
+        cell: Cell of a table.
+        jobs: Runs by seed; empty if the cell cannot be measured.
+        absent: Why the cell cannot be measured; None if it can.
+        lacks: What is missing: a method, a data set or a metric; "" if `absent` is None.
+        wanted: Whether the user requested its runs. Runs that were not requested are read if they
+            exist.
+        rounds: Number of rounds of the paper's run; 0 if unknown.
     """
 
     cell: Cell
-    jobs: Mapping[int, Job]
+    jobs: Mapping[int, PlannedRun]
     absent: str | None
     lacks: str = ""
     wanted: bool = True
@@ -62,34 +63,39 @@ class Planned:
 
 
 @dataclass(frozen=True)
-class Plan:
-    """All that a request needs.
+class PaperPlan:
+    """Cells and runs of a request.
 
     Attributes:
-        request: of the user.
-        paper: its facts.
-        tables: their numbers.
-        cells: of the tables, those of other data sets left out.
-        jobs: to run, by key, references first.
-        seeds: of the runs.
-        substitutes: by the paper's name of a data set, what stands for it.
-        notes: what the user must know.
+        request: Options of the user.
+        paper: Facts of the paper.
+        tables: Numbers of the requested tables.
+        cells: Cells of these tables, without those of data sets that were not requested.
+        jobs: Requested runs by key. Reference runs come first.
+        seeds: Seeds of the runs.
+        substitutes: Substitute of a data set, by the paper's name of the data set.
+        notes: Notes for the user.
     """
 
-    request: Request
+    request: ReproduceRequest
     paper: Paper
     tables: tuple[str, ...]
-    cells: tuple[Planned, ...]
-    jobs: Mapping[str, Job]
+    cells: tuple[PlannedCell, ...]
+    jobs: Mapping[str, PlannedRun]
     seeds: tuple[int, ...]
     substitutes: Mapping[str, str]
     notes: tuple[str, ...] = field(default=())
 
 
-def make(asked: Request) -> Plan:
-    """Return what a request needs; nothing is run and no samples are read.
+def make(asked: ReproduceRequest) -> PaperPlan:
+    """Plan the runs of a request. Nothing is run, and no samples are read.
 
-    Raises: UserError for names that are not there and for keys that are wrong.
+    Args:
+        asked: Options of the user.
+
+    Raises:
+        UserError: The paper, a table, a row or a data set does not exist, or a configuration key
+            is wrong.
     """
     paper = library.load(asked.paper)
     numbers = request.tables(paper, asked.tables)
@@ -97,7 +103,7 @@ def make(asked: Request) -> Plan:
     seeds = request.seeds(asked, paper, given)
     chosen, notes = supply.find(asked, paper, numbers, given)
     rows = request.rows(asked.algos, paper, numbers)
-    planner = _Planner(paper, chosen, seeds, Cases(asked, paper, given, chosen))
+    planner = _Planner(paper, chosen, seeds, CellConfigs(asked, paper, given, chosen))
     planned = [
         planner.plan(cell, wanted=(cell.table, cell.row) in rows)
         for number in numbers
@@ -106,7 +112,7 @@ def make(asked: Request) -> Plan:
     ]
     planned = [planner.refer(item, planned) for item in planned]
     _check_keys(paper, planned, given)
-    return Plan(
+    return PaperPlan(
         request=asked,
         paper=paper,
         tables=tuple(numbers),
@@ -118,19 +124,19 @@ def make(asked: Request) -> Plan:
     )
 
 
-def _jobs(planned: Sequence[Planned]) -> dict[str, Job]:
-    """Return the runs that are asked for, each once, those that others refer to first."""
+def _jobs(planned: Sequence[PlannedCell]) -> dict[str, PlannedRun]:
+    """Return the requested runs, each once, with reference runs before those that need them."""
     jobs = [job for item in planned if item.wanted for job in item.jobs.values()]
     references = [job.reference for job in jobs if job.reference is not None]
     first = [job for job in jobs if job.reference is None]
-    found: dict[str, Job] = {}
+    found: dict[str, PlannedRun] = {}
     for job in (*first, *references, *jobs):
         found.setdefault(job.key, job)
     return dict(sorted(found.items(), key=lambda item: item[1].reference is not None))
 
 
-def _check_keys(paper: Paper, planned: Sequence[Planned], given: Layer) -> None:
-    """Raise a ConfigError for a method's key in the overrides that none of the methods has."""
+def _check_keys(paper: Paper, planned: Sequence[PlannedCell], given: Layer) -> None:
+    """Raise a ConfigError for a key `algorithm.*` that none of the requested methods has."""
     section = given.tree.get("algorithm")
     methods = {str(item.cell.method) for item in planned if item.jobs and item.wanted}
     algos = {paper.methods[method].algo for method in methods}
@@ -138,35 +144,46 @@ def _check_keys(paper: Paper, planned: Sequence[Planned], given: Layer) -> None:
     for key in section if isinstance(section, dict) and algos else ():
         if key not in known:
             raise ConfigError(
-                f"`algorithm.{key}` is a key of none of {', '.join(sorted(algos))}."
+                f"`algorithm.{key}` is not a key of any of {', '.join(sorted(algos))}."
                 f"{did_you_mean(key, known)}"
             )
 
 
 class _Planner:
-    """Finds the runs of cells."""
+    """Finds the runs of cells.
+
+    Args:
+        paper: Facts of the paper.
+        chosen: Source of each data set, by the paper's name of the data set.
+        seeds: Seeds of the runs.
+        cases: Configurations of cells.
+    """
 
     def __init__(
-        self, paper: Paper, chosen: Mapping[str, Source], seeds: Sequence[int], cases: Cases
+        self,
+        paper: Paper,
+        chosen: Mapping[str, DataSource],
+        seeds: Sequence[int],
+        cases: CellConfigs,
     ) -> None:
         self._paper, self._chosen, self._seeds, self._cases = paper, chosen, seeds, cases
         self._methods = set(ALGORITHMS.load())
 
-    def plan(self, cell: Cell, *, wanted: bool) -> Planned:
-        """Return a cell with its runs, or with the reason why there are none."""
+    def plan(self, cell: Cell, *, wanted: bool) -> PlannedCell:
+        """Return a cell with its runs, or with the reason why it cannot be measured."""
         if cell.reason is not None:
-            return Planned(cell, {}, cell.reason, cell.lacks, wanted)
+            return PlannedCell(cell, {}, cell.reason, cell.lacks, wanted)
         algo = self._paper.methods[str(cell.method)].algo
         if algo not in self._methods:
             why = f"this version of flbench has no method `{algo}`"
-            return Planned(cell, {}, why, str(cell.method), wanted)
+            return PlannedCell(cell, {}, why, str(cell.method), wanted)
         if (no_data := self._chosen[str(cell.dataset)].absent) is not None:
-            return Planned(cell, {}, no_data, str(cell.dataset), wanted)
+            return PlannedCell(cell, {}, no_data, str(cell.dataset), wanted)
         case, jobs = self._cases.of(cell), {}
         scaled, changed = changes(case)
         for seed in self._seeds:
             config = case.config.model_copy(update={"seed": seed})
-            jobs[seed] = Job(
+            jobs[seed] = PlannedRun(
                 key=fingerprint(config),
                 title=self._title(cell, seed),
                 config=config,
@@ -175,12 +192,13 @@ class _Planner:
                 changed=changed,
                 samples=self._paper.datasets[str(cell.dataset)].samples,
             )
-        return Planned(cell, jobs, None, wanted=wanted, rounds=case.paper.train.rounds)
+        return PlannedCell(cell, jobs, None, wanted=wanted, rounds=case.paper.train.rounds)
 
-    def refer(self, item: Planned, planned: Sequence[Planned]) -> Planned:
-        """Return a cell whose runs know which run says what is confusable, where that is asked.
+    def refer(self, item: PlannedCell, planned: Sequence[PlannedCell]) -> PlannedCell:
+        """Return a cell whose runs refer to the run that determines the confusable classes.
 
-        The run of the reference row finds the classes in its own validation part.
+        A cell of a table without a reference row does not change. The run of the reference row
+        finds the classes in its own validation parts.
         """
         cell = item.cell
         row = self._paper.tables[cell.table].confusable
@@ -206,8 +224,8 @@ class _Planner:
         return f"{cells.named(cell.table).lower()}: {cell.row} on {data}{variant}, seed {seed}"
 
 
-def _finding_its_own(job: Job) -> Job:
-    """Return a run that finds the confusable classes in its own validation part."""
+def _finding_its_own(job: PlannedRun) -> PlannedRun:
+    """Return a run that finds the confusable classes in its own validation parts."""
     evaluation = job.config.evaluation.model_copy(update={"confusable": "own"})
     config = job.config.model_copy(update={"evaluation": evaluation})
     return replace(job, config=config, key=fingerprint(config))

@@ -1,4 +1,4 @@
-"""Published against measured: tables, claims and what is missing, put into words once."""
+"""Report of published and measured numbers: tables, claims, and what could not be measured."""
 
 import json
 from collections import Counter
@@ -12,9 +12,9 @@ from flbench.reports.tables import Block
 from flbench.reproduce import measure, verdicts, words
 from flbench.reproduce.cells import named
 from flbench.reproduce.configurations import Change
-from flbench.reproduce.measure import Line
-from flbench.reproduce.plan import Plan
-from flbench.reproduce.runs import Done
+from flbench.reproduce.measure import MeasuredCell
+from flbench.reproduce.plan import PaperPlan
+from flbench.reproduce.runs import RunResults
 from flbench.reproduce.verdicts import Verdict
 
 HEADER: Final = ("", "published", "measured", "difference", "seeds")
@@ -22,13 +22,13 @@ CLAIM_HEADER: Final = ("claim", "claimed", "the paper's cells", "measured", "her
 
 
 @dataclass(frozen=True)
-class Absent:
-    """What could not be had here.
+class Unavailable:
+    """A method, data set, metric or run that is missing here.
 
     Attributes:
-        what: a method, data set, figure or run.
-        why: the reason, and the cure if there is one.
-        cells: how many cells of the tables go without.
+        what: Name of what is missing.
+        why: The reason, and the cure if there is one.
+        cells: Number of cells that cannot be measured because of it.
     """
 
     what: str
@@ -37,26 +37,27 @@ class Absent:
 
 
 @dataclass(frozen=True)
-class Report:
-    """What a request found.
+class PaperReport:
+    """Results of a request.
 
     Attributes:
-        plan: that was carried out.
-        lines: its cells, measured.
-        verdicts: the paper's claims, judged.
-        absent: what could not be had.
+        plan: Plan of the request.
+        lines: Cells of the plan with their measured values.
+        verdicts: Verdicts about the paper's claims.
+        absent: What could not be measured, and why.
     """
 
-    plan: Plan
-    lines: tuple[Line, ...]
+    plan: PaperPlan
+    lines: tuple[MeasuredCell, ...]
     verdicts: tuple[Verdict, ...]
-    absent: tuple[Absent, ...]
+    absent: tuple[Unavailable, ...]
 
     @property
     def stem(self) -> str:
-        """Name of the report's files, without an ending.
+        """Name of the report's files, without a suffix.
 
-        It tells tables, scale, substitutes and changed settings apart.
+        Reports on other tables, with another scale, other substitutes or other changed settings
+        have other names.
         """
         plan, request = self.plan, self.plan.request
         parts = [request.paper.casefold()]
@@ -71,12 +72,12 @@ class Report:
 
     @property
     def heading(self) -> str:
-        """What all tables are about."""
+        """Name of the paper, for headings."""
         return f"{self.plan.paper.name}{self.mark}"
 
     @property
     def mark(self) -> str:
-        """What every heading says of scale, substitute and changed settings."""
+        """Text for every heading that names the small scale, substitutes and changed settings."""
         said = ["small scale"] if self.plan.request.scale == "small" else []
         said += [f"{here} instead of {name}" for name, here in self.plan.substitutes.items()]
         said += ["settings changed"] if self.changed else []
@@ -84,7 +85,7 @@ class Report:
 
     @property
     def blocks(self) -> tuple[Block, ...]:
-        """The tables with a measured figure, a block for each of their columns."""
+        """Tables with measured numbers, one for each column of a paper's table."""
         found = []
         for number in self.plan.tables:
             for column in self.plan.paper.tables[number].columns:
@@ -95,14 +96,14 @@ class Report:
 
     @property
     def claims(self) -> Block:
-        """The claims of the paper's text, judged."""
+        """Table of the verdicts about the claims of the paper's text."""
         rows = [
             (
                 v.claim.text + (f" ({v.claim.note})" if v.claim.note else ""),
                 words.claimed(v),
                 words.signed(v.printed, v.unit),
-                words.measured(v.measured, v.spread, v.unit, gap=True),
-                f"{v.word}: {v.why}" if v.why else v.word,
+                words.measured(v.measured, v.std, v.unit, gap=True),
+                f"{v.outcome}: {v.why}" if v.why else v.outcome,
             )
             for v in self.verdicts
         ]
@@ -111,7 +112,7 @@ class Report:
 
     @property
     def footnotes(self) -> list[str]:
-        """Footnotes of the tables, numbered by table."""
+        """Footnotes of all tables, numbered by table."""
         return [
             words.footnote(number, k, note)
             for number in self.plan.tables
@@ -120,97 +121,106 @@ class Report:
 
     @property
     def scaled(self) -> list[Change]:
-        """What the small scale changes, over all runs."""
+        """Changes of the small scale in any of the runs."""
         jobs = [job for item in self.plan.cells for job in item.jobs.values()]
         return list(dict.fromkeys(_hashable(change) for job in jobs for change in job.scaled))
 
     @property
     def changed(self) -> list[Change]:
-        """What the user's overrides change, over all runs."""
+        """Changes of the user's overrides in any of the runs."""
         jobs = [job for item in self.plan.cells for job in item.jobs.values()]
         return list(dict.fromkeys(_hashable(change) for job in jobs for change in job.changed))
 
     @property
-    def remarks(self) -> list[str]:
-        """What stands above all tables: scale, substitutes, changed settings, seeds, samples."""
+    def notes(self) -> list[str]:
+        """Notes above the tables: scale, substitutes, changed settings, seeds, missing samples."""
         plan, said = self.plan, []
         if plan.request.scale == "small":
             said.append(
-                f"Small scale: {words.changed(self.scaled)}. Figures at this scale cannot be"
-                " compared with the published ones; they show that the machinery works, and"
-                " directions at best."
+                f"Small scale: {words.changed(self.scaled)}. Numbers at this scale cannot be"
+                " compared with the published ones. They show that the experiment runs, and at best"
+                " in which direction methods differ."
             )
         for name, here in plan.substitutes.items():
-            said.append(f"{here} stands for {name}: a substitute, whose figures are its own.")
+            said.append(
+                f"{here} is used instead of {name}: its numbers cannot be compared with the"
+                " published ones."
+            )
         if self.changed:
             said.append(f"Settings changed: {words.changed(self.changed)}.")
-        few = {1: "One seed: there is no spread.", 2: "Two seeds: their spread says little."}
+        few = {
+            1: "One seed: there is no standard deviation.",
+            2: "Two seeds: the standard deviation is very uncertain.",
+        }
         said += [few[len(plan.seeds)]] if len(plan.seeds) in few else []
         for name, (held, expected) in _short_of_samples(plan, self.lines).items():
             said.append(
-                f"{name}: the clients hold {held:,} samples, not {expected:,}: the data that are"
-                " here are not the whole set."
+                f"{name}: the clients have {held:,} samples, not {expected:,}: the data set is"
+                " incomplete."
             )
         return said
 
-    def _block(self, number: str, column: str, lines: Sequence[Line]) -> Block:
+    def _block(self, number: str, column: str, lines: Sequence[MeasuredCell]) -> Block:
         notes = self.plan.paper.tables[number].footnotes
-        figure = next(line.planned.cell.figure for line in lines if line.values)
-        unit = "" if figure is None else figure.unit
+        paper_metric = next(line.planned.cell.metric for line in lines if line.values)
+        unit = "" if paper_metric is None else paper_metric.unit
         common = words.decimals(self.plan.paper, number)
         rows = tuple(
             (
                 line.planned.cell.row + words.marks(number, line.planned.cell.row, column, notes),
                 "-" if line.published is None else words.printed(line.published, common),
-                words.measured(line.mean, line.spread, unit),
+                words.measured(line.mean, line.std, unit),
                 words.signed(line.difference, unit, bare=True),
                 str(len(line.values) or "-"),
             )
             for line in lines
         )
-        about = "" if figure is None else f"Measured: {figure.what}{_when(lines)}."
+        about = "" if paper_metric is None else f"Measured: {paper_metric.what}{_when(lines)}."
         title = f"{named(number)}, {column}, {words.UNITS.get(unit, unit)}{self.mark}"
         return Block(title, HEADER, rows, about)
 
 
-def make(plan: Plan, done: Done) -> Report:
-    """Return what is found so far."""
+def make(plan: PaperPlan, done: RunResults) -> PaperReport:
+    """Make the report of all runs that have finished so far."""
     lines = measure.lines(plan, done)
     grid = {_place(line): line for line in lines}
-    judged = [verdicts.judge(claim, plan.paper, grid, plan.tables) for claim in plan.paper.claims]
-    return Report(
+    decided = [verdicts.decide(claim, plan.paper, grid, plan.tables) for claim in plan.paper.claims]
+    return PaperReport(
         plan=plan,
         lines=tuple(lines),
-        verdicts=tuple(judged),
+        verdicts=tuple(decided),
         absent=tuple(_absent(lines)),
     )
 
 
-def nothing(report: Report) -> str:
-    """Return what to say where nothing could be measured."""
+def nothing(report: PaperReport) -> str:
+    """Return the error message for a report without any measured cell.
+
+    It has a line for each missing method, data set or run, with the reason.
+    """
     plan = report.plan
     what = ", ".join(named(number) for number in plan.tables)
-    lines = [f"nothing of {plan.paper.name}, {what}, could be measured here."]
+    lines = [f"no cell of {plan.paper.name}, {what}, could be measured here."]
     lines += [f"{item.what}: {item.why}." for item in report.absent]
     if any(line.lacks == line.planned.cell.dataset for line in report.lines):
         first = next(
             cell.planned.cell.dataset for cell in report.lines if cell.planned.cell.dataset
         )
-        lines.append(f"Another data set can stand for it: --dataset {first}=digits.")
+        lines.append(f"Another data set can be used instead: --dataset {first}=digits.")
     return "\n".join(lines)
 
 
-def _absent(lines: Iterable[Line]) -> list[Absent]:
-    """Return what could not be had, with the number of cells that it costs."""
+def _absent(lines: Iterable[MeasuredCell]) -> list[Unavailable]:
+    """Return what could not be measured, with the number of cells that depend on it."""
     count: Counter[tuple[str, str]] = Counter()
     for line in lines:
         if line.why is not None and (line.published is not None or line.planned.absent is None):
             count[line.lacks, line.why] += 1
-    return [Absent(what, why, cells) for (what, why), cells in count.items()]
+    return [Unavailable(what, why, cells) for (what, why), cells in count.items()]
 
 
-def _short_of_samples(plan: Plan, lines: Iterable[Line]) -> dict[str, tuple[int, int]]:
-    """Return samples here and in the paper of data sets that are smaller than they should be."""
+def _short_of_samples(plan: PaperPlan, lines: Iterable[MeasuredCell]) -> dict[str, tuple[int, int]]:
+    """Return the numbers of samples, here and in the paper, of data sets that are incomplete."""
     found: dict[str, tuple[int, int]] = {}
     for line in lines:
         name = line.planned.cell.dataset
@@ -231,24 +241,25 @@ def _short_of_samples(plan: Plan, lines: Iterable[Line]) -> dict[str, tuple[int,
 
 
 def _hashable(change: Change) -> Change:
+    """Return a change with tuples instead of lists."""
     key, *values = change
     before, after = (tuple(value) if isinstance(value, list) else value for value in values)
     return key, before, after
 
 
-def _place(line: Line) -> tuple[str, str, str]:
+def _place(line: MeasuredCell) -> tuple[str, str, str]:
     cell = line.planned.cell
     return cell.table, cell.row, cell.column
 
 
-def _when(lines: Sequence[Line]) -> str:
-    """Return after which round a figure was read, as the end of a sentence."""
+def _when(lines: Sequence[MeasuredCell]) -> str:
+    """Return after which round a metric was read, as the end of a sentence."""
     line = next(line for line in lines if line.values)
     cell, job = line.planned.cell, next(iter(line.planned.jobs.values()))
-    if cell.figure is None or cell.figure.over != "last":
+    if cell.metric is None or cell.metric.over != "last":
         return ""
     if cell.at is None:
         return ", after the last round"
     here = measure.round_of(cell.at, line.planned.rounds, job.config.train.rounds)
-    stands = "" if here == cell.at else f", which stands for the paper's round {cell.at}"
-    return f", after round {here}{stands}"
+    scaled = "" if here == cell.at else f", which corresponds to the paper's round {cell.at}"
+    return f", after round {here}{scaled}"

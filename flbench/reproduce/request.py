@@ -1,4 +1,4 @@
-"""What the user asks for: a paper, its tables and rows, seeds, a scale."""
+"""Options of `flbench reproduce`: a paper, its tables and rows, seeds and a scale."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,30 +11,30 @@ from flbench.reproduce.schema import Paper
 
 Scale = Literal["small", "full"]
 
-# Keys that have an option of their own here.
+# Keys that cannot be overridden, because an option of `flbench reproduce` sets them.
 OPTIONS: Final = {
     "algorithm.name": "--algos",
     "data.name": "--dataset",
     "output.dir": "--output",
-    "evaluation.confusable": "none, the table's own reference run says it",
+    "evaluation.confusable": "none, the reference run of the table determines the classes",
 }
 SMALL_SEEDS: Final = 3
 
 
 @dataclass(frozen=True)
-class Request:
-    """What the user asks for.
+class ReproduceRequest:
+    """Options of the user.
 
     Attributes:
-        paper: its name.
-        tables: their numbers with commas between, `all`, or None for the main one.
-        dataset: a data set of the tables, or one that stands for it: NAME, or PRINTED=NAME.
-        algos: methods with commas between; None for all.
-        scale: of the runs.
-        seeds: how many; None for the paper's number, at small scale 3 at most.
-        output: folder for runs and reports.
-        overrides: key=value.
-        download: let torchvision fetch what is not there.
+        paper: Name of the paper.
+        tables: Numbers of tables, separated by commas; `all`; or None for the main table.
+        dataset: A data set of the tables (NAME), or a substitute for one (PRINTED=NAME).
+        algos: Methods, separated by commas; None for all.
+        scale: Scale of the runs.
+        seeds: Number of seeds; None for the paper's number, but at most 3 at small scale.
+        output: Folder for runs and reports.
+        overrides: Overrides `key=value`.
+        download: Whether torchvision may download missing data sets.
     """
 
     paper: str
@@ -49,7 +49,15 @@ class Request:
 
 
 def tables(paper: Paper, asked: str | None) -> list[str]:
-    """Return the numbers of the tables that are asked for."""
+    """Return the numbers of the requested tables.
+
+    Args:
+        paper: Facts of the paper.
+        asked: Option `--table`.
+
+    Raises:
+        UserError: The paper has no such table.
+    """
     if asked is None:
         return list(paper.tables)[:1]
     if asked.strip().casefold() == "all":
@@ -68,7 +76,16 @@ def tables(paper: Paper, asked: str | None) -> list[str]:
 
 
 def rows(asked: str | None, paper: Paper, numbers: Sequence[str]) -> set[tuple[str, str]]:
-    """Return (table, row) of the rows asked for: by label, by method, by flbench's name."""
+    """Return (table, row) of the requested rows.
+
+    Args:
+        asked: Option `--algos`: labels of rows, names of methods in the paper, or in flbench.
+        paper: Facts of the paper.
+        numbers: Numbers of the requested tables.
+
+    Raises:
+        UserError: No row has this label or method.
+    """
     known = {
         (number, label): row.method or label
         for number in numbers
@@ -92,27 +109,32 @@ def rows(asked: str | None, paper: Paper, numbers: Sequence[str]) -> set[tuple[s
             algos = [method.algo for method in paper.methods.values()]
             close = did_you_mean(name, [*algos, *(label.casefold() for label in labels)])
             raise UserError(
-                f"--algos: no row of the table is `{item.strip()}`.{close} Rows:"
+                f"--algos: the tables have no row `{item.strip()}`.{close} Rows:"
                 f" {', '.join(labels)}."
             )
         found |= mine
     return found
 
 
-def overrides(request: Request) -> Layer:
+def overrides(request: ReproduceRequest) -> Layer:
     """Return the user's overrides.
 
-    Raises: ConfigError for those that have an option of their own.
+    Raises:
+        ConfigError: A key cannot be overridden, because an option sets it.
     """
     given = from_overrides(request.overrides)
     for path in leaves(given.tree):
         if path in OPTIONS:
-            raise ConfigError(f"`{path}` has an option of its own here: {OPTIONS[path]}.")
+            raise ConfigError(f"`{path}` cannot be overridden here. Its option: {OPTIONS[path]}.")
     return given
 
 
-def seeds(request: Request, paper: Paper, given: Layer) -> tuple[int, ...]:
-    """Return the seeds of the runs: as many as asked for, from `seed` on."""
+def seeds(request: ReproduceRequest, paper: Paper, given: Layer) -> tuple[int, ...]:
+    """Return the seeds of the runs: consecutive numbers that begin at the override `seed`.
+
+    Raises:
+        ConfigError: `seed` is not a whole number >= 0.
+    """
     count = request.seeds
     if count is None:
         count = min(paper.seeds, SMALL_SEEDS) if request.scale == "small" else paper.seeds

@@ -1,4 +1,4 @@
-"""The runs of a plan: found again, resumed, or begun; ordinary run folders, all of them."""
+"""Carries out the runs of a plan: each is found, resumed or started, in an ordinary run folder."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -14,22 +14,29 @@ from flbench.core.errors import UserError
 from flbench.experiment import lifecycle
 from flbench.experiment.loop import Reporter
 from flbench.reproduce.configurations import fingerprint
-from flbench.reproduce.plan import Job, Plan
+from flbench.reproduce.plan import PaperPlan, PlannedRun
 
-PAUSE: Final = 20.0  # seconds between two lines on one run
+PAUSE: Final = 20.0  # seconds between two lines of progress of a run
 State = Literal["finished", "to resume", "new"]
 Open = Callable[[str], AbstractContextManager[Reporter]]
 
 
-class Shelf:
-    """The run folders of a directory, found by what was asked of them."""
+class RunFolders:
+    """The run folders of a directory, found by their configuration.
+
+    Args:
+        root: Directory with run folders two levels below it.
+    """
 
     def __init__(self, root: Path) -> None:
         self._root = root.absolute()
-        self._keys: dict[Path, str | None] = {}  # None: of another version, or damaged
+        self._keys: dict[Path, str | None] = {}  # None: written by another version, or damaged
 
     def find(self, config: Config) -> Path | None:
-        """Return the folder of a run with this configuration, a finished one if there is any."""
+        """Return the folder of a run with this configuration; None if there is none.
+
+        A finished run takes precedence, then the last name in alphabetical order.
+        """
         for file in sorted(self._root.glob("*/*/config.yaml")):
             if file.parent not in self._keys:
                 self._keys[file.parent] = _key_of(file)
@@ -39,7 +46,7 @@ class Shelf:
 
 
 def is_finished(path: Path) -> bool:
-    """Return whether a run is over."""
+    """Whether a run has finished."""
     return (path / "summary.json").is_file()
 
 
@@ -51,105 +58,122 @@ def _key_of(file: Path) -> str | None:
 
 
 @dataclass
-class Done:
-    """What became of the jobs.
+class RunResults:
+    """Results of the planned runs.
 
     Attributes:
-        folders: of finished runs, by the job's key.
-        troubles: why others have none, by the job's key.
+        folders: Folders of the finished runs, by key of the planned run.
+        failures: Reasons why other runs have no folder, by key of the planned run.
     """
 
     folders: dict[str, Path] = field(default_factory=dict)
-    troubles: dict[str, str] = field(default_factory=dict)
+    failures: dict[str, str] = field(default_factory=dict)
 
 
-def config_of(job: Job, shelf: Shelf) -> Config:
-    """Return a job's configuration with the place of its reference run, if that is finished."""
+def config_of(job: PlannedRun, folders: RunFolders) -> Config:
+    """Return the configuration of a run, with the folder of its reference run if that finished."""
     if job.reference is None:
         return job.config
-    folder = shelf.find(job.reference.config)
+    folder = folders.find(job.reference.config)
     if folder is None or not is_finished(folder):
         return job.config
     evaluation = job.config.evaluation.model_copy(update={"confusable": str(folder)})
     return job.config.model_copy(update={"evaluation": evaluation})
 
 
-def state_of(job: Job, shelf: Shelf) -> State:
-    """Return whether a job's run is there."""
-    folder = shelf.find(config_of(job, shelf))
+def state_of(job: PlannedRun, folders: RunFolders) -> State:
+    """Return whether a planned run has finished, can be resumed, or is new."""
+    folder = folders.find(config_of(job, folders))
     if folder is None:
         return "new"
     return "finished" if is_finished(folder) else "to resume"
 
 
-class Brief(Reporter):
-    """Tells less: each note once over many runs, and of judgements the last and one in a while."""
+class QuietReporter(Reporter):
+    """A reporter that prints less: each note once over many runs, and evaluations rarely.
+
+    Args:
+        inner: Reporter of the run.
+        told: Notes that have been printed; new ones are added.
+    """
 
     def __init__(self, inner: Reporter, told: set[str]) -> None:
         self._inner, self._told = inner, told
         self._rounds, self._said = 0, time.monotonic()
 
     def begin(self, done: int, rounds: int) -> None:
-        """Pass it on."""
+        """Report the start of the run."""
         self._rounds = rounds
         self._inner.begin(done, rounds)
 
     def round_done(self, done: int, loss: float) -> None:
-        """Pass it on."""
+        """Report a finished round."""
         self._inner.round_done(done, loss)
 
     def evaluated(self, done: int, figures: Mapping[tuple[str, str, str], float]) -> None:
-        """Pass on the last one, and one in a while."""
+        """Report the evaluation of the last round, and others at least 20 seconds apart."""
         if done == self._rounds or time.monotonic() - self._said > PAUSE:
             self._said = time.monotonic()
             self._inner.evaluated(done, figures)
 
     def warn(self, text: str) -> None:
-        """Pass it on unless it was said of an earlier run."""
+        """Report a note unless an earlier run has reported it."""
         if text not in self._told:
             self._told.add(text)
             self._inner.warn(text)
 
 
-def carry_out(plan: Plan, shelf: Shelf, tell: Open, done: Done) -> None:
-    """Run what is not there yet; write into `done` as it goes, so that an interrupt keeps it.
+def carry_out(plan: PaperPlan, folders: RunFolders, tell: Open, done: RunResults) -> None:
+    """Carry out the runs of a plan that have not finished.
 
-    A run that the user's input makes impossible is noted, and the others go on.
+    A run that fails because of the user's input is recorded as a failure, and the other runs
+    continue.
 
-    Raises: RunError, KeyboardInterrupt; what was written stays and the next call goes on.
+    Args:
+        plan: Plan of the runs.
+        folders: Existing run folders.
+        tell: Function that opens a reporter for a title.
+        done: Results. They are added one by one, so that an interrupt keeps them.
+
+    Raises:
+        RunError: A run failed. Finished rounds are kept, and the next call resumes the run.
+        KeyboardInterrupt: Ctrl-C was pressed; the same holds.
     """
     told: set[str] = set()
     for number, job in enumerate(plan.jobs.values(), start=1):
-        config = config_of(job, shelf)
-        folder = shelf.find(config)
+        config = config_of(job, folders)
+        folder = folders.find(config)
         if folder is None or not is_finished(folder):
             try:
                 with tell(f"run {number} of {len(plan.jobs)}, {job.title}") as reporter:
-                    brief = Brief(reporter, told)
+                    quiet = QuietReporter(reporter, told)
                     if folder is None:
-                        folder = lifecycle.run(config, dict(job.origins), brief)
+                        folder = lifecycle.run(config, dict(job.origins), quiet)
                     else:
-                        folder = lifecycle.resume(folder, _engine(plan), brief)
+                        folder = lifecycle.resume(folder, _engine(plan), quiet)
             except UserError as error:
-                done.troubles[job.key] = " ".join(str(error).split())
+                done.failures[job.key] = " ".join(str(error).split())
                 continue
         done.folders[job.key] = folder
 
 
-def _engine(plan: Plan) -> Layer:
-    """Return the overrides that a resumed run may take: what computes, not what comes out."""
+def _engine(plan: PaperPlan) -> Layer:
+    """Return the overrides of the engine that a resumed run accepts."""
     given = from_overrides(plan.request.overrides)
-    engine = given.tree.get("engine", {})
-    free = {key: value for key, value in engine.items() if f"engine.{key}" in lifecycle.CHANGEABLE_ON_RESUME}
-    return Layer({"engine": free} if free else {}, given.origins)
+    changeable = {
+        key: value
+        for key, value in given.tree.get("engine", {}).items()
+        if f"engine.{key}" in lifecycle.CHANGEABLE_ON_RESUME
+    }
+    return Layer({"engine": changeable} if changeable else {}, given.origins)
 
 
-def collect(plan: Plan, shelf: Shelf, done: Done) -> None:
-    """Find the finished runs of all cells, those that were not asked for too."""
+def collect(plan: PaperPlan, folders: RunFolders, done: RunResults) -> None:
+    """Add the finished runs of all cells to `done`, also of those that were not requested."""
     for item in plan.cells:
         for job in item.jobs.values():
             if job.key in done.folders:
                 continue
-            folder = shelf.find(config_of(job, shelf))
+            folder = folders.find(config_of(job, folders))
             if folder is not None and is_finished(folder):
                 done.folders[job.key] = folder

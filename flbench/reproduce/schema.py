@@ -1,7 +1,7 @@
-"""What the data file of a paper holds: published figures, and how to measure their like here.
+"""Schema of a paper's YAML file: published numbers, and how to measure the same quantities here.
 
-Rows compete with one another and columns say where: a cell of a table is measured by the runs of
-its row's method on its column's data set, of which its column's figure is read.
+Rows of a table are methods, columns are data sets and metrics: a cell is measured by the runs of
+its row's method on its column's data set, from which its column's metric is read.
 """
 
 from typing import Annotated, Any, Literal, Self
@@ -13,19 +13,19 @@ Settings = dict[str, Any]
 
 
 class Facts(BaseModel):
-    """Base of all facts: frozen, unknown keys refused, no NaN and no infinity."""
+    """Base of all facts: immutable, without unknown keys, NaN or infinity."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class DataSet(Facts):
-    """A data set of a paper; its key is the paper's name for it.
+    """A data set of a paper. Its key in the file is the paper's name for it.
 
     Attributes:
-        name: flbench's name.
-        samples: that are dealt to the clients, validation and test parts included.
-        settings: that hold for this data set alone.
-        small: the like at small scale.
+        name: Name of the data set in flbench.
+        samples: Number of samples of all clients, with validation and test parts; None if unknown.
+        settings: Settings for this data set only.
+        small: Settings for this data set at small scale.
     """
 
     name: str
@@ -35,13 +35,13 @@ class DataSet(Facts):
 
 
 class Method(Facts):
-    """A method of a paper; its key is the paper's name for it.
+    """A method of a paper. Its key in the file is the paper's name for it.
 
     Attributes:
-        algo: flbench's name.
-        keys: of the method, as the paper has them; what is not here is the method's default.
-        by_dataset: further keys for one data set.
-        small: keys that take other values at small scale.
+        algo: Name of the method in flbench.
+        keys: Keys `algorithm.*` with the paper's values. Other keys have the method's defaults.
+        by_dataset: Further keys for single data sets.
+        small: Keys with other values at small scale.
     """
 
     algo: str
@@ -50,19 +50,20 @@ class Method(Facts):
     small: Settings = {}
 
 
-class Figure(Facts):
-    """A figure of a paper; its key is the paper's name for it.
+class PaperMetric(Facts):
+    """A metric of a paper. Its key in the file is the paper's name for it.
 
     Attributes:
-        what: our definition of it, in words.
-        unit: of the published numbers.
-        split: of the lines of metrics.csv; None takes all.
-        protocol: of these lines.
-        metric: of these lines; several are added up.
-        over: the last round, or the mean or variance over judged rounds, or the sum over all.
-        per: a metric whose sum divides a sum.
-        divide: a number that divides it too.
-        reason: why flbench cannot measure it; None if it can.
+        what: Definition of the metric, as text.
+        unit: Unit of the published numbers.
+        split: Split of the lines of metrics.csv that are read; None for all splits.
+        protocol: Protocol of these lines.
+        metric: Names of the metrics of these lines; with `over: sum`, several are added up.
+        over: Value of the `last` round, `mean` or `variance` over evaluated rounds, or `sum` over
+            all lines.
+        per: Metric whose sum divides the sum; None for none.
+        divide: Number that divides the value.
+        reason: Why flbench cannot measure the metric; None if it can.
     """
 
     what: str
@@ -80,12 +81,12 @@ class Figure(Facts):
     @model_validator(mode="after")
     def _can_be_read(self) -> Self:
         if not self.metric and self.reason is None:
-            raise ValueError("a figure needs a metric, or a reason why it has none")
+            raise ValueError("a metric needs the key `metric`, or a `reason` why it has none")
         return self
 
     @property
     def scale(self) -> float:
-        """What a figure of a run, a fraction or bytes, is multiplied with."""
+        """Factor from a run's value (a fraction, or bytes) to the unit."""
         return {"percent": 100.0, "percent^2": 1e4, "KiB": 1 / 1024, "MB": 1e-6, "rounds": 1.0}[
             self.unit
         ]
@@ -95,11 +96,11 @@ class Row(Facts):
     """A row of a table.
 
     Attributes:
-        values: published, one for each column; None where the paper prints none.
-        method: the paper's name; None if the row's label is that name.
-        settings: that hold for this row alone.
-        small: the like at small scale.
-        reason: why flbench cannot measure it; None if it can.
+        values: Published numbers, one for each column; None where the paper prints none.
+        method: The paper's name of the method; None if the row's label is that name.
+        settings: Settings for this row only.
+        small: Settings for this row at small scale.
+        reason: Why flbench cannot measure the row; None if it can.
     """
 
     values: tuple[float | None, ...]
@@ -113,16 +114,18 @@ class Column(Facts):
     """A column of a table.
 
     Attributes:
-        dataset: the paper's name; None for the table's, or if the column's label is that name.
-        figure: likewise.
-        at: the round of the paper's run after which the figure is read; None for its last one.
-        settings: that hold for this column alone.
-        small: the like at small scale.
-        reason: why flbench cannot measure it; None if it can.
+        dataset: The paper's name of the data set; None for the table's data set, or if the
+            column's label is that name.
+        metric: The paper's name of the metric; None for the table's metric, or if the column's
+            label is that name.
+        at: Round of the paper's run after which the metric is read; None for the last round.
+        settings: Settings for this column only.
+        small: Settings for this column at small scale.
+        reason: Why flbench cannot measure the column; None if it can.
     """
 
     dataset: str | None = None
-    figure: str | None = None
+    metric: str | None = None
     at: int | None = Field(None, ge=1)
     settings: Settings = {}
     small: Settings = {}
@@ -130,7 +133,13 @@ class Column(Facts):
 
 
 class Footnote(Facts):
-    """What a reader of a table must know, of all of it or of a row, a column, a cell."""
+    """A footnote to a table, or to a row, a column or a cell of it.
+
+    Attributes:
+        text: Text of the footnote, without a full stop.
+        row: Label of the row; None for all rows.
+        column: Label of the column; None for all columns.
+    """
 
     text: str
     row: str | None = None
@@ -138,12 +147,12 @@ class Footnote(Facts):
 
 
 def _columns(value: object) -> object:
-    """Read a list of labels as columns without more to say."""
+    """Parse a list of labels as columns without further keys."""
     return {str(label): {} for label in value} if isinstance(value, list) else value
 
 
 def _rows(value: object) -> object:
-    """Read a bare list of numbers as a row's values."""
+    """Parse a list of numbers as the values of a row."""
     if not isinstance(value, dict):
         return value
     return {
@@ -152,24 +161,24 @@ def _rows(value: object) -> object:
 
 
 class Table(Facts):
-    """A table, or figures that the text gives.
+    """A table of a paper, or numbers from its text.
 
     Attributes:
-        caption: what it shows.
-        dataset: of all its columns that name none.
-        figure: likewise.
-        confusable: the row whose runs say which classes are confusable; None if nothing asks.
-        settings: that hold for this table alone.
-        small: the like at small scale.
-        columns: by label.
-        rows: by label.
-        footnotes: to it.
-        reason: why flbench cannot measure it; None if it can.
+        caption: Caption of the table.
+        dataset: Data set of all columns that name none.
+        metric: Metric of all columns that name none.
+        confusable: Row whose runs determine the confusable classes; None if no metric needs them.
+        settings: Settings for this table only.
+        small: Settings for this table at small scale.
+        columns: Columns by label.
+        rows: Rows by label.
+        footnotes: Footnotes to the table.
+        reason: Why flbench cannot measure the table; None if it can.
     """
 
     caption: str
     dataset: str | None = None
-    figure: str | None = None
+    metric: str | None = None
     confusable: str | None = None
     settings: Settings = {}
     small: Settings = {}
@@ -193,21 +202,21 @@ class Table(Facts):
 
 
 class Claim(Facts):
-    """A sentence of a paper's text: a row lies above or below others by so much.
+    """A claim of a paper's text: a row lies above or below other rows by some amount.
 
     Attributes:
-        text: the claim, in our words.
-        table: that has its figures; None where no table has.
-        row: that it is about.
-        columns: the claim is about the mean over these columns; `all` of the table's.
-        over: rows that it is compared with, the best of them; `all` for all others; none compares
-            the row with itself at `over_column`.
-        over_column: the column of what it is compared with; None for the same one.
-        above: by how much the row lies above them, at least, in the figure's unit.
-        below: by how much it lies below them.
-        relative: `above` and `below` are percent of what it is compared with.
-        note: what a reader must know.
-        reason: why it cannot be judged with flbench; None if it can.
+        text: The claim, in other words than the paper's.
+        table: Table with the numbers of the claim; None if there is none.
+        row: Row that the claim is about.
+        columns: Columns whose mean the claim is about; `all` for all columns of the table.
+        over: Rows that the row is compared with: the best of them counts. `all` for all other
+            rows; empty to compare the row with itself at `over_column`.
+        over_column: Column of the numbers that the row is compared with; None for the same column.
+        above: Smallest amount by which the row lies above the others, in the metric's unit.
+        below: Smallest amount by which the row lies below the others, in the metric's unit.
+        relative: Whether `above` and `below` are percentages of the number compared with.
+        note: Note for the reader.
+        reason: Why flbench cannot decide the claim; None if it can.
     """
 
     text: str
@@ -236,7 +245,7 @@ class Claim(Facts):
 
     @property
     def bound(self) -> float:
-        """The difference that is claimed: positive for above, negative for below."""
+        """The claimed difference: positive for `above`, negative for `below`."""
         return self.above if self.above is not None else -(self.below or 0.0)
 
 
@@ -244,20 +253,22 @@ class Paper(Facts):
     """The facts of a paper.
 
     Attributes:
-        name: printed name of its method.
-        title: in English.
-        authors: of it.
-        venue: where it appeared.
-        doi: of it.
-        source: a remark on the text that was read; None for the paper itself.
-        seeds: runs with different seeds that the paper averages, or what we take where it does not
-            say.
-        small: settings of the small scale that hold for all tables.
-        choices: what the paper leaves open, and what the preset takes.
-        contradictions: where it contradicts itself or what is known, of the whole paper.
-        datasets, methods, figures: by the paper's names.
-        tables: by number; the first is the main one.
-        claims: of its text.
+        name: Name of the paper's method.
+        title: Title in English.
+        authors: Authors.
+        venue: Journal or conference, with the year.
+        doi: Digital object identifier.
+        source: Note on the text that was read, if it is not the paper itself.
+        seeds: Number of runs that the paper averages. If the paper does not state it, a choice of
+            this file.
+        small: Settings of the small scale for all tables.
+        choices: What the paper does not specify, and the choices of the preset.
+        contradictions: Contradictions within the paper, or with known facts.
+        datasets: Data sets by the paper's names.
+        methods: Methods by the paper's names.
+        metrics: Metrics by the paper's names.
+        tables: Tables by number; the first one is the main table.
+        claims: Claims of the paper's text.
     """
 
     name: str
@@ -272,12 +283,12 @@ class Paper(Facts):
     contradictions: tuple[str, ...]
     datasets: dict[str, DataSet]
     methods: dict[str, Method]
-    figures: dict[str, Figure]
+    metrics: dict[str, PaperMetric]
     tables: dict[str, Table]
     claims: tuple[Claim, ...]
 
     @model_validator(mode="after")
-    def _hangs_together(self) -> Self:
+    def _is_consistent(self) -> Self:
         for number, table in self.tables.items():
             where = f"table {number}"
             for label, row in table.rows.items():
@@ -286,7 +297,7 @@ class Paper(Facts):
                     raise ValueError(f"{where}: row `{label}` names no method")
                 _known(name, self.methods, f"{where}: method")
             for label, column in table.columns.items():
-                for kind, known in (("dataset", self.datasets), ("figure", self.figures)):
+                for kind, known in (("dataset", self.datasets), ("metric", self.metrics)):
                     name = getattr(column, kind) or (label if label in known else None)
                     name = name or getattr(table, kind)
                     if name is None and not (column.reason or table.reason):
@@ -300,6 +311,7 @@ class Paper(Facts):
         return self
 
     def _check(self, claim: Claim) -> None:
+        """Raise a ValueError if a claim names an unknown table, row or column."""
         if claim.table is None:
             return
         _known(claim.table, self.tables, "table of a claim")
@@ -313,5 +325,6 @@ class Paper(Facts):
 
 
 def _known(name: str | None, known: dict[str, Any], what: str) -> None:
+    """Raise a ValueError if a name is given and unknown."""
     if name is not None and name not in known:
         raise ValueError(f"{what}: there is no `{name}`; known: {', '.join(known)}")

@@ -1,45 +1,45 @@
-"""What becomes of a paper's claims here: held, did not hold, or cannot be judged."""
+"""Verdicts about a paper's claims: held, did not hold, or cannot be decided."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Literal
 
-from flbench.reports.statistics import spread
+from flbench.reports.statistics import sample_std
 from flbench.reproduce.cells import named
-from flbench.reproduce.measure import Line
+from flbench.reproduce.measure import MeasuredCell
 from flbench.reproduce.schema import Claim, Paper
 
-Word = Literal["held", "did not hold", "cannot be judged"]
-Grid = Mapping[tuple[str, str, str], Line]
-"""Lines by table, row and column."""
+Outcome = Literal["held", "did not hold", "cannot be decided"]
+Grid = Mapping[tuple[str, str, str], MeasuredCell]
+"""Measured cells by table, row and column."""
 
-SHOWN = 4  # of the missing cells
-CLOSE = 1e-9  # what rounding may take from a bound
+SHOWN = 4  # missing cells that a message names
+CLOSE = 1e-9  # tolerance for rounding errors in the comparison with a bound
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """A claim, judged.
+    """Verdict about a claim.
 
     Attributes:
-        claim: of the paper.
-        word: what becomes of it.
-        unit: of the differences.
-        printed: the difference that the paper's own cells give; None if they do not.
-        measured: the difference here, mean over seeds; None if there is none.
-        spread: of the difference over seeds, seed by seed; None for fewer than two.
-        seeds: how many.
-        why: what stands in the way, or how close it was.
-        asked: whether its table was asked for, or none has it.
+        claim: Claim of the paper.
+        outcome: Whether the claim held.
+        unit: Unit of the differences.
+        printed: Difference of the paper's own numbers; None if cells have none.
+        measured: Difference of the measured numbers, mean over seeds; None if there is none.
+        std: Standard deviation of the difference over seeds; None for fewer than two seeds.
+        seeds: Number of seeds.
+        why: Why the claim cannot be decided, or did not hold; "" if there is nothing to add.
+        asked: Whether the claim's table was requested; true for a claim without a table.
     """
 
     claim: Claim
-    word: Word
+    outcome: Outcome
     unit: str
     printed: float | None = None
     measured: float | None = None
-    spread: float | None = None
+    std: float | None = None
     seeds: int = 0
     why: str = ""
     asked: bool = True
@@ -47,48 +47,53 @@ class Verdict:
 
 @dataclass(frozen=True)
 class _Gap:
-    """A difference in one column: by seed, and the rivals that are not there."""
+    """Difference in one column.
+
+    Attributes:
+        by_seed: Difference by seed.
+        missing: Row and column of the cells that are not measured.
+    """
 
     by_seed: Mapping[int, float]
     missing: tuple[str, ...]
 
 
-def judge(claim: Claim, paper: Paper, grid: Grid, tables: Sequence[str]) -> Verdict:
-    """Judge a claim.
+def decide(claim: Claim, paper: Paper, grid: Grid, tables: Sequence[str]) -> Verdict:
+    """Decide whether a claim holds for the measured numbers.
 
-    A difference is taken seed by seed, against the best of the rows that the claim is compared
-    with, by their means (the lowest, where it claims to lie below). Where rows are missing a claim
-    can fail, for they could only raise what it is compared with, but it cannot hold.
+    The difference is taken by seed, between the claim's row and the best of the other rows: the one
+    with the highest mean, or with the lowest mean for a claim `below`. If rows are missing, a claim
+    can fail, because further rows can only make the best one better, but it cannot hold.
 
     Args:
-        claim: to judge.
-        paper: that makes it.
-        grid: the cells that were asked for.
-        tables: that were asked for.
+        claim: Claim of the paper.
+        paper: Facts of the paper.
+        grid: Measured cells of the requested tables.
+        tables: Numbers of the requested tables.
     """
     if claim.reason is not None or claim.table is None:
-        return Verdict(claim, "cannot be judged", "", why=claim.reason or "")
+        return Verdict(claim, "cannot be decided", "", why=claim.reason or "")
     unit = "percent" if claim.relative else _unit(claim, paper, grid)
     printed = own_difference(claim, paper)
-    open_ = Verdict(claim, "cannot be judged", unit, printed)
+    undecided = Verdict(claim, "cannot be decided", unit, printed)
     if claim.table not in tables:
-        return replace(open_, why=f"{named(claim.table)} was not asked for", asked=False)
+        return replace(undecided, why=f"{named(claim.table)} was not requested", asked=False)
     gaps = [_measured(claim, paper, grid, column) for column in _columns(claim, paper)]
     missing = tuple(dict.fromkeys(name for gap in gaps for name in gap.missing))
     seeds = sorted(set.intersection(*(set(gap.by_seed) for gap in gaps)))
     lacking = f"not measured: {_few(missing)}" if missing else ""
     if not seeds:
-        return replace(open_, why=lacking or "no seed has all the runs")
+        return replace(undecided, why=lacking or "no seed has all runs")
     values = [fmean(gap.by_seed[seed] for gap in gaps) for seed in seeds]
     value = fmean(values)
     held = value >= claim.bound - CLOSE if claim.above is not None else value <= claim.bound + CLOSE
     why = lacking
     if not held and value * claim.bound > 0:
         why = "the direction agrees, the size does not" + (f"; {lacking}" if lacking else "")
-    word: Word = "did not hold" if not held else "cannot be judged" if missing else "held"
+    outcome: Outcome = "did not hold" if not held else "cannot be decided" if missing else "held"
     if held and missing:
-        why = f"it holds against what is there; {lacking}"
-    return Verdict(claim, word, unit, printed, value, spread(values), len(values), why)
+        why = f"it holds against the measured rows; {lacking}"
+    return Verdict(claim, outcome, unit, printed, value, sample_std(values), len(values), why)
 
 
 def _few(names: Sequence[str]) -> str:
@@ -98,14 +103,15 @@ def _few(names: Sequence[str]) -> str:
 
 
 def _columns(claim: Claim, paper: Paper) -> Sequence[str]:
+    """Return the labels of the columns that a claim is about."""
     table = paper.tables[str(claim.table)]
     return list(table.columns) if claim.columns == "all" else claim.columns
 
 
 def _rivals(claim: Claim, paper: Paper, column: str) -> list[tuple[str, str]]:
-    """Return (row, column) of what a row is compared with in one column.
+    """Return (row, column) of the cells that a claim compares its row with in one column.
 
-    Of all others, without those that print a dash where others print a figure.
+    With `over: all`, rows without a published number are left out, unless no row has one.
     """
     table = paper.tables[str(claim.table)]
     place = claim.over_column or column
@@ -121,7 +127,7 @@ def _rivals(claim: Claim, paper: Paper, column: str) -> list[tuple[str, str]]:
 
 
 def own_difference(claim: Claim, paper: Paper) -> float | None:
-    """Return the difference that the paper's own cells give."""
+    """Return the difference of the paper's own numbers; None if cells have none."""
     table = paper.tables[str(claim.table)]
     order = list(table.columns)
 
@@ -141,7 +147,7 @@ def own_difference(claim: Claim, paper: Paper) -> float | None:
 
 
 def _measured(claim: Claim, paper: Paper, grid: Grid, column: str) -> _Gap:
-    """Return the difference in one column, seed by seed."""
+    """Return the measured difference in one column, by seed."""
     table = str(claim.table)
     mine = grid.get((table, str(claim.row), column))
     if mine is None or not mine.values:
@@ -167,6 +173,7 @@ def _measured(claim: Claim, paper: Paper, grid: Grid, column: str) -> _Gap:
 
 
 def _best(values: Sequence[float], claim: Claim) -> float:
+    """Return the highest value, or the lowest one for a claim `below`."""
     return max(values) if claim.above is not None else min(values)
 
 
@@ -178,9 +185,9 @@ def _difference(mine: float, other: float, claim: Claim) -> float | None:
 
 
 def _unit(claim: Claim, paper: Paper, grid: Grid) -> str:
-    """Return the unit of a claim's differences: points where figures are percent."""
+    """Return the unit of a claim's differences: points if the metric is in percent."""
     columns = _columns(claim, paper)
     line = grid.get((str(claim.table), str(claim.row), columns[0]))
-    figure = None if line is None else line.planned.cell.figure
-    unit = "percent" if figure is None else figure.unit
+    paper_metric = None if line is None else line.planned.cell.metric
+    unit = "percent" if paper_metric is None else paper_metric.unit
     return "points" if unit == "percent" else unit

@@ -1,4 +1,4 @@
-"""Figures of papers in words: as printed, as measured, with their spread, with a sign."""
+"""Formats published and measured numbers, differences, changed settings and footnotes."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -10,44 +10,63 @@ from flbench.reproduce.schema import Footnote, Paper
 from flbench.reproduce.verdicts import Verdict
 
 UNITS: Final = {"percent": "%", "percent^2": "%^2"}
-"""What is written for a unit that is not its own name."""
+"""Symbols of units; other units are written as their names."""
 
 
 def decimals(paper: Paper, number: str) -> int:
-    """Return how many decimals most of a table's figures have."""
+    """Return the number of decimals that most numbers of a table have."""
     values = [value for row in paper.tables[number].rows.values() for value in row.values]
     places = [_places(value) for value in values if value is not None]
     return Counter(places).most_common(1)[0][0] if places else 0
 
 
 def _places(value: float) -> int:
+    """Return the number of decimals of a number."""
     text = str(Decimal(str(value)).normalize())
     return len(text.partition(".")[2]) if "E" not in text else 0
 
 
 def printed(value: float, common: int) -> str:
-    """Return a published figure with a table's usual decimals, or with more if it has more."""
+    """Format a published number.
+
+    Args:
+        value: The number.
+        common: Usual number of decimals of its table; the number keeps further decimals.
+
+    >>> printed(85.0, 2), printed(85.125, 2)
+    ('85.00', '85.125')
+    """
     return f"{value:.{max(common, _places(value))}f}"
 
 
-def measured(mean: float | None, spread: float | None, unit: str, *, gap: bool = False) -> str:
-    """Return mean and spread, as a difference with sign and unit if asked."""
+def measured(mean: float | None, std: float | None, unit: str, *, gap: bool = False) -> str:
+    """Format a mean and its standard deviation.
+
+    Args:
+        mean: Mean over seeds; None if nothing was measured.
+        std: Standard deviation over seeds; None for one seed.
+        unit: Unit of the numbers.
+        gap: Whether the mean is a difference, which gets a sign and the unit.
+
+    >>> measured(85.0, 0.5, "percent"), measured(1.5, None, "points", gap=True)
+    ('85.00 ± 0.50', '+1.50 points')
+    """
     if mean is None:
         return "-"
     sign = "+" if gap else ""
-    text = f"{mean:{sign}.2f}" + ("" if spread is None else f" ± {spread:.2f}")
+    text = f"{mean:{sign}.2f}" + ("" if std is None else f" ± {std:.2f}")
     return f"{text} {UNITS.get(unit, unit)}" if gap else text
 
 
 def signed(value: float | None, unit: str, *, bare: bool = False) -> str:
-    """Return a difference with its sign, and its unit unless it is to be bare."""
+    """Format a difference with its sign; `bare` leaves out the unit."""
     if value is None:
         return "-"
     return f"{value:+.2f}" if bare else f"{value:+.2f} {UNITS.get(unit, unit)}"
 
 
 def claimed(verdict: Verdict) -> str:
-    """Return what a claim promises."""
+    """Format the claimed difference, such as `at least +5 points`."""
     if verdict.claim.reason is not None:
         return "-"
     if verdict.claim.bound == 0:
@@ -58,7 +77,7 @@ def claimed(verdict: Verdict) -> str:
 
 
 def changed(changes: Iterable[Change]) -> str:
-    """Return changed keys with their values here and in the paper."""
+    """Format changed keys with their values here and in the paper."""
     return ", ".join(
         f"{key} {_word(after)} (paper: {_word(before)})" for key, before, after in changes
     )
@@ -69,13 +88,13 @@ def _word(value: object) -> str:
 
 
 def footnote(number: str, k: int, note: Footnote) -> str:
-    """Return a footnote as it stands below the tables."""
+    """Format a footnote for the list below the tables."""
     place = ", ".join(part for part in (note.row, note.column) if part)
     return f"[{number}.{k + 1}] {f'{place}: ' if place else ''}{note.text}."
 
 
 def marks(number: str, row: str, column: str, notes: Sequence[Footnote]) -> str:
-    """Return the marks of the footnotes that a cell has; those to a whole table have none."""
+    """Return the marks of a cell's footnotes. Footnotes to a whole table have no marks."""
     found = [
         f" [{number}.{k + 1}]"
         for k, note in enumerate(notes)

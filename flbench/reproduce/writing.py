@@ -1,4 +1,4 @@
-"""A report as Markdown, CSV and JSON."""
+"""Writes a report as Markdown, CSV and JSON."""
 
 import csv
 import json
@@ -12,8 +12,8 @@ from flbench.core import files
 from flbench.reports.tables import grid
 from flbench.reproduce.cells import named
 from flbench.reproduce.configurations import Change
-from flbench.reproduce.measure import Line
-from flbench.reproduce.report import CLAIM_HEADER, Report
+from flbench.reproduce.measure import MeasuredCell
+from flbench.reproduce.report import CLAIM_HEADER, PaperReport
 from flbench.reproduce.verdicts import Verdict
 
 COLUMNS: Final = (
@@ -22,8 +22,16 @@ COLUMNS: Final = (
 )
 
 
-def write(report: Report, folder: Path) -> list[Path]:
-    """Write the report as Markdown, CSV and JSON; return the files."""
+def write(report: PaperReport, folder: Path) -> list[Path]:
+    """Write a report as Markdown, CSV and JSON.
+
+    Args:
+        report: The report.
+        folder: Folder for the files; it is created if necessary.
+
+    Returns:
+        Paths of the files.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     texts = {".md": markdown(report), ".csv": table(report), ".json": as_json(report)}
     paths = []
@@ -33,16 +41,16 @@ def write(report: Report, folder: Path) -> list[Path]:
     return paths
 
 
-def markdown(report: Report) -> str:
-    """Return the whole report."""
+def markdown(report: PaperReport) -> str:
+    """Return the report as Markdown."""
     paper = report.plan.paper
-    parts = [f"# {report.heading}: published against measured"]
+    parts = [f"# {report.heading}: published and measured numbers"]
     source = f" ({paper.source})" if paper.source else ""
     parts.append(
         f"{paper.authors}: *{paper.title}*. {paper.venue}, doi"
         f" [{paper.doi}](https://doi.org/{paper.doi}){source}."
     )
-    parts += [f"**{remark}**" for remark in report.remarks]
+    parts += [f"**{note}**" for note in report.notes]
     number = None
     for block in report.blocks:
         of = block.title.split(",")[0]
@@ -52,16 +60,16 @@ def markdown(report: Report) -> str:
             parts.append(f"## {of}{report.mark}\n\n{captions[of]}.")
         parts.append(f"### {block.title}\n\n{block.about}\n\n{grid(block.header, block.rows)}")
     if not report.blocks:
-        parts.append("Nothing is measured yet.")
+        parts.append("No cell is measured yet.")
     parts.append(f"## Claims of the text{report.mark}\n\n" + grid(CLAIM_HEADER, report.claims.rows))
     if report.absent:
         rows = [(item.what, item.why, str(item.cells)) for item in report.absent]
         header = ("what", "why", "cells without")
-        parts.append(f"## What could not be had here\n\n{grid(header, rows)}")
+        parts.append(f"## What could not be measured here\n\n{grid(header, rows)}")
     for title, items in (
         ("Footnotes", report.footnotes),
-        ("Where the paper contradicts itself", paper.contradictions),
-        ("What the paper leaves open, and what was taken", paper.choices),
+        ("Contradictions in the paper", paper.contradictions),
+        ("What the paper does not specify, and the choices here", paper.choices),
     ):
         if items:
             parts.append(f"## {title}\n\n" + "\n".join(f"- {item}" for item in items))
@@ -77,8 +85,8 @@ def markdown(report: Report) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def table(report: Report) -> str:
-    """Return a line of CSV for every cell, measured or not."""
+def table(report: PaperReport) -> str:
+    """Return the report as CSV: a line for each cell, measured or not."""
     text = StringIO()
     writer = csv.DictWriter(text, COLUMNS, lineterminator="\n", extrasaction="ignore")
     writer.writeheader()
@@ -91,8 +99,8 @@ def table(report: Report) -> str:
     return text.getvalue()
 
 
-def as_json(report: Report) -> str:
-    """Return all that the report knows."""
+def as_json(report: PaperReport) -> str:
+    """Return the report as JSON."""
     plan, paper = report.plan, report.plan.paper
     tree: dict[str, Any] = {
         "flbench": __version__,
@@ -106,7 +114,7 @@ def as_json(report: Report) -> str:
         "substitutes": dict(plan.substitutes),
         "scaled": _triples(report.scaled),
         "changed": _triples(report.changed),
-        "remarks": list(report.remarks),
+        "remarks": list(report.notes),
         "cells": [_entry(report, line) for line in report.lines],
         "claims": [_claim(verdict) for verdict in report.verdicts],
         "absent": [vars(item) for item in report.absent],
@@ -117,8 +125,8 @@ def as_json(report: Report) -> str:
     return json.dumps(tree, indent=1) + "\n"
 
 
-def _entry(report: Report, line: Line) -> dict[str, Any]:
-    """Return a cell as a record."""
+def _entry(report: PaperReport, line: MeasuredCell) -> dict[str, Any]:
+    """Return the entries of a cell for CSV and JSON."""
     cell, plan = line.planned.cell, report.plan
     return {
         "paper": plan.paper.name,
@@ -129,11 +137,11 @@ def _entry(report: Report, line: Line) -> dict[str, Any]:
         "dataset": cell.dataset,
         "substitute": plan.substitutes.get(cell.dataset or ""),
         "algorithm": None if cell.method is None else plan.paper.methods[cell.method].algo,
-        "figure": None if cell.figure is None else cell.figure.what,
-        "unit": None if cell.figure is None else cell.figure.unit,
+        "figure": None if cell.metric is None else cell.metric.what,
+        "unit": None if cell.metric is None else cell.metric.unit,
         "published": line.published,
         "measured": line.mean,
-        "spread": line.spread,
+        "spread": line.std,
         "difference": line.difference,
         "scale": plan.request.scale,
         "why": line.why,
@@ -143,6 +151,7 @@ def _entry(report: Report, line: Line) -> dict[str, Any]:
 
 
 def _claim(verdict: Verdict) -> dict[str, Any]:
+    """Return the entries of a claim for JSON."""
     claim = verdict.claim
     return {
         "claim": claim.text,
@@ -151,9 +160,9 @@ def _claim(verdict: Verdict) -> dict[str, Any]:
         "unit": verdict.unit or None,
         "published": verdict.printed,
         "measured": verdict.measured,
-        "spread": verdict.spread,
+        "spread": verdict.std,
         "seeds": verdict.seeds,
-        "verdict": verdict.word,
+        "verdict": verdict.outcome,
         "why": verdict.why or None,
         "note": claim.note,
     }
@@ -163,6 +172,6 @@ def _triples(changes: Iterable[Change]) -> list[dict[str, Any]]:
     return [{"key": key, "paper": before, "here": after} for key, before, after in changes]
 
 
-def _inside(path: Path, report: Report) -> Path:
-    """Return a run's folder as seen from the report's."""
+def _inside(path: Path, report: PaperReport) -> Path:
+    """Return the path of a run's folder, relative to the folder of the report."""
     return path.relative_to(report.plan.request.output.absolute())

@@ -12,7 +12,7 @@ from flbench.config.resolve import resolve
 from flbench.config.sources import from_file
 from flbench.data import catalogue, sources
 from flbench.reproduce import cells, library, plan, verdicts
-from flbench.reproduce.request import Request
+from flbench.reproduce.request import ReproduceRequest
 from flbench.reproduce.schema import Paper
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -24,7 +24,7 @@ def test_there_are_five_papers():
 
 
 @pytest.mark.parametrize("name", PAPERS)
-def test_every_published_number_can_be_a_figure_of_its_kind(name):
+def test_every_published_number_is_possible_for_its_metric(name):
     paper, count = library.load(name), 0
 
     for number in paper.tables:
@@ -33,7 +33,7 @@ def test_every_published_number_can_be_a_figure_of_its_kind(name):
                 continue
             count += 1
             assert cell.published > 0
-            if cell.figure is None or cell.figure.unit == "percent":
+            if cell.metric is None or cell.metric.unit == "percent":
                 assert cell.published <= 100
 
     assert count
@@ -52,9 +52,9 @@ def test_data_sets_are_known_by_name_or_are_files_to_make(name):
 @pytest.mark.parametrize("name", PAPERS)
 def test_every_cell_of_a_method_that_exists_is_a_configuration(name, scale, monkeypatch):
     """As if all data were there; keys of methods that are not there yet cannot be checked."""
-    monkeypatch.setattr(catalogue, "is_there", lambda config: True)
+    monkeypatch.setattr(catalogue, "is_available", lambda config: True)
 
-    made = plan.make(Request(name, tables="all", scale=scale, seeds=1))
+    made = plan.make(ReproduceRequest(name, tables="all", scale=scale, seeds=1))
 
     for item in made.cells:
         method = item.cell.method
@@ -71,14 +71,14 @@ def test_every_cell_of_a_method_that_exists_is_a_configuration(name, scale, monk
 
 @pytest.mark.parametrize("name", PAPERS)
 def test_small_scale_changes_no_more_than_counts(name, monkeypatch):
-    monkeypatch.setattr(catalogue, "is_there", lambda config: True)
+    monkeypatch.setattr(catalogue, "is_available", lambda config: True)
     allowed = (
         *("partition.clients", "partition.samples", "partition.samples_per_client"),
         *("train.rounds", "train.participation", "train.batch_size", "evaluation.common.limit"),
         *("model.classifier", "algorithm.k_p"),
     )
 
-    made = plan.make(Request(name, tables="all", seeds=1))
+    made = plan.make(ReproduceRequest(name, tables="all", seeds=1))
 
     for job in made.jobs.values():
         assert {key for key, _, _ in job.scaled} <= set(allowed)
@@ -149,9 +149,9 @@ def facts():
         "contradictions": [],
         "datasets": {"D": {"name": "digits"}},
         "methods": {"A": {"algo": "fedavg"}},
-        "figures": {"F": {"what": "w", "metric": "accuracy"}},
+        "metrics": {"F": {"what": "w", "metric": "accuracy"}},
         "tables": {
-            "1": {"caption": "c", "figure": "F", "columns": ["D"], "rows": {"A": [1.0]}},
+            "1": {"caption": "c", "metric": "F", "columns": ["D"], "rows": {"A": [1.0]}},
         },
         "claims": [],
     }
@@ -169,10 +169,10 @@ def test_sound_facts_are_read(facts):
         ("tables.1.rows.A", [1.0, 2.0], "2 values for 1 columns"),
         ("tables.1.rows.B", [1.0], "names no method"),
         ("tables.1.columns", ["E"], "names no dataset"),
-        ("tables.1.figure", "G", "there is no `G`"),
+        ("tables.1.metric", "G", "there is no `G`"),
         ("tables.1.footnotes", [{"text": "x", "row": "Z"}], "there is no `Z`"),
         ("tables.1.rows.A", [float("nan")], "finite"),
-        ("figures.F", {"what": "w"}, "needs a metric"),
+        ("metrics.F", {"what": "w"}, "needs the key `metric`"),
         ("claims", [{"text": "x", "table": "2", "row": "A", "columns": "all"}], "above"),
         (
             "claims",

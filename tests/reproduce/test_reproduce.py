@@ -19,6 +19,8 @@ from flbench.experiment import assembly
 from flbench.reproduce import library
 from tests.support import REAL_DATA, Silent
 
+pytestmark = pytest.mark.slow
+
 # Two methods of HFCD's ablation, two rounds of five clients: a run takes a fraction of a second.
 TINY = (
     *("partition.clients=5", "partition.alpha=0.5", "train.rounds=2", "train.local_epochs=1"),
@@ -74,7 +76,7 @@ def cell(tree, row: str, column: str):
     return next(c for c in tree["cells"] if (c["row"], c["column"]) == (row, column))
 
 
-def figure(folder: Path, *key: str) -> float:
+def metric_of(folder: Path, *key: str) -> float:
     """The last line of a metrics.csv with this split, protocol and metric."""
     with (folder / "metrics.csv").open() as file:
         return [float(row[4]) for row in csv.reader(file) if tuple(row[1:4]) == key][-1]
@@ -85,10 +87,10 @@ def test_table_is_measured_as_its_run_folders_say(finished):
 
     assert finished.code == 0, finished.err
     assert len(folders) == 4
-    # Mean and spread over seeds, by numpy, of what the run folders say.
+    # Mean and standard deviation over seeds, by numpy, of what the run folders say.
     for method, row in (("hfcd", "HFCD"), ("fedavg", "FedAvg")):
         mine = [folder for folder in folders if folder.name.startswith(method)]
-        values = [100 * figure(folder, "common", "personal", "accuracy_mean") for folder in mine]
+        values = [100 * metric_of(folder, "common", "personal", "accuracy_mean") for folder in mine]
         found = cell(tree, row, "global accuracy")
         assert sorted(found["values"].values()) == pytest.approx(sorted(values))
         assert found["measured"] == pytest.approx(np.mean(values))
@@ -130,18 +132,18 @@ def test_every_heading_says_scale_substitute_and_changes(finished):
         assert f"Table 2, rare-class recall, % {mark}" in said
         assert "38.7" in said
         assert "convergence round" in said
-        assert "not asked for (--algos)" in said
+        assert "not requested (--algos)" in said
     assert finished.out.count(mark) == 3 + 1
-    assert "Figures at this scale cannot be compared" in finished.err
+    assert "Numbers at this scale cannot be compared" in finished.err
 
 
-def test_claims_have_one_of_three_verdicts_and_their_figures(finished):
+def test_claims_have_one_of_three_verdicts_and_their_numbers(finished):
     tree = finished.tree
 
     by_text = {claim["claim"]: claim for claim in tree["claims"]}
     assert len(by_text) == len(library.load("hfcd").claims)
     assert {claim["verdict"] for claim in tree["claims"]} <= {
-        *("held", "did not hold", "cannot be judged")
+        *("held", "did not hold", "cannot be decided")
     }
     recall = by_text["HFCD's rare-class recall is 20.7 points above FedAvg's (ablation)"]
     mine = cell(tree, "HFCD", "rare-class recall")["values"]
@@ -152,7 +154,7 @@ def test_claims_have_one_of_three_verdicts_and_their_figures(finished):
     assert recall["published"] == pytest.approx(20.7)
     assert recall["verdict"] == ("held" if np.mean(gaps) >= 20.7 else "did not hold")
     missing = by_text["similarity distillation (C) gains 7.7 points of rare-class recall"]
-    assert missing["verdict"] == "cannot be judged"
+    assert missing["verdict"] == "cannot be decided"
     assert "A+B" in missing["why"]
 
 
@@ -235,7 +237,7 @@ def test_interrupted_call_saves_reports_and_goes_on(reproduce, tmp_path, monkeyp
     assert "2 new" in err
     assert (cut[0] / "summary.json").exists()
     assert len(runs(tmp_path)) == 4
-    # A resumed run has the figures of a straight one.
+    # A resumed run has the same results as an uninterrupted one.
     reproduce(*TABLE, "--output", "straight")
     [other] = tmp_path.glob(f"straight/*/{cut[0].name[: cut[0].name.index('seed') + 5]}-*")
     assert (other / "metrics.csv").read_bytes() == (cut[0] / "metrics.csv").read_bytes()
@@ -247,8 +249,8 @@ def test_round_of_a_curve_stands_for_the_papers(reproduce, tmp_path):
     code, out, _ = reproduce("hfcd", "--table", "curves-cifar100", *keys)
 
     assert code == 0
-    assert "after round 1, which stands for the paper's round 100" in out
-    assert "after round 2, which stands for the paper's round 200" in out
+    assert "after round 1, which corresponds to the paper's round 100" in out
+    assert "after round 2, which corresponds to the paper's round 200" in out
     [folder], [file] = runs(tmp_path), (tmp_path / "reproduce").glob("*.json")
     with (folder / "metrics.csv").open() as lines:
         values = {
@@ -298,7 +300,7 @@ def test_data_that_are_not_there_are_listed_with_the_cure(reproduce, tmp_path):
 
     assert code == 2
     for said in (
-        *("nothing of HFCD, Table 2", "`cifar100` is not in data", "data.root=DIR", "--download"),
+        *("no cell of HFCD, Table 2", "`cifar100` is not in data", "data.root=DIR", "--download"),
         "--dataset CIFAR-100=digits",
     ):
         assert said in err
@@ -341,7 +343,7 @@ def test_what_is_there_is_measured_and_the_rest_listed(reproduce, tmp_path):
     assert "93.470" in out
     [prox] = [path for path in runs(tmp_path) if path.name.startswith("fedprox")]
     assert "mu: 1.0" in (prox / "config.yaml").read_text()
-    assert "MNIST: the clients hold 800 samples, not 1,000" in err
+    assert "MNIST: the clients have 800 samples, not 1,000" in err
 
 
 def test_other_data_may_stand_for_a_named_one(reproduce, tmp_path):
@@ -352,7 +354,7 @@ def test_other_data_may_stand_for_a_named_one(reproduce, tmp_path):
     assert "Table 7, SVHN, % [small scale; digits instead of SVHN" in out
     code, out, err = reproduce("fedcpmd", "--dataset", "digits", *keys, "--dry-run")
     assert code == 0
-    assert "digits stands for CIFAR10, the first of" in err
+    assert "digits is used instead of CIFAR10, the first of" in err
     assert "local-only on cifar10 (digits)" in out.lower()
 
 
@@ -396,7 +398,7 @@ WRONG = {
         ["hfcd", "--dataset", "digits", "--algos", "fedavg", "partition.clients=900"],
         "Lower one of the two",
     ),
-    "table without figures": (["fedcpmd", "--table", "2"], "random partition"),
+    "table without numbers": (["fedcpmd", "--table", "2"], "random partition"),
 }
 
 
@@ -411,7 +413,7 @@ def test_wrong_names_and_keys_exit_with_2_and_the_cure(reproduce, name):
     assert "Traceback" not in err
 
 
-def test_method_whose_trainings_all_fail_has_no_figures(reproduce, tmp_path):
+def test_method_whose_trainings_all_fail_has_no_numbers(reproduce, tmp_path):
     code, _, err = reproduce(*TABLE[:4], "fedavg", *TABLE[5:], "train.optimizer.lr=1e36")
 
     assert code == 2
@@ -426,4 +428,4 @@ def test_real_data_are_found_by_the_papers_names(reproduce):
 
     assert code == 0, err
     assert "Table 7, FMNIST, % [small scale; settings changed]" in out
-    assert "not the whole set" not in err
+    assert "incomplete" not in err

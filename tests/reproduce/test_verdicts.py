@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from flbench.reproduce import cells, measure, verdicts
-from flbench.reproduce.measure import Line
-from flbench.reproduce.plan import Planned
-from flbench.reproduce.schema import Claim, Figure, Paper
+from flbench.reproduce.measure import MeasuredCell
+from flbench.reproduce.plan import PlannedCell
+from flbench.reproduce.schema import Claim, Paper, PaperMetric
 from flbench.results.metrics_file import Row
 
 PAPER = Paper.model_validate(
@@ -22,11 +22,11 @@ PAPER = Paper.model_validate(
         "contradictions": [],
         "datasets": {"X": {"name": "digits"}, "Y": {"name": "mnist"}},
         "methods": {name: {"algo": name.lower()} for name in ("Mine", "B", "C")},
-        "figures": {"accuracy": {"what": "w", "metric": "accuracy"}},
+        "metrics": {"accuracy": {"what": "w", "metric": "accuracy"}},
         "tables": {
             "1": {
                 "caption": "c",
-                "figure": "accuracy",
+                "metric": "accuracy",
                 "columns": ["X", "Y"],
                 "rows": {"Mine": [70, 80], "B": [60, None], "C": [65, 77]},
             }
@@ -36,31 +36,31 @@ PAPER = Paper.model_validate(
 )
 
 
-def grid(**values: list[float] | None) -> dict[tuple[str, str, str], Line]:
+def grid(**values: list[float] | None) -> dict[tuple[str, str, str], MeasuredCell]:
     """Lines of column X by row, and of column Y by row with a trailing underscore; seeds 0, 1..."""
     found = {}
     for cell in cells.of_table(PAPER, "1"):
         key = cell.row + ("_" if cell.column == "Y" else "")
         by_seed = dict(enumerate(values.get(key) or []))
-        line = Line(Planned(cell, {}, None), by_seed, None if by_seed else "?", "", {})
+        line = MeasuredCell(PlannedCell(cell, {}, None), by_seed, None if by_seed else "?", "", {})
         found[cell.table, cell.row, cell.column] = line
     return found
 
 
-def judge(known, tables=("1",), **keys):
+def decide(known, tables=("1",), **keys):
     claim = Claim(**({"text": "x", "table": "1", "row": "Mine", "columns": ("X",)} | keys))
-    return verdicts.judge(claim, PAPER, known, tables)
+    return verdicts.decide(claim, PAPER, known, tables)
 
 
-def test_difference_is_taken_seed_by_seed_with_its_spread():
+def test_difference_is_paired_by_seed_with_its_standard_deviation():
     mine, other = [71.0, 75.0, 70.0], [60.0, 61.0, 64.0]
 
-    verdict = judge(grid(Mine=mine, B=other), over=("B",), above=9)
+    verdict = decide(grid(Mine=mine, B=other), over=("B",), above=9)
 
     gaps = np.subtract(mine, other)
-    assert verdict.word == "held"
+    assert verdict.outcome == "held"
     assert verdict.measured == pytest.approx(gaps.mean())
-    assert verdict.spread == pytest.approx(gaps.std(ddof=1))
+    assert verdict.std == pytest.approx(gaps.std(ddof=1))
     assert (verdict.seeds, verdict.printed, verdict.unit) == (3, 10.0, "points")
 
 
@@ -68,23 +68,23 @@ def test_difference_is_taken_seed_by_seed_with_its_spread():
     ("gain", "word"), [(5.0, "held"), (5.0 - 1e-12, "held"), (5.1, "did not hold")]
 )
 def test_bound_itself_is_reached(gain, word):
-    assert judge(grid(Mine=[65.0], B=[60.0]), over=("B",), above=gain).word == word
+    assert decide(grid(Mine=[65.0], B=[60.0]), over=("B",), above=gain).outcome == word
 
 
 def test_smaller_gain_in_the_same_direction_says_so():
     known = grid(Mine=[62.0], B=[60.0])
 
-    assert "direction agrees" in judge(known, over=("B",), above=9).why
-    assert judge(known, over=("B",), above=9).word == "did not hold"
-    assert "direction" not in judge(grid(Mine=[59.0], B=[60.0]), over=("B",), above=9).why
+    assert "direction agrees" in decide(known, over=("B",), above=9).why
+    assert decide(known, over=("B",), above=9).outcome == "did not hold"
+    assert "direction" not in decide(grid(Mine=[59.0], B=[60.0]), over=("B",), above=9).why
 
 
-def test_one_seed_has_no_spread():
-    assert judge(grid(Mine=[65.0], B=[60.0]), over=("B",), above=1).spread is None
+def test_one_seed_has_no_standard_deviation():
+    assert decide(grid(Mine=[65.0], B=[60.0]), over=("B",), above=1).std is None
 
 
 def test_only_seeds_of_both_rows_count():
-    verdict = judge(grid(Mine=[65.0, 99.0], B=[60.0]), over=("B",), above=1)
+    verdict = decide(grid(Mine=[65.0, 99.0], B=[60.0]), over=("B",), above=1)
 
     assert (verdict.measured, verdict.seeds) == (5.0, 1)
 
@@ -92,35 +92,35 @@ def test_only_seeds_of_both_rows_count():
 def test_best_of_others_is_what_a_row_lies_above_and_the_lowest_what_it_lies_below():
     known = grid(Mine=[70.0], B=[60.0], C=[66.0])
 
-    assert judge(known, over="all", above=4).measured == 4.0
-    assert judge(known, over="all", above=4).printed == 5.0
-    assert judge(known, over="all", below=4).measured == 10.0
-    assert judge(known, row="B", over="all", below=6).word == "held"
+    assert decide(known, over="all", above=4).measured == 4.0
+    assert decide(known, over="all", above=4).printed == 5.0
+    assert decide(known, over="all", below=4).measured == 10.0
+    assert decide(known, row="B", over="all", below=6).outcome == "held"
 
 
 def test_row_that_prints_a_dash_is_no_rival():
-    verdict = judge(grid(Mine_=[80.0], C_=[70.0]), columns=("Y",), over="all", above=3)
+    verdict = decide(grid(Mine_=[80.0], C_=[70.0]), columns=("Y",), over="all", above=3)
 
-    assert verdict.word == "held"
+    assert verdict.outcome == "held"
     assert verdict.printed == 3.0
 
 
 def test_missing_rival_leaves_a_claim_open_but_does_not_save_it():
     good, bad = grid(Mine=[70.0], B=[60.0]), grid(Mine=[55.0], B=[60.0])
 
-    still_open = judge(good, over="all", above=5)
-    lost = judge(bad, over="all", above=5)
+    still_open = decide(good, over="all", above=5)
+    lost = decide(bad, over="all", above=5)
 
-    assert still_open.word == "cannot be judged"
+    assert still_open.outcome == "cannot be decided"
     assert still_open.measured == 10.0
-    assert "it holds against what is there; not measured: C (X)" in still_open.why
-    assert lost.word == "did not hold"
+    assert "it holds against the measured rows; not measured: C (X)" in still_open.why
+    assert lost.outcome == "did not hold"
 
 
-def test_missing_row_cannot_be_judged():
-    verdict = judge(grid(B=[60.0]), over=("B",), above=5)
+def test_claim_with_a_missing_row_cannot_be_decided():
+    verdict = decide(grid(B=[60.0]), over=("B",), above=5)
 
-    assert verdict.word == "cannot be judged"
+    assert verdict.outcome == "cannot be decided"
     assert verdict.measured is None
     assert verdict.why == "not measured: Mine (X)"
 
@@ -128,45 +128,45 @@ def test_missing_row_cannot_be_judged():
 def test_relative_claims_are_percent_of_the_other():
     known = grid(Mine=[30.0], B=[40.0])
 
-    verdict = judge(known, over=("B",), below=20, relative=True)
+    verdict = decide(known, over=("B",), below=20, relative=True)
 
     assert verdict.measured == pytest.approx(-25.0)
-    assert verdict.word == "held"
+    assert verdict.outcome == "held"
     assert verdict.unit == "percent"
-    assert judge(grid(Mine=[30.0], B=[0.0]), over=("B",), below=20, relative=True).measured is None
+    assert decide(grid(Mine=[30.0], B=[0.0]), over=("B",), below=20, relative=True).measured is None
 
 
 def test_claim_about_several_columns_is_about_their_mean():
     known = grid(Mine=[70.0, 72.0], B=[60.0, 60.0], C=[65.0, 65.0], Mine_=[80.0, 80.0], C_=[77, 79])
 
-    verdict = judge(known, columns="all", over="all", above=4)
+    verdict = decide(known, columns="all", over="all", above=4)
 
     gaps = np.mean([[5.0, 7.0], [3.0, 1.0]], axis=0)
     assert verdict.measured == pytest.approx(gaps.mean())
-    assert verdict.spread == pytest.approx(gaps.std(ddof=1))
+    assert verdict.std == pytest.approx(gaps.std(ddof=1))
     assert verdict.printed == pytest.approx((5 + 3) / 2)
-    assert judge(grid(Mine=[70.0], B=[1.0], C=[1.0]), columns="all", over="all", above=4).word == (
-        "cannot be judged"
-    )
+    assert decide(
+        grid(Mine=[70.0], B=[1.0], C=[1.0]), columns="all", over="all", above=4
+    ).outcome == ("cannot be decided")
 
 
 def test_claim_may_compare_a_row_with_itself_elsewhere():
-    verdict = judge(grid(Mine=[70.0], Mine_=[77.0]), columns=("Y",), over_column="X", above=7)
+    verdict = decide(grid(Mine=[70.0], Mine_=[77.0]), columns=("Y",), over_column="X", above=7)
 
-    assert (verdict.word, verdict.measured, verdict.printed) == ("held", 7.0, 10.0)
+    assert (verdict.outcome, verdict.measured, verdict.printed) == ("held", 7.0, 10.0)
 
 
 def test_claim_of_another_table_was_not_asked_for():
-    verdict = judge(grid(Mine=[70.0], B=[60.0]), tables=("2",), over=("B",), above=5)
+    verdict = decide(grid(Mine=[70.0], B=[60.0]), tables=("2",), over=("B",), above=5)
 
-    assert verdict.word == "cannot be judged"
+    assert verdict.outcome == "cannot be decided"
     assert not verdict.asked
 
 
-def test_claim_with_a_reason_is_not_judged():
-    verdict = verdicts.judge(Claim(text="x", reason="no numbers"), PAPER, {}, ("1",))
+def test_claim_with_a_reason_cannot_be_decided():
+    verdict = verdicts.decide(Claim(text="x", reason="no numbers"), PAPER, {}, ("1",))
 
-    assert (verdict.word, verdict.why) == ("cannot be judged", "no numbers")
+    assert (verdict.outcome, verdict.why) == ("cannot be decided", "no numbers")
 
 
 ROWS = [
@@ -179,38 +179,38 @@ ROWS = [
 ]
 
 
-def figure(**keys) -> Figure:
-    return Figure(**({"what": "w", "metric": "accuracy"} | keys))
+def metric(**keys) -> PaperMetric:
+    return PaperMetric(**({"what": "w", "metric": "accuracy"} | keys))
 
 
-def test_figures_are_read_of_the_last_round_or_over_rounds_as_numpy_has_it():
+def test_metrics_of_the_last_round_and_over_rounds_equal_numpy():
     values = 100 * np.array([0.2, 0.5, 0.9])
 
-    assert measure.read(figure(), ROWS) == pytest.approx(90.0)
-    assert measure.read(figure(over="mean"), ROWS) == pytest.approx(values.mean())
-    variance = measure.read(figure(over="variance", unit="percent^2"), ROWS)
+    assert measure.read(metric(), ROWS) == pytest.approx(90.0)
+    assert measure.read(metric(over="mean"), ROWS) == pytest.approx(values.mean())
+    variance = measure.read(metric(over="variance", unit="percent^2"), ROWS)
     assert variance == pytest.approx(values.var())
-    assert measure.read(figure(protocol="head"), ROWS) == pytest.approx(10.0)
+    assert measure.read(metric(protocol="head"), ROWS) == pytest.approx(10.0)
 
 
-def test_figure_at_a_round_that_was_not_judged_is_not_there():
-    assert measure.read(figure(), ROWS, at=5) == pytest.approx(50.0)
-    assert measure.read(figure(), ROWS, at=6) is None
-    assert measure.read(figure(protocol="gm"), ROWS) is None
+def test_metric_at_a_round_without_evaluation_is_missing():
+    assert measure.read(metric(), ROWS, at=5) == pytest.approx(50.0)
+    assert measure.read(metric(), ROWS, at=6) is None
+    assert measure.read(metric(protocol="gm"), ROWS) is None
 
 
 def test_sums_are_divided_by_other_sums():
     keys = {"metric": "peer_bytes", "split": "train", "protocol": "", "over": "sum", "unit": "KiB"}
 
-    assert measure.read(figure(**keys), ROWS) == pytest.approx(80.0)
-    assert measure.read(figure(**keys, per="trainings", divide=10), ROWS) == pytest.approx(2.0)
-    assert measure.read(figure(**keys, per="nothing"), ROWS) is None
+    assert measure.read(metric(**keys), ROWS) == pytest.approx(80.0)
+    assert measure.read(metric(**keys, per="trainings", divide=10), ROWS) == pytest.approx(2.0)
+    assert measure.read(metric(**keys, per="nothing"), ROWS) is None
 
 
 def test_sum_over_all_splits_counts_the_set_up():
     keys = {"protocol": "", "over": "sum", "unit": "MB", "split": None}
 
-    total = measure.read(figure(metric=["peer_bytes", "setup_bytes"], **keys), ROWS)
+    total = measure.read(metric(metric=["peer_bytes", "setup_bytes"], **keys), ROWS)
 
     assert total == pytest.approx((81920 + 1000) / 1e6)
 
