@@ -244,7 +244,8 @@ class FedCpmd(LayerElection):
 
         # Each client has another personal layer: copies are sent, with masks that say which.
         upload = UploadOthers(self.layers)
-        sends = sends - layer_of_leaf(self.layers).keys() | dict(upload.masks).keys()
+        copies = frozenset(name for name, _ in upload.masks)
+        sends = (sends - layer_of_leaf(self.layers).keys()) | copies
         return LocalProgram((*steps, Transform(upload)), keeps, sends, upload.masks)
 
     def vote_steps(self) -> tuple[Step, ...]:
