@@ -13,6 +13,8 @@ from flbench.algorithms import ALGORITHMS
 from tests.algorithms import test_contract as contract
 from tests.support import summary_of_run
 
+pytestmark = pytest.mark.slow
+
 GUIDE = Path(__file__).resolve().parents[1] / "docs" / "guides" / "your-method.md"
 METHODS = ("confident", "firstlayer", "slow")
 
