@@ -1,8 +1,15 @@
-"""Training steps written down once as flat lists of tensor operations.
+"""Traces of training steps: their tensor operations, recorded once and replayed without Python.
 
-A step goes through the methods' Python, autograd, and vmap where it is stacked. On a small net that
-costs more than its arithmetic, and it is the same in every step. A trace keeps the operations
-alone, in their order, those of the backward pass included: the same results, bit for bit.
+A step runs the Python code of a method, autograd, and `torch.vmap` where clients are stacked. On a
+small net this costs more than the arithmetic, and it is the same in every step. A trace contains
+only the tensor operations below autograd and vmap, in their order, including those of the backward
+pass. A replay executes them on other inputs and gives the same results, bit for bit.
+
+Steps of one kind do the same operations: they have the same phase, and tensors of the same names,
+shapes, strides and types. The first steps of a kind run as they are, to measure their time. Short
+ones are then traced. The trace is compared with the next step of the kind, and replayed only if all
+results are equal, bit for bit. A step in which Python reads the value of a tensor is not traced,
+because other values could lead to other operations.
 """
 
 import operator
@@ -23,44 +30,55 @@ from torch.utils._pytree import tree_leaves
 
 from flbench.core.types import Tree
 
-LOOKS = 3  # steps of a kind, at least, that are taken as they are, to learn how long one takes
-LONGEST = 0.02  # seconds of a step: of a longer one the overhead is a small part
-FIRST = 0.04  # seconds that a trace is taken to cost before one was made
-PATIENCE = 1.0  # a kind is traced when its steps have cost so many times what a trace costs
-NODES = 50_000  # operations of all traces that are kept
-NODE = 1_500  # bytes that one takes, about
-KINDS = 1_000  # that are remembered
-LARGEST = 10_000  # entries of a constant that is kept instead of computed anew
+LOOKS = 3
+"""Steps of a kind, at least, that run as they are, to measure their time."""
+LONGEST = 0.02
+"""Seconds of the longest step that is traced; the overhead of longer steps is a small part."""
+FIRST = 0.04
+"""Seconds that recording a trace is assumed to take before the first one was recorded."""
+PATIENCE = 1.0
+"""A kind is traced when its steps have taken this many times the seconds of recording a trace."""
+NODES = 50_000
+"""Largest number of operations in all stored traces together."""
+NODE = 1_500
+"""Approximate bytes of memory per stored operation."""
+KINDS = 1_000
+"""Largest number of kinds that are remembered."""
+LARGEST = 10_000
+"""Largest number of entries of a constant result that is stored instead of recomputed."""
 
-Found = TypeVar("Found")
-"""What a step makes: tensors, in lists, tuples and dicts of each other."""
+StepOutput = TypeVar("StepOutput")
+"""The results of a step: tensors in nested lists, tuples and dicts."""
 
 aten = torch.ops.aten
-ALIKE = (  # views, which their schemas do not say
+ALIKE = (
     aten._unsafe_view.default,
     aten.unsafe_split.Tensor,
     aten.unsafe_split_with_sizes.default,
 )
+"""Operations that return views, although their schemas do not say so."""
 READING = (
     torch.Tag.data_dependent_output,
     torch.Tag.dynamic_output_shape,
     torch.Tag.nondeterministic_seeded,
 )
+"""Tags of operations that depend on values of tensors, or on PyTorch's random numbers."""
 READERS = (Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.__dlpack__)
-"""Functions that give Python the values of a tensor, and do no operation."""
+"""Functions that give Python the values of a tensor without a tensor operation."""
 FILLED = (aten.new_zeros.default, aten.ones_like.default, aten.zeros_like.default)
-"""Operations that ask a tensor for its shape and type alone."""
+"""Operations that read only the shape and the type of a tensor."""
 STATISTICS = ((3, "running_mean"), (4, "running_var"))
+"""Positions and names of the running statistics among the arguments of batch_norm."""
 WRITES = {
     aten.native_batch_norm.default: STATISTICS,
     aten.cudnn_batch_norm.default: STATISTICS,
     aten.miopen_batch_norm.default: STATISTICS,
 }
-"""Arguments that operations write to without a word of it in their schemas."""
+"""Arguments that operations write to, although their schemas do not say so."""
 
 
 class Kind:
-    """What steps have in common; its hash is computed once."""
+    """The key of a kind of step: any hashable parts; their hash is computed once."""
 
     __slots__ = ("_hash", "_parts")
 
@@ -76,21 +94,21 @@ class Kind:
 
 
 NO_KIND = Kind()
-"""The kind of all steps where nothing is traced."""
+"""The key that `Traces.gather` returns where nothing is traced."""
 
 
 def shapes(tensors: Iterable[Tensor]) -> Hashable:
-    """Return shapes, strides and types."""
+    """Return the shape, strides and type of each tensor, as a hashable value."""
     return tuple((x.shape, x.stride(), x.dtype) for x in tensors)
 
 
 @dataclass(frozen=True)
 class Trace:
-    """The operations of a step.
+    """The recorded operations of a step.
 
     Attributes:
-        replay: does them on other inputs.
-        size: how many they are; constants count as so many operations as need their memory.
+        replay: Function of the inputs that executes the operations and returns the results.
+        size: Number of operations. Constants count as the number of operations of the same memory.
     """
 
     replay: Callable[..., Any]
@@ -99,14 +117,15 @@ class Trace:
 
 @dataclass
 class Known:
-    """What is known of one kind of step.
+    """Measurements and trace of one kind of step.
 
     Attributes:
-        count: steps that were taken as they are.
-        total: seconds of them.
-        best: seconds of the shortest.
-        trace: its operations, once they are written down.
-        trusted: whether the trace has reproduced a step; None while it is not known.
+        count: Number of steps that ran as they are.
+        total: Seconds of these steps together.
+        best: Seconds of the shortest of them.
+        trace: The trace, when it has been recorded.
+        trusted: True if the trace has reproduced a step, bit for bit; False if steps of this kind
+            always run as they are; None as long as this is open.
     """
 
     count: int = 0
@@ -116,16 +135,23 @@ class Known:
     trusted: bool | None = None
 
     def looked(self, seconds: float) -> None:
-        """Count a step that was taken as it is."""
+        """Count a step that ran as it is."""
         self.count, self.total = self.count + 1, self.total + seconds
         self.best = min(self.best, seconds)
 
 
 class Traces:
-    """Steps by kind: taken as they are until they have cost as much as a trace, then replayed.
+    """The traces of all kinds of steps of an engine.
 
-    Steps of one kind do the same operations. A trace is trusted once it has reproduced another step
-    bit for bit; where it does not, and where steps are long, they stay as they are.
+    Steps of a kind run as they are until they have taken as long as recording a trace. Then they
+    are traced. A trace is replayed when it has reproduced another step, bit for bit. Otherwise, and
+    if steps are long, steps of this kind always run as they are.
+
+    Args:
+        enabled: False runs all steps as they are and records nothing (`engine.trace=false`).
+
+    Attributes:
+        enabled: The same.
     """
 
     def __init__(self, *, enabled: bool = True) -> None:
@@ -136,11 +162,12 @@ class Traces:
         self._size = 0
 
     def gather(self, what: Hashable, *trees: Tree) -> tuple[list[Tensor], Kind]:
-        """Return the tensors of these trees, each once, and what steps on such trees share.
+        """Return the inputs of steps on these trees, and the kind of such steps.
 
         Args:
-            what: all else that their operations depend on.
-            trees: what clients have, and know.
+            what: Everything else that the operations depend on, such as the phase.
+            trees: The leaves, start and ctx of a client or of a stack.
+        Returns: The tensors of the trees, each once, and the kind.
         """
         if not self.enabled:
             return [], NO_KIND
@@ -157,23 +184,24 @@ class Traces:
         if len(self._kinds) > KINDS:
             self._kinds.clear()
         kind = Kind(what, tuple(places), shapes(tensors))
-        # Equal ones are one object, which compares fast.
+        # Equal kinds are one object, because identical objects are compared faster.
         return tensors, self._kinds.setdefault(kind, kind)
 
     def take(
         self,
         kind: Hashable,
-        step: Callable[[], Found],
+        step: Callable[[], StepOutput],
         inputs: Sequence[Tensor],
         batch: Sequence[Tensor] = (),
-    ) -> Found:
-        """Return what the step makes of its inputs and a batch; it may write to them.
+    ) -> StepOutput:
+        """Return the results of a step: replayed, or computed by calling `step`.
 
         Args:
-            kind: all that its operations depend on, but for the batch's shapes.
-            step: reads these tensors, and nothing else that changes.
-            inputs: what clients have, and know.
-            batch: tensors whose shapes may be others in the next step.
+            kind: Everything that the operations depend on, except the shapes of the batch.
+            step: Computes the results. It reads `inputs`, `batch` and constants, nothing else that
+                changes, and may write to `inputs`.
+            inputs: The tensors from `gather`.
+            batch: Tensors whose shapes may differ from step to step.
         """
         if not self.enabled:
             return step()
@@ -181,12 +209,12 @@ class Traces:
         known = self._known.setdefault(kind, Known())
         self._known.move_to_end(kind)
         if known.trace is not None and known.trusted:
-            again: Found = known.trace.replay(*inputs)
+            again: StepOutput = known.trace.replay(*inputs)
             return again
         if known.trusted is False:
             return step()
         begin = perf_counter()
-        found: Found
+        found: StepOutput
         if known.trace is not None:
             found, known.trusted = _tried(known.trace.replay, step, inputs)
             if not known.trusted:
@@ -208,18 +236,19 @@ class Traces:
         return found
 
     def _forget(self) -> None:
-        """Forget the kinds that were not met for longest, where traces take too much memory."""
+        """Remove the least recently used kinds while there are too many operations or kinds."""
         while len(self._known) > 1 and (self._size > NODES or len(self._known) > KINDS):
             _, old = self._known.popitem(last=False)
             self._size -= 0 if old.trace is None else old.trace.size
 
 
 def _tried(
-    trace: Callable[..., Found], step: Callable[[], Found], inputs: Sequence[Tensor]
-) -> tuple[Found, bool]:
-    """Take a step and replay a trace; return what the step makes, and whether both make the same.
+    trace: Callable[..., StepOutput], step: Callable[[], StepOutput], inputs: Sequence[Tensor]
+) -> tuple[StepOutput, bool]:
+    """Run a step and replay its trace; return the step's results, and whether both are equal.
 
-    Each may write to what clients have, which is contiguous: the trace gets copies of that.
+    Both may write to the inputs. So the trace gets copies of the contiguous inputs, which leaves
+    are; what both have written is compared too.
     """
     mine = [x.detach().clone() if x.is_contiguous() else x for x in inputs]
     again, found = tree_leaves(trace(*mine)), step()
@@ -228,6 +257,7 @@ def _tried(
 
 
 def _same_bits(one: Tensor | None, other: Tensor | None) -> bool:
+    """Return whether two tensors are equal, bit for bit; NaN is equal to the same NaN."""
     if one is None or other is None:
         return one is other
     if one.dtype != other.dtype or one.shape != other.shape:
@@ -236,15 +266,22 @@ def _same_bits(one: Tensor | None, other: Tensor | None) -> bool:
 
 
 def _bytes(x: Tensor) -> Tensor:
-    # A single element may have any stride, and bytes need one: a copy has it.
+    """Return the bytes of a tensor, uint8 of one axis."""
+    # A view as bytes needs a stride of 1, which only a copy of a single element is sure to have.
     return x.flatten().clone(memory_format=torch.contiguous_format).view(torch.uint8)
 
 
-def written_down(step: Callable[[], Found], inputs: Sequence[Tensor]) -> tuple[Found, Trace | None]:
-    """Take a step; return what it makes of the inputs, and the operations that it does.
+def written_down(
+    step: Callable[[], StepOutput], inputs: Sequence[Tensor]
+) -> tuple[StepOutput, Trace | None]:
+    """Run a step and record it.
 
-    None stands for operations that may be others for other inputs: Python has read a value; or for
-    random numbers of PyTorch, which would be drawn once more.
+    Args:
+        step: Computes the results from the inputs.
+        inputs: The tensors that a replay gets other tensors for.
+    Returns: The results of the step, and its trace. The trace is None if Python has read a value,
+        since other inputs might then lead to other operations, or if the step has drawn random
+        numbers of PyTorch, which a replay would draw again.
     """
     tape, readers = Tape(inputs), Readers()
     with readers, tape:
@@ -254,11 +291,12 @@ def written_down(step: Callable[[], Found], inputs: Sequence[Tensor]) -> tuple[F
 
 
 def _has_effect(node: fx.Node) -> bool:
+    """Return whether a node must be kept although its result is not used."""
     return node.op in ("placeholder", "output") or bool(_written(node))
 
 
 def _written(node: fx.Node) -> list[fx.Node]:
-    """Return the tensors that an operation writes to."""
+    """Return the nodes of the tensors that an operation writes to."""
     found: list[fx.Node] = []
     for place, name in _writes(node.target):
         given: Any = node.args[place] if place < len(node.args) else node.kwargs.get(name)
@@ -268,14 +306,14 @@ def _written(node: fx.Node) -> list[fx.Node]:
 
 @cache
 def _writes(operation: Any) -> tuple[tuple[int, str], ...]:
-    """Return places and names of the arguments that an operation writes to."""
+    """Return positions and names of the arguments that an operation writes to."""
     arguments = operation._schema.arguments if hasattr(operation, "_schema") else ()
     says = ((k, argument.name) for k, argument in enumerate(arguments) if argument.is_write)
     return WRITES.get(operation, tuple(says))
 
 
 def _viewed(node: fx.Node) -> fx.Node | None:
-    """Return the tensor in whose memory the result of an operation lies; None for new memory."""
+    """Return the tensor that the result of an operation is a view of; None if it is no view."""
     if node.target is operator.getitem:
         [several, _] = node.args
         assert isinstance(several, fx.Node)
@@ -287,30 +325,34 @@ def _viewed(node: fx.Node) -> fx.Node | None:
 
 @cache
 def _is_view(operation: Any) -> bool:
+    """Return whether the result of an operation shares memory with an argument."""
     returns = operation._schema.returns if hasattr(operation, "_schema") else ()
     return operation in ALIKE or any(found.alias_info is not None for found in returns)
 
 
 def _memory(node: fx.Node) -> fx.Node:
-    """Return the tensor whose memory a tensor is a view of."""
+    """Return the tensor that owns the memory of a tensor."""
     while (before := _viewed(node)) is not None:
         node = before
     return node
 
 
 def _reads(func: Any, args: Iterable[Any]) -> bool:
-    """Return whether values, or PyTorch's random numbers, decide what comes after an operation."""
-    if func is aten.index.Tensor:  # of which the shape follows from values where these are masks
+    """Return whether an operation depends on values in a way that a replay cannot repeat.
+
+    Its shape or its result on the host follows from values of tensors, or it draws random numbers.
+    """
+    if func is aten.index.Tensor:  # with masks as indices the shape of the result depends on values
         _, places = args
         return any(place is not None and place.dtype == torch.bool for place in places)
     return any(tag in func.tags for tag in READING)
 
 
 class Readers(TorchFunctionMode):
-    """Notices functions that give Python the values of a tensor, where no operation is done.
+    """Detects functions that give Python the values of a tensor without a tensor operation.
 
     Attributes:
-        seen: whether there was one.
+        seen: Whether such a function was called.
     """
 
     def __init__(self) -> None:
@@ -324,24 +366,24 @@ class Readers(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Call a function."""
+        """Call a function of PyTorch, and check whether it reads values."""
         self.seen = self.seen or func in READERS
         return func(*args, **(kwargs or {}))
 
 
 class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Writes down the operations that are done while it is entered, below vmap and autograd.
+    """Records the tensor operations within a `with` block, below vmap and autograd.
 
     Args:
-        inputs: the tensors that another run gets others for. All others that no operation made are
-            taken for constants.
+        inputs: The tensors that a replay gets other tensors for. All other tensors that are not
+            results of recorded operations are constants of the trace.
     """
 
     def __init__(self, inputs: Sequence[Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._graph = fx.Graph()
         self._nodes: dict[int, fx.Node] = {}
-        self._values: dict[fx.Node, Tensor] = {}  # while a tensor lives no other one has its id
+        self._values: dict[fx.Node, Tensor] = {}  # keeps tensors alive, so ids are unique
         self._constants: dict[str, Tensor] = {}
         self._places: dict[fx.Node, Hashable] = {}
         self._sound = True
@@ -355,15 +397,15 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Do an operation, and write it down."""
+        """Execute an operation and record it."""
         kwargs = kwargs or {}
-        if func is aten.lift_fresh.default:  # of a constant, which the step may write to
+        if func is aten.lift_fresh.default:  # a copy, because the step may write to it
             func = aten.lift_fresh_copy.default
         self._sound = self._sound and not _reads(func, args)
         node = self._graph.call_function(func, self._named(args), self._named(kwargs))
         found = func(*args, **kwargs)
         if isinstance(found, Tensor):
-            if id(found) not in self._nodes:  # else it has been written to
+            if id(found) not in self._nodes:  # otherwise the operation has written to it in place
                 self._note(found, node)
         elif isinstance(found, list | tuple):
             for k, value in enumerate(found):
@@ -372,10 +414,10 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return found
 
     def trace(self, found: Any) -> Trace | None:
-        """Return the operations as a function of the inputs; None where they follow from values.
+        """Return the trace; None if operations depend on values of tensors.
 
         Args:
-            found: what it returns.
+            found: The results of the step, which a replay returns.
         """
         self._simplify()
         self._graph.output(fx.map_arg(self._named(found), self._apart))
@@ -390,7 +432,7 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         scope = dict(code.globals)
         try:
             exec(_bound(code.src, scope), scope)
-        except SyntaxError:  # an argument that cannot be printed, such as a generator
+        except SyntaxError:  # an argument has no source text, such as a random generator
             return None
         forward, constants = scope["forward"], SimpleNamespace(**self._constants)
 
@@ -402,13 +444,14 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return Trace(replay, len(self._graph.nodes) + constant_bytes // NODE)
 
     def _note(self, value: Tensor, node: fx.Node) -> None:
+        """Remember the node of a tensor."""
         self._nodes[id(value)] = node
         self._values[node] = value
         where = value.data_ptr(), value.shape, value.stride()
         self._places[node] = (*where, value.dtype)
 
     def _named(self, arguments: Any) -> Any:
-        """Return arguments with the nodes of tensors in their places."""
+        """Return arguments with each tensor replaced by its node."""
         match arguments:
             case Tensor():
                 return self._node(arguments)
@@ -421,23 +464,25 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return arguments
 
     def _node(self, value: Tensor) -> fx.Node:
+        """Return the node of a tensor; an unknown tensor becomes a constant."""
         if id(value) not in self._nodes:
             self._note(value, self._constant(value))
         return self._nodes[id(value)]
 
     def _constant(self, value: Tensor) -> fx.Node:
+        """Store a constant; return its node."""
         name = f"constant{len(self._constants)}"
         self._constants[name] = value.detach()
         return self._graph.get_attr(name)
 
     def _apart(self, node: fx.Node) -> fx.Node:
-        """Return a tensor to give away: of an input not itself, which may be a client's leaf."""
+        """Return the node of a result; an input is detached, because it may be a client's leaf."""
         if node.op != "placeholder":
             return node
         return self._graph.call_function(aten.detach.default, (node,))
 
     def _simplify(self) -> None:
-        """Take out views that show what another tensor shows, of which they are views."""
+        """Remove views with the memory, shape and strides of the tensor that they view."""
         for key, node in list(self._nodes.items()):
             before = _viewed(node)
             while before is not None and self._places.get(before) != self._places[node]:
@@ -448,7 +493,7 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._nodes[key] = before
 
     def _fold(self) -> None:
-        """Let what does not depend on inputs, and is not written to, be a constant."""
+        """Replace results that depend on no input, and are not written to, by constants."""
         nodes = list(self._graph.nodes)
         given_away = [x for node in nodes for x in _written(node)] + nodes[-1].all_input_nodes
         changing = {_memory(node) for node in given_away}
@@ -466,14 +511,24 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     user.replace_input_with(node, constant)
 
     def _is_fixed(self, node: fx.Node, fixed: Mapping[fx.Node, Tensor]) -> bool:
-        """Return whether a tensor is the same for all inputs."""
+        """Return whether a tensor is the same for all inputs.
+
+        Args:
+            node: The tensor's node.
+            fixed: The nodes before it that are the same for all inputs.
+        """
         if node.op != "call_function" or node.target in FILLED:
             return node.op != "placeholder"
         return all(before in fixed for before in node.all_input_nodes)
 
 
 def _bound(source: str, scope: dict[str, Any]) -> str:
-    """Return code that calls operations without looking them up, and put them into its scope."""
+    """Return source text that calls operations by short global names.
+
+    Args:
+        source: Source text with names such as `torch.ops.aten.add.Tensor`.
+        scope: The globals of the source; the operations are added under their short names.
+    """
 
     def name(found: re.Match[str]) -> str:
         operation = getattr(getattr(getattr(torch.ops, found[1]), found[2]), found[3])
