@@ -12,7 +12,7 @@ from flbench.core import files
 from flbench.core.errors import DataError
 from flbench.core.types import State, Tree
 
-FORMAT = "2"
+FORMAT = "3"
 POSITION = ("stage", "stage_round", "round", "is_initial")
 
 

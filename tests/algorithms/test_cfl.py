@@ -19,6 +19,7 @@ SPLITS = ("algorithm.eps1=100", "algorithm.eps2=0", "algorithm.start_round=0")
 LENET = ("model.name=lenet5", "train.participation=0.6", "train.optimizer.momentum=0.9")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("policy", "weights"),
     [("average", "uniform"), ("local", "uniform"), ("drop", "uniform"), ("average", "samples")],
@@ -299,6 +300,7 @@ def test_clients_with_opposed_labels_are_split_and_learn_apart(tmp_path):
     assert not torch.allclose(found[0][0], found[0][1])
 
 
+@pytest.mark.slow
 def test_clusters_are_the_same_with_both_engines_and_after_a_checkpoint(tmp_path):
     keys = ("algorithm=cfl", "model.name=lenet5", *SPLITS, "engine.precision=64-true")
     one, many = build(*keys), build(*keys, "engine.name=vectorized")

@@ -28,6 +28,8 @@ from flbench.experiment.communication import apply_mask, apply_masks
 from flbench.experiment.rounds import visible_to_server
 from tests.support import SMALL, Silent, build, run, summary_of, write_npz
 
+pytestmark = pytest.mark.slow
+
 METHODS = ALGORITHMS.load()
 NET = (
     "model.name=lenet5",
@@ -384,7 +386,7 @@ def assert_vectorized_like_sequential(one: States, many: assembly.Experiment) ->
             assert float(difference) <= 1e-9, key
     settings = [rounds.settings_of(x.config, x.algorithm, a) for x in (one.built, many)]
     found = [
-        x.evaluator(print).evaluate(s, settings[0], common=True).own["personal", "test"]
+        x.evaluator(print).evaluate(s, settings[0], common=True).local["personal", "test"]
         for x, s in ((one.built, a), (many, b))
     ]
     costs = [

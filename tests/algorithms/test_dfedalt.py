@@ -106,6 +106,7 @@ def test_sharpness_without_a_gradient_stays_where_it_is():
     assert torch.equal(seen[1], torch.ones(3))
 
 
+@pytest.mark.slow
 def test_dfedsalt_is_dfedalt_with_a_radius():
     def models(*overrides: str) -> str:
         return digest([after(build(*overrides, TWO), 2).clients])
@@ -141,6 +142,7 @@ def test_epochs_share_the_rounds_epochs_and_it_is_told_where_they_cannot():
     assert told("train.local_epochs=5", "algorithm.body_epochs=5") == ([1, 5], True)
 
 
+@pytest.mark.slow
 def test_neighbours_get_the_body_and_its_statistics():
     """One body for each neighbour; LeNet-5's head, which stays, has 84 x 10 + 10 scalars."""
     keys = ("partition.clients=6", "algorithm.topology=ring", "train.rounds=2")

@@ -38,6 +38,7 @@ def test_local_steps_are_those_of_the_heavy_ball_formula():
             assert torch.allclose(state.clients[name][client], leaf.data, rtol=0, atol=1e-12), name
 
 
+@pytest.mark.slow
 def test_theta_is_momentum_and_nothing_else():
     def models(*overrides: str) -> str:
         return digest([after(build(*overrides)).clients])

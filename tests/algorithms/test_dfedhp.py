@@ -113,6 +113,7 @@ def test_round_is_the_loop_of_algorithm_1():
             assert torch.allclose(model[name], value, atol=1e-10), name
 
 
+@pytest.mark.slow
 def test_each_phase_leaves_what_is_not_its_own_bitwise_as_it_was():
     """The steps train v, then phi, then z, with momentum, weight decay and BatchNorm."""
     built = build(METHOD, LENET, *ROUGH)
@@ -139,6 +140,7 @@ def test_all_clients_start_from_the_same_phi_and_z():
     assert not torch.equal(start["z"], other["z"])
 
 
+@pytest.mark.slow
 def test_phases_have_the_epochs_rates_and_decay_of_their_keys():
     def told(*overrides: str) -> list[tuple]:
         return [
@@ -158,6 +160,7 @@ def test_phases_have_the_epochs_rates_and_decay_of_their_keys():
     assert [k for k, *_ in told("algorithm.k_v=0", "algorithm.k_z=0", FOUR)] == [4]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["dfedavg", "dfedalt"])
 def test_plugged_into_methods_that_train_likewise_it_is_dfedhp(method, small_chunks):
     """One phase of DFedAvg becomes three; DFedAlt trains v with its head, phi and z as its body."""
@@ -172,6 +175,7 @@ def test_plugged_into_methods_that_train_likewise_it_is_dfedhp(method, small_chu
         assert torch.equal(value, plugged.clients[name]), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", PEERS)
 def test_plugged_into_any_method_both_engines_agree_and_phi_and_z_are_paid(method, small_chunks):
     """There are absent clients and BatchNorm; edges are those of the method without h."""
@@ -197,6 +201,7 @@ def test_plugged_into_any_method_both_engines_agree_and_phi_and_z_are_paid(metho
     assert costs["peer_bytes"] == edges * payload * 8  # float64
 
 
+@pytest.mark.slow
 def test_payload_of_lenet5_is_counted_by_hand_and_told():
     """A message is phi and 128 numbers for each of ceil(body / 9216) chunks."""
     keys = ("partition.clients=6", "algorithm.topology=ring", "train.rounds=2")

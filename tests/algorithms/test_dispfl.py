@@ -43,6 +43,7 @@ def test_masks_keep_their_size_and_weights_are_zero_outside(regrow):
     assert len(moved) >= 2, "the search does nothing"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("topology", ["random", "star"])
 @pytest.mark.parametrize("net", ["mlp", "lenet5"])
 def test_dense_models_are_dfedavg(topology, net):
@@ -121,6 +122,7 @@ def test_isolated_client_keeps_what_it_sent():
         assert torch.equal(now.clients[name], sent * mask)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("charge", [False, True])
 def test_peers_pay_for_non_zeros_and_for_masks_where_asked(charge):
     keys = ("partition.clients=6", "algorithm.topology=ring", "train.rounds=2", LENET)

@@ -21,6 +21,7 @@ def trained(built, state):
     return rounds.train(built.algorithm, built.engine, state, settings)
 
 
+@pytest.mark.slow
 def test_it_is_dispfl_with_the_hypernetwork(monkeypatch):
     monkeypatch.setattr(gossip, "HypernetworkConfig", SmallChunks)
     keys = (LENET, "train.participation=0.6", *ROUGH)
@@ -33,6 +34,7 @@ def test_it_is_dispfl_with_the_hypernetwork(monkeypatch):
         assert torch.equal(value, plugged.clients[name]), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", WHERE)
 def test_dense_models_are_dfedhp(where):
     """Masks of ones, on theta or on phi, change nothing."""
@@ -47,6 +49,7 @@ def test_dense_models_are_dfedhp(where):
         assert torch.allclose(dense.clients[name].double(), value.double(), atol=1e-12), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", WHERE)
 def test_masks_keep_their_size_and_what_they_mask_is_zero_outside(where):
     """Masks are on the evaluated weights, or on phi as it is kept and sent."""
@@ -71,6 +74,7 @@ def test_masks_keep_their_size_and_what_they_mask_is_zero_outside(where):
     assert moved >= 2
 
 
+@pytest.mark.slow
 def test_private_masks_never_cross_and_phi_is_mixed_as_it_is():
     built = build(METHOD, LENET, RING, "partition.clients=4", *SMALL, DOUBLE)
     state = after(built, 1)
@@ -87,6 +91,7 @@ def test_private_masks_never_cross_and_phi_is_mixed_as_it_is():
     assert over.costs["peer_bytes"] == 8 * payload
 
 
+@pytest.mark.slow
 def test_masked_phi_is_sent_and_averaged_where_masks_overlap():
     """Phi is mixed as DisPFL mixes weights; embeddings and biases are dense."""
     built = build(METHOD, PHI, LENET, RING, "partition.clients=4", *SMALL, DOUBLE)

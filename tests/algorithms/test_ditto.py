@@ -22,6 +22,7 @@ from tests.support import build, run
 EXACT = "engine.precision=64-true"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", POLICIES)
 def test_global_model_is_fedavgs_to_the_bit(policy):
     """The personal model does not act on the global one, whatever the pull."""
@@ -35,6 +36,7 @@ def test_global_model_is_fedavgs_to_the_bit(policy):
             assert torch.equal(tree[name], value), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", POLICIES)
 def test_personal_model_without_pull_is_local_onlys(policy):
     """With lam = 0 both train on the same batches in the same order."""
@@ -86,6 +88,7 @@ def assert_equals_a_loop(strengths, *keys, anchor="received", epochs=EPOCHS) -> 
     return chosen
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("anchor", ["received", "trained"])
 def test_personal_models_equal_a_loop(anchor):
     keys = ("algorithm.lam=0.7", "algorithm.personal_epochs=3", f"algorithm.anchor={anchor}")
@@ -93,6 +96,7 @@ def test_personal_models_equal_a_loop(anchor):
     assert_equals_a_loop((0.7,), *keys, anchor=anchor, epochs=3)
 
 
+@pytest.mark.slow
 def test_each_client_keeps_the_strength_that_validates_best():
     # With iid data, else none gains by the pull in so few rounds.
     keys = ("partition.scheme=iid", "algorithm.lam_choices=[0.7,0.0,6.0]")
@@ -102,6 +106,7 @@ def test_each_client_keeps_the_strength_that_validates_best():
     assert len(chosen) > 1  # else the choice is no choice
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("engine", ["sequential", "vectorized"])
 def test_choice_without_alternatives_is_the_strength_itself(policy, engine):
@@ -143,6 +148,7 @@ def test_strong_pull_is_warned_of():
     assert notes("algorithm.lam_choices=[1,150]")
 
 
+@pytest.mark.slow
 def test_bytes_are_fedavgs(tmp_path):
     """The personal model is never sent."""
     assert lenet5_bytes(tmp_path, "algorithm=ditto") == (62_050 * 4 + STATISTICS,) * 2

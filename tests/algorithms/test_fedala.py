@@ -33,6 +33,7 @@ def deployed(built, state):
     return list(built.evaluator(print).deployed(state, settings))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("policy", "engine"),
     [*((policy, "sequential") for policy in POLICIES), ("average", "vectorized")],
@@ -118,6 +119,7 @@ class PlainClient:
         self.old = {name: self.leaves[name].detach().clone() for name in self.top}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["sequential", "vectorized"])
 @pytest.mark.parametrize(
     ("options", "epochs"),
@@ -252,6 +254,7 @@ def test_more_tensors_than_the_net_has_are_refused():
     assert "more than the net's 6 parameter tensors" in many.requires()[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "option",
     ["tensors=4", "eta=0.1", "rand_percent=30", "num_pre_loss=2", "threshold=0", "max_epochs=3"],

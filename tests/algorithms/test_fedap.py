@@ -76,6 +76,7 @@ def test_identical_statistics_take_all_but_the_own_weight_and_no_more():
     assert torch.allclose(weights.sum(dim=1), torch.ones(5).double())
 
 
+@pytest.mark.slow
 def test_identical_clients_mix_equally_and_get_their_own_model_back():
     """A mean of equal models is that model."""
     built = build(*KEYS)
@@ -93,6 +94,7 @@ def test_identical_clients_mix_equally_and_get_their_own_model_back():
         assert torch.allclose(value, state.clients[name], rtol=0, atol=1e-12), name
 
 
+@pytest.mark.slow
 def test_one_client_mixes_with_itself_alone():
     built = build(*KEYS, "partition.clients=1", "algorithm.lam=0")
 
@@ -135,6 +137,7 @@ def test_statistics_are_those_of_the_inputs_of_batchnorm_under_the_common_model(
     assert torch.allclose(over.server["mixing"], torch.tensor(expected, dtype=torch.float64))
 
 
+@pytest.mark.slow
 def test_client_without_statistics_mixes_with_nobody():
     """One that failed in the set-up."""
     built = build(*KEYS)
@@ -195,6 +198,7 @@ def test_batchnorm_begins_as_the_common_models_and_stays_local():
     assert len(results.kept[name].unique(dim=0)) == 5
 
 
+@pytest.mark.slow
 def test_models_are_the_common_one_until_statistics_are_known():
     built = build(*KEYS, "train.rounds=20")
     fedavg = build(*KEYS[1:], "algorithm=fedavg", "train.rounds=20")
@@ -208,6 +212,7 @@ def test_models_are_the_common_one_until_statistics_are_known():
         assert torch.equal(value, other.server[name])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("which", "channels"), [("all", 22), ("last", 16)])
 def test_bytes_leave_batchnorm_out_and_list_the_set_up_apart(which, channels):
     """Two pretraining rounds of FedAvg; the first sends nothing down, as clients have the start."""
@@ -225,6 +230,7 @@ def test_bytes_leave_batchnorm_out_and_list_the_set_up_apart(which, channels):
     assert traffic["setup_bytes"] == 5 * ((rest + norm) + 4 * 2 * channels)
 
 
+@pytest.mark.slow
 def test_model_can_go_from_client_to_client_before_the_rounds():
     keys = ("algorithm.pretrain=flb", "train.batch_size=8")
     built = build(*KEYS, *keys)

@@ -42,6 +42,7 @@ def test_head_is_the_first_one_to_the_bit_after_training():
             assert still == name.startswith("head."), name
 
 
+@pytest.mark.slow
 def test_rounds_equal_a_loop():
     built = build("algorithm=fedbabu", "model.name=lenet5", *FULL)
     plain, body = Plain(built), built.algorithm.setting.net.names("backbone")
@@ -59,6 +60,7 @@ def test_rounds_equal_a_loop():
     assert_close(state.server, server)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", ["all", "head", "backbone"])
 def test_fine_tuned_models_equal_a_loop(part):
     built = build(
@@ -108,6 +110,7 @@ def test_net_without_body_is_refused():
         build("algorithm=fedbabu", "model.name=logistic")
 
 
+@pytest.mark.slow
 def test_bytes_are_those_of_the_body(tmp_path):
     """The head is never sent."""
     assert lenet5_bytes(tmp_path, "algorithm=fedbabu") == (61_200 * 4 + STATISTICS,) * 2

@@ -22,6 +22,7 @@ def test_without_batchnorm_it_is_fedavg_and_says_so():
     assert any("equals FedAvg" in note for note in build("model.name=lenet5", *plain).notes)
 
 
+@pytest.mark.slow
 def test_rounds_equal_a_loop():
     built = build("algorithm=fedbn", "model.name=lenet5", *FULL)
     plain, net = Plain(built), built.algorithm.setting.net
@@ -64,6 +65,7 @@ def test_statistics_stay_whether_the_run_averages_them_or_not():
     assert any("clients keep BatchNorm statistics" in note for note in notes)
 
 
+@pytest.mark.slow
 def test_bytes_are_those_of_all_but_batchnorm(tmp_path):
     """Neither BatchNorm's parameters nor its statistics are sent."""
     assert lenet5_bytes(tmp_path, "algorithm=fedbn") == ((62_050 - 44) * 4,) * 2

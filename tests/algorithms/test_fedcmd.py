@@ -28,6 +28,7 @@ def elect(state: State, layer: int) -> State:
     )
 
 
+@pytest.mark.slow
 def test_all_rounds_in_phase_1_are_fedavg():
     keys = ("model.name=lenet5", "train.participation=0.6")
     fedavg = summary_of_run("algorithm=fedavg", *keys)
@@ -44,6 +45,7 @@ def unit_mean(values: torch.Tensor) -> float:
     return float((values.mean() - low) / (high - low)) if high > low else 0.5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["sequential", "vectorized"])
 @pytest.mark.parametrize("tie", ["second", "lower"])
 def test_votes_are_those_of_a_slow_loop_over_batches(engine, tie):
@@ -223,6 +225,7 @@ def test_absent_clients_keep_their_layer_and_what_lies_behind_and_get_the_rest_a
     assert not torch.equal(before["head.weight"][2], before["head.weight"][3])
 
 
+@pytest.mark.slow
 def test_bytes_of_both_phases_are_those_of_the_table():
     """Down | up: w | w and a vote, then w - l* | w; a new client in phase 2 receives l* once."""
     built = build("algorithm=fedcmd", "model.name=lenet5", "train.participation=1")
@@ -249,6 +252,7 @@ def test_net_with_one_linear_layer_is_refused():
         build("algorithm=fedcmd", "model.name=resnet18")
 
 
+@pytest.mark.slow
 def test_convolutions_are_candidates_if_so_asked():
     built = build(*KEYS, "algorithm.candidates=all", "train.participation=1")
     start = built.start()

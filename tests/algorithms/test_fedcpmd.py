@@ -79,6 +79,7 @@ SLOW = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["sequential", "vectorized"])
 @pytest.mark.parametrize(
     ("net", "distance"),
@@ -122,6 +123,7 @@ def test_scores_are_those_of_a_slow_loop_over_samples(engine, net, distance):
         handle.remove()
 
 
+@pytest.mark.slow
 def test_vote_looks_at_so_many_samples_and_at_all_of_them_without_a_limit():
     sums = [
         after(build(*FULL, f"algorithm.vote_samples={limit}"), 1).server["score_sums"]
@@ -155,6 +157,7 @@ def settings_of_last(built, state: State):
     return settings_of(built.config, built.algorithm, replace(state, round=state.round - 1))
 
 
+@pytest.mark.slow
 def test_without_a_personal_layer_phase_1_is_fedavg():
     keys = ("model.name=lenet5", "train.participation=0.6")
     mine = ("algorithm.k_p=3", "algorithm.phase1_personal=none", "algorithm.coverage=false")
@@ -165,6 +168,7 @@ def test_without_a_personal_layer_phase_1_is_fedavg():
     assert any("nothing is clustered" in note for note in fedcpmd["notes"])
 
 
+@pytest.mark.slow
 def test_most_voted_layer_so_far_stays_in_phase_1_if_so_asked():
     """Algorithm 2, line 13; a client without a vote keeps the classifier."""
     built = build(*FULL, "algorithm.k_p=3", "algorithm.phase1_personal=majority")
@@ -371,6 +375,7 @@ def test_raw_cosines_that_cancel_leave_every_client_its_own_model():
         assert torch.allclose(reply.values[name], rows[name], rtol=0, atol=1e-7)
 
 
+@pytest.mark.slow
 def test_two_participants_of_a_cluster_end_with_changed_bodies_and_their_own_layer():
     built = build(*FULL)
     state = elect(after(built, 1), [0, 0, 1, 2, 2])
@@ -399,6 +404,7 @@ def test_identical_clients_keep_their_common_model():
         assert torch.allclose(value, same[name], rtol=0, atol=1e-12), name
 
 
+@pytest.mark.slow
 def test_whole_models_of_one_cluster_averaged_are_fedavg():
     """Without votes there is one cluster, in which `only_cluster` averages all layers."""
     keys = ("model.name=lenet5", "engine.precision=64-true", "train.participation=1")
@@ -435,6 +441,7 @@ def test_cohort_has_its_share_of_every_cluster():
 # Bytes
 
 
+@pytest.mark.slow
 def test_bytes_of_both_phases_are_those_of_the_table():
     """Down | up: body | body, vote and a score per layer, then w - l*_i | w."""
     keys = ("algorithm=fedcpmd", "model.name=lenet5", "algorithm.k_p=2", "train.participation=1")
@@ -514,6 +521,7 @@ def test_net_with_one_linear_layer_is_refused(net):
         build("algorithm=fedcpmd", f"model.name={net}")
 
 
+@pytest.mark.slow
 def test_convolutions_are_candidates_if_so_asked():
     built = build(*FULL, "algorithm.candidates=all")
 
@@ -530,6 +538,7 @@ OPTIONS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("option", "where"), OPTIONS)
 def test_every_option_of_the_score_changes_it(option, where):
     first, second = (after(build(*FULL, *more), 1) for more in ((), (f"algorithm.{option}",)))

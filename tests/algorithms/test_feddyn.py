@@ -39,6 +39,7 @@ def gradient_norm(built, w, bias, shares) -> float:
     return float(torch.cat([gradient.flatten() for gradient in found]).norm())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("adaptive", "weights", "shares"),
     [("true", "samples", (0.25, 0.75)), ("false", "uniform", (0.5, 0.5))],
@@ -92,6 +93,7 @@ def test_duals_of_all_clients_sum_to_n_times_the_servers_step():
             assert not torch.allclose(duals[ids].sum(dim=0), 5 * step) or ids == [0, 1, 2]
 
 
+@pytest.mark.slow
 def test_two_rounds_equal_a_plain_loop():
     """The formulas client by client, with BatchNorm, unequal sizes, two full-batch steps."""
     alpha, lr, n = 0.2, 0.1, 5
@@ -189,6 +191,7 @@ def test_mean_is_evaluated_and_the_dual_iterate_is_sent():
         assert not torch.equal(sent[name], state.server[f"mean.{name}"])
 
 
+@pytest.mark.slow
 def test_bytes_are_fedavgs():
     """The duals are never sent."""
     keys = ("model.name=lenet5", "train.participation=0.6", "train.rounds=2")
@@ -202,6 +205,7 @@ def test_bytes_are_fedavgs():
     assert not any("train.clip=10" in note for note in clipped["notes"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("option", ["alpha=0.5", "adaptive=false", "agg_weights=samples"])
 def test_every_option_changes_the_models(option):
     keys = ("algorithm=feddyn", "algorithm.alpha=0.1", "train.optimizer.lr=0.1", "train.rounds=2")

@@ -37,6 +37,7 @@ def cosine_loss(leaves, out, y):
     return torch.stack(losses).mean()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("weights", ["uniform", "samples"])
 def test_rounds_equal_a_loop(weights):
     rho = 0.6
@@ -141,6 +142,7 @@ def test_clients_without_a_step_have_no_say(built):
     assert aggregated(built, prototypes, counts, steps=[0, 0], old=old) == {}
 
 
+@pytest.mark.slow
 def test_scale_that_would_turn_negative_stays_at_its_least():
     """Under prototypes opposite to the clients' features the loss falls with s."""
     keys = ("algorithm=fednh", "algorithm.scale=0.1", "train.optimizer.lr=1")
@@ -168,6 +170,7 @@ def test_scale_that_would_turn_negative_stays_at_its_least():
     )
 
 
+@pytest.mark.slow
 def test_fixed_scale_neither_moves_nor_travels():
     keys = ("algorithm=fednh", "algorithm.learn_scale=false", "algorithm.scale=30")
     built = build(*keys)
@@ -181,6 +184,7 @@ def test_fixed_scale_neither_moves_nor_travels():
     assert learnt["weights_digest"] != fixed["weights_digest"]
 
 
+@pytest.mark.slow
 def test_last_models_are_those_right_after_training(tmp_path):
     """With all clients: `evaluated=last` is PM, the trained body under the old W."""
     keys = ("algorithm=fednh", "model.name=lenet5", "train.optimizer.lr=0.1")
@@ -219,6 +223,7 @@ def test_net_without_body_is_refused():
         build("algorithm=fednh", "model.name=logistic")
 
 
+@pytest.mark.slow
 def test_bytes_are_body_scale_and_prototypes_of_held_classes(tmp_path):
     """A client also sends a count of 4 bytes and an id of 4 bytes for each class that it holds."""
     up, down = lenet5_bytes(tmp_path, "algorithm=fednh")

@@ -56,6 +56,7 @@ def same(state: State, other: State) -> bool:
 # Identities
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["average", "local", "drop"])
 def test_one_group_without_pull_is_fedper_with_uniform_weights(policy):
     """The states are equal to the bit with alpha=1, gamma=0 and one group."""
@@ -74,6 +75,7 @@ def test_fedpc_says_when_it_is_fedper():
     assert not any("this is fedper" in note for note in build(*plain[:-1]).notes)
 
 
+@pytest.mark.slow
 def test_warm_up_is_fedper_whatever_the_groups_then_everyone_has_that_body():
     built = build("algorithm=fedpc", "algorithm.cluster_after=2", *LENET)
     other = fedper(*LENET)
@@ -89,6 +91,7 @@ def test_warm_up_is_fedper_whatever_the_groups_then_everyone_has_that_body():
     assert not grouped.server["seen"].any()
 
 
+@pytest.mark.slow
 def test_first_round_has_no_pull():
     """There are no prototypes yet, so the loss is cross entropy times alpha."""
     weak, strong = (build("algorithm=fedpc", f"algorithm.gamma={gamma}") for gamma in (0, 5))
@@ -98,6 +101,7 @@ def test_first_round_has_no_pull():
     assert fingerprint(played(weak, one)[0]) != fingerprint(played(strong, other)[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["sequential", "vectorized"])
 def test_share_of_the_pull_is_logged_for_one_batch_of_each_client(engine):
     """The share is that of eq. 3 on the trained models, and 0 before there are prototypes."""
@@ -511,6 +515,7 @@ def gm_of(built, state: State):
     return built.algorithm.deploy(state, torch.arange(5)).get("gm")
 
 
+@pytest.mark.slow
 def test_head_of_the_global_model_is_chosen():
     """The head is the seeded one, the mean of the clients' heads, or the nearest prototype."""
     keys = ("algorithm=fedpc", "algorithm.groups=2", DOUBLE)
@@ -587,6 +592,7 @@ def test_bytes_are_those_of_body_and_prototypes(heads):
     assert (second["up_bytes"], second["down_bytes"]) == (up + between, down + between)
 
 
+@pytest.mark.slow
 def test_bytes_of_a_warm_up_are_fedpers_and_the_set_up_then_sends_the_body():
     built = build("algorithm=fedpc", "model.name=lenet5", "algorithm.cluster_after=1")
     held = int((built.federation.counts > 0).sum())

@@ -21,6 +21,7 @@ from tests.algorithms.test_identities import POLICIES
 from tests.support import build, run, summary_of_run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", POLICIES)
 def test_without_personal_layers_it_is_fedavg_and_with_all_local_only(policy):
     """Weights are equal to the bit."""
@@ -35,6 +36,7 @@ def test_without_personal_layers_it_is_fedavg_and_with_all_local_only(policy):
     assert len(set(found.values())) == 3
 
 
+@pytest.mark.slow
 def test_all_personal_sends_nothing():
     summary = summary_of_run("algorithm=fedper", "model.name=logistic", "train.rounds=2")
 
@@ -42,6 +44,7 @@ def test_all_personal_sends_nothing():
     assert any("as with Local-Only" in note for note in summary["notes"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layers", [None, 2, 4])
 def test_rounds_equal_a_loop(layers):
     built = build(
@@ -64,6 +67,7 @@ def test_rounds_equal_a_loop(layers):
         assert_close({name: rows[client] for name, rows in state.clients.items()}, kept[client])
 
 
+@pytest.mark.slow
 def test_gm_is_the_averaged_body_under_the_first_head():
     built = build("algorithm=fedper", "model.name=lenet5", "engine.precision=64-true")
     plain, state = Plain(built), after(built, 3)
@@ -104,6 +108,7 @@ def test_more_layers_than_there_are_is_refused():
         build("algorithm=fedper", "algorithm.layers=4")
 
 
+@pytest.mark.slow
 def test_bytes_are_those_of_the_body(tmp_path):
     """The head is never sent."""
     body = 61_200 * 4

@@ -76,6 +76,7 @@ def test_classifier_decides_while_there_is_no_prototype():
     assert torch.equal(NearestPrototype(own=False)(c.context()), c.logits)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("rule", "other"), [("proto", "head"), ("head", "proto")])
 def test_both_rules_are_reported_and_never_mixed(tmp_path, rule, other):
     path, summary = run(tmp_path, "algorithm=fedproto", f"algorithm.predict={rule}")
@@ -84,6 +85,7 @@ def test_both_rules_are_reported_and_never_mixed(tmp_path, rule, other):
     assert other in summary["last"]["test"]
 
 
+@pytest.mark.slow
 def test_rules_of_one_run_swap_columns():
     proto = summary_of_run("algorithm=fedproto")
     head = summary_of_run("algorithm=fedproto", "algorithm.predict=head")
@@ -93,6 +95,7 @@ def test_rules_of_one_run_swap_columns():
     assert proto["weights_digest"] == head["weights_digest"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("option", ["lam=3", "agg_weights=samples", "cache=true"])
 def test_every_option_changes_the_models(option):
     keys = ("algorithm=fedproto", "train.participation=0.6", "train.optimizer.lr=0.1")

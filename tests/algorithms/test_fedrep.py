@@ -36,6 +36,7 @@ def ends(built, phases: int) -> dict[str, torch.Tensor]:
     return rounds.train(built.algorithm, built.engine, state, settings, program=shown).results.kept
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batchnorm", ["eval", "train"])
 @pytest.mark.parametrize("engine", ["sequential", "vectorized"])
 def test_each_phase_leaves_the_other_part_alone_to_the_bit(engine, batchnorm):
@@ -60,6 +61,7 @@ def test_each_phase_leaves_the_other_part_alone_to_the_bit(engine, batchnorm):
         assert in_body == (name not in head), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batchnorm", ["eval", "train"])
 def test_rounds_equal_a_loop(batchnorm):
     built = build(
@@ -87,6 +89,7 @@ def test_rounds_equal_a_loop(batchnorm):
         assert_close({name: rows[client] for name, rows in state.clients.items()}, kept[client])
 
 
+@pytest.mark.slow
 def test_head_is_trained_on_estimated_statistics_where_the_run_drops_them():
     """Estimated over one full batch they are that batch's own, but for n against n - 1."""
     keys = ("algorithm=fedrep", "model.name=lenet5", "train.batchnorm=drop", *FULL)
@@ -122,6 +125,7 @@ def test_net_of_one_part_is_refused(keys):
         build("algorithm=fedrep", "train.local_epochs=2", *keys)
 
 
+@pytest.mark.slow
 def test_heads_are_fine_tuned_beside_and_discarded(tmp_path):
     keys = ("algorithm=fedrep", "train.local_epochs=2", "train.optimizer.lr=0.1")
     path, tuned = run(tmp_path, *keys, "algorithm.finetune_epochs=3")
@@ -134,6 +138,7 @@ def test_heads_are_fine_tuned_beside_and_discarded(tmp_path):
     assert accuracies(path, "ft") != accuracies(path, "personal")
 
 
+@pytest.mark.slow
 def test_bytes_are_those_of_the_body(tmp_path):
     """The head is never sent."""
     found = lenet5_bytes(tmp_path, "algorithm=fedrep", "train.local_epochs=2")

@@ -23,6 +23,7 @@ def trained(built, state):
     return rounds.train(built.algorithm, built.engine, state, settings)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("policy", "nobody"), [*((policy, NOBODY) for policy in POLICIES), ("average", INACTIVE)]
 )
@@ -39,6 +40,7 @@ def test_without_neighbours_everyone_trains_alone(policy, nobody):
         assert torch.equal(value, local.clients[name]), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mixing", ["uniform", "metropolis"])
 def test_complete_network_is_fedavg_with_uniform_weights(mixing):
     """BatchNorm's statistics and counters included."""
@@ -146,6 +148,7 @@ def test_reply_depends_on_neighbours_alone():
     assert moved.tolist() == [False, True, True, True, False, False]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("topology", "edges"), [("ring", 12), ("star", 10), ("complete", 30), ("exponential", 18)]
 )
@@ -161,6 +164,7 @@ def test_peers_pay_a_payload_for_each_edge(topology, edges):
     assert traffic["up_bytes"] == traffic["down_bytes"] == 0
 
 
+@pytest.mark.slow
 def test_random_neighbours_are_paid_for_by_the_cohort_alone():
     keys = ("partition.clients=10", "train.participation=0.6", "train.rounds=2")
 

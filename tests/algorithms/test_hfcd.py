@@ -212,6 +212,7 @@ OPTIONS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("option", OPTIONS)
 def test_every_option_changes_the_models_and_stays_finite(option):
     keys = ("algorithm=hfcd", "train.optimizer.lr=0.1", "train.rounds=4", "algorithm.alpha=0.2")
@@ -222,6 +223,7 @@ def test_every_option_changes_the_models_and_stays_finite(option):
     assert changed["diverged"] == 0
 
 
+@pytest.mark.slow
 def test_full_similarity_changes_bytes_not_models():
     default = summary_of_run("algorithm=hfcd")
     full = summary_of_run("algorithm=hfcd", "algorithm.full_similarity=true")
@@ -261,6 +263,7 @@ def test_training_never_moves_prototypes_or_similarities():
     assert train.train == frozenset(algorithm.setting.net.parameters)
 
 
+@pytest.mark.slow
 def test_prototypes_under_dropped_statistics_are_those_of_the_recalibrated_net():
     keys = ("algorithm=hfcd", "model.name=lenet5", "train.batchnorm=drop")
     built = build(*keys, "engine.precision=64-true")

@@ -7,6 +7,8 @@ from flbench.models.base import net_leaves
 from tests.algorithms.test_contract import after, with_method
 from tests.support import build, summary_of_run
 
+pytestmark = pytest.mark.slow
+
 POLICIES = ["average", "local", "drop"]
 LENET = ("model.name=lenet5", "train.participation=0.6", "train.optimizer.momentum=0.9")
 

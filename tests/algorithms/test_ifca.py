@@ -35,6 +35,7 @@ def losses(plain, state, several, clusters, client):
     return torch.stack([cross_entropy(out.logits, y) for out in outs])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shared", ["true", "false"])
 @pytest.mark.parametrize("policy", POLICIES)
 def test_one_model_is_fedavg_to_the_bit(policy, shared):
@@ -61,6 +62,7 @@ def test_models_start_as_other_draws_of_the_seeded_net():
             assert not torch.equal(value[1], value[2])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("weights", ["uniform", "samples"])
 @pytest.mark.parametrize("shared", ["true", "false"])
 def test_rounds_equal_a_plain_loop(shared, weights):
@@ -165,6 +167,7 @@ def test_two_kinds_of_clients_find_one_model_each(tmp_path):
     assert a == b != c == d
 
 
+@pytest.mark.slow
 def test_bytes_are_all_models_down_and_one_model_and_a_number_up(tmp_path):
     """Both rounds are charged downwards, because clients do not know the initial models."""
     w, head = 4 * 62_050 + STATISTICS, 4 * 850

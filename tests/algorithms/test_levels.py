@@ -10,6 +10,8 @@ import torch
 from flbench.algorithms import ALGORITHMS
 from tests.support import build, run, summary_of_run
 
+pytestmark = pytest.mark.slow
+
 README = Path(__file__).resolve().parents[2] / "README.md"
 
 # Level 1: another loss. Confident predictions are penalized (Pereyra et al., 2017).

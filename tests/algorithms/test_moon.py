@@ -28,6 +28,7 @@ def samples(built, client: int):
     return federation.inputs(rows, torch.float64), federation.y[torch.from_numpy(rows)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", POLICIES)
 def test_moon_without_contrast_is_fedavg(policy):
     """Weights are equal to the bit."""
@@ -49,6 +50,7 @@ def test_with_another_net_or_another_model_evaluated_it_is_not_fedavg_and_does_n
     assert not any("is FedAvg" in note for note in notes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", POLICIES)
 def test_first_participation_adds_ln_2_and_no_gradient(policy):
     """Client 2 comes in the second round: it has no previous model, client 1 has one."""
@@ -117,6 +119,7 @@ def test_last_model_is_evaluated_where_there_is_one():
     assert set(built.algorithm.deploy(state, torch.arange(5))) == {"personal", "gm"}
 
 
+@pytest.mark.slow
 def test_projection_trains_and_predicts_in_the_place_of_the_classifier():
     """One full-batch step of each of five clients, against a loop without flbench's own."""
     keys = (*FULL_BATCH, "engine.precision=64-true", "algorithm.proj_dim=8", "algorithm.mu=0")
@@ -154,6 +157,7 @@ def test_projection_trains_and_predicts_in_the_place_of_the_classifier():
     assert summary["communication"]["up_bytes"] == 10 * 5 * 4 * (size + more)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("option", ["mu=1", "tau=0.1", "proj_dim=16"])
 def test_every_option_changes_the_models(option):
     keys = ("algorithm=moon", "train.optimizer.lr=0.1")
@@ -164,6 +168,7 @@ def test_every_option_changes_the_models(option):
     assert changed["diverged"] == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("evaluated", ["global", "last"])
 def test_options_run_under_every_batchnorm_policy_on_both_engines(policy, evaluated):

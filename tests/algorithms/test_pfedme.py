@@ -32,6 +32,7 @@ def gradient(plain, leaves, client, names, *, train=True):
     return dict(zip(names, torch.autograd.grad(loss, [mine[n] for n in names]), strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("beta", "steps", "decay", "clip"), [(1, None, 0, None), (0.5, 3, 0.1, None), (2, 1, 0.1, 0.5)]
 )
@@ -79,6 +80,7 @@ def test_rounds_equal_a_plain_loop(beta, steps, decay, clip):
         assert_close(mine, personal[i])
 
 
+@pytest.mark.slow
 def test_many_inner_steps_find_the_proximal_point():
     """grad CE(theta) + lam (theta - w) = 0 at the received w, after one step with eta = 0."""
     lam = 2.0
@@ -141,6 +143,7 @@ def test_theta_is_evaluated_at_both_moments_and_w_as_the_global_model(tmp_path, 
         assert accuracies(path, "gm", "common")
 
 
+@pytest.mark.slow
 def test_steps_are_counted_in_steps_and_not_in_epochs():
     keys = ("algorithm=pfedme", "train.batch_size=8", "train.local_epochs=2")
     default, seven = build(*keys), build(*keys, "algorithm.steps=7")
@@ -153,6 +156,7 @@ def test_steps_are_counted_in_steps_and_not_in_epochs():
     assert by_steps.steps.tolist() == [7] * 5
 
 
+@pytest.mark.slow
 def test_schedule_acts_on_both_rates():
     half = ("train.schedule.name=step", "train.schedule.decay=0.5", "train.schedule.every=1")
     built = build("algorithm=pfedme", EXACT, *half)
@@ -192,6 +196,7 @@ def test_steps_that_go_too_far_are_noted(key, word):
     assert not notes()
 
 
+@pytest.mark.slow
 def test_bytes_are_fedavgs(tmp_path):
     """theta is never sent."""
     assert lenet5_bytes(tmp_path, "algorithm=pfedme") == (62_050 * 4 + STATISTICS,) * 2

@@ -27,6 +27,7 @@ def slow_similarity(a, b, classes) -> float:
     return max(0.0, sum(cos(a[k], b[k]) for k in classes) / len(classes))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["average", "local", "drop"])
 def test_warm_up_to_the_end_is_fedavg(policy):
     """Weights are equal to the bit."""
@@ -38,6 +39,7 @@ def test_warm_up_to_the_end_is_fedavg(policy):
     assert pfedsim["communication"] == fedavg["communication"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("classes", ["all", "union"])
 def test_rounds_after_the_warm_up_equal_a_loop_over_the_formulas(classes):
     built = build(*KEYS, f"algorithm.classes={classes}")
@@ -97,6 +99,7 @@ def aggregated(built, state, results):
     return replace(state, server={**state.server, **update.server})
 
 
+@pytest.mark.slow
 def test_clients_without_positive_similarity_keep_their_own_body():
     built = build(*KEYS)
     state = after(built, 3)
@@ -129,6 +132,7 @@ def test_identical_clients_get_their_own_body_back():
         assert torch.allclose(rows.double(), own, rtol=0, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_pair_with_a_client_without_a_step_keeps_its_old_similarity():
     """Such a client sends the classifier that it had before."""
     built = build(*KEYS)
@@ -143,6 +147,7 @@ def test_pair_with_a_client_without_a_step_keeps_its_old_similarity():
     assert float(state.server["similarity"][0, 2]) == pytest.approx(1.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["sequential", "vectorized"])
 def test_first_contact_after_the_warm_up_brings_the_global_classifier_and_later_ones_do_not(engine):
     built = build(*KEYS, "train.optimizer.lr=0.1", f"engine.name={engine}")
@@ -163,6 +168,7 @@ def test_first_contact_after_the_warm_up_brings_the_global_classifier_and_later_
     assert not torch.equal(begin[name][0], state.server[name])
 
 
+@pytest.mark.slow
 def test_bytes_are_w_in_the_warm_up_then_the_body_down_and_w_up():
     """The first dispatch after the warm-up is w, later ones are the body."""
     keys = ("model.name=lenet5", "algorithm=pfedsim", "train.rounds=4", "train.batchnorm=local")

@@ -27,6 +27,7 @@ def variates(rows, prefix, names):
     return {name: rows[prefix + name] for name in names}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", POLICIES)
 def test_first_round_is_fedavgs(policy):
     """All variates are zero, and what is added to gradients too."""
@@ -49,6 +50,7 @@ def gradient(plain, w, client, names):
     return dict(zip(names, found, strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("control", ["steps", "gradient"])
 @pytest.mark.parametrize("weights", ["uniform", "samples"])
 @pytest.mark.parametrize("rate", [1.0, 0.5])
@@ -106,6 +108,7 @@ def test_variates_are_the_last_mean_gradients_and_theirs_is_the_servers():
             assert not rows[name][4].any(), name
 
 
+@pytest.mark.slow
 def test_one_client_has_the_servers_variate_and_trains_as_sgd_does():
     """c_i = c after each round, so the correction is zero; the variates themselves are not."""
     keys = ("partition.clients=1", EXACT, "train.local_epochs=2", "train.optimizer.lr=0.1")
@@ -146,6 +149,7 @@ def test_both_options_agree_where_a_client_makes_one_step_on_all_its_samples():
     assert_close(gradient.clients, steps.clients)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("control", ["steps", "gradient"])
 @pytest.mark.parametrize(
     ("weights", "shares"), [("uniform", (0.5, 0.5)), ("samples", (0.25, 0.75))]
@@ -182,6 +186,7 @@ def test_it_ends_at_the_joint_optimum_where_fedavg_does_not(tmp_path, weights, s
     assert all(value.abs().max() < 1e-6 for n, value in state.server.items() if n[:2] == "c.")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("control", ["steps", "gradient"])
 def test_client_without_a_step_changes_nothing(control):
     """tau eta = 0: nothing to divide by."""
@@ -210,6 +215,7 @@ def test_clipping_is_noted():
     assert not notes()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("option", ["server_lr=0.5", "agg_weights=samples", "control=gradient"])
 def test_every_option_changes_the_models(option):
     default = summary_of_run("algorithm=scaffold")
@@ -218,6 +224,7 @@ def test_every_option_changes_the_models(option):
     assert changed["weights_digest"] != default["weights_digest"]
 
 
+@pytest.mark.slow
 def test_bytes_are_twice_the_weights_each_way(tmp_path):
     """w and c go down, w_i and dc_i go up, c_i is never sent."""
     assert lenet5_bytes(tmp_path, "algorithm=scaffold") == (8 * 62_050 + STATISTICS,) * 2

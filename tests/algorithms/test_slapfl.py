@@ -61,6 +61,7 @@ OPTIONS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("option", OPTIONS)
 def test_second_round_equals_a_loop_over_the_equations(option):
     keys, how = OPTIONS[option]
@@ -128,6 +129,7 @@ def test_negative_and_zero_cosines_leave_a_client_to_itself():
     assert torch.allclose(shares, expected, rtol=0, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_client_whose_layer_is_zero_keeps_it_and_changes_no_other():
     built = build(*KEYS)
     state = after(built, 1)
@@ -147,6 +149,7 @@ def test_client_whose_layer_is_zero_keeps_it_and_changes_no_other():
         assert torch.allclose(mixed[name][[0, 1, 3, 4]], rest[name], rtol=0, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_client_that_did_not_move_is_like_itself_and_like_nobody_else():
     """A zero vector has cosine 0 with all others, but s_ii is 1."""
     built = build(*KEYS, "algorithm.delta=start", "algorithm.sharpen=1")
@@ -169,6 +172,7 @@ def with_uploads(rows) -> Results:
     return Results(torch.arange(clients), steps, torch.zeros(clients), {}, Message(rows), {})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [(), ("algorithm.delta=start", "algorithm.sharpen=0.1")])
 def test_identical_clients_get_their_own_model_back(options):
     built = build(*KEYS, *options)
@@ -199,6 +203,7 @@ def test_absent_clients_keep_their_mixture_and_only_the_rounds_clients_are_mixed
     assert not build(*KEYS).algorithm.notes()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["average", "local", "drop"])
 def test_bytes_are_the_base_both_ways_and_the_whole_net_upwards_if_asked(policy):
     """A weight has 4 bytes, and so has a statistic; the two counters have 8 bytes each."""

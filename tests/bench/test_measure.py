@@ -16,6 +16,8 @@ from flbench.engine.base import RoundSettings
 from flbench.experiment import engine_choice, rounds
 from tests.support import SMALL, build, config_of, run
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.slow
 def test_bench_writes_figures_and_a_page(capsys, tmp_path):

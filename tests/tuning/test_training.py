@@ -16,6 +16,8 @@ from flbench.tuning.study import StudyFolder, TrainingJob, read_record
 from flbench.tuning.training import TrialTraining, score_of
 from tests.support import config_of, run
 
+pytestmark = pytest.mark.slow
+
 ITEMS = ("partition.seed=0", "train.rounds=4", "evaluation.every=2", "output.checkpoint_every=1")
 
 
