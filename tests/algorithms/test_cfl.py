@@ -333,4 +333,4 @@ def test_a_round_says_how_near_a_split_is(tmp_path):
 
     lines = (path / "metrics.csv").read_text()
     assert all(f"server,,{name}," in lines for name in ("clusters", "mean_norm", "max_norm"))
-    assert any("69% have: raise algorithm.max_age" in note for note in summary["notes"])
+    assert any("69% have one: raise algorithm.max_age" in note for note in summary["notes"])
