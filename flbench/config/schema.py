@@ -255,28 +255,32 @@ class TrainConfig(Strict):
 
 
 class EngineConfig(Strict):
-    """What trains the clients. Results do not depend on it, but for rounding."""
+    """The engine that trains the clients. Results depend on it only by rounding."""
 
     name: Literal["sequential", "vectorized", "ray", "auto"] = Field(
         "sequential",
-        description="sequential: client after client; vectorized: blocks of clients at once; ray:"
-        " clients dealt to worker processes; auto: the fastest by a few measured steps",
+        description="sequential: one client after the other; vectorized: blocks of clients at"
+        " once; ray: clients distributed over worker processes; auto: the fastest one in a few"
+        " measured steps",
     )
     workers: Literal["auto"] | Annotated[int, Field(ge=1)] = Field(
-        "auto", description="ray: number of workers; auto: one for each core or GPU"
+        "auto", description="ray: number of workers; auto: one per core or GPU"
     )
     address: str | None = Field(
-        None, description="ray: of a running cluster, or auto to find it (default: start one)"
+        None,
+        description="ray: address of a running cluster, or auto to find one (default: start one)",
     )
     device: str = Field(
         "auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto, cpu, cuda or cuda:INDEX"
     )
     block: int | None = Field(
-        None, ge=1, description="vectorized: clients at once (default: as memory allows)"
+        None,
+        ge=1,
+        description="vectorized: clients trained at once (default: as many as memory allows)",
     )
     precision: Literal["32-true", "64-true", "tf32", "bf16-mixed", "16-mixed"] = Field(
         "32-true",
-        description="floating-point numbers; tf32: float32 whose products a GPU rounds to TF32",
+        description="floating-point type; tf32: float32, with factors of products rounded to TF32",
     )
     trace: bool = Field(
         True,
@@ -286,13 +290,13 @@ class EngineConfig(Strict):
     threads: int | None = Field(
         None,
         ge=1,
-        description="CPU threads of PyTorch (default: the cores at hand, 1 for each worker of ray);"
-        " other counts give other digests",
+        description="CPU threads of PyTorch (default: the available cores, 1 per worker of ray);"
+        " the digest depends on it",
     )
     state_memory: float = Field(
         2.0,
         ge=0,
-        description="what clients keep lies in a mapped file under output.dir where it is larger",
+        description="leaves kept by clients are in a mapped file under output.dir if larger",
         json_schema_extra={"unit": "GiB"},
     )
 

@@ -1,4 +1,4 @@
-"""Views made by hand, and the check that a term gives the same under vmap of grad as one by one."""
+"""Step contexts made by hand, and the check that a term gives the same under vmap of grad as one by one."""
 
 from dataclasses import dataclass
 
