@@ -219,7 +219,7 @@ def test_absent_client_keeps_its_last_model_or_the_first_one():
 
 
 def test_net_without_body_is_refused():
-    with pytest.raises(ConfigError, match="a body under one linear head"):
+    with pytest.raises(ConfigError, match="layers below a single linear head"):
         build("algorithm=fednh", "model.name=logistic")
 
 
