@@ -51,7 +51,7 @@ def begin(tmp_path):
         (("--algo", "fedavg", "--scheduler", "pbt", "--search", "grid"), "--search random"),
         (("--algo", "hfcd", "--search", "grid"), "--trials"),
         (("--algo", "fedavg", "partition.split=[0.8,0.0,0.2]"), "partition.split"),
-        (("--algo", "fedavg", "train.optimizer.lr=0.1"), "nothing is left to search"),
+        (("--algo", "fedavg", "train.optimizer.lr=0.1"), "is left to search"),
         (("--algo", "fedavg", "algorithm.tau=0.1"), "algorithm.tau"),
         (("--algo", "fedrep", "--space", "nowhere.yaml"), "nowhere.yaml"),
         (("--algo", "slapfl", "train.participation=0.5"), "slapfl"),
