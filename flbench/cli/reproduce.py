@@ -38,7 +38,7 @@ def reproduce(paper_and_overrides: Sequence[str], *, dry_run: bool, **options: A
     if dry_run:
         paper_tables.print_runs(states)
         absent = report.make(planned, runs.RunResults()).absent
-        paper_tables.print_absent([item for item in absent if item.why != measure.NOT_YET])
+        paper_tables.print_unavailable([item for item in absent if item.why != measure.NOT_YET])
         return
     done = runs.RunResults()
     try:

@@ -30,7 +30,7 @@ def print_runs(states: Mapping[str, str]) -> None:
     open_console().print(table)
 
 
-def print_absent(items: Sequence[Unavailable]) -> None:
+def print_unavailable(items: Sequence[Unavailable]) -> None:
     """Print what could not be measured, and why."""
     if items:
         rows = tuple((item.what, item.why, str(item.cells)) for item in items)
@@ -57,7 +57,7 @@ def print_report(report: PaperReport, paths: Sequence[Path]) -> None:
     if others := sum(not verdict.asked for _, verdict in claims):
         line(f"{others} more claims are about tables that were not requested.")
     line("")
-    print_absent(report.absent)
+    print_unavailable(report.absent)
     for footnote in report.footnotes:
         line(footnote)
     notes(report.notes)
