@@ -7,7 +7,12 @@ PACKAGE = Path(__file__).resolve().parents[1] / "flbench"
 
 HEAVY = {"lightning", "ray", "mlflow", "optuna", "matplotlib", "torchmetrics"}
 MAY_IMPORT = {
-    "lightning": {"client/module.py", "engine/sequential.py", "engine/workbench.py"},
+    "lightning": {
+        "client/module.py",
+        "client/trainer_checks.py",
+        "engine/environment.py",
+        "engine/sequential.py",
+    },
     "matplotlib": {"reports/figures.py", "tuning/study_figures.py"},
     "ray": {
         "engine/ray.py",
