@@ -1,7 +1,7 @@
 """flbench compares personalized federated learning methods on non-IID data.
 
-Importing this package costs nothing: the rooms (`flbench.experiment`, `flbench.algorithms`, ...)
-are imported where they are used.
+The import of this package is light: its subpackages (`flbench.experiment`, `flbench.algorithms`,
+...) load PyTorch and other libraries when they are imported.
 """
 
 __version__ = "0.1.0"

@@ -1,4 +1,4 @@
-"""`python -m flbench`."""
+"""`python -m flbench` is the command `flbench`."""
 
 import sys
 
