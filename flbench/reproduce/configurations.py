@@ -113,9 +113,9 @@ def changes(case: CellConfig) -> tuple[tuple[Change, ...], tuple[Change, ...]]:
     """
     paper, scaled, here = (_compared(c) for c in (case.paper, case.scaled, case.config))
     skip = ("seed", "data.root", "data.name", "data.path", "evaluation.every")
-    told = [key for key in here if not key.startswith((*skip, "evaluation.common.every"))]
-    own = [key for key in told if here[key] != scaled.get(key)]
-    other = [key for key in told if key not in own and here[key] != paper.get(key)]
+    reported = [key for key in here if not key.startswith((*skip, "evaluation.common.every"))]
+    own = [key for key in reported if here[key] != scaled.get(key)]
+    other = [key for key in reported if key not in own and here[key] != paper.get(key)]
     by_scale, by_user = (
         tuple((key, paper.get(key), here[key]) for key in keys) for keys in (other, own)
     )

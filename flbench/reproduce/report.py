@@ -78,10 +78,10 @@ class PaperReport:
     @property
     def mark(self) -> str:
         """Text for every heading that names the small scale, substitutes and changed settings."""
-        said = ["small scale"] if self.plan.request.scale == "small" else []
-        said += [f"{here} instead of {name}" for name, here in self.plan.substitutes.items()]
-        said += ["settings changed"] if self.changed else []
-        return f" [{'; '.join(said)}]" if said else ""
+        marks = ["small scale"] if self.plan.request.scale == "small" else []
+        marks += [f"{here} instead of {name}" for name, here in self.plan.substitutes.items()]
+        marks += ["settings changed"] if self.changed else []
+        return f" [{'; '.join(marks)}]" if marks else ""
 
     @property
     def blocks(self) -> tuple[Block, ...]:
@@ -134,31 +134,31 @@ class PaperReport:
     @property
     def notes(self) -> list[str]:
         """Notes above the tables: scale, substitutes, changed settings, seeds, missing samples."""
-        plan, said = self.plan, []
+        plan, notes = self.plan, []
         if plan.request.scale == "small":
-            said.append(
+            notes.append(
                 f"Small scale: {words.changed(self.scaled)}. Numbers at this scale cannot be"
                 " compared with the published ones. They show that the experiment runs, and at best"
                 " in which direction methods differ."
             )
         for name, here in plan.substitutes.items():
-            said.append(
+            notes.append(
                 f"{here} is used instead of {name}: its numbers cannot be compared with the"
                 " published ones."
             )
         if self.changed:
-            said.append(f"Settings changed: {words.changed(self.changed)}.")
+            notes.append(f"Settings changed: {words.changed(self.changed)}.")
         few = {
             1: "One seed: there is no standard deviation.",
             2: "Two seeds: the standard deviation is very uncertain.",
         }
-        said += [few[len(plan.seeds)]] if len(plan.seeds) in few else []
+        notes += [few[len(plan.seeds)]] if len(plan.seeds) in few else []
         for name, (held, expected) in _short_of_samples(plan, self.lines).items():
-            said.append(
+            notes.append(
                 f"{name}: the clients have {held:,} samples, not {expected:,}: the data set is"
                 " incomplete."
             )
-        return said
+        return notes
 
     def _block(self, number: str, column: str, lines: Sequence[MeasuredCell]) -> Block:
         notes = self.plan.paper.tables[number].footnotes

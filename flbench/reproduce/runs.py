@@ -94,12 +94,12 @@ class QuietReporter(Reporter):
 
     Args:
         inner: Reporter of the run.
-        told: Notes that have been printed; new ones are added.
+        reported: Notes that have been printed; new ones are added.
     """
 
-    def __init__(self, inner: Reporter, told: set[str]) -> None:
-        self._inner, self._told = inner, told
-        self._rounds, self._said = 0, time.monotonic()
+    def __init__(self, inner: Reporter, reported: set[str]) -> None:
+        self._inner, self._reported = inner, reported
+        self._rounds, self._printed_at = 0, time.monotonic()
 
     def begin(self, done: int, rounds: int) -> None:
         """Report the start of the run."""
@@ -112,14 +112,14 @@ class QuietReporter(Reporter):
 
     def evaluated(self, done: int, figures: Mapping[tuple[str, str, str], float]) -> None:
         """Report the evaluation of the last round, and others at least 20 seconds apart."""
-        if done == self._rounds or time.monotonic() - self._said > PAUSE:
-            self._said = time.monotonic()
+        if done == self._rounds or time.monotonic() - self._printed_at > PAUSE:
+            self._printed_at = time.monotonic()
             self._inner.evaluated(done, figures)
 
     def warn(self, text: str) -> None:
         """Report a note unless an earlier run has reported it."""
-        if text not in self._told:
-            self._told.add(text)
+        if text not in self._reported:
+            self._reported.add(text)
             self._inner.warn(text)
 
 
@@ -139,14 +139,14 @@ def carry_out(plan: PaperPlan, folders: RunFolders, tell: Open, done: RunResults
         RunError: A run failed. Finished rounds are kept, and the next call resumes the run.
         KeyboardInterrupt: Ctrl-C was pressed; the same holds.
     """
-    told: set[str] = set()
+    reported: set[str] = set()
     for number, job in enumerate(plan.jobs.values(), start=1):
         config = config_of(job, folders)
         folder = folders.find(config)
         if folder is None or not is_finished(folder):
             try:
                 with tell(f"run {number} of {len(plan.jobs)}, {job.title}") as reporter:
-                    quiet = QuietReporter(reporter, told)
+                    quiet = QuietReporter(reporter, reported)
                     if folder is None:
                         folder = lifecycle.run(config, dict(job.origins), quiet)
                     else:

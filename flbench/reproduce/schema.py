@@ -238,7 +238,7 @@ class Claim(Facts):
         if self.table is None or self.row is None or not self.columns:
             raise ValueError("a claim needs a table, a row and columns, or a reason")
         if (self.above is None) == (self.below is None):
-            raise ValueError("a claim says `above` or `below`, one of the two")
+            raise ValueError("a claim needs either `above` or `below`")
         if not self.over and self.over_column is None:
             raise ValueError("a claim compares with `over` or `over_column`")
         return self

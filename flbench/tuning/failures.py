@@ -7,13 +7,13 @@ from flbench.tuning.report import StudyReport, count, title
 def find_failures(report: StudyReport) -> list[str]:
     """Return a sentence for each failure, missing score and missing final training of a study."""
     study = report.study
-    said = [line for trial in study.trials if (line := _failure_of_trial(trial, report.metric))]
+    lines = [line for trial in study.trials if (line := _failure_of_trial(trial, report.metric))]
     for method in study.methods:
         if study.winner(method) is None and study.trials_of(method):
-            said.append(f"{method}: no trial has finished with a score, so there is no winner.")
+            lines.append(f"{method}: no trial has finished with a score, so there is no winner.")
         for variant in VARIANTS:
-            said += _missing(study, method, variant)
-    return said
+            lines += _missing(study, method, variant)
+    return lines
 
 
 def _failure_of_trial(trial: Trial, metric: str) -> str:
@@ -41,17 +41,17 @@ def _missing(study: Study, method: str, variant: Variant) -> list[str]:
     won = study.winner(method)
     if variant == "tuned" and not begun and won is not None and won.index == 0:
         return []  # the final trainings of the defaults are those of the tuned parameters too
-    said, waiting = [], []
+    lines, waiting = [], []
     for seed in study.seeds:
         where = f"{method}, {variant}, seed {seed}"
         if seed in done:
             if seed not in scored:
-                said.append(f"{where}: the test parts have no {title(study.header.metric)}.")
+                lines.append(f"{where}: the test parts have no {title(study.header.metric)}.")
         elif seed in begun:
             trial = begun[seed]
-            said.append(f"{where}: {trial.state}{f': {trial.reason}' if trial.reason else '.'}")
+            lines.append(f"{where}: {trial.state}{f': {trial.reason}' if trial.reason else '.'}")
         else:
             waiting.append(str(seed))
     if waiting:
-        said.append(f"{method}, {variant}: not trained with seed {', '.join(waiting)}.")
-    return said
+        lines.append(f"{method}, {variant}: not trained with seed {', '.join(waiting)}.")
+    return lines

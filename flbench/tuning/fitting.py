@@ -85,9 +85,9 @@ def check(space: Space, layers: Sequence[Layer]) -> None:
 
 def _refused(path: str, parameter: Parameter, space: Space, layers: Sequence[Layer]) -> list[str]:
     """Return a line for each value of one parameter that the configuration refuses."""
-    said = {value: _why(path, value, space, layers) for value in parameter.probes()}
-    lines = [why for why in said.values() if why]
-    if isinstance(parameter, Uniform) and lines and not any(map(said.get, parameter.limits)):
+    reasons = {value: _why(path, value, space, layers) for value in parameter.probes()}
+    lines = [why for why in reasons.values() if why]
+    if isinstance(parameter, Uniform) and lines and not any(map(reasons.get, parameter.limits)):
         return [f"{line} For whole numbers write `int`." for line in lines]
     return lines
 

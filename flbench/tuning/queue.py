@@ -1,4 +1,4 @@
-"""The plan as Ray Tune's search algorithm: it is asked for trials and told how they ended."""
+"""Search algorithm of Ray Tune that hands out the jobs of a plan and records how trials end."""
 
 from collections.abc import Callable
 from pathlib import Path

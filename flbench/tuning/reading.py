@@ -49,7 +49,7 @@ def parse(
         except ConfigError as error:
             found.append(f"`method` ({origins.get('method', source)}): {error}")
     if not isinstance(entries, dict) or not entries:
-        found.append(f"{source}: `space` must hold parameters, got {entries!r}.")
+        found.append(f"{source}: `space` must be a mapping of parameters, got {entries!r}.")
         entries = {}
     places = {path: origins.get(f"space.{path}", source) for path in entries}
     parameters: dict[str, Parameter] = {}
@@ -186,8 +186,8 @@ class _Entry:
             return f"{start}: `{key}` is not a key of {kind.kind}.{hint} Keys: {', '.join(keys)}."
         if item["type"] in ("missing", "too_long", "too_short", "tuple_type"):
             return f"{start} must be like `{{{kind.form}}}`, got {self.tree!r}."
-        said = str(item["msg"]).removeprefix("Value error, ")
+        message = str(item["msg"]).removeprefix("Value error, ")
         if not key:  # an error of the entry as a whole is a sentence of its own
-            return f"{start}: {said}."
-        said = said.removeprefix("Input should be ")
-        return f"{start}: `{key}` must be {said}, got {item['input']!r}."
+            return f"{start}: {message}."
+        message = message.removeprefix("Input should be ")
+        return f"{start}: `{key}` must be {message}, got {item['input']!r}."

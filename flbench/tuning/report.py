@@ -106,9 +106,11 @@ class StudyReport:
     @property
     def notes(self) -> list[str]:
         """Notes for the reader: unfinished trials, unequal budgets, too few seeds."""
-        study, said = self.study, []
+        study, notes = self.study, []
         if running := [trial for trial in study.trials if trial.state == "running"]:
-            said.append(f"Unfinished: {count(len(running), 'trial')} still running or interrupted.")
+            notes.append(
+                f"Unfinished: {count(len(running), 'trial')} still running or interrupted."
+            )
         started = Counter(trial.method for trial in study.trials)
         short = {
             method: started[method]
@@ -117,22 +119,22 @@ class StudyReport:
         }
         if short:
             few = ", ".join(f"{number} of {method}" for method, number in short.items())
-            said.append(
+            notes.append(
                 f"The budget is not equal yet: of {study.header.trials} trials each, {few} have"
                 " begun."
             )
         seeds = study.header.seeds
         if seeds == 0:
-            said.append(
+            notes.append(
                 "No seeds: there are no final trainings, and test parts were not evaluated."
             )
         elif seeds == 1:
-            said.append("One seed: there is no interval, and no difference is claimed.")
+            notes.append("One seed: there is no interval, and no difference is claimed.")
         elif seeds < CLAIM_FROM:
-            said.append("Two seeds: the intervals are very wide, and no difference is claimed.")
+            notes.append("Two seeds: the intervals are very wide, and no difference is claimed.")
         for tuning in self.tunings:
-            said += self._stale(tuning)
-        return said
+            notes += self._stale(tuning)
+        return notes
 
     def _stale(self, tuning: Tuning) -> list[str]:
         """Return a note if tuned final trainings use another trial than the best one."""

@@ -14,12 +14,15 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
+from jinja2 import Environment, StrictUndefined
+
 from flbench import __version__
 from flbench.core import files
+from flbench.reports import figures
 from flbench.reports import tables as blocks
 from flbench.reports.tables import Block
 from flbench.results import study_folder
-from flbench.tuning import tables
+from flbench.tuning import study_figures, tables
 from flbench.tuning.failures import find_failures
 from flbench.tuning.report import StudyReport
 
@@ -135,20 +138,15 @@ def markdown(report: StudyReport) -> str:
         parts.append("## Best hyper-parameters")
     parts += [blocks.markdown(block, 3) for block in parameters if block is not None]
     parts += [blocks.markdown(block) for block in _closing(report)]
-    if said := find_failures(report):
+    if failures := find_failures(report):
         parts.append("## What failed, could not be scored, or is missing")
-        parts.append("\n".join(f"- {line}" for line in said))
+        parts.append("\n".join(f"- {line}" for line in failures))
     parts.append(f"flbench {__version__}.")
     return "\n\n".join(parts) + "\n"
 
 
 def page(report: StudyReport) -> str:
     """Return report.html."""
-    from jinja2 import Environment, StrictUndefined
-
-    from flbench.reports import figures
-    from flbench.tuning import study_figures
-
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     source = resources("flbench.tuning").joinpath("study_page.html").read_text(encoding="utf-8")
     study = report.study
@@ -182,9 +180,6 @@ def _closing(report: StudyReport) -> list[Block]:
 
 def _pictures(report: StudyReport, method: str) -> Iterator[tuple[str, str, str]]:
     """Yield title, caption and SVG text of each figure of a method; nothing without a score."""
-    from flbench.reports import figures
-    from flbench.tuning import study_figures
-
     axes, trials = report.axes[method], report.study.trials_of(method)
     if not drawable(report, method):
         return
@@ -220,9 +215,6 @@ def drawable(report: StudyReport, method: str) -> bool:
 
 def _save_pictures(report: StudyReport, folder: Path) -> None:
     """Write `METHOD-parallel.png` for each method that has a trial with a score."""
-    from flbench.reports import figures
-    from flbench.tuning import study_figures
-
     folder.mkdir(exist_ok=True)
     for method in report.study.methods:
         if drawable(report, method):

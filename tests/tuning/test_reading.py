@@ -118,8 +118,8 @@ def test_conditions_that_contradict_each_other_are_refused(tmp_path):
     ("content", "said"),
     [
         ("", "`method` must name a method, got None"),
-        ("method: hfcd\n", "`space` must hold parameters, got None"),
-        ("method: hfcd\nspace: []\n", "`space` must hold parameters"),
+        ("method: hfcd\n", "`space` must be a mapping of parameters, got None"),
+        ("method: hfcd\nspace: []\n", "`space` must be a mapping of parameters"),
         ("method: hfcdd\nspace: {algorithm.tau: {fixed: 1}}\n", "Did you mean `hfcd`"),
         ("methods: hfcd\nspace: {algorithm.tau: {fixed: 1}}\n", "Did you mean `method`"),
         ("method: hfcd\nspace:\n  a: 1\n  a: 2\n", "s.yaml:4: the key `space.a` appears twice"),
