@@ -1,0 +1,70 @@
+"""FedAvgM: FedAvg with momentum at the server.
+
+Hsu, Qi, Brown, Measuring the Effects of Non-Identical Data Distribution for Federated Visual
+Classification, 2019.
+"""
+
+from typing import ClassVar
+
+import torch
+from pydantic import Field
+
+from flbench.algorithms.base import Algorithm, Communication, Paper
+from flbench.algorithms.registry import ALGORITHMS
+from flbench.config.schema import AlgorithmConfig
+from flbench.core.types import Results, State, Tree, Update
+
+
+class FedAvgMConfig(AlgorithmConfig):
+    """Keys of FedAvgM."""
+
+    beta: float = Field(0.9, ge=0, lt=1, description="momentum of the server (beta of the paper)")
+    server_lr: float = Field(
+        1.0, gt=0, description="factor of the momentum buffer in the step of the server"
+    )
+
+
+@ALGORITHMS.register("fedavgm")
+class FedAvgM(Algorithm):
+    """Server: v <- beta v + delta, w <- w - server_lr v, with delta the mean of w - w_k.
+
+    The mean is weighted by the numbers of training samples. The momentum buffer v starts at zero,
+    is stored in float64, and never leaves the server. With beta=0 and server_lr=1 the method is
+    FedAvg.
+
+    Where the paper is silent: buffers of the net (BatchNorm statistics) are averaged as in FedAvg,
+    because a step beyond the mean could make a variance negative. A round in which no client made
+    an optimizer step changes neither w nor v.
+    """
+
+    Config: ClassVar[type[AlgorithmConfig]] = FedAvgMConfig
+    config: FedAvgMConfig
+    paper = Paper(
+        "Measuring the Effects of Non-Identical Data Distribution for Federated Visual"
+        " Classification",
+        "Hsu, Qi, Brown",
+        "2019 (arXiv 1909.06335)",
+    )
+    communication = Communication(down="w", up="w", keeps="nothing")
+
+    def init(self, start: Tree) -> tuple[Tree, Tree]:
+        server, clients = super().init(start)
+        momentum = {
+            f"momentum.{name}": torch.zeros_like(start[name], dtype=torch.float64)
+            for name in self.setting.net.parameters
+        }
+        return server | momentum, clients
+
+    def aggregate(self, state: State, results: Results) -> Update:
+        change = self.mean(results)  # empty if no client made an optimizer step
+
+        for name in self.setting.net.parameters:
+            if name not in change:
+                continue
+            old = state.server[name].double()
+            delta = old - change[name].double()  # the weighted mean of w - w_k
+            momentum = self.config.beta * state.server[f"momentum.{name}"] + delta
+
+            change[f"momentum.{name}"] = momentum
+            change[name] = (old - self.config.server_lr * momentum).to(change[name].dtype)
+        return Update(change)
