@@ -172,7 +172,7 @@ class Algorithm:
         """
         return frozenset()
 
-    # What the user is told
+    # Messages for the user
 
     def requires(self) -> list[str]:
         """Return one sentence for each requirement that the setting does not meet.

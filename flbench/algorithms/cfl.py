@@ -93,6 +93,14 @@ class Cfl(Algorithm):
     communication = Communication(down="w of the client's cluster", up="w", keeps="nothing")
 
     def init(self, start: Tree) -> tuple[Tree, Tree]:
+        """Return the server's tree with one cluster of all clients, and the clients' tree.
+
+        Leaves of the net get a leading axis [clusters], which has length 1 before the first split.
+        Further entries are `cluster` [N] int64, the cluster of each client; `peak` [clusters]
+        float64, the largest norm of the mean update so far; `delta.NAME` [N, ...], the latest
+        update of each client, for each parameter NAME; and `seen` [N] int64, the round of that
+        update or -1 for none.
+        """
         shared, clients = super().init(start)
         n = self.setting.clients
         server = {name: value[None] for name, value in shared.items()}  # [clusters, ...] each
@@ -251,13 +259,17 @@ def norms(updates: Tree) -> tuple[float, float]:
 
 
 def bipartition(updates: Tree) -> Tensor:
-    """Return [K] bool: the clients that are not in the first client's part.
+    """Return [K] bool: False for the part that contains the first client, True for the other part.
 
-    The parts are the two clusters of complete linkage on the cosines of updates. All entries are
-    False if all cosines are equal.
+    The parts are the two clusters of complete linkage on 1 - cosine of the clients' updates. All
+    entries are False, so that nothing is split, if K = 1, if all cosines between different clients
+    are equal (K > 2), or if the cosine of the only pair is 1 (K = 2).
 
     Args:
-        updates: [K, ...] per leaf.
+        updates: Updates of the clients, [K, ...] per leaf.
+
+    >>> bipartition({"w": torch.tensor([[1.0, 0.0], [0.0, 1.0]])})  # one pair, cosine 0
+    tensor([False,  True])
     """
     cosines = likeness(updates, updates)  # [K, K]
     clients = len(cosines)

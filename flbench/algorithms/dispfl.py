@@ -64,7 +64,7 @@ class DisPFL(Gossip):
     Deviations: neighbours may have different weights (`mixing`; equal weights are the paper's
     formula). The gradient for new entries is taken in eval mode, on `train.batch_size` samples
     drawn in each round. At most as many entries enter as are outside the mask, so density 1 is
-    DFedAvg. Masks are not charged, as in the authors' figures (see `charge_masks`).
+    DFedAvg. Masks are not charged, as in the authors' numbers (see `charge_masks`).
     """
 
     Config: ClassVar[type[AlgorithmConfig]] = DisPFLConfig

@@ -58,7 +58,7 @@ class Ditto(Algorithm):
     Deviations: the authors' code alternates both models batch by batch and averages differences of
     weights, uniformly. The pull is to the received w, so the order does not change what is
     computed; the mean is weighted by samples (`agg_weights=uniform` for the authors'). With
-    `lam_choices` each client chooses lam by validation, as in the paper, but anew in every round;
+    `lam_choices` each client chooses lam by validation, as in the paper, but in every round;
     validation metrics are then of models that were chosen on the same samples.
     """
 

@@ -69,7 +69,7 @@ class FedAla(Algorithm):
     W_i starts at 1 and is learnt by W_i <- clip(W_i - eta g * (w - theta_i), 0, 1), where g is the
     gradient of the loss with respect to the mixed tensors (Algorithm 1), on a drawn part of the
     training samples, with the rest of the net fixed. Learning takes one epoch, but at the first
-    participation at which w and theta_i differ it goes on until the losses settle. For an
+    participation at which w and theta_i differ, it continues until the losses settle. For an
     evaluation a client mixes on a copy; its weights do not change. With eta = 0 the method equals
     FedAvg to the bit.
 

@@ -558,7 +558,7 @@ def cohort_of_clusters(clusters: Tensor, share: float, fewest: int, draw: Draw) 
     Args:
         clusters: [N] number of each client's cluster.
         share: Share of a cluster's clients in (0, 1]; it is rounded, and at least one client.
-        fewest: Smallest number of clients from each cluster that has so many.
+        fewest: Smallest number of clients from each cluster; all clients of a smaller cluster.
         draw: Random streams of the round.
     """
     drawn = []

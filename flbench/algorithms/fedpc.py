@@ -173,7 +173,7 @@ class FedPc(Algorithm):
             return []
         return [
             f"fedpc: algorithm.cluster_after={after} must be below train.rounds={rounds}, because"
-            " training goes on after the clients are grouped. Lower algorithm.cluster_after or"
+            " training continues after the clients are grouped. Lower algorithm.cluster_after or"
             " raise train.rounds."
         ]
 
@@ -469,7 +469,12 @@ def pull_share(setting: Setting) -> Statistic:
 
 @dataclass(frozen=True)
 class PullSums:
-    """Sums over samples from which `finish_share` computes L_p and cross entropy.
+    """Function of a Statistic: sums from which `finish_share` computes L_p and cross entropy.
+
+    The results are `features` [C, D], the sum of the features of each class; `counts` [C], the
+    number of samples of each class; and `loss` [], the sum of the cross entropies. Padding does not
+    count. L_p (eq. 3) is the sum over classes of the distances between mean features and
+    prototypes.
 
     Attributes:
         classes: Number of classes C.

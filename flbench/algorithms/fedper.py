@@ -59,6 +59,7 @@ class FedPer(Algorithm):
         return frozenset(leaf for layer in last for leaf in layer.leaves)
 
     def requires(self) -> list[str]:
+        """Return a sentence if `algorithm.layers` exceeds the number of layers of the net."""
         wanted, there = self.config.layers or 0, len(self.setting.net.layers)
         if wanted <= there:
             return []

@@ -40,4 +40,5 @@ class FedProx(FedAvg):
     )
 
     def terms(self) -> tuple[LossTerm, ...]:
+        """Return cross entropy and the term mu/2 ||w - w_t||^2 over the parameters of the net."""
         return (CrossEntropy(), Proximal(self.setting.net.parameters, weight=self.config.mu))

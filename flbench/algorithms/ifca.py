@@ -63,6 +63,13 @@ class Ifca(Algorithm):
         return tuple(leaf for leaf in net.leaves if leaf in names)
 
     def init(self, start: Tree) -> tuple[Tree, Tree]:
+        """Return the server's tree with all cluster models, and the clients' tree.
+
+        The leaves of `several()` get a leading axis [clusters]. Model 0 is the seeded net. In each
+        other model the entries of each of these leaves are permuted if it is a parameter; a buffer
+        is that of the seeded net. With `share_body` the backbone has one set of leaves, without
+        this axis.
+        """
         server, clients = super().init(start)
         for k, name in enumerate(self.several()):
             first = start[name]

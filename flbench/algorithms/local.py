@@ -46,6 +46,7 @@ class LocalOnly(Algorithm):
         return super().cohort(state, draw)
 
     def dispatch(self, state: State, ids: Tensor) -> Dispatch:
+        """Return an empty dispatch: the server sends nothing."""
         return Dispatch()
 
     def aggregate(self, state: State, results: Results) -> Update:

@@ -66,7 +66,7 @@ class Moon(Algorithm):
 
     Deviations: there is no projection by default, so that all methods train the same net. With one
     (`proj_dim`), its classifier replaces the net's. The two reference models run in eval mode with
-    their own BatchNorm statistics, which `train.batchnorm=drop` estimates anew.
+    their own BatchNorm statistics, which `train.batchnorm=drop` re-estimates.
     """
 
     Config: ClassVar[type[AlgorithmConfig]] = MoonConfig

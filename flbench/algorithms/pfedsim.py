@@ -189,7 +189,9 @@ class PFedSim(Algorithm):
 
 @dataclass(frozen=True)
 class CountClasses:
-    """Number of samples of each class.
+    """Function of a Statistic that counts samples by class.
+
+    The result is `counts` [C] float64. Padding does not count.
 
     Attributes:
         classes: Number of classes C.

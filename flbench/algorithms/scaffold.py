@@ -81,6 +81,7 @@ class Scaffold(Algorithm):
         ]
 
     def notes(self) -> list[str]:
+        """Return a note about the gradients in c_i if `train.clip` is set; otherwise no note."""
         if self.setting.train.clip is None:
             return []
         if self.config.control == "steps":

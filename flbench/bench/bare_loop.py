@@ -61,7 +61,7 @@ def bare_round(experiment: Experiment, draw: Draw, clients: Sequence[int]) -> in
 
 
 def count_steps(experiment: Experiment, state: State, rounds: int) -> int:
-    """Return the number of steps that the bare loop would take in so many rounds."""
+    """Return the number of steps that the bare loop would take in `rounds` rounds."""
     train, setting = experiment.config.train, experiment.algorithm.setting
     phase = Phase("*", (), train.optimizer, epochs=train.local_epochs)
     client_steps = steps_of(experiment.algorithm, [phase])  # [N]

@@ -27,12 +27,17 @@ COPY_BYTES = {"cpu": 2**26, "cuda": 2**29}  # larger than all caches
 
 @dataclass(frozen=True)
 class TrainingCost:
-    """What the training of a net costs.
+    """Floating-point operations and memory traffic of training a net.
+
+    The bytes are a lower bound: see the docstring of the module.
 
     Attributes:
-        operations_per_sample: Floating-point operations of both passes for one sample.
-        bytes_per_sample: Bytes that move for one sample.
-        bytes_per_step: Bytes that move in a step besides those of its samples.
+        operations_per_sample: Floating-point operations of the forward and the backward pass for
+            one sample.
+        bytes_per_sample: Bytes read from and written to memory for one sample: what the backward
+            pass needs is written once and read once.
+        bytes_per_step: Bytes read and written in one step for parameters, buffers and gradients,
+            whatever the batch size.
     """
 
     operations_per_sample: float
@@ -40,7 +45,7 @@ class TrainingCost:
     bytes_per_step: int
 
     def total(self, samples: int, steps: int) -> tuple[float, float]:
-        """Return the operations and the bytes of so many samples in so many steps."""
+        """Return the operations and the bytes of training on `samples` samples in `steps` steps."""
         moved = self.bytes_per_sample * samples + self.bytes_per_step * steps
         return self.operations_per_sample * samples, float(moved)
 

@@ -165,7 +165,7 @@ def epochs(default: int | None, description: str, *, ge: int = 1) -> Any:
     Args:
         default: Default value; None if the default depends on other keys, which the description
             explains.
-        description: What is trained for so many epochs, and when.
+        description: What is trained for this number of epochs, and when.
         ge: Smallest value.
     """
     return Field(default, ge=ge, description=description, json_schema_extra={"unit": "epochs"})
@@ -174,7 +174,7 @@ def epochs(default: int | None, description: str, *, ge: int = 1) -> Any:
 class OptimizerConfig(Strict):
     """Section `train.optimizer`: the local optimizer.
 
-    It is created anew in each phase of each round, so no momentum is carried over.
+    A new optimizer is created in each phase of each round, so no momentum is carried over.
     """
 
     name: Literal["sgd", "adam", "adamw"] = Field("sgd", description="optimizer")
@@ -205,11 +205,16 @@ class ScheduleConfig(Strict):
     )
 
     def factor(self, done: int, rounds: int) -> float:
-        """Return the factor that multiplies the learning rate of one round.
+        """Return the factor in [0, 1] that multiplies the learning rate of one round.
+
+        With s = done / rounds it is 1 for `constant`, final + (1 - final) (1 + cos(pi s)) / 2 for
+        `cosine`, decay^s for `exponential`, and decay^floor(done / every) for `step`. In the last
+        round done = rounds - 1, so the factor of `cosine` is still above a `final` < 1.
 
         Args:
-            done: Number of rounds completed before it, in [0, rounds].
-            rounds: Number of rounds of the run.
+            done: Number of rounds completed before it, in [0, rounds]; `rounds` in a set-up stage
+                after the last round.
+            rounds: Number of rounds of the run, at least 1.
 
         >>> ScheduleConfig(name="step", decay=0.5, every=10).factor(25, 100)
         0.25

@@ -127,7 +127,7 @@ class Samples:
         low: Begin of the range as a fraction of the part, in [0, 1).
         high: End of the range as a fraction of the part, in (0, 1].
         limit: Largest number of samples; None for no limit.
-        redraw: Whether the order is drawn once per `run` or anew in each `round`. It has no effect
+        redraw: Whether the order is drawn once per `run` or again in each `round`. It has no effect
             if all samples are selected.
 
     Raises:

@@ -156,11 +156,13 @@ class Federation:
             return replace(self, x=torch.from_numpy(samples))
 
     def to(self, device: torch.device, dtype: torch.dtype) -> "Federation":
-        """Return a copy with its tensors on a device.
+        """Return a copy with `x`, `y`, `shift` and `scale` on a device.
+
+        The type of `x` does not change; tensors that need no copy share their memory.
 
         Args:
             device: The device.
-            dtype: Floating-point type of the normalization.
+            dtype: Floating-point type of `shift` and `scale`.
         """
         return replace(
             self,

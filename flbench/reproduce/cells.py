@@ -14,9 +14,9 @@ class Cell:
         table: Number of the table.
         row: Label of the row.
         column: Label of the column.
-        dataset: The paper's name of the data set; None if the cell cannot be measured.
-        method: The paper's name of the method; None if the cell cannot be measured.
-        metric: Metric of the cell; None if the cell cannot be measured.
+        dataset: The paper's name of the data set; may be None if `reason` is given.
+        method: The paper's name of the method; may be None if `reason` is given.
+        metric: Metric of the cell; may be None if `reason` is given.
         at: Round of the paper's run after which the metric is read; None for the last round.
         published: Number that the paper prints; None if it prints none.
         settings: Settings of the paper that differ from its preset, with `algorithm.*`.

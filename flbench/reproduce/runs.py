@@ -107,7 +107,7 @@ class QuietReporter(Reporter):
         self._inner.begin(done, rounds)
 
     def round_done(self, done: int, loss: float) -> None:
-        """Report a finished round."""
+        """Pass every finished round on to the reporter of the run; see `Reporter.round_done`."""
         self._inner.round_done(done, loss)
 
     def evaluated(self, done: int, figures: Mapping[tuple[str, str, str], float]) -> None:

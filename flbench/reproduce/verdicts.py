@@ -178,7 +178,7 @@ def _best(values: Sequence[float], claim: Claim) -> float:
 
 
 def _difference(mine: float, other: float, claim: Claim) -> float | None:
-    """Return a difference in the figure's unit, or in percent of the other; None of nothing."""
+    """Return `mine - other`; for a relative claim in percent of `other`, or None if that is 0."""
     if not claim.relative:
         return mine - other
     return 100 * (mine - other) / other if other else None

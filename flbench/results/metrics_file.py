@@ -46,12 +46,13 @@ def header_line() -> str:
 
 
 def to_text(rows: Iterable[Row]) -> str:
-    """Return rows as lines of the file.
+    """Return rows as lines of metrics.csv, without the header line.
 
-    Integral values are written without a decimal point, others with all digits of a float64.
+    Integral values are written without a decimal point, others with all digits of a float64. NaN
+    and infinities are written as `nan`, `inf` and `-inf`.
 
     Args:
-        rows: The rows.
+        rows: Metrics, one line each, in this order.
     """
     return "".join(
         f"{row.round},{row.split},{row.protocol},{row.metric},{_number(row.value)}\n"

@@ -95,7 +95,7 @@ class Mirror:
 
         Args:
             timeout: Seconds to wait.
-            outcome: How the run ended, if the mirror was not told before.
+            outcome: How the run ended; ignored if `announce_end` was called before.
 
         Returns:
             A sentence for the user if something was not sent; None otherwise.

@@ -204,7 +204,7 @@ class MlflowRun:
 
     @property
     def client(self) -> Any:
-        """MLflow's client."""
+        """The `mlflow.MlflowClient` of the store that contains the run."""
         return self._client
 
     def set_status(self, status: str, ended: int | None = None) -> None:

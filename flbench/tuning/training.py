@@ -116,10 +116,18 @@ class TrialTraining:
         shutil.copy(self.folder.path / "metrics.csv", folder / "metrics.csv")
 
     def load(self, folder: Path) -> None:
-        """Load the state of a saved trial, and keep the parameters of this one.
+        """Load state and metrics of a saved trial; the parameters of this trial do not change.
+
+        This trial's metrics.csv and its last checkpoint are overwritten.
 
         Args:
-            folder: Folder that `save` has written.
+            folder: Folder that `save` of this trial, or of another one, has written.
+
+        Raises:
+            RunError: The training could not begin, or is closed.
+            DataError: The checkpoint is damaged, does not belong to hash.json, or was written by
+                another version of flbench.
+            FileNotFoundError: The folder lacks hash.json or metrics.csv.
         """
         built, _ = self._alive()
         saved_hash = json.loads((folder / "hash.json").read_text())

@@ -274,7 +274,7 @@ def test_semantic_kl_equals_a_loop(reverse, diagonal, reduction):
 
 
 def test_semantic_kl_of_equal_matrices_is_zero_and_else_has_a_gradient():
-    """T13: the only gradient runs through the batch's class means."""
+    """The only gradient runs through the batch's class means."""
     c = case(n=40, absent=())
     assert set(c.y.tolist()) == set(range(5))
     sums, counts = class_sums(c.features, c.y, 5, torch.ones(40, dtype=torch.bool))

@@ -11,7 +11,7 @@ from flbench.core.types import Tree
 def reestimate_batchnorm(
     setting: Setting, weights: Callable[[Tree, Tree], Tree] | None = None
 ) -> tuple[Step, ...]:
-    """Return steps that estimate BatchNorm statistics anew with `train.batchnorm=drop`, else none.
+    """Return steps that re-estimate BatchNorm statistics; none unless `train.batchnorm=drop`.
 
     With that policy clients begin each round with the statistics of the seeded net, and a round of
     training leaves much of them. These steps belong before any step that runs the net in eval mode.

@@ -41,12 +41,17 @@ Distance = Callable[[Gaussian, Gaussian], Tensor]
 
 @dataclass(frozen=True)
 class Shift:
-    """Function of a Statistic: extent, sums and count of inputs x, labels y and outputs o_l.
+    """Function of a Statistic: moments of inputs x, labels y and outputs o_l of candidate layers.
+
+    The results are `low` and `high` (smallest and largest entry), `sum`, `squares` (sum of the
+    squared entries) and `count` (number of entries), float64 [channels + L + 2] each. `REDUCE`
+    combines the results of several batches, and `gaussians` turns them into Gaussians, from which
+    `shift_scores` computes the scores of layers (sources: FedCMD and FedCPMD). Each vector has one
+    entry per channel of x, then one for y, then one for each of o_0 to o_L.
 
     o_0 is the input of the first candidate layer; o_1 to o_{L-1} are the inputs of the following
     ones, so that they include the ReLU between them; o_L is the output of the last candidate, the
-    logits. All results are vectors with one entry per channel of x, then one for y, then one for
-    each of o_0 to o_L.
+    logits.
 
     Attributes:
         layers: Names of the L candidate layers, in the order of the forward pass.
@@ -54,7 +59,7 @@ class Shift:
         scale: How tensors are scaled to [0, 1]. `channels`: each output by its own smallest and
             largest entry, each channel of x (or column of a table) by its own, y by C - 1.
             `given`: the same, but x is in [0, 1] already. `tensors`: each tensor by its own
-            smallest and largest entry, x and y included.
+            smallest and largest entry, x and y included; x counts as one channel.
         after: Take outputs after their activation; otherwise o_1 to o_L are the layers' outputs.
     """
 

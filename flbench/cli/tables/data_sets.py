@@ -25,7 +25,12 @@ def print_data_sets(entries: Sequence[Mapping[str, Any]], config: DataConfig) ->
 
 
 def print_missing_data_set(entry: Mapping[str, Any]) -> None:
-    """Print where a data set was searched, and where it can be had."""
+    """Print the paths where a data set was searched, and its origin.
+
+    Args:
+        entry: Description of the data set, as `flbench.data.catalogue.data_set` returns it. Its
+            keys `name`, `title`, `looked_up` and `from` are printed.
+    """
     line(f"{entry['name']}: {entry['title']}; not found.")
     line(f"Searched: {', '.join(entry['looked_up'])}")
     line(f"Source: {entry['from']}")

@@ -12,7 +12,15 @@ MOST_CLASS_COLUMNS = 24  # a table with more classes has one column for all of t
 
 
 def print_partition(federation: Federation) -> None:
-    """Print the number of training samples per client and class, and the sizes of all parts."""
+    """Print a table of clients: training samples by class, and the sizes of all parts.
+
+    With more than `MOST_CLASS_COLUMNS` classes, a shade per class replaces the number. Above the
+    table are the notes about the data and the hash of the partition, below it is the size of the
+    common test set.
+
+    Args:
+        federation: The partitioned data set.
+    """
     notes(federation.notes)
     line(
         f"{federation.dataset.name}: {federation.clients} clients, {federation.classes} classes,"
