@@ -86,6 +86,8 @@ class Transform:
 class Phase:
     """A part of the local training with a new optimizer of its own.
 
+    The training loss that is logged is the mean over the optimizer steps of all phases of a round.
+
     Attributes:
         train: The leaves that are trained: a pattern (`*`, `backbone.*`) or a set of names.
             Buffers are never trained.
@@ -93,7 +95,8 @@ class Phase:
         optimizer: The configuration of the optimizer.
         epochs: Passes over the samples, or None if `steps` is given.
         steps: Optimiser steps, or None if `epochs` is given.
-        clip: Largest Euclidean norm of the gradient over all trained leaves; None does not clip.
+        clip: Largest Euclidean norm of the gradient; None does not clip. It is one norm over all
+            leaves that the phase trains, also those of a second model.
         weights: (leaves, ctx) -> the parameters and buffers that the net is called with, under the
             net's own names: masked ones, those of a second model, or those that a hypernetwork
             generates. None calls the net with the leaves.
