@@ -1,4 +1,4 @@
-"""Step contexts made by hand, and the check that a term gives the same under vmap of grad as one by one."""
+"""Step contexts made by hand; a term must give the same under vmap of grad as client by client."""
 
 from dataclasses import dataclass
 
