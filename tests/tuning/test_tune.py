@@ -223,10 +223,10 @@ cluster = Cluster(
     head_node_args={"num_cpus": 1, "include_dashboard": False, "object_store_memory": 80_000_000},
 )
 cluster.add_node(num_cpus=1, object_store_memory=80_000_000)
-from flbench import cli
+from flbench.cli import app
 
 try:
-    code = cli.main([*sys.argv[1:], "--address", cluster.address])
+    code = app.main([*sys.argv[1:], "--address", cluster.address])
 finally:
     cluster.shutdown()
 sys.exit(code)
