@@ -284,7 +284,7 @@ class _Silent(Reporter):
     def round_done(self, done: int, loss: float) -> None:
         """Print nothing."""
 
-    def evaluated(self, done: int, figures: Any) -> None:
+    def evaluated(self, done: int, metrics: Any) -> None:
         """Print nothing."""
 
     def warn(self, text: str) -> None:

@@ -110,11 +110,11 @@ class QuietReporter(Reporter):
         """Pass every finished round on to the reporter of the run; see `Reporter.round_done`."""
         self._inner.round_done(done, loss)
 
-    def evaluated(self, done: int, figures: Mapping[tuple[str, str, str], float]) -> None:
+    def evaluated(self, done: int, metrics: Mapping[tuple[str, str, str], float]) -> None:
         """Report the evaluation of the last round, and others at least 20 seconds apart."""
         if done == self._rounds or time.monotonic() - self._printed_at > PAUSE:
             self._printed_at = time.monotonic()
-            self._inner.evaluated(done, figures)
+            self._inner.evaluated(done, metrics)
 
     def warn(self, text: str) -> None:
         """Report a note unless an earlier run has reported it."""

@@ -241,7 +241,7 @@ class _Quiet:
     def round_done(self, done: int, loss: float) -> None:
         pass
 
-    def evaluated(self, done: int, figures: Mapping[tuple[str, str, str], float]) -> None:
+    def evaluated(self, done: int, metrics: Mapping[tuple[str, str, str], float]) -> None:
         pass
 
     def warn(self, text: str) -> None:
