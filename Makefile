@@ -24,12 +24,13 @@ types: $(VENV)/installed
 quick: $(VENV)/installed
 	$(BIN)/pytest $(WORKERS) -m "not slow and not full"
 
+# The examples in the docstrings of public names are tests too.
 unit: $(VENV)/installed
-	$(BIN)/pytest $(WORKERS) -m "not full"
+	$(BIN)/pytest $(WORKERS) --doctest-modules -m "not full" tests flbench
 
 # Every method at every crash point, under every BatchNorm policy, ...
 test-all: lint types $(VENV)/installed
-	$(BIN)/pytest $(WORKERS)
+	$(BIN)/pytest $(WORKERS) --doctest-modules tests flbench
 
 # The site, in site/. Nothing is downloaded; the variable silences an advertisement of the theme.
 docs: $(VENV)/installed

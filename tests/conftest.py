@@ -1,9 +1,18 @@
 import os
 
+# Threads of one process that wait for each other must not keep a core from the other test
+# processes. OpenMP reads this once, when torch is imported; processes that tests start inherit it.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 import pytest
 import torch
 
 from tests.support import REAL_DATA, run
+
+
+def pytest_xdist_auto_num_workers() -> int:
+    """One test process more than there are cores: many tests wait for processes they started."""
+    return (os.cpu_count() or 1) + 1
 
 
 @pytest.fixture(autouse=True)

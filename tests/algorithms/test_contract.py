@@ -2,8 +2,9 @@
 
 A new file in `flbench/algorithms` is tested here without a new line. What several tests of one
 method need (a run of three rounds, the states after each round) is computed once: see `Played`.
-`make test` runs every method at one crash point and two BatchNorm policies, and one method of each
-kind of state (`KINDS`) at all; `make test-all` runs the full product.
+`make test` runs every method at one crash point, and one method of each kind of state (`KINDS`) at
+all crash points, under all BatchNorm policies, and where all clients diverge; `make test-all` runs
+the full product.
 """
 
 from collections.abc import Callable
@@ -446,11 +447,6 @@ def test_state_round_trips_through_a_checkpoint(method, tmp_path):
     assert list(loaded.server) == list(state.server)
 
 
-def policies(name: str) -> tuple[str, ...]:
-    """The BatchNorm policies with which `make test` runs a method, beside the default one."""
-    return POLICIES if name in KINDS else (POLICIES[METHODS.index(name) % len(POLICIES)],)
-
-
 def assert_runs_with_policy(name: str, policy: str, folder: Path) -> None:
     _, summary = run(folder, *with_method(name, f"train.batchnorm={policy}", "train.rounds=2"))
 
@@ -462,14 +458,14 @@ def test_batchnorm_policies_run(method, tmp_path):
     _, summary = method.straight
     assert any("train.batchnorm=average" in note for note in summary["notes"])
 
-    for policy in policies(method.name):
+    for policy in POLICIES if method.name in KINDS else ():
         assert_runs_with_policy(method.name, policy, tmp_path / policy)
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("policy", POLICIES)
 def test_every_batchnorm_policy_runs(method, policy, tmp_path):
-    if policy in policies(method.name):
+    if method.name in KINDS:
         pytest.skip("part of the test above")
     assert_runs_with_policy(method.name, policy, tmp_path)
 
@@ -502,9 +498,9 @@ def test_poor_clients_run_without_nan(method, tmp_path):
         assert torch.equal(present, (table != 0).any(dim=1))
 
 
-def test_a_round_whose_clients_all_diverge_changes_nothing(method, tmp_path):
+def assert_unchanged_where_all_diverge(method: Played, folder: Path) -> None:
     keys = with_method(method.name, "train.optimizer.lr=1e36")
-    path, summary = run(tmp_path, *keys)
+    path, summary = run(folder, *keys)
 
     built = build(*keys)
     start = built.start()
@@ -515,6 +511,19 @@ def test_a_round_whose_clients_all_diverge_changes_nothing(method, tmp_path):
     assert summary["diverged"] == summary["client_trainings"] > 0
     assert fingerprint(last) == fingerprint(start)
     assert int(last.participation_count.sum()) == 0
+
+
+def test_a_round_whose_clients_all_diverge_changes_nothing(method, tmp_path):
+    if method.name not in KINDS:
+        pytest.skip("part of make test-all")
+    assert_unchanged_where_all_diverge(method, tmp_path)
+
+
+@pytest.mark.full
+def test_a_round_whose_clients_all_diverge_changes_nothing_for_all_methods(method, tmp_path):
+    if method.name in KINDS:
+        pytest.skip("part of the test above")
+    assert_unchanged_where_all_diverge(method, tmp_path)
 
 
 def test_stages_add_up_to_the_rounds(method):

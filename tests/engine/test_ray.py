@@ -57,15 +57,14 @@ def assert_same_bits(engine, name: str, number: int) -> None:
     assert torch.equal(one.participation_count, many.participation_count)
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_every_method_ends_with_the_sequential_engines_bits(engine, name):
-    """Three rounds for one method of each kind of state, two for the others."""
-    assert_same_bits(engine, name, number=3 if name in KINDS else 2)
+@pytest.mark.parametrize("name", KINDS)
+def test_every_kind_of_state_ends_with_the_sequential_engines_bits(engine, name):
+    assert_same_bits(engine, name, number=3)
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", [name for name in METHODS if name not in KINDS])
-def test_three_rounds_of_every_method_end_with_the_same_bits(engine, name):
+def test_every_method_ends_with_the_sequential_engines_bits(engine, name):
     assert_same_bits(engine, name, number=3)
 
 

@@ -412,7 +412,7 @@ def assert_replayed(name, engine, monkeypatch, *more):
     ends = []
     for looks in (10**9, 1):
         monkeypatch.setattr(traced, "LOOKS", looks)
-        built = build(*keys, "train.batch_size=16", "train.local_epochs=3")
+        built = build(*keys, "train.local_epochs=2")
         state = built.start()
         while state.round < 2:
             setup = built.algorithm.stages()[state.stage].setup

@@ -410,8 +410,13 @@ def test_interrupt_in_the_middle_of_training_discards_only_that_round(tmp_path, 
     assert summary_of(folder)["weights_digest"] == summary["weights_digest"]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name in ("fedavg", "hfcd") else pytest.param(name, marks=pytest.mark.full)
+        for name in METHODS
+    ],
+)
 def test_kill_and_resume_end_like_the_straight_run(tmp_path, name):
     """Kill a separate process with SIGKILL at a random moment."""
     items = [

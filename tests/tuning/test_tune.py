@@ -1,4 +1,7 @@
-"""`flbench tune` as a user meets it: whole studies on real Ray clusters, killed and resumed."""
+"""`flbench tune` as a user meets it: whole studies on real Ray clusters, killed and resumed.
+
+Each start of Ray costs seconds, so a study answers several questions here.
+"""
 
 import json
 import os
@@ -6,15 +9,20 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from safetensors.torch import load_file
 
 from flbench.cli import app
+from flbench.config.resolve import resolve
+from flbench.config.sources import from_file, from_overrides
 from flbench.core.tree import digest
+from flbench.experiment import lifecycle
 from flbench.results import metrics_file
-from tests.support import SMALL
+from tests.support import SMALL, Silent
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -35,183 +43,118 @@ def tune(out: Path, algo: str, *more: str) -> Path:
     return study_in(out)
 
 
-def records(study: Path) -> dict[str, dict]:
+def record_of(study: Path, name: str) -> dict[str, Any]:
+    """Return the record of a trial; one that has not begun has state "waiting" and round 0."""
+    file = study / name / "trial.json"
+    return json.loads(file.read_text()) if file.exists() else {"state": "waiting", "round": 0}
+
+
+def records(study: Path) -> dict[str, dict[str, Any]]:
+    names = [file.parent.relative_to(study) for file in sorted(study.glob("*/*/*/trial.json"))]
+    return {name.as_posix(): record_of(study, name.as_posix()) for name in names}
+
+
+def weights_in(folder: Path) -> str:
+    return digest([load_file(folder / "checkpoints" / "last.safetensors")])
+
+
+def weights_of_a_run(study: Path, name: str, out: Path) -> str:
+    """Train the configuration of a trial as `flbench run` does."""
+    layers = [from_file(study / name / "config.yaml"), from_overrides([f"output.dir={out}"])]
+    return weights_in(lifecycle.run(*resolve(layers), Silent()))
+
+
+def found(study: Path) -> dict[str, tuple[Any, ...]]:
+    """What came of each trial: its parameters, score and weights."""
     return {
-        file.parent.relative_to(study).as_posix(): json.loads(file.read_text())
-        for file in sorted(study.glob("*/*/*/trial.json"))
+        name: (record["params"], record["state"], record["score"], weights_in(study / name))
+        for name, record in records(study).items()
     }
 
 
-def found(study: Path) -> dict[str, tuple]:
-    """What came of each trial: its parameters, score and weights."""
-    result = {}
-    for name, record in records(study).items():
-        weights = digest([load_file(study / name / "checkpoints" / "last.safetensors")])
-        result[name] = (record["params"], record["state"], record["score"], weights)
-    return result
-
-
-def begin(*command: str) -> subprocess.Popen:
-    """Start flbench as a shell does in the background: with SIGINT ignored."""
+def begin(*command: str) -> subprocess.Popen[str]:
+    """Start Python as a shell does in the background: with SIGINT ignored."""
+    ignoring = ["/bin/sh", "-c", 'trap "" INT; exec "$@"', "sh", sys.executable]
     return subprocess.Popen(
-        [
-            "/bin/sh",
-            "-c",
-            'trap "" INT; exec "$@"',
-            "sh",
-            sys.executable,
-            "-m",
-            "flbench",
-            *command,
-        ],
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
+        [*ignoring, *command], stderr=subprocess.PIPE, text=True, start_new_session=True
     )
 
 
-def wait_for(process: subprocess.Popen, said: str, times: int) -> None:
-    """Read what a study says until it has said something so often."""
+def wait_for(process: subprocess.Popen[str], said: str) -> None:
+    """Read what a study says until it has said something."""
     for line in process.stderr:
-        times -= said in line
-        if not times:
+        if said in line:
             return
     raise AssertionError("the study ended before it was to be stopped")
 
 
-def test_optuna_gives_the_same_trials_again_with_two_at_once(tmp_path, capsys):
-    more = ("--search", "optuna", "--scheduler", "none", "--trials", "7", "--seeds", "1")
-
-    first, second = (
-        tune(tmp_path / name, "fedavg", *more, "--concurrent", "2") for name in ("a", "b")
-    )
-
-    assert found(first) == found(second)
-    assert len(found(first)) == 7 + 2
-    assert all(record["state"] == "finished" for record in records(first).values())
-    for name in ("trials.csv", "results.json", "study.md", "report.html", "methods/fedavg.yaml"):
-        assert (first / name).stat().st_size
-    for file in first.glob("trials/*/*/metrics.csv"):
-        assert not {row.split for row in metrics_file.read(file)} & {"test", "common"}
-    assert list(first.glob("finals/*/*/summary.json"))
-    (first / "report.html").unlink()
-    assert app.main(["tune", "--resume", str(first)]) == 0
-    assert "nothing to resume" in capsys.readouterr().err
-    assert (first / "report.html").stat().st_size
+def wait_until(process: subprocess.Popen[str], holds: Callable[[], bool]) -> None:
+    while not holds():
+        assert process.poll() is None, "the study ended before it was to be disturbed"
+        time.sleep(0.01)
 
 
-def test_study_that_is_stopped_and_killed_ends_as_a_straight_one(tmp_path):
-    """Ctrl-C, SIGTERM to the whole group, kill -9; no trial that had ended is touched again."""
-    more = ("--trials", "3", "--seeds", "1", "--scheduler", "none", "train.rounds=12")
-    straight = tune(tmp_path / "straight", "fedavg,fedproto", *more)
-    process = begin(*arguments(tmp_path / "broken", "fedavg,fedproto", *more))
-    wait_for(process, "finished", 1)
+def interrupt(process: subprocess.Popen[str]) -> None:
     process.send_signal(signal.SIGINT)
+
+
+def terminate_all(process: subprocess.Popen[str]) -> None:
+    """Ray's servers and workers get the signal too."""
+    os.killpg(process.pid, signal.SIGTERM)
+
+
+def assert_is_complete(study: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """All files are there, no trial saw the test data, and resuming only writes the report."""
+    assert all(record["state"] == "finished" for record in records(study).values())
+    for name in ("trials.csv", "results.json", "study.md", "report.html", "methods/fedavg.yaml"):
+        assert (study / name).stat().st_size
+    for file in study.glob("trials/*/*/metrics.csv"):
+        assert not {row.split for row in metrics_file.read(file)} & {"test", "common"}
+    assert list(study.glob("finals/*/*/summary.json"))
+    (study / "report.html").unlink()
+    assert app.main(["tune", "--resume", str(study)]) == 0
+    assert "nothing to resume" in capsys.readouterr().err
+    assert (study / "report.html").stat().st_size
+
+
+@pytest.mark.parametrize("stop", [terminate_all, pytest.param(interrupt, marks=pytest.mark.full)])
+def test_study_that_is_stopped_and_killed_ends_as_a_straight_one(tmp_path, stop, capsys):
+    """Stopped, then killed with SIGKILL: no trial that had ended is touched again.
+
+    Two trials run at once, and Optuna proposes from the results of those before: the trials do not
+    depend on which of them ends first.
+    """
+    more = ("--search", "optuna", "--trials", "6", "--seeds", "1", "--scheduler", "none")
+    more = (*more, "--concurrent", "2", "train.rounds=8")
+    straight = tune(tmp_path / "straight", "fedavg,fedproto", *more)
+    assert_is_complete(straight, capsys)
+    process = begin("-m", "flbench", *arguments(tmp_path / "broken", "fedavg,fedproto", *more))
+    wait_for(process, "finished")
+    stop(process)
     said = process.communicate(timeout=120)[1]
     assert process.returncode == 130
     study = study_in(tmp_path / "broken")
     assert f"flbench tune --resume {study}" in said
 
-    process = begin("tune", "--resume", str(study))
-    wait_for(process, "finished", 1)
-    os.killpg(process.pid, signal.SIGTERM)
-    said = process.communicate(timeout=60)[1]
-    assert process.returncode == 130
-    assert f"flbench tune --resume {study}" in said
-
-    process = begin("tune", "--resume", str(study))
-    wait_for(process, "finished", 1)
+    process = begin("-m", "flbench", "tune", "--resume", str(study))
+    wait_for(process, "finished")
     process.kill()
     process.communicate()
     ended = {name for name, record in records(study).items() if record["ended"]}
     untouched = {name: (study / name / "trial.json").stat().st_mtime_ns for name in ended}
-    assert 3 <= len(ended) < 8
-    done = begin("tune", "--resume", str(study))
+    assert 2 <= len(ended) < 14
+    done = begin("-m", "flbench", "tune", "--resume", str(study))
     said = done.communicate(timeout=400)[1]
 
     assert done.returncode == 0, said
     assert found(study) == found(straight)
+    assert len(found(study)) == 2 * (6 + 2)
     assert all(
         (study / name / "trial.json").stat().st_mtime_ns == when for name, when in untouched.items()
     )
     for file in study.glob("*/*/*/metrics.csv"):
         keys = [row[:4] for row in metrics_file.read(file)]
         assert len(keys) == len(set(keys))
-
-
-def test_trial_whose_worker_is_killed_goes_on_and_ends_as_if_nothing_was(tmp_path, capfd):
-    more = ("--trials", "2", "--seeds", "0", "--concurrent", "1", "train.rounds=40")
-    more = (*more, "--scheduler", "none")
-    straight = tune(tmp_path / "straight", "fedproto", *more)
-    process = begin(*arguments(tmp_path / "broken", "fedproto", *more))
-    wait_for(process, "finished", 1)
-    study = study_in(tmp_path / "broken")
-    file = study / "trials/fedproto/001/trial.json"
-    while not file.exists() or not 8 <= json.loads(file.read_text())["round"] < 40:
-        assert process.poll() is None
-        time.sleep(0.01)
-    os.kill(json.loads(file.read_text())["pid"], signal.SIGKILL)
-    said = process.communicate(timeout=300)[1]
-
-    assert process.returncode == 0, said
-    assert "resumes from its checkpoint" in said
-    assert found(study) == found(straight)
-    assert records(study)["trials/fedproto/001"]["attempts"] == 2
-
-
-def test_trial_whose_worker_is_killed_again_and_again_is_recorded_as_failed(tmp_path):
-    """And the search goes on, and its result stands on the others."""
-    more = ("--trials", "2", "--seeds", "0", "--concurrent", "1", "--retries", "1")
-    process = begin(
-        *arguments(tmp_path / "out", "fedavg", *more, "train.rounds=400"), "evaluation.every=400"
-    )
-    wait_for(process, "finished", 1)
-    study = study_in(tmp_path / "out")
-    file, killed = study / "trials/fedavg/001/trial.json", set()
-    while len(killed) < 2:
-        assert process.poll() is None
-        pid = json.loads(file.read_text())["pid"] if file.exists() else None
-        if pid is not None and pid not in killed:
-            os.kill(pid, signal.SIGKILL)
-            killed.add(pid)
-        time.sleep(0.01)
-    said = process.communicate(timeout=300)[1]
-
-    assert process.returncode == 0, said
-    record = json.loads(file.read_text())
-    assert (record["state"], record["attempts"]) == ("failed", 2)
-    assert "its worker process died" in record["reason"]
-    assert record["reason"] in said
-
-
-def test_trials_that_diverge_are_recorded_and_the_search_goes_on(tmp_path):
-    space = tmp_path / "fedprox.yaml"
-    space.write_text(
-        "method: fedprox\n"
-        "space:\n"
-        "  train.optimizer.lr: {choice: [0.1, 1.0e+30]}\n"
-        "  algorithm.mu: {choice: [0.1, 1.0e+30]}\n"
-    )
-
-    study = tune(
-        tmp_path / "out", "fedprox", "--space", str(space), "--trials", "5", "--seeds", "1",
-        "--search", "grid", "--scheduler", "none",
-    )  # fmt: skip
-
-    states = {name: record["state"] for name, record in records(study).items()}
-    assert sorted(states.values()).count("diverged") >= 2
-    assert states["finals/fedprox/tuned-seed1"] == "finished"
-    worst = [record for record in records(study).values() if record["state"] == "diverged"]
-    assert all("diverged" in record["reason"] for record in worst)
-
-
-def test_trials_that_start_workers_of_their_own_do_not_wait_for_ever(tmp_path):
-    more = ("--trials", "2", "--seeds", "0", "--scheduler", "none")
-
-    plain = tune(tmp_path / "plain", "fedavg", *more)
-    nested = tune(tmp_path / "nested", "fedavg", *more, "engine.name=ray")  # as many as cores
-
-    assert found(nested) == found(plain)
 
 
 TWO_NODES = """
@@ -233,19 +176,59 @@ sys.exit(code)
 """
 
 
-def test_study_on_a_cluster_of_two_nodes_has_trials_on_both(tmp_path):
-    command = arguments(tmp_path / "out", "fedproto", "--trials", "4", "--seeds", "0")
-    command += ["--concurrent", "2", "--scheduler", "none", "train.rounds=10"]
+def test_study_on_two_nodes_goes_on_when_workers_die_and_trials_diverge(tmp_path):
+    """A worker that dies once costs nothing, one that dies again its trial, never the study."""
+    space = tmp_path / "fedprox.yaml"
+    space.write_text(
+        "method: fedprox\nspace:\n  train.optimizer.lr: {choice: [0.05, 0.1, 1.0e+30]}\n"
+    )
+    command = arguments(tmp_path / "out", "fedprox", "--space", str(space), "--search", "grid")
+    command += ["--trials", "4", "--seeds", "1", "--scheduler", "none", "--retries", "1"]
+    once, often, wrong = (f"trials/fedprox/{index:03}" for index in (1, 2, 3))
 
-    done = subprocess.run(
-        [sys.executable, "-c", TWO_NODES, *command], capture_output=True, text=True, timeout=300,
-        check=False,
-    )  # fmt: skip
-
-    assert done.returncode == 0, done.stderr
+    rounds = ("train.rounds=120", "evaluation.every=40")
+    process = begin("-c", TWO_NODES, *command, "--concurrent", "2", *rounds)
+    wait_for(process, "4 trials of 120 rounds")  # the study's folder is there
     study = study_in(tmp_path / "out")
-    assert len({record["node"] for record in records(study).values()}) == 2
-    assert all(record["state"] == "finished" for record in records(study).values())
+    killed: list[int] = []
+    for name in (once, often, often):
+
+        def is_under_way(name=name) -> bool:
+            record = record_of(study, name)
+            running = record["state"] == "running" and record["round"] >= 4
+            return running and record["pid"] not in killed
+
+        wait_until(process, is_under_way)
+        killed.append(record_of(study, name)["pid"])
+        os.kill(killed[-1], signal.SIGKILL)
+    said = process.communicate(timeout=300)[1]
+
+    assert process.returncode == 0, said
+    ended = records(study)
+    assert {name: record["state"] for name, record in ended.items()} == {
+        "trials/fedprox/000": "finished",
+        once: "finished",
+        often: "failed",
+        wrong: "diverged",
+        "finals/fedprox/default-seed1": "finished",
+        "finals/fedprox/tuned-seed1": "finished",
+    }
+    assert len({record["node"] for record in ended.values()}) == 2
+    assert "resumes from its checkpoint" in said
+    assert (ended[once]["attempts"], ended[often]["attempts"]) == (2, 2)
+    assert weights_in(study / once) == weights_of_a_run(study, once, tmp_path / "run")
+    assert "its worker process died" in ended[often]["reason"]
+    assert ended[often]["reason"] in said
+    assert "diverged" in ended[wrong]["reason"]
+
+
+def test_trials_that_start_workers_of_their_own_do_not_wait_for_ever(tmp_path):
+    more = ("--trials", "2", "--seeds", "0", "--scheduler", "none")
+
+    study = tune(tmp_path / "out", "fedavg", *more, "engine.name=ray")  # as many as cores
+
+    for name in records(study):
+        assert weights_in(study / name) == weights_of_a_run(study, name, tmp_path / "run" / name)
 
 
 def test_population_exchanges_states_and_leaves_the_defaults_alone(tmp_path):
