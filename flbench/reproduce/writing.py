@@ -18,7 +18,7 @@ from flbench.reproduce.verdicts import Verdict
 
 COLUMNS: Final = (
     *("paper", "doi", "table", "row", "column", "dataset", "substitute", "algorithm", "unit"),
-    *("published", "measured", "spread", "seeds", "difference", "scale", "why"),
+    *("published", "measured", "std", "seeds", "difference", "scale", "why"),
 )
 
 
@@ -114,7 +114,7 @@ def as_json(report: PaperReport) -> str:
         "substitutes": dict(plan.substitutes),
         "scaled": _triples(report.scaled),
         "changed": _triples(report.changed),
-        "remarks": list(report.notes),
+        "notes": list(report.notes),
         "cells": [_entry(report, line) for line in report.lines],
         "claims": [_claim(verdict) for verdict in report.verdicts],
         "absent": [vars(item) for item in report.absent],
@@ -137,11 +137,11 @@ def _entry(report: PaperReport, line: MeasuredCell) -> dict[str, Any]:
         "dataset": cell.dataset,
         "substitute": plan.substitutes.get(cell.dataset or ""),
         "algorithm": None if cell.method is None else plan.paper.methods[cell.method].algo,
-        "figure": None if cell.metric is None else cell.metric.what,
+        "metric": None if cell.metric is None else cell.metric.what,
         "unit": None if cell.metric is None else cell.metric.unit,
         "published": line.published,
         "measured": line.mean,
-        "spread": line.std,
+        "std": line.std,
         "difference": line.difference,
         "scale": plan.request.scale,
         "why": line.why,
@@ -160,7 +160,7 @@ def _claim(verdict: Verdict) -> dict[str, Any]:
         "unit": verdict.unit or None,
         "published": verdict.printed,
         "measured": verdict.measured,
-        "spread": verdict.std,
+        "std": verdict.std,
         "seeds": verdict.seeds,
         "verdict": verdict.outcome,
         "why": verdict.why or None,

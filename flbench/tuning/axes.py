@@ -104,7 +104,7 @@ class Axis:
 
 
 def axes_of(
-    tree: Mapping[str, Any], trials: Iterable[Mapping[str, Any]], rounds: int = 0
+    tree: Mapping[str, Any], trials: Iterable[Mapping[str, Any]], rounds: int
 ) -> list[Axis]:
     """Return an axis for each parameter of a space, in its order, and of the trials.
 

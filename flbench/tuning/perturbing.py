@@ -8,7 +8,7 @@ from flbench.tuning.parameters import Params, Uniform
 from flbench.tuning.space import Space
 
 DOWN, UP = 0.8, 1.2  # factors of the paper
-ANEW: Final = 0.25  # probability that a number is resampled instead
+RESAMPLE_PROBABILITY: Final = 0.25  # a number is drawn from its range instead
 
 
 def perturbed(space: Space, params: Params, draws: np.random.Generator) -> Params:
@@ -25,14 +25,18 @@ def perturbed(space: Space, params: Params, draws: np.random.Generator) -> Param
         params: Parameters of the better trial.
         draws: Generator of random numbers; three are drawn for each continuous parameter.
     """
-    found = dict(params)
+    near = dict(params)
     for path, value in params.items():
         parameter = space.parameters.get(path)
         if not isinstance(parameter, Uniform):
             continue
-        anew, quantile, side = map(float, draws.random(3))
-        if anew < ANEW or not isinstance(value, int | float) or not parameter.holds(value):
-            found[path] = parameter.at(quantile)
+        resample, quantile, side = map(float, draws.random(3))
+        if (
+            resample < RESAMPLE_PROBABILITY
+            or not isinstance(value, int | float)
+            or not parameter.holds(value)
+        ):
+            near[path] = parameter.at(quantile)
         else:
-            found[path] = parameter.nearest(value * (UP if side < 0.5 else DOWN))
-    return found
+            near[path] = parameter.nearest(value * (UP if side < 0.5 else DOWN))
+    return near

@@ -106,7 +106,7 @@ def as_json(report: StudyReport) -> str:
         "study": {
             key: value for key, value in asdict(header).items() if key not in ("methods", "command")
         },
-        "remarks": report.notes,
+        "notes": report.notes,
         "methods": {
             tuning.method: {
                 **_winner(report, tuning.method),
@@ -115,13 +115,13 @@ def as_json(report: StudyReport) -> str:
                     variant: study.values(tuning.method, variant, header.metric)
                     for variant in tuning.sides
                 },
-                "brought": None if tuning.gain is None else asdict(tuning.gain),
+                "gain": None if tuning.gain is None else asdict(tuning.gain),
                 "verdict": tuning.verdict,
             }
             for tuning in report.tunings
         },
         "pairs": [asdict(pair) | {"verdict": pair.verdict} for pair in report.pairs],
-        "troubles": find_failures(report),
+        "failures": find_failures(report),
     }
     return json.dumps(_finite(tree), indent=1) + "\n"
 

@@ -94,7 +94,7 @@ def test_table_is_measured_as_its_run_folders_say(finished):
         found = cell(tree, row, "global accuracy")
         assert sorted(found["values"].values()) == pytest.approx(sorted(values))
         assert found["measured"] == pytest.approx(np.mean(values))
-        assert found["spread"] == pytest.approx(np.std(values, ddof=1))
+        assert found["std"] == pytest.approx(np.std(values, ddof=1))
         assert found["difference"] == pytest.approx(np.mean(values) - found["published"])
     assert cell(tree, "HFCD", "global accuracy")["published"] == 66.4
     assert cell(tree, "HFCD", "global accuracy")["substitute"] == "digits"
@@ -150,7 +150,7 @@ def test_claims_have_one_of_three_verdicts_and_their_numbers(finished):
     others = cell(tree, "FedAvg", "rare-class recall")["values"]
     gaps = [mine[seed] - others[seed] for seed in mine]
     assert recall["measured"] == pytest.approx(np.mean(gaps))
-    assert recall["spread"] == pytest.approx(np.std(gaps, ddof=1))
+    assert recall["std"] == pytest.approx(np.std(gaps, ddof=1))
     assert recall["published"] == pytest.approx(20.7)
     assert recall["verdict"] == ("held" if np.mean(gaps) >= 20.7 else "did not hold")
     missing = by_text["similarity distillation (C) gains 7.7 points of rare-class recall"]

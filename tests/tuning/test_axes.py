@@ -5,7 +5,7 @@ from flbench.tuning.bounds import bounds
 
 
 def axis(**entry):
-    [found] = axes_of({"space": {"algorithm.x": entry}}, [])
+    [found] = axes_of({"space": {"algorithm.x": entry}}, [], rounds=15)
     return found
 
 
@@ -28,7 +28,7 @@ def test_share_of_the_rounds_is_a_number():
 def test_parameter_without_a_declared_range_has_that_of_the_trials_and_no_end():
     trials = [{"algorithm.x": 3}, {"algorithm.x": 7, "train.y": "a"}, {"train.y": "b"}]
 
-    [number, word] = axes_of({"space": {"algorithm.x": {"int": "all"}}}, trials)
+    [number, word] = axes_of({"space": {"algorithm.x": {"int": "all"}}}, trials, rounds=15)
 
     assert (number.low, number.high) == (3, 7)
     assert number.end(7) is None

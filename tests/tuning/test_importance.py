@@ -19,7 +19,7 @@ def found(path, params, score, trials=24, space=SPACE):
         trial(study, "hfcd", k, score(chosen), params=chosen)
     lines = study_folder.read(study).trials
     tree = {"space": space}
-    return importance(axes_of(tree, [line.params for line in lines]), lines)
+    return importance(axes_of(tree, [line.params for line in lines], rounds=15), lines)
 
 
 def drawn(k):

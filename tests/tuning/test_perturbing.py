@@ -34,7 +34,7 @@ def test_perturbed_holds_active_values_of_the_space(index, seed):
 
 
 def test_perturbed_multiplies_numbers_and_leaves_what_the_state_was_made_with():
-    """Two of the three outcomes are deterministic; the third, drawn anew, takes a quarter."""
+    """Two of the three outcomes are deterministic; the third, a new draw, takes a quarter."""
     params = {"train.optimizer.lr": 0.05, "algorithm.top_frac": 0.3, "algorithm.layers": 1}
     params |= {"algorithm.share": "body", "algorithm.ema": 0.2}
 
