@@ -98,6 +98,7 @@ def test_table_is_measured_as_its_run_folders_say(finished):
         assert found["difference"] == pytest.approx(np.mean(values) - found["published"])
     assert cell(tree, "HFCD", "global accuracy")["published"] == 66.4
     assert cell(tree, "HFCD", "global accuracy")["substitute"] == "digits"
+    assert "accuracy" in cell(tree, "HFCD", "global accuracy")["metric"]  # what is measured
 
 
 def test_changes_are_told_from_the_papers_value_and_by_whom(finished):

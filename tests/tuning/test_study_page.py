@@ -95,6 +95,7 @@ def test_json_holds_the_numbers_of_the_tables(written):
 
     method = tree["methods"]["fedavg"]
     assert method["winner"]["index"] == 8
+    assert {"notes", "failures"} <= tree.keys()
     assert method["gain"]["sample"]["mean"] == pytest.approx(0.052)
     assert method["seeds"]["tuned"] == pytest.approx({"1": 0.771, "2": 0.792, "3": 0.813})
     assert method["finals"]["tuned"]["test"]["macro_f1"]["mean"] == pytest.approx(0.3)

@@ -4,6 +4,7 @@ In a first phase, clients vote for a layer of the net; in a second phase, the el
 personal.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import floor
 from typing import ClassVar, Literal
@@ -64,14 +65,15 @@ class LayerElection(Algorithm):
         return self.stages()[state.stage].name == "vote"
 
     def by_layer(self, name: str, numbers: Tensor) -> dict[str, float]:
-        """Return how often each layer occurs, as metrics `NAME_LAYER`.
+        """Return how often each layer occurs, as metrics `NAME_LAYER`; see `short_names`.
 
         Args:
             name: Prefix of the metrics, such as `votes`.
             numbers: [M] int64 numbers of candidate layers, in [0, L).
         """
         counts = numbers.bincount(minlength=len(self.layers)).tolist()
-        return {f"{name}_{short(layer)}": float(counts[k]) for k, layer in enumerate(self.layers)}
+        layers = zip(short_names(self.layers), counts, strict=True)
+        return {f"{name}_{layer}": float(count) for layer, count in layers}
 
 
 def candidates(net: NetSpec, which: Candidates = "linear") -> tuple[LayerSpec, ...]:
@@ -166,6 +168,21 @@ def majority(votes: Tensor, *, second: bool) -> Tensor:
 def short(layer: LayerSpec) -> str:
     """Return the last part of a layer's name: `fc1` for `backbone.fc1`."""
     return layer.name.rpartition(".")[2]
+
+
+def short_names(layers: Sequence[LayerSpec]) -> list[str]:
+    """Return the shortest ends of the layers' dotted names that differ from each other.
+
+    In `lenet5` these are `conv1` and `fc1`. The blocks of `resnet18` all have a layer `conv1`, so
+    that its layers are called `stage1_block1.conv1`, `stage1_block2.conv1`, ...
+    """
+    parts = [layer.name.split(".") for layer in layers]
+    names = []
+    for own in parts:
+        ends = (own[-length:] for length in range(1, len(own) + 1))
+        unique = (end for end in ends if sum(name[-len(end) :] == end for name in parts) == 1)
+        names.append(".".join(next(unique, own)))
+    return names
 
 
 def rounded(share: float, count: int) -> int:

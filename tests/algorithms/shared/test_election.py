@@ -1,8 +1,10 @@
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 from flbench.algorithms.fedcpmd import elected
-from flbench.algorithms.shared.election import candidates, short, unmet
+from flbench.algorithms.shared.election import LayerElection, candidates, short_names, unmet
 from flbench.config.schema import ModelConfig
 from flbench.models import MODELS
 from flbench.models.base import build, describe
@@ -29,7 +31,7 @@ def test_candidates_are_the_linear_layers_behind_the_last_convolution(net, expec
 
     layers = candidates(found)
 
-    assert [short(layer) for layer in layers] == expected
+    assert short_names(layers) == expected
     assert unmet(layers, found) == []
 
 
@@ -44,10 +46,32 @@ def test_one_linear_layer_is_nothing_to_vote_on(name):
 
 
 def test_all_layers_are_convolutions_and_linear_ones():
-    names = [short(layer) for layer in candidates(spec("lenet5"), "all")]
+    names = short_names(candidates(spec("lenet5"), "all"))
 
     assert names == ["conv1", "conv2", "fc1", "fc2", "head"]
     assert unmet(candidates(spec("resnet18"), "all"), spec("resnet18")) == []
+
+
+def test_layers_of_the_same_name_in_several_blocks_have_different_short_names():
+    layers = candidates(spec("resnet18"), "all")
+
+    names = short_names(layers)
+
+    assert len(set(names)) == len(layers) == 21  # 17 of the blocks and the stem, 3 shortcuts, head
+    assert {"conv", "head", "stage1_block1.conv1", "stage4_block1.shortcut.0"} <= set(names)
+    for name, layer in zip(names, layers, strict=True):
+        assert layer.name.endswith(name)
+
+
+def test_counts_by_layer_keep_layers_of_the_same_name_apart():
+    layers = candidates(spec("resnet18"), "all")
+    method = SimpleNamespace(layers=layers)
+
+    counts = LayerElection.by_layer(method, "votes", torch.tensor([1, 1, 3]))
+
+    assert len(counts) == len(layers)
+    assert sum(counts.values()) == 3
+    assert counts["votes_stage1_block1.conv1"] == 2
 
 
 def test_most_votes_win_then_smaller_scores_then_the_lower_layer_and_nobody_is_the_classifier():
