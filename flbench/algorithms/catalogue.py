@@ -1,15 +1,21 @@
 """Descriptions of the registered methods, for tables and commands, as plain dicts."""
 
 import inspect
+from dataclasses import dataclass
 from typing import Any, get_args
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from pydantic.fields import FieldInfo
 from torch import Tensor
 
 from flbench.algorithms.shared.gossip import GossipConfig
-from flbench.algorithms.shared.topology import components, spectral_gap
+from flbench.algorithms.shared.topology import components, mixing_rows, places, spectral_gap
+from flbench.config.schema import AlgorithmConfig
+from flbench.core.errors import ConfigError
 from flbench.core.registry import ALGORITHMS
+from flbench.core.rng import Draw
 
 Entry = dict[str, Any]
 
@@ -55,25 +61,71 @@ def parameter(name: str, field: FieldInfo) -> Entry:
     }
 
 
-def network(config: GossipConfig, graph: Tensor, rows: Tensor) -> Entry:
-    """Return metrics of the network of a decentralized method.
+@dataclass(frozen=True)
+class Network:
+    """The network of a decentralized method in its first round, with all clients in the cohort.
+
+    Attributes:
+        config: Keys of the method.
+        graph: [N, N] bool; `graph[i, j]` is True if client j sends its model to client i.
+        weights: [N, N] float64, the mixing weights of the graph; each row sums to one.
+    """
+
+    config: GossipConfig
+    graph: Tensor
+    weights: Tensor
+
+    @property
+    def title(self) -> str:
+        """Title of a picture of the network."""
+        first_round = ", first round" if self.config.topology == "random" else ""
+        return f"{self.config.topology}: {len(self.graph)} clients{first_round}"
+
+    @property
+    def positions(self) -> NDArray[np.float64]:
+        """Positions [N, 2] of the clients in a picture."""
+        return places(self.config.topology, len(self.graph))
+
+    def entry(self) -> Entry:
+        """Return numbers that describe the network.
+
+        Returns:
+            `topology` and `mixing`, as configured; `clients` N; `payloads`, the messages of a
+            round; `neighbours`, the smallest and the largest number of models that a client mixes
+            besides its own; `both_ways`, whether all links lead in both directions; `parts`, the
+            number of connected parts; `spectral_gap` in [0, 1].
+        """
+        degree = self.graph.sum(dim=1)
+        return {
+            "topology": self.config.topology,
+            "mixing": self.config.mixing,
+            "clients": len(self.graph),
+            "payloads": int(self.graph.sum()),
+            "neighbours": [int(degree.min()), int(degree.max())],
+            "both_ways": bool(torch.equal(self.graph, self.graph.T)),
+            "parts": len(components(self.graph.numpy())),
+            "spectral_gap": round(spectral_gap(self.weights), 6),
+        }
+
+
+def network(config: AlgorithmConfig, seed: int, clients: int) -> Network:
+    """Return the network of a decentralized method.
 
     Args:
-        config: Keys of the method.
-        graph: [N, N] bool, the graph of a round in which all clients take part.
-        rows: [N, N] float64, the mixing weights of that graph.
+        config: Section `algorithm`.
+        seed: Seed of the run, which determines the networks that are drawn.
+        clients: Number of clients N.
+
+    Raises:
+        ConfigError: The method has no network.
     """
-    degree = graph.sum(dim=1)
-    return {
-        "topology": config.topology,
-        "mixing": config.mixing,
-        "clients": len(graph),
-        "payloads": int(graph.sum()),
-        "neighbours": [int(degree.min()), int(degree.max())],
-        "both_ways": bool(torch.equal(graph, graph.T)),
-        "parts": len(components(graph.numpy())),
-        "spectral_gap": round(spectral_gap(rows), 6),
-    }
+    if not isinstance(config, GossipConfig):
+        raise ConfigError(
+            f"`algorithm.name={config.name}` has a server, and no network of clients. Name a"
+            " decentralized method, such as algorithm=dfedavg."
+        )
+    graph = config.wiring().graph(Draw(seed, (0,), clients), torch.arange(clients))
+    return Network(config, graph, mixing_rows(graph, config.mixing))
 
 
 def _range(field: FieldInfo) -> str:

@@ -3,11 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-import torch
-
 from flbench.algorithms import catalogue as algorithm_catalogue
-from flbench.algorithms.shared.gossip import GossipConfig
-from flbench.algorithms.shared.topology import mixing_rows, places
 from flbench.cli import console
 from flbench.cli.layers import one_run, split_names
 from flbench.cli.tables import data_sets as data_set_tables
@@ -16,7 +12,6 @@ from flbench.config.resolve import resolve
 from flbench.config.schema import Config
 from flbench.config.sources import Layer
 from flbench.core.errors import UserError
-from flbench.core.rng import Draw
 from flbench.data import catalogue, partition_files
 from flbench.data.federation import Federation
 from flbench.experiment.assembly import load_federation
@@ -96,18 +91,11 @@ def _show_partition(federation: Federation, picture: Path | None, *, as_json: bo
 
 
 def _show_topology(config: Config, clients: int, picture: Path | None, *, as_json: bool) -> None:
-    """Show the communication graph of the first round with all clients in the cohort."""
-    method = config.algorithm
-    assert isinstance(method, GossipConfig)  # no other configuration has the key `topology`
-    draw = Draw(config.seed, (0,), clients)
-    graph = method.wiring().graph(draw, torch.arange(clients))
-    weights = mixing_rows(graph, method.mixing)
-    entry = algorithm_catalogue.network(method, graph, weights)
+    network = algorithm_catalogue.network(config.algorithm, config.seed, clients)
     if picture is not None:
         from flbench.reports import figures
 
-        first_round = ", first round" if method.topology == "random" else ""
-        title = f"{method.topology}: {clients} clients{first_round}"
-        positions = places(method.topology, clients)
-        figures.save(figures.topology(graph, weights, positions, title), picture)
+        drawing = figures.topology(network.graph, network.weights, network.positions, network.title)
+        figures.save(drawing, picture)
+    entry = network.entry()
     console.json(entry) if as_json else partition_tables.print_topology(entry)

@@ -11,6 +11,7 @@ from flbench.config.sources import Layer, from_overrides
 from flbench.config.yaml_text import to_yaml
 from flbench.core.errors import RunError, UserError
 from flbench.results import reading
+from flbench.results.summary import training_failure
 from flbench.tracking import mirror
 
 
@@ -92,13 +93,10 @@ def _finish(folders: Sequence[Path], mirrors: mirror.Mirrors) -> None:
     console.notes(mirrors.finish())
     failures = []
     for folder in folders:
-        summary = reading.read(folder).summary
-        diverged, without_step = summary["diverged"], summary["trainings_without_step"]
-        if 0 < diverged + without_step == summary["client_trainings"]:
+        if failure := training_failure(reading.read(folder).summary):
             failures.append(
-                f"{folder}: no client finished a training ({diverged} diverged, {without_step} took"
-                " no step). Lower train.optimizer.lr, set train.clip, or check train.batch_size and"
-                " train.last_batch."
+                f"{folder}: {failure}. Lower train.optimizer.lr, set train.clip, or check"
+                " train.batch_size and train.last_batch."
             )
     if failures:
         raise RunError("\n".join(failures))

@@ -114,6 +114,7 @@ def _carry_out(folder: "StudyFolder", prepared: "Prepared") -> None:
         RunError: No trial of any method has a score.
     """
     from flbench.tuning import driver, study_page
+    from flbench.tuning.failures import search_failure
 
     request = prepared.request
     console.notes(
@@ -135,9 +136,5 @@ def _carry_out(folder: "StudyFolder", prepared: "Prepared") -> None:
             folder.close()
     show([folder.path])
     console.notes(mirrors.finish())
-    study = study_folder.read(folder.path)
-    if all(study.winner(method) is None for method in study.methods):
-        raise RunError(
-            f"{folder.path}: no trial finished with a score. The reasons are above, and in"
-            f" {folder.path / 'study.md'}."
-        )
+    if failure := search_failure(study_folder.read(folder.path)):
+        raise RunError(failure)

@@ -24,6 +24,22 @@ def best_round(rows: list[Row]) -> int | None:
     return max(found, key=lambda row: (row.value, -row.round)).round if found else None
 
 
+def training_failure(summary: Summary) -> str | None:
+    """Return why a run has trained nothing; None if a client finished a training, or none began.
+
+    Args:
+        summary: Content of summary.json.
+
+    >>> training_failure({"client_trainings": 3, "diverged": 2, "trainings_without_step": 0})
+    >>> training_failure({"client_trainings": 3, "diverged": 2, "trainings_without_step": 1})
+    'no client finished a training (2 diverged, 1 took no step)'
+    """
+    diverged, without_step = summary["diverged"], summary["trainings_without_step"]
+    if not 0 < diverged + without_step == summary["client_trainings"]:
+        return None
+    return f"no client finished a training ({diverged} diverged, {without_step} took no step)"
+
+
 def last_round(rows: list[Row]) -> int | None:
     """Return the last round after which models were evaluated; None if there is none.
 

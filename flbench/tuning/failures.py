@@ -16,6 +16,16 @@ def find_failures(report: StudyReport) -> list[str]:
     return lines
 
 
+def search_failure(study: Study) -> str | None:
+    """Return why a study has no result; None if a trial of any method finished with a score."""
+    if any(study.winner(method) is not None for method in study.methods):
+        return None
+    return (
+        f"{study.path}: no trial finished with a score. The reasons are above, and in"
+        f" {study.path / 'study.md'}."
+    )
+
+
 def _failure_of_trial(trial: Trial, metric: str) -> str:
     """Return why a trial of the search has no score, or failed; "" if neither is the case."""
     where = f"{trial.method}, trial {trial.index}"

@@ -51,7 +51,11 @@ def print_partition(federation: Federation) -> None:
 
 
 def print_topology(entry: Mapping[str, Any]) -> None:
-    """Print the numbers of a communication graph, from `flbench.algorithms.catalogue.network`."""
+    """Print the numbers of a communication graph.
+
+    Args:
+        entry: The numbers, as `flbench.algorithms.catalogue.Network.entry` returns them.
+    """
     least, most = entry["neighbours"]
     is_random = entry["topology"] == "random"
     drawn = " (drawn again in each round; this is the first round)" if is_random else ""
