@@ -137,4 +137,6 @@ def _carry_out(folder: "StudyFolder", prepared: "Prepared") -> None:
     show([folder.path])
     console.notes(mirrors.finish())
     if failure := search_failure(study_folder.read(folder.path)):
-        raise RunError(failure)
+        raise RunError(
+            f"{folder.path}: {failure}. The reasons are above, and in {folder.path / 'study.md'}."
+        )

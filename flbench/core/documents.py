@@ -31,25 +31,29 @@ def read_json(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     with as_data_error(path):
-        return _keys(json.loads(path.read_text(encoding="utf-8")))
+        return _mapping(json.loads(path.read_text(encoding="utf-8")))
 
 
-def read_yaml(path: Path) -> dict[str, Any]:
+def read_yaml(path: Path, *, required: bool = False) -> dict[str, Any]:
     """Return the content of a YAML file whose top level is a mapping.
 
     Args:
         path: The file.
+        required: Whether a missing file is an error.
 
     Returns:
-        The mapping's keys and values; an empty dict if the file does not exist.
+        The mapping's keys and values; an empty dict if the file does not exist and is not required.
 
     Raises:
-        DataError: The file cannot be read, is not YAML, or its top level is not a mapping.
+        DataError: The file cannot be read, is not YAML, its top level is not a mapping, or it is
+            required and does not exist.
     """
     if not path.is_file():
+        if required:
+            raise DataError(f"{path} is missing. Restore it from a copy.")
         return {}
     with as_data_error(path):
-        return _keys(yaml.safe_load(path.read_text(encoding="utf-8")))
+        return _mapping(yaml.safe_load(path.read_text(encoding="utf-8")))
 
 
 def unix_milliseconds(time: str) -> int:
@@ -87,16 +91,17 @@ def as_data_error(path: Path) -> Iterator[None]:
     except OSError as error:
         raise DataError(f"{path} cannot be read ({error.strerror or error}). {cure}") from error
     except errors as error:
-        raise DataError(f"{path} is damaged ({_words(error)}). {cure}") from error
+        raise DataError(f"{path} is damaged ({_description(error)}). {cure}") from error
 
 
-def _keys(found: Any) -> dict[str, Any]:
-    if not isinstance(found, dict):
+def _mapping(content: Any) -> dict[str, Any]:
+    """Return the parsed content of a file; raise a TypeError if it is not a mapping."""
+    if not isinstance(content, dict):
         raise TypeError("it has no keys")
-    return found
+    return content
 
 
-def _words(error: Exception) -> str:
+def _description(error: Exception) -> str:
     """Return the description of an error in one line."""
     if isinstance(error, KeyError):
         return f"`{error.args[0]}` is missing"

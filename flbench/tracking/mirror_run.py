@@ -39,9 +39,10 @@ def describe(folder: Path) -> RunDescription:
     """Read the description of a run folder.
 
     Raises:
-        DataError: A file of the folder is damaged.
+        DataError: A file of the folder is damaged, or config.yaml is missing.
     """
-    config, provenance = read_yaml(folder / "config.yaml"), read_json(folder / "provenance.json")
+    config = read_yaml(folder / "config.yaml", required=True)
+    provenance = read_json(folder / "provenance.json")
     partition, revision = read_json(folder / "partition.json"), provenance.get("git_revision")
     with as_data_error(folder / "config.yaml"):
         tags = {

@@ -20,10 +20,7 @@ def search_failure(study: Study) -> str | None:
     """Return why a study has no result; None if a trial of any method finished with a score."""
     if any(study.winner(method) is not None for method in study.methods):
         return None
-    return (
-        f"{study.path}: no trial finished with a score. The reasons are above, and in"
-        f" {study.path / 'study.md'}."
-    )
+    return "no trial finished with a score"
 
 
 def _failure_of_trial(trial: Trial, metric: str) -> str:

@@ -14,22 +14,27 @@ DAMAGED = {
 @pytest.mark.parametrize(
     ("read", "text"), [(read, text) for read, texts in DAMAGED.items() for text in texts]
 )
-def test_damaged_file_is_told_in_a_line_with_its_name_and_the_cure(tmp_path, read, text):
+def test_error_about_a_damaged_file_is_one_line_with_its_name_and_the_cure(tmp_path, read, text):
     file = tmp_path / "some.file"
     file.write_text(text, encoding="latin-1")
 
-    with pytest.raises(DataError) as told:
+    with pytest.raises(DataError) as caught:
         read(file)
 
-    said = str(told.value)
-    assert said.startswith(f"{file} is damaged (")
-    assert said.endswith("Repair it, or replace it by an intact copy.")
-    assert "\n" not in said
+    message = str(caught.value)
+    assert message.startswith(f"{file} is damaged (")
+    assert message.endswith("Repair it, or replace it by an intact copy.")
+    assert "\n" not in message
 
 
 @pytest.mark.parametrize("read", [read_json, read_yaml])
-def test_file_that_is_not_there_has_no_keys(tmp_path, read):
+def test_file_that_does_not_exist_has_no_keys(tmp_path, read):
     assert read(tmp_path / "none") == {}
+
+
+def test_required_file_that_does_not_exist_is_missing(tmp_path):
+    with pytest.raises(DataError, match=r"config\.yaml is missing\. Restore it from a copy\."):
+        read_yaml(tmp_path / "config.yaml", required=True)
 
 
 @pytest.mark.parametrize("read", [read_json, read_yaml])
