@@ -40,7 +40,7 @@ def test_head_phase_leaves_the_body_and_body_phase_leaves_the_head():
             assert not torch.equal(moved[name], start[name]), name
 
 
-def test_head_phase_moves_statistics_where_it_is_told_to():
+def test_head_phase_updates_statistics_if_configured():
     built = build(METHOD, LENET, TWO, "algorithm.head_batchnorm=train")
     start, found = built.start().clients, after_steps(built, slice(1))
 
@@ -130,16 +130,16 @@ def test_heads_are_never_mixed():
     assert set(built.algorithm.deploy(state, torch.arange(5))) == {"personal"}
 
 
-def test_epochs_share_the_rounds_epochs_and_it_is_told_where_they_cannot():
-    def told(*overrides: str) -> tuple[list[int], bool]:
+def test_phases_share_the_rounds_epochs_or_a_note_explains_why_not():
+    def epochs_and_note(*overrides: str) -> tuple[list[int], bool]:
         built = build(METHOD, *overrides)
         steps = built.algorithm.program(built.start()).steps
         return [s.epochs for s in steps], any("instead of train.local" in n for n in built.notes)
 
-    assert told("train.local_epochs=5") == ([1, 4], False)
-    assert told("train.local_epochs=4", "algorithm.head_epochs=3") == ([3, 1], False)
-    assert told("train.local_epochs=1") == ([1, 1], True)
-    assert told("train.local_epochs=5", "algorithm.body_epochs=5") == ([1, 5], True)
+    assert epochs_and_note("train.local_epochs=5") == ([1, 4], False)
+    assert epochs_and_note("train.local_epochs=4", "algorithm.head_epochs=3") == ([3, 1], False)
+    assert epochs_and_note("train.local_epochs=1") == ([1, 1], True)
+    assert epochs_and_note("train.local_epochs=5", "algorithm.body_epochs=5") == ([1, 5], True)
 
 
 @pytest.mark.slow

@@ -202,7 +202,7 @@ def test_plugged_into_any_method_both_engines_agree_and_phi_and_z_are_paid(metho
 
 
 @pytest.mark.slow
-def test_payload_of_lenet5_is_counted_by_hand_and_told():
+def test_payload_of_lenet5_is_that_counted_by_hand_and_noted():
     """A message is phi and 128 numbers for each of ceil(body / 9216) chunks."""
     keys = ("partition.clients=6", "algorithm.topology=ring", "train.rounds=2")
 
@@ -264,7 +264,7 @@ def test_net_without_weights_to_generate_is_refused(keys):
         build(METHOD, *keys)
 
 
-def test_more_epochs_than_the_others_train_are_told():
+def test_more_epochs_than_other_methods_train_are_noted():
     text = "3 epochs in all, more than train.local_epochs=1"
 
     assert any(text in note for note in build(METHOD).notes)

@@ -124,7 +124,7 @@ def test_isolated_client_keeps_what_it_sent():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("charge", [False, True])
-def test_peers_pay_for_non_zeros_and_for_masks_where_asked(charge):
+def test_peers_pay_for_non_zeros_and_optionally_for_masks(charge):
     keys = ("partition.clients=6", "algorithm.topology=ring", "train.rounds=2", LENET)
     charged = f"algorithm.charge_masks={str(charge).lower()}"
     built = build(METHOD, *keys)
@@ -159,7 +159,7 @@ def test_engines_regrow_the_same_random_entries():
         assert torch.allclose(found, value.double(), rtol=0, atol=1e-9), name
 
 
-def test_start_masks_are_common_where_asked():
+def test_start_masks_are_common_if_configured():
     own, common = (
         build(METHOD, f"algorithm.start_masks={kind}").start() for kind in ("own", "common")
     )
@@ -169,7 +169,7 @@ def test_start_masks_are_common_where_asked():
     assert torch.equal(common.clients[name][0], common.clients[name][1])
 
 
-def test_dense_is_told():
+def test_dense_masks_are_noted():
     note = "algorithm.density=1 leaves nothing to prune: this is DFedAvg."
 
     assert note in build(METHOD, "algorithm.density=1").notes

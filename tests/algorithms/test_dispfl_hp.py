@@ -168,7 +168,7 @@ def coarse(value: torch.Tensor) -> np.ndarray:
     return np.round(size * (2.0**20 / size.max()))
 
 
-def test_note_says_that_masks_that_are_not_sent_cannot_be_charged():
+def test_charge_masks_without_sent_masks_is_noted():
     told = "algorithm.charge_masks has no effect: masks are not sent."
     charge = "algorithm.charge_masks=true"
 

@@ -138,7 +138,7 @@ def test_statistics_are_those_of_the_inputs_of_batchnorm_under_the_common_model(
 
 
 @pytest.mark.slow
-def test_client_without_statistics_mixes_with_nobody():
+def test_client_without_statistics_mixes_with_no_other():
     """One that failed in the set-up."""
     built = build(*KEYS)
     state = after(built, 1)

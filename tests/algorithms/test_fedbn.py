@@ -14,7 +14,7 @@ def test_net_without_batchnorm_is_refused_with_the_cure():
         build("algorithm=fedbn", "model.name=lenet5", "model.norm=group")
 
 
-def test_without_batchnorm_it_is_fedavg_and_says_so():
+def test_without_batchnorm_it_is_fedavg_with_a_note():
     """The weights are equal to the bit."""
     plain = ("model.norm=none", "algorithm=fedbn", "algorithm.allow_no_bn=true")
 

@@ -170,7 +170,7 @@ def test_mixing_equals_a_slow_loop(layer, behind):
     assert update.server["participated"].tolist() == [True, True, False, True, True]
 
 
-def test_a_round_in_which_nobody_took_a_step_changes_no_weight():
+def test_a_round_in_which_no_client_took_a_step_changes_no_weight():
     built = build(*KEYS)
     state = elect(built.start(), 0)
     sent = {name: value[None].expand(2, *value.shape) for name, value in state.server.items()}
@@ -204,7 +204,7 @@ def test_identical_clients_keep_their_common_model():
             assert torch.allclose(mine, one[name], rtol=0, atol=1e-12), name
 
 
-def test_absent_clients_keep_their_layer_and_what_lies_behind_and_get_the_rest_anew():
+def test_absent_clients_keep_their_layer_and_those_behind_it_and_receive_the_others():
     """l* = fc2. Client 4 is new in phase 2: it has phase 1's model but for the layers before l*."""
     built = build(*KEYS, "train.participation=1")
     first = elect(after(built, 1), 1)
@@ -253,7 +253,7 @@ def test_net_with_one_linear_layer_is_refused():
 
 
 @pytest.mark.slow
-def test_convolutions_are_candidates_if_so_asked():
+def test_convolutions_are_candidates_with_candidates_all():
     built = build(*KEYS, "algorithm.candidates=all", "train.participation=1")
     start = built.start()
 

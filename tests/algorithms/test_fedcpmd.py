@@ -124,7 +124,7 @@ def test_scores_are_those_of_a_slow_loop_over_samples(engine, net, distance):
 
 
 @pytest.mark.slow
-def test_vote_looks_at_so_many_samples_and_at_all_of_them_without_a_limit():
+def test_vote_reads_a_limited_number_of_samples_or_all():
     sums = [
         after(build(*FULL, f"algorithm.vote_samples={limit}"), 1).server["score_sums"]
         for limit in (20, 1000, "null")
@@ -169,7 +169,7 @@ def test_without_a_personal_layer_phase_1_is_fedavg():
 
 
 @pytest.mark.slow
-def test_most_voted_layer_so_far_stays_in_phase_1_if_so_asked():
+def test_layer_with_most_votes_so_far_is_personal_in_phase_1_if_configured():
     """Algorithm 2, line 13; a client without a vote keeps the classifier."""
     built = build(*FULL, "algorithm.k_p=3", "algorithm.phase1_personal=majority")
     first, results = played(built, built.start())
@@ -193,7 +193,7 @@ def test_most_voted_layer_so_far_stays_in_phase_1_if_so_asked():
 
 
 @pytest.mark.parametrize("rounds", [3, 4])
-def test_coverage_asks_those_without_a_vote_in_the_last_rounds_of_phase_1(rounds):
+def test_coverage_selects_clients_without_a_vote_in_the_last_rounds_of_phase_1(rounds):
     """With two of five clients per round, three rounds are just enough for all."""
     keys = (*KEYS, "train.participation=0.4", f"algorithm.k_p={rounds}", "train.rounds=9")
     covered, plain = build(*keys), build(*keys, "algorithm.coverage=false")
@@ -522,7 +522,7 @@ def test_net_with_one_linear_layer_is_refused(net):
 
 
 @pytest.mark.slow
-def test_convolutions_are_candidates_if_so_asked():
+def test_convolutions_are_candidates_with_candidates_all():
     built = build(*FULL, "algorithm.candidates=all")
 
     state = after(built, 2)

@@ -135,7 +135,7 @@ def standing(built, preference, uploaded, participation_count=0):
     return state
 
 
-def test_best_preferred_models_are_asked_for_and_only_those_that_exist():
+def test_the_most_preferred_models_that_exist_are_sent():
     built = build(*KEYS, "algorithm.models=2", "algorithm.epsilon=0")
     likes = [[9.0, 1.0, 3.0, 2.0, 8.0]] * 5
     state = standing(built, likes, [True, True, True, True, False])
@@ -203,7 +203,7 @@ def test_engines_ask_for_models_block_by_block(engine, block, monkeypatch):
 
 
 @pytest.mark.slow
-def test_client_that_never_trained_is_passed_to_nobody():
+def test_model_of_a_client_that_never_trained_is_sent_to_no_client():
     built = build(*KEYS)
     state = after(built, 1)
     state.server["uploaded"][3] = False
@@ -289,7 +289,7 @@ def test_equal_losses_change_nothing():
     assert found["raw"].tolist() == [0, 0]
 
 
-def test_worse_models_change_nothing_but_lower_the_preference():
+def test_worse_models_change_only_the_preference():
     leaves, found = mixed([6.0, 7.0], 5.0)
 
     assert torch.equal(found["w"], leaves["w"])

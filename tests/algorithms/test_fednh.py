@@ -244,7 +244,7 @@ def nearest(rows: torch.Tensor) -> float:
     return float((rows @ rows.T).fill_diagonal_(-1.0).max())
 
 
-def test_where_there_is_room_rows_are_orthonormal():
+def test_rows_in_enough_dimensions_are_orthonormal():
     rows = far_apart(10, 64, seed=0)
 
     assert torch.allclose(rows @ rows.T, torch.eye(10).double(), rtol=0, atol=1e-12)
@@ -254,7 +254,7 @@ def test_where_there_is_room_rows_are_orthonormal():
     ("count", "width", "best"),
     [(3, 2, -1 / 2), (4, 3, -1 / 3), (6, 3, 0.0), (10, 2, cos(2 * pi / 10))],
 )
-def test_where_there_is_not_rows_are_as_far_apart_as_they_can_be(count, width, best):
+def test_rows_in_fewer_dimensions_are_as_far_apart_as_possible(count, width, best):
     """Triangle, tetrahedron, octahedron, and the corners of a decagon."""
     rows = far_apart(count, width, seed=0)
 

@@ -68,7 +68,7 @@ def test_one_group_without_pull_is_fedper_with_uniform_weights(policy):
     assert not same(after(build(*plain, "algorithm.gamma=0.1", *keys), 2), other)
 
 
-def test_fedpc_says_when_it_is_fedper():
+def test_fedpc_notes_when_it_equals_fedper():
     plain = ("algorithm=fedpc", "algorithm.groups=1", "algorithm.alpha=1", "algorithm.gamma=0")
 
     assert any("this is fedper" in note for note in build(*plain).notes)
@@ -432,7 +432,7 @@ def test_permuted_clients_give_the_same_groups():
         assert torch.allclose(value.double(), other[name].double(), rtol=0, atol=1e-12), name
 
 
-def test_clients_without_a_step_have_no_weight_and_without_any_nothing_changes():
+def test_clients_without_a_step_have_no_weight_and_a_round_without_a_step_changes_nothing():
     algorithm, start = method()
     state, results = situation(algorithm, start, [0, 2])
     idle = replace(results, steps=torch.tensor([1, 0]))

@@ -126,7 +126,7 @@ def test_gm_is_the_mean_of_all_models(topology):
         assert torch.allclose(value, expected, atol=1e-12), name
 
 
-def test_nobody_is_evaluated_as_gm_where_a_part_is_kept():
+def test_there_is_no_gm_where_a_part_is_kept():
     built = build(METHOD, "model.name=lenet5", "train.batchnorm=local")
 
     assert not built.start().server
@@ -200,7 +200,7 @@ def test_client_that_diverges_neither_sends_nor_mixes():
         assert torch.allclose(value[2], results.sent.values[name].mean(dim=0), atol=1e-12)
 
 
-def test_absent_clients_break_a_network_and_the_rest_goes_on():
+def test_star_without_its_hub_leaves_every_client_alone():
     """A star without its hub: everyone trains alone in that round, and it is counted."""
     built = build(METHOD, "algorithm.topology=star", "partition.clients=6", DOUBLE)
     state = after(built, 1)
@@ -218,7 +218,7 @@ def test_absent_clients_break_a_network_and_the_rest_goes_on():
 
 @pytest.mark.parametrize("plug", ["false", "true"])
 @pytest.mark.parametrize("method", ["dfedavg", "dfedalt", "dispfl"])
-def test_models_before_mixing_are_evaluated_where_it_is_asked(method, plug, monkeypatch):
+def test_models_before_mixing_are_evaluated_with_after_training(method, plug, monkeypatch):
     """What was trained, in the round or before; training and mixing do not change."""
     monkeypatch.setattr(gossip, "HypernetworkConfig", SmallChunks)
     keys = (f"algorithm={method}", f"algorithm.hypernetwork={plug}", "model.name=lenet5", DOUBLE)
@@ -251,7 +251,7 @@ def notes(*overrides: str) -> str:
     return "\n".join(build(METHOD, *overrides).algorithm.notes())
 
 
-def test_network_in_parts_is_told():
+def test_network_in_parts_is_noted():
     sparse = ("partition.clients=8", "algorithm.topology=erdos_renyi")
 
     assert "falls into 8 parts that exchange no models, 8 of them a single client" in notes(
@@ -264,7 +264,7 @@ def test_network_in_parts_is_told():
     assert "every client trains alone" in notes("algorithm.active=0")
 
 
-def test_keys_without_effect_are_told():
+def test_keys_without_effect_are_noted():
     ring = notes("algorithm.topology=ring", "algorithm.neighbours=3", "algorithm.symmetric=true")
 
     assert "algorithm.neighbours has no effect with algorithm.topology=ring" in ring

@@ -118,7 +118,7 @@ def test_model_without_a_client_stays_and_sizes_are_logged():
 
 
 @pytest.mark.parametrize("engine", ["sequential", "vectorized"])
-def test_ties_go_to_the_first_model_and_nobody_chooses_one_that_overflows(engine):
+def test_ties_go_to_the_first_model_and_overflowing_models_are_never_chosen(engine):
     built = build("algorithm=ifca", f"engine.name={engine}")
     state = built.start()
     for value in state.server.values():

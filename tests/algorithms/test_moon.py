@@ -105,7 +105,7 @@ def test_second_participation_equals_a_plain_loop():
         assert torch.equal(after.clients["prev." + name][1], results.sent.values[name][0])
 
 
-def test_last_model_is_evaluated_where_there_is_one():
+def test_last_uploaded_model_is_evaluated_if_there_is_one():
     built, state = start("moon", *LENET, "algorithm.evaluated=last")
 
     state, results = played(built, state, torch.tensor([0, 3]))

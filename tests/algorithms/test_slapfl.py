@@ -97,7 +97,7 @@ def method(*overrides: str):
     return build(*KEYS, *overrides).algorithm
 
 
-def brought(steps) -> Results:
+def results_of(steps) -> Results:
     clients = len(steps)
     return Results(
         torch.arange(clients), torch.tensor(steps), torch.zeros(clients), {}, Message(), {}
@@ -107,11 +107,11 @@ def brought(steps) -> Results:
 @pytest.mark.parametrize(
     "options", [(), ("algorithm.sharpen=0.1",), ("algorithm.agg_weights=samples",)]
 )
-def test_rows_sum_to_one_and_nobody_without_a_step_enters_another_mixture(options):
+def test_rows_sum_to_one_and_clients_without_a_step_enter_no_other_mixture(options):
     """The cosines are positive and negative."""
     cosine = torch.empty(5, 5, dtype=torch.float64).uniform_(-1, 1).fill_diagonal_(1.0)
 
-    shares = method(*options).shares(cosine, brought([3, 0, 3, 3, 0]))
+    shares = method(*options).shares(cosine, results_of([3, 0, 3, 3, 0]))
 
     assert torch.allclose(shares.sum(dim=1), torch.ones(5).double(), rtol=0, atol=1e-12)
     assert (shares >= 0).all()
@@ -123,7 +123,7 @@ def test_rows_sum_to_one_and_nobody_without_a_step_enters_another_mixture(option
 def test_negative_and_zero_cosines_leave_a_client_to_itself():
     cosine = torch.tensor([[1.0, -0.5, 0.0], [-0.5, 1.0, 0.5], [0.0, 0.5, 1.0]]).double()
 
-    shares = method().shares(cosine, brought([1, 1, 1]))
+    shares = method().shares(cosine, results_of([1, 1, 1]))
 
     expected = torch.tensor([[3, 0, 0], [0, 2, 1], [0, 1, 2]]).double() / 3
     assert torch.allclose(shares, expected, rtol=0, atol=1e-12)
@@ -150,7 +150,7 @@ def test_client_whose_layer_is_zero_keeps_it_and_changes_no_other():
 
 
 @pytest.mark.slow
-def test_client_that_did_not_move_is_like_itself_and_like_nobody_else():
+def test_client_that_did_not_move_is_similar_to_itself_only():
     """A zero vector has cosine 0 with all others, but s_ii is 1."""
     built = build(*KEYS, "algorithm.delta=start", "algorithm.sharpen=1")
     state = after(built, 1)
@@ -205,7 +205,7 @@ def test_absent_clients_keep_their_mixture_and_only_the_rounds_clients_are_mixed
 
 @pytest.mark.slow
 @pytest.mark.parametrize("policy", ["average", "local", "drop"])
-def test_bytes_are_the_base_both_ways_and_the_whole_net_upwards_if_asked(policy):
+def test_bytes_are_the_base_both_ways_or_the_whole_net_up(policy):
     """A weight has 4 bytes, and so has a statistic; the two counters have 8 bytes each."""
     keys = ("algorithm=slapfl", "model.name=lenet5", f"train.batchnorm={policy}", "train.rounds=2")
     statistics = 4 * 44 + 2 * 8 if policy == "average" else 0

@@ -85,7 +85,7 @@ def test_bench_of_an_engine_that_would_not_be_measured_is_refused(capsys, tmp_pa
     assert not (tmp_path / "b").exists()
 
 
-def test_bench_says_which_engine_failed(monkeypatch):
+def test_bench_names_the_engine_that_failed(monkeypatch):
     monkeypatch.setattr(measure.sys, "executable", "/bin/false")
 
     with pytest.raises(RunError, match=r"engine.name=sequential could not be measured"):

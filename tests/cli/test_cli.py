@@ -125,7 +125,7 @@ def test_run_takes_file_option_and_overrides_in_this_order(flbench, tmp_path):
     assert lines["dir: elsewhere"] == "--out"
 
 
-def test_dry_run_trains_nothing_and_tells_sizes_and_estimates(flbench, tmp_path):
+def test_dry_run_trains_nothing_and_prints_sizes_and_estimates(flbench, tmp_path):
     code, out, _ = flbench("run", "--algo", "fedavg", *SMALL, "--dry-run")
 
     assert code == 0
@@ -283,7 +283,7 @@ def test_data_shows_a_partition_as_picture_and_table(flbench):
     assert sum(sum(entry["samples"][part]) for part in entry["samples"]) == 1500
 
 
-def test_data_of_a_set_that_is_not_there_says_where_it_is_looked_up(flbench):
+def test_data_of_a_missing_data_set_names_the_searched_paths(flbench):
     code, out, _ = flbench("data", "tinyimagenet")
 
     assert code == 0
@@ -389,7 +389,7 @@ def test_dry_run_counts_what_the_method_trains(flbench):
     assert "5 clients" in every
 
 
-def test_run_in_which_nothing_was_learnt_exits_with_1_and_keeps_its_folder(flbench, tmp_path):
+def test_run_without_a_finished_training_exits_with_1_and_keeps_its_folder(flbench, tmp_path):
     code, out, error = flbench("run", *SMALL, "algorithm=fedavg", "train.optimizer.lr=1e36")
 
     assert code == 1
@@ -426,7 +426,7 @@ def test_show_prints_the_good_runs_beside_a_damaged_one(flbench, tmp_path):
     assert "nowhere does not exist" in error
 
 
-def test_interrupted_comparison_says_what_did_not_start(flbench, monkeypatch):
+def test_interrupted_comparison_names_the_methods_that_did_not_start(flbench, monkeypatch):
 
     def interrupted(*_):
         raise KeyboardInterrupt
@@ -440,7 +440,7 @@ def test_interrupted_comparison_says_what_did_not_start(flbench, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["random", "ring", "grid", "star", "erdos_renyi"])
-def test_data_draws_a_topology_and_says_what_it_is(flbench, tmp_path, name):
+def test_data_draws_and_describes_a_topology(flbench, tmp_path, name):
     keys = ("partition.clients=9", "algorithm.neighbours=2", "--topology", name)
     code, out, _ = flbench("data", "digits", *keys, "--picture", "t.png")
     entry = json.loads(flbench("data", "digits", *keys, "--json")[1])

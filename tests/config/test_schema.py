@@ -41,7 +41,7 @@ def test_unknown_key_suggests_the_nearest_and_names_its_place(tmp_path):
         resolve([from_file(file)])
 
 
-def test_all_problems_are_told_at_once():
+def test_all_errors_are_reported_together():
     found = problems(
         "train.rounds=0", "partition.alpha=-1", "algorithm.name=hfdc", "seed=x", "nope=1"
     )

@@ -89,7 +89,7 @@ def test_merge_keeps_what_is_not_overridden():
 
 
 @pytest.mark.parametrize("text", ["1: 2\n", "train:\n  yes: 2\n", "? [a]\n: 2\n"])
-def test_key_that_is_no_word_is_refused(tmp_path, text):
+def test_key_that_is_not_a_string_is_refused(tmp_path, text):
     (tmp_path / "x.yaml").write_text(text)
 
     with pytest.raises(ConfigError, match="a key must be a word"):

@@ -77,7 +77,7 @@ def test_pieces_do_not_change_batches(monkeypatch):
     )
 
 
-def test_collectors_see_all_rows_in_order_and_a_masked_one_if_there_are_none():
+def test_statistics_see_all_rows_in_order_or_one_masked_row():
     federation = build().federation
     rows = federation.partition.parts["test"][1]
 

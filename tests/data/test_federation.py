@@ -38,7 +38,7 @@ def test_unit_normalisation_lies_between_zero_and_one():
     assert float(x.max()) == 1.0
 
 
-def test_common_test_set_is_there_only_if_nobody_holds_it():
+def test_common_test_set_exists_only_if_no_client_holds_its_samples():
     assert len(federation().common) == 297
     assert len(federation(pool="merged").common) == 0
 
@@ -98,7 +98,7 @@ def test_missing_table_values_come_from_the_clients_own_training_part():
     assert "2 missing values" in made.notes[0]
 
 
-def test_column_that_a_client_never_saw_is_filled_from_the_others_and_said():
+def test_column_without_a_value_at_a_client_is_filled_from_the_others_with_a_note():
     groups = np.repeat([0, 1], 50)
     x = np.stack([np.where(groups == 0, np.nan, 5.0), np.arange(100.0)], axis=1)
 

@@ -104,7 +104,7 @@ def test_samples_of_the_pool_are_drawn_with_its_shares_of_classes(scheme):
     assert set(drawn.tolist()) != {i for k in range(other.clients) for i in held(other, k)}
 
 
-def test_more_samples_than_there_are_takes_all_and_says_so():
+def test_more_samples_than_there_are_takes_all_with_a_note():
     made = deal(dataset(), clients=5, samples=501)
 
     assert made.hash() == deal(dataset(), clients=5).hash()
@@ -137,7 +137,7 @@ def test_dirichlet_variance_follows_alpha():
     )
 
 
-def test_scheme_that_misses_the_minimum_is_repaired_and_says_so():
+def test_scheme_that_misses_the_minimum_is_repaired_with_a_note():
     made = deal(dataset(), scheme="dirichlet", clients=40, alpha=0.001, min_samples=10)
 
     assert min(len(held(made, i)) for i in range(40)) == 10
@@ -158,7 +158,7 @@ def test_repair_moves_no_more_than_needed(sizes, seed):
     assert poor == sum(size < minimum for size in sizes)
 
 
-def test_repair_takes_what_nobody_was_dealt_first():
+def test_repair_takes_unassigned_samples_first():
     dealt = [np.arange(8), np.arange(10, 12)]
 
     repaired, moved, _ = repair(dealt, 20, 5, np.random.default_rng(0))
@@ -366,7 +366,7 @@ def test_damaged_partition_is_refused(tmp_path, damage):
         deal(data, scheme="file", path=file)
 
 
-def test_groups_that_name_nobody_are_no_natural_clients():
+def test_samples_without_a_group_give_no_natural_clients():
     data = replace(dataset(), groups=np.full(len(dataset().y), -1))
 
     with pytest.raises(ConfigError, match="needs natural clients"):

@@ -64,7 +64,7 @@ def test_names_are_looked_up_as_npz_then_zip_then_folder(tmp_path):
     assert sources.load(DataConfig(name="mine", root=tmp_path)).classes == ("0", "1", "2", "3")
 
 
-def test_name_that_is_nowhere_says_which_file_to_put_where(tmp_path):
+def test_error_about_an_unknown_name_names_the_files_to_provide(tmp_path):
     with pytest.raises(
         DataError, match=r"Tiny|file that you make.*tinyimagenet.npz.*tinyimagenet.zip"
     ):
@@ -376,7 +376,7 @@ def test_torchvision_emnist_letters_are_upright_and_start_at_zero(tmp_path):
     assert np.array_equal(data.x[3, 0], x[3].T)
 
 
-def test_torchvision_download_that_fails_says_which_file_to_put_where(tmp_path, monkeypatch):
+def test_error_about_a_failed_download_names_the_files_to_provide(tmp_path, monkeypatch):
     from torchvision.datasets import SVHN
 
     def offline(*_):

@@ -69,7 +69,7 @@ def test_every_method_ends_with_the_sequential_engines_bits(engine, name):
 
 
 @pytest.mark.parametrize("trace", [True, False])
-def test_workers_do_as_engine_trace_says(trace):
+def test_workers_follow_engine_trace(trace):
     from flbench.engine.ray import Actor
 
     built = build(*KEYS)

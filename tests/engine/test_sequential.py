@@ -128,7 +128,7 @@ def test_learning_rate_follows_the_schedules_factor(mlp):
     assert_equal(results.kept, bare(mlp, lr=0.025, skip=False))
 
 
-def test_each_client_starts_anew_and_order_does_not_matter(lenet):
+def test_clients_do_not_depend_on_the_clients_before_them(lenet):
     program = LocalProgram((phase(optimizer=replace_momentum()),), everything(lenet))
 
     together, swapped = go(lenet, program, (0, 2, 4)), go(lenet, program, (4, 2, 0))
@@ -360,7 +360,7 @@ class StopAfter:
         return done >= self.epochs
 
 
-def test_until_is_asked_before_each_epoch(mlp):
+def test_until_is_called_before_each_epoch(mlp):
     stopped = go(mlp, LocalProgram((phase(epochs=9, until=StopAfter(2)),), everything(mlp)))
 
     assert_equal(stopped.kept, bare(mlp, epochs=2, skip=False))
@@ -479,7 +479,7 @@ class Restart:
         return dict(start)
 
 
-def test_observers_change_nothing_of_what_is_kept_and_sent(lenet):
+def test_observers_do_not_change_what_is_kept_and_sent(lenet):
     program = LocalProgram((phase(),), everything(lenet) - {"head.bias"}, frozenset({"head.bias"}))
     observers = (
         Transform(Restart()),
@@ -623,7 +623,7 @@ def switches(monkeypatch):
 
 
 @pytest.mark.parametrize("precision", ["32-true", "tf32"])
-def test_a_gpu_rounds_products_to_tf32_only_where_it_is_asked_to(precision, switches):
+def test_a_gpu_rounds_products_to_tf32_only_with_precision_tf32(precision, switches):
     switches.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
     config = config_of("engine.device=cuda", f"engine.precision={precision}").engine
 

@@ -188,7 +188,7 @@ def test_long_steps_stay_as_they_are(monkeypatch):
 
 
 @pytest.mark.usefixtures("soon")
-def test_traces_that_were_not_met_for_longest_are_forgotten(monkeypatch):
+def test_the_least_recently_used_traces_are_removed(monkeypatch):
     trace = trace_of(step, inputs(0))
     monkeypatch.setattr(traced, "NODES", 2 * trace.size)
     traces = Traces()
@@ -200,7 +200,7 @@ def test_traces_that_were_not_met_for_longest_are_forgotten(monkeypatch):
     assert traces._size == 2 * trace.size
 
 
-def test_kinds_that_were_not_met_for_longest_are_forgotten(monkeypatch):
+def test_the_least_recently_used_kinds_are_removed(monkeypatch):
     monkeypatch.setattr(traced, "KINDS", 4)
     traces = Traces()
     for number in range(9):
@@ -268,7 +268,7 @@ CONSTANT = {
 
 
 @pytest.mark.parametrize("case", CONSTANT)
-def test_what_no_input_changes_is_computed_once_unless_somebody_may_write_to_it(case):
+def test_results_that_depend_on_no_input_are_computed_once_unless_they_are_written_to(case):
     made, needed = CONSTANT[case]
     trace = trace_of(made, [torch.ones(3)])
 
@@ -304,7 +304,7 @@ def test_a_replay_gives_no_leaf_away():
     assert found.data_ptr() == leaf.data_ptr()
 
 
-def test_a_constant_that_nobody_reads_is_let_go():
+def test_a_constant_without_a_reader_is_not_kept():
     large = torch.ones(1_000_000)
     few = trace_of(lambda x: x + torch.ones(3).sum(), [torch.ones(3)])
 

@@ -65,7 +65,7 @@ def test_mapped_rows_take_no_memory_of_the_process(tmp_path):
     assert float(owned["w"].sum()) == 256 * 2**18
 
 
-def test_full_disk_is_said_and_nothing_is_left(tmp_path, monkeypatch):
+def test_full_disk_is_an_error_and_leaves_no_file(tmp_path, monkeypatch):
     def full(*args: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 

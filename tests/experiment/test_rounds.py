@@ -86,7 +86,7 @@ class WithSetup(Made):
         return (Stage("look", 2, setup=True), Stage("train", 4))
 
 
-def test_setup_asks_all_clients_counts_no_round_and_lists_its_bytes_apart(built):
+def test_setup_reaches_all_clients_counts_no_round_and_lists_its_bytes_separately(built):
     algorithm = made(built, WithSetup)
     state = start_of(algorithm)
 

@@ -308,21 +308,21 @@ def test_natural_hospitals_and_images_of_ones_own_train(tmp_path):
     assert augmented["weights_digest"] != plain["weights_digest"]
 
 
-def test_idle_partition_key_is_said(tmp_path):
+def test_partition_key_without_effect_is_noted(tmp_path):
     config, origins = resolve(
         [from_overrides([*SMALL, f"output.dir={tmp_path}", "partition.scheme=iid"])]
     )
-    told = Silent()
+    reporter = Silent()
 
-    lifecycle.run(config, origins, told)
+    lifecycle.run(config, origins, reporter)
 
-    assert any("partition.alpha has no effect" in note for note in told.notes)
+    assert any("partition.alpha has no effect" in note for note in reporter.notes)
 
 
 # Divergence
 
 
-def test_diverged_client_is_left_out_said_and_counted(tmp_path):
+def test_diverged_client_is_left_out_with_a_note_and_counted(tmp_path):
     config, origins = resolve(
         [
             from_overrides(
@@ -330,12 +330,12 @@ def test_diverged_client_is_left_out_said_and_counted(tmp_path):
             )
         ]
     )
-    told = Silent()
+    reporter = Silent()
 
-    path = lifecycle.run(config, origins, told)
+    path = lifecycle.run(config, origins, reporter)
 
     assert summary_of(path)["diverged"] == 15
-    assert sum("round 1, client" in note for note in told.notes) == 5
+    assert sum("round 1, client" in note for note in reporter.notes) == 5
     start = build("algorithm=fedavg").start()
     saved, _ = checkpoint.load(
         path / "checkpoints" / "last.safetensors", summary_of(path)["config_hash"]
@@ -452,11 +452,11 @@ def test_kill_and_resume_end_like_the_straight_run(tmp_path, name):
 def test_resume_of_a_finished_run_changes_nothing(tmp_path):
     path, _ = run(tmp_path, "algorithm=local")
     before = {file: file.read_bytes() for file in path.rglob("*") if file.is_file()}
-    told = Silent()
+    reporter = Silent()
 
-    lifecycle.resume(path, Layer({}), told)
+    lifecycle.resume(path, Layer({}), reporter)
 
-    assert "is finished" in told.notes[0]
+    assert "is finished" in reporter.notes[0]
     assert {file: file.read_bytes() for file in path.rglob("*") if file.is_file()} == before
 
 
@@ -473,15 +473,15 @@ def test_resume_of_a_finished_run_refuses_changes_too(tmp_path):
         lifecycle.resume(path, from_overrides(["output.dir=elsewhere"]), Silent())
 
 
-def test_resume_without_any_checkpoint_starts_anew_and_says_so(tmp_path):
+def test_resume_without_a_checkpoint_starts_from_the_beginning_with_a_note(tmp_path):
     _, summary = run(tmp_path / "a", "algorithm=fedavg")
     folder = unfinished(tmp_path)
     shutil.rmtree(folder / "checkpoints")
-    told = Silent()
+    reporter = Silent()
 
-    lifecycle.resume(folder, Layer({}), told)
+    lifecycle.resume(folder, Layer({}), reporter)
 
-    assert any("starts from the beginning" in note for note in told.notes)
+    assert any("starts from the beginning" in note for note in reporter.notes)
     assert summary_of(folder)["weights_digest"] == summary["weights_digest"]
 
 
@@ -513,7 +513,7 @@ def test_resume_refuses_a_damaged_checkpoint(tmp_path, damage):
         lifecycle.resume(folder, Layer({}), Silent())
 
 
-def test_show_of_an_unfinished_run_tells_what_there_is(tmp_path):
+def test_show_prints_the_metrics_of_an_unfinished_run(tmp_path):
     found = reading.read(unfinished(tmp_path))
 
     assert not found.finished
@@ -534,7 +534,7 @@ def test_two_processes_cannot_write_to_one_folder(tmp_path):
 
 
 @pytest.mark.parametrize("when", ["metrics", "checkpoint", "table"])
-def test_full_disk_is_one_message_and_harms_nothing(tmp_path, monkeypatch, when):
+def test_full_disk_is_one_message_and_damages_no_file(tmp_path, monkeypatch, when):
     _, summary = run(tmp_path / "a", "algorithm=fedavg", "output.checkpoint_every=1")
     full = OSError(errno.ENOSPC, "No space left on device")
     calls = []
@@ -590,7 +590,7 @@ def test_checkpoint_is_no_pickle(tmp_path):
     assert json.loads(content[8 : 8 + size])["__metadata__"]["format"] == checkpoint.FORMAT
 
 
-def test_every_method_of_the_foundation_is_there():
+def test_every_basic_method_is_registered():
     assert set(METHODS) <= set(ALGORITHMS.load())
 
 
@@ -617,7 +617,7 @@ def test_resume_refuses_other_data_than_the_run_began_with(tmp_path):
         lifecycle.resume(folder, Layer({}), Silent())
 
 
-def test_report_is_one_page_that_needs_nothing_else(tmp_path):
+def test_report_is_one_page_without_external_resources(tmp_path):
     path, summary = run(tmp_path, "algorithm=fedproto")
 
     page = (path / "report.html").read_text()
@@ -653,21 +653,21 @@ class SpoilOne:
 
 def test_finetuning_whose_last_step_diverges_is_given_up_too(tmp_path):
     """A single step with a finite loss, after which the weights are not finite."""
-    told = Silent()
+    reporter = Silent()
     keys = ("algorithm=fedavg", "model=mlp", "algorithm.finetune_epochs=1", "train.rounds=1")
     step = ("train.batch_size=4096", "train.optimizer.lr=1e38", "train.optimizer.weight_decay=1e10")
     items = [*SMALL, *keys, *step, f"output.dir={tmp_path}"]
     config, origins = resolve([from_overrides(items)])
 
-    path = lifecycle.run(config, origins, told)
+    path = lifecycle.run(config, origins, reporter)
 
-    assert any("fine-tuning diverged" in note for note in told.notes)
+    assert any("fine-tuning diverged" in note for note in reporter.notes)
     last = summary_of(path)["last"]["test"]
     assert last["ft"]["accuracy"] == last["accuracy"]
 
 
 @pytest.mark.parametrize(("engine", "block"), [("sequential", 1), ("vectorized", 2)])
-def test_evaluation_asks_for_no_more_models_at_once_than_it_evaluates(engine, block, monkeypatch):
+def test_evaluation_requests_only_the_models_that_it_evaluates_next(engine, block, monkeypatch):
     """A dispatch for 256 clients at once could hold too many models."""
     built = build("algorithm=fedfomo", f"engine.name={engine}", f"engine.block={block}")
     monkeypatch.setattr(evaluate, "SCALARS", 2 * built.algorithm.setting.net.size)
@@ -698,15 +698,15 @@ def test_evaluation_asks_for_no_more_models_at_once_than_it_evaluates(engine, bl
 
 
 @pytest.mark.parametrize("all_fail", [True, False])
-def test_finetuning_that_diverges_is_given_up_and_said(all_fail, monkeypatch):
-    built, told = build("algorithm=fedavg", "model.name=mlp"), []
+def test_client_whose_finetuning_diverges_is_evaluated_without_it(all_fail, monkeypatch):
+    built, notes = build("algorithm=fedavg", "model.name=mlp"), []
     state, sizes = built.start(), built.federation.sizes
     phase = Phase("*", (CrossEntropy(),), OptimizerConfig(lr=1e36 if all_fail else 0.01), epochs=1)
     spoil = () if all_fail else (Transform(SpoilOne(int(sizes[2]))),)
     plain = built.algorithm.deploy(state, torch.arange(5))["personal"]
     tuned = replace(plain, program=LocalProgram((*spoil, phase)))
     monkeypatch.setattr(type(built.algorithm), "deploy", lambda *_: {"personal": tuned})
-    evaluator = built.evaluator(told.append)
+    evaluator = built.evaluator(notes.append)
     settings = settings_of(built.config, built.algorithm, state)
 
     evaluated = evaluator.evaluate(state, settings, common=False).local["personal", "test"]
@@ -721,8 +721,8 @@ def test_finetuning_that_diverges_is_given_up_and_said(all_fail, monkeypatch):
     start = built.start().server
     given_up = [torch.equal(model["head.weight"], start["head.weight"]) for model in models]
     assert given_up == ([True] * 5 if all_fail else [False, False, True, False, False])
-    assert all("fine-tuning diverged" in text for text in told)
-    assert len(told) == 2
+    assert all("fine-tuning diverged" in text for text in notes)
+    assert len(notes) == 2
 
 
 # Damage

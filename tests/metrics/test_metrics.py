@@ -193,7 +193,7 @@ def test_rare_classes_are_the_lowest_fifth_with_ties_by_id():
     assert rare_classes(counts + torch.arange(10), "lowest") == ([1, 3], [])
 
 
-def test_rare_classes_of_a_balanced_set_are_said_to_be_arbitrary():
+def test_note_calls_rare_classes_of_a_balanced_set_arbitrary():
     found, notes = rare_classes(torch.full((10,), 7), "lowest")
 
     assert found == [0, 1]
@@ -247,7 +247,7 @@ def test_confusion_that_is_none_is_refused(tmp_path, text):
 
 
 @pytest.mark.parametrize("rule", ["lowest", "share"])
-def test_rare_classes_that_nobody_can_train_on_are_said(rule):
+def test_rare_classes_without_training_samples_are_noted(rule):
     found, notes = rare_classes(torch.tensor([50, 0, 40, 60, 70]), rule)
 
     assert 1 in found

@@ -88,7 +88,7 @@ def test_interval_leaves_out_zero_exactly_where_p_says_so():
         assert (abs(found.sample.mean) > found.sample.half) == (found.p < 0.05)
 
 
-def test_word_follows_p_and_the_direction():
+def test_verdict_follows_p_and_the_direction():
     up, down = (
         paired_difference({1: 0, 2: 0, 3: 0}, {1: 9, 2: 10, 3: 11}),
         paired_difference(TUNED, DEFAULT),

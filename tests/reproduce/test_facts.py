@@ -193,7 +193,7 @@ def test_unsound_facts_are_refused(facts, path, value, said):
         Paper.model_validate(facts)
 
 
-def test_damaged_file_says_which(tmp_path, monkeypatch):
+def test_error_names_the_damaged_file(tmp_path, monkeypatch):
     (tmp_path / "broken.yaml").write_text("name: [")
     monkeypatch.setattr(library, "FOLDER", tmp_path)
 

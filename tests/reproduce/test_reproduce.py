@@ -101,7 +101,7 @@ def test_table_is_measured_as_its_run_folders_say(finished):
     assert "accuracy" in cell(tree, "HFCD", "global accuracy")["metric"]  # what is measured
 
 
-def test_changes_are_told_from_the_papers_value_and_by_whom(finished):
+def test_changes_name_the_papers_value_and_their_origin(finished):
     changed, scaled = (
         {c["key"]: (c["paper"], c["here"]) for c in finished.tree[part]}
         for part in ("changed", "scaled")
@@ -122,7 +122,7 @@ def test_every_cell_has_a_line_of_csv_measured_or_not(finished):
     assert {line["scale"] for line in lines} == {"small"}
 
 
-def test_every_heading_says_scale_substitute_and_changes(finished):
+def test_every_heading_names_scale_substitute_and_changes(finished):
     text = finished.text(".md")
 
     mark = "[small scale; digits instead of CIFAR-100; settings changed]"
@@ -170,7 +170,7 @@ def test_confusable_classes_are_those_of_the_reference_run(finished):
         assert found["hfcd", seed][0] == str(found["fedavg", seed][1])
 
 
-def test_second_call_trains_nothing_and_says_the_same(finished, reproduce, monkeypatch):
+def test_second_call_trains_nothing_and_prints_the_same(finished, reproduce, monkeypatch):
     first = finished.text(".json")
     monkeypatch.chdir(finished.root)
 
@@ -186,7 +186,7 @@ def test_second_call_trains_nothing_and_says_the_same(finished, reproduce, monke
     assert out == finished.out
 
 
-def test_report_shows_finished_runs_that_were_not_asked_for(finished, reproduce, monkeypatch):
+def test_report_shows_finished_runs_that_were_not_requested(finished, reproduce, monkeypatch):
     monkeypatch.chdir(finished.root)
 
     _, out, err = reproduce(*(item.replace("hfcd,fedavg", "fedavg") for item in TABLE))
@@ -208,7 +208,7 @@ def test_changed_settings_are_other_runs(reproduce, tmp_path):
     assert len(runs(tmp_path)) == 1
 
 
-def test_interrupted_call_saves_reports_and_goes_on(reproduce, tmp_path, monkeypatch):
+def test_interrupted_call_saves_and_the_next_one_resumes(reproduce, tmp_path, monkeypatch):
     calls = []
 
     class Interrupting(Silent):
@@ -296,7 +296,7 @@ def test_papers_are_listed_without_an_argument(reproduce):
     assert "--table curves-emnist" in out
 
 
-def test_data_that_are_not_there_are_listed_with_the_cure(reproduce, tmp_path):
+def test_missing_data_are_listed_with_the_cure(reproduce, tmp_path):
     code, _, err = reproduce("hfcd")
 
     assert code == 2
@@ -309,7 +309,7 @@ def test_data_that_are_not_there_are_listed_with_the_cure(reproduce, tmp_path):
     assert not (tmp_path / "reproduce").exists()
 
 
-def test_download_is_tried_only_when_asked_for(reproduce, monkeypatch):
+def test_download_is_tried_only_with_the_option(reproduce, monkeypatch):
     def offline(config):
         raise sources.DataError("could not be downloaded")
 
@@ -323,7 +323,7 @@ def test_download_is_tried_only_when_asked_for(reproduce, monkeypatch):
     assert "FedAvg on CIFAR10: could not be downloaded" in err
 
 
-def test_what_is_there_is_measured_and_the_rest_listed(reproduce, tmp_path):
+def test_available_data_are_measured_and_missing_data_listed(reproduce, tmp_path):
     """Of nine data sets one is there, of fourteen methods those that exist."""
     np.savez(
         tmp_path / "mnist.npz",

@@ -71,7 +71,7 @@ def test_bound_itself_is_reached(gain, word):
     assert decide(grid(Mine=[65.0], B=[60.0]), over=("B",), above=gain).outcome == word
 
 
-def test_smaller_gain_in_the_same_direction_says_so():
+def test_smaller_gain_in_the_same_direction_is_explained():
     known = grid(Mine=[62.0], B=[60.0])
 
     assert "direction agrees" in decide(known, over=("B",), above=9).why
@@ -156,7 +156,7 @@ def test_claim_may_compare_a_row_with_itself_elsewhere():
     assert (verdict.outcome, verdict.measured, verdict.printed) == ("held", 7.0, 10.0)
 
 
-def test_claim_of_another_table_was_not_asked_for():
+def test_claim_of_another_table_was_not_requested():
     verdict = decide(grid(Mine=[70.0], B=[60.0]), tables=("2",), over=("B",), above=5)
 
     assert verdict.outcome == "cannot be decided"

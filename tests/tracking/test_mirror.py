@@ -122,7 +122,7 @@ def test_server_that_never_answers_costs_a_sentence_and_no_more(tmp_path, capsys
     assert (folder / "summary.json").exists()
 
 
-def test_killed_run_is_told_and_its_resumption_goes_on_in_the_same_entry(tmp_path):
+def test_killed_run_is_marked_and_its_resumption_continues_the_same_entry(tmp_path):
     store = mlflow_store.open_store(f"sqlite:///{tmp_path}/m/flbench.db")
     items = [*RUN, f"output.dir={tmp_path}", f"tracking.uri={store.uri}", "train.rounds=400"]
     more = ["output.checkpoint_every=2", "evaluation.every=50"]
@@ -158,7 +158,7 @@ def test_killed_run_is_told_and_its_resumption_goes_on_in_the_same_entry(tmp_pat
     assert sorted((point.step, point.value) for point in losses) == [(r[0], r[4]) for r in named]
 
 
-def test_mirror_says_how_a_run_ended_that_failed(finished, tmp_path):
+def test_mirror_reports_how_a_failed_run_ended(finished, tmp_path):
     path = shutil.copytree(finished, tmp_path / "failed")
     (path / "summary.json").unlink()
     uri = f"sqlite:///{tmp_path}/m/flbench.db"
@@ -173,7 +173,7 @@ def test_mirror_says_how_a_run_ended_that_failed(finished, tmp_path):
     assert only(store, path).info.status == "FAILED"  # a later sync cannot know better
 
 
-def test_server_that_comes_late_or_dies_loses_nothing(finished, tmp_path, capsys):
+def test_a_server_that_starts_late_or_dies_gets_everything(finished, tmp_path, capsys):
     path = shutil.copytree(finished, tmp_path / "late")
     port = free_port()
     uri = f"http://127.0.0.1:{port}"
@@ -236,7 +236,7 @@ def test_ui_serves_the_store_until_it_is_interrupted(finished, tmp_path):
         assert probe.connect_ex(("127.0.0.1", port)) != 0
 
 
-def test_ui_says_what_is_in_its_way(tmp_path, monkeypatch, capsys):
+def test_ui_explains_why_it_cannot_start(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     nothing = app.main(["ui"])
     (tmp_path / "x.db").touch()
@@ -294,7 +294,7 @@ def test_sync_refuses_a_folder_that_is_being_mirrored(finished, tmp_path, capsys
         ("clients.csv", ""),
     ],
 )
-def test_damaged_file_is_told_and_not_a_traceback(finished, tmp_path, capsys, name, text):
+def test_damaged_file_is_an_error_without_a_traceback(finished, tmp_path, capsys, name, text):
     path = shutil.copytree(finished, tmp_path / "damaged")
     (path / name).write_text(text)
 
@@ -337,7 +337,7 @@ def test_live_mirror_outlives_a_trial_that_cannot_be_read(finished, tmp_path):
     assert entry.info.status == "FINISHED"
 
 
-def test_mirror_says_which_file_is_still_damaged_at_the_end(finished, tmp_path):
+def test_mirror_names_the_file_that_is_still_damaged_at_the_end(finished, tmp_path):
     path = study.make(tmp_path, {"fedavg": finished}, finals=False)
     file = path / "trials" / "fedavg" / "001" / "trial.json"
     file.write_text("{")

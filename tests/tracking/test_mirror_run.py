@@ -137,7 +137,7 @@ def test_second_sync_sends_nothing(store, copied):
     assert counts(store, path) == before
 
 
-def test_figures_that_are_sent_again_change_nothing(store, copied):
+def test_metrics_that_are_sent_again_change_nothing(store, copied):
     path = copied("again")
     follow.sync(path, store.uri)
     before = counts(store, path)
@@ -203,7 +203,7 @@ def test_run_is_found_again_from_within_its_folder(store, copied, monkeypatch):
     assert entries(store, "flbench.run", "") == []
 
 
-def test_interrupted_run_is_killed_and_its_resumption_goes_on_in_the_same_entry(store, tmp_path):
+def test_interrupted_run_is_killed_and_its_resumption_continues_the_same_entry(store, tmp_path):
     from flbench.config.sources import Layer
     from flbench.experiment import lifecycle
     from tests.support import Silent
@@ -223,7 +223,7 @@ def test_interrupted_run_is_killed_and_its_resumption_goes_on_in_the_same_entry(
     assert resumed.data.metrics["test/accuracy"] == wanted
 
 
-def test_run_that_goes_on_in_another_process_is_running(store, copied):
+def test_run_that_another_process_continues_is_running(store, copied):
     path = copied("running")
     (path / "summary.json").unlink()
     with (path / ".lock").open("w") as lock:
@@ -249,7 +249,7 @@ def test_too_large_a_checkpoint_is_noted(store, copied, monkeypatch):
     assert entry.data.tags["checkpoint.last"].startswith("not sent")
 
 
-def test_deleted_experiment_is_told(store, copied):
+def test_deleted_experiment_is_an_error(store, copied):
     path = copied("gone")
     text = (path / "config.yaml").read_text().replace("experiment: null", "experiment: gone")
     (path / "config.yaml").write_text(text)
@@ -260,7 +260,7 @@ def test_deleted_experiment_is_told(store, copied):
         follow.sync(path, store.uri)
 
 
-def test_damaged_figures_are_told_with_the_line(store, copied):
+def test_error_about_damaged_metrics_names_the_line(store, copied):
     path = copied("damaged")
     with (path / "metrics.csv").open("a") as file:
         file.write("4,test,personal,accuracy,much\n")

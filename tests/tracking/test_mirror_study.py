@@ -89,7 +89,7 @@ def test_every_part_of_a_study_is_a_run_below_its_own(whole):
     assert parents == wanted
 
 
-def test_states_of_trials_are_told(whole):
+def test_states_of_trials_are_sent(whole):
     found = [whole.by_key[f"trials/local/{index:03d}"] for index in range(len(study.TRIALS))]
 
     assert [item.info.status for item in found] == ["FINISHED", "FINISHED", "KILLED", "FAILED"]
@@ -178,7 +178,7 @@ def test_second_sync_of_a_study_sends_nothing(whole):
     assert after == before
 
 
-def test_unfinished_search_shows_no_winner_and_goes_on_later(made):
+def test_unfinished_search_has_no_winner_and_is_resumed_later(made):
     mirrored = made(finals=False)
     mirrored.edit("trials/local/001", state="running", score=0.3, round=1, ended=None)
 
@@ -230,7 +230,7 @@ def test_study_has_a_view_with_its_search(whole):
             assert column.removeprefix("metrics.").strip("`") in known
 
 
-def test_views_of_a_study_judge_by_the_last_round_as_its_report_does(whole):
+def test_views_of_a_study_use_the_last_round_as_its_report_does(whole):
     view, methods = views(whole)
 
     assert methods["orderByKey"] == "metrics.`final/test/accuracy`"
@@ -278,7 +278,7 @@ def test_study_without_final_trainings_has_its_partition(made):
     assert [data.dataset.digest for data in root.inputs.dataset_inputs] == [about["data"][:32]]
 
 
-def test_trial_that_cannot_be_read_keeps_nothing_else_back_and_is_sent_once_mended(made):
+def test_everything_but_an_unreadable_trial_is_sent_and_the_trial_when_repaired(made):
     mirrored = made(finals=False)
     file = mirrored.path / "trials" / "local" / "002" / "trial.json"
     text = file.read_text()
@@ -300,7 +300,7 @@ def test_trial_that_cannot_be_read_keeps_nothing_else_back_and_is_sent_once_mend
     assert mirrored.by_key["methods/local"].data.tags["best_trial"] == "001"
 
 
-def test_final_training_with_a_damaged_summary_keeps_nothing_else_back(made):
+def test_everything_but_a_final_training_with_a_damaged_summary_is_sent(made):
     mirrored = made()
     file = mirrored.path / "finals" / "fedavg" / "tuned-seed1" / "summary.json"
     text = file.read_text()

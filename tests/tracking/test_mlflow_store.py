@@ -12,9 +12,7 @@ ROOT = Path(__file__).resolve().parents[2]
 HERE = pytest.mark.mlflow
 
 
-def test_address_is_what_was_asked_for_then_the_environment_then_a_local_database(
-    tmp_path, monkeypatch
-):
+def test_address_is_the_option_then_the_environment_then_a_local_database(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     local = mlflow_store.address(None)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://a")

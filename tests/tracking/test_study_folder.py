@@ -42,7 +42,7 @@ def test_winner_is_the_report_s_winner(tmp_path, seed):
         ],
     ],
 )
-def test_trial_that_is_no_trial_is_told_and_the_others_are_read(tmp_path, key, value):
+def test_invalid_trial_json_is_an_error_and_the_other_trials_are_read(tmp_path, key, value):
     study = begin(tmp_path / "study", "hfcd")
     trial(study, "hfcd", 0, 0.5)
     broken = trial(study, "hfcd", 1, 0.6)
@@ -56,7 +56,7 @@ def test_trial_that_is_no_trial_is_told_and_the_others_are_read(tmp_path, key, v
 
 
 @pytest.mark.parametrize("key", ["id", "created", "metric", "trials", "seeds", "methods"])
-def test_header_without_a_key_is_told(tmp_path, key):
+def test_header_without_a_key_is_an_error(tmp_path, key):
     file = begin(tmp_path / "study", "hfcd") / "study.json"
     about = json.loads(file.read_text())
     whole = study_folder.read_header(file.parent)

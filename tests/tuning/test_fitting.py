@@ -94,7 +94,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_value_that_the_method_refuses_is_told_with_file_and_line(tmp_path, case):
+def test_error_about_a_refused_value_names_file_and_line(tmp_path, case):
     method, entry, said = REFUSED[case]
     space = space_in(tmp_path, LR, entry, method=method)
 
@@ -121,7 +121,7 @@ def test_conditional_value_is_tried_where_it_is_active(tmp_path):
     assert notes == []
 
 
-def test_all_refused_values_are_told_at_once(tmp_path):
+def test_all_refused_values_are_reported_together(tmp_path):
     space = space_in(tmp_path, "algorithm.tau: {uniform: [0, 1]}", "algorithm.ema: {fixed: 1}")
 
     with pytest.raises(ConfigError) as caught:

@@ -41,7 +41,7 @@ def test_parameter_that_makes_the_score_comes_first(tmp_path):
     assert set(shares) == set(SPACE)
 
 
-def test_few_trials_say_nothing(tmp_path):
+def test_few_trials_give_no_importance(tmp_path):
     few = found(tmp_path, drawn, lambda params: params["algorithm.tau"], trials=ENOUGH - 1)
 
     assert few.shares == {}
@@ -86,7 +86,7 @@ def test_default_that_is_on_no_axis_costs_a_trial_and_no_parameter(tmp_path):
     assert set(shares) == set(SPACE)
 
 
-def test_equal_scores_and_equal_trials_say_nothing(tmp_path):
+def test_equal_scores_and_equal_trials_give_no_importance(tmp_path):
     assert "same score" in found(tmp_path / "a", drawn, lambda _: 0.5).why
 
     scores = iter(range(24))
@@ -95,7 +95,7 @@ def test_equal_scores_and_equal_trials_say_nothing(tmp_path):
     assert "varies" in same.why
 
 
-def test_missing_optuna_is_said(tmp_path, monkeypatch):
+def test_missing_optuna_is_an_error_with_the_cure(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "optuna", None)
 
     silent = found(tmp_path, drawn, lambda params: params["algorithm.tau"])

@@ -54,17 +54,17 @@ def test_file_of_a_folder_must_be_of_its_method(tmp_path):
         library.load(["hfcd"], tmp_path, rounds=10)
 
 
-def test_file_that_is_not_there_is_told(tmp_path):
+def test_missing_file_is_an_error(tmp_path):
     with pytest.raises(ConfigError, match="there is no such file or folder"):
         library.load(["hfcd"], tmp_path / "x.yaml", rounds=10)
 
 
-def test_unknown_method_is_told_with_the_nearest():
+def test_unknown_method_is_an_error_with_a_suggestion():
     with pytest.raises(ConfigError, match="Did you mean `hfcd`"):
         library.load(["hfcdd"], None, rounds=10)
 
 
-def test_method_without_a_space_says_how_to_get_one(monkeypatch, tmp_path):
+def test_error_about_a_method_without_a_space_explains_how_to_write_one(monkeypatch, tmp_path):
     monkeypatch.setattr(library, "FOLDER", tmp_path)
 
     with pytest.raises(ConfigError, match=r"no search space for `hfcd`. Write one"):

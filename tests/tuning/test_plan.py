@@ -99,7 +99,7 @@ def test_resumed_plan_gives_what_has_not_ended_and_nothing_twice():
     assert all(job.params == every[job.name].params for job in rest)
 
 
-def test_trial_that_had_begun_goes_on_with_the_parameters_it_had_by_then():
+def test_resumed_trial_keeps_its_latest_parameters():
     budget = Budget(2, 0, 0, 2)
     job = StudyPlan({"a": Counting()}, budget).next()
     changed = ended(job, None, state="running") | {"params": {"train.optimizer.lr": 0.5}}

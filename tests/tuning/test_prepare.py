@@ -89,15 +89,15 @@ def test_methods_are_compared_on_the_same(begin):
     assert any("fewer than 3 seeds" in note for note in prepared.notes)
 
 
-def test_study_tells_spaces_and_defaults(begin):
+def test_study_json_has_spaces_and_defaults(begin):
     folder, prepared = begin("hfcd", more=("algorithm.tau=0.25",))
 
-    told = json.loads((folder.path / "study.json").read_text())
+    header = json.loads((folder.path / "study.json").read_text())
 
-    defaults = told["methods"]["hfcd"]["defaults"]
+    defaults = header["methods"]["hfcd"]["defaults"]
     assert "algorithm.tau" not in defaults  # settled on the command line
     assert defaults["train.optimizer.lr"] == prepared.configs["hfcd"].train.optimizer.lr
-    assert set(told["methods"]["hfcd"]["space_tree"]["space"]) == set(defaults)
+    assert set(header["methods"]["hfcd"]["space_tree"]["space"]) == set(defaults)
     assert prepared.configs["hfcd"].algorithm.tau == 0.25
     assert any("algorithm.tau" in note for note in prepared.notes)
 

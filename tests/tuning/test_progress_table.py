@@ -40,7 +40,7 @@ def test_time_left_leaves_out_what_came_before_the_first_trial(progress):
     assert "1 min 10 s left" in said(progress)
 
 
-def test_time_left_of_a_resumed_study_goes_by_what_it_does_itself(progress):
+def test_time_left_of_a_resumed_study_depends_on_its_own_rounds_only(progress):
     progress.add_ended([ended(TrainingJob("a", "search", k, 0, {})) for k in range(2)])
     job = TrainingJob("b", "search", 0, 0, {})
     progress.update(job, 0)

@@ -72,7 +72,7 @@ def test_wrong_entry_is_one_sentence_with_its_line(tmp_path, case):
     assert "\n" not in message
 
 
-def test_all_problems_are_told_at_once(tmp_path):
+def test_all_errors_are_reported_together(tmp_path):
     entries = [entry for entry, _ in WRONG.values() if entry.startswith("algorithm.tau: {uni")]
     renamed = [entry.replace("tau", f"tau{k}") for k, entry in enumerate(entries)]
 
@@ -130,7 +130,7 @@ def test_conditions_that_contradict_each_other_are_refused(tmp_path):
         ),
     ],
 )
-def test_wrong_file_is_told(tmp_path, content, said):
+def test_wrong_file_is_an_error(tmp_path, content, said):
     path = tmp_path / "s.yaml"
     path.write_text(content)
 

@@ -76,7 +76,7 @@ def test_resumed_search_proposes_what_a_straight_one_does(name, batch):
 @pytest.mark.parametrize("name", ["random", "grid"])
 @NO_CLOCK
 @given(cuts=st.lists(st.integers(1, 7), min_size=1, max_size=9))
-def test_without_a_batch_the_trials_do_not_depend_on_how_many_are_asked_for(name, cuts):
+def test_without_a_batch_the_trials_do_not_depend_on_the_number_requested(name, cuts):
     proposer = of(name)
     assert proposer.batch(4) is None
 
@@ -183,6 +183,6 @@ def test_grid_that_fits_the_budget_exactly_is_taken_whole():
         GridSampler(space, {"algorithm.tau": 0.3}, 0, 8)
 
 
-def test_unknown_search_is_told_with_the_nearest():
+def test_unknown_search_is_an_error_with_a_suggestion():
     with pytest.raises(ConfigError, match="Did you mean `optuna`"):
         of("optunna")

@@ -16,7 +16,7 @@ def jobs_of(*methods, count=12):
     }
 
 
-def told(scheduler, name, done, score):
+def report(scheduler, name, done, score):
     return scheduler.on_trial_result(
         None, SimpleNamespace(trial_id=name), {"round": done, "score": score}
     )
@@ -51,7 +51,7 @@ def test_halving_stops_what_a_slow_reference_stops():
 
     stopped: set[str] = set()
     for name, done, score in results:
-        if name not in stopped and told(scheduler, name, done, score) == "STOP" and done < 9:
+        if name not in stopped and report(scheduler, name, done, score) == "STOP" and done < 9:
             stopped.add(name)
 
     wanted = reference(results, (1, 3, 9))
@@ -64,9 +64,9 @@ def test_methods_do_not_stop_each_other():
     scheduler = HalvingByMethod(jobs, rounds=9, grace=1)
 
     for k in range(4):
-        told(scheduler, f"a{k}", 1, 0.9)
+        report(scheduler, f"a{k}", 1, 0.9)
 
-    assert all(told(scheduler, f"b{k}", 1, 0.1 + 0.01 * k) == "CONTINUE" for k in range(4))
+    assert all(report(scheduler, f"b{k}", 1, 0.1 + 0.01 * k) == "CONTINUE" for k in range(4))
 
 
 def test_default_parameters_and_finals_run_to_the_end():
@@ -74,11 +74,11 @@ def test_default_parameters_and_finals_run_to_the_end():
     jobs = jobs_of("a") | {"final": final}
     scheduler = HalvingByMethod(jobs, rounds=9, grace=1)
     for k in range(1, 9):
-        told(scheduler, f"a{k}", 1, 0.9)
+        report(scheduler, f"a{k}", 1, 0.9)
 
-    assert told(scheduler, "a0", 1, 0.0) == "CONTINUE"
-    assert told(scheduler, "final", 1, 0.0) == "CONTINUE"
-    assert told(scheduler, "a9", 1, 0.0) == "STOP"
+    assert report(scheduler, "a0", 1, 0.0) == "CONTINUE"
+    assert report(scheduler, "final", 1, 0.0) == "CONTINUE"
+    assert report(scheduler, "a9", 1, 0.0) == "STOP"
 
 
 def test_resumed_halving_decides_as_a_straight_one():
@@ -90,7 +90,7 @@ def test_resumed_halving_decides_as_a_straight_one():
         decisions = {}
         for name, done, score in results:
             if name not in stopped:
-                decisions[name, done] = told(scheduler, name, done, score)
+                decisions[name, done] = report(scheduler, name, done, score)
                 if decisions[name, done] == "STOP":
                     stopped.add(name)
         return decisions
@@ -125,5 +125,5 @@ def test_trial_whose_driver_died_before_it_could_stop_it_is_stopped():
 
     resumed = HalvingByMethod(jobs, rounds=9, grace=1, seen=seen)
 
-    assert told(resumed, "a9", 2, 0.1) == "STOP"
-    assert told(resumed, "a8", 2, 0.9) == "CONTINUE"
+    assert report(resumed, "a9", 2, 0.1) == "STOP"
+    assert report(resumed, "a8", 2, 0.9) == "CONTINUE"

@@ -96,7 +96,7 @@ def test_without_keeps_what_the_settled_values_allow(settled, left):
     assert {path: parameter.when for path, parameter in space.parameters.items()} == left
 
 
-def test_without_nothing_is_the_same_space():
+def test_space_without_an_empty_set_is_the_same_space():
     space = space_of(*NESTED)
 
     assert space.without({}) == space

@@ -156,7 +156,7 @@ def test_study_without_any_trial_has_a_report(tmp_path):
     assert not list((folder / "pictures").iterdir())
 
 
-def test_unfinished_study_says_what_is_missing(tmp_path, finished_run):
+def test_unfinished_study_notes_what_is_missing(tmp_path, finished_run):
     folder = begin(tmp_path / "study", "hfcd", trials=3)
     trial(folder, "hfcd", 0, 0.5)
     trial(folder, "hfcd", 1, None, state="running", round=0, ended=None)
@@ -215,7 +215,7 @@ def test_one_method_and_one_seed_have_no_interval_and_no_rival(tmp_path, finishe
     assert "One seed: there is no interval, and no difference is claimed." in report.notes
 
 
-def test_study_without_seeds_says_that_nothing_was_tested(tmp_path):
+def test_study_without_seeds_notes_that_nothing_was_tested(tmp_path):
     folder = begin(tmp_path / "study", "hfcd", seeds=0, trials=2)
     trial(folder, "hfcd", 0, 0.5)
     trial(folder, "hfcd", 1, 0.6)

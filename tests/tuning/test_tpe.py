@@ -112,13 +112,13 @@ def test_region_where_trials_do_not_finish_is_left(state):
         [Observation(DEFAULTS, "stopped", None, 0), Observation(DEFAULTS, "finished", 0.5, 9)] * 3,
     ],
 )
-def test_any_history_can_be_told(history):
+def test_optuna_accepts_any_history(history):
     for params in OptunaSampler(SPACE, DEFAULTS, 0, 4).propose(history, 5)[1:]:
         assert params.keys() == SPACE.parameters.keys()
         assert all(SPACE.parameters[path].holds(value) for path, value in params.items())
 
 
-def test_without_optuna_the_line_that_installs_it_is_told(monkeypatch):
+def test_error_without_optuna_names_the_command_that_installs_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "optuna", None)
 
     with pytest.raises(ConfigError, match=r"pip install 'flbench\[tune\]'"):

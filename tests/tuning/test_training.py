@@ -76,7 +76,7 @@ def test_trial_trains_as_a_run_with_its_parameters(study, federation, tmp_path):
     assert metrics_file.read(study / job.name / "metrics.csv") == wanted
 
 
-def test_search_never_looks_at_a_test_sample(study, federation):
+def test_search_never_reads_a_test_sample(study, federation):
     """Other test samples, other labels: the same trial, to the byte."""
     labels, samples = federation.y.clone(), federation.x.clone()
     for rows in (*federation.partition.parts["test"], federation.common):
@@ -105,7 +105,7 @@ def test_steps_go_from_evaluation_to_evaluation_and_score_the_last(study, federa
     assert record["score"] == steps[-1].score
 
 
-def test_trial_begun_again_goes_on_from_its_checkpoint(study, federation):
+def test_restarted_trial_resumes_from_its_checkpoint(study, federation):
     straight, broken = job_of(index=1), job_of(index=2)
     trained(study, straight, federation)
     first = TrialTraining(study, broken, federation, metric="accuracy", rounds=4)
@@ -121,7 +121,7 @@ def test_trial_begun_again_goes_on_from_its_checkpoint(study, federation):
     assert len({hashlib.sha256(file.read_bytes()).hexdigest() for file in files}) == 1
 
 
-def test_trial_that_takes_up_another_ones_state_goes_on_as_that_one(study, federation, tmp_path):
+def test_trial_that_loads_another_trials_state_continues_like_that_one(study, federation, tmp_path):
     donor, heir = job_of(index=1), job_of(index=2, rate=0.0)
     giving = TrialTraining(study, donor, federation, metric="accuracy", rounds=4)
     giving.step()
@@ -143,7 +143,7 @@ def test_trial_that_takes_up_another_ones_state_goes_on_as_that_one(study, feder
     assert weights(study, heir) == weights(study, donor)
 
 
-def test_other_parameters_begin_anew(study, federation):
+def test_trial_with_other_parameters_starts_from_the_beginning(study, federation):
     first = TrialTraining(study, job_of(), federation, metric="accuracy", rounds=4)
     first.step()
     first.close()

@@ -36,7 +36,7 @@ def test_candidates_are_the_linear_layers_behind_the_last_convolution(net, expec
 
 
 @pytest.mark.parametrize("name", ["resnet18", "logistic"])
-def test_one_linear_layer_is_nothing_to_vote_on(name):
+def test_net_with_one_linear_layer_is_refused(name):
     net = spec(name)
 
     [sentence] = unmet(candidates(net), net)
@@ -74,7 +74,7 @@ def test_counts_by_layer_keep_layers_of_the_same_name_apart():
     assert counts["votes_stage1_block1.conv1"] == 2
 
 
-def test_most_votes_win_then_smaller_scores_then_the_lower_layer_and_nobody_is_the_classifier():
+def test_most_votes_win_then_smaller_scores_then_the_lower_layer_and_without_votes_the_classifier():
     votes = torch.tensor([[1, 3, 0], [2, 2, 1], [0, 2, 2], [1, 1, 1], [0, 0, 0]])
     scores = torch.tensor([[0.0, 9, 9], [5, 4, 0], [0, 3, 3], [2, 2, 1], [1, 0, 2]])
 

@@ -86,7 +86,7 @@ def test_who_has_not_uploaded_counts_with_the_common_model():
         assert torch.equal(mixed[name][2], common[name])
 
 
-def test_a_receivers_bits_do_not_depend_on_who_else_is_asked_for():
+def test_a_receivers_bits_do_not_depend_on_the_other_receivers():
     tree = {"a": torch.randn(7, 999, dtype=torch.float64)}
     weights, known = torch.rand(5, 7, dtype=torch.float64), torch.ones(7, dtype=torch.bool)
 

@@ -30,7 +30,7 @@ def links_of(found: torch.Tensor) -> list[set[int]]:
 @pytest.mark.parametrize("mixing", ["uniform", "metropolis"])
 @pytest.mark.parametrize("clients", [1, 2, 3, 7, 12])
 @pytest.mark.parametrize("name", NAMES)
-def test_rows_sum_to_one_and_nobody_is_its_own_neighbour(name, clients, mixing):
+def test_rows_sum_to_one_and_no_client_is_its_own_neighbour(name, clients, mixing):
     """A mixture of equal models is that model only if the weights of each row sum to one."""
     found = graph(Topology(name, neighbours=3), clients)
 
@@ -124,7 +124,7 @@ def test_random_neighbours_are_drawn_in_each_round_and_directed():
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "random"])
-def test_networks_last_and_absent_clients_pass_nothing_on(name):
+def test_networks_are_fixed_and_absent_clients_forward_nothing(name):
     topology = Topology(name, 3)
     ids = [0, 3, 4, 9]
 
@@ -156,7 +156,7 @@ def test_inactive_clients_exchange_nothing_both_ways():
     assert not torch.equal(other, sleeping)
 
 
-def test_links_of_an_erdos_renyi_graph_are_as_probable_as_asked():
+def test_links_of_an_erdos_renyi_graph_have_the_configured_probability():
     def density(**keys) -> float:
         return float(graph(Topology("erdos_renyi", **keys), 60).double().sum()) / (60 * 59)
 
@@ -173,7 +173,7 @@ def test_components_are_found_directions_aside():
     assert components(links) == [[0, 3], [1, 4], [2]]
 
 
-def test_spectral_gap_says_how_fast_all_agree():
+def test_spectral_gap_measures_how_fast_models_agree():
     """A ring's eigenvalues are (1 + 2 cos(2 pi k / n)) / 3."""
 
     def gap(name: str, clients: int, **keys) -> float:
