@@ -260,7 +260,7 @@ class TrainConfig(Strict):
 
 
 class EngineConfig(Strict):
-    """The engine that trains the clients. Results depend on it only by rounding."""
+    """Section `engine`: what trains the clients. Results depend on it only by rounding."""
 
     name: Literal["sequential", "vectorized", "ray", "auto"] = Field(
         "sequential",
@@ -301,7 +301,8 @@ class EngineConfig(Strict):
     state_memory: float = Field(
         2.0,
         ge=0,
-        description="leaves kept by clients are in a mapped file under output.dir if larger",
+        description="largest size of the tensors that clients keep in main memory; larger ones are"
+        " kept in a mapped file under output.dir",
         json_schema_extra={"unit": "GiB"},
     )
 

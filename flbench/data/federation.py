@@ -214,7 +214,7 @@ def build(dataset: Dataset, data: DataConfig, partition: PartitionConfig, seed: 
     if dataset.is_table:
         x, imputed = _impute(x, assignment)
         notes += imputed
-    shift, scale = _normalisation(x, assignment, data.normalize, dataset)
+    shift, scale = _normalization(x, assignment, data.normalize, dataset)
     if data.augment and dataset.is_table:
         notes.append("data.augment has no effect on tables.")
     return Federation(
@@ -273,7 +273,7 @@ def _impute(x: NDArray[np.float32], partition: Partition) -> tuple[NDArray[np.fl
     return x, notes
 
 
-def _normalisation(
+def _normalization(
     x: NDArray[Any], partition: Partition, kind: str, dataset: Dataset
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """Return shift and scale of the normalization (x - shift) * scale.

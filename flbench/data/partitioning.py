@@ -101,11 +101,11 @@ def _distribute(
         if not best or min(map(len, assigned)) > min(map(len, best)):
             best = assigned
         if min(map(len, best)) >= config.min_samples:
-            drawn = (
-                f"partition: drawn {attempt + 1} times until all clients had at least"
-                f" {config.min_samples} samples."
+            times = "once" if attempt == 1 else f"{attempt} times"
+            note = (
+                f"partition: resampled {times} to reach partition.min_samples={config.min_samples}."
             )
-            return [pool[np.sort(indices)] for indices in best], [drawn] if attempt else []
+            return [pool[np.sort(indices)] for indices in best], [note] if attempt else []
     repaired, moved, small = repair(
         best, len(pool), config.min_samples, generator(seed, "partition", TRIES)
     )

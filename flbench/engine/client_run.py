@@ -34,7 +34,7 @@ class ClientRun:
             overlaid by the dispatch.
         leaves: The leaves now. Those of the net are the net's own tensors.
         ctx: Named tensors that the server sent or that Statistics computed.
-        steps: Optimiser steps taken so far.
+        steps: Optimizer steps taken so far.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class ClientRun:
         if not self.loss_is_finite():
             return "its training loss is not finite"
         bad = next(name for name in leaves if not is_finite({name: leaves[name]}))
-        return f"its leaf `{bad}` is not finite"
+        return f"its tensor `{bad}` is not finite"
 
     def _run_phase(self, phase: Phase) -> None:
         """Train the leaves as a phase says."""

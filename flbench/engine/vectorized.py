@@ -45,7 +45,9 @@ class VectorizedEngine:
         net: The seeded net. Its values are the leaves' initial values.
         federation: The samples of all clients; they are copied to the device.
         config: Device, precision, size of a block, and whether steps are traced.
-    Raises: ConfigError if the device does not exist or cannot compute in that precision.
+
+    Raises:
+        ConfigError: The device does not exist, or the engine cannot compute in that precision.
     """
 
     def __init__(self, net: nn.Module, federation: Federation, config: EngineConfig) -> None:
@@ -202,4 +204,6 @@ def _is_finite(rows: Tensor) -> Tensor:
 
 def _failure_reason(bad: list[str]) -> str:
     """Return a sentence that names the first value that is not finite (see `_are_finite`)."""
-    return "its training loss is not finite" if "" in bad else f"its leaf `{bad[0]}` is not finite"
+    if "" in bad:
+        return "its training loss is not finite"
+    return f"its tensor `{bad[0]}` is not finite"

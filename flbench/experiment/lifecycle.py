@@ -135,7 +135,7 @@ def resume(
             reporter.warn("there is no checkpoint yet: the run starts from the beginning.")
         state, seconds = experiment.restore(folder)
         if state.round:
-            reporter.warn(f"resumes after round {state.round}.")
+            reporter.warn(f"resuming from round {state.round}.")
         if on_start is not None:
             on_start(path, experiment.config)
         seconds.total += time.perf_counter() - begin

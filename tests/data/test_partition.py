@@ -13,7 +13,7 @@ from flbench.core.rng import generator
 from flbench.data import partition, partition_files, partitioning, sources
 from flbench.data.dataset import Dataset
 from flbench.data.partitioning import repair, split_client
-from flbench.data.schemes import dirichlet, largest_remainder
+from flbench.data.schemes import dirichlet, dirichlet_by_class, largest_remainder
 
 
 def dataset(n: int = 600, classes: int = 6, groups: int | None = None) -> Dataset:
@@ -142,6 +142,25 @@ def test_scheme_that_misses_the_minimum_is_repaired_with_a_note():
 
     assert min(len(held(made, i)) for i in range(40)) == 10
     assert "were moved" in made.notes[0]
+
+
+def test_note_counts_the_draws_after_the_first_one():
+    data, few = dataset(), 10
+    counts = set()
+    for seed in range(12):
+        config = PartitionConfig(scheme="dirichlet", clients=6, alpha=0.5, min_samples=few)
+        streams = (generator(seed, "partition", k) for k in range(30))
+        draws = (dirichlet_by_class(data.y[: data.train], 6, 6, config, rng) for rng in streams)
+        smallest = [min(map(len, clients)) for clients in draws]
+        again = next(k for k, size in enumerate(smallest) if size >= few)
+        counts.add(again)
+
+        made = partitioning.make_partition(data, config, seed)
+
+        times = "once" if again == 1 else f"{again} times"
+        note = f"partition: resampled {times} to reach partition.min_samples=10."
+        assert made.notes == ((note,) if again else ())
+    assert len(counts) > 1
 
 
 @given(st.lists(st.integers(0, 40), min_size=2, max_size=12), st.integers(0, 99))
