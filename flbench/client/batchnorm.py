@@ -41,7 +41,9 @@ def channel_sums(x: Tensor, mask: Tensor) -> Tree:
     Args:
         x: Inputs of a layer, [B, channels, ...].
         mask: [B] bool; rows where it is False do not count.
-    Returns: `sum` and `squares` [channels] float64, and `count` [], the number of values per
+
+    Returns:
+        `sum` and `squares` [channels] float64, and `count` [] int64, the number of values per
         channel.
     """
     x = x.double().flatten(2) if x.dim() > 2 else x.double()[:, :, None]  # [B, channels, positions]
@@ -51,7 +53,7 @@ def channel_sums(x: Tensor, mask: Tensor) -> Tree:
 
 
 @dataclass(frozen=True)
-class Write:
+class WriteStatistics:
     """The function of a Transform: moments become the layer's running mean and variance.
 
     The variance is the unbiased one, as PyTorch's BatchNorm stores it.
@@ -93,6 +95,6 @@ def recalibrate(
         if layer.kind == "batchnorm":
             steps += [
                 Statistic(f"moments.{layer.name}", Moments(layer.name, weights)),
-                Transform(Write(layer.name)),
+                Transform(WriteStatistics(layer.name)),
             ]
     return tuple(steps)

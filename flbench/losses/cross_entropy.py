@@ -22,9 +22,7 @@ def mean_cross_entropy(logits: Tensor, y: Tensor, mask: Tensor) -> Tensor:
         >>> mean_cross_entropy(logits, y, torch.tensor([True, True, False]))  # ln 4
         tensor(1.3863)
     """
-    # Two operations instead of `F.cross_entropy`, which vmap decomposes in Python in every step.
-    logarithms = logits.log_softmax(dim=1)  # [B, C]
-    return masked_mean(-logarithms.gather(1, y[:, None])[:, 0], mask)
+    return masked_mean(_cross_entropies(logits, y), mask)
 
 
 def sum_cross_entropy(logits: Tensor, y: Tensor, mask: Tensor) -> Tensor:
@@ -35,8 +33,14 @@ def sum_cross_entropy(logits: Tensor, y: Tensor, mask: Tensor) -> Tensor:
         y: [B] int64 labels in [0, C).
         mask: [B] bool; rows where it is False do not count.
     """
+    return torch.where(mask, _cross_entropies(logits, y), 0.0).sum()
+
+
+def _cross_entropies(logits: Tensor, y: Tensor) -> Tensor:
+    """Return -log softmax(logits)[label] of each sample, [B], for logits [B, C] and labels [B]."""
+    # Two operations instead of `F.cross_entropy`, which vmap decomposes in Python in every step.
     logarithms = logits.log_softmax(dim=1)  # [B, C]
-    return torch.where(mask, -logarithms.gather(1, y[:, None])[:, 0], 0.0).sum()
+    return -logarithms.gather(1, y[:, None])[:, 0]
 
 
 @dataclass(frozen=True)
