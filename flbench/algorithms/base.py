@@ -353,7 +353,7 @@ class Algorithm:
         return keeps, sends
 
     def weights(self, results: Results) -> Tensor:
-        """Return the weight of each client of the cohort in a mean, [K] float64, not normalised.
+        """Return the weight of each client of the cohort in a mean, [K] float64, not normalized.
 
         With `algorithm.agg_weights=samples` it is the client's number of training samples, with
         `uniform` it is 1. A client that made no optimizer step has weight 0, because its upload is

@@ -31,7 +31,8 @@ def methods() -> list[Entry]:
 def method(name: str) -> Entry:
     """Return one method: its paper, what it exchanges, its documentation, its hyper-parameters.
 
-    Raises: ConfigError if no method has this name; the message names the closest ones.
+    Raises:
+        ConfigError: No method has this name; the message names the closest ones.
     """
     kind = ALGORITHMS.find(name)
     return {

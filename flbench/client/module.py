@@ -117,8 +117,10 @@ class ClientModule(LightningModule):
         Args:
             loss: What `training_step` returned, possibly times a loss scaler's factor. It is not
                 read where the phase has a gradient hook.
-        Returns: One tensor per leaf; None for a leaf that the loss does not depend on. Tensors may
-            share memory.
+
+        Returns:
+            One tensor per leaf; None for a leaf that the loss does not depend on. Tensors may share
+            memory.
         """
         if self.phase.gradient is not None:
             return self._hook_gradients
@@ -129,7 +131,8 @@ class ClientModule(LightningModule):
 
         A frozen leaf is not part of the optimizer: weight decay and momentum do not move it.
 
-        Raises: ValueError if `phase.train` names no parameter of the client.
+        Raises:
+            ValueError: `phase.train` names no parameter of the client.
         """
         buffers = frozenset(name for name, _ in self.net.named_buffers())
         self.trained = {}
@@ -196,8 +199,9 @@ class ClientModule(LightningModule):
     def on_train_start(self) -> None:
         """Set the training mode, and ask `phase.until` before the first epoch.
 
-        Raises: ValueError that names each argument of the Trainer, field of the phase or tensor
-            with which the Trainer would train other weights than the engines.
+        Raises:
+            ValueError: The Trainer would train other weights than the engines. The message names
+                each argument of the Trainer, field of the phase and tensor that is a reason.
         """
         check_trainer(self.trainer, self.phase, self.net, self.leaves, self.start, self.ctx)
         self.train()  # a Trainer leaves the mode as it is
@@ -226,7 +230,8 @@ class ClientModule(LightningModule):
     def on_train_end(self) -> None:
         """Write the results of recorded Statistics into ctx.
 
-        Raises: ValueError if Statistics are recorded and no step was taken.
+        Raises:
+            ValueError: Statistics are recorded, and no step was taken.
         """
         if self.recordings and not self._steps:
             names = [statistic.name for statistic in self.phase.record]

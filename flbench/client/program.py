@@ -94,7 +94,7 @@ class Phase:
         terms: The terms of the loss, at least one.
         optimizer: The configuration of the optimizer.
         epochs: Passes over the samples, or None if `steps` is given.
-        steps: Optimiser steps, or None if `epochs` is given.
+        steps: Optimizer steps, or None if `epochs` is given.
         clip: Largest Euclidean norm of the gradient; None does not clip. It is one norm over all
             leaves that the phase trains, also those of a second model.
         weights: (leaves, ctx) -> the parameters and buffers that the net is called with, under the
@@ -111,8 +111,10 @@ class Phase:
             `gradient`.
         batchnorm: `train` updates the running statistics of BatchNorm; `eval` uses them unchanged.
         samples: Which samples of the client are read.
-    Raises: ValueError if both or neither of `epochs` and `steps` are given, or `record` and
-        `gradient` are.
+
+    Raises:
+        ValueError: Both or neither of `epochs` and `steps` are given, or both `record` and
+            `gradient`.
     """
 
     train: str | frozenset[str]
@@ -159,7 +161,9 @@ class LocalProgram:
             stored once, and the server can read it.
         masks: Pairs (name of a sent leaf, name of a bool leaf): only the entries where the second
             is True are sent and counted.
-    Raises: ValueError if a mask belongs to a leaf that is not sent.
+
+    Raises:
+        ValueError: A mask belongs to a leaf that is not sent.
     """
 
     steps: tuple[Step, ...]

@@ -14,7 +14,10 @@ def local_loss(terms: tuple[LossTerm, ...], context: StepContext) -> Tensor:
     Args:
         terms: The terms. A weight that is a string names a 0-dim entry of `context.ctx`.
         context: What the step reads: batch, outputs of the net, leaves and ctx.
-    Raises: ValueError without a term; KeyError if ctx has no entry for a weight.
+
+    Raises:
+        ValueError: There is no term.
+        KeyError: ctx has no entry for a weight.
 
     Example:
         >>> from flbench.core.types import Batch, Outputs, StepContext

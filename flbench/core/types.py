@@ -41,7 +41,7 @@ class Batch(NamedTuple):
     """The samples of one step.
 
     Attributes:
-        x: Normalised inputs [B, ...].
+        x: Normalized inputs [B, ...].
         y: Labels [B] int64 in [0, C).
         mask: [B] bool, False for rows of padding. Loss terms and Statistics must not count them.
         key: Noise keys [B] int64, one per sample and epoch; see `flbench.core.rng.uniform`.

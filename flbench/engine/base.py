@@ -71,8 +71,10 @@ class Engine(Protocol):
             observe: Steps that run after the program, when the leaves to keep and to send have
                 been copied. The results of their Statistics are in `Results.observed`; whatever
                 else they change is discarded.
-        Raises: ValueError if the program trains, keeps or sends a leaf that no client has;
-            ConfigError if the engine cannot run the program.
+
+        Raises:
+            ValueError: The program trains, keeps or sends a leaf that no client has.
+            ConfigError: The engine cannot run the program.
         """
 
     def block(self, batch_size: int) -> int | None:
@@ -120,7 +122,8 @@ class ClientRows:
 def find_device(name: str) -> torch.device:
     """Return the device that `engine.device` names; `auto` is the first GPU, or else the CPU.
 
-    Raises: ConfigError if PyTorch does not see that GPU.
+    Raises:
+        ConfigError: PyTorch does not see that GPU.
     """
     gpus = torch.cuda.device_count()
     if name == "auto":
@@ -144,7 +147,8 @@ def open_device(config: EngineConfig) -> torch.device:
     On a GPU this selects deterministic kernels, and float32 or TF32 products, for the whole
     process.
 
-    Raises: ConfigError if the device does not exist or cannot compute in that precision.
+    Raises:
+        ConfigError: The device does not exist or cannot compute in that precision.
     """
     device = find_device(config.device)
     if device.type == "cuda":

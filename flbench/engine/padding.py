@@ -22,8 +22,14 @@ class Padding:
 def exclude_padding(net: nn.Module) -> Padding:
     """Change the BatchNorm layers of a net so that padded rows are not part of their statistics.
 
-    Returns: The mask that the layers read in each forward pass; the caller sets it.
-    Raises: ValueError if a layer has no running statistics, or no momentum for them.
+    Args:
+        net: The net; the forward functions of its BatchNorm layers are replaced.
+
+    Returns:
+        The mask that the layers read in each forward pass; the caller sets it.
+
+    Raises:
+        ValueError: A layer has no running statistics, or no momentum for them.
     """
     padding = Padding()
     for module in net.modules():

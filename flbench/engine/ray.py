@@ -45,8 +45,11 @@ class RayEngine:
         federation: The samples of all clients; they are put into the object store once.
         config: Number of workers, address of the cluster, threads, device, precision, and whether
             steps are traced.
-    Raises: ConfigError if no cluster answers at `engine.address`, if it has too few CPUs or GPUs,
-        or if the device cannot compute in that precision; RunError if the actors do not start.
+
+    Raises:
+        ConfigError: No cluster answers at `engine.address`, it has too few CPUs or GPUs, or the
+            device cannot compute in that precision.
+        RunError: The actors do not start within two minutes.
     """
 
     def __init__(self, net: nn.Module, federation: Federation, config: EngineConfig) -> None:
@@ -223,14 +226,19 @@ def _engine_of_actor(net: nn.Module, federation: Federation, config: EngineConfi
 
 
 def connect(address: str | None, *, key: str = "engine.address", cpus: int | None = None) -> bool:
-    """Join or start a Ray cluster; return False if this process is already connected to one.
+    """Join or start a Ray cluster, unless this process is already connected to one.
 
     Args:
         address: Address of a running cluster, `auto` to find one, or None to start one on this
             machine.
         key: The configuration key of the address, for error messages.
         cpus: Number of CPUs of a cluster that is started; None takes the available cores.
-    Raises: ConfigError if no cluster answers at the address.
+
+    Returns:
+        Whether this call joined or started the cluster; False if the process was connected already.
+
+    Raises:
+        ConfigError: No cluster answers at the address.
     """
     if ray.is_initialized():
         return False
@@ -271,7 +279,8 @@ def _probe(address: str, key: str) -> None:
 def _workers(config: EngineConfig, *, on_gpu: bool) -> int:
     """Return the number of actors: `engine.workers`, or one per CPU or GPU of the cluster.
 
-    Raises: ConfigError if the cluster has fewer CPUs or GPUs.
+    Raises:
+        ConfigError: The cluster has fewer CPUs or GPUs.
     """
     resource = "GPU" if on_gpu else "CPU"
     available = int(ray.cluster_resources().get(resource, 0))
@@ -287,7 +296,8 @@ def _workers(config: EngineConfig, *, on_gpu: bool) -> int:
 def _wait(actors: list[Any], config: EngineConfig) -> None:
     """Wait until the actors are ready.
 
-    Raises: RunError if one of them is not ready within two minutes.
+    Raises:
+        RunError: One of them is not ready within two minutes.
     """
     try:
         ray.get([actor.ready.remote() for actor in actors], timeout=120)

@@ -40,7 +40,9 @@ class SequentialEngine:
         federation: The samples of all clients.
         config: Device, precision, and whether steps are traced. The number of threads is set for
             the whole process by `flbench.experiment`.
-    Raises: ConfigError if the device does not exist or cannot compute in that precision.
+
+    Raises:
+        ConfigError: The device does not exist or cannot compute in that precision.
     """
 
     def __init__(self, net: nn.Module, federation: Federation, config: EngineConfig) -> None:
@@ -125,7 +127,11 @@ class SequentialEngine:
 def make_fabric(config: EngineConfig) -> Fabric:
     """Return Lightning Fabric for a device and a precision.
 
-    Raises: ConfigError as `open_device` does.
+    Args:
+        config: Device and precision.
+
+    Raises:
+        ConfigError: The device does not exist or cannot compute in that precision.
     """
     device = open_device(config)
     devices: int | list[int] = 1 if device.index is None else [device.index]

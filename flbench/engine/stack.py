@@ -142,8 +142,12 @@ class Stack:
             fn: Function of one client's trees; its tensors have no client axis.
             extra: Trees of tensors [count, ...].
             count: The number of clients; None for all K.
-        Returns: The results of `fn`, stacked: [count, ...] each.
-        Raises: ConfigError if `fn` does what vmap does not support, such as reading a value.
+
+        Returns:
+            The results of `fn`, stacked: [count, ...] each.
+
+        Raises:
+            ConfigError: `fn` does what vmap does not support, such as reading a value.
         """
         count = len(self) if count is None else count
         sources = (self.leaves, self.start, self.ctx)
@@ -209,7 +213,9 @@ class Stack:
     def run_statistic(self, statistic: Statistic) -> None:
         """Compute a Statistic over each client's samples and write the results into ctx.
 
-        Raises: ValueError if it concatenates rows of clients with different numbers of samples.
+        Raises:
+            ValueError: The Statistic concatenates rows, and clients have different numbers of
+                samples.
         """
         env, draw = self.environment, self.settings.draw
         rows = [env.federation.rows(statistic.samples, int(client), draw) for client in self.ids]

@@ -36,8 +36,11 @@ from flbench.engine.stack import Stack
 def train(stack: Stack, phase: Phase) -> tuple[int, int]:
     """Train the clients of a stack; their leaves, losses and step counts are updated.
 
-    Returns: The number of rows of all batches, and how many of them are samples, not padding.
-    Raises: ValueError if the phase trains no parameter, or records rows one after the other.
+    Returns:
+        The number of rows of all batches, and how many of them are samples, not padding.
+
+    Raises:
+        ValueError: The phase trains no parameter, or records a Statistic with `reduce=rows`.
     """
     env = stack.environment
     stack.lr = phase.optimizer.lr * stack.settings.lr_factor
@@ -244,8 +247,10 @@ class _StackedPhase:
             full: Whether no row is padding.
             batch: x, y, mask and key, [count, S, ...] each.
             count: The number of clients that take the step.
-        Returns: Gradients and losses, buffers after the step, and the tensors of each recorded
-            Statistic, [count, ...] each.
+
+        Returns:
+            Gradients, losses, buffers after the step, and the tensors of each recorded Statistic,
+            [count, ...] each.
         """
         compute = self._gradients if self._phase.gradient is None else self._hook_gradients
         x, y, mask, key = batch

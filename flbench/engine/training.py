@@ -26,7 +26,12 @@ class Training:
             ClientModule trains by its own `training_step` and `configure_optimizers`.
         client: The client's id, in [0, N).
         settings: Settings of the round.
-    Raises: ValueError if the phase trains no parameter.
+
+    Attributes:
+        steps: Optimizer steps taken so far.
+
+    Raises:
+        ValueError: The phase trains no parameter.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""FedDyn's dynamic regulariser: a linear and a quadratic term with a strength per client."""
+"""FedDyn's dynamic regularizer: a linear and a quadratic term with a strength per client."""
 
 from dataclasses import dataclass
 

@@ -25,7 +25,9 @@ class ModelContrast:
         temperature: Divisor of the cosines (tau), > 0.
         previous: Prefix of the previous model's leaves.
         received: Prefix of leaves that replace those of the received model.
-    Raises: ValueError if the temperature is not positive.
+
+    Raises:
+        ValueError: The temperature is not positive.
     """
 
     names: tuple[str, ...]

@@ -29,7 +29,9 @@ class PrototypeContrast:
         prototypes: Name of the ctx entry P [C, D], the prototypes; constants.
         present: Name of the ctx entry [C] bool: classes that have a prototype.
         similarity: Name of the ctx entry [C, C], the similarities of classes.
-    Raises: ValueError if the temperature or gamma is not positive.
+
+    Raises:
+        ValueError: The temperature or gamma is not positive.
     """
 
     weight: float | str = 1.0

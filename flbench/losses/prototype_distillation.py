@@ -23,7 +23,9 @@ class PrototypeDistillation:
         temperature: Divisor of the cosines, > 0.
         prototypes: Name of the ctx entry P [C, D], the prototypes; constants.
         present: Name of the ctx entry [C] bool: classes that have a prototype.
-    Raises: ValueError if the temperature is not positive.
+
+    Raises:
+        ValueError: The temperature is not positive.
     """
 
     weight: float | str = 1.0

@@ -32,7 +32,9 @@ class SemanticKL:
         present: Name of the ctx entry [C] bool: classes of the global table.
         bank: Name of the leaf [C, D], the client's class means.
         held: Name of the leaf [C], > 0 for classes in the bank.
-    Raises: ValueError if the temperature is not positive.
+
+    Raises:
+        ValueError: The temperature is not positive.
     """
 
     weight: float | str = 1.0

@@ -77,7 +77,8 @@ class Topology:
     def network(self, seed: int, clients: int) -> Links:
         """Return the graph [N, N] of a network that does not change; `random` has none.
 
-        Raises: KeyError if the network is `random`.
+        Raises:
+            KeyError: The network is `random`, which is drawn in each round.
         """
         return _network(self, seed, clients)
 
