@@ -30,7 +30,7 @@ from flbench.core.rng import Draw
 from flbench.core.types import State
 from flbench.engine.base import RoundSettings
 from flbench.experiment import assembly, lifecycle, rounds
-from flbench.experiment.loop import Reporter
+from flbench.experiment.loop import SilentReporter
 from flbench.models.base import build as build_net
 from flbench.results import reading
 
@@ -269,26 +269,10 @@ def _complete_run(config: Config, number: int) -> dict[str, float]:
         train = config.train.model_copy(update={"rounds": number})
         output = config.output.model_copy(update={"dir": Path(folder)})
         short = config.model_copy(update={"train": train, "output": output})
-        path = lifecycle.run(short, {}, _Silent())
+        path = lifecycle.run(short, {}, SilentReporter())
         seconds = reading.read(path).summary["seconds"]
     other = seconds["total"] - seconds["train"] - seconds["evaluate"]
     return {**seconds, "other": max(0.0, other)}
-
-
-class _Silent(Reporter):
-    """A reporter that prints nothing."""
-
-    def begin(self, done: int, rounds: int) -> None:
-        """Print nothing."""
-
-    def round_done(self, done: int, loss: float) -> None:
-        """Print nothing."""
-
-    def evaluated(self, done: int, metrics: Any) -> None:
-        """Print nothing."""
-
-    def warn(self, text: str) -> None:
-        """Print nothing."""
 
 
 def main(arguments: Sequence[str]) -> None:

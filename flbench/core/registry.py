@@ -42,14 +42,14 @@ class Registry(dict[str, T]):
             ValueError: The name is already registered (raised by the decorator).
         """
 
-        def file(thing: T) -> T:
+        def add(thing: T) -> T:
             if name in self:
                 raise ValueError(f"the {self.kind} `{name}` is registered twice")
             self[name] = thing
             thing.name = name  # type: ignore[attr-defined]
             return thing
 
-        return file
+        return add
 
     def find(self, name: str) -> T:
         """Return the class registered as `name`, importing its module if necessary.

@@ -126,11 +126,12 @@ class Draw:
             epoch: Number of the epoch, or an array of numbers that broadcasts to `rows`.
             rows: Rows of the samples in the data set.
         """
-        one, other = (
+        of_client, of_epoch = (
             _scramble(base + np.array(number, dtype=np.uint64, ndmin=1))
             for base, number in zip(_noise(self.seed, self.key), (client, epoch), strict=True)
         )
-        return _scramble(rows.astype(np.uint64) ^ one ^ (other >> np.uint64(1))).view(np.int64)
+        mixed = rows.astype(np.uint64) ^ of_client ^ (of_epoch >> np.uint64(1))
+        return _scramble(mixed).view(np.int64)
 
     def method_generator(self, *key: int) -> np.random.Generator:
         """Return a generator for the draws of a method, such as starts of k-means or noise.

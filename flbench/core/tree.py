@@ -156,14 +156,14 @@ def is_finite(tree: Tree) -> bool:
     )
 
 
-def digest(leaves: Iterable[Mapping[str, Tensor]]) -> str:
+def digest(trees: Iterable[Mapping[str, Tensor]]) -> str:
     """Return the SHA-256 (hex) over names, types, shapes and bytes of the tensors of trees.
 
     Args:
-        leaves: The trees; their order and the order of their leaves matter.
+        trees: The trees; their order and the order of their leaves matter.
     """
     sha = hashlib.sha256()
-    for tree in leaves:
+    for tree in trees:
         for name, value in tree.items():
             sha.update(f"{name}:{value.dtype}:{tuple(value.shape)};".encode())
             flat = value.detach().cpu().reshape(-1).clone(memory_format=torch.contiguous_format)

@@ -14,9 +14,12 @@ UNKNOWN = 2**30
 """Free bytes that are assumed if the system does not report them."""
 GROUPS = Path("/sys/fs/cgroup")
 Files = tuple[str, Path, str, str, str]
-# Control groups of version 2 and 1: prefix of their line in /proc/self/cgroup, folder, file of the
-# limit, file of the use, and the entry of memory.stat with the file cache that can be dropped.
-KINDS: tuple[Files, ...] = (
+"""Where one version of control groups has its files.
+
+The prefix of its line in /proc/self/cgroup, its folder, the file of the limit, the file of the use,
+and the entry of memory.stat with the file cache that can be dropped.
+"""
+VERSIONS: tuple[Files, ...] = (
     ("0::", GROUPS, "memory.max", "memory.current", "inactive_file"),
     (
         ":memory:",
@@ -43,18 +46,16 @@ def _available(meminfo: Path) -> int:
     return UNKNOWN
 
 
-def _free_in_groups(
-    own: Path, kinds: Iterable[tuple[str, Path, str, str, str]] = KINDS
-) -> list[int]:
+def _free_in_groups(own: Path, versions: Iterable[Files] = VERSIONS) -> list[int]:
     """Return the bytes below the limit of each control group of this process.
 
     Args:
         own: A file such as /proc/self/cgroup, which names the groups of a process.
-        kinds: Where each version of control groups has its files.
+        versions: Where each version of control groups has its files.
     """
     lines = own.read_text(encoding="utf-8").splitlines() if own.is_file() else []
     free_bytes = []
-    for mark, root, limit, used, droppable in kinds:
+    for mark, root, limit, used, droppable in versions:
         for line in lines:
             _, there, name = line.partition(mark)
             folder = root / name.lstrip("/")

@@ -19,6 +19,7 @@ from flbench.experiment import finalize, memory, provenance
 from flbench.experiment.assembly import Experiment, build
 from flbench.experiment.loop import Reporter, Seconds
 from flbench.experiment.run_folder import RunFolder
+from flbench.results.reading import is_finished
 
 # Keys that may change on resume because they do not change results: locations of files, and what
 # the computation runs on. An entry that ends with a dot stands for a whole section.
@@ -125,7 +126,7 @@ def resume(
         written, _ = resolve([from_file(path / "config.yaml")])
         config, _ = resolve([from_file(path / "config.yaml"), overrides])
         _check_unchanged(written, config, path)
-        if (path / "summary.json").exists():
+        if is_finished(path):
             reporter.warn(f"{path} is finished: there is nothing to resume.")
             return path
         experiment = build(config)

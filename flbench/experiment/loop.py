@@ -60,6 +60,22 @@ class Reporter(Protocol):
         """
 
 
+class SilentReporter(Reporter):
+    """A reporter that shows nothing."""
+
+    def begin(self, done: int, rounds: int) -> None:
+        """Show nothing."""
+
+    def round_done(self, done: int, loss: float) -> None:
+        """Show nothing."""
+
+    def evaluated(self, done: int, metrics: Mapping[tuple[str, str, str], float]) -> None:
+        """Show nothing."""
+
+    def warn(self, text: str) -> None:
+        """Show nothing."""
+
+
 @dataclass
 class Seconds:
     """Wall-clock time that a run has spent, by purpose, in seconds.

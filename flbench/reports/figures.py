@@ -144,7 +144,7 @@ def save(figure: Figure, path: Path) -> None:
 def check(path: Path) -> None:
     """Raise a UserError if matplotlib does not know the suffix of a figure's file."""
     if path.suffix.removeprefix(".") not in Figure().canvas.get_supported_filetypes():
-        raise UserError(f"--picture: {path} must end with .png, .svg or .pdf.")
+        raise UserError(f"the file of a picture must end with .png, .svg or .pdf, got {path}.")
 
 
 def svg(figure: Figure) -> str:

@@ -15,10 +15,11 @@ from flbench.experiment import lifecycle
 from flbench.experiment.loop import Reporter
 from flbench.reproduce.configurations import fingerprint
 from flbench.reproduce.plan import PaperPlan, PlannedRun
+from flbench.results.reading import is_finished
 
 PAUSE: Final = 20.0  # seconds between two lines of progress of a run
 State = Literal["finished", "to resume", "new"]
-Open = Callable[[str], AbstractContextManager[Reporter]]
+OpenReporter = Callable[[str], AbstractContextManager[Reporter]]
 
 
 class RunFolders:
@@ -43,11 +44,6 @@ class RunFolders:
         wanted = fingerprint(config)
         found = [path for path, key in self._keys.items() if key == wanted and path.is_dir()]
         return max(found, key=lambda path: (is_finished(path), path.name), default=None)
-
-
-def is_finished(path: Path) -> bool:
-    """Whether a run has finished."""
-    return (path / "summary.json").is_file()
 
 
 def _key_of(file: Path) -> str | None:
@@ -123,7 +119,9 @@ class QuietReporter(Reporter):
             self._inner.warn(text)
 
 
-def carry_out(plan: PaperPlan, folders: RunFolders, tell: Open, done: RunResults) -> None:
+def carry_out(
+    plan: PaperPlan, folders: RunFolders, open_reporter: OpenReporter, done: RunResults
+) -> None:
     """Carry out the runs of a plan that have not finished.
 
     A run that fails because of the user's input is recorded as a failure, and the other runs
@@ -132,7 +130,7 @@ def carry_out(plan: PaperPlan, folders: RunFolders, tell: Open, done: RunResults
     Args:
         plan: Plan of the runs.
         folders: Existing run folders.
-        tell: Function that opens a reporter for a title.
+        open_reporter: Function that opens a reporter for the title of a run.
         done: Results. They are added one by one, so that an interrupt keeps them.
 
     Raises:
@@ -145,7 +143,8 @@ def carry_out(plan: PaperPlan, folders: RunFolders, tell: Open, done: RunResults
         folder = folders.find(config)
         if folder is None or not is_finished(folder):
             try:
-                with tell(f"run {number} of {len(plan.jobs)}, {job.title}") as reporter:
+                title = f"run {number} of {len(plan.jobs)}, {job.title}"
+                with open_reporter(title) as reporter:
                     quiet = QuietReporter(reporter, reported)
                     if folder is None:
                         folder = lifecycle.run(config, dict(job.origins), quiet)

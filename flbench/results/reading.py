@@ -55,6 +55,11 @@ def check_run_folder(path: Path) -> None:
         raise UserError(f"{path} is not a run folder: it has no config.yaml.")
 
 
+def is_finished(path: Path) -> bool:
+    """Return whether a run folder has a summary.json, which is written last."""
+    return (path / "summary.json").is_file()
+
+
 def read(path: Path) -> Run:
     """Read a run folder.
 
@@ -68,7 +73,7 @@ def read(path: Path) -> Run:
     check_run_folder(path)
     config, _ = resolve([from_file(path / "config.yaml")])
     rows = metrics_file.read(path / "metrics.csv")
-    if not (path / "summary.json").is_file():
+    if not is_finished(path):
         return Run(path, config, _so_far(config, rows), rows, [], finished=False)
     try:
         summary = json.loads((path / "summary.json").read_text(encoding="utf-8"))

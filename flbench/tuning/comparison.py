@@ -31,14 +31,14 @@ class Side:
             seed. None if there is no such finished trial.
         validation: The study's metric on validation parts, over the seeds of the final trainings.
         test: Test metrics by name, over the same seeds. Metrics that no training has are missing.
-        price: Mean costs of the final trainings: bytes by kind, `trainings` of clients, `seconds`.
+        costs: Mean costs of the final trainings: bytes by kind, `trainings` of clients, `seconds`.
         seeds: Seeds of the finished final trainings.
     """
 
     search: float | None
     validation: Sample | None
     test: Mapping[str, Sample]
-    price: Mapping[str, float]
+    costs: Mapping[str, float]
     seeds: tuple[int, ...]
 
 
@@ -138,7 +138,7 @@ def _side(study: Study, method: str, variant: Variant) -> Side:
         search=trial.score if trial is not None and trial.state == "finished" else None,
         validation=sample(list(validation.values())) if validation else None,
         test={name: sample(list(values.values())) for name, values in test.items()},
-        price=_mean_costs(
+        costs=_mean_costs(
             [final.run.summary for final in finals.values() if final.run is not None]
         ),
         seeds=tuple(sorted(finals)),

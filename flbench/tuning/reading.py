@@ -12,7 +12,7 @@ from flbench.tuning.parameters import KINDS, Parameter, Scalar, Uniform
 from flbench.tuning.space import Space
 
 SECTIONS: Final = ("algorithm", "train", "model")
-SAME: Final = ("algorithm.name", "model.name", "train.rounds", "train.participation")
+NEVER_SEARCHED: Final = ("algorithm.name", "model.name", "train.rounds", "train.participation")
 """Keys that no trial may change: the budget and the cohorts are the same for all trials."""
 
 
@@ -143,7 +143,7 @@ class _Entry:
             why = f"cannot be searched, only keys of {', '.join(SECTIONS)} can"
         elif not dot:
             why = f"is a section: write dotted keys, such as `{section}.KEY`"
-        elif self.path in SAME:
+        elif self.path in NEVER_SEARCHED:
             why = "is the same for all trials and methods of a study and cannot be searched"
         else:
             return []

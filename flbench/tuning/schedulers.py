@@ -16,8 +16,8 @@ QUANTILE: Final = 0.25  # share of a population that copies states, and share th
 
 
 @dataclass(frozen=True)
-class Named:
-    """Stands for a trial in Ray's successive halving; the id is the same after a resume."""
+class TrialHandle:
+    """What Ray's successive halving knows of a trial: an id that is the same after a resume."""
 
     trial_id: str
 
@@ -94,7 +94,7 @@ class HalvingByMethod(FIFOScheduler):  # type: ignore[misc]
                 grace_period=self._grace,
                 reduction_factor=FACTOR,
             )
-        trial = Named(job.name)
+        trial = TrialHandle(job.name)
         if job.name not in self._known:
             self._known.add(job.name)
             halving.on_trial_add(None, trial)

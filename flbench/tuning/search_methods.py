@@ -1,14 +1,15 @@
 """Search methods by name."""
 
-from typing import Final
+from typing import Final, get_args
 
 from flbench.core.errors import ConfigError, did_you_mean
 from flbench.tuning.parameters import Params
+from flbench.tuning.request import Search
 from flbench.tuning.samplers import GridSampler, RandomSampler, Sampler
 from flbench.tuning.space import Space
 from flbench.tuning.tpe import OptunaSampler
 
-NAMES: Final = ("random", "grid", "optuna")
+NAMES: Final = get_args(Search)
 
 
 def sampler(name: str, space: Space, defaults: Params, *, seed: int, trials: int) -> Sampler:

@@ -11,9 +11,9 @@ from typing import Any, Final, Literal, Self
 from flbench.core import files
 from flbench.core.documents import read_json
 from flbench.core.errors import UserError
+from flbench.results.study_folder import Variant
 
 Kind = Literal["search", "final"]
-Variant = Literal["default", "tuned"]
 Record = dict[str, Any]  # content of a trial.json
 FOLDERS: Final = {"search": "trials", "final": "finals"}
 

@@ -280,15 +280,15 @@ def _no_claim(gap: PairedDifference) -> str:
 
 
 def _cost(side: Side) -> tuple[str, ...]:
-    price = side.price
-    if not price:
+    mean = side.costs
+    if not mean:
         return ("-",) * 5
     return (
-        size(price["up_bytes"]),
-        size(price["down_bytes"] + price["setup_bytes"]),
-        size(price["peer_bytes"]),
-        f"{price['trainings']:.0f}",
-        f"{price['seconds']:.1f}",
+        size(mean["up_bytes"]),
+        size(mean["down_bytes"] + mean["setup_bytes"]),
+        size(mean["peer_bytes"]),
+        f"{mean['trainings']:.0f}",
+        f"{mean['seconds']:.1f}",
     )
 
 

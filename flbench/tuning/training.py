@@ -8,7 +8,6 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -21,6 +20,7 @@ from flbench.core.errors import DivergedError, RunError, UserError
 from flbench.core.types import State
 from flbench.data.federation import Federation
 from flbench.experiment import assembly, checkpoint, finalize, provenance
+from flbench.experiment.loop import SilentReporter
 from flbench.experiment.run_folder import RunFolder
 from flbench.results import metrics_file
 from flbench.results.metrics_file import Row
@@ -32,7 +32,7 @@ SAVED: Final = "trial.safetensors"  # a checkpoint that another trial can load
 
 
 @dataclass(frozen=True)
-class Progress:
+class TrialProgress:
     """Progress of a trial after a step.
 
     Attributes:
@@ -84,7 +84,7 @@ class TrialTraining:
         except UserError as error:
             self._end("failed", str(error))
 
-    def step(self) -> Progress:
+    def step(self) -> TrialProgress:
         """Train until the next evaluation, evaluate, and update trial.json.
 
         Errors that another attempt cannot cure end the trial and are not raised: parameters that
@@ -101,7 +101,7 @@ class TrialTraining:
             except UserError as error:
                 self._end("failed", str(error))
         record = self._record
-        return Progress(record["round"], record["score"], record["ended"] is not None)
+        return TrialProgress(record["round"], record["score"], record["ended"] is not None)
 
     def save(self, folder: Path) -> None:
         """Write a checkpoint that this trial, or another one, can load.
@@ -164,7 +164,7 @@ class TrialTraining:
 
     def _restore(self, built: assembly.Experiment) -> None:
         self._state, self._seconds = built.restore(self.folder)
-        self._loop = built.loop(self.folder, _Quiet(), self._seconds, ("validation",))
+        self._loop = built.loop(self.folder, SilentReporter(), self._seconds, ("validation",))
         self._seconds.total += time.perf_counter() - self._begun
         self._note()
 
@@ -175,7 +175,7 @@ class TrialTraining:
         until = min(rounds, (state.round // every + 1) * every)
         if until == rounds and self.job.kind == "final":
             # Test parts are evaluated only once, after the last round, also for the best round.
-            self._loop.evaluator = built.evaluator(_Quiet().warn)
+            self._loop.evaluator = built.evaluator(SilentReporter().warn)
         self._state = self._loop.run(state, until)
         counts = totals(self.folder.rows)
         if counts["client_trainings"] and counts["diverged"] == counts["client_trainings"]:
@@ -230,19 +230,3 @@ def score_of(rows: list[Row], metric: str) -> float | None:
     last = last_round(rows)
     wanted = (last, "validation", "personal", metric)
     return next((row.value for row in reversed(rows) if row[:4] == wanted), None)
-
-
-class _Quiet:
-    """A reporter without output: results of trials are written to their folders."""
-
-    def begin(self, done: int, rounds: int) -> None:
-        pass
-
-    def round_done(self, done: int, loss: float) -> None:
-        pass
-
-    def evaluated(self, done: int, metrics: Mapping[tuple[str, str, str], float]) -> None:
-        pass
-
-    def warn(self, text: str) -> None:
-        pass

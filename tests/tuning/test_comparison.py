@@ -61,7 +61,7 @@ def test_price_is_the_mean_of_the_final_trainings(study):
     runs = [
         final.run.summary for final in study_folder.read(study).finals_of("hfcd", "tuned").values()
     ]
-    price = tuning.sides["tuned"].price
+    price = tuning.sides["tuned"].costs
     assert price["up_bytes"] == pytest.approx(
         sum(run["communication"]["up_bytes"] for run in runs) / 3
     )
