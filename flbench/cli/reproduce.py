@@ -46,9 +46,9 @@ def reproduce(paper_and_overrides: Sequence[str], *, dry_run: bool, **options: A
     finally:
         # After Ctrl-C too: the finished runs are reported.
         runs.collect(planned, folders, done)
-        found = report.make(planned, done)
-        if found.blocks:
-            paths = writing.write(found, planned.request.output)
-            paper_tables.print_report(found, paths)
-    if not found.blocks:
-        raise UserError(report.nothing(found))
+        paper_report = report.make(planned, done)
+        if paper_report.blocks:
+            paths = writing.write(paper_report, planned.request.output)
+            paper_tables.print_report(paper_report, paths)
+    if not paper_report.blocks:
+        raise UserError(report.nothing(paper_report))

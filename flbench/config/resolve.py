@@ -135,13 +135,13 @@ def _location(item: Any, schema: type[BaseModel]) -> list[Any]:
 
     For a key that accepts several types, pydantic appends the type that it tried; it is left out.
     """
-    found: list[Any] = []
+    location: list[Any] = []
     section: type[BaseModel] | None = schema
     for part in item["loc"]:
         if section is not None or isinstance(part, int):
-            found.append(part)
+            location.append(part)
         section = None if section is None else _section(section, str(part))
-    return found
+    return location
 
 
 def _path(location: Sequence[Any]) -> str:

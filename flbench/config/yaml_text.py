@@ -28,15 +28,15 @@ def to_yaml(tree: Mapping[str, Any], origins: Mapping[str, str]) -> str:
 
 def _lines(tree: Mapping[str, Any], prefix: str) -> list[tuple[str, str]]:
     """Return (line, dotted path) for every key; the path of a section is empty."""
-    found = []
+    lines = []
     indent = "  " * prefix.count(".")
     for key, value in tree.items():
         if isinstance(value, dict):
-            found.append((f"{indent}{key}:", ""))
-            found += _lines(value, f"{prefix}{key}.")
+            lines.append((f"{indent}{key}:", ""))
+            lines += _lines(value, f"{prefix}{key}.")
         else:
-            found.append((f"{indent}{key}: {_scalar(value)}", f"{prefix}{key}"))
-    return found
+            lines.append((f"{indent}{key}: {_scalar(value)}", f"{prefix}{key}"))
+    return lines
 
 
 def _scalar(value: object) -> str:

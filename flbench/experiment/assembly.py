@@ -242,13 +242,13 @@ def build_engine(config: Config, net: nn.Module, federation: Federation) -> Engi
     name = config.engine.name
     module, kind = ENGINES[name]
     try:
-        found = import_module(module)
+        engine_module = import_module(module)
     except ModuleNotFoundError as error:
         raise ConfigError(
             f"`engine.name={name}` needs the package `{error.name}`, which is not installed:"
             f" pip install {error.name}"
         ) from error
-    engine: Engine = getattr(found, kind)(net, federation, config.engine)
+    engine: Engine = getattr(engine_module, kind)(net, federation, config.engine)
     return engine
 
 

@@ -58,16 +58,16 @@ def choose(
         state: State before the first round of training; it is not changed.
         make: Function that builds an engine by its name.
     """
-    found = [_measured("sequential", config, algorithm, state, make)]
+    candidates = [_measured("sequential", config, algorithm, state, make)]
     # ConfigError: the precision, or an operation in a loss term, does not support vectorization.
     with suppress(ConfigError):
-        found.append(_measured("vectorized", config, algorithm, state, make))
+        candidates.append(_measured("vectorized", config, algorithm, state, make))
     several = len(os.sched_getaffinity(0)) > 1
-    if several and find_spec("ray") and min(one.total for one in found) > RAY_MINIMUM_SECONDS:
+    if several and find_spec("ray") and min(one.total for one in candidates) > RAY_MINIMUM_SECONDS:
         with suppress(ConfigError, RunError):  # Ray cannot be started on this machine
-            found.append(_measured("ray", config, algorithm, state, make))
-    best = min(found, key=lambda one: one.total)
-    times = ", ".join(f"{one.name} {one.round:.3g} s" for one in found)
+            candidates.append(_measured("ray", config, algorithm, state, make))
+    best = min(candidates, key=lambda one: one.total)
+    times = ", ".join(f"{one.name} {one.round:.3g} s" for one in candidates)
     return best.name, f"engine.name=auto chose {best.name}: a round takes about {times}."
 
 

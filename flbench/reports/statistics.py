@@ -108,8 +108,8 @@ def paired_difference(
     if not seeds:
         return None
     differences = [after[seed] - before[seed] for seed in seeds]
-    found = sample(differences)
-    return PairedDifference(seeds, found, _t_test(found, differences), _wilcoxon(differences))
+    summary = sample(differences)
+    return PairedDifference(seeds, summary, _t_test(summary, differences), _wilcoxon(differences))
 
 
 def holm(values: Sequence[float]) -> list[float]:
@@ -138,10 +138,14 @@ def _quantile(n: int) -> float:
     return float(t.ppf(1 - ALPHA / 2, n - 1))
 
 
-def _t_test(found: Sample, differences: Sequence[float]) -> float | None:
+def _t_test(summary: Sample, differences: Sequence[float]) -> float | None:
     """Return the two-sided p-value of a t-test against mean 0; None if there is no claim."""
     # The deviation of equal differences is a rounding error, which would make t very large.
-    if found.n < CLAIM_FROM or found.sd is None or found.sd <= 1e-12 * (1 + abs(found.mean)):
+    if (
+        summary.n < CLAIM_FROM
+        or summary.sd is None
+        or summary.sd <= 1e-12 * (1 + abs(summary.mean))
+    ):
         return None
     from scipy.stats import ttest_1samp
 

@@ -27,8 +27,8 @@ def bounds(path: str, method: str) -> tuple[float | None, float | None]:
 
 def _limit(constraints: list[Any], names: tuple[str, str]) -> float | None:
     """Return the first limit that a constraint sets under one of these names."""
-    found = [getattr(constraint, name, None) for constraint in constraints for name in names]
-    return next((value for value in found if value is not None), None)
+    limits = [getattr(constraint, name, None) for constraint in constraints for name in names]
+    return next((value for value in limits if value is not None), None)
 
 
 def _constraints(keys: list[str], method: str) -> Iterator[Any]:

@@ -90,7 +90,7 @@ class Pair:
 
 def tunings(study: Study) -> list[Tuning]:
     """Compare each method's default hyper-parameters with its tuned ones, as far as trained."""
-    found = []
+    results = []
     for method in study.methods:
         won = study.winner(method)
         sides: dict[Variant, Side] = {
@@ -101,8 +101,8 @@ def tunings(study: Study) -> list[Tuning]:
             study.values(method, "tuned", study.header.metric),
         )
         number = None if won is None else won.index
-        found.append(Tuning(method, sides, number, None if number == 0 else gain))
-    return found
+        results.append(Tuning(method, sides, number, None if number == 0 else gain))
+    return results
 
 
 def pairs(study: Study) -> list[Pair]:
@@ -111,13 +111,13 @@ def pairs(study: Study) -> list[Pair]:
         method: study.values(method, "tuned", study.header.metric) for method in study.methods
     }
     gaps = {
-        (first, second): found
+        (first, second): gap
         for first, second in combinations(values, 2)
-        if (found := paired_difference(values[second], values[first])) is not None
+        if (gap := paired_difference(values[second], values[first])) is not None
     }
-    tested = {names: found.p for names, found in gaps.items() if found.p is not None}
+    tested = {names: gap.p for names, gap in gaps.items() if gap.p is not None}
     corrected = dict(zip(tested, holm(list(tested.values())), strict=True))
-    return [Pair(*names, found, corrected.get(names)) for names, found in gaps.items()]
+    return [Pair(*names, gap, corrected.get(names)) for names, gap in gaps.items()]
 
 
 def _side(study: Study, method: str, variant: Variant) -> Side:

@@ -83,5 +83,5 @@ def _read(path: Path, rounds: int) -> Space:
     """Load a YAML file with a search space."""
     if not path.exists():
         raise ConfigError(f"--space {path}: there is no such file or folder.")
-    found = from_file(path)
-    return parse(found.tree, found.origins, str(path), rounds=rounds)
+    file = from_file(path)
+    return parse(file.tree, file.origins, str(path), rounds=rounds)

@@ -97,16 +97,16 @@ class StudyPlan:
 
     def _proposals(self, method: str) -> list[dict[str, Any]]:
         """Return the proposals so far, after asking the sampler for those that it can make now."""
-        sampler, found = self._samplers[method], self._proposed[method]
+        sampler, proposed = self._samplers[method], self._proposed[method]
         batch = sampler.batch(self._budget.concurrent) or self._budget.trials
-        while len(found) < self._budget.trials:
+        while len(proposed) < self._budget.trials:
             history = self._history(method)
-            if len(history) < len(found):
+            if len(history) < len(proposed):
                 break
-            count = min(batch, self._budget.trials - len(found))
+            count = min(batch, self._budget.trials - len(proposed))
             # A resumed study passes the history that the uninterrupted one had at this point.
-            found += sampler.propose(history[: len(found)], count)
-        return found
+            proposed += sampler.propose(history[: len(proposed)], count)
+        return proposed
 
     def _history(self, method: str) -> list[Observation]:
         """Return the results of the first trials, up to the first one that has not ended."""
@@ -114,8 +114,8 @@ class StudyPlan:
         for record in self._of(method):
             if record["index"] != len(history):
                 break
-            found = (record[key] for key in ("params", "state", "score", "round"))
-            history.append(Observation(*found))
+            values = (record[key] for key in ("params", "state", "score", "round"))
+            history.append(Observation(*values))
         return history
 
     def _finals(self, method: str) -> Iterable[TrainingJob]:
@@ -138,12 +138,12 @@ class StudyPlan:
 
     def _of(self, method: str) -> list[Record]:
         """Return the records of a method's ended search trials, in order of their index."""
-        found = [
+        records = [
             record
             for record in self.ended()
             if record["method"] == method and record["kind"] == "search"
         ]
-        return sorted(found, key=lambda record: int(record["index"]))
+        return sorted(records, key=lambda record: int(record["index"]))
 
 
 def winner(records: Sequence[Record]) -> Trial | None:

@@ -34,7 +34,7 @@ def parse(
     Raises:
         ConfigError: The space has errors. There is one line for each.
     """
-    found = [
+    errors = [
         f"`{key}` is not a key of a search space ({origins.get(key, source)})."
         f"{did_you_mean(str(key), ('method', 'space'))} Keys there: method, space."
         for key in tree
@@ -42,37 +42,37 @@ def parse(
     ]
     method, entries = tree.get("method"), tree.get("space")
     if not isinstance(method, str):
-        found.append(f"{source}: `method` must name a method, got {method!r}.")
+        errors.append(f"{source}: `method` must name a method, got {method!r}.")
     else:
         try:
             ALGORITHMS.find(method)
         except ConfigError as error:
-            found.append(f"`method` ({origins.get('method', source)}): {error}")
+            errors.append(f"`method` ({origins.get('method', source)}): {error}")
     if not isinstance(entries, dict) or not entries:
-        found.append(f"{source}: `space` must be a mapping of parameters, got {entries!r}.")
+        errors.append(f"{source}: `space` must be a mapping of parameters, got {entries!r}.")
         entries = {}
     places = {path: origins.get(f"space.{path}", source) for path in entries}
     parameters: dict[str, Parameter] = {}
     for path, entry in entries.items():
         read = _Entry(path, entry, places[path])
-        found += read.forbidden() or read.read_into(parameters, origins, rounds)
-    found = found or [
+        errors += read.forbidden() or read.read_into(parameters, origins, rounds)
+    errors = errors or [
         f"`{path}`: `when` ({places[path]}) {why}"
         for path, parameter in parameters.items()
         for other, values in parameter.when.items()
         for why in _wrong(path, other, values, parameters)
     ]
-    if found:
-        raise ConfigError("\n".join(found))
+    if errors:
+        raise ConfigError("\n".join(errors))
     space = Space(str(method), _parents_first(parameters, places), source, places)
-    found = [
+    errors = [
         f"`{path}` can never be active: its conditions contradict those of the parameters that it"
         f" depends on ({places[path]})."
         for path in parameters
         if not all(space.required(path).values())
     ]
-    if found:
-        raise ConfigError("\n".join(found))
+    if errors:
+        raise ConfigError("\n".join(errors))
     return space
 
 

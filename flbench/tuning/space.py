@@ -70,10 +70,10 @@ class Space:
 
     def grid(self) -> Iterator[Params]:
         """Yield every combination of grid values; the last parameter changes fastest."""
-        found: Iterator[Params] = iter([{}])
+        combinations: Iterator[Params] = iter([{}])
         for path, parameter in self.parameters.items():
-            found = _extended(found, path, parameter)
-        return found
+            combinations = _extended(combinations, path, parameter)
+        return combinations
 
     def without(self, values: Mapping[str, Scalar]) -> "Space":
         """Return the space without parameters whose values are given.

@@ -56,9 +56,9 @@ class TrialWorker(tune.Trainable):  # type: ignore[misc]
 
     def step(self) -> dict[str, Any]:
         """Train until the next evaluation; return round, score and whether the trial has ended."""
-        found = self._begun().step()
-        score = WORST if found.score is None else found.score
-        return {"round": found.round, "score": score, "done": found.done}
+        progress = self._begun().step()
+        score = WORST if progress.score is None else progress.score
+        return {"round": progress.round, "score": score, "done": progress.done}
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
         """Write a checkpoint that this trial, or another one, can load."""
