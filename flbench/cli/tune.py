@@ -129,7 +129,7 @@ def _carry_out(folder: "StudyFolder", prepared: "Prepared") -> None:
         try:
             driver.carry_out(folder, prepared)
         except KeyboardInterrupt:
-            console.notes([f"interrupted. Resume with: flbench tune --resume {folder.path}"])
+            console.notes([f"interrupted. Resume with: {folder.resume_command}"])
             raise
         finally:
             study_page.write(folder.path)

@@ -158,7 +158,7 @@ def _run_to_end(
     try:
         state = loop.run(state)
     except KeyboardInterrupt:
-        reporter.warn(f"interrupted and saved. Resume with: flbench run --resume {folder.path}")
+        reporter.warn(f"interrupted and saved. Resume with: {folder.resume_command}")
         raise
     finalize.write(experiment, loop, state)
 

@@ -1,17 +1,15 @@
 """Writing of a run folder. Every file but metrics.csv, which grows, is replaced atomically."""
 
-import contextlib
 import csv
 import json
-import secrets
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from datetime import datetime
+from collections.abc import Iterable, Mapping, Sequence
 from io import StringIO
 from pathlib import Path
 from typing import Any, Self
 
 from flbench.core import files
-from flbench.core.errors import RunError, UserError
+from flbench.core.errors import RunError
+from flbench.core.locked_folder import LockedFolder
 from flbench.core.types import State
 from flbench.experiment import checkpoint
 from flbench.results import metrics_file
@@ -19,23 +17,31 @@ from flbench.results.metrics_file import Row
 from flbench.results.reading import check_run_folder
 
 
-class RunFolder:
+class RunFolder(LockedFolder):
     """The folder of one run: configuration, partition, metrics, tables, summary, checkpoints.
 
     Use `create` for a new run and `reopen` for an existing one; both lock the folder.
 
     Args:
         path: An existing folder.
+        resume_command: Command that resumes what the run belongs to; None for
+            `flbench run --resume PATH`.
 
     Attributes:
-        path: The folder.
         rows: Rows of metrics.csv written so far.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    marker = "config.yaml"
+    option = "output.dir"
+
+    def __init__(self, path: Path, resume_command: str | None = None) -> None:
+        super().__init__(path, resume_command)
         self.rows: list[Row] = []
-        self._lock: Any = None
+
+    @classmethod
+    def command_to_resume(cls, path: Path) -> str:
+        """Return the command that resumes a run."""
+        return f"flbench run --resume {path}"
 
     @classmethod
     def create(cls, root: Path, experiment: str, run: str) -> Self:
@@ -50,22 +56,7 @@ class RunFolder:
             UserError: The folder cannot be created or written to.
             RunError: The disk is full or failed.
         """
-        now = datetime.now().strftime("%Y%m%d-%H%M%S")
-        path = root / experiment / f"{run}-{now}-{secrets.token_hex(2)}"
-        try:
-            (path / "checkpoints").mkdir(parents=True)
-            probe = path / ".writable"
-            probe.touch()
-            probe.unlink()
-        except OSError as error:
-            if error.errno in files.DISK_ERRORS:
-                raise RunError(f"{path} cannot be written ({error.strerror}).") from error
-            raise UserError(
-                f"`output.dir`: {path} cannot be written ({error.strerror}). Choose another with"
-                " --out DIR."
-            ) from error
-        folder = cls(path)
-        folder._lock = files.lock_folder(folder.path)
+        folder = cls.make(root / experiment, run, "checkpoints")
         try:
             folder.write("metrics.csv", metrics_file.header_line())
         except RunError:
@@ -85,28 +76,9 @@ class RunFolder:
         """
         check_run_folder(path)
         folder = cls(path)
-        folder._lock = files.lock_folder(folder.path)
+        folder.lock()
         folder.path.joinpath("checkpoints").mkdir(exist_ok=True)
         return folder
-
-    def close(self) -> None:
-        """Unlock the folder, so that other processes can write to it."""
-        if self._lock is not None:
-            self._lock.close()
-            self._lock = None
-
-    def write(self, name: str, content: str | bytes) -> None:
-        """Write a file of the folder atomically.
-
-        Args:
-            name: Name of the file.
-            content: The new content; text is encoded as UTF-8.
-
-        Raises:
-            RunError: The file cannot be written. Its old content is unchanged.
-        """
-        with self._guard(name):
-            files.write(self.path / name, content.encode() if isinstance(content, str) else content)
 
     def write_table(
         self, name: str, header: Sequence[str], rows: Iterable[Sequence[object]]
@@ -151,7 +123,7 @@ class RunFolder:
             RunError: The file cannot be written.
         """
         with (
-            self._guard("metrics.csv"),
+            self.guard("metrics.csv"),
             (self.path / "metrics.csv").open("a", encoding="utf-8") as file,
         ):
             file.write(metrics_file.to_text(rows))
@@ -169,7 +141,7 @@ class RunFolder:
         Raises:
             RunError: The checkpoint cannot be written. The old one is unchanged.
         """
-        with self._guard(f"checkpoints/{name}"):
+        with self.guard(f"checkpoints/{name}"):
             files.sync(self.path / "metrics.csv")
             checkpoint.save(self.checkpoint(name), state, config_hash, extra)
 
@@ -190,15 +162,3 @@ class RunFolder:
         rows = metrics_file.read(self.path / "metrics.csv")[:lines]
         self.write("metrics.csv", metrics_file.header_line() + metrics_file.to_text(rows))
         self.rows = rows
-
-    @contextlib.contextmanager
-    def _guard(self, name: str) -> Iterator[None]:
-        """Context manager that turns an OSError while writing file `name` into a RunError."""
-        try:
-            yield
-        except OSError as error:
-            raise RunError(
-                f"{self.path / name} could not be written ({error.strerror or error})."
-                " The files written before are intact. Make space or repair the disk, then resume:"
-                f" flbench run --resume {self.path}"
-            ) from error

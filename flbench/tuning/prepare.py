@@ -148,7 +148,8 @@ def create(prepared: Prepared, command: Sequence[str]) -> StudyFolder:
         command: Command line of the study; it is stored in study.json.
 
     Raises:
-        UserError: The folder cannot be written.
+        UserError: The folder cannot be created or written to.
+        RunError: The disk is full or failed.
     """
     request, federation = prepared.request, prepared.federation
     name = f"{'-'.join(request.methods[:3])}-{federation.dataset.name}"

@@ -1,7 +1,6 @@
 """The study folder: the description of the study, and one folder for each trial."""
 
 import json
-import secrets
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
@@ -11,6 +10,7 @@ from typing import Any, Final, Literal, Self
 from flbench.core import files
 from flbench.core.documents import read_json
 from flbench.core.errors import UserError
+from flbench.core.locked_folder import LockedFolder
 from flbench.results.study_folder import Variant
 
 Kind = Literal["search", "final"]
@@ -84,7 +84,7 @@ def job_from_record(record: Record) -> TrainingJob:
     return TrainingJob(**{key: record[key] for key in TrainingJob.__dataclass_fields__})
 
 
-class StudyFolder:
+class StudyFolder(LockedFolder):
     """The folder of a study.
 
     `create` makes a new folder, `reopen` opens an existing one. Both lock it against other
@@ -94,29 +94,27 @@ class StudyFolder:
         path: An existing folder.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._lock: Any = None
+    marker = "study.json"
+    option = "--out"
+
+    @classmethod
+    def command_to_resume(cls, path: Path) -> str:
+        """Return the command that resumes a study."""
+        return f"flbench tune --resume {path}"
 
     @classmethod
     def create(cls, root: Path, name: str) -> Self:
         """Create and lock a new folder `root/name-DATE-TIME-xxxx/`.
 
+        Args:
+            root: Folder of all studies; created if it does not exist.
+            name: Beginning of the study folder's name.
+
         Raises:
-            UserError: The folder cannot be written.
+            UserError: The folder cannot be created or written to.
+            RunError: The disk is full or failed.
         """
-        now = datetime.now().strftime("%Y%m%d-%H%M%S")
-        path = (root / f"{name}-{now}-{secrets.token_hex(2)}").absolute()
-        try:
-            (path / "methods").mkdir(parents=True)
-        except OSError as error:
-            raise UserError(
-                f"{path} cannot be written ({error.strerror}). Choose another folder with --out"
-                " DIR."
-            ) from error
-        folder = cls(path)
-        folder._lock = files.lock_folder(folder.path)
-        return folder
+        return cls.make(root.absolute(), name, "methods")
 
     @classmethod
     def reopen(cls, path: Path) -> Self:
@@ -125,26 +123,11 @@ class StudyFolder:
         Raises:
             UserError: The folder is not a study folder, or another process writes to it.
         """
-        if not (path / "study.json").is_file():
+        if not (path / cls.marker).is_file():
             raise UserError(f"{path} is not a study folder: it has no study.json.")
         folder = cls(path.absolute())
-        folder._lock = files.lock_folder(folder.path)
+        folder.lock()
         return folder
-
-    def close(self) -> None:
-        """Release the lock, so that other processes can write to the folder."""
-        if self._lock is not None:
-            self._lock.close()
-            self._lock = None
-
-    def write(self, name: str, content: str | bytes) -> None:
-        """Write a file of the study atomically.
-
-        Args:
-            name: Path of the file within the study folder.
-            content: Content of the file; text is encoded as UTF-8.
-        """
-        files.write(self.path / name, content.encode() if isinstance(content, str) else content)
 
     def description(self) -> Record:
         """Return the content of study.json.

@@ -26,7 +26,7 @@ from flbench.results import metrics_file
 from flbench.results.metrics_file import Row
 from flbench.results.summary import last_round, totals
 from flbench.tuning.space import layer
-from flbench.tuning.study import TrainingJob, now, read_record, write_record
+from flbench.tuning.study import StudyFolder, TrainingJob, now, read_record, write_record
 
 SAVED: Final = "trial.safetensors"  # a checkpoint that another trial can load
 
@@ -74,7 +74,7 @@ class TrialTraining:
         before = read_record(study, job) or {}
         kept = {key: before[key] for key in ("started", "attempts") if key in before}
         self._record = job.record(rounds) | kept | {"node": node, "pid": os.getpid()}
-        self.folder = RunFolder(study / job.name)
+        self.folder = RunFolder(study / job.name, StudyFolder.command_to_resume(study))
         (self.folder.path / "checkpoints").mkdir(parents=True, exist_ok=True)
         self._built: assembly.Experiment | None = None
         self._state: State | None = None

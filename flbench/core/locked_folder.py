@@ -1,0 +1,113 @@
+"""The base of run folders and study folders: one process writes to them, file by file."""
+
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+from typing import IO, ClassVar, Self
+
+from flbench.core import files
+from flbench.core.errors import RunError, UserError
+
+
+class LockedFolder:
+    """A folder that one process writes to. Files are replaced atomically.
+
+    `create` and `reopen` of a subclass lock the folder against other processes until `close`.
+
+    Args:
+        path: An existing folder; it is not locked.
+        resume_command: Command that resumes what the folder belongs to, for messages; None for the
+            one that resumes the folder itself.
+
+    Attributes:
+        path: The folder.
+        resume_command: The command.
+        marker: File without which the folder cannot be resumed.
+        option: Name of the option or key for the folder above, for messages.
+    """
+
+    marker: ClassVar[str]
+    option: ClassVar[str]
+
+    def __init__(self, path: Path, resume_command: str | None = None) -> None:
+        self.path = path
+        self.resume_command = resume_command or self.command_to_resume(path)
+        self._lock: IO[str] | None = None
+
+    @classmethod
+    def command_to_resume(cls, path: Path) -> str:
+        """Return the command that resumes a folder of this kind."""
+        raise NotImplementedError
+
+    @classmethod
+    def make(cls, parent: Path, name: str, inside: str) -> Self:
+        """Make and lock a new folder `parent/name-DATE-TIME-xxxx/`.
+
+        Args:
+            parent: Folder above; created if it does not exist.
+            name: Beginning of the folder's name.
+            inside: Name of an empty folder that is made in it.
+
+        Raises:
+            UserError: The folder cannot be made or written to.
+            RunError: The disk is full or failed.
+        """
+        now = datetime.now().strftime("%Y%m%d-%H%M%S")
+        path = parent / f"{name}-{now}-{secrets.token_hex(2)}"
+        try:
+            (path / inside).mkdir(parents=True)
+            probe = path / ".writable"
+            probe.touch()
+            probe.unlink()
+        except OSError as error:
+            if error.errno in files.DISK_ERRORS:
+                raise RunError(f"{path} cannot be written ({error.strerror}).") from error
+            raise UserError(
+                f"`{cls.option}`: {path} cannot be written ({error.strerror}). Choose another with"
+                " --out DIR."
+            ) from error
+        folder = cls(path)
+        folder.lock()
+        return folder
+
+    def lock(self) -> None:
+        """Lock the folder against other processes.
+
+        Raises:
+            UserError: Another process has locked the folder, or it cannot be written to.
+        """
+        self._lock = files.lock_folder(self.path)
+
+    def close(self) -> None:
+        """Unlock the folder, so that other processes can write to it."""
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    def write(self, name: str, content: str | bytes) -> None:
+        """Write a file of the folder atomically.
+
+        Args:
+            name: Path of the file within the folder.
+            content: The new content; text is encoded as UTF-8.
+
+        Raises:
+            RunError: The file cannot be written. Its old content is unchanged.
+        """
+        with self.guard(name):
+            files.write(self.path / name, content.encode() if isinstance(content, str) else content)
+
+    @contextmanager
+    def guard(self, name: str) -> Iterator[None]:
+        """Context manager that turns an OSError while writing the file `name` into a RunError."""
+        try:
+            yield
+        except OSError as error:
+            can_resume = (self.path / self.marker).is_file()
+            cure = f"resume: {self.resume_command}" if can_resume else "start again."
+            raise RunError(
+                f"{self.path / name} could not be written ({error.strerror or error})."
+                f" The files written before are intact. Make space or repair the disk, then {cure}"
+            ) from error

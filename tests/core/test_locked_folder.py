@@ -1,0 +1,70 @@
+"""The base of run folders and study folders."""
+
+import errno
+
+import pytest
+
+from flbench.core import files
+from flbench.core.errors import RunError, UserError
+from flbench.core.locked_folder import LockedFolder
+
+
+class Notebook(LockedFolder):
+    marker = "index.txt"
+    option = "notes.dir"
+
+    @classmethod
+    def command_to_resume(cls, path):
+        return f"notebook --resume {path}"
+
+
+def test_folders_of_the_same_name_are_different_and_locked(tmp_path):
+    one, other = (Notebook.make(tmp_path / "all", "mine", "pages") for _ in range(2))
+
+    assert one.path != other.path
+    assert one.path.parent == other.path.parent == tmp_path / "all"
+    assert one.path.name.startswith("mine-")
+    assert {entry.name for entry in one.path.iterdir()} == {"pages", ".lock"}
+    again = Notebook(one.path)
+    with pytest.raises(UserError, match="another process is writing"):
+        again.lock()
+    one.close()
+    again.lock()
+    again.close()
+    other.close()
+
+
+def test_folder_that_cannot_be_made_names_the_option(tmp_path):
+    (tmp_path / "file").write_text("")
+
+    with pytest.raises(UserError, match=r"`notes\.dir`: .* cannot be written .*--out DIR"):
+        Notebook.make(tmp_path / "file", "mine", "pages")
+
+
+@pytest.mark.parametrize(
+    ("is_resumable", "cure"),
+    [(True, "then resume: notebook --resume {path}"), (False, "then start again.")],
+)
+def test_full_disk_names_the_file_and_what_to_do(tmp_path, monkeypatch, is_resumable, cure):
+    folder = Notebook(tmp_path)
+    folder.write("page.txt", "old")
+    if is_resumable:
+        folder.write("index.txt", "page")
+
+    def full(path):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(files, "sync", full)
+
+    with pytest.raises(RunError) as caught:
+        folder.write("page.txt", "new")
+
+    message = str(caught.value)
+    assert message.startswith(f"{tmp_path / 'page.txt'} could not be written (No space left")
+    assert message.endswith(cure.format(path=tmp_path))
+    assert (tmp_path / "page.txt").read_text() == "old"
+
+
+def test_command_of_what_a_folder_belongs_to_replaces_its_own(tmp_path):
+    assert Notebook(tmp_path).resume_command == f"notebook --resume {tmp_path}"
+    assert Notebook(tmp_path, "library --resume all").resume_command == "library --resume all"
