@@ -29,7 +29,15 @@ def methods() -> list[Entry]:
 
 
 def method(name: str) -> Entry:
-    """Return one method: its paper, what it exchanges, its documentation, its hyper-parameters.
+    """Return one method.
+
+    Args:
+        name: Name of the method.
+
+    Returns:
+        `name`; `paper` with `title`, `authors`, `venue` and `doi`; what the server sends (`down`),
+        what clients send (`up`) and keep (`keeps`); `about`, the documentation; `parameters`, see
+        `parameter`.
 
     Raises:
         ConfigError: No method has this name; the message names the closest ones.
@@ -51,7 +59,16 @@ def method(name: str) -> Entry:
 
 
 def parameter(name: str, field: FieldInfo) -> Entry:
-    """Return one hyper-parameter: its name, default, range, unit and meaning."""
+    """Return one hyper-parameter.
+
+    Args:
+        name: Its key in the section.
+        field: Its field in the method's configuration.
+
+    Returns:
+        `name`, `default`, `range` (as text, such as `[0, 1)` or `a | b`), `unit` (None for a number
+        without one) and `meaning`.
+    """
     extra = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
     return {
         "name": name,

@@ -86,10 +86,16 @@ def is_available(config: DataConfig) -> bool:
 
 
 def partition(federation: Federation) -> Entry:
-    """Describe a partition: hash, samples of every client and part, training samples by class.
+    """Describe a partition.
 
     Args:
         federation: The federation.
+
+    Returns:
+        `dataset`, the name of the data set; `hash` of the partition (SHA-256, hex); `clients`,
+        their number N; `classes`, the names of the C classes; `samples`, the number of samples of
+        each client [N] by part; `common_test`, the size of the common test set; `train_counts`
+        [N][C], the training samples by client and class; `notes`, sentences for the user.
     """
     return {
         "dataset": federation.dataset.name,

@@ -25,9 +25,11 @@ def encode(partition: Partition, dataset: Dataset, config: PartitionConfig) -> t
         config: Section `partition`, for the description.
 
     Returns:
-        The bytes of the NPZ file: arrays `index`, `client` and `part` (0 train, 1 validation,
-        2 test) with one entry per sample, and `train_counts` [N, C]. The bytes of the JSON file:
-        hashes, names, sizes, configuration and notes.
+        The bytes of the NPZ file: arrays `index`, `client` and `part` (0 train, 1 validation, 2
+        test) with one entry per sample, and `train_counts` [N, C]. The bytes of the JSON file:
+        `format`, the `hash` of the partition, the hash of the `labels`, the name of the `dataset`
+        and the hash of its `data`, the names of the `classes`, the number of `clients`, the
+        `samples` of each client by part, the section `partition` as `config`, and `notes`.
     """
     index = np.concatenate([indices for part in PARTS for indices in partition.parts[part]])
     sizes = {name: [len(indices) for indices in partition.parts[name]] for name in PARTS}

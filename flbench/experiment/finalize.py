@@ -111,7 +111,7 @@ def _finish(folder: RunFolder, config: Config, summary: Summary) -> None:
 def _summary(
     experiment: Experiment, folder: RunFolder, state: State, weights: str, seconds: Seconds
 ) -> Summary:
-    """Return the content of summary.json.
+    """Return the content of summary.json; see `flbench.results.summary.Summary`.
 
     Args:
         experiment: The experiment.

@@ -9,7 +9,12 @@ from flbench import __version__
 
 
 def now() -> dict[str, Any]:
-    """Return the content of provenance.json for a run that starts now."""
+    """Return the content of provenance.json for a run that starts now.
+
+    Returns:
+        `flbench`, the version; `git_revision`, see the function of this name; `started`, the time
+        in ISO 8601 format, in UTC and to the millisecond.
+    """
     return {
         "flbench": __version__,
         "git_revision": git_revision(),

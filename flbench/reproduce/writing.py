@@ -100,7 +100,14 @@ def table(report: PaperReport) -> str:
 
 
 def as_json(report: PaperReport) -> str:
-    """Return the report as JSON."""
+    """Return the report as JSON.
+
+    Returns:
+        The text of an object with the keys `flbench` (version), `paper`, `scale`, `seeds`, `tables`
+        (captions by number), `substitutes` (by the paper's name of a data set), `scaled` and
+        `changed` (changes of the small scale and of the user), `notes`, `cells`, `claims`, `absent`
+        (what could not be measured), `footnotes`, `contradictions` and `choices`.
+    """
     plan, paper = report.plan, report.plan.paper
     tree: dict[str, Any] = {
         "flbench": __version__,

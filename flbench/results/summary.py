@@ -5,6 +5,21 @@ from typing import Any
 from flbench.results.metrics_file import Row
 
 Summary = dict[str, Any]
+"""The content of summary.json, or a part of it.
+
+- `algorithm`, `dataset`, `model`, `seed`, `rounds`, `clients`: what was run.
+- `partition_hash`, `config_hash`, `weights_digest`: SHA-256 (hex); the digest covers the weights of
+  all clients' models after the last round.
+- `last`, `best`: metrics of two rounds, see `metrics_at`; `best_by` says how the best round was
+  chosen.
+- `communication`, `client_trainings`, `trainings_without_step`, `diverged`: see `totals`.
+- `clients_never_trained`: number of clients without a completed training.
+- `seconds`: `train`, `evaluate` and `total`.
+- `engine`: `name`, `device`, `precision`, `threads`, `torch` (version), and what the engine
+  reports.
+- `notes`: sentences for the user.
+- `target`: with `evaluation.target_accuracy`, see `cost_to_reach`.
+"""
 
 
 def best_round(rows: list[Row]) -> int | None:

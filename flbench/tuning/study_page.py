@@ -99,7 +99,18 @@ def trials_csv(report: StudyReport) -> str:
 
 
 def as_json(report: StudyReport) -> str:
-    """Return results.json: the whole report. NaN and infinity are written as null."""
+    """Return results.json: the whole report. NaN and infinity are written as null.
+
+    Returns:
+        The text of an object with the keys `flbench` (version), `study` (content of study.json
+        without methods and command), `notes`, `methods`, `pairs` (comparisons of tuned methods, see
+        `flbench.tuning.comparison.Pair`) and `failures`. The entry of a method has its `space` and
+        `defaults`, the `winner` of the search, warnings about values `at_the_edge` of their range,
+        the `importance` of its parameters, `finals` (see `flbench.tuning.comparison.Side`) and
+        `seeds` (the study's metric on test by seed) for the default and the tuned parameters, the
+        `gain` from tuning (see `flbench.reports.statistics.PairedDifference`), and the `verdict`
+        about it.
+    """
     study, header = report.study, report.study.header
     tree = {
         "flbench": __version__,
