@@ -198,7 +198,7 @@ def method_page(name: str, measured: dict[str, list[str]]) -> str:
             " requirement. `...` stands for a value.",
         ),
     ):
-        sentences = list(said_by(kind, hook))
+        sentences = list(sentences_of(kind, hook))
         if sentences:
             lines += [f"## {title}", "", explanation, ""]
             lines += [f"- {escape(sentence)}" for sentence in sentences] + [""]
@@ -226,7 +226,7 @@ def summary_of(kind: type[Algorithm]) -> str:
     return escape(text)
 
 
-def said_by(kind: type[Algorithm], hook: str) -> Iterator[str]:
+def sentences_of(kind: type[Algorithm], hook: str) -> Iterator[str]:
     """Yield the sentences in the source of a hook, the method's own or inherited.
 
     A value that is known at run time only becomes `...`. Helpers of the same class count too.

@@ -11,7 +11,7 @@ from pydantic.fields import FieldInfo
 from torch import Tensor
 
 from flbench.algorithms.shared.gossip import GossipConfig
-from flbench.algorithms.shared.topology import components, mixing_rows, places, spectral_gap
+from flbench.algorithms.shared.topology import components, mixing_rows, positions, spectral_gap
 from flbench.config.schema import AlgorithmConfig
 from flbench.core.errors import ConfigError
 from flbench.core.registry import ALGORITHMS
@@ -102,7 +102,7 @@ class Network:
     @property
     def positions(self) -> NDArray[np.float64]:
         """Positions [N, 2] of the clients in a picture."""
-        return places(self.config.topology, len(self.graph))
+        return positions(self.config.topology, len(self.graph))
 
     def entry(self) -> Entry:
         """Return numbers that describe the network.

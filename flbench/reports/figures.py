@@ -54,7 +54,7 @@ def partition_table(counts: NDArray[np.integer], names: Sequence[str], dataset: 
     return figure
 
 
-def topology(graph: "Tensor", rows: "Tensor", places: NDArray[np.float64], title: str) -> Figure:
+def topology(graph: "Tensor", rows: "Tensor", positions: NDArray[np.float64], title: str) -> Figure:
     """Draw a network of clients, and its mixing weights beside it.
 
     A link in one direction is an arrow towards the client that mixes. Connected components have
@@ -63,7 +63,7 @@ def topology(graph: "Tensor", rows: "Tensor", places: NDArray[np.float64], title
     Args:
         graph: [N, N] bool; `graph[i, j]` is true if client j sends its model and client i mixes it.
         rows: [N, N] mixing weights; row i belongs to the client i that mixes.
-        places: [N, 2] position of each client in the figure.
+        positions: [N, 2] position of each client in the figure.
         title: Title of the figure.
     """
     from flbench.algorithms.shared.topology import components
@@ -73,22 +73,24 @@ def topology(graph: "Tensor", rows: "Tensor", places: NDArray[np.float64], title
     clients = len(graph)
     links = graph.numpy()
     both = np.argwhere(np.triu(links & links.T))
-    left.add_collection(LineCollection(list(places[both]), colors="0.6", linewidths=0.8, zorder=1))
+    left.add_collection(
+        LineCollection(list(positions[both]), colors="0.6", linewidths=0.8, zorder=1)
+    )
     mixes, sends = np.nonzero(links & ~links.T)
     if len(mixes):
-        way = places[mixes] - places[sends]
+        way = positions[mixes] - positions[sends]
         length = np.linalg.norm(way, axis=1, keepdims=True)
         # Arrows end at the edge of the client's disc, so that their heads are visible.
-        way *= np.maximum(0.1, 1 - 0.03 * np.ptp(places) / length)
+        way *= np.maximum(0.1, 1 - 0.03 * np.ptp(positions) / length)
         arrows = {"angles": "xy", "scale_units": "xy", "scale": 1, "width": 0.002}
-        left.quiver(*places[sends].T, *way.T, color="0.6", headwidth=6, zorder=1, **arrows)
+        left.quiver(*positions[sends].T, *way.T, color="0.6", headwidth=6, zorder=1, **arrows)
     part = np.zeros(clients, dtype=int)
     for number, members in enumerate(components(links)):
         part[members] = number
     size = float(np.clip(4000 / clients, 12, 160))
-    left.scatter(*places.T, c=part % 10, cmap="tab10", vmin=0, vmax=9, s=size, zorder=2)
+    left.scatter(*positions.T, c=part % 10, cmap="tab10", vmin=0, vmax=9, s=size, zorder=2)
     if clients <= 50:
-        for client, place in enumerate(places):
+        for client, place in enumerate(positions):
             left.annotate(str(client), place, ha="center", va="center", fontsize=6, color="white")
     left.set_aspect("equal")
     left.margins(0.08)

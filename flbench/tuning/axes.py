@@ -52,11 +52,11 @@ class Axis:
         """Whether the parameter has one value only."""
         return len(self.choices) == 1
 
-    def of(self, params: Mapping[str, Any]) -> float | None:
+    def position_in(self, params: Mapping[str, Any]) -> float | None:
         """Return the position of a trial; None if it lacks the parameter or lies off the axis."""
-        return self.place(params[self.path]) if self.path in params else None
+        return self.position(params[self.path]) if self.path in params else None
 
-    def place(self, value: Any) -> float | None:
+    def position(self, value: Any) -> float | None:
         """Return the position of a value: 0 and 1 are the ends; None if the axis cannot show it."""
         if self.choices:
             if value not in self.choices:
@@ -70,7 +70,7 @@ class Axis:
             return log(value / self.low) / log(self.high / self.low)
         return float((value - self.low) / (self.high - self.low))
 
-    def over(self, values: Iterable[Any]) -> "Axis":
+    def extended(self, values: Iterable[Any]) -> "Axis":
         """Return the axis, extended so that it contains the values."""
         values = list(values)
         if self.choices:
@@ -97,7 +97,7 @@ class Axis:
                 return None
             ends: dict[Any, End] = {min(self.choices): "low", max(self.choices): "high"}
             return ends.get(value)
-        place = self.place(value)
+        place = self.position(value)
         if self.low == self.high or place is None:
             return None
         return "low" if place <= EDGE else "high" if place >= 1 - EDGE else None
@@ -136,7 +136,7 @@ def _axis(path: str, entry: Mapping[str, Any], tried: Sequence[Any], rounds: int
             return Axis(path, *parameter.ends[:2], log=parameter.log, whole=whole)
     if tried and all(map(_number, tried)):
         return Axis(path, min(tried), max(tried), declared=False)
-    return Axis(path, choices=tuple(tried[:1]), declared=False).over(tried)
+    return Axis(path, choices=tuple(tried[:1]), declared=False).extended(tried)
 
 
 def _read(entry: Mapping[str, Any], rounds: int) -> Parameter | None:

@@ -37,7 +37,7 @@ def fit(space: Space, layers: Sequence[Layer]) -> tuple[Space, list[str]]:
         )
     values = leaves(config.tree())
     given = {p: values[p] for p in space.parameters if origins.get(p) == COMMAND_LINE}
-    open_ = space.without(given)
+    searched = space.without(given)
     notes = [
         f"{space.method}: `{path}` is {given[path]!r} (command line), not searched."
         for path in given
@@ -45,9 +45,9 @@ def fit(space: Space, layers: Sequence[Layer]) -> tuple[Space, list[str]]:
     notes += [
         f"{space.method}: `{path}` is not searched: its condition does not hold."
         for path in space.parameters
-        if path not in open_.parameters and path not in given
+        if path not in searched.parameters and path not in given
     ]
-    if all(isinstance(parameter, Fixed) for parameter in open_.parameters.values()):
+    if all(isinstance(parameter, Fixed) for parameter in searched.parameters.values()):
         settled = f"; on the command line: {', '.join(given)}" if given else ""
         raise ConfigError(
             f"no parameter of `{space.method}` is left to search ({space.source}{settled}). Remove"
@@ -59,8 +59,8 @@ def fit(space: Space, layers: Sequence[Layer]) -> tuple[Space, list[str]]:
             f" {values[RATE]:g}. A comparison with methods whose learning rate is searched is not"
             " fair."
         )
-    check(open_, layers)
-    return open_, notes
+    check(searched, layers)
+    return searched, notes
 
 
 def check(space: Space, layers: Sequence[Layer]) -> None:

@@ -68,8 +68,8 @@ def _varies(axis: Axis, trials: Sequence[Trial]) -> bool:
     """Whether all trials set a parameter, to different values that its axis can show."""
     if axis.fixed or any(axis.path not in trial.params for trial in trials):
         return False
-    wide = axis.over([trial.params[axis.path] for trial in trials])
-    places = {wide.of(trial.params) for trial in trials}
+    wide = axis.extended([trial.params[axis.path] for trial in trials])
+    places = {wide.position_in(trial.params) for trial in trials}
     return None not in places and len(places) > 1
 
 
@@ -81,7 +81,7 @@ def _fanova(axes: Sequence[Axis], trials: Sequence[Trial]) -> dict[str, float]:
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     # Defaults, and parameters that population based training changes, may lie outside the space.
-    wide = [axis.over([trial.params[axis.path] for trial in trials]) for axis in axes]
+    wide = [axis.extended([trial.params[axis.path] for trial in trials]) for axis in axes]
     distributions = {axis.path: _distribution(axis) for axis in wide}
     study = optuna.create_study(direction="maximize")
     study.add_trials(

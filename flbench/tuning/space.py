@@ -85,17 +85,17 @@ class Space:
             values: Values by dotted key of the parameters to remove.
         """
         kept: dict[str, Parameter] = {}
-        gone: set[str] = set()
+        removed: set[str] = set()
         for path, parameter in self.parameters.items():
             if path in values:
                 continue
-            open_ = {other: v for other, v in parameter.when.items() if other not in values}
-            held = all(values[o] in v for o, v in parameter.when.items() if o in values)
-            if held and not gone & set(open_):
-                changed = open_ != parameter.when
-                kept[path] = parameter.model_copy(update={"when": open_}) if changed else parameter
+            when = {other: v for other, v in parameter.when.items() if other not in values}
+            are_met = all(values[o] in v for o, v in parameter.when.items() if o in values)
+            if are_met and not removed & set(when):
+                changed = when != parameter.when
+                kept[path] = parameter.model_copy(update={"when": when}) if changed else parameter
             else:
-                gone.add(path)
+                removed.add(path)
         return replace(self, parameters=kept)
 
     def tree(self) -> dict[str, Any]:

@@ -56,7 +56,7 @@ def parallel(axes: Sequence[Axis], trials: Sequence[Trial], metric: str) -> Figu
         plot.plot(*zip(*lines[bold], strict=True), "o-", color=shades[bold], lw=3.2, ms=5, zorder=4)
     for x, axis in zip(xs, [*axes, last], strict=True):
         _upright(plot, x, axis)
-        if any(axis.of(trial.params) is None for trial, _ in drawn if axis is not last):
+        if any(axis.position_in(trial.params) is None for trial, _ in drawn if axis is not last):
             _mark(plot, x, UNSET, "not set")
     plot.set_xlim(-0.45, len(axes) + 0.35)
     plot.set_xticks(xs, [*_names(axes), metric.replace(" ", "\n", 1)], fontsize=8)
@@ -91,10 +91,10 @@ def scatter(axes: Sequence[Axis], trials: Sequence[Trial], metric: str) -> Figur
     ]
     for plot, axis, name in zip(plots, axes, _names(axes), strict=False):
         for group, style in groups:
-            places = [axis.of(trial.params) for trial, _ in group]
+            places = [axis.position_in(trial.params) for trial, _ in group]
             xs = [-ASIDE if place is None else place for place in places]
             plot.plot(xs, [score for _, score in group], linestyle="none", **style)
-        _level(plot, axis, unset=any(axis.of(trial.params) is None for trial, _ in drawn))
+        _level(plot, axis, unset=any(axis.position_in(trial.params) is None for trial, _ in drawn))
         plot.set_xlabel(name.replace("\n", ""), fontsize=8)
     for plot in plots[len(axes) :]:
         plot.set_visible(False)
@@ -156,7 +156,7 @@ def _scored(trials: Sequence[Trial]) -> list[tuple[Trial, float]]:
 def _free(axes: Sequence[Axis], trials: Sequence[Trial]) -> list[Axis]:
     """Return the axes of searched parameters, extended to the values of the trials."""
     return [
-        axis.over([trial.params[axis.path] for trial in trials if axis.path in trial.params])
+        axis.extended([trial.params[axis.path] for trial in trials if axis.path in trial.params])
         for axis in axes
         if not axis.fixed
     ]
@@ -170,7 +170,7 @@ def _score_axis(metric: str, scores: Sequence[float]) -> Axis:
 
 def _heights(axes: Sequence[Axis], trial: Trial) -> list[float]:
     """Return the position of a trial on each axis."""
-    places = [axis.of(trial.params) for axis in axes]
+    places = [axis.position_in(trial.params) for axis in axes]
     return [UNSET if place is None else place for place in places]
 
 
@@ -206,7 +206,7 @@ def _mark(plot: Axes, x: float, y: float, word: str) -> None:
 def _ticks(axis: Axis, apart: float) -> list[tuple[float, str]]:
     """Return positions and labels of an axis: its ends, and round numbers if there is room."""
     if axis.choices:
-        return [(float(axis.place(value) or 0.0), shown(value)) for value in axis.choices]
+        return [(float(axis.position(value) or 0.0), shown(value)) for value in axis.choices]
     inside: Sequence[float]
     if axis.log:
         inside = LogLocator(subs=(1.0, 2.0, 5.0)).tick_values(axis.low, axis.high)
@@ -216,7 +216,7 @@ def _ticks(axis: Axis, apart: float) -> list[tuple[float, str]]:
         inside = MaxNLocator(5, integer=axis.whole).tick_values(axis.low, axis.high)
     taken: list[tuple[float, str]] = []
     for value in (axis.low, axis.high, *map(float, np.asarray(inside))):
-        place = axis.place(value)
+        place = axis.position(value)
         room = place is not None and all(abs(place - other) >= apart for other, _ in taken)
         if place is not None and room and -1e-9 <= place <= 1 + 1e-9:
             taken.append((place, _word(value)))

@@ -36,24 +36,24 @@ def test_parameter_without_a_declared_range_has_that_of_the_trials_and_no_end():
 
 
 def test_places():
-    assert Axis("x", 0.01, 100.0, log=True).place(1.0) == pytest.approx(0.5)
-    assert Axis("x", 2.0, 4.0).place(2.5) == pytest.approx(0.25)
-    assert Axis("x", 2.0, 4.0).place(6.0) == pytest.approx(2.0)
-    assert Axis("x", choices=("a", "b")).place("b") == pytest.approx(0.75)
+    assert Axis("x", 0.01, 100.0, log=True).position(1.0) == pytest.approx(0.5)
+    assert Axis("x", 2.0, 4.0).position(2.5) == pytest.approx(0.25)
+    assert Axis("x", 2.0, 4.0).position(6.0) == pytest.approx(2.0)
+    assert Axis("x", choices=("a", "b")).position("b") == pytest.approx(0.75)
 
 
 def test_what_an_axis_cannot_show_has_no_place():
-    assert Axis("x", 0.01, 1.0, log=True).place(0.0) is None
-    assert Axis("x", 0.0, 1.0).place(None) is None
-    assert Axis("x", 0.0, 1.0).place(float("nan")) is None
-    assert Axis("x", choices=("a", "b")).place("c") is None
-    assert Axis("x", 0.0, 1.0).of({"y": 0.5}) is None
+    assert Axis("x", 0.01, 1.0, log=True).position(0.0) is None
+    assert Axis("x", 0.0, 1.0).position(None) is None
+    assert Axis("x", 0.0, 1.0).position(float("nan")) is None
+    assert Axis("x", choices=("a", "b")).position("c") is None
+    assert Axis("x", 0.0, 1.0).position_in({"y": 0.5}) is None
 
 
 def test_longer_axis_shows_all_values():
-    assert Axis("x", 0.1, 1.0).over([2.0, None, 0.5]) == Axis("x", 0.1, 2.0)
-    assert Axis("x", 1, 4, whole=True).over([1.5]).whole is False
-    assert Axis("x", choices=("a",)).over(["b", "b", None]).choices == ("a", "b", None)
+    assert Axis("x", 0.1, 1.0).extended([2.0, None, 0.5]) == Axis("x", 0.1, 2.0)
+    assert Axis("x", 1, 4, whole=True).extended([1.5]).whole is False
+    assert Axis("x", choices=("a",)).extended(["b", "b", None]).choices == ("a", "b", None)
 
 
 @pytest.mark.parametrize(

@@ -139,7 +139,7 @@ def spectral_gap(rows: Tensor) -> float:
     return max(0.0, 1.0 - float(sizes[1])) if len(sizes) > 1 else 1.0
 
 
-def places(name: Name, clients: int) -> NDArray[np.float64]:
+def positions(name: Name, clients: int) -> NDArray[np.float64]:
     """Return positions [N, 2] for a drawing of the clients: rows, a hub, or a circle."""
     if name == "grid":
         row, column = np.divmod(np.arange(clients), ceil(sqrt(clients)))

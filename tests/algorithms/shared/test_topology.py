@@ -9,7 +9,7 @@ from flbench.algorithms.shared.topology import (
     Topology,
     components,
     mixing_rows,
-    places,
+    positions,
     spectral_gap,
 )
 from flbench.core.rng import Draw
@@ -187,10 +187,10 @@ def test_spectral_gap_measures_how_fast_models_agree():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_client_has_a_place_of_its_own(name):
-    spots = places(name, 11)
+    spots = positions(name, 11)
 
     assert spots.shape == (11, 2)
     assert len({tuple(spot) for spot in spots.round(6).tolist()}) == 11
-    if name == "grid":  # links join places at distance one
+    if name == "grid":  # links join positions at distance one
         links = graph(Topology("grid"), 11).numpy()
         assert np.allclose(np.linalg.norm(spots[:, None] - spots, axis=2) == 1, links)
