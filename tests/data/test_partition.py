@@ -148,7 +148,7 @@ def test_note_counts_the_draws_after_the_first_one():
     data, few = dataset(), 10
     counts = set()
     for seed in range(12):
-        config = PartitionConfig(scheme="dirichlet", clients=6, alpha=0.5, min_samples=few)
+        config = PartitionConfig(scheme="dirichlet", clients=6, alpha=0.1, min_samples=few)
         streams = (generator(seed, "partition", k) for k in range(30))
         draws = (dirichlet_by_class(data.y[: data.train], 6, 6, config, rng) for rng in streams)
         smallest = [min(map(len, clients)) for clients in draws]
