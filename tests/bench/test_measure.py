@@ -105,7 +105,7 @@ def test_bare_loop_takes_the_steps_and_batches_of_the_engine(net):
     assert steps == int(trained.results.steps.sum())
 
 
-def test_auto_chooses_an_engine_says_why_and_writes_it_down(tmp_path):
+def test_auto_chooses_an_engine_and_records_it_with_the_reason(tmp_path):
     path, summary = run(tmp_path, "engine.name=auto", "algorithm=fedavg")
 
     chosen = summary["engine"]["name"]
