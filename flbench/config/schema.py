@@ -118,8 +118,7 @@ class PartitionConfig(Strict):
     pool: Literal["train", "merged"] = Field(
         "train",
         description="samples to distribute: the data set's train part (its test part becomes the"
-        " common test"
-        " set), or both parts merged",
+        " common test set), or both parts merged",
     )
     samples: int | None = Field(
         None,
@@ -238,14 +237,12 @@ class TrainConfig(Strict):
     last_batch: Literal["keep", "wrap", "drop"] = Field(
         "keep",
         description="last batch of an epoch if it is smaller than B: keep it, fill it up with the"
-        " first"
-        " samples of the epoch (wrap), or drop it",
+        " first samples of the epoch (wrap), or drop it",
     )
     batchnorm: Literal["average", "local", "drop"] = Field(
         "average",
         description="BatchNorm statistics: averaged like the weights, kept by the client (local),"
-        " or"
-        " discarded and re-estimated for each evaluation (drop)",
+        " or discarded and re-estimated for each evaluation (drop)",
     )
     optimizer: OptimizerConfig = Field(OptimizerConfig(), description="local optimizer")
     schedule: ScheduleConfig = Field(ScheduleConfig(), description="learning rate by round")
@@ -336,8 +333,7 @@ class EvaluationConfig(Strict):
     confusable: str | None = Field(
         None,
         description="reference run that defines the confusable classes: a run folder, its"
-        " confusion.csv, or"
-        " `own` for this run itself",
+        " confusion.csv, or `own` for this run itself",
     )
     rare: Literal["lowest", "share"] = Field(
         "lowest",

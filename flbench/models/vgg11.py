@@ -21,8 +21,7 @@ class Vgg11Config(ModelConfig):
     classifier: Literal[512, 4096] = Field(
         512,
         description="width of the two hidden linear layers; 4096 is that of FedCPMD's table 18 and"
-        " takes"
-        " 515 MB per client",
+        " takes 515 MB per client",
     )
 
 

@@ -47,9 +47,9 @@ def gains(report: StudyReport) -> Block:
         ),
         tuple(rows),
         "Search: one training with the study's seed; the score of the best of many trials is"
-        " optimistic."
-        " Final: mean over seeds and half the width of its 95 % interval. Gain: mean difference of"
-        " trainings with the same seed, and half the width of its 95 % interval (paired t-test).",
+        " optimistic. Final: mean over seeds and half the width of its 95 % interval. Gain: mean"
+        " difference of trainings with the same seed, and half the width of its 95 % interval"
+        " (paired t-test).",
         texts=(0, 1, 7),
     )
 
