@@ -177,7 +177,7 @@ class Evaluator:
                 some, statistics = ids, self.common_statistics(deployment)
                 if name == "gm":
                     some, statistics = ids[:1], (replace(statistics[0], samples=Samples("common")),)
-                elif self._is_one(state, deployment):
+                elif self._is_same_for_all(state, deployment):
                     some = ids[:1]
                 found = self.run_statistics(state, settings, name, deployment, some, statistics)[
                     COMMON_CONFUSION
@@ -191,7 +191,7 @@ class Evaluator:
                 counts.add_(place, found.expand(len(place), *found.shape[1:]))
         return counts_by_part
 
-    def _is_one(self, state: State, deployment: Deployment) -> bool:
+    def _is_same_for_all(self, state: State, deployment: Deployment) -> bool:
         """Return whether a deployment is the same model for all clients."""
         changes = (deployment.weights, deployment.predict, deployment.program)
         own = self.algorithm.setting.net.names("all") & state.clients.keys()
@@ -322,8 +322,8 @@ class Evaluator:
         Raises:
             DivergedError: A model has weights that are not finite.
         """
-        maps = tuple(step for step in then if isinstance(step, Transform))
-        program = LocalProgram((*self._steps(deployment), *maps), keeps)
+        transforms = tuple(step for step in then if isinstance(step, Transform))
+        program = LocalProgram((*self._steps(deployment), *transforms), keeps)
         results = self.engine.run(
             program,
             ids,

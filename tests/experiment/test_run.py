@@ -147,7 +147,7 @@ def test_a_model_that_all_share_is_evaluated_once_on_the_common_test_set(keys, o
     monkeypatch.setattr(built.engine, "run", noted)
     found = evaluator.evaluate_common(state, settings)["personal"]
     assert asked[0] == (1 if once else 5)
-    monkeypatch.setattr(evaluate.Evaluator, "_is_one", lambda *args: False)
+    monkeypatch.setattr(evaluate.Evaluator, "_is_same_for_all", lambda *args: False)
     slow = evaluator.evaluate_common(state, settings)["personal"]
 
     for name in ("support", "predicted", "correct", "confusion"):
