@@ -1,0 +1,137 @@
+"""FedAvg-FT: FedAvg without fine-tuning, a loop over the fine-tuning, and what is evaluated."""
+
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+
+from flbench.core.errors import ConfigError
+from flbench.experiment.rounds import settings_of
+from tests.algorithms.plain import (
+    FULL,
+    STATISTICS,
+    Plain,
+    accuracies,
+    deployed,
+    lenet5_bytes,
+)
+from tests.algorithms.test_contract import after
+from tests.algorithms.test_identities import LENET, POLICIES
+from tests.support import build, config_of, run
+
+NONE = ("algorithm=ft", "algorithm.finetune_epochs=0")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", POLICIES)
+def test_without_fine_tuning_it_is_fedavg_to_the_bit(policy):
+    norm = f"train.batchnorm={policy}"
+    head = ("algorithm.finetune=head_first", "algorithm.head_epochs=0")
+    fedavg = deployed(norm, "algorithm=fedavg")
+
+    assert deployed(norm, *NONE) == fedavg
+    assert deployed(norm, *NONE, *head) == fedavg
+    assert deployed(norm, "algorithm=ft") != fedavg
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", POLICIES)
+def test_training_is_fedavgs_to_the_bit_whatever_the_fine_tuning(policy):
+    norm = f"train.batchnorm={policy}"
+    keys = ("algorithm.finetune=head_first", "algorithm.finetune_lr=0.5")
+    found = after(build(*LENET, norm, "algorithm=ft", *keys), 2)
+    fedavg = after(build(*LENET, norm, "algorithm=fedavg"), 2)
+
+    assert found.server.keys() == fedavg.server.keys()
+    for tree, other in ((found.server, fedavg.server), (found.clients, fedavg.clients)):
+        for name, value in other.items():
+            assert torch.equal(tree[name], value), name
+
+
+def fine_tuned(plain, start, client, stages):
+    """Train a copy of the model: (names, epochs, learning rate, BatchNorm mode) of each stage."""
+    x, y = plain.samples(client)
+    leaves = {name: value.clone() for name, value in start.items()}
+    for names, epochs, lr, batchnorm in stages:
+        for name in names:
+            leaves[name] = leaves[name].detach().requires_grad_()
+        optimizer = torch.optim.SGD([leaves[name] for name in names], lr=lr, momentum=0.9)
+        for _ in range(epochs):
+            optimizer.zero_grad()
+            cross_entropy(plain.outputs(leaves, x, train=batchnorm).logits, y).backward()
+            optimizer.step()
+        leaves = {name: value.detach() for name, value in leaves.items()}
+    return leaves
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
+@pytest.mark.parametrize(
+    ("keys", "head", "body", "rate"),
+    [
+        (("finetune_epochs=3",), 0, 3, None),
+        (("finetune=head_first", "finetune_epochs=2", "head_epochs=3"), 3, 2, None),
+        (("finetune=head_first", "finetune_epochs=0", "head_epochs=2"), 2, 0, 0.04),
+        (("finetune=head_first", "finetune_epochs=1", "head_epochs=1"), 1, 1, 0.04),
+    ],
+)
+def test_fine_tuned_models_equal_a_loop(engine, keys, head, body, rate):
+    """In float64, with momentum, which is not carried over from the head to all layers."""
+    built = build(
+        *("algorithm=ft", "model.name=lenet5", f"engine.name={engine}"),
+        *(f"algorithm.{key}" for key in keys),
+        f"algorithm.finetune_lr={'null' if rate is None else rate}",
+        *("train.optimizer.momentum=0.9", "train.schedule.name=step"),
+        *("train.schedule.decay=0.5", "train.schedule.every=1"),
+        *FULL,
+    )
+    plain, net = Plain(built), built.algorithm.setting.net
+    state = after(built, 2)
+    w = plain.start() | state.server
+    lr = 0.5 * (rate or 0.1)  # the factor of round 2
+    of_head = [name for name in net.parameters if name.startswith("head.")]
+    assert len(of_head) == 2
+    stages = ((of_head, head, lr, False), (list(net.parameters), body, lr, True))
+
+    settings = settings_of(built.config, built.algorithm, after(built, 1))
+    found = list(built.evaluator(print).deployed(state, settings))
+
+    for client in range(5):
+        expected = fine_tuned(plain, w, client, stages)
+        moved = {name for name, value in expected.items() if not torch.equal(value, w[name])}
+        assert moved == set(of_head) if body == 0 else moved > set(of_head)
+        for name, value in found[client].items():
+            assert torch.allclose(value.double(), expected[name].double(), rtol=0, atol=1e-12), name
+
+
+@pytest.mark.slow
+def test_models_of_other_configurations_are_evaluated_beside_it(tmp_path):
+    """`noft` is FedAvg's model, and the fine-tuned one is that of FedAvg's own key."""
+    keys = ("train.optimizer.lr=0.1", "train.local_epochs=2", "evaluation.common.every=1")
+    ft, summary = run(tmp_path, "algorithm=ft", "algorithm.finetune_epochs=3", *keys)
+    fedavg, _ = run(tmp_path, "algorithm=fedavg", "algorithm.finetune_epochs=3", *keys)
+
+    assert accuracies(ft, "personal") == accuracies(fedavg, "ft")
+    assert accuracies(ft, "noft") == accuracies(fedavg, "personal")
+    assert accuracies(ft, "gm", "common") == accuracies(fedavg, "gm", "common")
+    assert accuracies(ft, "personal") != accuracies(ft, "noft")
+    assert summary["last"]["test"]["accuracy"] > summary["last"]["test"]["noft"]["accuracy"]
+
+
+def test_no_epoch_of_fine_tuning_is_noted():
+    def notes(*keys):
+        return [note for note in build(*keys).notes if "this is FedAvg" in note]
+
+    assert notes(*NONE)
+    assert not notes("algorithm=ft")
+    assert not notes(*NONE, "algorithm.finetune=head_first")
+
+
+def test_learning_rate_zero_is_refused():
+    with pytest.raises(ConfigError, match="finetune_lr"):
+        config_of("algorithm=ft", "algorithm.finetune_lr=0")
+
+
+@pytest.mark.slow
+def test_bytes_are_fedavgs(tmp_path):
+    """A fine-tuned model is never sent."""
+    assert lenet5_bytes(tmp_path, "algorithm=ft") == (62_050 * 4 + STATISTICS,) * 2
