@@ -449,6 +449,16 @@ def tune(
             " the search.",
         ),
     ] = None,
+    deployment: Annotated[
+        str | None,
+        typer.Option(
+            "--deployment",
+            metavar="NAME",
+            help="Model whose metrics score the trials and are compared (default personal): a"
+            " deployment that all methods of the study have, for example `noft` of ft and"
+            " fedbabu.",
+        ),
+    ] = None,
     seeds: Annotated[
         int | None,
         typer.Option(
@@ -516,6 +526,7 @@ def tune(
         "search": search,
         "scheduler": scheduler,
         "metric": metric,
+        "deployment": deployment,
         "seeds": seeds,
         "out": out,
     }

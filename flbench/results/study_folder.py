@@ -25,6 +25,9 @@ Content = TypeVar("Content")
 STATES: tuple[State, ...] = ("finished", "stopped", "running", "diverged", "failed")
 VARIANTS: tuple[Variant, ...] = ("default", "tuned")
 
+PERSONAL = "personal"
+"""Name of the deployment that scores a trial unless the user names another one."""
+
 
 @dataclass(frozen=True)
 class Method:
@@ -54,6 +57,7 @@ class Header:
         partition_hash: SHA-256 of the partition that all trials share; None if it is not known.
         seed: Seed of the trials. Final trainings take the seeds after it.
         metric: Validation metric that scores a trial; larger is better.
+        deployment: Name of the deployment whose metrics are compared, on validation and test parts.
         search: How hyper-parameters are proposed: random, grid or optuna.
         scheduler: What stops trials early: asha, pbt or none.
         trials: Number of trials of each method, the one with default hyper-parameters included.
@@ -78,6 +82,7 @@ class Header:
     seeds: int
     git_revision: str | None
     methods: Mapping[str, Method]
+    deployment: str = PERSONAL  # a study of an earlier version has no entry
 
 
 @dataclass(frozen=True)
@@ -140,17 +145,21 @@ class Final:
     trial: Trial
     run: reading.Run | None
 
-    def metric(self, split: str, name: str) -> float | None:
+    def metric(self, split: str, name: str, deployment: str = PERSONAL) -> float | None:
         """Return a metric after the last round.
 
         Args:
             split: "validation" or "test".
             name: Name of the metric, for example "accuracy".
+            deployment: Name of the deployment.
 
         Returns:
             The value; None if the training is unfinished, or its summary lacks the metric.
         """
-        value = None if self.run is None else self.run.summary["last"][split].get(name)
+        metrics = {} if self.run is None else self.run.summary["last"][split]
+        if deployment != PERSONAL:  # the metrics of another deployment are in a dict of its name
+            metrics = metrics.get(deployment, {})
+        value = metrics.get(name)
         return value if isinstance(value, int | float) and isfinite(value) else None
 
 
@@ -208,9 +217,12 @@ class Study:
     def values(
         self, method: str, variant: Variant, name: str, *, split: str = "test"
     ) -> dict[int, float]:
-        """Return a metric of a method's final trainings after the last round, by seed."""
+        """Return a metric of a method's final trainings after the last round, by seed.
+
+        It is that of the study's deployment.
+        """
         found = {
-            seed: final.metric(split, name)
+            seed: final.metric(split, name, self.header.deployment)
             for seed, final in self.finals_of(method, variant).items()
         }
         return {seed: value for seed, value in found.items() if value is not None}

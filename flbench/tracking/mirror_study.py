@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from flbench.core.documents import as_data_error, read_yaml, unix_milliseconds
 from flbench.core.errors import DataError
+from flbench.results.metrics_file import Row
 from flbench.results.study_folder import read_header
 from flbench.tracking import mirror_run, mlflow_files, mlflow_metrics, mlflow_names, mlflow_view
 from flbench.tracking.mirror_run import Outcome
@@ -35,7 +36,10 @@ TRIAL_STATUS: Final = {
     "failed": "FAILED",
 }
 PICTURES: Final = "pictures"
-SETTINGS: Final = ("metric", "search", "scheduler", "trials", "rounds", "seeds", "seed")
+SETTINGS: Final = (
+    *("metric", "deployment", "search", "scheduler"),
+    *("trials", "rounds", "seeds", "seed"),
+)
 
 
 class StudyMirror:
@@ -207,13 +211,14 @@ class StudyMirror:
         """
         if key not in self._runs:
             header = self._header
+            objective = Row(0, "validation", header.deployment, header.metric, 0.0)
             tag = f"{self._id}/{key}" if key else self._id
             all_tags = {
                 STUDY_TAG: self._id,
                 "kind": kind,
                 "dataset": header.dataset,
                 "partition": header.partition_hash,
-                "objective": f"validation/{header.metric}",
+                "objective": mlflow_names.metric_name(objective),
                 "git_revision": header.git_revision,
                 "mlflow.source.git.commit": header.git_revision,
                 "seed": str(header.seed),

@@ -1,5 +1,6 @@
 """Carries out a study, or the part of it that is left."""
 
+from flbench.tuning.deployments import of_deployment
 from flbench.tuning.plan import ENDS, StudyPlan
 from flbench.tuning.prepare import Prepared
 from flbench.tuning.progress_table import ProgressTable
@@ -27,7 +28,7 @@ def carry_out(folder: StudyFolder, prepared: Prepared) -> None:
     plan = StudyPlan(prepared.samplers(), prepared.budget, records)
     progress = ProgressTable(
         methods=tuple(prepared.spaces),
-        metric=prepared.settings.metric,
+        metric=of_deployment(prepared.settings.metric, prepared.settings.deployment),
         trials=prepared.budget.trials,
         finals=2 * prepared.budget.seeds,
         rounds=prepared.settings.rounds,

@@ -1,7 +1,7 @@
 """Trials of a study that failed or have no score, and final trainings that are missing."""
 
 from flbench.results.study_folder import VARIANTS, Study, Trial, Variant
-from flbench.tuning.report import StudyReport, count, title
+from flbench.tuning.report import StudyReport, count
 
 
 def find_failures(report: StudyReport) -> list[str]:
@@ -12,7 +12,7 @@ def find_failures(report: StudyReport) -> list[str]:
         if study.winner(method) is None and study.trials_of(method):
             lines.append(f"{method}: no trial has finished with a score, so there is no winner.")
         for variant in VARIANTS:
-            lines += _missing(study, method, variant)
+            lines += _missing(study, method, variant, report.metric)
     return lines
 
 
@@ -36,7 +36,7 @@ def _failure_of_trial(trial: Trial, metric: str) -> str:
     return f"{where}: {trial.state} after {count(trial.round, 'round')}{again}: {why}"
 
 
-def _missing(study: Study, method: str, variant: Variant) -> list[str]:
+def _missing(study: Study, method: str, variant: Variant, metric: str) -> list[str]:
     """Return a sentence for each final training that is missing or lacks the study's metric."""
     done = study.finals_of(method, variant)
     scored = study.values(method, variant, study.header.metric)
@@ -53,7 +53,7 @@ def _missing(study: Study, method: str, variant: Variant) -> list[str]:
         where = f"{method}, {variant}, seed {seed}"
         if seed in done:
             if seed not in scored:
-                lines.append(f"{where}: the test parts have no {title(study.header.metric)}.")
+                lines.append(f"{where}: the test parts have no {metric}.")
         elif seed in begun:
             trial = begun[seed]
             lines.append(f"{where}: {trial.state}{f': {trial.reason}' if trial.reason else '.'}")

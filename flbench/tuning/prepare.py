@@ -13,7 +13,8 @@ from flbench.core.errors import ConfigError, DataError, UserError
 from flbench.data import partition_files
 from flbench.data.federation import Federation
 from flbench.experiment import assembly, provenance
-from flbench.tuning import fitting, library
+from flbench.results.study_folder import PERSONAL
+from flbench.tuning import deployments, fitting, library
 from flbench.tuning.cluster import Resources
 from flbench.tuning.plan import Budget
 from flbench.tuning.reading import parse
@@ -24,7 +25,10 @@ from flbench.tuning.search_methods import sampler
 from flbench.tuning.space import Space
 from flbench.tuning.study import Record, StudyFolder, now
 
-KEPT = ("trials", "search", "scheduler", "metric", "seeds", "gpus", "retries", "address")
+KEPT = (
+    *("trials", "search", "scheduler", "metric", "deployment"),
+    *("seeds", "gpus", "retries", "address"),
+)
 
 
 @dataclass(frozen=True)
@@ -69,6 +73,7 @@ class Prepared:
         """Settings of the search."""
         return SearchSettings(
             self.request.metric,
+            self.request.deployment,
             self.request.scheduler,
             self.config.train.rounds,
             self.config.evaluation.every,
@@ -130,6 +135,7 @@ def prepare(request: TuneRequest, layers: dict[str, list[Layer]]) -> Prepared:
         # Building with the simplest engine shows whether the method accepts the configuration.
         built = assembly.build(assembly.altered(mine, "engine", name="sequential"), federation)
         notes += built.notes
+        deployments.check(request.deployment, built)
         # The built configuration has the seed of the partition, which all training seeds share.
         configs[method] = built.config.model_copy(update={"engine": resources.engine})
     origins = {method: places for method, (_, places) in resolved.items()}
@@ -180,7 +186,9 @@ def reopen(folder: StudyFolder, changed: dict[str, Any]) -> Prepared:
     """
     header = folder.description()
     try:
-        kept = {key: header["request"][key] for key in (*KEPT, "batch")}
+        # A study of an earlier version has no entry for the deployment.
+        asked = {"deployment": PERSONAL} | header["request"]
+        kept = {key: asked[key] for key in (*KEPT, "batch")}
         kept["concurrent"] = kept["batch"]  # the number of concurrent trials does not change
         request = TuneRequest(tuple(header["methods"]), out=folder.path.parent, **(kept | changed))
         spaces = {
@@ -220,7 +228,8 @@ def _described(prepared: Prepared) -> Record:
         "scheme": config.partition.scheme,
         "partition_hash": prepared.federation.partition.hash(),
         "seed": config.seed,
-        **{key: asked[key] for key in ("metric", "search", "scheduler", "trials", "seeds")},
+        **{key: asked[key] for key in ("metric", "deployment", "search", "scheduler")},
+        **{key: asked[key] for key in ("trials", "seeds")},
         "rounds": config.train.rounds,
         "git_revision": provenance.git_revision(),
         "request": asked | {"batch": prepared.budget.concurrent},

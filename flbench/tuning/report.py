@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from flbench.reports.statistics import CLAIM_FROM
-from flbench.results.study_folder import Study
+from flbench.results.study_folder import PERSONAL, Study
 from flbench.tuning.axes import Axis, axes_of
 from flbench.tuning.comparison import Pair, Tuning, pairs, tunings
+from flbench.tuning.deployments import of_deployment
 from flbench.tuning.importance import Importance, importance
 
 TITLES = {
@@ -67,19 +68,24 @@ class StudyReport:
 
     @property
     def metric(self) -> str:
-        """Name of the study's metric, as text."""
-        return title(self.study.header.metric)
+        """Name of the study's metric, as text, with the deployment unless it is `personal`."""
+        return of_deployment(title(self.study.header.metric), self.study.header.deployment)
 
     @property
     def facts(self) -> dict[str, str]:
         """Settings of the study, as text by name."""
         header = self.study.header
+        models = (
+            "the personal models"
+            if header.deployment == PERSONAL
+            else f"the deployment `{header.deployment}`"
+        )
         return {
             "data": f"{header.dataset}, {header.scheme}",
             "partition": header.partition_hash or "-",
             "budget": f"{count(header.trials, 'trial')} of {count(header.rounds, 'round')} for"
             f" each method, then {count(header.seeds, 'seed')} of the defaults and of the winner",
-            "metric": f"{self.metric} of the personal models, after the last round",
+            "metric": f"{title(header.metric)} of {models}, after the last round",
             "search": f"{header.search}, scheduler {header.scheduler}, seed {header.seed}",
             "begun": header.created,
             "git revision": header.git_revision or "-",

@@ -10,6 +10,7 @@ from flbench.config.resolve import resolve
 from flbench.config.schema import EngineConfig
 from flbench.config.sources import Layer
 from flbench.core.errors import ConfigError, did_you_mean
+from flbench.results.study_folder import PERSONAL
 from flbench.tuning.cluster import Resources
 
 Search = Literal["random", "grid", "optuna"]
@@ -32,6 +33,7 @@ class TuneRequest:
         search: Search method that proposes parameters.
         scheduler: Scheduler that decides which trials continue.
         metric: Metric on validation parts that the search maximizes.
+        deployment: Name of the deployment whose metric is maximized, and compared on test parts.
         seeds: Number of seeds for final trainings with the default and with the tuned parameters;
             0 for none.
         concurrent: Number of trials that run at the same time; None for as many as fit on the
@@ -51,6 +53,7 @@ class TuneRequest:
     search: Search = "random"
     scheduler: Scheduler = "asha"
     metric: str = "accuracy"
+    deployment: str = PERSONAL
     seeds: int = 3
     concurrent: int | None = None
     gpus: float | None = None

@@ -19,6 +19,7 @@ from flbench.data.federation import Federation
 from flbench.results import metrics_file
 from flbench.tuning.callbacks import TuneCallbacks
 from flbench.tuning.cluster import Resources
+from flbench.tuning.deployments import score_at
 from flbench.tuning.perturbing import perturbed
 from flbench.tuning.plan import StudyPlan
 from flbench.tuning.progress_table import ProgressTable
@@ -38,6 +39,7 @@ class SearchSettings:
 
     Attributes:
         metric: Metric on validation parts that scores a trial.
+        deployment: Name of the deployment that scores a trial.
         scheduler: Name of the scheduler: asha, pbt or none.
         rounds: Number of rounds of a complete trial.
         every: Number of rounds between two evaluations.
@@ -45,6 +47,7 @@ class SearchSettings:
     """
 
     metric: str
+    deployment: str
     scheduler: str
     rounds: int
     every: int
@@ -93,6 +96,7 @@ def carry_out(
             TrialWorker,
             study=str(study),
             metric=settings.metric,
+            deployment=settings.deployment,
             rounds=settings.rounds,
             samples=[shared],
             rest=federation.without_samples(),
@@ -171,7 +175,7 @@ def _passes(
                 partial(_population, space=space, settings=settings),
             )
     if settings.scheduler == "asha":
-        seen = list(_seen(study, records, settings.metric))
+        seen = list(_seen(study, records, settings))
         yield _all, partial(_halving, settings=settings, seen=seen)
     else:
         yield _all, lambda queue: None
@@ -196,16 +200,20 @@ def _population(queue: JobQueue, *, space: Space, settings: SearchSettings) -> A
     return population(every, partial(perturbed, space), settings.seed)
 
 
-def _seen(study: Path, records: Sequence[Record], metric: str) -> Iterator[EarlierScore]:
+def _seen(
+    study: Path, records: Sequence[Record], settings: SearchSettings
+) -> Iterator[EarlierScore]:
     """Yield the scores of a resumed study, in their order, for successive halving."""
     for record in records:
         job = job_from_record(record)
         file = study / job.name / "metrics.csv"
         if not file.is_file():
             continue
-        for row in metrics_file.read(file):
-            if row[1:4] == ("validation", "personal", metric):
-                yield EarlierScore(job, row.round, row.value)
+        rows = metrics_file.read(file)
+        for number in dict.fromkeys(row.round for row in rows if row.split == "validation"):
+            score = score_at(rows, number, settings.metric, settings.deployment, settings.rounds)
+            if score is not None:
+                yield EarlierScore(job, number, score)
 
 
 def _fit(

@@ -6,10 +6,11 @@ from typing import NamedTuple
 
 from flbench.reports.statistics import CLAIM_FROM, WILCOXON_FROM, PairedDifference, Sample
 from flbench.reports.tables import Block, share, size
-from flbench.results.study_folder import STATES, VARIANTS, Study, Trial
+from flbench.results.study_folder import PERSONAL, STATES, VARIANTS, Study, Trial
 from flbench.tuning.axes import Axis, shown
 from flbench.tuning.bounds import bounds
 from flbench.tuning.comparison import TEST_METRICS, Pair, Side, Tuning
+from flbench.tuning.deployments import of_deployment
 from flbench.tuning.report import StudyReport, count, title
 
 RARE = " (rare)"
@@ -66,8 +67,9 @@ def other_metrics(report: StudyReport) -> Block:
         for tuning in report.tunings
         for variant in VARIANTS
     ]
+    deployment = report.study.header.deployment
     return Block(
-        "Other test metrics",
+        of_deployment("Other test metrics", deployment),
         ("method", "values", *(title(name) for name in names)),
         tuple(rows),
         "Final trainings after the last round: mean over seeds and half the width of its 95 %"
@@ -200,8 +202,9 @@ def classes(report: StudyReport) -> Block | None:
         for k, line in enumerate(next(iter(columns.values())).lines)
     )
     header = [f"{name},\n{method}" for name in ("F1", "recall") for method in columns]
+    deployment = report.study.header.deployment
     return Block(
-        "Classes, tuned: test",
+        "Classes, tuned: test" + ("" if deployment == PERSONAL else ", personal models"),
         ("class", "train", *header),
         rows,
         "Means over seeds, after the last round. Train: number of training samples of all clients.",

@@ -23,8 +23,9 @@ from flbench.experiment import assembly, checkpoint, finalize, provenance
 from flbench.experiment.loop import SilentReporter
 from flbench.experiment.run_folder import RunFolder
 from flbench.results import metrics_file
-from flbench.results.metrics_file import Row
-from flbench.results.summary import last_round, totals
+from flbench.results.study_folder import PERSONAL
+from flbench.results.summary import totals
+from flbench.tuning.deployments import score_of
 from flbench.tuning.space import layer
 from flbench.tuning.study import StudyFolder, TrainingJob, now, read_record, write_record
 
@@ -55,6 +56,7 @@ class TrialTraining:
         federation: Partitioned data set of the study.
         metric: Metric that scores the trial.
         rounds: Number of rounds of a complete trial.
+        deployment: Name of the deployment that scores the trial.
         node: Name of the machine, for the record.
     """
 
@@ -66,10 +68,11 @@ class TrialTraining:
         *,
         metric: str,
         rounds: int,
+        deployment: str = PERSONAL,
         node: str | None = None,
     ) -> None:
         self.job = job
-        self._study, self._metric = study, metric
+        self._study, self._metric, self._deployment = study, metric, deployment
         self._begun = time.perf_counter()
         before = read_record(study, job) or {}
         kept = {key: before[key] for key in ("started", "attempts") if key in before}
@@ -206,7 +209,7 @@ class TrialTraining:
         rows = self.folder.rows
         self._record |= {
             "round": self._state.round,
-            "score": score_of(rows, self._metric),
+            "score": score_of(rows, self._metric, self._deployment, self._record["rounds"]),
             "seconds": {key: round(value, 3) for key, value in vars(self._seconds).items()},
         }
 
@@ -218,15 +221,3 @@ def configuration(study: Path, job: TrainingJob) -> tuple[Config, dict[str, str]
     """
     own = layer({**job.params, "seed": job.seed}, job.name)
     return resolve([from_file(study / "methods" / f"{job.method}.yaml"), own])
-
-
-def score_of(rows: list[Row], metric: str) -> float | None:
-    """Return the validation metric of the last evaluated round; None if there is none.
-
-    Args:
-        rows: Lines of a metrics.csv.
-        metric: Name of the metric of the personalized models.
-    """
-    last = last_round(rows)
-    wanted = (last, "validation", "personal", metric)
-    return next((row.value for row in reversed(rows) if row[:4] == wanted), None)

@@ -26,6 +26,7 @@ class TrialWorker(tune.Trainable):  # type: ignore[misc]
         *,
         study: str,
         metric: str,
+        deployment: str,
         rounds: int,
         samples: list[Any],
         rest: Federation,
@@ -38,12 +39,14 @@ class TrialWorker(tune.Trainable):  # type: ignore[misc]
             config: Mapping with the trial's parameters under `params`.
             study: Study folder.
             metric: Metric that scores the trial.
+            deployment: Name of the deployment that scores the trial.
             rounds: Number of rounds of a complete trial.
             samples: List with the reference of the samples in Ray's object store. In a list, Ray
                 does not copy them into the arguments.
             rest: The federation without its samples.
         """
         self._study, self._metric, self._rounds = Path(study), metric, rounds
+        self._deployment = deployment
         self._federation = rest.with_samples(ray.get(samples[0]))
         self._params: dict[str, Any] = config["params"]
         self._training: TrialTraining | None = None
@@ -84,6 +87,7 @@ class TrialWorker(tune.Trainable):  # type: ignore[misc]
                 job,
                 self._federation,
                 metric=self._metric,
+                deployment=self._deployment,
                 rounds=self._rounds,
                 node=node,
             )

@@ -27,6 +27,7 @@ from flbench.core.types import Dispatch, Message, State
 from flbench.experiment import assembly, checkpoint, lifecycle, rounds
 from flbench.experiment.communication import apply_mask, apply_masks
 from flbench.experiment.rounds import visible_to_server
+from flbench.tuning.deployments import scorable
 from tests.support import SMALL, Silent, build, run, summary_of, write_npz
 
 pytestmark = pytest.mark.slow
@@ -372,8 +373,12 @@ def test_nothing_that_a_client_learns_from_is_test_data(method):
 def test_models_can_be_evaluated_when_all_rounds_are_done(method):
     algorithm, state = method.float32.built.algorithm, method.float32.after(3)
 
-    assert "personal" in algorithm.deploy(state, torch.arange(5))
+    deployments = algorithm.deploy(state, torch.arange(5))
+    assert "personal" in deployments
     assert state.stage == len(algorithm.stages()) - 1
+    # The models that can score a trial of `flbench tune` are known before the first round.
+    known = [name for name, d in deployments.items() if name != "gm" and d.clients is None]
+    assert list(scorable(method.float32.built)) == known
 
 
 def assert_vectorized_like_sequential(one: States, many: assembly.Experiment) -> None:

@@ -89,6 +89,20 @@ def test_final_counts_when_its_run_is_finished(tmp_path, finished_run):
     assert found.values("hfcd", "default", "accuracy") == {}
 
 
+def test_metrics_are_those_of_the_studys_deployment(tmp_path, finished_run):
+    study = begin(tmp_path / "study", "ft", deployment="noft")
+    trial(study, "ft", 0, 0.5)
+    trial(study, "ft", 1, 0.6)
+    final(study, finished_run, "ft", "tuned", 1, {"accuracy": 0.9, "noft": {"accuracy": 0.7}})
+    final(study, finished_run, "ft", "tuned", 2, {"accuracy": 0.9})
+
+    found = study_folder.read(study)
+
+    assert found.values("ft", "tuned", "accuracy") == {1: 0.7}
+    assert found.values("ft", "tuned", "accuracy", split="validation") == {1: 0.7}
+    assert found.values("ft", "tuned", "macro_f1") == {}
+
+
 def test_finals_of_the_defaults_stand_for_the_tuned_where_the_defaults_won(tmp_path, finished_run):
     study = begin(tmp_path / "study", "hfcd", "fedavg")
     for method, other in (("hfcd", 0.4), ("fedavg", 0.6)):

@@ -8,6 +8,7 @@ from flbench.cli import app
 from flbench.config.schema import EngineConfig
 from flbench.config.sources import Layer, from_overrides
 from flbench.core.errors import ConfigError, UserError
+from flbench.results import study_folder
 from flbench.tuning import prepare
 from flbench.tuning.request import TuneRequest, resources_of
 from tests.support import SMALL
@@ -46,6 +47,13 @@ def begin(tmp_path):
         (("--algo", "fedafg"), "fedavg"),
         (("--algo", "fedavg", "--metric", "accuracies"), "`accuracy`"),
         (("--algo", "fedavg", "--metric", "confusable_f1"), "evaluation.confusable"),
+        (("--algo", "fedavg", "--deployment", "noft"), "It has: personal."),
+        (
+            ("--algo", "ft,fedavg", "--deployment", "noft"),
+            "algorithm.name=fedavg has no deployment",
+        ),
+        (("--algo", "ft", "--deployment", "gm"), "common test set only"),
+        (("--resume", "nowhere", "--deployment", "noft"), "--deployment cannot be used with"),
         (("--algo", "fedavg", "--search", "bayes"), "random, grid, optuna"),
         (("--algo", "fedavg", "--scheduler", "bohb"), "asha, pbt, none"),
         (("--algo", "fedavg", "--scheduler", "pbt", "--search", "grid"), "--search random"),
@@ -117,6 +125,25 @@ def test_reopened_study_is_the_one_that_was_begun(begin):
     assert prepare.reopen(folder, {}).resources == first.resources
     samplers = (each.samplers()["fedcpmd"] for each in (first, again))
     assert len({repr(sampler.propose([], 2)) for sampler in samplers}) == 1
+
+
+def test_reopened_study_keeps_its_deployment(begin):
+    folder, first = begin("ft", "fedbabu", deployment="noft")
+    header = json.loads((folder.path / "study.json").read_text())
+
+    assert header["deployment"] == first.settings.deployment == "noft"
+    assert prepare.reopen(folder, {}).settings == first.settings
+
+
+def test_study_of_an_earlier_version_compares_the_personal_models(begin):
+    folder, _ = begin("fedavg")
+    file = folder.path / "study.json"
+    header = json.loads(file.read_text())
+    del header["deployment"], header["request"]["deployment"]
+    file.write_text(json.dumps(header))
+
+    assert prepare.reopen(folder, {}).settings.deployment == "personal"
+    assert study_folder.read(folder.path).header.deployment == "personal"
 
 
 def test_study_on_a_cluster_is_resumed_with_the_trials_at_once_that_it_had(begin):

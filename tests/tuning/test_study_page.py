@@ -50,6 +50,26 @@ def rows(block, **wanted):
     return [line for line in lines if wanted.items() <= line.items()]
 
 
+def test_report_names_the_deployment_that_it_compares(tmp_path, finished_run):
+    folder = begin(tmp_path / "study", "ft", deployment="noft")
+    for k in range(2):
+        trial(folder, "ft", k, 0.5 + k / 10)
+        for seed in (1, 2, 3):
+            score = {"accuracy": 0.9, "noft": {"accuracy": 0.5 + k / 10 + seed / 100}}
+            final(folder, finished_run, "ft", ("default", "tuned")[k], seed, score, of=k)
+    results_of.write(folder)
+    report = report_of(folder)
+
+    assert report.facts["metric"] == "accuracy of the deployment `noft`, after the last round"
+    assert tables.gains(report).title == "Default against tuned: accuracy of noft"
+    [tuned] = rows(tables.gains(report), values="tuned")
+    assert tuned["test, final"].startswith("0.6200")
+    page = texts(folder)
+    assert "Other test metrics of noft" in page["study.md"]
+    assert "Classes, tuned: test, personal models" in page["study.md"]
+    assert json.loads(page["results.json"])["study"]["deployment"] == "noft"
+
+
 def test_page_is_whole_and_has_no_outer_links(written):
     page = texts(written)["report.html"]
 

@@ -13,7 +13,7 @@ from flbench.data import partition_files
 from flbench.experiment import assembly
 from flbench.results import metrics_file
 from flbench.tuning.study import StudyFolder, TrainingJob, read_record
-from flbench.tuning.training import TrialTraining, score_of
+from flbench.tuning.training import TrialTraining
 from tests.support import config_of, run
 
 pytestmark = pytest.mark.slow
@@ -48,8 +48,8 @@ def job_of(method="fedavg", index=1, *, rate=0.1, **changes):
     return dataclasses.replace(job, **changes)
 
 
-def trained(study, job, federation, metric="accuracy"):
-    training = TrialTraining(study, job, federation, metric=metric, rounds=4)
+def trained(study, job, federation, metric="accuracy", deployment="personal"):
+    training = TrialTraining(study, job, federation, metric=metric, deployment=deployment, rounds=4)
     steps = []
     while not steps or not steps[-1].done:
         steps.append(training.step())
@@ -103,6 +103,18 @@ def test_steps_go_from_evaluation_to_evaluation_and_score_the_last(study, federa
     record = read_record(study, job_of())
     assert (record["state"], record["round"], record["rounds"]) == ("finished", 4, 4)
     assert record["score"] == steps[-1].score
+
+
+def test_trial_is_scored_by_the_deployment_that_is_asked_for(study, federation):
+    job = job_of("fedproto")
+    steps = trained(study, job, federation, deployment="head")
+
+    rows = metrics_file.read(study / job.name / "metrics.csv")
+    of_head = {
+        row.round: row.value for row in rows if row[1:4] == ("validation", "head", "accuracy")
+    }
+    assert [(step.round, step.score) for step in steps] == sorted(of_head.items())
+    assert read_record(study, job)["score"] == of_head[4]
 
 
 def test_restarted_trial_resumes_from_its_checkpoint(study, federation):
@@ -205,10 +217,6 @@ def test_samples_are_the_same_after_trials(study, federation):
     trained(study, job_of(kind="final", variant="default", seed=1), shared)
 
     assert hashlib.sha256(shared.x.numpy().tobytes()).hexdigest() == before
-
-
-def test_score_is_none_before_the_first_evaluation(study):
-    assert score_of([], "accuracy") is None
 
 
 def test_study_is_worked_on_by_one_process_at_a_time(tmp_path):

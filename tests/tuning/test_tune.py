@@ -250,3 +250,21 @@ def test_population_exchanges_states_and_leaves_the_defaults_alone(tmp_path):
     for file in study.glob("trials/*/*/metrics.csv"):
         rounds = [row.round for row in metrics_file.read(file) if row.metric == "loss"]
         assert rounds == list(range(1, 11))
+
+
+@pytest.mark.full
+def test_study_of_another_deployment_is_scored_and_compared_by_it(tmp_path):
+    more = ("--trials", "2", "--seeds", "1", "--scheduler", "none")
+    study = tune(tmp_path / "out", "ft", "--deployment", "noft", *more)
+
+    def of(name: str, deployment: str, split: str) -> float:
+        rows = metrics_file.read(study / name / "metrics.csv")
+        wanted = (3, split, deployment, "accuracy")
+        return next(row.value for row in rows if row[:4] == wanted)
+
+    for name, record in records(study).items():
+        assert record["score"] == of(name, "noft", "validation")
+    results = json.loads((study / "results.json").read_text())["methods"]["ft"]["seeds"]
+    test = of("finals/ft/default-seed1", "noft", "test")
+    assert results["default"] == {"1": test}
+    assert test != of("finals/ft/default-seed1", "personal", "test")

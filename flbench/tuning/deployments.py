@@ -1,0 +1,106 @@
+"""The deployment of a method that scores its trials (`flbench tune --deployment NAME`)."""
+
+from dataclasses import replace
+
+import torch
+
+from flbench.algorithms.base import state_of
+from flbench.core.errors import ConfigError, did_you_mean
+from flbench.experiment.assembly import Experiment
+from flbench.models.base import net_leaves
+from flbench.results.metrics_file import Row
+from flbench.results.study_folder import PERSONAL
+from flbench.results.summary import last_round
+
+GLOBAL = "gm"  # evaluated on the common test set, and not on the clients' validation parts
+
+
+def scorable(experiment: Experiment) -> tuple[str, ...]:
+    """Return the names of the deployments that can score a trial, `personal` first.
+
+    They are those of the method's last stage that all clients are evaluated with on their own
+    samples. Nothing is trained.
+    """
+    algorithm = experiment.algorithm
+    start = {name: leaf.detach() for name, leaf in net_leaves(experiment.net).items()}
+    # Views instead of copies of the clients' leaves: nothing is written.
+    state = state_of(algorithm, start, own=lambda tree: tree)
+    stages = algorithm.stages()
+    last = replace(
+        state,
+        stage=len(stages) - 1,
+        stage_round=stages[-1].rounds,
+        round=algorithm.setting.rounds,
+        is_initial=False,
+    )
+    found = algorithm.deploy(last, torch.tensor([0]))
+    return tuple(name for name, model in found.items() if name != GLOBAL and model.clients is None)
+
+
+def check(name: str, experiment: Experiment) -> None:
+    """Raise a ConfigError if a method has no deployment of this name that can score a trial.
+
+    Args:
+        name: Value of the option `--deployment`.
+        experiment: Experiment with the method.
+    """
+    if name == PERSONAL:
+        return
+    names = scorable(experiment)
+    if name in names:
+        return
+    why = ""
+    if name == GLOBAL:
+        why = " The global model is evaluated on the common test set only."
+    raise ConfigError(
+        f"--deployment {name}: algorithm.name={experiment.config.algorithm.name} has no deployment"
+        f" of this name that all clients are evaluated with on their validation parts. It has:"
+        f" {', '.join(names)}.{why}{did_you_mean(name, names)}"
+    )
+
+
+def of_deployment(metric: str, deployment: str) -> str:
+    """Return the name of a metric and of its deployment as text; `personal` is left out.
+
+    >>> of_deployment("macro F1", "personal"), of_deployment("macro F1", "noft")
+    ('macro F1', 'macro F1 of noft')
+    """
+    return metric if deployment == PERSONAL else f"{metric} of {deployment}"
+
+
+def score_at(
+    rows: list[Row], number: int, metric: str, deployment: str, rounds: int
+) -> float | None:
+    """Return the score of a trial after one evaluated round; None if there is none.
+
+    A method with several stages may deploy a model only in its last stage. Until then the trial is
+    scored by the personal models, so that trials whose stages differ in length can be compared.
+
+    Args:
+        rows: Lines of a metrics.csv.
+        number: Number of rounds done.
+        metric: Name of the metric on validation parts.
+        deployment: Name of the deployment.
+        rounds: Number of rounds of a complete trial.
+    """
+    found = {
+        row.protocol: row.value
+        for row in rows
+        if row.round == number and (row.split, row.metric) == ("validation", metric)
+    }
+    if number < rounds:
+        return found.get(deployment, found.get(PERSONAL))
+    return found.get(deployment)
+
+
+def score_of(rows: list[Row], metric: str, deployment: str, rounds: int) -> float | None:
+    """Return the score of a trial after its last evaluated round; None if there is none.
+
+    Args:
+        rows: Lines of a metrics.csv.
+        metric: Name of the metric on validation parts.
+        deployment: Name of the deployment.
+        rounds: Number of rounds of a complete trial.
+    """
+    last = last_round(rows)
+    return None if last is None else score_at(rows, last, metric, deployment, rounds)
