@@ -32,12 +32,13 @@ class FedProtoConfig(UniformConfig):
     predict: Literal["proto", "head"] = Field(
         "proto",
         description="rule of the evaluated model: the nearest prototype, or the classifier; the"
-        " other rule is reported beside it",
+        " other rules are reported beside it",
     )
     predict_classes: Literal["global", "own"] = Field(
         "global",
-        description="classes that the nearest prototype is chosen from: all, or those that the"
-        " client holds",
+        description="with predict=proto, classes that the nearest prototype is chosen from: all, or"
+        " those that the client holds, as in the authors' test; the other choice is reported beside"
+        " it",
     )
 
 
@@ -49,6 +50,10 @@ class FedProto(Algorithm):
     class to cross entropy. After training, a client sends the prototypes of the classes that it
     holds. The server averages them class by class. A client predicts the class of the nearest
     global prototype.
+
+    Deployments: `proto` chooses the nearest of all global prototypes, `proto_own` the nearest of
+    those whose class the client holds, and `head` takes the client's classifier. `predict` and
+    `predict_classes` decide which of them is `personal`; the other two keep their names.
 
     Client i (z: features of D numbers, y: labels, P: global prototypes):
 
@@ -62,10 +67,11 @@ class FedProto(Algorithm):
     Deviations. The authors' code collects prototypes in train mode during the last epoch; here
     they are collected in eval mode after training, so that they belong to one model. The mean over
     H_k is uniform, as in the authors' code; the paper's weights by sample counts are
-    `agg_weights=samples`. The distance is averaged over the samples whose class has a prototype;
-    the authors' code counts the other samples as 0. All classes with a prototype compete in the
-    prediction; in the authors' test only those of the client do (`predict_classes=own`). A client
-    that took no optimizer step does not enter the mean.
+    `agg_weights=samples`. The distance is averaged over the samples whose class has a prototype. In
+    the authors' code a sample without a prototype counts as zero in the mean squared error: the
+    mean is over all samples of the batch, so the term is smaller while prototypes are missing. All
+    classes with a prototype compete in the prediction; in the authors' test only those of the
+    client do (`proto_own`). A client that took no optimizer step does not enter the mean.
     """
 
     Config: ClassVar[type[AlgorithmConfig]] = FedProtoConfig
@@ -131,17 +137,21 @@ class FedProto(Algorithm):
             metrics={"prototype_distance_mean": mean_distance(table, present)},
         )
 
-    # Deployment: the client's model with both rules; the first one is the method's result.
+    # Deployment: the client's model with each rule; the first one is the method's result.
 
     def deploy(self, state: State, ids: Tensor) -> dict[str, Deployment]:
         dispatch = self.dispatch(state, ids)
-        nearest = NearestPrototype(own=self.config.predict_classes == "own")
-        head = Deployment(dispatch)
-        proto = Deployment(dispatch, predict=nearest)
-
-        if self.config.predict == "proto":
-            return {"personal": proto, "head": head}
-        return {"personal": head, "proto": proto}
+        # A client that has not taken part yet knows its own classes too.
+        counted = LocalProgram(prototypes.count(self.setting))
+        rules = {
+            "proto": Deployment(dispatch, predict=NearestPrototype(own=False)),
+            "proto_own": Deployment(dispatch, counted, predict=NearestPrototype(own=True)),
+            "head": Deployment(dispatch),
+        }
+        chosen = self.config.predict
+        if chosen == "proto" and self.config.predict_classes == "own":
+            return {"personal": rules.pop("proto_own")} | rules
+        return {"personal": rules.pop(chosen)} | rules
 
 
 def mean_distance(table: Tensor, present: Tensor) -> float:

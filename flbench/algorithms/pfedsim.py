@@ -1,6 +1,5 @@
 """pFedSim: bodies are mixed by how alike the clients' classifiers are (Tan et al., 2023)."""
 
-from dataclasses import dataclass
 from math import log
 from typing import ClassVar, Literal
 
@@ -11,6 +10,7 @@ from torch import Tensor
 from flbench.algorithms.base import Algorithm, Communication, Deployment, Paper
 from flbench.algorithms.registry import ALGORITHMS
 from flbench.algorithms.shared.mixing import mix_latest
+from flbench.algorithms.shared.prototypes import CountClasses
 from flbench.client.program import LocalProgram, Statistic, Step, Transform
 from flbench.config.schema import AlgorithmConfig
 from flbench.core.tree import only, repeat
@@ -21,11 +21,10 @@ from flbench.core.types import (
     Results,
     Stage,
     State,
-    StepContext,
     Tree,
     Update,
 )
-from flbench.losses.similarity import membership, unit
+from flbench.losses.similarity import unit
 
 LEAST = 1e-4  # smallest value of 1 - similarity: -ln(1 - similarity) has no limit
 
@@ -185,24 +184,6 @@ class PFedSim(Algorithm):
         models = {"mixture": stored | self.mixture(state, ids), "stored": stored}
         deployments = {n: Deployment(Dispatch(rows=Message(rows))) for n, rows in models.items()}
         return {"personal": deployments.pop(self.config.evaluated)} | deployments
-
-
-@dataclass(frozen=True)
-class CountClasses:
-    """Function of a Statistic that counts samples by class.
-
-    The result is `counts` [C] float64. Padding does not count.
-
-    Attributes:
-        classes: Number of classes C.
-    """
-
-    classes: int
-
-    def __call__(self, context: StepContext) -> Tree:
-        """Return the counts [C] of one batch."""
-        batch = context.batch
-        return {"counts": membership(batch.y, self.classes, batch.mask, torch.float64).sum(dim=0)}
 
 
 def write_held_classes(leaves: Tree, start: Tree, ctx: Tree, info: Info) -> Tree:

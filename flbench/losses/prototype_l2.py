@@ -14,7 +14,8 @@ class PrototypeL2:
 
     z_j [D] is the feature of sample j and y_j its label.
     Source: FedProto (Tan et al., AAAI 2022), eq. 6, with the mean over the D elements of the
-    authors' code; deviations: none.
+    authors' code. Deviation: in the authors' code the mean is over all samples of the batch, and a
+    sample whose class has no prototype counts as zero.
 
     Attributes:
         weight: Factor of the term: a number, or the name of a 0-dim ctx entry.

@@ -111,11 +111,11 @@ class Plain:
         return server, kept
 
 
-def assert_close(found: Tree, expected: Tree) -> None:
+def assert_close(found: Tree, expected: Tree, tiny: float = TINY) -> None:
     """The leaves of `found` are those of `expected`."""
     assert found
     for name, value in found.items():
-        assert torch.allclose(value.double(), expected[name].double(), rtol=0, atol=TINY), name
+        assert torch.allclose(value.double(), expected[name].double(), rtol=0, atol=tiny), name
 
 
 def deployed(*overrides: str, rounds: int = 2) -> str:

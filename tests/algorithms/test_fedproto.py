@@ -1,8 +1,12 @@
 import pytest
 import torch
+from torch.nn.functional import cross_entropy
 
 from flbench.algorithms.fedproto import NearestPrototype
 from flbench.core.types import Message, Results, State
+from flbench.experiment.rounds import settings_of
+from tests.algorithms.plain import EPOCHS, FULL, ROUNDS, Plain, assert_close
+from tests.algorithms.test_contract import after
 from tests.losses.support import case
 from tests.support import build, run, summary_of_run
 
@@ -76,23 +80,88 @@ def test_classifier_decides_while_there_is_no_prototype():
     assert torch.equal(NearestPrototype(own=False)(c.context()), c.logits)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("rule", "other"), [("proto", "head"), ("head", "proto")])
-def test_both_rules_are_reported_and_never_mixed(tmp_path, rule, other):
-    path, summary = run(tmp_path, "algorithm=fedproto", f"algorithm.predict={rule}")
+RULES = {
+    "proto": (),
+    "proto_own": ("algorithm.predict_classes=own",),
+    "head": ("algorithm.predict=head", "algorithm.predict_classes=own"),
+}
 
-    assert f",test,{other},accuracy," in (path / "metrics.csv").read_text()
-    assert other in summary["last"]["test"]
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", RULES)
+def test_all_rules_are_reported_and_never_mixed(tmp_path, rule):
+    path, summary = run(tmp_path, "algorithm=fedproto", *RULES[rule])
+
+    others = set(RULES) - {rule}
+    for other in others:
+        assert f",test,{other},accuracy," in (path / "metrics.csv").read_text()
+    assert {key for key in summary["last"]["test"] if key in RULES} == others
 
 
 @pytest.mark.slow
 def test_rules_of_one_run_swap_columns():
-    proto = summary_of_run("algorithm=fedproto")
-    head = summary_of_run("algorithm=fedproto", "algorithm.predict=head")
+    found = {rule: summary_of_run("algorithm=fedproto", *keys) for rule, keys in RULES.items()}
 
-    assert proto["last"]["test"]["accuracy"] == head["last"]["test"]["proto"]["accuracy"]
-    assert proto["last"]["test"]["head"]["accuracy"] == head["last"]["test"]["accuracy"]
-    assert proto["weights_digest"] == head["weights_digest"]
+    for rule, summary in found.items():
+        assert summary["weights_digest"] == found["proto"]["weights_digest"]
+        for other in RULES:
+            mine = summary["last"]["test"]
+            accuracy = (mine if other == rule else mine[other])["accuracy"]
+            assert accuracy == found[other]["last"]["test"]["accuracy"]
+
+
+@pytest.mark.slow
+def test_prototypes_and_predictions_of_each_rule_equal_a_loop():
+    """In float64: the table of the last round, and every client's test predictions."""
+    lam = 0.7
+    keys = ("algorithm=fedproto", f"algorithm.lam={lam}", "model.name=lenet5")
+    built = build(*keys, *FULL)
+    plain, names = Plain(built), built.algorithm.setting.net.parameters
+    w = [plain.start() for _ in range(5)]
+    table: dict[int, torch.Tensor] = {}
+
+    def loss(leaves, out, y):
+        """The mean over the samples with a prototype; the authors' code divides by all samples."""
+        known = [(z, int(k)) for z, k in zip(out.features, y, strict=True) if int(k) in table]
+        total = cross_entropy(out.logits, y)
+        if known:
+            far = [((z - table[k]) ** 2).mean() for z, k in known]
+            total = total + lam * sum(far) / len(far)
+        return total
+
+    held = [set(plain.samples(i)[1].tolist()) for i in range(5)]
+    for t in range(ROUNDS):
+        sent: dict[int, list[torch.Tensor]] = {}
+        for i in plain.cohort(t):
+            for _ in range(EPOCHS):
+                w[i] = plain.step(w[i], i, names, loss=loss)
+            x, y = plain.samples(i)
+            z = plain.outputs(w[i], x, train=False).features.detach()
+            for k in held[i]:
+                sent.setdefault(k, []).append(z[y == k].mean(dim=0))
+        table |= {k: torch.stack(rows).mean(dim=0) for k, rows in sent.items()}
+
+    state = after(built, ROUNDS)
+    settings = settings_of(built.config, built.algorithm, state)
+    counts = built.evaluator(print).evaluate(state, settings, common=False).local
+
+    found = {k: state.server["global.prototypes"][k] for k in table}
+    assert_close(found, table, tiny=1e-12)
+    assert sorted(table) == state.server["global.present"].nonzero()[:, 0].tolist()
+    wrong = {}
+    for rule, protocol in (("proto", "personal"), ("proto_own", "proto_own"), ("head", "head")):
+        expected = torch.zeros(10, 10, dtype=torch.int64)
+        for i in range(5):
+            rows = plain.federation.partition.parts["test"][i]
+            out = plain.outputs(w[i], plain.federation.inputs(rows, torch.float64), train=False)
+            labels = plain.federation.y[torch.from_numpy(rows)]
+            for z, logits, y in zip(out.features, out.logits, labels, strict=True):
+                allowed = [k for k in table if rule == "proto" or k in held[i]]
+                chosen = min(allowed, key=lambda k, z=z: float((z - table[k]).norm()))
+                expected[int(y), int(logits.argmax()) if rule == "head" else chosen] += 1
+        assert torch.equal(counts[protocol, "test"].confusion, expected), rule
+        wrong[rule] = int(expected.sum() - expected.trace())
+    assert len(set(wrong.values())) == 3  # the rules differ on these samples
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ from flbench.algorithms.base import Setting
 from flbench.algorithms.shared.batchnorm import reestimate_batchnorm
 from flbench.client.program import Statistic, Step, Transform
 from flbench.core.types import Info, Message, StepContext, Tree
-from flbench.losses.similarity import class_sums
+from flbench.losses.similarity import class_sums, membership
 
 LEAVES = frozenset({"prototypes", "counts", "ids"})
 """Leaves of a client that `collect` writes: [C, D], [C] int32 and [C] int32."""
@@ -42,6 +42,29 @@ class ClassSums:
             features = self.of(features)
         sums, counts = class_sums(features, batch.y, self.classes, batch.mask)
         return {"sums": sums, "counts": counts}
+
+
+@dataclass(frozen=True)
+class CountClasses:
+    """Function of a Statistic that counts samples by class; the net is not called.
+
+    The result is `counts` [C] float64. Padding does not count.
+
+    Attributes:
+        classes: Number of classes C.
+    """
+
+    classes: int
+
+    def __call__(self, context: StepContext) -> Tree:
+        """Return the counts [C] of one batch."""
+        batch = context.batch
+        return {"counts": membership(batch.y, self.classes, batch.mask, torch.float64).sum(dim=0)}
+
+
+def write_counts(leaves: Tree, start: Tree, ctx: Tree, info: Info) -> Tree:
+    """Write the leaf `counts` [C] int32 from the result of the Statistic `held`."""
+    return {"counts": ctx["held.counts"].to(torch.int32)}
 
 
 def write_prototypes(leaves: Tree, start: Tree, ctx: Tree, info: Info) -> Tree:
@@ -94,6 +117,17 @@ def collect(
     return (*reestimate_batchnorm(setting), sums, Transform(write))
 
 
+def count(setting: Setting) -> tuple[Step, ...]:
+    """Return the steps with which a client counts its training samples of each class.
+
+    They write the leaf `counts`, which is zero for a client that has not computed prototypes yet.
+
+    Args:
+        setting: Setting of the method.
+    """
+    return Statistic("held", CountClasses(setting.classes)), Transform(write_counts)
+
+
 def empty(setting: Setting, start: Tree) -> tuple[Tree, Tree]:
     """Return the server's table and a client's leaves before any prototype was computed.
 
@@ -133,7 +167,8 @@ class NearestPrototype:
     logits of the classifier.
 
     Attributes:
-        own: Only classes that the client holds can be predicted.
+        own: Only classes that the client holds can be predicted: those with a positive number in
+            the leaf `counts`.
         prototypes: Name of the ctx entry with the prototypes P [C, D].
         present: Name of the ctx entry [C] bool with the classes that have a prototype.
     """
