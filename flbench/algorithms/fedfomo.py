@@ -31,7 +31,10 @@ class FedFomoConfig(AlgorithmConfig):
     """Keys of FedFomo."""
 
     models: int = Field(
-        5, ge=1, description="largest number of other clients' models that a client downloads (M)"
+        8,
+        ge=1,
+        description="largest number of other clients' models that a client downloads (M; the"
+        " authors' code: 8, FedCPMD's comparison: 5)",
     )
     validation: float = Field(
         0.2,
@@ -44,8 +47,8 @@ class FedFomoConfig(AlgorithmConfig):
         0.3,
         ge=0,
         le=1,
-        description="probability that a client is sent random models instead of those that helped"
-        " it most",
+        description="probability, for each of the M models, that it is a random one instead of the"
+        " one that helped the client most",
     )
     epsilon_decay: float = Field(
         0.05, ge=0, description="decrease of epsilon with each participation of the client"
@@ -67,12 +70,15 @@ class FedFomo(Algorithm):
     training samples that it never trains on. Then the client trains on the others, and sends its
     model and the weights before they are cut at 0.
 
-    The server sends to client i the models with the largest sum of these weights so far, or, with
-    probability epsilon, random ones; ties are broken at random. BatchNorm statistics are mixed with
-    the same weights, and models are compared in eval mode.
+    The server chooses the M models for client i one after the other: each is, with probability
+    epsilon, a random one of those that are left, and otherwise the one with the largest sum of
+    these weights so far; ties are broken at random. BatchNorm statistics are mixed with the same
+    weights, and models are compared in eval mode.
 
-    Deviations: one draw with probability epsilon decides for all M models, where the authors' code
-    draws for each; the default M is 5, in their code 8.
+    Source: the paper, and the authors' code for the choice of models, M and epsilon. Deviations:
+    epsilon decreases with the participations of a client, in their code with the progress of the
+    run; a client can be sent the model of any client that has trained, in their code of one of the
+    round before.
     """
 
     Config: ClassVar[type[AlgorithmConfig]] = FedFomoConfig
@@ -143,24 +149,31 @@ class FedFomo(Algorithm):
     def candidates(self, state: State, ids: Tensor) -> Tensor:
         """Return whose models clients `ids` [K] are sent: ids [K, M], -1 for no model.
 
-        The result depends on the seed, the round and the client, so `aggregate` finds the same
-        models as `dispatch`.
+        The result depends on the state and on the seed, the round and the client, so `aggregate`
+        finds the same models as `dispatch`.
         """
         draw = Draw(self.setting.seed, (state.round,), self.setting.clients)
         chosen = torch.full((len(ids), self.most_models()), -1)
         for k, client in enumerate(ids.tolist()):
             others = state.server["uploaded"].clone()
             others[client] = False
+            available = others.nonzero()[:, 0].numpy()
             rng = draw.method_generator(client)
-            order = torch.from_numpy(rng.permutation(others.nonzero()[:, 0].numpy()))
+
+            # The stable sort of a random order breaks ties at random.
+            order = torch.from_numpy(rng.permutation(available))
+            preference = state.server["preference"][client, order]
+            best = order[preference.argsort(descending=True, stable=True)].tolist()
+            random = rng.permutation(available).tolist()
 
             participations = int(state.participation_count[client])
             epsilon = self.config.epsilon - self.config.epsilon_decay * participations
-            if rng.random() >= epsilon:
-                preference = state.server["preference"][client, order]
-                order = order[preference.argsort(descending=True, stable=True)]
-
-            chosen[k, : len(order)] = order[: self.most_models()]
+            explores = rng.random(self.most_models()) < epsilon  # [M]
+            for slot, explore in enumerate(explores[: len(available)]):
+                picked = (random if explore else best)[0]
+                chosen[k, slot] = picked
+                random.remove(picked)
+                best.remove(picked)
         return chosen
 
     def aggregate(self, state: State, results: Results) -> Update:
