@@ -50,7 +50,7 @@ class CflConfig(UniformConfig):
         2, ge=1, description="a cluster splits only if it has more clients than this"
     )
     start_round: int = Field(
-        20, ge=0, description="clusters split only in rounds after this one; the first round is 0"
+        20, ge=0, description="clusters split only from this round on; the first round is 0"
     )
     max_age: int = Field(
         10, ge=0, description="age in rounds up to which an absent client's latest update is used"
@@ -69,16 +69,18 @@ class Cfl(Algorithm):
 
     Server: w_c <- w_c + mean over P_c of dW_i, with dW_i = w_i - w_c for the participants P_c of
     cluster c. A cluster stalls if ||mean dW_i|| < eps1 and max ||dW_i|| > eps2. It is then split by
-    complete-linkage clustering of the cosines cos(dW_i, dW_j), and both parts continue with its
-    model. All clients begin in one cluster. A client receives the model of its cluster and sends
-    w_i. Source: the paper's two criteria; the clustering, the defaults and the guards (`min_size`,
-    `start_round`) are those of the authors' code.
+    complete-linkage clustering of the cosines cos(dW_i, dW_j), before the mean: in the round of the
+    split, each part adds the mean update of its own participants to the common w_c. All clients
+    begin in one cluster. A client receives the model of its cluster and sends w_i. Source: the
+    paper's two criteria; the clustering, the order of split and mean, the defaults and the guards
+    (`min_size`, `start_round`) are those of the authors' code.
 
     Deviations: w_i is sent, not dW_i, which has the same size, so that a run without a split equals
     FedAvg to the bit. The authors train all clients in every round. Here the latest update of an
-    absent client is used for `max_age` rounds, and clients without one join the larger part. The
-    server refers to clients by id; the authors' code refers to them by their position in the
-    cluster, which names wrong clients from the second split on.
+    absent client is used for `max_age` rounds, and clients without one join the larger part. A part
+    without a participant in the round of the split keeps w_c. The server refers to clients by id;
+    the authors' code refers to them by their position in the cluster, which names wrong clients
+    from the second split on.
     """
 
     Config: ClassVar[type[AlgorithmConfig]] = CflConfig
@@ -133,18 +135,13 @@ class Cfl(Algorithm):
         models = {name: list(server[name]) for name in sent}  # [...] for each cluster
         norms_found = []
         for c in sorted(set(cluster_of.tolist())):
-            # w_c <- w_c + mean dW_i, computed as the mean of w_i
-            inside = cluster_of == c
-            for name, value in weighted_mean(sent, torch.where(inside, weights, 0.0)).items():
-                models[name][c] = value
-
-            mean_norm, largest = norms(take(updates, inside))
+            mean_norm, largest = norms(take(updates, cluster_of == c))
             norms_found.append((mean_norm, largest))
             peaks[c] = max(peaks[c], mean_norm)
             if not self.stalls(mean_norm, largest, peaks[c], state.round):
                 continue
 
-            # The leaving part becomes a new cluster, with the model of the old one.
+            # The leaving part becomes a new cluster, which begins with w_c too.
             members = torch.nonzero(cluster == c)[:, 0]
             leaving = self.leaving(server, members, state.round)
             if len(leaving):
@@ -152,6 +149,13 @@ class Cfl(Algorithm):
                 peaks.append(peaks[c])
                 for values in models.values():
                     values.append(values[c])
+
+        # w_c <- w_c + mean dW_i, computed as the mean of w_i, for the clusters after the splits
+        cluster_of = cluster[ids]  # [K]
+        for c in sorted(set(cluster_of.tolist())):
+            inside = torch.where(cluster_of == c, weights, 0.0)
+            for name, value in weighted_mean(sent, inside).items():
+                models[name][c] = value
 
         server |= {name: torch.stack(values) for name, values in models.items()}
         server |= {"cluster": cluster, "peak": torch.tensor(peaks, dtype=torch.float64)}
@@ -161,7 +165,7 @@ class Cfl(Algorithm):
         return Update(server, metrics=metrics)
 
     def stalls(self, mean_norm: float, largest: float, peak: float, t: int) -> bool:
-        """Return whether a cluster should be split after round t, counted from 0.
+        """Return whether a cluster should be split in round t, counted from 0.
 
         Args:
             mean_norm: Norm of the cluster's mean update in this round.
@@ -173,7 +177,7 @@ class Cfl(Algorithm):
         eps1 = eps1 if self.config.eps1 is None else self.config.eps1
         eps2 = eps2 if self.config.eps2 is None else self.config.eps2
         scale = peak if self.config.thresholds == "relative" else 1.0
-        return t > self.config.start_round and mean_norm < scale * eps1 and largest > scale * eps2
+        return t >= self.config.start_round and mean_norm < scale * eps1 and largest > scale * eps2
 
     def leaving(self, server: Tree, members: Tensor, t: int) -> Tensor:
         """Return the ids of the clients that leave a cluster in round t, or none if it stays whole.
@@ -196,7 +200,7 @@ class Cfl(Algorithm):
 
     def notes(self) -> list[str]:
         c, share, notes = self.config, self.setting.train.participation, []
-        if c.eps1 == 0 or self.setting.rounds < c.start_round + 3:
+        if c.eps1 == 0 or self.setting.rounds <= c.start_round:
             notes.append(
                 "CFL cannot split before the end (algorithm.eps1, algorithm.start_round): it is"
                 f" FedAvg with algorithm.agg_weights={c.agg_weights}."

@@ -12,6 +12,7 @@ from flbench.algorithms.shared.mixing import likeness
 from flbench.core.types import Message, Results, State
 from flbench.experiment import checkpoint
 from flbench.experiment.rounds import settings_of
+from tests.algorithms.plain import EPOCHS, FULL, Plain
 from tests.algorithms.test_contract import played
 from tests.support import build, run, summary_of_run, write_npz
 
@@ -76,7 +77,7 @@ def each(a, b, c, who=lambda i: i) -> dict[int, list[float]]:
 def two_splits(algorithm, state: State, who=lambda i: i) -> State:
     """A against B and C first; then B against C, while A agrees with itself."""
     for updates in (
-        ([0.01, 0, 0],) * 3,  # too early
+        ([0.01, 0, 0],) * 3,  # all alike
         ([2.0, 0, 0], [0, 2.0, 1.9], [0, 1.9, 2.0]),
         ([0.5, 0.1, 0], [0, 1.0, -1], [0, -1.0, 1]),
     ):
@@ -95,12 +96,17 @@ def test_second_split_goes_by_ids_too():
     assert groups(early) == {frozenset(range(8))}
     assert groups(once) == {frozenset(A), frozenset(B + C)}
     assert groups(twice) == {frozenset(A), frozenset(B), frozenset(C)}
-    # All took 0.01, then the mean over eight; in the last round A's, and that of B and C.
-    common = state.server["head.bias"][0, :3] + torch.tensor([0.01 + 6 / 8, 9.7 / 8, 9.8 / 8])
-    for members, step in ((A, [0.5, 0.1, 0]), (B, [0, -0.2, 0.2]), (C, [0, -0.2, 0.2])):
+    # All took 0.01; then A took its mean, and B and C theirs; then each took its own mean.
+    start = state.server["head.bias"][0, :3]
+    steps = (
+        (A, [0.01 + 2.0 + 0.5, 0.1, 0]),
+        (B, [0.01, 9.7 / 5 + 1.0, 9.8 / 5 - 1.0]),
+        (C, [0.01, 9.7 / 5 - 1.0, 9.8 / 5 + 1.0]),
+    )
+    for members, step in steps:
         [c] = set(twice.server["cluster"][list(members)].tolist())
         found = twice.server["head.bias"][c, :3]
-        assert torch.allclose(found, common + torch.tensor(step), atol=1e-6), members
+        assert torch.allclose(found, start + torch.tensor(step), atol=1e-6), members
 
 
 def test_permuted_ids_give_permuted_clusters():
@@ -129,7 +135,8 @@ APART = each([2.0, 0.5], [0.5, 2.0], [0.5, 2.0])
         (("algorithm.eps1=1",), False),  # the mean is ||(8.5, 12.5) / 8|| = 1.9
         (("algorithm.eps2=2.1",), False),  # the largest is ||(2, 0.5)|| = 2.06
         (("algorithm.eps1=2", "algorithm.eps2=2"), True),
-        (("algorithm.start_round=1",), False),
+        (("algorithm.start_round=1",), True),
+        (("algorithm.start_round=2",), False),
         (("algorithm.min_size=8",), False),
         (("algorithm.min_size=7",), True),
         (("algorithm.eps1=null", "algorithm.eps2=null"), False),  # 0.4 and 1.6
@@ -226,6 +233,68 @@ def complete_linkage(cosines: Tensor) -> set[frozenset[int]]:
     return set(parts)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("start", "weights"), [(0, "uniform"), (1, "uniform"), (1, "samples")])
+def test_rounds_equal_a_loop(start, weights):
+    """Every client's model; a split happens in the first round that allows it.
+
+    Each part then takes the mean of its own participants, and a part without one stays as it was.
+    """
+    most, coverage, clients, rounds = 1, 0.5, 8, 7
+    built = build(
+        *("algorithm=cfl", "model.name=mlp", *FULL, f"train.rounds={rounds}"),
+        *(f"partition.clients={clients}", "algorithm.eps1=100", "algorithm.eps2=0"),
+        *(f"algorithm.start_round={start}", f"algorithm.max_age={most}"),
+        *(f"algorithm.coverage={coverage}", f"algorithm.agg_weights={weights}"),
+    )
+    plain, names = Plain(built), built.algorithm.setting.net.parameters
+    parts, models = [list(range(clients))], [plain.start()]
+    latest, seen, splits, without = {}, {}, [], 0
+    state = built.start()
+    for t in range(rounds):
+        sent = {}
+        of = {i: c for c, part in enumerate(parts) for i in part}
+        for i in plain.cohort(t):
+            sent[i] = models[of[i]]
+            for _ in range(EPOCHS):
+                sent[i] = plain.step(sent[i], i, names)
+            change = [(sent[i][n] - models[of[i]][n]).flatten() for n in names]
+            latest[i], seen[i] = torch.cat(change), t
+        for c, part in enumerate(list(parts)):
+            known = [i for i in part if i in seen and t - seen[i] <= most]
+            if t < start or not set(part) & set(sent) or len(part) <= 2:
+                continue
+            if len(known) < coverage * len(part):
+                continue
+            unit = [latest[i] / latest[i].norm() for i in known]
+            halves = complete_linkage(torch.stack(unit) @ torch.stack(unit).T)
+            first, second = ({known[k] for k in half} for half in halves)
+            larger = first if len(first) > len(second) else second
+            if len(first) == len(second):  # the part of the first known client
+                larger = first if known[0] in first else second
+            larger |= set(part) - set(known)
+            stays, leaves = (first, second) if known[0] in first else (second, first)
+            parts[c] = sorted(stays)
+            parts.append(sorted(leaves))
+            models.append(models[c])
+            splits.append(t)
+        for c, part in enumerate(parts):
+            mine = {i: sent[i] for i in part if i in sent}
+            without += not mine
+            models[c] = plain.mean(mine, uniform=weights == "uniform") if mine else models[c]
+
+        state, _ = played(built, state)
+
+        assert groups(state) == {frozenset(part) for part in parts}
+        rows = built.algorithm.dispatch(state, torch.arange(clients)).rows.values
+        for c, part in enumerate(parts):
+            for i in part:
+                for name in names:
+                    assert torch.allclose(rows[name][i], models[c][name], rtol=0, atol=1e-12)
+    assert splits[0] == start
+    assert without > 0
+
+
 def test_bipartition_equals_a_plain_complete_linkage():
     for seed in range(20):
         g = torch.Generator().manual_seed(seed)
@@ -288,7 +357,7 @@ def test_clients_with_opposed_labels_are_split_and_learn_apart(tmp_path):
         for _ in range(3):
             state, _ = played(built, state)
             clusters.append(len(groups(state)))
-        assert clusters == [1, 2, 2]
+        assert clusters == [2, 2, 2]
         assert groups(state) == {
             frozenset(ids[i] for i in (0, 2, 4)),
             frozenset(ids[i] for i in (1, 3, 5)),
