@@ -28,11 +28,17 @@ class PFedMeConfig(AlgorithmConfig):
     personal_lr: float = Field(
         0.09, gt=0, description="learning rate of theta; train.schedule scales it too"
     )
+    personal_decay: float | None = Field(
+        None,
+        ge=0,
+        description="weight decay in the steps on theta (authors' code: 0.001; default:"
+        " train.optimizer.weight_decay)",
+    )
     steps: int | None = Field(
         None,
         ge=1,
-        description="number of local steps R on w in a round (authors: 20; default:"
-        " train.local_epochs epochs)",
+        description="number of local steps R on w in a round, one batch each (authors' code: 20;"
+        " default: train.local_epochs epochs)",
     )
     beta: float = Field(
         1.0, gt=0, description="step of the server from its model to the clients' mean"
@@ -48,7 +54,9 @@ class PFedMe(Algorithm):
     approximated by K gradient steps on the batch, from the theta of the batch before; the first
     theta of a round is the received w, as in the authors' code. eta is `train.optimizer.lr`; with
     lam 15 the authors take 0.005. A step costs K gradients; weight decay and clipping of `train.*`
-    apply to the steps on theta.
+    apply to the steps on theta. In the authors' code theta has a weight decay of 0.001
+    (`personal_decay=0.001`), which the paper does not mention, and a round has 20 batches
+    (`steps=20`).
 
     Clients send w_i and keep theta. A client is evaluated with the theta of its last participation,
     and with w before its first one; `gm` is w. BatchNorm statistics belong to theta; the server
@@ -143,7 +151,8 @@ class Envelope:
     Attributes:
         names: Names of the net's parameters.
         config: Keys of pFedMe.
-        optimizer: Optimizer of `train.*`: its weight decay acts on theta, its learning rate on w.
+        optimizer: Optimizer of `train.*`: its learning rate acts on w, and its weight decay on
+            theta unless `personal_decay` is set.
         clip: Largest norm of the gradient of the cross entropy; None for no limit.
     """
 
@@ -155,16 +164,17 @@ class Envelope:
     def __call__(self, grad: GradFn, parameters: Tree, batch: Batch, ctx: Tree) -> Tree:
         """Return the gradients of w and theta; `factor` in ctx is that of `train.schedule`."""
         c, o, factor = self.config, self.optimizer, ctx["factor"]
+        decay = o.weight_decay if c.personal_decay is None else c.personal_decay
         first = theta = {name: parameters[THETA + name] for name in self.names}
 
-        # theta <- theta - personal_lr (grad CE + weight_decay theta + lam (theta - w)), K times
+        # theta <- theta - personal_lr (grad CE + decay theta + lam (theta - w)), K times
         for _ in range(c.inner_steps):
             g = grad(theta, batch)
             norm = torch.stack([value.square().sum() for value in g.values()]).sum().sqrt()
             bound = 1.0 if self.clip is None else (self.clip / (norm + 1e-6)).clamp_max(1.0)
             moved: Tree = {}
             for n, v in theta.items():
-                slope = bound * g[n] + o.weight_decay * v + c.lam * (v - parameters[n])
+                slope = bound * g[n] + decay * v + c.lam * (v - parameters[n])
                 moved[n] = v - factor * c.personal_lr * slope
             theta = moved
 

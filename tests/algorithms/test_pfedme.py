@@ -34,9 +34,17 @@ def gradient(plain, leaves, client, names, *, train=True):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("beta", "steps", "decay", "clip"), [(1, None, 0, None), (0.5, 3, 0.1, None), (2, 1, 0.1, 0.5)]
+    ("beta", "steps", "decay", "own", "clip"),
+    [
+        (1, None, 0, None, None),
+        (0.5, 3, 0.1, None, None),
+        (2, 1, 0.1, None, 0.5),
+        (1, 20, 0.1, 0.001, None),  # steps and decay of the authors' code
+        (1, 2, 0.1, 0, None),
+    ],
 )
-def test_rounds_equal_a_plain_loop(beta, steps, decay, clip):
+def test_rounds_equal_a_plain_loop(beta, steps, decay, own, clip):
+    """`own` is algorithm.personal_decay, which replaces the weight decay of train.*."""
     lam, inner, rate = 3.0, 4, 0.05
     built = build(
         "algorithm=pfedme",
@@ -47,37 +55,39 @@ def test_rounds_equal_a_plain_loop(beta, steps, decay, clip):
         f"algorithm.steps={'null' if steps is None else steps}",
         f"algorithm.beta={beta}",
         f"train.optimizer.weight_decay={decay}",
+        f"algorithm.personal_decay={'null' if own is None else own}",
         f"train.clip={'null' if clip is None else clip}",
         *FULL,
     )
     plain, names = Plain(built), built.algorithm.setting.net.parameters
+    decay = decay if own is None else own
     w = plain.start()
     personal = [w] * 5
     for t in range(ROUNDS):
         sent = {}
         for i in plain.cohort(t):
-            own = {name: value.clone() for name, value in w.items()}
-            theta = dict(own)  # with the same buffers: only theta's passes write to them
+            local = {name: value.clone() for name, value in w.items()}
+            theta = dict(local)  # with the same buffers: only theta's passes write to them
             for _ in range(steps or EPOCHS):
                 for _ in range(inner):
                     g = gradient(plain, theta, i, names)
                     norm = torch.cat([value.flatten() for value in g.values()]).norm()
                     bound = 1.0 if clip is None else min(1.0, clip / (float(norm) + 1e-6))
                     for n in names:
-                        slope = bound * g[n] + decay * theta[n] + lam * (theta[n] - own[n])
+                        slope = bound * g[n] + decay * theta[n] + lam * (theta[n] - local[n])
                         theta[n] = theta[n] - rate * slope
                 for n in names:
-                    own[n] = own[n] - LR * lam * (own[n] - theta[n])
-            sent[i], personal[i] = own, theta
+                    local[n] = local[n] - LR * lam * (local[n] - theta[n])
+            sent[i], personal[i] = local, theta
         mean = plain.mean(sent)
         w = mean | {n: (1 - beta) * w[n] + beta * mean[n] for n in names}
 
     state = after(built, ROUNDS)
 
-    assert_close(state.server, w)
+    assert_close(state.server, w, tiny=1e-12)
     for i in range(5):
         mine = {name: state.clients[f"theta.{name}"][i] for name in w}
-        assert_close(mine, personal[i])
+        assert_close(mine, personal[i], tiny=1e-12)
 
 
 @pytest.mark.slow
