@@ -36,6 +36,12 @@ class APFLConfig(UniformConfig):
     adaptive: bool = Field(
         True, description="whether each client adapts its alpha by a gradient step in each round"
     )
+    alpha_decay: float = Field(
+        0.0,
+        ge=0,
+        description="factor of alpha that is added to its gradient (authors' code: 0.02; not in the"
+        " paper)",
+    )
 
 
 @dataclass(frozen=True)
@@ -99,15 +105,21 @@ class APFL(Algorithm):
     """A client trains w and, on the same batches, its own v in vbar = alpha v + (1 - alpha) w.
 
     Local (Algorithm 1): alpha_i takes a gradient step on f(vbar_i) with the first batch of the
-    round, and is clipped to [0, 1] (with `adaptive`). In every step, w_i takes a step on f(w_i),
-    and v_i takes a step on f(vbar_i). The steps are simultaneous, as in the paper: the gradient for
-    v_i reads w_i as it was before the step on this batch. The client sends w_i, which is averaged
-    uniformly, and keeps v_i and alpha_i. vbar_i with the server's w is evaluated.
+    round, alpha_i <- alpha_i - eta <v_i - w_i, grad f(vbar_i)>, and is clipped to [0, 1] (with
+    `adaptive`). In every step, w_i takes a step on f(w_i), and v_i takes a step on f(vbar_i). The
+    steps are simultaneous, as in the paper: the gradient for v_i reads w_i as it was before the
+    step on this batch. The client sends w_i, which is averaged uniformly, and keeps v_i and
+    alpha_i. vbar_i with the server's w is evaluated.
+
+    The authors' code (FedTorch) differs from the paper, and from this method, in four points. It
+    mixes the logits of v_i and w_i, not their parameters. w_i takes its step on a batch before v_i
+    does. alpha_i takes its step after them, with the gradients of that batch. And 0.02 alpha_i is
+    added to the gradient for alpha_i (`alpha_decay=0.02`), which pulls to the global model.
 
     Where the paper is silent, and deviations:
 
     - alpha_i takes a step of plain gradient descent with the learning rate of the round. Momentum,
-      weight decay, Adam and `train.clip` apply to w_i and v_i only.
+      weight decay, Adam and `train.clip` of `train.*` apply to w_i and v_i only.
     - `train.clip` limits the norm of the gradients for w_i and v_i together.
     - The training loss that is logged is the mean over all steps of f(w_i) + f(vbar_i), and of
       f(vbar_i) for the step on alpha_i.
@@ -151,7 +163,8 @@ class APFL(Algorithm):
 
     def adapt(self) -> Phase:
         """Return one step of plain gradient descent on alpha, with the first batch of the round."""
-        sgd = {"name": "sgd", "momentum": 0.0, "nesterov": False, "weight_decay": 0.0}
+        sgd = {"name": "sgd", "momentum": 0.0, "nesterov": False}
+        sgd["weight_decay"] = self.config.alpha_decay  # adds alpha_decay * alpha to the gradient
         return replace(
             self.phase(MixtureLoss(self.mixture()), train=frozenset({ALPHA})),
             optimizer=self.setting.train.optimizer.model_copy(update=sgd),

@@ -36,9 +36,11 @@ def gradient(plain, leaves, client, names):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("adaptive", [True, False])
-def test_models_and_alphas_equal_a_loop(adaptive):
+@pytest.mark.parametrize(("adaptive", "decay"), [(True, 0), (True, 0.02), (True, 1), (False, 0)])
+def test_models_and_alphas_equal_a_loop(adaptive, decay):
+    """With a decay, the gradient for alpha has the term that the authors' code adds."""
     keys = ("algorithm.alpha=0.4", f"algorithm.adaptive={str(adaptive).lower()}")
+    keys += (f"algorithm.alpha_decay={decay}",)
     built = build("algorithm=apfl", "model.name=lenet5", *keys, *FULL)
     plain, names = Plain(built), built.algorithm.setting.net.parameters
 
@@ -57,7 +59,7 @@ def test_models_and_alphas_equal_a_loop(adaptive):
             if adaptive:
                 slope, _ = gradient(plain, mixed(i, mine), i, names)
                 inner = sum(((v[i][n] - mine[n]) * slope[n]).sum() for n in names)
-                alpha[i] = (alpha[i] - LR * inner).clamp(0, 1)
+                alpha[i] = (alpha[i] - LR * (inner + decay * alpha[i])).clamp(0, 1)
             for _ in range(EPOCHS):
                 of_w, updated = gradient(plain, mine, i, names)
                 of_mixture, _ = gradient(plain, mixed(i, mine), i, names)
@@ -68,11 +70,12 @@ def test_models_and_alphas_equal_a_loop(adaptive):
 
     state = after(built, ROUNDS)
 
-    assert_close(state.server, w)
+    assert_close(state.server, w, tiny=1e-12)
     assert set(state.clients) == {"alpha", *(f"v.{name}" for name in names)}
-    assert_close({"alpha": state.clients["alpha"]}, {"alpha": torch.stack(alpha)})
+    found = {"alpha": state.clients["alpha"]}
+    assert_close(found, {"alpha": torch.stack(alpha)}, tiny=1e-12)
     for i in range(5):
-        assert_close({n: state.clients[f"v.{n}"][i] for n in names}, v[i])
+        assert_close({n: state.clients[f"v.{n}"][i] for n in names}, v[i], tiny=1e-12)
     moved = (state.clients["alpha"] - 0.4).abs()
     assert (moved.max() > 1e-3) == adaptive
 

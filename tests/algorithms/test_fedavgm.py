@@ -14,9 +14,12 @@ FEDAVG = ("algorithm=fedavgm", "algorithm.beta=0", "algorithm.server_lr=1")
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("nesterov", [True, False])
 @pytest.mark.parametrize(("beta", "server_lr"), [(0.9, 1.0), (0.6, 0.5)])
-def test_server_equals_a_loop(beta, server_lr):
+def test_server_equals_a_loop(beta, server_lr, nesterov):
     keys = (f"algorithm.beta={beta}", f"algorithm.server_lr={server_lr}")
+    if not nesterov:
+        keys += ("algorithm.nesterov=false",)
     built = build("algorithm=fedavgm", "model.name=lenet5", *keys, *FULL)
     plain, names = Plain(built), built.algorithm.setting.net.parameters
 
@@ -32,12 +35,35 @@ def test_server_equals_a_loop(beta, server_lr):
         for name in names:
             delta = sum(sizes[i] * (w[name] - sent[i][name]) for i in sent) / sum(sizes.values())
             v[name] = beta * v[name] + delta
-        w = {n: w[n] - server_lr * v[n] for n in names} | statistics
+            step = delta + beta * v[name] if nesterov else v[name]
+            statistics[name] = w[name] - server_lr * step
+        w = {name: statistics[name] for name in w}
 
     state = after(built, ROUNDS)
 
-    assert_close(state.server, w | {f"momentum.{name}": v[name] for name in names})
+    assert_close(state.server, w | {f"momentum.{name}": v[name] for name in names}, tiny=1e-12)
     assert set(state.server) == set(w) | {f"momentum.{name}" for name in names}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("nesterov", [True, False])
+def test_server_equals_an_optimizer_of_pytorch(nesterov):
+    """torch.optim.SGD with the gradient w - mean of w_k, in float64."""
+    keys = ("algorithm.beta=0.8", "algorithm.server_lr=0.7", f"algorithm.nesterov={nesterov}")
+    built = build("algorithm=fedavgm", "engine.precision=64-true", *(key.lower() for key in keys))
+    names = built.algorithm.setting.net.parameters
+    state = built.start()
+    w = {name: state.server[name].clone().requires_grad_() for name in names}
+    server = torch.optim.SGD(w.values(), lr=0.7, momentum=0.8, nesterov=nesterov)
+
+    for _ in range(4):
+        state, results = played(built, state)
+        mean = built.algorithm.mean(results)
+        for name in names:
+            w[name].grad = w[name].detach() - mean[name]
+        server.step()
+
+        assert_close({name: state.server[name] for name in names}, w, tiny=1e-12)
 
 
 @pytest.mark.slow
@@ -45,13 +71,14 @@ def test_server_equals_a_loop(beta, server_lr):
 def test_without_momentum_it_is_fedavg_to_the_bit(policy):
     """In float32: the buffer is float64, so w - (w - mean) is the mean."""
     norm = f"train.batchnorm={policy}"
-    found = after(build(*LENET, norm, *FEDAVG), 2)
     fedavg = after(build(*LENET, norm, "algorithm=fedavg"), 2)
 
     assert fedavg.server
-    for tree, other in ((found.server, fedavg.server), (found.clients, fedavg.clients)):
-        for name, value in other.items():
-            assert torch.equal(tree[name], value), name
+    for nesterov in ("true", "false"):
+        found = after(build(*LENET, norm, *FEDAVG, f"algorithm.nesterov={nesterov}"), 2)
+        for tree, other in ((found.server, fedavg.server), (found.clients, fedavg.clients)):
+            for name, value in other.items():
+                assert torch.equal(tree[name], value), name
 
 
 @pytest.mark.slow
