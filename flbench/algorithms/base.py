@@ -96,6 +96,7 @@ class Setting:
         sizes: [N] int64, the number of training samples of each client.
         classes: Number of classes C.
         net: Names of the net's parameters and buffers by role, its layers, its feature width D.
+        model: Registered name of the net, `model.name`, for notes.
     """
 
     seed: int
@@ -105,6 +106,7 @@ class Setting:
     sizes: Tensor
     classes: int
     net: NetSpec
+    model: str
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,8 @@ from flbench.losses.similarity import unit
 W, SCALE = "head.weight", "scale"
 SMALLEST_SCALE = 0.01  # a negative s would reverse the order of the classes
 
+RESNET_SCALE = 20.0  # where s starts with ResNet-18 in the authors' code
+
 REPEL_STEPS, REPEL_RATE = 1000, 0.3  # of the gradient descent that separates prototypes
 
 
@@ -34,7 +36,8 @@ class FedNHConfig(UniformConfig):
     scale: float = Field(
         1.0,
         ge=SMALLEST_SCALE,
-        description="initial factor s of the cosines (30 for ResNet-18)",
+        description="initial factor s of the cosines (authors' code: 1 for the CNN; for ResNet-18"
+        " 20, or 30 with learn_scale=false)",
     )
     learn_scale: bool = Field(
         True, description="true: clients train the factor s; false: it is constant"
@@ -86,6 +89,16 @@ class FedNH(Algorithm):
         if W in net.parameters and net.names("backbone"):
             return []
         return ["the net must have layers below a single linear head. Change `model.name`."]
+
+    def notes(self) -> list[str]:
+        scale, model = self.config.scale, self.setting.model
+        if not model.startswith("resnet") or scale >= RESNET_SCALE:
+            return []
+        return [
+            f"fednh: model.name={model} with algorithm.scale={scale:g}: in the authors' code the"
+            f" factor of the cosines starts at {RESNET_SCALE:g} for a ResNet, or is fixed at 30"
+            " (algorithm.scale=30 algorithm.learn_scale=false)."
+        ]
 
     def learnt(self) -> frozenset[str]:
         """Return the name of s if it is trained, else the empty set."""

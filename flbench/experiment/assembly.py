@@ -165,6 +165,7 @@ def build(config: Config, federation: Federation | None = None) -> Experiment:
         sizes=federation.sizes,
         classes=federation.classes,
         net=describe(net, federation.shape),
+        model=config.model.name,
     )
     algorithm = ALGORITHMS.find(config.algorithm.name)(config.algorithm, setting)
     unmet = algorithm.requires()

@@ -218,6 +218,17 @@ def test_absent_client_keeps_its_last_model_or_the_first_one():
     assert [deployment.predict for deployment in deployments.values()] == [by_cosine] * 2
 
 
+def test_scale_of_a_resnet_is_noted():
+    def notes(*keys):
+        return [note for note in build("algorithm=fednh", *keys).notes if "fednh:" in note]
+
+    [note] = notes("model.name=resnet18")
+    assert "algorithm.scale=1:" in note
+    assert "algorithm.scale=30 algorithm.learn_scale=false" in note
+    assert not notes("model.name=resnet18", "algorithm.scale=20")
+    assert not notes("model.name=cnn")
+
+
 def test_net_without_body_is_refused():
     with pytest.raises(ConfigError, match="layers below a single linear head"):
         build("algorithm=fednh", "model.name=logistic")
