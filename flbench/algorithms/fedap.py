@@ -74,8 +74,9 @@ class FedAp(Algorithm):
     theta_i. Absent clients enter a mixture with their last upload.
 
     Deviations: the paper pretrains the common model on pooled data, which a federation does not
-    have, and its authors' code uses that model for W alone; here FedAvg runs for a tenth of the
-    rounds, and training continues from its model. Other methods leave out a client that made no
+    have; here FedAvg runs for a tenth of the rounds. In the authors' code the pretrained model
+    serves for the mixing matrix W alone, and training starts from the initial model; here training
+    continues from the pretrained model. Other methods leave out a client that made no
     step; here its upload is used, because what it sends is its mixture.
     """
 

@@ -54,7 +54,9 @@ def validation_loss(plain, leaves, client) -> float:
     return float(torch.nn.functional.cross_entropy(out.logits, y))
 
 
-def assert_equals_a_loop(strengths, *keys, anchor="received", epochs=EPOCHS) -> set[int]:
+def assert_equals_a_loop(
+    strengths, *keys, anchor="received", epochs=EPOCHS, uniform=False
+) -> set[int]:
     """Both models of all clients; return which strengths were the best ones."""
     built = build("algorithm=ditto", "model.name=lenet5", *keys, *FULL)
     plain, names = Plain(built), built.algorithm.setting.net.parameters
@@ -76,15 +78,15 @@ def assert_equals_a_loop(strengths, *keys, anchor="received", epochs=EPOCHS) -> 
             losses = [validation_loss(plain, mine, i) for mine in tries]
             chosen.add(losses.index(min(losses)))
             v[i] = tries[losses.index(min(losses))]
-        w = plain.mean(sent)
+        w = plain.mean(sent, uniform=uniform)
 
     state = after(built, ROUNDS)
 
-    assert_close(state.server, w)
+    assert_close(state.server, w, tiny=1e-12)
     for client in range(5):
         mine = {name.removeprefix("v."): rows[client] for name, rows in state.clients.items()}
         assert mine.keys() == v[client].keys()
-        assert_close(mine, v[client])
+        assert_close(mine, v[client], tiny=1e-12)
     return chosen
 
 
@@ -94,6 +96,13 @@ def test_personal_models_equal_a_loop(anchor):
     keys = ("algorithm.lam=0.7", "algorithm.personal_epochs=3", f"algorithm.anchor={anchor}")
 
     assert_equals_a_loop((0.7,), *keys, anchor=anchor, epochs=3)
+
+
+@pytest.mark.slow
+def test_uniform_mean_of_the_authors_code_equals_a_loop():
+    keys = ("algorithm.lam=0.7", "algorithm.agg_weights=uniform")
+
+    assert_equals_a_loop((0.7,), *keys, uniform=True)
 
 
 @pytest.mark.slow
