@@ -10,6 +10,7 @@ import torch
 from tests.support import REAL_DATA, run
 
 
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
     """One test process more than there are cores: many tests wait for processes they started."""
     return (os.cpu_count() or 1) + 1
