@@ -15,6 +15,7 @@ from typer.core import TyperGroup
 from flbench import __version__
 from flbench.core import files
 from flbench.core.errors import RunError, UserError
+from flbench.core.printable import printable
 
 # What PyTorch's messages contain when memory runs out, on a GPU and on the CPU.
 OUT_OF_MEMORY = (
@@ -23,14 +24,21 @@ OUT_OF_MEMORY = (
     "can't allocate memory",
     "Storage size calculation overflowed",
 )
+# Typer has its own copy of Click, without a public name for the base of its errors.
+USAGE_ERROR: Any = typer.BadParameter.__base__
 
 
 class CommandGroup(TyperGroup):
     """The commands; an error in one of them becomes a message and an exit code."""
 
+    def make_context(self, *args: Any, **options: Any) -> Any:
+        """Read the options before the command."""
+        with _printable_usage_errors():
+            return super().make_context(*args, **options)
+
     def invoke(self, ctx: Any) -> Any:
         """Call the command that the user named."""
-        with _exit_codes():
+        with _exit_codes(), _printable_usage_errors():
             return super().invoke(ctx)
 
 
@@ -71,8 +79,18 @@ def _exit_codes() -> Iterator[None]:
 
 
 def _print_error(error: object) -> None:
-    for line in str(error).splitlines():
+    for line in printable(str(error)).splitlines():
         typer.echo(f"error: {line}", err=True)
+
+
+@contextmanager
+def _printable_usage_errors() -> Iterator[None]:
+    """Let Typer print no control characters and no password when it names a wrong argument."""
+    try:
+        yield
+    except USAGE_ERROR as error:
+        error.message = printable(error.message)
+        raise
 
 
 app = typer.Typer(

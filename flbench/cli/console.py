@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
+from flbench.core.printable import printable
 from flbench.reports.tables import Block
 from flbench.reports.terminal import open_console
 
 
 def text(content: str) -> None:
     """Print text on standard output, without a line break at its end."""
-    sys.stdout.write(content)
+    sys.stdout.write(printable(content))
 
 
 def line(content: str) -> None:

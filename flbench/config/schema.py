@@ -17,8 +17,11 @@ from pydantic import (
     Field,
     SerializeAsAny,
     ValidationInfo,
+    field_serializer,
     field_validator,
 )
+
+from flbench.core.addresses import redact_address
 
 
 class Strict(BaseModel):
@@ -357,12 +360,18 @@ class TrackingConfig(Strict):
     )
     uri: str | None = Field(
         None,
+        repr=False,
         description="MLflow's server or database (default: $MLFLOW_TRACKING_URI, else the local"
-        " mlflow/flbench.db)",
+        " mlflow/flbench.db). Its user and password are not stored",
     )
     experiment: str | None = Field(
         None, min_length=1, description="name of MLflow's experiment (default: DATASET-SCHEME)"
     )
+
+    @field_serializer("uri")
+    def _without_secrets(self, uri: str | None) -> str | None:
+        """Return what files and reports contain instead of the address."""
+        return None if uri is None else redact_address(uri)
 
 
 class OutputConfig(Strict):

@@ -5,6 +5,8 @@ from typing import Any
 
 import yaml
 
+from flbench.core.printable import one_line
+
 
 def to_yaml(tree: Mapping[str, Any], origins: Mapping[str, str]) -> str:
     """Return a configuration as YAML text.
@@ -21,7 +23,8 @@ def to_yaml(tree: Mapping[str, Any], origins: Mapping[str, str]) -> str:
     lines = list(_lines(tree, ""))
     width = max((len(text) for text, _ in lines), default=0)
     return "".join(
-        f"{text:<{width}}  # {origins[path]}\n" if path in origins else f"{text}\n"
+        # The name of a file may contain line breaks.
+        f"{text:<{width}}  # {one_line(origins[path])}\n" if path in origins else f"{text}\n"
         for text, path in lines
     )
 

@@ -1,13 +1,12 @@
 """Writing of a run folder. Every file but metrics.csv, which grows, is replaced atomically."""
 
-import csv
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from io import StringIO
 from pathlib import Path
 from typing import Any, Self
 
 from flbench.core import files
+from flbench.core.csv_text import csv_text
 from flbench.core.errors import RunError
 from flbench.core.locked_folder import LockedFolder
 from flbench.core.types import State
@@ -83,7 +82,7 @@ class RunFolder(LockedFolder):
     def write_table(
         self, name: str, header: Sequence[str], rows: Iterable[Sequence[object]]
     ) -> None:
-        """Write a CSV file. Cells that are None or NaN are left empty.
+        """Write a CSV file; see `flbench.core.csv_text`.
 
         Args:
             name: Name of the file.
@@ -93,13 +92,7 @@ class RunFolder(LockedFolder):
         Raises:
             RunError: The file cannot be written.
         """
-        text = StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(header)
-        writer.writerows(
-            ["" if cell is None or cell != cell else cell for cell in row] for row in rows
-        )
-        self.write(name, text.getvalue())
+        self.write(name, csv_text(header, rows))
 
     def write_json(self, name: str, value: Mapping[str, Any]) -> None:
         """Write a JSON file.

@@ -1,23 +1,41 @@
 """Consoles for output on a terminal or in a pipe."""
 
 import sys
+from typing import Any
 
 from rich.console import Console
+from rich.text import Text
+
+from flbench.core.printable import printable
 
 NARROW = 120  # columns of an output that is not a terminal
+
+
+class SafeConsole(Console):
+    """A console that prints every string, also in tables, without control characters."""
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        """Return a string as what the console prints."""
+        return super().render_str(printable(text), **options)
 
 
 def open_console(*, errors: bool = False) -> Console:
     """Return a console on standard output.
 
-    An output that is not a terminal gets a fixed width, so that tables look the same everywhere.
+    Names in what it prints may come from users' files: markup such as `[red]` and emoji codes such
+    as `:x:` are printed as they are, and control characters as escapes. An output that is not a
+    terminal gets a fixed width, so that tables look the same everywhere.
 
     Args:
         errors: Whether to write to standard error instead.
     """
     stream = sys.stderr if errors else sys.stdout
-    return Console(
-        file=stream, width=None if stream.isatty() else NARROW, highlight=False, markup=False
+    return SafeConsole(
+        file=stream,
+        width=None if stream.isatty() else NARROW,
+        highlight=False,
+        markup=False,
+        emoji=False,
     )
 
 

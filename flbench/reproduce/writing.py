@@ -1,14 +1,14 @@
 """Writes a report as Markdown, CSV and JSON."""
 
-import csv
 import json
 from collections.abc import Iterable
-from io import StringIO
 from pathlib import Path
 from typing import Any, Final
 
 from flbench import __version__
 from flbench.core import files
+from flbench.core.csv_text import csv_text
+from flbench.core.printable import printable
 from flbench.reports.tables import grid
 from flbench.reproduce.cells import named
 from flbench.reproduce.configurations import Change
@@ -82,21 +82,15 @@ def markdown(report: PaperReport) -> str:
         items = [f"- {title}: `{_inside(path, report)}`" for title, path in folders.items()]
         parts.append("## Runs\n\n" + "\n".join(items))
     parts.append(f"flbench {__version__}.")
-    return "\n\n".join(parts) + "\n"
+    return printable("\n\n".join(parts)) + "\n"
 
 
 def table(report: PaperReport) -> str:
     """Return the report as CSV: a line for each cell, measured or not."""
-    text = StringIO()
-    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n", extrasaction="ignore")
-    writer.writeheader()
-    for line in report.lines:
-        entry = _entry(report, line)
-        writer.writerow(
-            {key: "" if value is None else value for key, value in entry.items()}
-            | {"seeds": " ".join(map(str, line.values))}
-        )
-    return text.getvalue()
+    entries = [
+        _entry(report, line) | {"seeds": " ".join(map(str, line.values))} for line in report.lines
+    ]
+    return csv_text(COLUMNS, [[entry[column] for column in COLUMNS] for entry in entries])
 
 
 def as_json(report: PaperReport) -> str:

@@ -9,6 +9,7 @@ from typing import Final
 from flbench.config.resolve import resolve
 from flbench.config.schema import Config
 from flbench.config.sources import from_file
+from flbench.core.csv_text import read_cell
 from flbench.core.errors import DataError, UserError
 from flbench.results import metrics_file
 from flbench.results.metrics_file import Row
@@ -99,7 +100,10 @@ def read_classes(path: Path) -> list[dict[str, str]]:
         OSError: The file cannot be read.
     """
     with (path / "per_class.csv").open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
+        lines = list(csv.DictReader(file))
+    return [
+        line | {"name": read_cell(line["name"])} if line.get("name") else line for line in lines
+    ]
 
 
 def _so_far(config: Config, rows: list[Row]) -> Summary:

@@ -9,6 +9,7 @@ from flbench.config.resolve import resolve
 from flbench.config.schema import Config
 from flbench.config.sources import Layer, from_file
 from flbench.config.yaml_text import to_yaml
+from flbench.core.addresses import redact
 from flbench.core.errors import ConfigError, DataError, UserError
 from flbench.data import partition_files
 from flbench.data.federation import Federation
@@ -168,7 +169,8 @@ def create(prepared: Prepared, command: Sequence[str]) -> StudyFolder:
     folder.write("partition.npz", packed)
     folder.write("partition.json", description)
     # study.json is written last: a folder with this file can be resumed.
-    header = {"id": folder.path.name, "command": list(command), **_described(prepared)}
+    printed = [redact(argument) for argument in command]
+    header = {"id": folder.path.name, "command": printed, **_described(prepared)}
     folder.write("study.json", json.dumps(header, indent=1) + "\n")
     return folder
 

@@ -4,12 +4,10 @@ The page report.html needs no server and no network. All files can be written ag
 also while the study is unfinished.
 """
 
-import csv
 import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from importlib.resources import files as resources
-from io import StringIO
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -18,6 +16,8 @@ from jinja2 import Environment, StrictUndefined
 
 from flbench import __version__
 from flbench.core import files
+from flbench.core.csv_text import csv_text
+from flbench.core.printable import printable
 from flbench.reports import figures
 from flbench.reports import tables as blocks
 from flbench.reports.tables import Block
@@ -82,9 +82,7 @@ def trials_csv(report: StudyReport) -> str:
     study = report.study
     paths = list(dict.fromkeys(path for trial in study.trials for path in trial.params))
     winners = [study.winner(method) for method in study.methods]
-    text = StringIO()
-    writer = csv.DictWriter(text, (*STATE, *paths, *COST), lineterminator="\n")
-    writer.writeheader()
+    columns, rows = (*STATE, *paths, *COST), []
     for trial in study.trials:
         seconds = trial.seconds or {}
         line = {
@@ -94,8 +92,8 @@ def trials_csv(report: StudyReport) -> str:
             **{f"{what}_seconds": seconds.get(what) for what in ("train", "evaluate", "total")},
             **{name: getattr(trial, name) for name in COST[3:]},
         }
-        writer.writerow({key: "" if value is None else value for key, value in line.items()})
-    return text.getvalue()
+        rows.append([line.get(column) for column in columns])
+    return csv_text(columns, rows)
 
 
 def as_json(report: StudyReport) -> str:
@@ -153,7 +151,7 @@ def markdown(report: StudyReport) -> str:
         parts.append("## What failed, could not be scored, or is missing")
         parts.append("\n".join(f"- {line}" for line in failures))
     parts.append(f"flbench {__version__}.")
-    return "\n\n".join(parts) + "\n"
+    return printable("\n\n".join(parts)) + "\n"
 
 
 def page(report: StudyReport) -> str:

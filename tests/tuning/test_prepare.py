@@ -33,7 +33,7 @@ def begin(tmp_path):
     def made(*methods, more=(), **asked):
         request = TuneRequest(methods, out=tmp_path / "studies", **asked)
         prepared = prepare.prepare(request, layers_of(*methods, more=more))
-        begun.append(prepare.create(prepared, ["flbench", "tune"]))
+        begun.append(prepare.create(prepared, ["flbench", "tune", *more]))
         return begun[-1], prepared
 
     yield made
@@ -199,3 +199,16 @@ def test_cores_are_dealt_to_trials_and_to_their_workers(monkeypatch):
     assert (with_workers.engine.workers, with_workers.cpus) == (4, 4)
     on_gpu = resources_of(TuneRequest(("fedavg",)), EngineConfig(threads=1, device="cuda:1"))
     assert (on_gpu.engine.device, on_gpu.gpus) == ("cuda", 1.0)
+
+
+def test_secret_of_an_address_is_in_no_file_of_a_study(begin):
+    address = "http://ann:s3cret@127.0.0.1:9"
+
+    folder, prepared = begin("fedavg", "fedproto", more=[f"tracking.uri={address}"])
+
+    files = [file for file in folder.path.rglob("*") if file.is_file()]
+    assert len(files) > 3
+    assert not [file for file in files if b"s3cret" in file.read_bytes()]
+    assert "tracking.uri=http://***@127.0.0.1:9" in folder.description()["command"]
+    assert prepared.config.tracking.uri == address
+    assert "s3cret" not in repr(prepared)

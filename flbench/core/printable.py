@@ -1,0 +1,36 @@
+"""Text that a terminal can show: names come from users' files and may contain anything."""
+
+import re
+from typing import Final
+
+from flbench.core.addresses import redact
+
+# Control characters but tabs and line breaks, which a terminal would obey; characters that change
+# the direction of what follows; further line separators; bytes of file names that are not UTF-8.
+_UNSAFE: Final = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
+)
+
+
+def printable(text: str) -> str:
+    r"""Return a text without control characters and without the secrets of addresses.
+
+    Tabs and line breaks stay; other control characters are written as Python writes them.
+
+    >>> printable("a\x1b[31mb, http://ann:x7@host")
+    'a\\x1b[31mb, http://***@host'
+    """
+    return _UNSAFE.sub(_escape, redact(text))
+
+
+def one_line(text: str) -> str:
+    r"""Return the same as `printable`, with a space for each sequence of white space.
+
+    >>> one_line("first line\n  second line")
+    'first line second line'
+    """
+    return printable(" ".join(text.split()))
+
+
+def _escape(match: re.Match[str]) -> str:
+    return match[0].encode("unicode_escape").decode()
