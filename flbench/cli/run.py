@@ -1,6 +1,7 @@
 """`flbench run`: train and evaluate one method, or several one after the other."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from flbench.cli import console, progress
@@ -43,7 +44,8 @@ def run(runs: Sequence[list[Layer]]) -> None:
             title = f"{config.algorithm.name} on {config.data.name}"
             try:
                 with progress.reporter(title) as reporter:
-                    folders.append(lifecycle.run(config, origins, reporter, mirrors.open))
+                    start_mirror = partial(mirrors.open, warn=reporter.warn)
+                    folders.append(lifecycle.run(config, origins, reporter, start_mirror))
             except KeyboardInterrupt:
                 if not_started := methods[len(folders) + 1 :]:
                     console.notes([f"not started: {', '.join(not_started)}."])
@@ -56,7 +58,8 @@ def resume(path: Path, overrides: Sequence[str]) -> None:
     from flbench.experiment import lifecycle
 
     with mirror.Mirrors() as mirrors, progress.reporter(f"resuming {path}") as reporter:
-        lifecycle.resume(path, from_overrides(overrides), reporter, mirrors.open)
+        start_mirror = partial(mirrors.open, warn=reporter.warn)
+        lifecycle.resume(path, from_overrides(overrides), reporter, start_mirror)
     _finish([path], mirrors)
 
 

@@ -125,7 +125,7 @@ def _carry_out(folder: "StudyFolder", prepared: "Prepared") -> None:
         ]
     )
     with mirror.Mirrors() as mirrors:
-        mirrors.open(folder.path, prepared.config)
+        mirrors.open(folder.path, prepared.config, lambda note: console.notes([note]))
         try:
             driver.carry_out(folder, prepared)
         except KeyboardInterrupt:

@@ -11,8 +11,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, get_args
 
+from flbench.core.addresses import redact_address
 from flbench.core.documents import as_data_error, read_yaml
 from flbench.core.errors import DataError, UserError
+from flbench.core.printable import one_line
 from flbench.tracking import mlflow_store
 from flbench.tracking.mirror import NOT_SENT, REFUSED
 from flbench.tracking.mirror_run import Outcome, RunMirror
@@ -35,17 +37,18 @@ def sync(folder: Path, uri: str | None) -> tuple[SentCounts, str]:
         uri: Address of the store; None for the one that the folder's configuration names.
 
     Returns:
-        Counts of what was sent, and the address of the store.
+        Counts of what was sent, and the address of the store without its secrets.
 
     Raises:
-        UserError: The path is neither a run nor a study, another process sends it, or the store
-            cannot be reached.
+        UserError: The path is neither a run nor a study, another process sends it, the store
+            cannot be reached, or the environment lacks the password of its address.
         DataError: A file of the folder is damaged.
     """
     mlflow_store.require()
     folder = folder.resolve()  # the name of the folder finds the run in MLflow
     mirror_class = kind_of(folder)
     address = mlflow_store.address(uri or _configured_uri(folder))
+    shown = redact_address(address)
     os.environ.setdefault(mlflow_store.TIMEOUT_VARIABLE, SYNC_TIMEOUT)
     with _lock(folder) as is_locked:
         if not is_locked:
@@ -56,9 +59,9 @@ def sync(folder: Path, uri: str | None) -> tuple[SentCounts, str]:
         except mlflow_store.connection_errors() as error:
             reason = mlflow_store.reason(error)
             raise UserError(
-                f"MLflow at {address} was not reached ({reason}). Start it, or give another --uri."
+                f"MLflow at {shown} was not reached ({reason}). Start it, or give another --uri."
             ) from error
-    return mirror.sent, address
+    return mirror.sent, shown
 
 
 def kind_of(folder: Path) -> FolderMirror:
@@ -84,7 +87,9 @@ def kind_of(folder: Path) -> FolderMirror:
 def main(arguments: Sequence[str]) -> int:
     """Send a folder until the process that writes it has ended and everything is sent.
 
-    The writing process holds the other end of standard input, and writes there how it ended.
+    The writing process holds the other end of standard input, and writes there how it ended. The
+    address of the store comes in $MLFLOW_TRACKING_URI, because a command line is visible to all
+    users of the machine.
 
     Args:
         arguments: Command line of the mirror process.
@@ -94,15 +99,15 @@ def main(arguments: Sequence[str]) -> int:
     """
     parser = argparse.ArgumentParser(prog="flbench.tracking.follow")
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--uri", required=True)
     parser.add_argument("--experiment")
     options = parser.parse_args(arguments)
     os.nice(NICENESS)
     folder, writer = options.folder.resolve(), _WritingProcess()
+    uri = mlflow_store.address(None)
     while True:
         with _lock(folder) as is_locked:
             if is_locked:
-                return _follow(folder, options.uri, options.experiment, writer)
+                return _follow(folder, uri, options.experiment, writer)
         time.sleep(PAUSE / 10)  # a mirror that was started earlier still sends the folder
 
 
@@ -191,7 +196,7 @@ def _configured_uri(folder: Path) -> str | None:
 
 def _log(message: str) -> None:
     """Write a message as one line on standard error, which is the log of the mirror."""
-    sys.stderr.write(" ".join(message.split()) + "\n")
+    sys.stderr.write(one_line(message) + "\n")
     sys.stderr.flush()
 
 

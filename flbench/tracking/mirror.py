@@ -5,14 +5,17 @@ run ended and waits a few seconds. So a server that cannot be reached neither st
 The mirror process itself is `python -m flbench.tracking.follow`.
 """
 
+import os
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
 from flbench.config.schema import Config, TrackingConfig
+from flbench.core.addresses import redact_address
 from flbench.core.errors import ConfigError
 from flbench.tracking import mlflow_store
 from flbench.tracking.mirror_run import Outcome
@@ -26,11 +29,18 @@ EXIT_SECONDS: Final = 10.0
 
 
 def check(config: TrackingConfig) -> None:
-    """Raise a ConfigError if `tracking.mlflow=true` and MLflow is not installed."""
-    if config.mlflow is True and not mlflow_store.installed():
+    """Check that a run that asks for MLflow by `tracking.mlflow=true` can be mirrored.
+
+    Raises:
+        ConfigError: MLflow is not installed, or the password of the address is not known.
+    """
+    if config.mlflow is not True:
+        return
+    if not mlflow_store.installed():
         raise ConfigError(
             f"`tracking.mlflow=true`: {mlflow_store.NOT_INSTALLED}, or leave the key out."
         )
+    mlflow_store.address(config.uri)
 
 
 def start(folder: Path, config: TrackingConfig) -> "Mirror | None":
@@ -44,25 +54,28 @@ def start(folder: Path, config: TrackingConfig) -> "Mirror | None":
         The mirror; None if it is switched off or MLflow is not installed.
 
     Raises:
-        ConfigError: `tracking.mlflow=true` and MLflow is not installed.
+        ConfigError: `tracking.mlflow=true` and MLflow is not installed; or the address is one of a
+            run folder, and the environment lacks its password.
     """
     check(config)
     if config.mlflow is False or not mlflow_store.installed():
         return None
     uri = mlflow_store.address(config.uri)
     # The path is resolved because the name of the folder finds the run in MLflow.
-    command = [sys.executable, "-m", "flbench.tracking.follow", str(folder.resolve()), "--uri", uri]
+    command = [sys.executable, "-m", "flbench.tracking.follow", str(folder.resolve())]
     if config.experiment is not None:
         command += ["--experiment", config.experiment]
     with (folder / LOG).open("ab") as log:
         process = subprocess.Popen(
             command,
+            # A command line is visible to all users of the machine, an environment is not.
+            env={**os.environ, mlflow_store.ADDRESS_VARIABLE: uri},
             stdin=subprocess.PIPE,  # the pipe closes when this process ends, even if it is killed
             stdout=log,
             stderr=log,
             start_new_session=True,  # Ctrl-C in the terminal does not reach the mirror
         )
-    return Mirror(folder, uri, process)
+    return Mirror(folder, redact_address(uri), process)
 
 
 @dataclass
@@ -71,7 +84,7 @@ class Mirror:
 
     Attributes:
         folder: Folder that is mirrored.
-        uri: Address of the store.
+        uri: Address of the store, without its secrets.
         process: The process.
     """
 
@@ -130,19 +143,31 @@ class Mirrors:
         self._mirrors: list[Mirror] = []
         self._not_started: list[str] = []
 
-    def open(self, folder: Path, config: Config) -> None:
+    def open(self, folder: Path, config: Config, warn: Callable[[str], object]) -> None:
         """Start the mirror of a run, after the run before it has finished.
+
+        With `tracking.mlflow=auto`, a run whose mirror cannot start runs without one.
 
         Args:
             folder: The run folder.
             config: Configuration of the run.
+            warn: Prints why the run is not mirrored.
 
         Raises:
-            ConfigError: `tracking.mlflow=true` and MLflow is not installed.
+            ConfigError: `tracking.mlflow=true`, and MLflow is not installed or the password of its
+                address is not known.
         """
         self._announce_end("finished")
         try:
             mirror = start(folder, config.tracking)
+        except ConfigError as error:
+            if config.tracking.mlflow is True:
+                raise
+            warn(f"nothing is sent to MLflow: {error}")
+            self._not_started.append(
+                f"nothing of {folder} was sent to MLflow: flbench sync {folder} --uri ADDRESS"
+            )
+            return
         except OSError as error:  # for example no memory for another process; the run continues
             self._not_started.append(
                 f"nothing of {folder} was sent to MLflow ({error.strerror}): flbench sync {folder}"

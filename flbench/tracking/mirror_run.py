@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from flbench.core.documents import as_data_error, read_json, read_yaml, unix_milliseconds
+from flbench.core.printable import printable
 from flbench.tracking import mlflow_files, mlflow_metrics, mlflow_names
 from flbench.tracking.mlflow_run import RUN_TAG, MlflowRun, RunIdentity, SentCounts
 from flbench.tracking.mlflow_store import Store
@@ -86,10 +87,11 @@ class RunMirror:
         self._folder = folder
         self._description = describe(folder)
         experiment_id = store.experiment(experiment or self._description.experiment)
-        existing = next(store.runs(experiment_id, RUN_TAG, folder.name), None)
+        key = mlflow_names.identifier(folder.name)
+        existing = next(store.runs(experiment_id, RUN_TAG, key), None)
         # MLflow's pages show the date beside the name.
-        name = re.sub(r"-\d{8}-\d{6}-", "-", folder.name)
-        identity = RunIdentity(folder.name, name, self._description.started)
+        name = printable(re.sub(r"-\d{8}-\d{6}-", "-", folder.name))
+        identity = RunIdentity(key, name, self._description.started)
         self._run = MlflowRun(store, experiment_id, identity, existing, self.sent)
 
     def send(self, outcome: Outcome | None) -> None:

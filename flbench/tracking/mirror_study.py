@@ -1,25 +1,27 @@
 """Sending a study folder to MLflow as a tree of runs: study, methods, trials, final trainings.
 
 MLflow's tables fold the lower runs. Therefore a method's run also has the curve and the parameters
-of its best trial and the mean metrics of its final trainings, and the study's run has those of the
-best method. They are sent when the search is over, because MLflow cannot delete them.
+of its best trial and the mean metrics of its final trainings, and the study's run has all of these
+of the best method. They are sent when the search is over, because MLflow cannot delete them.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final
 
 from flbench.core.documents import as_data_error, read_yaml, unix_milliseconds
 from flbench.core.errors import DataError
+from flbench.core.printable import printable
 from flbench.results.metrics_file import Row
 from flbench.results.study_folder import read_header
 from flbench.tracking import mirror_run, mlflow_files, mlflow_metrics, mlflow_names, mlflow_view
 from flbench.tracking.mirror_run import Outcome
 from flbench.tracking.mlflow_run import RUN_TAG, MlflowRun, RunIdentity, SentCounts
 from flbench.tracking.mlflow_store import Store
-from flbench.tracking.parent_runs import send_best_trial, send_mean_metrics, send_scores
+from flbench.tracking.parent_runs import mean_final_metrics, send_best_trial, send_scores
 from flbench.tracking.study_folder import TrialFolder, best_folder, trial_folders
 
 STUDY_TAG: Final = "flbench.study"
@@ -42,6 +44,26 @@ SETTINGS: Final = (
 )
 
 
+@dataclass(frozen=True)
+class SentMethod:
+    """What is known of a method of a study after it was sent.
+
+    Attributes:
+        name: Name of the method.
+        parameters: Searched parameters that every trial has. A chart would leave out the trials
+            that lack one, because of its condition.
+        best: The best trial; None while it is not known.
+        means: Mean metrics of the final trainings; see `mean_final_metrics`.
+        is_over: Whether nothing of the method is left to train.
+    """
+
+    name: str
+    parameters: frozenset[str]
+    best: TrialFolder | None
+    means: Mapping[str, float]
+    is_over: bool
+
+
 class StudyMirror:
     """Sends a study folder to MLflow, as far as it is written.
 
@@ -59,7 +81,7 @@ class StudyMirror:
         self._header = read_header(folder)
         with as_data_error(folder / "study.json"):
             self._started = unix_milliseconds(self._header.created)
-        self._id = self._header.id
+        self._id = mlflow_names.identifier(self._header.id)
         self._experiment = store.experiment(experiment or self._experiment_name())
         self._existing = {
             run.data.tags.get(RUN_TAG): run
@@ -83,22 +105,17 @@ class StudyMirror:
             outcome == "unknown" and mirror_run.is_being_written(self._folder)
         )
         unfinished = "RUNNING" if is_live else mirror_run.MLFLOW_STATUS.get(outcome or "", "KILLED")
-        root = self._run("", self._id, None, "study")
+        root = self._run("", self._header.id, None, "study")
         root.log_parameters(
             {key: mlflow_names.text(getattr(self._header, key)) for key in SETTINGS}
         )
         methods = [self._send_method(name, root, unfinished) for name in self._header.methods]
         with self._collect_errors():
             self._send_report(root)
-        winners = [winner for _, winner in methods if winner is not None]
-        if winners and len(winners) == len(methods):
-            best = max(winners, key=lambda folder: folder.trial.score or 0.0)
-            with self._collect_errors():
-                send_best_trial(root, best, self._configuration(best))
-            root.set_tags({"best_method": best.trial.method})
-        all_over = all(is_over for is_over, _ in methods)
+        self._send_best_method(root, methods)
+        all_over = all(method.is_over for method in methods)
         self._set_status(root, "FINISHED" if all_over else unfinished)
-        self._set_views(root)
+        self._set_views(root, methods)
         if self._errors:
             raise DataError("\n".join(dict.fromkeys(map(str, self._errors))))
 
@@ -110,18 +127,27 @@ class StudyMirror:
         except DataError as error:
             self._errors.append(error)
 
-    def _send_method(
-        self, method: str, root: MlflowRun, unfinished: str
-    ) -> tuple[bool, TrialFolder | None]:
+    def _send_best_method(self, root: MlflowRun, methods: Sequence[SentMethod]) -> None:
+        """Send trial and means of the method with the highest score to the run of the study.
+
+        Nothing is sent while a method's best trial is not known.
+        """
+        found = [(method.best, method.means) for method in methods if method.best is not None]
+        if not found or len(found) < len(methods):
+            return
+        best, means = max(found, key=lambda pair: pair[0].trial.score or 0.0)
+        with self._collect_errors():
+            send_best_trial(root, best, self._configuration(best))
+        root.log_metrics(means)
+        root.set_tags({"best_method": best.trial.method})
+
+    def _send_method(self, method: str, root: MlflowRun, unfinished: str) -> SentMethod:
         """Send a method with its trials and final trainings.
 
         Args:
             method: Name of the method.
             root: Run of the study.
             unfinished: MLflow's status of what is not over.
-
-        Returns:
-            Whether the method is over, and its best trial, or None if that is not known yet.
         """
         number = list(self._header.methods).index(method)
         colour = mlflow_view.COLOURS[number % len(mlflow_view.COLOURS)]
@@ -148,10 +174,12 @@ class StudyMirror:
         is_complete = unfinished != "RUNNING" and len(trials_over) >= self._header.trials
         is_searched = not trial_errors and (bool(finals) or is_complete)
         best = best_folder(trials) if is_searched else None
+        means: Mapping[str, float] = {}
         with self._collect_errors():
             if best is not None:
                 send_best_trial(run, best, self._configuration(best))
-            send_mean_metrics(run, finals, best, self._header.seeds)
+            means = mean_final_metrics(finals, best, self._header.seeds)
+            run.log_metrics(means)
         for picture in self._pictures(f"{method}-parallel.png"):
             run.upload_file(picture, PICTURES)
         # Without a best trial nothing is trained again. If the default parameters are the best,
@@ -159,7 +187,9 @@ class StudyMirror:
         variants = 0 if best is None else 1 if best.trial.index == 0 else 2
         is_over = is_searched and len(finals_over) >= self._header.seeds * variants
         self._set_status(run, "FINISHED" if is_over else unfinished)
-        return is_over, best
+        searched = frozenset(self._header.methods[method].defaults)
+        shared = searched.intersection(*(folder.trial.params for folder in trials))
+        return SentMethod(method, shared, best, means, is_over)
 
     def _send_trial(self, folder: TrialFolder, parent: MlflowRun, unfinished: str) -> None:
         """Send a trial or a final training, if its folder has changed since the last time."""
@@ -212,7 +242,7 @@ class StudyMirror:
         if key not in self._runs:
             header = self._header
             objective = Row(0, "validation", header.deployment, header.metric, 0.0)
-            tag = f"{self._id}/{key}" if key else self._id
+            tag = f"{self._id}/{mlflow_names.identifier(key)}" if key else self._id
             all_tags = {
                 STUDY_TAG: self._id,
                 "kind": kind,
@@ -225,7 +255,9 @@ class StudyMirror:
                 **(tags or {}),
             }
             known_tags = {name: value for name, value in all_tags.items() if value is not None}
-            identity = RunIdentity(tag, name, started or self._started, parent, known_tags)
+            identity = RunIdentity(
+                tag, printable(name), started or self._started, parent, known_tags
+            )
             existing = self._existing.pop(tag, None)
             self._runs[key] = MlflowRun(
                 self._store, self._experiment, identity, existing, self.sent
@@ -250,15 +282,22 @@ class StudyMirror:
         """Return pictures of the study's report: parameters against score for each method."""
         return sorted((self._folder / PICTURES).glob(pattern))
 
-    def _set_views(self, root: MlflowRun) -> None:
-        """Set the views of the study's runs and of its methods."""
+    def _set_views(self, root: MlflowRun, methods: Sequence[SentMethod]) -> None:
+        """Set the views of the study's runs, of its methods, and of each method's trials."""
         searched = {name for method in self._header.methods.values() for name in method.defaults}
-        view = mlflow_view.study_view(self._id, searched)
-        digest = sha256(view.encode()).hexdigest()
+        views = {
+            "": mlflow_view.study_view(self._id, searched),
+            "methods": mlflow_view.methods_view(
+                self._id, {name for sent in methods for name in sent.means}
+            ),
+        }
+        for sent in methods:
+            views[sent.name] = mlflow_view.trials_view(self._id, sent.name, sent.parameters)
+        digest = sha256("".join(views.values()).encode()).hexdigest()
         if root.tags.get(VIEW_TAG) != digest:
-            self._store.set_view(self._experiment, self._id, view)
-            methods_view = mlflow_view.methods_view(self._id)
-            self._store.set_view(self._experiment, f"{self._id}-methods", methods_view)
+            for part, view in views.items():
+                name = mlflow_view.view_name(self._id, part)
+                self._store.set_view(self._experiment, name, view)
             root.set_tags({VIEW_TAG: digest})
 
     def _configuration(self, folder: TrialFolder) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
+from flbench.core.csv_text import read_cell
 from flbench.core.documents import as_data_error, read_json
 from flbench.tracking import mlflow_names
 from flbench.tracking.mlflow_run import MlflowRun, digest_of
@@ -62,9 +63,9 @@ def send_tables(run: MlflowRun, folder: Path) -> None:
 def _cell(column: str, text: str) -> str | float | None:
     """Return a cell as a number if it is one; None for an empty cell."""
     if column in TEXT_COLUMNS or not text:
-        return text or None
+        return read_cell(text) or None
     value = float(text)
-    return int(value) if value.is_integer() else value
+    return int(value) if value.is_integer() else mlflow_names.rounded(value)
 
 
 def send_checkpoints(run: MlflowRun, folder: Path) -> None:

@@ -1,15 +1,39 @@
-"""Names and values in MLflow: metrics, summary metrics, parameters."""
+"""Names and values in MLflow: ids, metrics, summary metrics, parameters."""
 
 import json
 import re
 from collections.abc import Mapping
 from typing import Any
+from urllib.parse import quote
 
 from flbench.config.sources import leaves
 from flbench.results.metrics_file import Row
 
 LEFT_OUT = ("tracking.",)
 """Sections of a configuration that do not describe the run."""
+DIGITS = 10
+"""Significant digits of numbers in MLflow, whose pages show all of them."""
+_NOT_IN_ID = re.compile("[%'\"`\\\\\x00-\x1f\x7f-\x9f\ud800-\udfff]")
+
+
+def identifier(name: str) -> str:
+    """Return the name of a folder as a value that can stand between quotes in MLflow's queries.
+
+    Quotes, backslashes and control characters are percent-encoded; most names do not change.
+
+    >>> identifier("it's"), identifier("fedavg-seed0")
+    ('it%27s', 'fedavg-seed0')
+    """
+    return _NOT_IN_ID.sub(lambda match: quote(match[0], safe="", errors="surrogateescape"), name)
+
+
+def rounded(value: float) -> float:
+    """Return a number with at most ten significant digits. Whole numbers do not change.
+
+    >>> rounded(2 / 3), rounded(12_345_678_901.0)
+    (0.6666666667, 12345678901.0)
+    """
+    return value if float(value).is_integer() else float(f"{value:.{DIGITS}g}")
 
 
 def metric_name(row: Row) -> str:
@@ -78,8 +102,21 @@ def parameters(tree: Mapping[str, Any]) -> dict[str, str]:
 
 
 def text(value: object) -> str:
-    """Return the text of a parameter's value: a string as it is, anything else as JSON."""
-    return value if isinstance(value, str) else json.dumps(value, default=str)
+    """Return the text of a parameter's value: a string as it is, anything else as JSON.
+
+    >>> text("adam"), text([2 / 3, None])
+    ('adam', '[0.6666666667, null]')
+    """
+    return value if isinstance(value, str) else json.dumps(_rounded(value), default=str)
+
+
+def _rounded(value: object) -> object:
+    """Return a value of JSON in which numbers have at most ten significant digits."""
+    if isinstance(value, Mapping):
+        return {key: _rounded(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_rounded(item) for item in value]
+    return rounded(value) if isinstance(value, float) else value
 
 
 def _safe(name: str) -> str:

@@ -8,11 +8,11 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from flbench.tracking import mlflow_store
+from flbench.tracking import mlflow_names, mlflow_store
 from flbench.tracking.mlflow_store import Store
 
 RUN_TAG: Final = "flbench.run"
-"""Tag with the name of the folder that a run is a copy of."""
+"""Tag with the name of the folder that a run is a copy of; see `mlflow_names.identifier`."""
 FILES_TAG: Final = "mlflow.flbench.files"
 """Tag with the digests of the files that were sent. MLflow's pages hide tags named `mlflow.*`."""
 MAX_METRICS_PER_CALL: Final = 1000  # MLflow's limits
@@ -164,7 +164,8 @@ class MlflowRun:
             time: Milliseconds after the start of the run. MLflow shows the value with the latest
                 time.
         """
-        new = {name: value for name, value in metrics.items() if self._metrics.get(name) != value}
+        values = {name: mlflow_names.rounded(value) for name, value in metrics.items()}
+        new = {name: value for name, value in values.items() if self._metrics.get(name) != value}
         if new:
             self.log_points([MetricPoint(name, value, 0, time) for name, value in new.items()], {})
             self._metrics |= new
@@ -235,9 +236,13 @@ class MlflowRun:
         tags, parameters = tags or {}, parameters or {}
         if not (points or parameters or tags):
             return
+        metrics = [
+            Metric(p.name, mlflow_names.rounded(p.value), self.start + p.time, p.step)
+            for p in points
+        ]
         self._client.log_batch(
             self.id,
-            metrics=[Metric(p.name, p.value, self.start + p.time, p.step) for p in points],
+            metrics=metrics,
             params=[Param(name, value) for name, value in parameters.items()],
             tags=[RunTag(name, value) for name, value in tags.items()],
         )

@@ -13,10 +13,13 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
 
+from flbench.core import addresses
 from flbench.core.errors import ConfigError, UserError
+from flbench.core.printable import one_line
 from flbench.tracking import mlflow_view
 
 NOT_INSTALLED: Final = "MLflow is not installed. Install it: pip install 'flbench[mlflow]'"
+ADDRESS_VARIABLE: Final = "MLFLOW_TRACKING_URI"
 TIMEOUT_VARIABLE: Final = "MLFLOW_HTTP_REQUEST_TIMEOUT"
 UPLOAD_SECONDS: Final = "60"
 ENVIRONMENT: Final = {
@@ -51,14 +54,43 @@ def require() -> None:
 
 
 def address(uri: str | None) -> str:
-    """Return the address of the store.
+    """Return the address of the store, with its user and password.
 
     Args:
         uri: What the user asked for. None stands for $MLFLOW_TRACKING_URI, or for the database
-            mlflow/flbench.db in the working directory if that variable is not set.
+            mlflow/flbench.db in the working directory if that variable is not set. An address
+            without its secrets, as config.yaml has it, is completed from the environment.
+
+    Raises:
+        ConfigError: The environment does not have the user and the password of the address.
     """
-    given = uri or os.environ.get("MLFLOW_TRACKING_URI")
-    return given or f"sqlite:///{Path.cwd() / 'mlflow' / 'flbench.db'}"
+    in_environment = os.environ.get(ADDRESS_VARIABLE)
+    if not uri:
+        return in_environment or f"sqlite:///{Path.cwd() / 'mlflow' / 'flbench.db'}"
+    if not addresses.is_redacted(uri):
+        return uri
+    if in_environment and addresses.redact_address(in_environment) == uri:
+        return in_environment
+    is_http = addresses.scheme(uri) in addresses.HTTP
+    bare = addresses.without_user(uri)
+    if is_http and not addresses.is_redacted(bare) and _has_credentials():
+        return bare  # MLflow adds the credentials to its requests
+    others = " (or $MLFLOW_TRACKING_USERNAME and $MLFLOW_TRACKING_PASSWORD)" if is_http else ""
+    raise ConfigError(
+        f"the password of {uri} is not stored in the run folder. Set ${ADDRESS_VARIABLE} to the"
+        f" complete address{others}, or give the address again: tracking.uri=ADDRESS for flbench"
+        " run, --uri ADDRESS for flbench sync."
+    )
+
+
+def _has_credentials() -> bool:
+    """Return whether the environment has credentials that MLflow sends to any server."""
+    names = [
+        name
+        for name in ("USERNAME", "PASSWORD", "TOKEN")
+        if os.environ.get(f"MLFLOW_TRACKING_{name}")
+    ]
+    return "TOKEN" in names or len(names) == 2
 
 
 def database_file(uri: str) -> Path | None:
@@ -122,9 +154,15 @@ class Store:
         """Set a view of an experiment's table; see `flbench.tracking.mlflow_view`."""
         self.client.set_experiment_tag(experiment, mlflow_view.VIEW_TAG_PREFIX + name, view)
 
-    def runs(self, experiment: str, tag: str, value: str) -> Iterator[Any]:
-        """Yield the runs of an experiment whose tag has a value."""
-        query, token = f"tags.`{tag}` = '{value}'", None
+    def runs(self, experiment: str, tag: str, identifier: str) -> Iterator[Any]:
+        """Yield the runs of an experiment whose tag has a value.
+
+        Args:
+            experiment: MLflow's id of the experiment.
+            tag: Name of the tag.
+            identifier: The value, see `mlflow_names.identifier`.
+        """
+        query, token = f"tags.`{tag}` = '{identifier}'", None
         while True:
             page = self.client.search_runs([experiment], query, page_token=token)
             yield from page
@@ -176,7 +214,7 @@ def reason(error: BaseException) -> str:
         if part in text:
             return words
     lines = str(error).strip().splitlines() or [type(error).__name__]
-    return lines[0][:200].rstrip(".")
+    return one_line(lines[0])[:200].rstrip(".")
 
 
 @contextmanager

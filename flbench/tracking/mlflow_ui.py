@@ -6,12 +6,14 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable
 from typing import Any, Final
 from urllib.error import URLError
 from urllib.parse import urlsplit
 from urllib.request import urlopen
 
+from flbench.core.addresses import HTTP, redact_address, without_user
 from flbench.core.errors import RunError, UserError
 from flbench.tracking import mlflow_store, mlflow_view
 from flbench.tracking.mirror_study import STUDY_TAG
@@ -20,7 +22,6 @@ from flbench.tracking.mlflow_store import Store
 HOST: Final = "127.0.0.1"
 START_SECONDS: Final = 120.0
 STOP_SECONDS: Final = 10.0
-MAX_COMPARED_RUNS: Final = 40
 SERVER_ENVIRONMENT: Final = {
     "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",  # 2 processes instead of 10
     "MLFLOW_DISABLE_TELEMETRY": "true",
@@ -43,9 +44,11 @@ def serve(uri: str | None, port: int, write: Callable[[str], None]) -> None:
     """
     mlflow_store.require()
     address = mlflow_store.address(uri)
-    if urlsplit(address).scheme in ("http", "https"):
-        write(f"{address} is a server. Its pages:\n")
-        _write_links(address, address, write)
+    shown = redact_address(address)
+    if urlsplit(address).scheme in HTTP:
+        write(f"{shown} is a server. Its pages:\n")
+        # A browser asks for the password by itself.
+        _write_links(address, without_user(address), write)
         return
     file = mlflow_store.database_file(address)
     if file is not None and not file.is_file():
@@ -56,7 +59,7 @@ def serve(uri: str | None, port: int, write: Callable[[str], None]) -> None:
     try:
         mlflow_store.open_store(address)
     except mlflow_store.connection_errors() as error:
-        raise UserError(f"{address} cannot be opened ({mlflow_store.reason(error)}).") from error
+        raise UserError(f"{shown} cannot be opened ({mlflow_store.reason(error)}).") from error
     # A shell makes a command that it starts in the background ignore Ctrl-C.
     for signal_number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signal_number, signal.default_int_handler)
@@ -64,7 +67,7 @@ def serve(uri: str | None, port: int, write: Callable[[str], None]) -> None:
     try:
         page = f"http://{HOST}:{port}"
         _wait_until_ready(server, page)
-        write(f"MLflow shows {address}\n")
+        write(f"MLflow shows {shown}\n")
         _write_links(address, page, write)
         write("Ctrl-C ends it.\n")
         server.wait()
@@ -76,11 +79,11 @@ def serve(uri: str | None, port: int, write: Callable[[str], None]) -> None:
 
 
 def links(store: Store) -> list[tuple[str, str]]:
-    """Return links to useful pages.
+    """Return links to useful pages, and set the view that one of them needs.
 
     For each experiment, the most recently changed first: its runs; a comparison of the latest run
-    of each method; its latest study as a tree, the study's methods as charts, and a comparison of
-    each method's trials.
+    of each method; its latest study as a tree, the study's methods as charts, and charts of each
+    method's trials.
 
     Returns:
         Pairs of a title and the address without the host.
@@ -99,8 +102,10 @@ def links(store: Store) -> list[tuple[str, str]]:
             found.append((f"runs of {name}", page))
         latest = {run.data.tags.get("algorithm"): run for run in reversed(plain_runs)}
         if len(latest) > 1:
-            title = f"the latest run of each method on {name}"
-            found.append((title, _comparison(latest.values(), experiment_id)))
+            view = mlflow_view.latest_view(list(latest.values()))
+            store.set_view(experiment_id, mlflow_view.LATEST_VIEW, view)
+            page = mlflow_view.page(experiment_id, mlflow_view.LATEST_VIEW, charts=True)
+            found.append((f"the latest run of each method on {name}", page))
         studies = store.client.search_runs(
             [experiment_id], "tags.kind = 'study'", order_by=newest_first
         )
@@ -111,23 +116,19 @@ def links(store: Store) -> list[tuple[str, str]]:
 
 def _study_links(store: Store, experiment: str, study: str) -> list[tuple[str, str]]:
     """Return the links of a study."""
-    found = [
-        (f"study {study}", mlflow_view.page(experiment, study)),
-        ("its methods", mlflow_view.page(experiment, f"{study}-methods", charts=True)),
+
+    def page(part: str = "", *, charts: bool = True) -> str:
+        return mlflow_view.page(experiment, mlflow_view.view_name(study, part), charts=charts)
+
+    runs = list(store.runs(experiment, STUDY_TAG, study))
+    trials = Counter(
+        run.data.tags["algorithm"] for run in runs if run.data.tags.get("kind") == "trial"
+    )
+    return [
+        (f"study {study}", page(charts=False)),
+        ("its methods", page("methods")),
+        *((f"its trials of {name}", page(name)) for name in sorted(trials) if trials[name] > 1),
     ]
-    trials: dict[str, list[Any]] = {}
-    for run in store.runs(experiment, STUDY_TAG, study):
-        if run.data.tags.get("kind") == "trial":
-            trials.setdefault(run.data.tags["algorithm"], []).append(run)
-    for method, runs in sorted(trials.items()):
-        if len(runs) > 1:
-            found.append((f"its trials of {method}", _comparison(runs, experiment)))
-    return found
-
-
-def _comparison(runs: Iterable[Any], experiment: str) -> str:
-    run_ids = [run.info.run_id for run in runs]
-    return mlflow_view.comparison(run_ids[:MAX_COMPARED_RUNS], experiment)
 
 
 def _write_links(address: str, page: str, write: Callable[[str], None]) -> None:
@@ -142,9 +143,9 @@ def _write_links(address: str, page: str, write: Callable[[str], None]) -> None:
         found = links(mlflow_store.open_store(address))
     except mlflow_store.connection_errors() as error:
         reason = mlflow_store.reason(error)
-        raise UserError(f"MLflow at {address} was not reached ({reason}).") from error
-    write(f"  {page}\n")
-    for title, rest in found:
+        shown = redact_address(address)
+        raise UserError(f"MLflow at {shown} was not reached ({reason}).") from error
+    for title, rest in [("all experiments", mlflow_view.EXPERIMENTS_PAGE), *found]:
         write(f"  {title}: {page.rstrip('/')}/{rest}\n")
 
 
@@ -161,15 +162,15 @@ def _refuse_taken_port(port: int) -> None:
 
 
 def _start_server(address: str, port: int) -> "subprocess.Popen[bytes]":
-    """Start MLflow's server on a store."""
+    """Start MLflow's server on a store, whose address is not visible in the command line."""
     command = [sys.executable, "-m", "mlflow", "server", "--workers", "1"]
-    command += ["--host", HOST, "--port", str(port), "--backend-store-uri", address]
+    command += ["--host", HOST, "--port", str(port)]
     artifacts = mlflow_store.artifact_location(address)
     if artifacts is not None:
         command += ["--default-artifact-root", artifacts]
     return subprocess.Popen(
         command,
-        env={**os.environ, **SERVER_ENVIRONMENT},
+        env={**os.environ, **SERVER_ENVIRONMENT, "MLFLOW_BACKEND_STORE_URI": address},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         start_new_session=True,  # Ctrl-C reaches only this process, which then stops the server

@@ -1,22 +1,32 @@
-"""Views of MLflow's table of runs: columns, their order, filter and sorting.
+"""Views of MLflow's table of runs: columns, their order, filter, sorting and charts.
 
 MLflow keeps a view that an address can name (`viewStateShareKey=NAME`) as a tag of the experiment.
-Without a view the table shows no metrics until the user picks them.
+Without a view the table shows no metrics until the user picks them, and a comparison shows those
+three parameters that come first in the alphabet.
 """
 
 import json
+import re
 from collections.abc import Iterable, Sequence
+from hashlib import sha256
 from typing import Any, Final
 from urllib.parse import quote
 
+from flbench.tracking import mlflow_charts
+from flbench.tracking.mlflow_charts import Section, bars, folded, parallel_coordinates
+
 VIEW_TAG_PREFIX: Final = "mlflow.sharedViewState."
 RUNS_VIEW: Final = "flbench"
+LATEST_VIEW: Final = "flbench-latest"
 COLUMN_WIDTH: Final = 190
 METRICS: Final = ("accuracy", "balanced_accuracy", "rare_recall", "worst10_accuracy")
 BEST: Final = "best"  # metrics at the best round by validation, which tables of runs show
 FINAL: Final = "final"  # metrics at the last round, which a study's report compares
+SECONDS: Final = "cost/seconds/total"
+LEARNING_RATE: Final = "train.optimizer.lr"
 TRAINING_PAGE: Final = "workflowType=machine_learning"
 """Without this part of the address, MLflow opens an experiment as one of language models."""
+EXPERIMENTS_PAGE: Final = f"#/experiments?{TRAINING_PAGE}"
 
 COLOUR_TAG: Final = "mlflow.runColor"
 COLOURS: Final = (
@@ -25,10 +35,44 @@ COLOURS: Final = (
 )
 
 
+def view_name(study: str, part: str = "") -> str:
+    """Return the name of a view of a study, with the characters that MLflow allows.
+
+    Args:
+        study: Id of the study; see `mlflow_names.identifier`.
+        part: `methods`, the name of a method for the view of its trials, or "" for the whole study.
+    """
+    name = f"{study}-{part}" if part else study
+    allowed = re.sub(r"[^\w.\- ]", "-", name)
+    return name if allowed == name else f"{allowed}-{sha256(name.encode()).hexdigest()[:8]}"
+
+
 def runs_view() -> str:
     """Return the view of plain runs: test metrics of the best round, highest accuracy first."""
     query = "tags.`kind` = 'run'"
     return _view(query, _metrics(BEST), tags=("model", "seed"), sort=_accuracy(BEST))
+
+
+def latest_view(runs: Sequence[Any]) -> str:
+    """Return the view of the latest run of each method: test metrics and costs side by side.
+
+    Args:
+        runs: MLflow's records of the runs.
+    """
+    ids = ", ".join(f"'{run.info.run_id}'" for run in runs)
+    found = [set(run.data.metrics) for run in runs]
+    # MLflow leaves a run without one of the metrics out of the parallel coordinates.
+    metrics = [name for name in (*_metrics(BEST), SECONDS) if all(name in names for names in found)]
+    # The accuracy comes last, because the last axis colours the lines.
+    chart = parallel_coordinates(["algorithm.name"], metrics[::-1])
+    sections = [
+        Section("Test metrics and costs", [chart], columns=1),
+        Section("The same as bars", bars(metrics)),
+        *folded(set.union(*found)),
+    ]
+    tags = ("algorithm", "model", "seed")
+    query = f"attributes.run_id IN ({ids})"
+    return _view(query, metrics, tags=tags, sort=_accuracy(BEST), sections=sections)
 
 
 def study_view(study: str, parameters: Iterable[str]) -> str:
@@ -44,10 +88,42 @@ def study_view(study: str, parameters: Iterable[str]) -> str:
     return _view(_in_study(study), metrics, sorted(parameters), ("state",), sort)
 
 
-def methods_view(study: str) -> str:
-    """Return the view of a study's methods: final test metrics, highest accuracy first."""
+def methods_view(study: str, names: Iterable[str]) -> str:
+    """Return the view of a study's methods: final test metrics, highest accuracy first.
+
+    Args:
+        study: Id of the study.
+        names: Names of the methods' metrics that have one value.
+    """
     query = f"{_in_study(study)} AND tags.`kind` = 'method'"
-    return _view(query, (*_metrics(FINAL), "score"), sort=_accuracy(FINAL))
+    metrics = _metrics(FINAL)
+    sections = [
+        Section("Means of the seeds", bars(metrics)),
+        Section("validation"),
+        *folded([*names, "score", "search/score", "train/loss"]),
+    ]
+    return _view(query, (*metrics, "score"), sort=_accuracy(FINAL), sections=sections)
+
+
+def trials_view(study: str, method: str, parameters: Iterable[str]) -> str:
+    """Return the view of a method's trials: parallel coordinates of the parameters and the score.
+
+    Args:
+        study: Id of the study.
+        method: Name of the method.
+        parameters: Dotted paths of the parameters that each trial has.
+    """
+    # The learning rate, which all methods have, is the first axis.
+    axes = sorted(parameters, key=lambda name: (name != LEARNING_RATE, name))
+    query = f"{_in_study(study)} AND tags.`kind` = 'trial' AND tags.`algorithm` = '{method}'"
+    chart = parallel_coordinates(axes, ["score"])
+    sections = [
+        Section("Parameters and score", [chart], columns=1),
+        Section("validation"),
+        *folded(["score", "train/loss"]),
+    ]
+    # A table that is sorted by a metric shows trials beside each other, not as a folded tree.
+    return _view(query, ("score",), axes, ("state",), "metrics.`score`", sections)
 
 
 def page(experiment: str, view: str, *, charts: bool = False) -> str:
@@ -60,19 +136,6 @@ def page(experiment: str, view: str, *, charts: bool = False) -> str:
     """
     mode = "&compareRunsMode=CHART" if charts else ""
     return f"#/experiments/{experiment}/runs?viewStateShareKey={quote(view)}&{TRAINING_PAGE}{mode}"
-
-
-def comparison(runs: Sequence[str], experiment: str) -> str:
-    """Return the address of a comparison of runs, without the host.
-
-    Args:
-        runs: MLflow's ids of the runs.
-        experiment: MLflow's id of their experiment.
-    """
-    run_ids, experiment_ids = (
-        quote(json.dumps(items, separators=(",", ":"))) for items in (list(runs), [experiment])
-    )
-    return f"#/compare-runs?runs={run_ids}&experiments={experiment_ids}&{TRAINING_PAGE}"
 
 
 def _metrics(moment: str) -> tuple[str, ...]:
@@ -94,6 +157,7 @@ def _view(
     parameters: Sequence[str] = (),
     tags: Sequence[str] = (),
     sort: str = "",
+    sections: Sequence[Section] = (),
 ) -> str:
     """Return the JSON text of a view.
 
@@ -103,6 +167,7 @@ def _view(
         parameters: Columns with parameters.
         tags: Columns with tags.
         sort: Column that sorts the runs; attributes ascend, metrics descend.
+        sections: Charts above those that MLflow makes.
     """
     columns = [
         *(f"metrics.`{name}`" for name in metrics),
@@ -117,4 +182,6 @@ def _view(
         "columnOrder": columns,
         "columnWidths": dict.fromkeys(columns, COLUMN_WIDTH),
     }
+    if sections:
+        state |= mlflow_charts.state(sections)
     return json.dumps(state)

@@ -56,16 +56,15 @@ def send_best_trial(run: MlflowRun, best: TrialFolder, config: Mapping[str, Any]
         run.set_tags({CURVE_TAG: name, "best_trial": best.path.name})
 
 
-def send_mean_metrics(
-    run: MlflowRun, finals: Sequence[TrialFolder], best: TrialFolder | None, seeds: int
-) -> None:
-    """Send the mean metrics of final trainings to the run of their method.
+def mean_final_metrics(
+    finals: Sequence[TrialFolder], best: TrialFolder | None, seeds: int
+) -> dict[str, float]:
+    """Return the mean metrics of a method's final trainings, for the run of the method.
 
-    Metrics of the default parameters get the prefix `default/`. The means of a variant are sent
-    when all of its final trainings are finished.
+    Metrics of the default parameters get the prefix `default/`. The means of a variant are part of
+    it when all of its final trainings are finished.
 
     Args:
-        run: Run of the method.
         finals: Final trainings of the method.
         best: The best trial; None while it is not known.
         seeds: Number of final trainings of each variant.
@@ -82,6 +81,5 @@ def send_mean_metrics(
     if best is not None and best.trial.index == 0 and "default" in means:
         # The default parameters won: their final trainings are those of the tuned parameters.
         means.setdefault("tuned", means["default"])
-    run.log_metrics(means.get("tuned", {}))
     default = means.get("default", {})
-    run.log_metrics({f"default/{name}": value for name, value in default.items()})
+    return means.get("tuned", {}) | {f"default/{name}": value for name, value in default.items()}

@@ -1,5 +1,6 @@
 """The mirror as a process of its own: servers that are away, runs that are killed."""
 
+import json
 import shutil
 import socket
 import subprocess
@@ -18,7 +19,7 @@ from flbench.cli import app
 from flbench.config.schema import TrackingConfig
 from flbench.core.errors import ConfigError
 from flbench.results import metrics_file
-from flbench.tracking import follow, mirror, mlflow_store, mlflow_ui
+from flbench.tracking import follow, mirror, mlflow_names, mlflow_store, mlflow_ui
 from tests.support import SMALL, run
 from tests.tracking import study
 from tests.tracking.reading import entries, history, only
@@ -155,7 +156,8 @@ def test_killed_run_is_marked_and_its_resumption_continues_the_same_entry(tmp_pa
     rows = metrics_file.read(folder / "metrics.csv")
     named = [row for row in rows if row[1:4] == ("train", "", "loss")]
     losses = store.client.get_metric_history(resumed.info.run_id, "train/loss")
-    assert sorted((point.step, point.value) for point in losses) == [(r[0], r[4]) for r in named]
+    wanted = [(row.round, mlflow_names.rounded(row.value)) for row in named]
+    assert sorted((point.step, point.value) for point in losses) == wanted
 
 
 def test_mirror_reports_how_a_failed_run_ended(finished, tmp_path):
@@ -228,12 +230,29 @@ def test_ui_serves_the_store_until_it_is_interrupted(finished, tmp_path):
 
     assert healthy
     assert process.returncode == 0
+    first = next(line for line in said if "http" in line)
+    assert f"http://127.0.0.1:{port}/#/experiments?" in first
     assert f"http://127.0.0.1:{port}/#/experiments/1/runs?viewStateShareKey=flbench" in text
-    ids = [only(mlflow_store.open_store(uri), path).info.run_id for path in paths]
-    [comparison] = [line for line in said if "compare-runs" in line]
-    assert all(number in comparison for number in ids)
+    [comparison] = [line for line in said if "latest run of each method" in line]
+    assert "viewStateShareKey=flbench-latest" in comparison
+    check_comparison(mlflow_store.open_store(uri), paths)
     with socket.socket() as probe:
         assert probe.connect_ex(("127.0.0.1", port)) != 0
+
+
+def check_comparison(store: mlflow_store.Store, paths: list[Path]) -> None:
+    """The comparison has both runs, and opens on metrics and costs that both have."""
+    experiment = store.client.get_experiment("1")
+    view = json.loads(experiment.tags["mlflow.sharedViewState.flbench-latest"])
+    shown = store.client.search_runs(["1"], view["searchFilter"])
+    assert {run.info.run_id for run in shown} == {only(store, path).info.run_id for path in paths}
+    parallel, *bars = view["compareRunCharts"]
+    assert parallel["selectedParams"] == ["algorithm.name"]
+    assert {"best/test/accuracy", "cost/up_bytes"} <= set(parallel["selectedMetrics"])
+    assert [bar["metricKey"] for bar in bars] == parallel["selectedMetrics"][::-1]
+    assert all(name in run.data.metrics for name in parallel["selectedMetrics"] for run in shown)
+    opened = [part["name"] for part in view["compareRunSections"] if part["display"]]
+    assert opened == [part["name"] for part in view["compareRunSections"]][:2]
 
 
 def test_ui_explains_why_it_cannot_start(tmp_path, monkeypatch, capsys):

@@ -2,6 +2,8 @@
 
 import fcntl
 import json
+import os
+import re
 import shutil
 from pathlib import Path
 
@@ -51,16 +53,74 @@ def test_run_has_every_parameter_under_its_path(store, copied):
     assert found["algorithm.name"] == "fedavg"
 
 
-def test_run_has_the_figures_of_metrics_csv_bit_for_bit(store, copied):
+def test_run_has_the_figures_of_metrics_csv_with_ten_digits(store, copied):
     path = copied("figures")
 
     follow.sync(path, store.uri)
 
     rows = metrics_file.read(path / "metrics.csv")
-    wanted = sorted((mlflow_names.metric_name(row), row.round, row.value) for row in rows)
+    wanted = sorted(
+        (mlflow_names.metric_name(row), row.round, float(f"{row.value:.9e}")) for row in rows
+    )
     named = {name for name, _, _ in wanted}
     found = history(store, only(store, path))
     assert sorted(item for item in found if item[0] in named) == wanted
+
+
+def test_no_number_has_more_than_ten_digits(store, copied, tmp_path):
+    """MLflow's pages show all digits. Whole numbers, such as bytes, stay exact."""
+    path = copied("digits")
+    config = path / "config.yaml"
+    config.write_text(re.sub(r"lr: [0-9.]+", "lr: 0.012345678901234567", config.read_text()))
+    summary = json.loads((path / "summary.json").read_text())
+    summary["communication"]["up_bytes"] = 123_456_789_012
+    (path / "summary.json").write_text(json.dumps(summary))
+
+    follow.sync(path, store.uri)
+
+    entry = only(store, path)
+    file = store.client.download_artifacts(entry.info.run_id, "clients.json", str(tmp_path))
+    values = [value for _, _, value in history(store, entry)]
+    values += [cell for row in json.loads(Path(file).read_text())["data"] for cell in row[1:]]
+    assert len([value for value in values if value % 1]) > 20
+    assert all(len(digits(value)) <= 10 for value in values if value % 1)
+    assert entry.data.metrics["cost/up_bytes"] == 123_456_789_012
+    assert entry.data.params["train.optimizer.lr"] == "0.0123456789"
+
+
+def digits(value: float) -> str:
+    """Return the significant digits of a number as Python writes it."""
+    return repr(value).partition("e")[0].replace(".", "").lstrip("0")
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["it's", 'a"b', "x' OR '1'='1", "a\\", "a`b", "100%", "%27", "a\nb", "a\x1b[31mb", "Zoë 北京"],
+)
+def test_any_name_of_a_folder_finds_its_own_run_and_no_other(store, copied, name):
+    other, path = copied("x" + str(hash(name))), copied(name)
+    follow.sync(other, store.uri)
+    before = counts(store, other)
+
+    first, _ = follow.sync(path, store.uri)
+    second, _ = follow.sync(path, store.uri)
+
+    [entry] = entries(store, "flbench.run", mlflow_names.identifier(name))
+    assert first.runs == 1
+    assert not second
+    assert counts(store, other) == before
+    assert "\x1b" not in entry.info.run_name + entry.data.tags["flbench.run"]
+
+
+def test_folder_whose_name_is_not_text_is_sent(store, folder, tmp_path):
+    path = Path(os.fsdecode(os.fsencode(tmp_path) + b"/run\xff"))
+    shutil.copytree(folder, path)
+
+    first, _ = follow.sync(path, store.uri)
+    second, _ = follow.sync(path, store.uri)
+
+    assert first.runs == 1
+    assert not second
 
 
 def test_summary_gives_figures_to_sort_by(store, copied):
@@ -70,10 +130,13 @@ def test_summary_gives_figures_to_sort_by(store, copied):
     follow.sync(path, store.uri)
 
     found = only(store, path).data.metrics
-    assert found["final/test/accuracy"] == summary["last"]["test"]["accuracy"]
-    assert found["best/validation/accuracy"] == summary["best"]["validation"]["accuracy"]
-    assert found["cost/up_bytes"] == summary["communication"]["up_bytes"]
-    assert found["cost/seconds/total"] == summary["seconds"]["total"]
+    exact = {
+        "final/test/accuracy": summary["last"]["test"]["accuracy"],
+        "best/validation/accuracy": summary["best"]["validation"]["accuracy"],
+        "cost/up_bytes": summary["communication"]["up_bytes"],
+        "cost/seconds/total": summary["seconds"]["total"],
+    }
+    assert {name: found[name] for name in exact} == pytest.approx(exact, rel=1e-9)
 
 
 def test_files_arrive_as_they_are(store, copied, tmp_path):
@@ -220,7 +283,7 @@ def test_interrupted_run_is_killed_and_its_resumption_continues_the_same_entry(s
     assert resumed.info.run_id == killed.info.run_id
     assert resumed.info.status == "FINISHED"
     wanted = json.loads((path / "summary.json").read_text())["last"]["test"]["accuracy"]
-    assert resumed.data.metrics["test/accuracy"] == wanted
+    assert resumed.data.metrics["test/accuracy"] == mlflow_names.rounded(wanted)
 
 
 def test_run_that_another_process_continues_is_running(store, copied):

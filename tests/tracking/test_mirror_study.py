@@ -1,5 +1,6 @@
 """A study in MLflow: study, methods, trials and seeds as nested runs."""
 
+import fcntl
 import json
 import shutil
 
@@ -123,7 +124,10 @@ def test_method_has_parameters_and_curve_of_its_best_trial(whole):
     assert found.data.params["algorithm.name"] == "fedavg"
     assert found.data.tags["best_trial"] == "001"
     points = history(whole.store, found)
-    assert {(mlflow_names.metric_name(row), row.round, row.value) for row in rows} <= set(points)
+    wanted = {
+        (mlflow_names.metric_name(row), row.round, mlflow_names.rounded(row.value)) for row in rows
+    }
+    assert wanted <= set(points)
     scores = sorted((step, value) for name, step, value in points if name == "search/score")
     assert scores == [(0, 0.6), (1, 0.8), (2, 0.9)]
 
@@ -136,6 +140,46 @@ def test_study_has_those_of_the_best_method(whole):
     assert found.data.params["trials"] == str(len(study.TRIALS))
     there = {item.path for item in whole.store.client.list_artifacts(found.info.run_id)}
     assert there >= {"study.md", "trials.csv", "results.json", "report.html", "partition.png"}
+
+
+def test_study_has_the_test_metrics_of_the_best_method(whole):
+    found, best = whole.by_key[""].data.metrics, whole.by_key["methods/local"].data.metrics
+
+    names = {name for name in best if name.startswith(("final/", "best/", "cost/", "default/"))}
+    assert "final/test/accuracy" in names
+    assert "default/final/test/accuracy" in names
+    assert {name: found[name] for name in names} == {name: best[name] for name in names}
+
+
+def test_study_has_no_test_metrics_before_all_methods_are_searched(made):
+    mirrored = made()
+    shutil.rmtree(mirrored.path / "finals" / "fedavg")
+    mirrored.edit("trials/fedavg/003", state="running", ended=None)
+    with (mirrored.path / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        mirrored.sync()
+
+    assert "final/test/accuracy" in mirrored.by_key["methods/local"].data.metrics
+    assert "final/test/accuracy" not in mirrored.by_key[""].data.metrics
+
+
+@pytest.mark.parametrize("name", ["it's", "x' OR '1'='1", "50% off"])
+def test_study_of_any_name_is_found_again(store, runs, tmp_path, name):
+    path = study.make(tmp_path, runs, finals=False)
+    about = json.loads((path / "study.json").read_text())
+    study.write(path / "study.json", about | {"id": name})
+
+    first, _ = follow.sync(path, store.uri)
+    second, _ = follow.sync(path, store.uri)
+
+    found = entries(store, "flbench.study", mlflow_names.identifier(name))
+    assert first.runs == len(found) == 1 + len(METHODS) * (1 + len(study.TRIALS))
+    assert not second
+    tags = store.client.get_experiment(found[0].info.experiment_id).tags
+    key = mlflow_view.view_name(mlflow_names.identifier(name), "methods")
+    query = json.loads(tags[mlflow_view.VIEW_TAG_PREFIX + key])["searchFilter"]
+    shown = store.client.search_runs([found[0].info.experiment_id], query)
+    assert sorted(run.data.tags["algorithm"] for run in shown) == sorted(METHODS)
 
 
 def test_method_has_the_mean_over_its_seeds(store, made):
@@ -212,14 +256,14 @@ def test_parameters_that_a_scheduler_changed_stand_in_a_tag(made):
 
 
 def views(whole):
-    """The study's view of all its runs, and that of its methods."""
+    """The study's view of all its runs, of its methods, and of the trials of `local`."""
     experiment = whole.store.client.get_experiment(whole.by_key[""].info.experiment_id)
-    names = (whole.id, f"{whole.id}-methods")
+    names = (whole.id, f"{whole.id}-methods", f"{whole.id}-local")
     return [json.loads(experiment.tags[mlflow_view.VIEW_TAG_PREFIX + name]) for name in names]
 
 
 def test_study_has_a_view_with_its_search(whole):
-    view, methods = views(whole)
+    view, methods, _ = views(whole)
 
     assert "params.`train.optimizer.lr`" in view["selectedColumns"]
     assert whole.id in view["searchFilter"]
@@ -231,12 +275,48 @@ def test_study_has_a_view_with_its_search(whole):
 
 
 def test_views_of_a_study_use_the_last_round_as_its_report_does(whole):
-    view, methods = views(whole)
+    view, methods, _ = views(whole)
 
     assert methods["orderByKey"] == "metrics.`final/test/accuracy`"
     columns = view["selectedColumns"] + methods["selectedColumns"]
     assert "metrics.`final/test/accuracy`" in columns
     assert not [column for column in columns if "best/" in column]
+
+
+def test_trials_are_drawn_over_their_learning_rate_and_score(whole):
+    *_, trials = views(whole)
+
+    chart = trials["compareRunCharts"][0]
+    assert chart["type"] == "PARALLEL"
+    assert chart["selectedParams"][0] == "train.optimizer.lr"
+    assert chart["selectedMetrics"] == ["score"]
+    assert chart["showAllRuns"]
+    experiment = whole.by_key[""].info.experiment_id
+    shown = whole.store.client.search_runs([experiment], trials["searchFilter"])
+    assert len(shown) == len(study.TRIALS)
+    assert all("train.optimizer.lr" in run.data.params for run in shown)
+
+
+def test_axes_are_parameters_that_every_trial_has():
+    """MLflow draws no line for a trial that lacks one of them."""
+    view = json.loads(mlflow_view.trials_view("s", "m", {"algorithm.tau", "train.optimizer.lr"}))
+
+    axes = view["compareRunCharts"][0]["selectedParams"]
+    assert axes == ["train.optimizer.lr", "algorithm.tau"]
+
+
+def test_conditional_parameter_is_no_axis(made):
+    mirrored = made(finals=False)
+    about = json.loads((mirrored.path / "study.json").read_text())
+    about["methods"]["local"]["defaults"] |= {"algorithm.mu": 0.1}
+    study.write(mirrored.path / "study.json", about)
+    mirrored.edit("trials/local/000", params={"train.optimizer.lr": 0.1, "algorithm.mu": 0.1})
+
+    mirrored.sync()
+
+    view, _, trials = views(mirrored)
+    assert "params.`algorithm.mu`" in view["selectedColumns"]
+    assert trials["compareRunCharts"][0]["selectedParams"] == ["train.optimizer.lr"]
 
 
 def test_a_trial_alone_is_refused_with_the_study_to_send(whole):
