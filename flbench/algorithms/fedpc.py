@@ -1,6 +1,7 @@
 """FedPC: clients grouped by prototypes, groups mixed by their cosines (Liu et al., 2025)."""
 
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -17,7 +18,7 @@ from flbench.algorithms.shared.mixing import mix
 from flbench.algorithms.shared.prefixes import prefixed, stripped
 from flbench.algorithms.shared.prototypes import NearestPrototype
 from flbench.algorithms.shared.simplex import simplex, softmax_among
-from flbench.client.program import LocalProgram, Statistic
+from flbench.client.program import LocalProgram, LossTerm, Statistic
 from flbench.config.schema import AlgorithmConfig, UniformConfig
 from flbench.core.rng import generator
 from flbench.core.tree import nbytes, only, repeat, weighted_mean
@@ -32,7 +33,7 @@ from flbench.core.types import (
     Tree,
     Update,
 )
-from flbench.losses import ClassPull, CrossEntropy, class_pull
+from flbench.losses import ClassPull, CrossEntropy, PrototypeL2, class_pull
 from flbench.losses.cross_entropy import sum_cross_entropy
 from flbench.losses.similarity import EPSILON, class_sums
 
@@ -50,6 +51,7 @@ KMEANS_STARTS = 10
 SAME_POINT = 1e-9  # relative to the largest entry: points that differ by less are one point
 
 Fill = Literal["zero", "class_mean"]
+Pull = Literal["per_sample_mse"] | class_pull.Form
 GlobalHead = Literal["init_head", "mean_head", "nearest_proto", "none"]
 Points = NDArray[np.float64]
 Labels = NDArray[np.int64]
@@ -58,8 +60,8 @@ Labels = NDArray[np.int64]
 class FedPcConfig(UniformConfig):
     """Keys of FedPC.
 
-    The paper gives alpha, gamma and the distance. It leaves open the number of groups, the number
-    of principal components and the head of the global model.
+    The paper gives alpha and gamma. It leaves open the number of groups, the number of principal
+    components and the head of the global model. For the distance, see the class `FedPc`.
     """
 
     groups: Literal["auto"] | PositiveInt = Field(
@@ -81,10 +83,13 @@ class FedPcConfig(UniformConfig):
     )
     alpha: float = Field(0.5, ge=0, description="weight of cross entropy")
     gamma: float = Field(0.5, ge=0, description="weight of the distance to the group's prototypes")
-    pull: class_pull.Form = Field(
-        "class_mean",
-        description="distance to the group's prototypes: of class means (eq. 3), their mean square,"
-        " of single samples, or with repulsion from other classes (the paper's text)",
+    pull: Pull = Field(
+        "per_sample_mse",
+        description="distance L_p to the group's prototypes: mean square over samples and features"
+        " (per_sample_mse); Euclidean distance of class means, summed over the classes of the batch"
+        " (class_mean, eq. 3 to the letter); their mean square (mse); mean Euclidean distance of"
+        " the samples of each class (per_sample); or with repulsion from other classes (repel, the"
+        " paper's text)",
     )
     center: bool = Field(
         False,
@@ -117,10 +122,10 @@ class FedPc(Algorithm):
 
     A prototype is the mean feature of a class. Before training, every client sends the prototypes
     of the seeded net, by which the server groups the clients once and for all. A client trains the
-    backbone of its group together with its own head; a second loss term pulls the mean features of
-    classes to the group's prototypes. The server averages backbones and prototypes within each
-    group. It then mixes the groups: a group takes more from groups with similar prototypes. A
-    client is evaluated with the backbone of its group and its own head.
+    backbone of its group together with its own head; a second loss term pulls the features of each
+    class to the group's prototype of that class. The server averages backbones and prototypes
+    within each group. It then mixes the groups: a group takes more from groups with similar
+    prototypes. A client is evaluated with the backbone of its group and its own head.
 
     Set-up, once, for all clients (theta_0: seeded backbone f, C classes):
 
@@ -130,7 +135,7 @@ class FedPc(Algorithm):
     Client i of group j = c(i), E epochs on backbone theta and head:
 
         L     = alpha CE + gamma L_p
-        L_p   = sum over classes k of the batch of ||mean of f(theta, x) - P^(j)_k||    (eq. 3)
+        L_p   = mean over the batch of ||f(theta, x) - P^(j)_y||^2 / D
 
     and then P_i by eq. 2 with the trained theta_i. Server:
 
@@ -139,14 +144,20 @@ class FedPc(Algorithm):
         rho_jl    = max(0, M_jl) / sum_l max(0, M_jl)                           (eq. 5-6)
         theta^(j) = sum_l rho_jl theta^_l,  P^(j) = sum_l rho_jl P^_l           (eq. 7-8)
 
-    Readings and deviations. Eq. 7-8 give every group a model, Algorithm 1 has one for all
-    (`single_global`); the equations are followed. A negative cosine counts as 0. Eq. 3 is
-    written for a batch, so that it has a gradient; the text also speaks of repulsion from other
-    classes (`pull=repel`). The objective of the paper weights clients by samples, line 13 does
-    not (`agg_weights`). Cosines run over the classes that both groups have. A group without a
-    client in the round keeps its last means; a group that never had one gives nothing and takes
-    equal parts of all others. The paper reports a global model without defining its head
-    (`gm`); of flbench's metrics, `gm`, `pm_v@local` and `pm_l@local` correspond to the
+    Readings and deviations. Eq. 3 prints a sum of distances that are not squared,
+    L_p = sum over the classes k of ||mean of f(theta, x) - P^(j)_k||. Written for a batch, so that
+    it has a gradient, this is `pull=class_mean`. The length of its gradient does not shrink with
+    the distance: L_p dominates the loss, and accuracy falls. The default is the mean square that
+    FedNH's repository, whose settings the paper shares, uses for FedProto; samples of a class
+    without a prototype do not count. The text also speaks of repulsion from other classes
+    (`pull=repel`).
+
+    Eq. 7-8 give every group a model, Algorithm 1 has one for all (`single_global`); the equations
+    are followed. A negative cosine counts as 0. The objective of the paper weights clients by
+    samples, line 13 does not (`agg_weights`). Cosines run over the classes that both groups have. A
+    group without a client in the round keeps its last means; a group that never had one gives
+    nothing and takes equal parts of all others. The paper reports a global model without defining
+    its head (`gm`); of flbench's metrics, `gm`, `pm_v@local` and `pm_l@local` correspond to the
     published ones.
     """
 
@@ -222,12 +233,19 @@ class FedPc(Algorithm):
         if stage == "cluster":
             return LocalProgram(collect, keeps, sends, masks)
 
-        pull = ClassPull(config.gamma, config.pull, PROTOTYPES, PRESENT)  # L_p, eq. 3
-        train = self.phase(CrossEntropy(config.alpha), pull)
+        train = self.phase(CrossEntropy(config.alpha), self.pull())
         return LocalProgram((train, *collect), keeps, shared | sends, masks)
 
+    def pull(self) -> LossTerm:
+        """Return L_p, weighted with gamma."""
+        config = self.config
+        if config.pull == "per_sample_mse":
+            return PrototypeL2(config.gamma, PROTOTYPES, PRESENT)
+        return ClassPull(config.gamma, config.pull, PROTOTYPES, PRESENT)
+
     def diagnostics(self) -> tuple[Statistic, ...]:
-        return (pull_share(self.setting),) if self.config.pull == "class_mean" else ()
+        finish = FINISH_PULL_SHARE.get(self.config.pull)
+        return () if finish is None else (pull_share(self.setting, finish),)
 
     # Server
 
@@ -460,21 +478,25 @@ def group_bytes(groups: Tree) -> int:
 
 # The metric `pull_share`: how much of the local loss is L_p.
 
+Finish = Callable[[Tree, Tree, Tree], Tree]
 
-def pull_share(setting: Setting) -> Statistic:
-    """Return the Statistic of `pull_share` = L_p / (L_p + CE), on one batch of each client."""
+
+def pull_share(setting: Setting, finish: Finish) -> Statistic:
+    """Return the Statistic of `pull_share` = L_p / (L_p + CE), on one batch of each client.
+
+    Args:
+        setting: Setting of the method, with C and the batch size.
+        finish: Function that computes the share from the sums of `PullSums`.
+    """
     samples = Samples(limit=setting.train.batch_size, redraw="round")
-    return Statistic("pull", PullSums(setting.classes), finish=finish_share, samples=samples)
+    return Statistic("pull", PullSums(setting.classes), finish=finish, samples=samples)
 
 
 @dataclass(frozen=True)
 class PullSums:
-    """Function of a Statistic: sums from which `finish_share` computes L_p and cross entropy.
+    """Function of a Statistic: sums from which L_p and cross entropy are computed.
 
-    The results are `features` [C, D], the sum of the features of each class; `counts` [C], the
-    number of samples of each class; and `loss` [], the sum of the cross entropies. Padding does not
-    count. L_p (eq. 3) is the sum over classes of the distances between mean features and
-    prototypes.
+    Padding does not count.
 
     Attributes:
         classes: Number of classes C.
@@ -483,15 +505,36 @@ class PullSums:
     classes: int
 
     def __call__(self, context: StepContext) -> Tree:
-        """Return `features` [C, D] and `counts` [C] by class, and `loss` [], of one batch."""
-        y, mask = context.batch.y, context.batch.mask
-        sums, counts = class_sums(context.out.features, y, self.classes, mask)
+        """Return sums over the samples of one batch.
+
+        Returns:
+            By class: `features` [C, D], the sum of the features z; `squares` [C], the sum of
+            ||z - P_k||^2 / D; `counts` [C], the number of samples. Over all classes: `loss` [], the
+            sum of the cross entropies.
+        """
+        y, mask, features = context.batch.y, context.batch.mask, context.out.features
+        sums, counts = class_sums(features, y, self.classes, mask)
+        square = (features - context.ctx[PROTOTYPES][y]).square().mean(dim=1)  # [B]
+        squares, _ = class_sums(square[:, None], y, self.classes, mask)  # [C, 1]
         loss = sum_cross_entropy(context.out.logits, y, mask)
-        return {"features": sums, "counts": counts, "loss": loss}
+        return {"features": sums, "squares": squares[:, 0], "counts": counts, "loss": loss}
 
 
-def finish_share(sums: Tree, leaves: Tree, ctx: Tree) -> Tree:
-    """Return `pull_share` [] in [0, 1]; 0 without a sample or a prototype.
+def finish_samples(sums: Tree, leaves: Tree, ctx: Tree) -> Tree:
+    """Return `pull_share` [] in [0, 1] of the mean square; 0 without a sample or a prototype.
+
+    Args:
+        sums: Result of `PullSums` over all samples.
+        leaves: Not used.
+        ctx: The group's table, under the names of `TABLE`.
+    """
+    counts = torch.where(ctx[PRESENT], sums["counts"], 0.0)  # [C]
+    pull = torch.where(ctx[PRESENT], sums["squares"], 0.0).sum() / counts.sum().clamp_min(1)
+    return share_of(pull, sums)
+
+
+def finish_class_means(sums: Tree, leaves: Tree, ctx: Tree) -> Tree:
+    """Return `pull_share` [] in [0, 1] of eq. 3; 0 without a sample or a prototype.
 
     Args:
         sums: Result of `PullSums` over all samples.
@@ -501,10 +544,25 @@ def finish_share(sums: Tree, leaves: Tree, ctx: Tree) -> Tree:
     counts = sums["counts"]
     means = sums["features"] / counts.clamp_min(1)[:, None]  # [C, D]
     distance = torch.linalg.vector_norm(means - ctx[PROTOTYPES], dim=1)  # [C]
-    pull = torch.where((counts > 0) & ctx[PRESENT], distance, 0.0).sum()  # eq. 3
+    return share_of(torch.where((counts > 0) & ctx[PRESENT], distance, 0.0).sum(), sums)
 
-    cross_entropy = sums["loss"] / counts.sum().clamp_min(1)
+
+def share_of(pull: Tensor, sums: Tree) -> Tree:
+    """Return `pull_share` [] = L_p / (L_p + CE).
+
+    Args:
+        pull: L_p [].
+        sums: Result of `PullSums` over all samples.
+    """
+    cross_entropy = sums["loss"] / sums["counts"].sum().clamp_min(1)
     return {"pull_share": pull / (pull + cross_entropy).clamp_min(EPSILON)}
+
+
+FINISH_PULL_SHARE: dict[Pull, Finish] = {
+    "per_sample_mse": finish_samples,
+    "class_mean": finish_class_means,
+}
+"""Forms of L_p whose share of the loss is logged."""
 
 
 # Set-up: clients are grouped by principal components and k-means (scikit-learn).

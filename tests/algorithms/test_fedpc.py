@@ -14,7 +14,7 @@ from flbench.config.schema import AlgorithmConfig
 from flbench.core.errors import UserError
 from flbench.core.types import Message, Results, Samples, State
 from flbench.experiment import rounds
-from flbench.losses import ClassPull
+from flbench.losses import ClassPull, PrototypeL2
 from flbench.models.base import net_leaves
 from flbench.results.metrics_file import read
 from tests.algorithms.plain import Plain
@@ -102,11 +102,12 @@ def test_first_round_has_no_pull():
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("form", ["per_sample_mse", "class_mean"])
 @pytest.mark.parametrize("engine", ["sequential", "vectorized"])
-def test_share_of_the_pull_is_logged_for_one_batch_of_each_client(engine):
-    """The share is that of eq. 3 on the trained models, and 0 before there are prototypes."""
+def test_share_of_the_pull_is_logged_for_one_batch_of_each_client(engine, form):
+    """The share is that of L_p on the trained models, and 0 before there are prototypes."""
     keys = ("model.name=lenet5", "train.batch_size=16", f"engine.name={engine}", DOUBLE)
-    built = build("algorithm=fedpc", *keys)
+    built = build("algorithm=fedpc", f"algorithm.pull={form}", *keys)
     state, shares = built.start(), []
     for _ in range(3):  # set-up, a round without prototypes, a round with them
         settings = rounds.settings_of(built.config, built.algorithm, state)
@@ -125,11 +126,19 @@ def test_share_of_the_pull_is_logged_for_one_batch_of_each_client(engine):
         out = plain.outputs(leaves, x, train=False)
         group = int(before.server["groups"][client])
         table, present = (before.server[name][group] for name in TABLE)
-        pull = sum(
-            float((out.features[y == c].mean(dim=0) - table[c]).norm())
-            for c in y.unique().tolist()
-            if present[c]
-        )
+        if form == "class_mean":
+            pull = sum(
+                float((out.features[y == c].mean(dim=0) - table[c]).norm())
+                for c in y.unique().tolist()
+                if present[c]
+            )
+        else:
+            squares = [
+                float(((z - table[c]) ** 2).mean())
+                for z, c in zip(out.features, y.tolist(), strict=True)
+                if present[c]
+            ]
+            pull = sum(squares) / len(squares)
         expected = pull / (pull + float(torch.nn.functional.cross_entropy(out.logits, y)))
         assert len(y) <= 16
         assert float(shares[2][k]) == pytest.approx(expected, abs=1e-9)
@@ -481,23 +490,32 @@ def default() -> State:
     return after(build(*OPTION_KEYS), 2)
 
 
-@pytest.mark.parametrize("form", ["class_mean", "mse", "per_sample", "repel"])
+@pytest.mark.parametrize("form", ["per_sample_mse", "class_mean", "mse", "per_sample", "repel"])
 def test_local_loss_is_cross_entropy_and_the_pull(form):
     built = build("algorithm=fedpc", f"algorithm.pull={form}", "algorithm.gamma=0.25")
     state = after(built, 1)
+    mean_square = PrototypeL2(0.25, *TABLE)
 
     [train] = [s for s in built.algorithm.program(state).steps if isinstance(s, Phase)]
 
     cross_entropy, pull = train.terms
     assert cross_entropy.weight == 0.5
-    assert pull == ClassPull(0.25, form, *TABLE)
+    assert pull == (mean_square if form == "per_sample_mse" else ClassPull(0.25, form, *TABLE))
     assert train.train == frozenset(built.algorithm.setting.net.parameters)
 
 
 @pytest.mark.parametrize(
     "option",
     [
-        *("groups=3", "pull=mse", "pull=per_sample", "pull=repel", "alpha=1", "gamma=2"),
+        *(
+            "groups=3",
+            "pull=class_mean",
+            "pull=mse",
+            "pull=per_sample",
+            "pull=repel",
+            "alpha=1",
+            "gamma=2",
+        ),
         *("center=true", "temperature=0.05", "size_weighted=true", "single_global=true"),
         *("cluster_after=1", "agg_weights=samples"),
     ],

@@ -1,0 +1,118 @@
+"""Clients of a small multilayer perceptron written out by hand, for loops over whole rounds.
+
+Only samples, labels, cohorts and the order of samples are flbench's. Everything else is computed
+here in float64: the net, batches, gradient steps and class means.
+"""
+
+from collections.abc import Callable, Sequence
+from math import sqrt
+
+import torch
+from torch import Tensor
+
+from flbench.core.rng import Draw
+from flbench.core.types import State, Tree
+from flbench.experiment.assembly import Experiment
+from flbench.models.base import net_leaves
+from tests.algorithms.test_contract import after
+from tests.support import build
+
+LR, EPOCHS, BATCH, CLASSES, WIDTH = 0.3, 2, 7, 10, 6
+EXACT = 1e-12
+KEYS = (
+    "model=mlp",
+    f"model.hidden=[{WIDTH}]",
+    "partition.samples=160",
+    "partition.alpha=0.3",
+    "train.participation=0.6",
+    "engine.precision=64-true",
+    f"train.optimizer.lr={LR}",
+    f"train.local_epochs={EPOCHS}",
+    f"train.batch_size={BATCH}",
+)
+BACKBONE, HEAD = ("backbone.fc1.weight", "backbone.fc1.bias"), ("head.weight", "head.bias")
+
+Loss = Callable[[Tensor, Tensor, list[int]], Tensor]
+"""(features [B, D], logits [B, C], labels) -> loss."""
+
+
+class Clients:
+    """The clients of an experiment that was built with KEYS."""
+
+    def __init__(self, built: Experiment) -> None:
+        federation = built.federation.to(torch.device("cpu"), torch.float64)
+        self.x, self.y = [], []
+        for rows in federation.partition.parts["train"]:
+            self.x.append(federation.inputs(rows, torch.float64).flatten(1))
+            self.y.append(federation.y[torch.from_numpy(rows)].tolist())
+        self.start = {name: leaf.detach().double() for name, leaf in net_leaves(built.net).items()}
+        self.draws = [Draw(built.config.seed, (t,), len(self.y)) for t in range(9)]
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def size(self, i: int) -> int:
+        return len(self.y[i])
+
+    def cohort(self, t: int) -> list[int]:
+        return self.draws[t].cohort(0.6).tolist()
+
+    def train(self, i: int, t: int, weights: Tree, loss: Loss) -> Tree:
+        """SGD on the batches of round t."""
+        weights = dict(weights)
+        for epoch in range(EPOCHS):
+            order = self.draws[t].sample_order(i, epoch, self.size(i)).tolist()
+            for first in range(0, len(order), BATCH):
+                rows = order[first : first + BATCH]
+                leaves = {name: value.clone().requires_grad_() for name, value in weights.items()}
+                z, logits = net(leaves, self.x[i][rows])
+                loss(z, logits, [self.y[i][row] for row in rows]).backward()
+                weights = {name: w.detach() - LR * w.grad for name, w in leaves.items()}
+        return weights
+
+    def prototypes(self, i: int, weights: Tree) -> dict[int, Tensor]:
+        """The mean feature of each class that a client holds, by class."""
+        z, _ = net(weights, self.x[i])
+        return class_means(z, self.y[i])
+
+    def count(self, i: int, k: int) -> int:
+        return self.y[i].count(k)
+
+
+def net(weights: Tree, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return features [B, D] behind a ReLU, and logits [B, C]."""
+    z = (x @ weights[BACKBONE[0]].T + weights[BACKBONE[1]]).clamp_min(0)
+    return z, z @ weights[HEAD[0]].T + weights[HEAD[1]]
+
+
+def class_means(z: Tensor, y: list[int]) -> dict[int, Tensor]:
+    return {k: sum(z[j] for j in range(len(y)) if y[j] == k) / y.count(k) for k in sorted(set(y))}
+
+
+def mean_cross_entropy(logits: Tensor, y: list[int]) -> Tensor:
+    return sum(row.exp().sum().log() - row[k] for row, k in zip(logits, y, strict=True)) / len(y)
+
+
+def cosine(a: Tensor, b: Tensor) -> Tensor:
+    """The cosine; 0 for a zero vector."""
+    lengths = sqrt(float(a.detach() @ a.detach())) * sqrt(float(b.detach() @ b.detach()))
+    return a @ b * 0 if lengths < 1e-12 else a @ b / ((a @ a).sqrt() * (b @ b).sqrt())
+
+
+def weighted_sum(trees: Sequence[Tree], weights: Sequence[float]) -> Tree:
+    return {
+        name: sum(w * tree[name] for w, tree in zip(weights, trees, strict=True))
+        for name in trees[0]
+    }
+
+
+def platform(*overrides: str, rounds: int) -> State:
+    """Return the state after all rounds of an experiment with KEYS."""
+    return after(build(*KEYS, f"train.rounds={rounds}", *overrides), rounds)
+
+
+def assert_equal(found: Tensor, expected: Tensor, what: str) -> None:
+    """Assert equality to 1e-12."""
+    assert found.shape == expected.shape, what
+    assert found.dtype == torch.float64, what
+    assert float((found - expected).abs().max()) < EXACT, what
