@@ -12,22 +12,21 @@ from flbench.losses.similarity import NEVER, class_sums, cosines
 
 @dataclass(frozen=True)
 class SemanticKL:
-    """Mean over the classes p in A of KL(Pg[p] || Pl[p]).
+    """Sum over the classes p in A of KL(Pg[p] || Pl[p]).
 
     Pg and Pl [C, C] are softmaxes over the rows of the global and the local class similarities,
     restricted to A. The local similarities are cosines of class means: the mean feature of the
     batch for a class that is in the batch (the gradient flows through it), and otherwise the mean
     in the client's bank, a constant. A are the classes that are both in the bank and in the global
     table.
-    Source: HFCD (Xu, 2025), equation of L_KD; deviations: divided by the size of A
-    (`reduction="sum"` is the paper's sum).
+    Source: HFCD (Xu, 2025), equation of L_KD; deviations: none with the defaults.
 
     Attributes:
         weight: Factor of the term: a number, or the name of a 0-dim ctx entry.
         temperature: Divisor of the similarities, > 0.
         diagonal: Whether the similarity of a class with itself is part of its row.
         reverse: Whether the term is KL(Pl || Pg) instead.
-        reduction: `mean` or `sum` over the classes in A.
+        reduction: `sum` over the classes in A, or `mean`.
         similarity: Name of the ctx entry [C, C], the global similarities.
         present: Name of the ctx entry [C] bool: classes of the global table.
         bank: Name of the leaf [C, D], the client's class means.
@@ -41,7 +40,7 @@ class SemanticKL:
     temperature: float = 1.0
     diagonal: bool = True
     reverse: bool = False
-    reduction: Literal["mean", "sum"] = "mean"
+    reduction: Literal["mean", "sum"] = "sum"
     similarity: str = "global.similarity"
     present: str = "global.present"
     bank: str = "prototypes"
