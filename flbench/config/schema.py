@@ -340,9 +340,8 @@ class EvaluationConfig(Strict):
     )
     rare: Literal["lowest", "share"] = Field(
         "lowest",
-        description="rare classes: the 20 % of the classes with the fewest training samples"
-        " (lowest), or"
-        " those with less than 5 % of all samples (share)",
+        description="rare classes: the fifth of the classes with the fewest training samples, and"
+        " classes with equally few (lowest), or those with less than 5 % of all samples (share)",
     )
     target_accuracy: float | None = Field(
         None,

@@ -17,15 +17,19 @@ def rare_classes(counts: Tensor, rule: Literal["lowest", "share"]) -> tuple[list
 
     Args:
         counts: Training samples [C] by class, over all clients.
-        rule: `lowest`: the ceil(0.2 C) classes with the fewest samples; among classes with equally
-            many, those with smaller ids (formula in the paper of HFCD). `share`: the classes with
-            less than 5 % of all samples (text of that paper).
+        rule: `lowest`: the classes with at most as many samples as the 20 % quantile of `counts`
+            (formula in the paper of HFCD). Classes with equally many samples are all rare or all
+            not rare, so there may be more than ceil(0.2 C) of them; classes with the most samples
+            are never rare. `share`: the classes with less than 5 % of all samples (text of that
+            paper).
 
     Returns:
         The ids in ascending order, and notes on degenerate cases, such as ties.
 
     >>> rare_classes(torch.tensor([50, 3, 40, 60, 70]), "lowest")
     ([1], [])
+    >>> rare_classes(torch.tensor([50, 3, 40, 3, 70]), "lowest")[0]
+    [1, 3]
     """
     classes = len(counts)
     if rule == "share":
@@ -33,14 +37,17 @@ def rare_classes(counts: Tensor, rule: Literal["lowest", "share"]) -> tuple[list
         note = {0: "no class has", classes: "all classes have"}
         notes = [f"{note[len(found)]} under 5 % of all samples"] if len(found) in note else []
         return found, [f"rare classes: {text}." for text in notes + _without_samples(found, counts)]
-    number = -(-classes // 5)
-    order = torch.argsort(counts, stable=True)
-    found = sorted(order[:number].tolist())
+    number = -(-classes // 5)  # ceil(0.2 C)
+    quantile = counts.sort().values[number - 1]
+    found = torch.nonzero((counts <= quantile) & (counts < counts.max())).flatten().tolist()
     notes = []
-    if number < classes and counts[order[number - 1]] == counts[order[number]]:
-        same = counts.min() == counts.max()
-        equal = "all classes are equally frequent" if same else "there are ties"
-        notes.append(f"{equal}, so class ids decided which {number} of {classes} count as rare")
+    if not found:
+        notes.append("all classes are equally frequent, so no class is rare")
+    elif len(found) > number:
+        notes.append(
+            f"{len(found)} of {classes} classes count as rare, more than a fifth, because classes"
+            " are equally frequent"
+        )
     return found, [f"rare classes: {text}." for text in notes + _without_samples(found, counts)]
 
 
