@@ -12,6 +12,7 @@ from flbench.metrics.classification import (
     per_client,
     personal_on_common,
     pooled,
+    trained_class_share,
 )
 from flbench.metrics.confusion import ConfusionCounts
 from flbench.results.metrics_file import Row
@@ -69,7 +70,8 @@ def common_rows(evaluation: Evaluation, class_groups: ClassGroups, suffix: str =
     """Return the metrics on the common test set: personal models, GM, PM(V) and PM(L).
 
     GM is the global model. PM(V) and PM(L) are means over the evaluated clients of accuracies that
-    are weighted by the client's training classes; see `personal_on_common`. With the suffix
+    are weighted by the client's training classes; see `personal_on_common`. The mean of
+    `trained_class_share` stands beside the accuracies of the personal models. With the suffix
     `@local` the evaluated clients are the cohort, as in the tables of FedNH and FedPC.
 
     Args:
@@ -87,6 +89,10 @@ def common_rows(evaluation: Evaluation, class_groups: ClassGroups, suffix: str =
             pooled(counts, class_groups.rare, confusable),
         )
         if protocol == "personal":
+            share = float(trained_class_share(counts, class_groups.train_counts).nanmean())
+            rows += _rows(
+                evaluation.round, "common", protocol + suffix, {"trained_class_share": share}
+            )
             for name, values in personal_on_common(counts, class_groups.train_counts).items():
                 mean_and_std: Metrics = {
                     "accuracy": float(values.nanmean()),

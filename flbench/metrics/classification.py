@@ -146,6 +146,28 @@ def personal_on_common(counts: ConfusionCounts, train_counts: Tensor) -> dict[st
     }
 
 
+def trained_class_share(counts: ConfusionCounts, train_counts: Tensor) -> Tensor:
+    """Return the share of the common test set whose classes a client trains on.
+
+    It bounds the accuracy of a model that predicts no other classes, such as a personal model that
+    is never averaged with those of other clients.
+
+    Args:
+        counts: Counts on the common test set.
+        train_counts: Training samples [N, C] by client and class.
+
+    Returns:
+        [N] float64 in [0, 1]; NaN for clients that were not evaluated.
+
+    >>> counts = ConfusionCounts.empty(clients=1, classes=2)
+    >>> counts.add_(torch.tensor([0]), torch.tensor([[[3, 0], [1, 0]]]))
+    >>> trained_class_share(counts, torch.tensor([[5, 0]])).tolist()
+    [0.75]
+    """
+    support = counts.support.double()  # [N, C]
+    return ((train_counts > 0) * support).sum(dim=1) / support.sum(dim=1)
+
+
 def _ratio(numerator: Tensor, denominator: Tensor) -> Tensor:
     """Divide integers elementwise; 0 where the denominator is 0.
 

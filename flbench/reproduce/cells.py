@@ -45,6 +45,8 @@ class Cell:
 def of_table(paper: Paper, number: str) -> list[Cell]:
     """Return the cells of a table, column by column.
 
+    A row with metrics of its own has cells in their columns alone.
+
     Args:
         paper: Facts of the paper.
         number: Number of the table.
@@ -54,6 +56,7 @@ def of_table(paper: Paper, number: str) -> list[Cell]:
         _cell(paper, number, table, (row_label, row), (column_label, column), row.values[k])
         for k, (column_label, column) in enumerate(table.columns.items())
         for row_label, row in table.rows.items()
+        if not row.metrics or column_label in row.metrics
     ]
 
 
@@ -68,7 +71,8 @@ def _cell(
     """Return a cell; later settings override earlier ones: data set, table, column, method, row."""
     (row_label, row), (column_label, column) = named_row, named_column
     dataset = _name(column.dataset, column_label, paper.datasets) or table.dataset
-    name = _name(column.metric, column_label, paper.metrics) or table.metric
+    of_column = _name(column.metric, column_label, paper.metrics) or table.metric
+    name = row.metrics.get(column_label, of_column)
     method = _name(row.method, row_label, paper.methods)
     metric = None if name is None else paper.metrics[name]
     settings: Settings = {}

@@ -98,6 +98,8 @@ class Row(Facts):
     Attributes:
         values: Published numbers, one for each column; None where the paper prints none.
         method: The paper's name of the method; None if the row's label is that name.
+        metrics: Metrics of this row by the label of the column, instead of the columns' metrics. A
+            row with such metrics has no cells in the other columns.
         settings: Settings for this row only.
         small: Settings for this row at small scale.
         reason: Why flbench cannot measure the row; None if it can.
@@ -105,6 +107,7 @@ class Row(Facts):
 
     values: tuple[float | None, ...]
     method: str | None = None
+    metrics: dict[str, str] = {}
     settings: Settings = {}
     small: Settings = {}
     reason: str | None = None
@@ -194,6 +197,8 @@ class Table(Facts):
                 raise ValueError(
                     f"row `{label}` has {len(row.values)} values for {len(self.columns)} columns"
                 )
+            for column in row.metrics:
+                _known(column, self.columns, f"column of a metric of row `{label}`")
         for note in self.footnotes:
             _known(note.row, self.rows, "row of a footnote")
             _known(note.column, self.columns, "column of a footnote")
@@ -209,6 +214,7 @@ class Claim(Facts):
         table: Table with the numbers of the claim; None if there is none.
         row: Row that the claim is about.
         columns: Columns whose mean the claim is about; `all` for all columns of the table.
+        each: The claim is about each of the columns instead of their mean.
         over: Rows that the row is compared with: the best of them counts. `all` for all other
             rows; empty to compare the row with itself at `over_column`.
         over_column: Column of the numbers that the row is compared with; None for the same column.
@@ -223,6 +229,7 @@ class Claim(Facts):
     table: str | None = None
     row: str | None = None
     columns: Literal["all"] | tuple[str, ...] = ()
+    each: bool = False
     over: Literal["all"] | tuple[str, ...] = ()
     over_column: str | None = None
     above: float | None = Field(None, ge=0)
@@ -296,6 +303,8 @@ class Paper(Facts):
                 if name is None and not (row.reason or table.reason):
                     raise ValueError(f"{where}: row `{label}` names no method")
                 _known(name, self.methods, f"{where}: method")
+                for name in row.metrics.values():
+                    _known(name, self.metrics, f"{where}, row `{label}`: metric")
             for label, column in table.columns.items():
                 for kind, known in (("dataset", self.datasets), ("metric", self.metrics)):
                     name = getattr(column, kind) or (label if label in known else None)

@@ -62,8 +62,10 @@ def decide(claim: Claim, paper: Paper, grid: Grid, tables: Sequence[str]) -> Ver
     """Decide whether a claim holds for the measured numbers.
 
     The difference is taken by seed, between the claim's row and the best of the other rows: the one
-    with the highest mean, or with the lowest mean for a claim `below`. If rows are missing, a claim
-    can fail, because further rows can only make the best one better, but it cannot hold.
+    with the highest mean, or with the lowest mean for a claim `below`. Several columns count with
+    their mean, or, for a claim about each column, with the least favourable of them. If rows are
+    missing, a claim can fail, because further rows can only make the best one better, but it cannot
+    hold. The same is true of missing columns if the claim is about each column.
 
     Args:
         claim: Claim of the paper.
@@ -78,13 +80,18 @@ def decide(claim: Claim, paper: Paper, grid: Grid, tables: Sequence[str]) -> Ver
     undecided = Verdict(claim, "cannot be decided", unit, printed)
     if claim.table not in tables:
         return replace(undecided, why=f"{named(claim.table)} was not requested", asked=False)
-    gaps = [_measured(claim, paper, grid, column) for column in _columns(claim, paper)]
-    missing = tuple(dict.fromkeys(name for gap in gaps for name in gap.missing))
-    seeds = sorted(set.intersection(*(set(gap.by_seed) for gap in gaps)))
+    gaps = {column: _measured(claim, paper, grid, column) for column in _columns(claim, paper)}
+    missing = tuple(dict.fromkeys(name for gap in gaps.values() for name in gap.missing))
     lacking = f"not measured: {_few(missing)}" if missing else ""
+    worst = None
+    if claim.each:
+        means = {name: fmean(gap.by_seed.values()) for name, gap in gaps.items() if gap.by_seed}
+        worst = _least_favourable(means, claim)
+        gaps = {} if worst is None else {worst: gaps[worst]}
+    seeds = sorted(set.intersection(*(set(gap.by_seed) for gap in gaps.values()))) if gaps else []
     if not seeds:
         return replace(undecided, why=lacking or "no seed has all runs")
-    values = [fmean(gap.by_seed[seed] for gap in gaps) for seed in seeds]
+    values = [fmean(gap.by_seed[seed] for gap in gaps.values()) for seed in seeds]
     value = fmean(values)
     held = value >= claim.bound - CLOSE if claim.above is not None else value <= claim.bound + CLOSE
     why = lacking
@@ -93,6 +100,8 @@ def decide(claim: Claim, paper: Paper, grid: Grid, tables: Sequence[str]) -> Ver
     outcome: Outcome = "did not hold" if not held else "cannot be decided" if missing else "held"
     if held and missing:
         why = f"it holds against the measured rows; {lacking}"
+    if worst is not None:
+        why = f"least favourable column: {worst}" + (f"; {why}" if why else "")
     return Verdict(claim, outcome, unit, printed, value, sample_std(values), len(values), why)
 
 
@@ -143,7 +152,11 @@ def own_difference(claim: Claim, paper: Paper) -> float | None:
             return None
         gaps.append(_difference(mine, _best(known, claim), claim))
     found = [gap for gap in gaps if gap is not None]
-    return fmean(found) if found and len(found) == len(gaps) else None
+    if not found or len(found) < len(gaps):
+        return None
+    if not claim.each:
+        return fmean(found)
+    return min(found) if claim.above is not None else max(found)
 
 
 def _measured(claim: Claim, paper: Paper, grid: Grid, column: str) -> _Gap:
@@ -175,6 +188,14 @@ def _measured(claim: Claim, paper: Paper, grid: Grid, column: str) -> _Gap:
 def _best(values: Sequence[float], claim: Claim) -> float:
     """Return the highest value, or the lowest one for a claim `below`."""
     return max(values) if claim.above is not None else min(values)
+
+
+def _least_favourable(gaps: Mapping[str, float], claim: Claim) -> str | None:
+    """Return the column where a claim is missed by most or held by least; None without columns."""
+    if not gaps:
+        return None
+    sign = 1 if claim.above is not None else -1
+    return min(gaps, key=lambda column: sign * gaps[column])
 
 
 def _difference(mine: float, other: float, claim: Claim) -> float | None:

@@ -25,6 +25,7 @@ from flbench.config.schema import OptimizerConfig
 from flbench.config.sources import Layer, from_overrides
 from flbench.core import files
 from flbench.core.errors import ConfigError, DataError, RunError, UserError
+from flbench.data.sources import digits
 from flbench.experiment import assembly, checkpoint, evaluate, lifecycle
 from flbench.experiment.rounds import settings_of
 from flbench.experiment.run_folder import RunFolder
@@ -178,6 +179,20 @@ def test_local_only_is_the_same_on_the_common_test_set_before_and_after_aggregat
             local = metric_by_round(path, "common", f"{name}@local", metric)
             assert local == metric_by_round(path, "common", name, metric)
             assert set(local) == {2, 3}
+
+
+def test_share_of_trained_classes_is_that_of_the_partition_and_bounds_local_models(tmp_path):
+    """Local models predict hardly any class that their clients do not hold."""
+    keys = ("partition.alpha=0.1", "evaluation.common.every=1", "evaluation.common.limit=null")
+    path, _ = run(tmp_path, "algorithm=local", *keys)
+
+    share = metric_by_round(path, "common", "personal", "trained_class_share")
+    assert set(share) == {1, 2, 3}
+    held = np.load(path / "partition.npz")["train_counts"] > 0
+    data = digits()
+    common = np.bincount(data.y[data.train :], minlength=10)
+    assert share[3] == pytest.approx((held @ common / common.sum()).mean())
+    assert 0 < metric_by_round(path, "common", "personal", "accuracy_mean")[3] < share[3] < 1
 
 
 def test_common_metrics_come_at_the_last_and_the_best_round_only(tmp_path):

@@ -13,7 +13,13 @@ from torchmetrics.functional.classification import (
 
 from flbench.core.errors import ConfigError
 from flbench.metrics.classes import confusable_classes, rare_classes, read_confusion
-from flbench.metrics.classification import per_class, per_client, personal_on_common, pooled
+from flbench.metrics.classification import (
+    per_class,
+    per_client,
+    personal_on_common,
+    pooled,
+    trained_class_share,
+)
 from flbench.metrics.confusion import ConfusionCounts, confusion
 
 CLOSE = 1e-6  # per-class metrics are rounded to float32
@@ -185,19 +191,51 @@ def test_personal_on_common_equals_its_definition():
             assert found["pm_v"][client].isnan()
 
 
-def test_rare_classes_are_the_lowest_fifth_with_ties_by_id():
+def test_trained_class_share_is_the_accuracy_of_a_model_that_is_right_on_its_classes():
+    """Client 2 is not evaluated."""
+    rng = np.random.default_rng(0)
+    train = torch.from_numpy(rng.integers(0, 2, (3, 5)) * rng.integers(1, 9, (3, 5)))
+    y = torch.from_numpy(rng.integers(0, 5, 40))
+    perfect = [[int(k) if train[i, k] else -1 for k in y] for i in range(2)]
+    counts = ConfusionCounts.empty(3, 5)
+    whole = torch.bincount(y, minlength=5).diag()
+    counts.add_(torch.arange(2), whole.expand(2, 5, 5))
+
+    found = trained_class_share(counts, train)
+
+    for i in range(2):
+        right = [guess == int(k) for guess, k in zip(perfect[i], y, strict=True)]
+        assert float(found[i]) == pytest.approx(sum(right) / len(right))
+    assert 0 < float(found[0]) < 1
+    assert found[2].isnan()
+
+
+def test_rare_classes_are_the_lowest_fifth_and_keep_ties():
     counts = torch.tensor([50, 10, 30, 10, 10, 60, 70, 80, 90, 95])
 
-    assert rare_classes(counts, "lowest")[0] == [1, 3]
-    assert "ties" in rare_classes(counts, "lowest")[1][0]
+    assert rare_classes(counts, "lowest")[0] == [1, 3, 4]
+    assert "3 of 10 classes count as rare" in rare_classes(counts, "lowest")[1][0]
     assert rare_classes(counts + torch.arange(10), "lowest") == ([1, 3], [])
 
 
-def test_note_calls_rare_classes_of_a_balanced_set_arbitrary():
-    found, notes = rare_classes(torch.full((10,), 7), "lowest")
+@pytest.mark.parametrize("seed", range(20))
+def test_rare_classes_are_those_up_to_the_quantile_of_numpy(seed):
+    """A class of as many samples as a rare one is rare, whatever its id."""
+    rng = np.random.default_rng(seed)
+    counts = rng.integers(0, 6, size=rng.integers(2, 30))
+    limit = np.quantile(counts, 0.2, method="inverted_cdf")
 
-    assert found == [0, 1]
-    assert "all classes are equally frequent" in notes[0]
+    found, _ = rare_classes(torch.from_numpy(counts), "lowest")
+
+    expected = {k for k, n in enumerate(counts) if n <= limit and n < counts.max()}
+    assert found == sorted(expected)
+
+
+def test_class_with_the_most_samples_is_never_rare():
+    assert rare_classes(torch.tensor([9, 9, 9, 2, 9, 9]), "lowest")[0] == [3]
+    found, notes = rare_classes(torch.full((10,), 7), "lowest")
+    assert found == []
+    assert "no class is rare" in notes[0]
 
 
 @pytest.mark.parametrize(

@@ -110,6 +110,7 @@ def test_claims_whose_cells_say_otherwise():
 
     assert found["slapfl", "2", 3.5] == [pytest.approx(3.45)]
     assert found["fedcpmd", "8", 9.786] == [pytest.approx(12.786)]
+    assert found["fedpc", "4", 0] == [pytest.approx(0.6)]  # 80.1 - 79.5, the smallest of 18 gains
     assert found["hfcd", "2", 20.0] == [pytest.approx(20.7), pytest.approx(20.0)]
     assert found["dfedhp", "payload", -87.81] == [pytest.approx(-87.81445)]
 
@@ -163,9 +164,30 @@ def test_sound_facts_are_read(facts):
     assert (cell.dataset, cell.method, cell.published, cell.reason) == ("D", "A", 1.0, None)
 
 
+def test_row_with_metrics_of_its_own_has_no_other_cells(facts):
+    facts["metrics"]["G"] = {"what": "w", "metric": "macro_f1"}
+    facts["tables"]["1"] |= {
+        "columns": {"one": {"dataset": "D"}, "two": {"dataset": "D"}},
+        "rows": {
+            "A": [1.0, 2.0],
+            "of A": {"method": "A", "metrics": {"two": "G"}, "values": [None, None]},
+        },
+    }
+
+    found = cells.of_table(Paper.model_validate(facts), "1")
+
+    assert [(cell.row, cell.column, cell.metric.metric) for cell in found] == [
+        ("A", "one", ("accuracy",)),
+        ("A", "two", ("accuracy",)),
+        ("of A", "two", ("macro_f1",)),
+    ]
+
+
 @pytest.mark.parametrize(
     ("path", "value", "said"),
     [
+        ("tables.1.rows.A", {"metrics": {"E": "F"}, "values": [None]}, "there is no `E`"),
+        ("tables.1.rows.A", {"metrics": {"D": "G"}, "values": [None]}, "there is no `G`"),
         ("tables.1.rows.A", [1.0, 2.0], "2 values for 1 columns"),
         ("tables.1.rows.B", [1.0], "names no method"),
         ("tables.1.columns", ["E"], "names no dataset"),

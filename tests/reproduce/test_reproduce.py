@@ -15,6 +15,7 @@ import pytest
 
 from flbench.cli import app, progress
 from flbench.data import sources
+from flbench.data.sources import digits
 from flbench.experiment import assembly
 from flbench.reproduce import library
 from tests.support import REAL_DATA, Silent
@@ -26,7 +27,8 @@ TINY = (
     *("partition.clients=5", "partition.alpha=0.5", "train.rounds=2", "train.local_epochs=1"),
     *("model=mlp", "engine.threads=1"),
 )
-TABLE = ("hfcd", "--dataset", "digits", "--algos", "hfcd,fedavg", "--seeds", "2", *TINY)
+ROWS = "HFCD share=full,fedavg"
+TABLE = ("hfcd", "--dataset", "digits", "--algos", ROWS, "--seeds", "2", *TINY)
 
 
 @pytest.fixture
@@ -88,7 +90,7 @@ def test_table_is_measured_as_its_run_folders_say(finished):
     assert finished.code == 0, finished.err
     assert len(folders) == 4
     # Mean and standard deviation over seeds, by numpy, of what the run folders say.
-    for method, row in (("hfcd", "HFCD"), ("fedavg", "FedAvg")):
+    for method, row in (("hfcd", "HFCD share=full"), ("fedavg", "FedAvg")):
         mine = [folder for folder in folders if folder.name.startswith(method)]
         values = [100 * metric_of(folder, "common", "personal", "accuracy_mean") for folder in mine]
         found = cell(tree, row, "global accuracy")
@@ -96,9 +98,35 @@ def test_table_is_measured_as_its_run_folders_say(finished):
         assert found["measured"] == pytest.approx(np.mean(values))
         assert found["std"] == pytest.approx(np.std(values, ddof=1))
         assert found["difference"] == pytest.approx(np.mean(values) - found["published"])
-    assert cell(tree, "HFCD", "global accuracy")["published"] == 66.4
-    assert cell(tree, "HFCD", "global accuracy")["substitute"] == "digits"
-    assert "accuracy" in cell(tree, "HFCD", "global accuracy")["metric"]  # what is measured
+    assert cell(tree, "HFCD share=full", "global accuracy")["published"] == 66.4
+    assert cell(tree, "HFCD share=full", "global accuracy")["substitute"] == "digits"
+    what = cell(tree, "HFCD share=full", "global accuracy")["metric"]
+    assert "accuracy" in what
+
+
+def test_ceiling_is_computed_from_the_partition_of_the_runs_without_averaging(reproduce, tmp_path):
+    """The row needs no run of its own, and has a cell in one column alone."""
+    code, out, err = reproduce(*(item.replace(ROWS, "HFCD share=none") for item in TABLE))
+    assert code == 0, err
+    [file] = (tmp_path / "reproduce").glob("*.json")
+    tree, data = json.loads(file.read_text()), digits()
+
+    common = np.bincount(data.y[data.train :], minlength=10)
+    shares = [
+        100
+        * np.mean((np.load(folder / "partition.npz")["train_counts"] > 0) @ common / sum(common))
+        for folder in runs(tmp_path)
+        if folder.name.startswith("hfcd")  # not the reference runs of FedAvg
+    ]
+    [found] = [c for c in tree["cells"] if c["row"] == "ceiling of share=none"]
+    assert len(shares) == 2
+    assert found["column"] == "global accuracy"
+    # The common test set is a sample of 200 images, stratified by class.
+    assert sorted(found["values"].values()) == pytest.approx(sorted(shares), abs=0.5)
+    assert "ceiling of share=none" in out
+    [claim] = [c for c in tree["claims"] if "share=none" in c["claim"]]
+    assert claim["verdict"] == "cannot be decided"
+    assert "not measurable" in claim["why"]
 
 
 def test_changes_name_the_papers_value_and_their_origin(finished):
@@ -116,7 +144,7 @@ def test_changes_name_the_papers_value_and_their_origin(finished):
 def test_every_cell_has_a_line_of_csv_measured_or_not(finished):
     lines = list(csv.DictReader(finished.text(".csv").splitlines()))
 
-    assert len(lines) == 5 * 4
+    assert len(lines) == 11 * 4 + 1
     assert sum(bool(line["measured"]) for line in lines) == 2 * 3
     assert all(line["why"] for line in lines if not line["measured"])
     assert {line["scale"] for line in lines} == {"small"}
@@ -147,7 +175,7 @@ def test_claims_have_one_of_three_verdicts_and_their_numbers(finished):
         *("held", "did not hold", "cannot be decided")
     }
     recall = by_text["HFCD's rare-class recall is 20.7 points above FedAvg's (ablation)"]
-    mine = cell(tree, "HFCD", "rare-class recall")["values"]
+    mine = cell(tree, "HFCD share=full", "rare-class recall")["values"]
     others = cell(tree, "FedAvg", "rare-class recall")["values"]
     gaps = [mine[seed] - others[seed] for seed in mine]
     assert recall["measured"] == pytest.approx(np.mean(gaps))
@@ -156,7 +184,7 @@ def test_claims_have_one_of_three_verdicts_and_their_numbers(finished):
     assert recall["verdict"] == ("held" if np.mean(gaps) >= 20.7 else "did not hold")
     missing = by_text["similarity distillation (C) gains 7.7 points of rare-class recall"]
     assert missing["verdict"] == "cannot be decided"
-    assert "A+B" in missing["why"]
+    assert "A+B share=full" in missing["why"]
 
 
 def test_confusable_classes_are_those_of_the_reference_run(finished):
@@ -189,7 +217,7 @@ def test_second_call_trains_nothing_and_prints_the_same(finished, reproduce, mon
 def test_report_shows_finished_runs_that_were_not_requested(finished, reproduce, monkeypatch):
     monkeypatch.chdir(finished.root)
 
-    _, out, err = reproduce(*(item.replace("hfcd,fedavg", "fedavg") for item in TABLE))
+    _, out, err = reproduce(*(item.replace(ROWS, "fedavg") for item in TABLE))
 
     assert "2 runs: 2 finished" in err
     assert finished.out.split("claims of")[0] == out.split("claims of")[0]

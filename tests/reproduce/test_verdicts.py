@@ -150,6 +150,34 @@ def test_claim_about_several_columns_is_about_their_mean():
     ).outcome == ("cannot be decided")
 
 
+EACH = {"columns": "all", "each": True, "over": "all"}
+
+
+def test_claim_about_each_column_is_decided_by_the_least_favourable_one():
+    """By hand: gaps of 5 and 7 in X (against C), and of 3 and 1 in Y; the paper prints 5 and 3."""
+    known = grid(Mine=[70.0, 72.0], B=[60.0, 60.0], C=[65.0, 65.0], Mine_=[80.0, 80.0], C_=[77, 79])
+
+    held, missed = decide(known, above=2, **EACH), decide(known, above=2.1, **EACH)
+
+    assert (held.outcome, missed.outcome) == ("held", "did not hold")
+    assert (held.measured, held.printed, held.seeds) == (2.0, 3.0, 2)
+    assert held.std == pytest.approx(np.std([3.0, 1.0], ddof=1))
+    assert held.why == "least favourable column: Y"
+    below = decide(known, below=4, **EACH)  # the lowest others: gaps of 11 and 2
+    assert (below.outcome, below.measured) == ("did not hold", 11.0)
+
+
+def test_missing_column_leaves_a_claim_about_each_open_but_does_not_save_it():
+    good, bad = grid(Mine=[70.0], B=[60.0], C=[65.0]), grid(Mine=[64.0], B=[60.0], C=[65.0])
+
+    still_open, lost = decide(good, above=0, **EACH), decide(bad, above=0, **EACH)
+
+    assert still_open.outcome == "cannot be decided"
+    assert "it holds against the measured rows; not measured: Mine (Y)" in still_open.why
+    assert (lost.outcome, lost.measured) == ("did not hold", -1.0)
+    assert decide(grid(), above=0, **EACH).outcome == "cannot be decided"
+
+
 def test_claim_may_compare_a_row_with_itself_elsewhere():
     verdict = decide(grid(Mine=[70.0], Mine_=[77.0]), columns=("Y",), over_column="X", above=7)
 
