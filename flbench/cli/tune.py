@@ -1,8 +1,9 @@
 """`flbench tune`: search hyper-parameters, and compare the tuned methods."""
 
-import signal
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from flbench.tracking import mirror
 if TYPE_CHECKING:
     from flbench.tuning.prepare import Prepared
     from flbench.tuning.study import StudyFolder
+    from flbench.tuning.supervisor import Supervisor
 
 
 def refuse_with_resume(options: Mapping[str, object], overrides: Sequence[str]) -> None:
@@ -40,7 +42,6 @@ def tune(
         overrides: Overrides `key=value`.
         options: Fields of `flbench.tuning.request.TuneRequest`.
     """
-    _catch_ctrl_c()
     if algo is None:
         raise UserError("name the methods to tune, separated by commas: --algo hfcd,fedavg.")
     layers = one_run_per_method(algo, config=config, overrides=overrides, out=None)
@@ -48,16 +49,19 @@ def tune(
     from flbench.tuning import prepare
     from flbench.tuning.cluster import cluster
     from flbench.tuning.request import TuneRequest
+    from flbench.tuning.supervisor import Supervisor
 
     methods = tuple(name.strip() for name in algo.split(","))
-    prepared = prepare.prepare(
-        TuneRequest(methods, **options), dict(zip(methods, layers, strict=True))
-    )
-    mirror.check(prepared.config.tracking)
-    console.notes(prepared.notes)
-    # The cluster is checked before a folder is made.
-    with cluster(prepared.resources):
-        _carry_out(prepare.create(prepared, ["flbench", *sys.argv[1:]]), prepared)
+    with Supervisor() as supervisor:
+        prepared = prepare.prepare(
+            TuneRequest(methods, **options), dict(zip(methods, layers, strict=True))
+        )
+        mirror.check(prepared.config.tracking)
+        console.notes(prepared.notes)
+        # The cluster is checked before a folder is made.
+        with cluster(prepared.resources, supervisor):
+            folder = prepare.create(prepared, ["flbench", *sys.argv[1:]])
+            _carry_out(folder, prepared, supervisor)
 
 
 def resume(path: Path, resources: dict[str, Any]) -> None:
@@ -67,14 +71,14 @@ def resume(path: Path, resources: dict[str, Any]) -> None:
         path: Study folder.
         resources: Fields of `flbench.tuning.request.TuneRequest` that change.
     """
-    _catch_ctrl_c()
     _require_ray_tune()
     from flbench.tuning import driver, prepare, study_page
     from flbench.tuning.cluster import cluster
     from flbench.tuning.study import StudyFolder
+    from flbench.tuning.supervisor import Supervisor
 
-    folder = StudyFolder.reopen(path)
-    try:
+    with Supervisor() as supervisor, closing(StudyFolder.reopen(path)) as folder:
+        supervisor.note = _how_to_resume(folder)
         prepared = prepare.reopen(folder, resources)
         if driver.is_over(folder, prepared):
             # The process may have been killed before it wrote the report.
@@ -82,10 +86,8 @@ def resume(path: Path, resources: dict[str, Any]) -> None:
             console.notes([f"{path} is finished: there is nothing to resume."])
             show([folder.path])
             return
-        with cluster(prepared.resources):
-            _carry_out(folder, prepared)
-    finally:
-        folder.close()
+        with cluster(prepared.resources, supervisor):
+            _carry_out(folder, prepared, supervisor)
 
 
 def _require_ray_tune() -> None:
@@ -99,24 +101,23 @@ def _require_ray_tune() -> None:
         ) from error
 
 
-def _catch_ctrl_c() -> None:
-    """Let Ctrl-C (SIGINT) interrupt the study.
-
-    A shell makes a command that it starts in the background ignore the signal.
-    """
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+def _how_to_resume(folder: "StudyFolder") -> str:
+    return f"Resume with: {folder.resume_command}"
 
 
-def _carry_out(folder: "StudyFolder", prepared: "Prepared") -> None:
+def _carry_out(folder: "StudyFolder", prepared: "Prepared", supervisor: "Supervisor") -> None:
     """Train what is left of a study, write its report, and print its tables.
 
     Raises:
-        RunError: No trial of any method has a score.
+        RunError: No trial of any method has a score, or a server of Ray was lost.
+        KeyboardInterrupt: A stop signal has arrived.
     """
     from flbench.tuning import driver, study_page
     from flbench.tuning.failures import search_failure
 
     request = prepared.request
+    supervisor.note = _how_to_resume(folder)
+    supervisor.report = partial(study_page.write, folder.path)
     console.notes(
         [
             f"{folder.path}: {request.trials} trials of {prepared.settings.rounds} rounds for each"
@@ -127,12 +128,12 @@ def _carry_out(folder: "StudyFolder", prepared: "Prepared") -> None:
     with mirror.Mirrors() as mirrors:
         mirrors.open(folder.path, prepared.config, lambda note: console.notes([note]))
         try:
-            driver.carry_out(folder, prepared)
+            driver.carry_out(folder, prepared, supervisor)
         except KeyboardInterrupt:
-            console.notes([f"interrupted. Resume with: {folder.resume_command}"])
+            console.notes([f"interrupted. {supervisor.note}"])
             raise
         finally:
-            study_page.write(folder.path)
+            supervisor.write_report()
             folder.close()
     show([folder.path])
     console.notes(mirrors.finish())

@@ -8,6 +8,7 @@ from ray import tune
 
 from flbench.tuning.progress_table import ProgressTable
 from flbench.tuning.queue import JobQueue
+from flbench.tuning.supervisor import Supervisor
 
 
 class TuneCallbacks(tune.Callback):  # type: ignore[misc]
@@ -16,14 +17,19 @@ class TuneCallbacks(tune.Callback):  # type: ignore[misc]
     Args:
         queue: Queue that hands out the trials.
         progress: Progress table of the study.
+        supervisor: Stops the study after a stop signal or the loss of a server of Ray.
     """
 
-    def __init__(self, queue: JobQueue, progress: ProgressTable) -> None:
-        self._queue, self._progress = queue, progress
+    def __init__(self, queue: JobQueue, progress: ProgressTable, supervisor: Supervisor) -> None:
+        self._queue, self._progress, self._supervisor = queue, progress, supervisor
 
     def __getstate__(self) -> dict[str, Any]:
         """Return an empty state: Ray Tune's snapshots are not used to resume a study."""
         return {}
+
+    def on_step_begin(self, iteration: int, trials: list[Any], **info: Any) -> None:
+        """Stop Ray Tune's loop if the study is to stop."""
+        self._supervisor.check()
 
     def on_trial_result(
         self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
@@ -32,7 +38,12 @@ class TuneCallbacks(tune.Callback):  # type: ignore[misc]
         self._progress.update(self._queue.jobs[trial.trial_id], result["round"])
 
     def on_trial_recover(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        """Count another attempt of a trial whose worker failed, and print a note."""
+        """Count another attempt of a trial whose worker failed, and print a note.
+
+        If the study stops, the worker was ended for this reason, and the trial has no new attempt.
+        """
+        if self._supervisor.is_over():
+            return
         self._queue.count_retry(trial.trial_id)
         job = self._queue.jobs[trial.trial_id]
         self._progress.print_note(

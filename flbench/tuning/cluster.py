@@ -12,6 +12,7 @@ from ray import tune
 from flbench.config.schema import EngineConfig
 from flbench.core.errors import ConfigError
 from flbench.engine.ray import connect
+from flbench.tuning.supervisor import Server, Supervisor
 
 # Environment variables of Ray Tune, set before its first use. The study folder holds all that a
 # resumed study needs, so that Ray Tune's own loggers and checkpoints of the search are not needed.
@@ -21,6 +22,7 @@ QUIET: Final = {
     "TUNE_WARN_THRESHOLD_S": "60",
     "RAY_AIR_NEW_OUTPUT": "0",
     "TUNE_DISABLE_SIGINT_HANDLER": "1",  # the handler would make Ctrl-C look like a normal end
+    "TUNE_PRINT_ALL_TRIAL_ERRORS": "0",  # flbench prints a sentence for each of them
     "TUNE_MAX_PENDING_TRIALS_PG": "64",  # all trials of a population can wait for resources
 }
 
@@ -64,7 +66,7 @@ class Resources:
 
 
 @contextmanager
-def cluster(resources: Resources) -> Iterator[None]:
+def cluster(resources: Resources, supervisor: Supervisor) -> Iterator[None]:
     """Connect to a Ray cluster, or start a local one, for the duration of the `with` block.
 
     A cluster that this call started is shut down at the end; one that was already connected stays.
@@ -72,6 +74,7 @@ def cluster(resources: Resources) -> Iterator[None]:
 
     Args:
         resources: Resources of the study.
+        supervisor: Watches the servers of the cluster that this process calls.
 
     Raises:
         ConfigError: No cluster answers at the address, or no node has the resources of one trial.
@@ -79,12 +82,26 @@ def cluster(resources: Resources) -> Iterator[None]:
     os.environ.update({key: os.environ.get(key, value) for key, value in QUIET.items()})
     # A local cluster declares as many cores as the concurrent trials need: it limits their number.
     owns = connect(resources.address, key="--address", cpus=resources.concurrent * resources.cpus)
+    supervisor.catch_signals()
     try:
+        supervisor.watch(_servers(), is_local=owns and resources.address is None)
         _check(resources)
         yield
     finally:
-        if owns:
+        if owns and not supervisor.is_lost():
+            supervisor.watch((), is_local=True)
             ray.shutdown()
+
+
+def _servers() -> list[Server]:
+    """Return the servers that this process calls: the cluster's and that of its node."""
+    context = ray.get_runtime_context()
+    host, _, port = context.gcs_address.rpartition(":")
+    nodes = [node for node in ray.nodes() if node["NodeID"] == context.get_node_id()]
+    return [
+        (host.strip("[]"), int(port)),
+        *((node["NodeManagerAddress"], node["NodeManagerPort"]) for node in nodes),
+    ]
 
 
 def _check(resources: Resources) -> None:

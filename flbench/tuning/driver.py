@@ -6,6 +6,7 @@ from flbench.tuning.prepare import Prepared
 from flbench.tuning.progress_table import ProgressTable
 from flbench.tuning.run import carry_out as train
 from flbench.tuning.study import StudyFolder
+from flbench.tuning.supervisor import Supervisor
 
 
 def is_over(folder: StudyFolder, prepared: Prepared) -> bool:
@@ -13,16 +14,17 @@ def is_over(folder: StudyFolder, prepared: Prepared) -> bool:
     return StudyPlan(prepared.samplers(), prepared.budget, folder.records()).is_over()
 
 
-def carry_out(folder: StudyFolder, prepared: Prepared) -> None:
+def carry_out(folder: StudyFolder, prepared: Prepared, supervisor: Supervisor) -> None:
     """Train the jobs of a study that have not ended, on a connected Ray cluster.
 
     Args:
         folder: Study folder.
-        prepared: The study. `cluster.cluster(prepared.resources)` must be active.
+        prepared: The study. `cluster.cluster(prepared.resources, supervisor)` must be active.
+        supervisor: Stops the study after a stop signal or the loss of a server of Ray.
 
     Raises:
-        KeyboardInterrupt: Ctrl-C was pressed. Trainings that have ended are kept.
-        RunError: Ray Tune stopped before the end.
+        KeyboardInterrupt: A stop signal has arrived. Trainings that have ended are kept.
+        RunError: Ray Tune stopped before the end, or a server of Ray was lost.
     """
     records = list(folder.records())
     plan = StudyPlan(prepared.samplers(), prepared.budget, records)
@@ -34,6 +36,7 @@ def carry_out(folder: StudyFolder, prepared: Prepared) -> None:
         rounds=prepared.settings.rounds,
     )
     progress.add_ended(record for record in records if record["state"] in ENDS)
+    supervisor.close_display = progress.close
     with progress.live():
         train(
             folder.path,
@@ -44,4 +47,5 @@ def carry_out(folder: StudyFolder, prepared: Prepared) -> None:
             resources=prepared.resources,
             progress=progress,
             records=records,
+            supervisor=supervisor,
         )

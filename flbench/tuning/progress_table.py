@@ -54,6 +54,11 @@ class ProgressTable:
             yield
         self._live = None
 
+    def close(self) -> None:
+        """End the live table, if there is one; the cursor of the terminal is visible again."""
+        if self._live is not None:
+            self._live.stop()
+
     def add_ended(self, records: Iterable[Record]) -> None:
         """Add the records of trials that had ended before the study was resumed."""
         self.ended |= {job_from_record(record).name: record for record in records}

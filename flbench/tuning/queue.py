@@ -19,6 +19,9 @@ class JobQueue(Searcher):  # type: ignore[misc]
         wanted: Filter for the jobs of this pass.
         on_end: Function that is called with the record of each trial that has ended.
         rounds: Number of rounds of a complete trial.
+        is_over: Function that returns whether the study stops before its end. The worker of a trial
+            that fails then was ended for this reason, and the trial is continued by a resumed
+            study: nothing is recorded.
     """
 
     def __init__(
@@ -29,10 +32,11 @@ class JobQueue(Searcher):  # type: ignore[misc]
         on_end: Callable[[Record], None],
         *,
         rounds: int,
+        is_over: Callable[[], bool],
     ) -> None:
         super().__init__()
         self._study, self._plan, self._wanted, self._on_end = study, plan, wanted, on_end
-        self._rounds = rounds
+        self._rounds, self._is_over = rounds, is_over
         self._attempts: dict[str, int] = {}
         self.jobs: dict[str, TrainingJob] = {}  # by Ray Tune's trial id
 
@@ -56,6 +60,8 @@ class JobQueue(Searcher):  # type: ignore[misc]
         self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False
     ) -> None:
         """Record how a trial ended: as its worker wrote, or that it was stopped or failed."""
+        if error and self._is_over():
+            return
         reason = "its worker failed." if error else "stopped by the scheduler."
         self._end(trial_id, "failed" if error else "stopped", reason)
         if not error:
@@ -63,6 +69,8 @@ class JobQueue(Searcher):  # type: ignore[misc]
 
     def record_reason(self, trial_id: str, reason: str) -> None:
         """Record why a trial failed. Ray Tune reports the reason after the trial has ended."""
+        if self._is_over():
+            return
         record = self._record(trial_id)
         if record["state"] == "failed":
             record |= {"reason": reason}

@@ -1,11 +1,8 @@
 """Runs the jobs of a study on Ray Tune."""
 
 import hashlib
-import os
-import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -27,10 +24,10 @@ from flbench.tuning.queue import JobQueue
 from flbench.tuning.schedulers import EarlierScore, HalvingByMethod, population
 from flbench.tuning.space import Space
 from flbench.tuning.study import Record, TrainingJob, job_from_record
+from flbench.tuning.supervisor import Supervisor
 from flbench.tuning.worker import TrialWorker
 
 ORPHANS: Final = 30.0  # seconds to wait for the workers of a driver that was killed
-TERMINATED: Final = 130  # exit status, as after Ctrl-C: the study can be resumed
 
 
 @dataclass(frozen=True)
@@ -71,6 +68,7 @@ def carry_out(
     resources: Resources,
     progress: ProgressTable,
     records: Sequence[Record],
+    supervisor: Supervisor,
 ) -> None:
     """Train the jobs of a plan that have not ended.
 
@@ -83,11 +81,13 @@ def carry_out(
         resources: Resources that the study may use.
         progress: Progress table to update.
         records: Contents of trial.json of the trials that began before the study was resumed.
+        supervisor: Stops the study after a stop signal or the loss of a server of Ray.
 
     Raises:
-        KeyboardInterrupt: Ctrl-C was pressed. Trainings that have ended are kept; the others
+        KeyboardInterrupt: A stop signal has arrived. Trainings that have ended are kept; the others
             resume from their checkpoints when the study is resumed.
-        RunError: Ray Tune stopped before the end, or a trial changed the shared samples.
+        RunError: Ray Tune stopped before the end, a server of Ray was lost, or a trial changed the
+            shared samples.
     """
     shared = ray.put(federation.x.numpy())
     before = _digest(shared)
@@ -107,16 +107,23 @@ def carry_out(
     for wanted, schedule in _passes(study, spaces, settings, records):
         if plan.is_over(wanted):
             continue
-        queue = JobQueue(study, plan, wanted, progress.end, rounds=settings.rounds)
+        queue = JobQueue(
+            study,
+            plan,
+            wanted,
+            progress.end,
+            rounds=settings.rounds,
+            is_over=supervisor.is_over,
+        )
         at_once = None if settings.scheduler == "pbt" else resources.concurrent
-        with _ends_at_once(study):
+        with supervisor.waiting():
             _fit(
                 trainable,
                 queue,
                 schedule(queue),
                 study,
                 resources,
-                TuneCallbacks(queue, progress),
+                TuneCallbacks(queue, progress, supervisor),
                 at_once,
             )
         if not plan.is_over(wanted):
@@ -252,23 +259,3 @@ def _fit(
         raise RunError(
             f"Ray Tune failed ({last}). Resume with: flbench tune --resume {study}"
         ) from error
-
-
-@contextmanager
-def _ends_at_once(study: Path) -> Iterator[None]:
-    """Let SIGTERM end the process at once, without a call to Ray.
-
-    The signal is often sent to all processes of a group or service. Ray's servers have ended then,
-    and a call to them takes a minute to fail. The study folder has all trainings that have ended.
-    """
-
-    def end(*_: object) -> None:
-        text = f"note: terminated. Resume with: flbench tune --resume {study}\n"
-        os.write(2, text.encode())
-        os._exit(TERMINATED)
-
-    before = signal.signal(signal.SIGTERM, end)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

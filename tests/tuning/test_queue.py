@@ -12,7 +12,10 @@ from tests.tuning.test_plan import Counting
 def queue(tmp_path):
     ended = []
     plan = StudyPlan({"a": Counting()}, Budget(2, 0, 0, 2))
-    made = JobQueue(tmp_path, plan, lambda job: True, ended.append, rounds=4)
+    made = JobQueue(
+        tmp_path, plan, lambda job: True, ended.append, rounds=4, is_over=lambda: made.is_over
+    )
+    made.is_over = False
     made.study, made.ended, made.plan = tmp_path, ended, plan
     return made
 
@@ -65,6 +68,22 @@ def test_trial_whose_worker_fails_for_good_is_failed_with_the_reason(queue, wrot
     assert (record["attempts"], record["rounds"]) == (2, 4)
     assert queue.ended == [record]
     assert queue.plan.ended() == [record]
+
+
+def test_worker_that_fails_because_the_study_stops_is_no_failure(queue):
+    """The resumed study continues the trial."""
+    queue.suggest("x")
+    job = begun(queue, score=0.5)
+    before = read_record(queue.study, job)
+    queue.is_over = True
+
+    queue.on_trial_complete("x", None, error=True)
+    queue.record_reason("x", "its worker process died")
+
+    assert read_record(queue.study, job) == before
+    assert before["state"] == "running"
+    assert queue.ended == []
+    assert queue.plan.ended() == []
 
 
 def test_failure_after_the_end_does_not_change_what_was_found(queue):

@@ -1,0 +1,102 @@
+"""Studies whose Ray servers are killed, or terminated with them: they end soon and are resumed."""
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.tuning.test_tune import arguments, begin, found, records, study_in, tune, wait_for
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+# A worker that dies with its server is no failed trial, also without another attempt.
+MORE = ("--trials", "3", "--seeds", "1", "--scheduler", "none", "--retries", "0", "train.rounds=12")
+SERVERS = {"gcs": "gcs_server", "raylet": "raylet/raylet ", "all": "gcs_server|raylet/raylet "}
+"""Patterns of the command lines of Ray's servers."""
+SECONDS = 20  # until a study has ended
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory):
+    """What comes of a study that nothing interrupts."""
+    return found(tune(tmp_path_factory.mktemp("straight"), "fedavg", *MORE))
+
+
+def processes(session: int, pattern: str) -> list[int]:
+    """Return the processes of a session whose command line has the pattern."""
+    hits = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            line = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            if os.getsid(int(folder.name)) == session and re.search(pattern, line):
+                hits.append(int(folder.name))
+    return hits
+
+
+def ends_soon(process: subprocess.Popen[str]) -> list[str]:
+    """Wait for the end of a study, and return the lines that it has said."""
+    start = time.monotonic()
+    said = process.communicate(timeout=90)[1]
+    assert time.monotonic() - start < SECONDS
+    assert "Traceback" not in said, said
+    return said.splitlines()
+
+
+def check_resumed(study: Path, straight: dict[str, tuple[Any, ...]]) -> None:
+    """Resume a study; what had ended is not touched, and the result is the one of a whole study."""
+    before = records(study)
+    assert all(record["state"] in ("running", "finished") for record in before.values())
+    ended = [study / name / "trial.json" for name, record in before.items() if record["ended"]]
+    untouched = {file: file.stat().st_mtime_ns for file in ended}
+
+    process = begin("-m", "flbench", "tune", "--resume", str(study))
+
+    said = process.communicate(timeout=300)[1]
+    assert process.returncode == 0, said
+    assert found(study) == straight
+    assert untouched == {file: file.stat().st_mtime_ns for file in ended}
+
+
+@pytest.mark.parametrize(("lost", "delay"), [("gcs", 0.1), ("raylet", 0.7), ("all", 1.3)])
+def test_study_whose_servers_are_killed_ends_soon_and_is_resumed(tmp_path, straight, lost, delay):
+    process = begin("-m", "flbench", *arguments(tmp_path / "out", "fedavg", *MORE))
+    wait_for(process, "finished")
+    time.sleep(delay)
+    for server in processes(process.pid, SERVERS[lost]):
+        os.kill(server, signal.SIGKILL)
+
+    said = ends_soon(process)
+
+    study = study_in(tmp_path / "out")
+    assert process.returncode == 1
+    assert said[-1] == (
+        "error: a server of Ray has ended, or cannot be reached."
+        f" Resume with: flbench tune --resume {study}"
+    )
+    assert (study / "report.html").exists()
+    check_resumed(study, straight)
+
+
+@pytest.mark.parametrize("delay", [0.0, 0.4])
+def test_study_whose_whole_group_is_terminated_ends_soon_and_is_resumed(tmp_path, straight, delay):
+    process = begin("-m", "flbench", *arguments(tmp_path / "out", "fedavg", *MORE))
+    wait_for(process, "finished")
+    time.sleep(delay)
+    os.killpg(process.pid, signal.SIGTERM)
+
+    said = ends_soon(process)
+
+    study = study_in(tmp_path / "out")
+    assert process.returncode == 130
+    assert said[-2:] == [
+        f"note: interrupted. Resume with: flbench tune --resume {study}",
+        "interrupted",
+    ]
+    assert (study / "report.html").exists()
+    check_resumed(study, straight)
