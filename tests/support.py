@@ -80,6 +80,11 @@ def summary_of(path: Path) -> dict[str, Any]:
     return json.loads((path / "summary.json").read_text())
 
 
+def reproducible(summary: dict[str, Any]) -> dict[str, Any]:
+    """Return a summary without times and the machine, which differ between equal runs."""
+    return {key: value for key, value in summary.items() if key not in ("seconds", "engine")}
+
+
 def write_npz(path: Path, n: int = 120, classes: int = 4, size: int = 8, **extra: Any) -> Path:
     """Write a data set whose classes are bright squares at different positions."""
     rng = np.random.default_rng(0)

@@ -78,7 +78,7 @@ def dry_run(runs: Sequence[list[Layer]]) -> None:
     for config, origins in resolved:
         built = assembly.build(config)
         console.text(to_yaml(built.config.tree(), origins))
-        console.notes(built.notes)
+        console.notes(built.messages())
         partitions.print_partition(built.federation)
         try:
             estimates.print_estimate(estimate.measure(built))

@@ -50,7 +50,10 @@ class Experiment:
         algorithm: The method.
         engine: Engine that trains and evaluates.
         class_groups: Groups of classes for which separate metrics are computed.
-        notes: Notes to show before the run starts, one sentence each.
+        notes: Notes to show before the run starts, one sentence each. They depend on configuration
+            and data alone.
+        engine_choice: Why `engine.name=auto` chose the engine, with measured times; None if the
+            configuration names the engine.
     """
 
     config: Config
@@ -60,6 +63,11 @@ class Experiment:
     engine: Engine
     class_groups: ClassGroups
     notes: tuple[str, ...]
+    engine_choice: str | None = None
+
+    def messages(self) -> tuple[str, ...]:
+        """Return the sentences to print before a run starts: the notes and the engine's choice."""
+        return self.notes if self.engine_choice is None else (*self.notes, self.engine_choice)
 
     def start(self) -> State:
         """Return the state before the first round.
@@ -181,6 +189,7 @@ def build(config: Config, federation: Federation | None = None) -> Experiment:
         *algorithm.notes(),
         *configuration_notes(config, federation, net, algorithm),
     ]
+    reason = None
     if config.engine.name == "auto":
 
         def make(name: str) -> Engine:
@@ -191,12 +200,13 @@ def build(config: Config, federation: Federation | None = None) -> Experiment:
         chosen = fill_defaults(altered(asked, "engine", name=name)).engine
         config = config.model_copy(update={"engine": chosen})
         torch.set_num_threads(chosen.threads or 1)
-        notes.append(reason)
     engine = build_engine(config, net, federation)
     block = engine.block(config.train.batch_size)
     if block is not None:
         config = altered(config, "engine", block=block)
-    return Experiment(config, federation, net, algorithm, engine, class_groups, tuple(notes))
+    return Experiment(
+        config, federation, net, algorithm, engine, class_groups, tuple(notes), reason
+    )
 
 
 def load_federation(config: Config) -> Federation:

@@ -148,9 +148,13 @@ def _summary(
             "torch": torch.__version__,
             **experiment.engine.report(),
         },
+        # The notes of a resumed run are those of the run without the interruption, except for times
+        # and the machine, which are in `seconds` and `engine`.
         "notes": list(experiment.notes),
     }
     summary["notes"] += _failure_notes(summary)
+    if experiment.engine_choice is not None:
+        summary["engine"]["choice"] = experiment.engine_choice
     if config.evaluation.target_accuracy is not None:
         summary["target"] = cost_to_reach(config.evaluation.target_accuracy, rows)
     return summary

@@ -59,8 +59,8 @@ def run(
     with ExitStack() as stack:
         experiment = build(config)
         stack.callback(experiment.engine.close)
-        for note in experiment.notes:
-            reporter.warn(note)
+        for sentence in experiment.messages():
+            reporter.warn(sentence)
         config, samples = experiment.config, experiment.federation
         folder = RunFolder.create(
             config.output.dir,

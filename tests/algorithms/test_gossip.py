@@ -5,12 +5,21 @@ import torch
 
 from flbench.algorithms.dfedavg import DFedAvg
 from flbench.algorithms.shared import gossip
+from flbench.config.sources import Layer
 from flbench.core.tree import only, put_
-from flbench.experiment import rounds
+from flbench.experiment import lifecycle, rounds
 from tests.algorithms.test_contract import after, played
 from tests.algorithms.test_dfedhp import SmallChunks
 from tests.algorithms.test_identities import POLICIES
-from tests.support import build, summary_of_run
+from tests.support import (
+    Silent,
+    build,
+    interrupted_run,
+    reproducible,
+    run,
+    summary_of,
+    summary_of_run,
+)
 
 DOUBLE = "engine.precision=64-true"
 NOBODY = ("algorithm.topology=erdos_renyi", "algorithm.edge_probability=0")
@@ -305,3 +314,16 @@ class Scaled(DFedAvg):
 
     def called(self):
         return scaled
+
+
+def test_resumed_run_has_the_notes_of_the_straight_one(tmp_path):
+    """The config.yaml of a run gives all values, also those that no user has given."""
+    keys = ("algorithm=dfedsalt", "algorithm.topology=ring", "algorithm.symmetric=true")
+    _, straight = run(tmp_path / "straight", *keys)
+    folder = interrupted_run(tmp_path / "interrupted", *keys)
+
+    lifecycle.resume(folder, Layer({}), Silent())
+
+    assert reproducible(summary_of(folder)) == reproducible(straight)
+    told = [note for note in straight["notes"] if "has no effect" in note]
+    assert told == ["algorithm.symmetric has no effect with algorithm.topology=ring."]

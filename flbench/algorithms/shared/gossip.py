@@ -241,12 +241,17 @@ class Gossip(Algorithm):
 
     def notes(self) -> list[str]:
         c, n = self.config, self.setting.clients
+        # The values decide, not whether the user has given them: the config.yaml of a run, which is
+        # read on resume, gives all values.
+        changed = {
+            key for key, field in type(c).model_fields.items() if getattr(c, key) != field.default
+        }
         notes = [
             f"algorithm.{key} has no effect with algorithm.topology={c.topology}."
             for key, names in TOPOLOGIES_WITH_KEY.items()
-            if c.topology not in names and key in c.model_fields_set
+            if c.topology not in names and key in changed
         ]
-        if "agg_weights" in c.model_fields_set:
+        if "agg_weights" in changed:
             notes.append("algorithm.agg_weights has no effect: algorithm.mixing sets the weights.")
         if self.generation is not None:
             notes += self.generation.notes(self.local_steps(), self.setting.train)
