@@ -10,9 +10,10 @@ from flbench.algorithms.base import Communication, Paper
 from flbench.algorithms.registry import ALGORITHMS
 from flbench.algorithms.shared import sparse
 from flbench.algorithms.shared.gossip import LOCAL, Gossip, GossipConfig
+from flbench.algorithms.shared.memory import Copy
 from flbench.algorithms.shared.mixing import mix_overlap
 from flbench.algorithms.shared.prefixes import prefixed, prefixed_names
-from flbench.algorithms.shared.sparse import MASK, Called, Masked
+from flbench.algorithms.shared.sparse import MASK, TRAINED, Called, Masked
 from flbench.client.program import LocalProgram, Statistic, Step, Transform
 from flbench.config.schema import AlgorithmConfig
 from flbench.core.tree import only
@@ -44,7 +45,9 @@ class DisPFLConfig(GossipConfig):
         "own", description="initial random masks: one per client, or the same for all clients"
     )
     charge_masks: bool = Field(
-        False, description="true: count one bit per masked weight as communication of each message"
+        True,
+        description="count the masks that travel with the weights as communication, one bit per"
+        " masked weight of each message; false: count the weights alone, as the paper does",
     )
 
 
@@ -52,19 +55,27 @@ class DisPFLConfig(GossipConfig):
 class DisPFL(Gossip):
     """Clients train sparse models and average entries with the neighbours that have them too.
 
-    Mixing: w_i <- m_i (sum_j w_ij w_j) / (sum_j w_ij m_j) over the neighbours j and i itself, where
-    m_i is the client's mask (Algorithms 1 and 2). Local: E epochs with weights m_i w_i, then the
-    mask changes (`sparse.Search`): small weights leave, entries with a large gradient enter. The
-    new mask applies from the next mixing on: the trained model is evaluated with the old mask
-    (`personal@local`, and with `after_training` as its authors do), the mixed model with the new
-    one. Layers have the densities of `sparse.erk`; norms, biases and statistics are dense. A client
-    sends the entries inside its mask to each neighbour and keeps weights and mask. With
-    `hypernetwork` the method is DisPFL+HP.
+    Client i in each round (Algorithms 1 and 2):
+
+        E epochs on the weights m_i w_i, with m_i fixed
+        n_i <- m_i, pruned by |w_i| and regrown by the gradient with respect to all entries
+        w_i <- n_i (sum_j w_ij w_j) / (sum_j w_ij m_j)      over the neighbours j and i itself
+        m_i <- n_i
+
+    `sparse.Search` makes the new mask n_i. The denominator has the masks under which the weights
+    were trained: an entry that a neighbour has just pruned still counts with its trained value, and
+    an entry that has just entered a mask does not count as a zero. Where no client of the sum has
+    trained an entry, it is zero. The trained model is evaluated with m_i (`personal@local`, and
+    with `after_training`, as its authors do), the mixed model with n_i. Layers have the densities
+    of `sparse.erk`; norms, biases and statistics are dense and mixed by means. A client sends m_i
+    and the entries inside it to each neighbour, and keeps its weights and n_i. With `hypernetwork`
+    the method is DisPFL+HP.
 
     Deviations: neighbours may have different weights (`mixing`; equal weights are the paper's
     formula). The gradient for new entries is taken in eval mode, on `train.batch_size` samples
-    drawn in each round. At most as many entries enter as are outside the mask, so density 1 is
-    DFedAvg. Masks are not charged, as in the authors' numbers (see `charge_masks`).
+    drawn in each round, as in the authors' code. The denominator follows that code too, and so does
+    the choice of new entries, which includes those that were just pruned; with density 1 the method
+    is DFedAvg. The masks are charged; the authors' numbers leave them out (see `charge_masks`).
     """
 
     Config: ClassVar[type[AlgorithmConfig]] = DisPFLConfig
@@ -76,7 +87,9 @@ class DisPFL(Gossip):
         "ICML 2022",
     )
     communication = Communication(
-        "the non-zeros of each neighbour", "its non-zeros to each neighbour", "w and masks"
+        down="the entries inside each neighbour's mask, and the mask",
+        up="the entries inside its mask, and the mask, to each neighbour",
+        keeps="w and masks",
     )
 
     def masked(self) -> tuple[str, ...]:
@@ -85,6 +98,10 @@ class DisPFL(Gossip):
         if self.generation is None:
             return names
         return tuple(name for name in names if name in self.generation.generated)
+
+    def mask_names(self) -> tuple[str, ...]:
+        """Return the names of the masks."""
+        return tuple(MASK + name for name in self.masked())
 
     def sends_sparse(self) -> bool:
         """Return whether the leaves that clients mix have masks."""
@@ -123,18 +140,24 @@ class DisPFL(Gossip):
             worth = Statistic("least", sparse.least_row, reduce="min")
         search = sparse.Search(self.called(), c.regrow, c.drop_rate, setting.rounds, setting.seed)
 
-        steps = (*super().steps(), worth, Transform(search))
-        if c.charge_masks and self.sends_sparse():
-            steps = (*steps, Transform(Pack(self.masked())))
-        return steps
+        steps = super().steps()
+        if self.sends_sparse():
+            # The masks that travel are those of the training; `search` replaces them.
+            steps = (*steps, Transform(Copy(TRAINED, self.mask_names())))
+            if c.charge_masks:
+                steps = (*steps, Transform(Pack(self.mask_names())))
+        return (*steps, worth, Transform(search))
 
     def program(self, state: State) -> LocalProgram:
         program = super().program(state)
         if not self.sends_sparse():
             return program
-        bits = frozenset({"bits"} if self.config.charge_masks else ())
-        masks = tuple((name, MASK + name) for name in self.masked())
-        return replace(program, sends=program.sends | bits, masks=masks)
+        return replace(
+            program,
+            sends=program.sends | ({"bits"} if self.config.charge_masks else set()),
+            masks=tuple((name, TRAINED + MASK + name) for name in self.masked()),
+            reply_masks=tuple((name, MASK + name) for name in self.masked()),
+        )
 
     def mixed(self, sent: Message, links: Tensor) -> Tree:
         dense = {
@@ -146,16 +169,16 @@ class DisPFL(Gossip):
         return super().mixed(Message(dense), links) | mix_overlap(masked, sent.mask, links)
 
     def evaluated(self) -> Called:
-        # Mixed leaves are zero outside the mask under which they were mixed; the stored mask is the
-        # next one.
+        # Leaves are zero outside their mask, both before mixing, when the stored mask is already
+        # the next one, and after it.
         return super().called() if self.sends_sparse() else self.called()
 
     def notes(self) -> list[str]:
         notes, same = super().notes(), "DFedAvg" if self.generation is None else "DFedHP"
         if self.config.density == 1:
             notes.append(f"algorithm.density=1 leaves nothing to prune: this is {same}.")
-        if self.config.charge_masks and not self.sends_sparse():
-            notes.append("algorithm.charge_masks has no effect: masks are not sent.")
+        if not self.config.charge_masks and not self.sends_sparse():
+            notes.append("algorithm.charge_masks=false has no effect: masks are not sent.")
         return notes
 
 
@@ -164,11 +187,11 @@ class Pack:
     """Writes all masks as packed bits into the leaf `bits`.
 
     Attributes:
-        names: Names of the leaves that have masks.
+        names: Names of the masks.
     """
 
     names: tuple[str, ...]
 
     def __call__(self, leaves: Tree, start: Tree, ctx: Tree, info: Info) -> Tree:
         """Return `bits` [ceil(n / 8)] uint8, for n entries of all masks."""
-        return {"bits": sparse.packed([leaves[MASK + name] for name in self.names])}
+        return {"bits": sparse.packed([leaves[name] for name in self.names])}

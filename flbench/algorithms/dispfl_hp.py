@@ -42,8 +42,9 @@ class DisPFLHP(DisPFL):
         m_i is pruned by |theta_i| and regrown by the gradient with respect to theta_i
         phi_i <- sum_l w_il phi_l, z_i <- sum_l w_il z_l
 
-    With `mask_phi`, theta_i = h(m_i phi_i, z_i): the matrices of phi are pruned, sent and averaged
-    where masks overlap, as DisPFL does with weights; z and the biases of phi are dense.
+    With `mask_phi`, theta_i = h(m_i phi_i, z_i): the matrices of phi are pruned, sent with the
+    masks under which they were trained, and averaged where these overlap, as DisPFL does with
+    weights; z and the biases of phi are dense.
 
     Deviations. The available text of the paper does not describe "DisPFL+HP" any further; all of
     this is flbench's reading. A weight that is regrown has the value that h generates. The new mask

@@ -161,20 +161,27 @@ class LocalProgram:
             stored once, and the server can read it.
         masks: Pairs (name of a sent leaf, name of a bool leaf): only the entries where the second
             is True are sent and counted.
+        reply_masks: Pairs (name of a leaf, name of a kept bool leaf): of a reply to the leaf, the
+            client stores only the entries where the second is True, and zero elsewhere. The server
+            does not see these masks.
 
     Raises:
-        ValueError: A mask belongs to a leaf that is not sent.
+        ValueError: A mask belongs to a leaf that is not sent, or the mask of a reply is not kept.
     """
 
     steps: tuple[Step, ...]
     keeps: frozenset[str] = frozenset()
     sends: frozenset[str] = frozenset()
     masks: tuple[tuple[str, str], ...] = ()
+    reply_masks: tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self) -> None:
         unsent = [name for name, _ in self.masks if name not in self.sends]
         if unsent:
             raise ValueError(f"masks are given for leaves that are not sent: {unsent}")
+        unkept = [mask for _, mask in self.reply_masks if mask not in self.keeps]
+        if unkept:
+            raise ValueError(f"masks of replies are not kept: {unkept}")
 
 
 def shortened(program: LocalProgram, steps: int) -> LocalProgram:

@@ -153,6 +153,7 @@ def exchange(algorithm: Algorithm, state: State, trained: Trained) -> Exchange:
     reply = Message() if update.reply is None else apply_mask(update.reply)
     update = replace(update, reply=reply)
     put_(state.clients, results.ids, reply.values, reply.mask)
+    _mask_replies(state, results.ids, program, reply)
     if _has_training(program):
         state.participation_count[results.ids] += 1
     moved = not algorithm.setting.net.names("all").isdisjoint(update.server)
@@ -180,6 +181,17 @@ def visible_to_server(state: State, program: LocalProgram) -> State:
             clients[name] = clients[name].clone()
             clients[name][stale] = 0
     return replace(state, clients=clients, stale={})
+
+
+def _mask_replies(state: State, ids: Tensor, program: LocalProgram, reply: Message) -> None:
+    """Set stored replies to zero outside the clients' own masks, in place.
+
+    See `LocalProgram.reply_masks`.
+    """
+    for name, mask in program.reply_masks:
+        if name in reply.values:
+            zeros = {name: torch.zeros_like(reply.values[name])}
+            put_(state.clients, ids, zeros, {name: ~state.clients[mask][ids]})
 
 
 def _mark_stale(state: State, results: Results, stored: Tree) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection
 from copy import deepcopy
+from math import ceil, sqrt
 from pathlib import Path
 
 import numpy as np
@@ -109,6 +110,48 @@ class Plain:
                 sent[i] = {name: value for name, value in after.items() if name not in keeps}
             server |= self.mean(sent)
         return server, kept
+
+
+def generated(own: Tree, shapes: dict[str, torch.Size]) -> Tree:
+    """The weights that a hypernetwork makes of `z` and `hyper.*`, chunk after chunk."""
+    out = []
+    for z in own["z"]:
+        inside = torch.relu(own["hyper.in.weight"] @ z + own["hyper.in.bias"])
+        out.append(own["hyper.out.weight"] @ inside + own["hyper.out.bias"])
+    flat, at, weights = torch.cat(out), 0, {}
+    for name, shape in shapes.items():
+        piece = flat[at : at + shape.numel()].reshape(shape)
+        at += shape.numel()
+        if len(shape) > 1:
+            weights[name] = piece * sqrt(2 / shape[1:].numel())
+        else:
+            weights[name] = 0.01 * piece + (".norm" in name and name.endswith("weight"))
+    return weights
+
+
+def pruned_and_regrown(
+    mask: Tensor, size: Tensor, worth: Tensor, share: float
+) -> tuple[Tensor, Tensor]:
+    """A share of the mask leaves, and as many of all entries that are then outside enter.
+
+    Returns: the mask after pruning, and the mask after regrowth.
+    """
+
+    def coarse(value: Tensor) -> list[float]:
+        """Entries that differ by less than a millionth of the largest are equal."""
+        entries = value.detach().flatten().abs().numpy()
+        found: list[float] = np.round(entries / entries.max() * 2**20).tolist()
+        return found
+
+    sizes, worths = coarse(size), coarse(worth)
+    inside = mask.flatten().nonzero()[:, 0].tolist()
+    k = ceil(share * len(inside) - 1e-9) if len(inside) > 1 else 0
+    left = sorted(inside, key=lambda e: (sizes[e], e))[k:]
+    outside = sorted(set(range(mask.numel())) - set(left), key=lambda e: (-worths[e], e))
+    pruned, regrown = torch.zeros(2, mask.numel(), dtype=torch.bool)
+    pruned[left] = True
+    regrown[left + outside[:k]] = True
+    return pruned.reshape(mask.shape), regrown.reshape(mask.shape)
 
 
 def assert_close(found: Tree, expected: Tree, tiny: float = TINY) -> None:

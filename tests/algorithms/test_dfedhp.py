@@ -1,6 +1,6 @@
 """DFedHP, and the hypernetwork plugged into every other decentralised method."""
 
-from math import ceil, sqrt
+from math import ceil
 
 import pytest
 import torch
@@ -15,6 +15,7 @@ from flbench.algorithms.shared.hypernetwork import LEAVES, PHI
 from flbench.client.program import LocalProgram, Phase, Transform
 from flbench.core.errors import ConfigError
 from flbench.experiment import rounds
+from tests.algorithms.plain import generated
 from tests.algorithms.test_contract import after
 from tests.support import build, run, summary_of_run
 
@@ -69,19 +70,7 @@ def test_round_is_the_loop_of_algorithm_1():
     federation = built.federation.to(torch.device("cpu"), torch.float64)
 
     def h(own):
-        out = []
-        for z in own["z"]:
-            inside = torch.relu(own["hyper.in.weight"] @ z + own["hyper.in.bias"])
-            out.append(own["hyper.out.weight"] @ inside + own["hyper.out.bias"])
-        out, at, weights = torch.cat(out), 0, {}
-        for name, shape in shapes.items():
-            piece = out[at : at + shape.numel()].reshape(shape)
-            at += shape.numel()
-            if len(shape) > 1:
-                weights[name] = piece * sqrt(2 / shape[1:].numel())
-            else:
-                weights[name] = 0.01 * piece + (".norm" in name and name.endswith("weight"))
-        return weights | {name: own[name] for name in HEAD}
+        return generated(own, shapes) | {name: own[name] for name in HEAD}
 
     for _ in range(2):
         for own, rows in zip(clients, federation.partition.parts["train"], strict=True):

@@ -1,10 +1,14 @@
+from math import cos, pi
+
 import pytest
 import torch
+from torch.nn.functional import cross_entropy
 
 from flbench.algorithms.shared.sparse import MASK
 from flbench.experiment import rounds
 from flbench.models.base import net_leaves
-from tests.algorithms.test_contract import after
+from tests.algorithms.plain import EPOCHS, FULL, Plain, pruned_and_regrown
+from tests.algorithms.test_contract import after, played
 from tests.support import build, summary_of_run
 
 METHOD, LENET = "algorithm=dispfl", "model.name=lenet5"
@@ -28,9 +32,8 @@ def test_masks_keep_their_size_and_weights_are_zero_outside(regrow):
     for number in range(3):
         before = {name: state.clients[MASK + name].clone() for name in masked}
         done = trained(built, state)
-        for (
-            name
-        ) in masked:  # trained under the old mask, which prunes nothing before it is evaluated
+        for name in masked:  # trained, sent and evaluated under the mask of the round's beginning
+            assert torch.equal(done.results.sent.mask[name], before[name])
             sent = done.results.sent.values[name]
             assert bool((sent[~before[name]] == 0).all())
             assert number > 0 or bool((sent[before[name]] != 0).all())
@@ -86,27 +89,69 @@ def test_local_training_is_masked_descent():
             assert torch.allclose(kept[name][client], leaf.data, rtol=0, atol=1e-12), name
 
 
-def test_mixing_is_the_mean_over_neighbours_that_have_the_entry():
-    """The formula with the new masks: pruned entries are not sent, new entries are zero."""
-    built = build(METHOD, "algorithm.topology=ring", "algorithm.density=0.3", DOUBLE)
-    state = after(built, 1)
-    done = trained(built, state)
+@pytest.mark.parametrize("net", ["mlp", "lenet5"])
+def test_rounds_are_the_loop_of_the_paper(net):
+    """Weights and masks of seven clients on a ring after each of four rounds; some are absent.
 
-    now = rounds.exchange(built.algorithm, state, done).state
+    The authors' order is kept: the weights that a client receives are divided by the masks under
+    which they were trained, then the receiver's new mask is applied.
+    """
+    keys = ("algorithm.topology=ring", "algorithm.density=0.3", "train.rounds=4")
+    built = build(METHOD, *FULL, *keys, "partition.clients=7", f"model.name={net}")
+    state, plain = built.start(), Plain(built)
+    weighty = [name for name in plain.start() if name.endswith("weight") and "norm" not in name]
+    masks = [{name: state.clients[MASK + name][i].clone() for name in weighty} for i in range(7)]
+    own = [inside(plain.start(), mask) for mask in masks]
+    returned = 0
 
-    for name in built.algorithm.masked():
-        new, sent = now.clients[MASK + name], done.results.sent.values[name]
-        assert torch.equal(done.results.sent.mask[name], new)
-        for i in range(5):
-            heard = [i, (i + 1) % 5, (i - 1) % 5]
-            total = sum(sent[j] * new[j] for j in heard)
-            count = sum(new[j].double() for j in heard)
-            expected = torch.where(new[i], total / count.clamp_min(1), 0.0)
-            assert torch.allclose(now.clients[name][i], expected, rtol=0, atol=1e-12)
-    for name in set(built.algorithm.setting.net.parameters) - set(built.algorithm.masked()):
-        sent = done.results.sent.values[name]
-        expected = (sent + sent.roll(1, 0) + sent.roll(-1, 0)) / 3
-        assert torch.allclose(now.clients[name], expected, rtol=0, atol=1e-12)
+    for t in range(4):
+        share = 0.5 / 2 * (1 + cos(pi * t / 4))
+        present, trained_, new = plain.cohort(t), {}, {}
+        for i in present:
+            w = own[i]
+            for _ in range(EPOCHS):
+                w = inside(plain.step(w, i, w.keys()), masks[i])
+            trained_[i], new[i] = w, {}
+            for name, gradient in dense_gradient(plain, w, i, weighty).items():
+                pruned, regrown = pruned_and_regrown(masks[i][name], w[name], gradient, share)
+                returned += int((masks[i][name] & ~pruned & regrown).sum())
+                new[i][name] = regrown
+        for i in present:
+            heard = [j for j in (i, (i + 1) % 7, (i - 1) % 7) if j in present]
+            for name, value in trained_[i].items():
+                received = [trained_[j][name] for j in heard]
+                if not value.is_floating_point():
+                    own[i][name] = torch.stack(received).amax(dim=0)
+                elif name not in weighty:
+                    own[i][name] = sum(received) / len(heard)
+                else:
+                    count = sum(masks[j][name].double() for j in heard)
+                    mean = torch.where(count > 0, sum(received) / count.clamp_min(1), 0.0)
+                    own[i][name] = torch.where(new[i][name], mean, 0.0)
+        for i in present:
+            masks[i] = new[i]
+
+        state, _ = played(built, state)
+
+        for i in range(7):
+            for name in weighty:
+                assert torch.equal(state.clients[MASK + name][i], masks[i][name]), (t, i, name)
+            for name, value in own[i].items():
+                found = state.clients[name][i]
+                assert torch.allclose(found, value, rtol=0, atol=1e-12), (t, i, name)
+    assert returned > 100, "no entry that was pruned has returned"
+
+
+def inside(leaves, masks):
+    return leaves | {name: leaves[name] * mask for name, mask in masks.items()}
+
+
+def dense_gradient(plain, leaves, client, names):
+    """The gradient of all entries, inside and outside the masks, in eval mode."""
+    x, y = plain.samples(client)
+    looked = {name: leaves[name].clone().requires_grad_() for name in names}
+    loss = cross_entropy(plain.outputs(leaves | looked, x, train=False).logits, y)
+    return dict(zip(names, torch.autograd.grad(loss, list(looked.values())), strict=True))
 
 
 def test_isolated_client_keeps_what_it_sent():
@@ -117,19 +162,18 @@ def test_isolated_client_keeps_what_it_sent():
 
     now = rounds.exchange(built.algorithm, state, done).state
 
-    for name, sent in done.results.sent.values.items():
+    for name in built.algorithm.setting.net.leaves:
         mask = now.clients[MASK + name] if name in built.algorithm.masked() else 1
-        assert torch.equal(now.clients[name], sent * mask)
+        assert torch.equal(now.clients[name], done.results.sent.values[name] * mask)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("charge", [False, True])
-def test_peers_pay_for_non_zeros_and_optionally_for_masks(charge):
+@pytest.mark.parametrize("charge", [True, False])
+def test_peers_pay_for_entries_inside_masks_and_for_masks(charge):
     keys = ("partition.clients=6", "algorithm.topology=ring", "train.rounds=2", LENET)
-    charged = f"algorithm.charge_masks={str(charge).lower()}"
     built = build(METHOD, *keys)
 
-    summary = summary_of_run(METHOD, *keys, charged)
+    summary = summary_of_run(METHOD, *keys, *(() if charge else ("algorithm.charge_masks=false",)))
 
     start, masked = built.start().clients, built.algorithm.masked()
     weights = sum(start[name][0].numel() for name in masked)
@@ -150,7 +194,7 @@ def test_charging_masks_changes_no_weight():
 
 
 def test_engines_regrow_the_same_random_entries():
-    keys = (METHOD, "algorithm.regrow=random", "algorithm.charge_masks=true", DOUBLE)
+    keys = (METHOD, "algorithm.regrow=random", DOUBLE)
 
     one, many = after(build(*keys), 2), after(build(*keys, "engine.name=vectorized"), 2)
 

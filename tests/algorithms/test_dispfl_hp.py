@@ -1,14 +1,20 @@
+from math import cos, pi
+
 import numpy as np
 import pytest
 import torch
 from torch.func import functional_call
+from torch.nn.functional import cross_entropy
 
+from flbench.algorithms.dispfl_hp import MATRICES
 from flbench.algorithms.shared import gossip
 from flbench.algorithms.shared.hypernetwork import LEAVES
+from flbench.algorithms.shared.hypernetwork import PHI as PHI_LEAVES
 from flbench.algorithms.shared.sparse import MASK
 from flbench.experiment import rounds
-from tests.algorithms.test_contract import after
-from tests.algorithms.test_dfedhp import ROUGH, SMALL, SmallChunks
+from tests.algorithms.plain import generated, pruned_and_regrown
+from tests.algorithms.test_contract import after, played
+from tests.algorithms.test_dfedhp import HEAD, ROUGH, SMALL, SmallChunks
 from tests.support import build
 
 METHOD, LENET, RING = "algorithm=dispfl-hp", "model.name=lenet5", "algorithm.topology=ring"
@@ -92,88 +98,112 @@ def test_private_masks_never_cross_and_phi_is_mixed_as_it_is():
 
 
 @pytest.mark.slow
-def test_masked_phi_is_sent_and_averaged_where_masks_overlap():
-    """Phi is mixed as DisPFL mixes weights; embeddings and biases are dense."""
-    built = build(METHOD, PHI, LENET, RING, "partition.clients=4", *SMALL, DOUBLE)
+@pytest.mark.parametrize("charge", [True, False])
+def test_masked_phi_is_charged_inside_its_masks_which_travel_too(charge):
+    keys = (PHI, LENET, RING, "partition.clients=4", *SMALL, DOUBLE)
+    built = build(METHOD, *keys, *(() if charge else ("algorithm.charge_masks=false",)))
     state = after(built, 1)
+    trained_under = {name: state.clients[MASK + name].clone() for name in MATRICES}
     done = trained(built, state)
 
     over = rounds.exchange(built.algorithm, state, done)
 
-    payload = 0
-    for name, sent in done.results.sent.values.items():
-        full = torch.ones_like(sent, dtype=torch.bool)
-        mask = over.state.clients.get(MASK + name, full)
-        payload += int(mask[0].sum()) * 8
-        total, count = sent * mask, mask.double()
-        total = total + total.roll(1, 0) + total.roll(-1, 0)
-        count = count + count.roll(1, 0) + count.roll(-1, 0)
-        expected = torch.where(mask, total / count.clamp_min(1), 0.0)
-        assert torch.allclose(over.state.clients[name], expected, atol=1e-12), name
-    assert over.costs["peer_bytes"] == 8 * payload
-    assert payload < 0.7 * sum(8 * v[0].numel() for v in done.results.sent.values.values())
+    sent = done.results.sent.values
+    assert sent.keys() - {"bits"} == LEAVES
+    entries = sum(sent[name][0].numel() for name in LEAVES - set(MATRICES))
+    entries += sum(int(mask[0].sum()) for mask in trained_under.values())
+    bits = sum(mask[0].numel() for mask in trained_under.values())
+    assert over.costs["peer_bytes"] == 8 * (8 * entries + charge * -(-bits // 8))
+    if charge:
+        flat = torch.cat([mask[2].flatten() for mask in trained_under.values()])
+        assert sent["bits"][2].tolist() == np.packbits(flat.numpy(), bitorder="little").tolist()
 
 
 @pytest.mark.parametrize("where", WHERE)
-def test_prune_and_regrow_look_at_sizes_and_at_the_dense_gradient(where):
-    """The loop reads theta and its gradient, or phi and its gradient, of one client."""
-    keys = (LENET, GROUP, DOUBLE, "train.batch_size=2000", "partition.clients=3")
-    built = build(METHOD, f"algorithm.mask_phi={where}", *keys, *SMALL)
-    start = built.start()
-    algorithm, masked = built.algorithm, built.algorithm.masked()
-    program = algorithm.program(start)
-    everything = frozenset(start.clients)
-    settings = rounds.settings_of(built.config, algorithm, start)
+def test_rounds_are_the_loop_of_dfedhp_with_masks(where):
+    """Weights and masks of four clients on a ring after each of three rounds.
 
-    done = built.engine.run(
-        type(program)(program.steps, everything),
-        torch.arange(3),
-        rows=lambda ids: {name: value[ids] for name, value in start.clients.items()},
-        dispatch=lambda ids: algorithm.dispatch(start, ids),
-        settings=settings,
-    )
-
+    The masks are on what h generates and stay private, or on the matrices of phi, which are then
+    divided by the masks under which they were trained, before the receiver's new mask is applied.
+    """
+    rates = {"v": 0.01, "phi": 0.02, "z": 0.1}
+    keys = ("train.batch_size=2000", "partition.clients=4", "train.local_epochs=4", *ROUGH)
+    lrs = [f"algorithm.lr_{name}={lr}" for name, lr in rates.items()]
+    keys += (LENET, GROUP, DOUBLE)
+    built = build(METHOD, RING, f"algorithm.mask_phi={where}", *keys, *lrs, *SMALL)
+    state, net = built.start(), build(*keys).net.double()
+    shapes = {name: p.shape for name, p in net.named_parameters() if not name.startswith("head")}
+    weighty = MATRICES if where == "true" else [n for n, shape in shapes.items() if len(shape) > 1]
     federation = built.federation.to(torch.device("cpu"), torch.float64)
-    rows = federation.partition.parts["train"][1]
-    x, y = federation.inputs(rows, torch.float64), federation.y[torch.from_numpy(rows)]
-    net, h = build(*keys).net.double().eval(), algorithm.generation.hypernetwork
-    shell = {name: leaf.detach() for name, leaf in net.named_parameters()}
-    leaves = shell | {name: value[1] for name, value in done.kept.items()}
-    old = {name: start.clients[MASK + name][1] for name in masked}
-    if where == "true":
-        looked = {n: (leaves[n] * old[n]).requires_grad_() for n in masked}
-        weights = h(leaves | looked, {})
-    else:
-        made = h(leaves, {})
-        looked = {n: (made[n] * old[n]).requires_grad_() for n in masked}
-        weights = made | looked
-    loss = torch.nn.functional.cross_entropy(functional_call(net, weights, (x,)).logits, y)
-    found = torch.autograd.grad(loss, list(looked.values()))
-    for (name, value), gradient in zip(looked.items(), found, strict=True):
-        was = old[name].flatten().numpy()
-        size = coarse(value.detach())
-        worth = coarse(gradient)
-        k = min(int(np.ceil(0.5 * was.sum())), int((~was).sum()))
-        inside, outside = np.flatnonzero(was), np.flatnonzero(~was)
-        out = inside[np.argsort(size[inside], kind="stable")[:k]]
-        new = outside[np.argsort(-worth[outside], kind="stable")[:k]]
-        expected = was.copy()
-        expected[out], expected[new] = False, True
-        assert np.array_equal(leaves[MASK + name].flatten().numpy(), expected), name
+    data = []
+    for rows in federation.partition.parts["train"]:
+        data.append((federation.inputs(rows, torch.float64), federation.y[torch.from_numpy(rows)]))
+    clients = [{n: state.clients[n][i].clone() for n in HEAD | LEAVES} for i in range(4)]
+    masks = [{n: state.clients[MASK + n][i].clone() for n in weighty} for i in range(4)]
+    for own, mask in zip(clients, masks, strict=True):
+        own |= {n: own[n] * mask[n] for n in weighty if n in own}
 
+    def looked_at(own, mask):
+        """What is masked: phi, or what h generates."""
+        made = own if where == "true" else generated(own, shapes) | {n: own[n] for n in HEAD}
+        return made | {n: made[n] * mask[n] for n in weighty}
 
-def coarse(value: torch.Tensor) -> np.ndarray:
-    """Return absolute values, rounded relative to the largest; equal ones keep their order."""
-    size = value.flatten().abs().numpy()
-    return np.round(size * (2.0**20 / size.max()))
+    def loss(looked, x, y):
+        if where == "true":
+            looked = generated(looked, shapes) | {n: looked[n] for n in HEAD}
+        return cross_entropy(functional_call(net, looked, (x,)).logits, y)
+
+    returned = 0
+    for t in range(3):
+        share, new = 0.5 / 2 * (1 + cos(pi * t / 3)), []
+        for own, mask, (x, y) in zip(clients, masks, data, strict=True):
+            for part, names, k in (("v", HEAD, 1), ("phi", PHI_LEAVES, 2), ("z", {"z"}, 1)):
+                momentum = {name: torch.zeros_like(own[name]) for name in names}
+                for _ in range(k):
+                    here = {name: own[name].requires_grad_() for name in sorted(names)}
+                    found = torch.autograd.grad(
+                        loss(looked_at(own, mask), x, y), list(here.values())
+                    )
+                    for (name, value), g in zip(here.items(), found, strict=True):
+                        decay = 0.0 if part == "z" else 0.01
+                        momentum[name] = 0.9 * momentum[name] + g + decay * value.detach()
+                        own[name] = value.detach() - rates[part] * momentum[name]
+                        if name in mask:
+                            own[name] = own[name] * mask[name]
+            looked = {n: v.detach() for n, v in looked_at(own, mask).items()}
+            dense = [looked[name].requires_grad_() for name in weighty]
+            gradients = torch.autograd.grad(loss(looked, x, y), dense)
+            new.append({})
+            for name, gradient in zip(weighty, gradients, strict=True):
+                pruned, regrown = pruned_and_regrown(mask[name], looked[name], gradient, share)
+                returned += int((mask[name] & ~pruned & regrown).sum())
+                new[-1][name] = regrown
+        sent = [{name: own[name] for name in LEAVES} for own in clients]
+        for i, own in enumerate(clients):
+            heard = [(i - 1) % 4, i, (i + 1) % 4]
+            for name in LEAVES:
+                total, count = sum(sent[j][name] for j in heard), torch.tensor(3.0)
+                if where == "true" and name in weighty:
+                    count = sum(masks[j][name].double() for j in heard)
+                mean = torch.where(count > 0, total / count.clamp_min(1), 0.0)
+                own[name] = mean * new[i].get(name, 1)
+        masks = new
+
+        state, _ = played(built, state)
+
+        for i, own in enumerate(clients):
+            for name in weighty:
+                assert torch.equal(state.clients[MASK + name][i], masks[i][name]), (t, i, name)
+            for name, value in own.items():
+                found = state.clients[name][i]
+                assert torch.allclose(found, value, rtol=0, atol=1e-12), (t, i, name)
+    assert returned > 100, "no entry that was pruned has returned"
 
 
 def test_charge_masks_without_sent_masks_is_noted():
-    told = "algorithm.charge_masks has no effect: masks are not sent."
-    charge = "algorithm.charge_masks=true"
+    told = "algorithm.charge_masks=false has no effect: masks are not sent."
+    free = "algorithm.charge_masks=false"
 
-    assert told in build(METHOD, LENET, charge, *SMALL).notes
-    assert told not in build(METHOD, LENET, charge, PHI, *SMALL).notes
+    assert told in build(METHOD, LENET, free, *SMALL).notes
+    assert told not in build(METHOD, LENET, free, PHI, *SMALL).notes
     assert told not in build(METHOD, LENET, *SMALL).notes
-    sends = build(METHOD, LENET, charge, PHI, *SMALL).algorithm.program(None).sends
-    assert sends == LEAVES | {"bits"}

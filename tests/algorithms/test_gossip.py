@@ -237,7 +237,8 @@ def test_models_before_mixing_are_evaluated_with_after_training(method, plug, mo
     state, same = plain.start(), asked.start()
     for _ in range(2):
         done = trained(plain, state)
-        put_(unmixed.clients, done.results.ids, {**done.results.kept, **done.results.sent.values})
+        known = only({**done.results.kept, **done.results.sent.values}, unmixed.clients)
+        put_(unmixed.clients, done.results.ids, known)
         state = rounds.exchange(plain.algorithm, state, done).state
         same, _ = played(asked, same)
     settings = rounds.settings_of(plain.config, plain.algorithm, state)

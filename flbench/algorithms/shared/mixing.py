@@ -43,27 +43,29 @@ def mix(rows: Tree, weights: Tensor) -> Tree:
 
 
 def mix_overlap(rows: Tree, masks: Tree, weights: Tensor) -> Tree:
-    """Return each client's masked leaves, averaged over the clients whose masks have the entry.
+    """Return masked leaves, each entry averaged over the clients whose masks have it.
 
-    sum_j weights[i, j] rows[j] / sum_j weights[i, j] masks[j] where masks[i] is True, else 0. Sums
-    accumulate in float64 with one cast at the end.
+    sum_j weights[i, j] rows[j] / sum_j weights[i, j] masks[j] for every receiver i, and 0 where the
+    denominator is 0. Sums accumulate in float64 with one cast at the end.
 
     Args:
         rows: Models of K clients, [K, ...] per leaf, zero outside the masks.
         masks: [K, ...] bool, under the same names.
-        weights: [K, K], with a positive diagonal.
+        weights: [R, K] for R receivers, not negative; rows need not sum to one.
 
     Returns:
-        The means, [K, ...] per leaf.
+        The means, [R, ...] per leaf. An entry may be different from zero if any client with a
+        positive weight has it in its mask.
     """
     weights = weights.double()
     mixed: Tree = {}
     for name, value in rows.items():
-        target = torch.empty(len(value), value[0].numel(), dtype=value.dtype)
+        target = torch.empty(len(weights), value[0].numel(), dtype=value.dtype)
         for (low, part), (_, inside) in zip(_columns(value), _columns(masks[name]), strict=True):
-            mean = (weights @ part) / (weights @ inside)
-            target[:, low : low + part.shape[1]] = torch.where(inside > 0, mean, 0.0)
-        mixed[name] = target.reshape(value.shape)
+            total = weights @ inside  # [R, columns]
+            mean = (weights @ part) / total
+            target[:, low : low + part.shape[1]] = torch.where(total > 0, mean, 0.0)
+        mixed[name] = target.reshape(len(weights), *value.shape[1:])
     return mixed
 
 

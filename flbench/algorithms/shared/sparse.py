@@ -20,6 +20,7 @@ from flbench.core.types import Info, StepContext, Tree
 from flbench.models.base import NetSpec
 
 MASK = "mask."
+TRAINED = "trained."  # prefix of copies of the masks under which a client has trained in this round
 STREAM = 0x3A5C  # key of the random stream of initial masks, larger than any round
 
 Called = Callable[[Tree, Tree], Tree] | None
@@ -116,7 +117,7 @@ class Masked:
         if self.inner is not None:
             made = self.inner(leaves, ctx)
         else:
-            others = (MASK, LOCAL)  # leaves that are not part of the model
+            others = (MASK, TRAINED, LOCAL)  # leaves that are not part of the model
             made = {name: value for name, value in leaves.items() if not name.startswith(others)}
         return made | {name: made[name] * leaves[MASK + name] for name in self.names}
 
@@ -154,10 +155,10 @@ def least_row(context: StepContext) -> Tree:
 class Search:
     """Changes masks: the smallest weights leave a mask, and as many entries enter it.
 
-    For each leaf, k = min(ceil(a_t ones), entries outside the mask) entries leave and enter, with
-    a_t = rate / 2 (1 + cos(pi t / T)) in round t. An entry that leaves cannot enter in the same
-    round. A leaf with fewer than two ones does not change. The weights do not change here: an entry
-    that left is not sent, and one that entered is sent as zero. Among equal values the lower index
+    For each leaf, k = ceil(a_t ones) entries leave, with a_t = rate / 2 (1 + cos(pi t / T)) in
+    round t. Then k entries enter, which are chosen among all entries outside the pruned mask: an
+    entry that has just left can return, and all entries of a full mask do. A leaf with fewer than
+    two ones does not change. The weights do not change here. Among equal values the lower index
     wins; values that differ by less than a millionth of the largest count as equal.
 
     Attributes:
@@ -185,16 +186,16 @@ class Search:
             mask = leaves[MASK + name].flatten()
             ones = mask.sum()
             # Without the subtraction, rounding could lift a whole number to the next one.
-            k = torch.minimum(torch.ceil(share * ones - 1e-9), mask.numel() - ones)
-            k = torch.where(ones < 2, 0, k)
+            k = torch.where(ones < 2, 0, torch.ceil(share * ones - 1e-9))
             if self.by == "gradient":
                 worth = _coarse(ctx[f"dense.{name}"])
             else:
                 worth = self._random(ctx["least.row"], info.round, number, mask)
             size = _coarse(made[name])
             leaving = _rank(torch.where(mask, size, torch.inf)) < k
-            entering = _rank(torch.where(mask, torch.inf, -worth)) < k
-            changed[MASK + name] = ((mask & ~leaving) | entering).reshape(made[name].shape)
+            pruned = mask & ~leaving
+            entering = _rank(torch.where(pruned, torch.inf, -worth)) < k
+            changed[MASK + name] = (pruned | entering).reshape(made[name].shape)
         return changed
 
     def _random(self, row: Tensor, round_: Tensor, number: int, mask: Tensor) -> Tensor:
