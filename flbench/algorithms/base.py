@@ -123,15 +123,12 @@ class Deployment:
         weights: (leaves, ctx) -> the parameters and buffers that the net is called with; None calls
             the net with the client's leaves.
         predict: Maps a `StepContext` to scores [B, C]; None takes the net's logits.
-        clients: Ids of the clients that are evaluated with this model; None for all. The first
-            deployment of a method must be for all.
     """
 
     dispatch: Dispatch
     program: LocalProgram | None = None
     weights: Callable[[Tree, Tree], Tree] | None = None
     predict: Callable[[StepContext], Tensor] | None = None
-    clients: Tensor | None = None
 
 
 class Algorithm:
@@ -307,6 +304,20 @@ class Algorithm:
         model = Deployment(self.dispatch(state, ids))
         everything_is_shared = not self.split()[0]
         return {"personal": model, "gm": model} if everything_is_shared else {"personal": model}
+
+    def cohort_groups(self, state: State) -> Tensor | None:
+        """Return the group [N] int64 of each client, to report the accuracy of cohorts by group.
+
+        It serves papers that print the accuracy of the participants of the last rounds instead of
+        that of all clients. If it is not None, the participants of every round are evaluated on
+        their own samples before local training, right after it, and after aggregation. The mean
+        over the groups of the accuracy of a group's participants is logged as
+        `accuracy_group_mean`. The default is None.
+
+        Args:
+            state: State before the round. `state.clients` is empty here.
+        """
+        return None
 
     def diagnostics(self) -> tuple[Statistic, ...]:
         """Return Statistics of 0-dim results to log after the programs of an evaluated round.

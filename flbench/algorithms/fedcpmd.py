@@ -18,7 +18,6 @@ from flbench.algorithms.shared.election import (
     WriteVote,
     least,
     rounded,
-    short,
 )
 from flbench.algorithms.shared.mixing import likeness, mix
 from flbench.algorithms.shared.shift import REDUCE, Distance, Gaussian, Shift, shift_scores
@@ -91,8 +90,8 @@ class FedCpmdConfig(BallotConfig):
     )
     paper_evaluation: bool = Field(
         False,
-        description="also evaluate, for each cluster, the clients of the next round, as the paper"
-        " does",
+        description="report the statistic of the paper's tables too: the accuracy of each round's"
+        " clients before and after local training and after mixing, as a mean over clusters",
     )
 
 
@@ -134,8 +133,19 @@ class FedCpmd(LayerElection):
     its bytes are charged, and logged as `phi_bytes`. A client without an optimizer step votes, and
     has weight 0 for others.
 
-    The accuracy in the paper's tables is the mean of `paper.LAYER` over layers and the last five
-    rounds, with evaluation.every=1 and `paper_evaluation`.
+    The second phase begins with a loss. In phase 1 the classifiers stay with the clients, so each
+    is trained for the classes of its client alone; eq. 12 averages them for the first time in
+    phase 2, in clusters with another personal layer. On Fashion-MNIST (Dirichlet 0.1, 10 of 100
+    clients, K_p = 30) an independent loop has 94.2 % after local training and 84.4 % after mixing
+    in rounds 31 to 50; with classifiers left at the clients it has 93.7 %. With equal weights, at
+    least five clients per cluster and round, personal layers from the mean of phase 1, or unmixed
+    convolutions it has 84.0 to 85.9 %: these parts do not cause the loss (see docs/results.md).
+
+    The accuracy in the paper's tables is that of the clients of the last five rounds right after
+    local training, pooled within a cluster, as a mean over clusters. With `paper_evaluation` it is
+    `accuracy_group_mean` under `personal@local`, beside the same before local training
+    (`personal@before`) and after mixing (`personal@aggregated`). `accuracy` under `personal` is
+    another statistic: all clients with what is deployed to them.
     """
 
     Config: ClassVar[type[AlgorithmConfig]] = FedCpmdConfig
@@ -314,25 +324,17 @@ class FedCpmd(LayerElection):
         metrics["phi_bytes"] = layer_bytes(rows, own[ids], self.layers)
         return Update({"participated": participated}, reply, metrics)
 
-    # Deployment: each client's model and, as in the paper, the next cohort's by cluster.
+    # Evaluation: each client's model and, for the statistic of the paper, cohorts by cluster.
 
     def deploy(self, state: State, ids: Tensor) -> dict[str, Deployment]:
-        model = Deployment(self.dispatch(state, ids))
-        deployments = {"personal": model}
+        return {"personal": Deployment(self.dispatch(state, ids))}
+
+    def cohort_groups(self, state: State) -> Tensor | None:
         if not self.config.paper_evaluation:
-            return deployments
-
-        draw = Draw(self.setting.seed, (state.round,), self.setting.clients)
-        cohort = self.cohort(state, draw)
-        if self.voting(state) or self.config.ablation == "only_decouple":
-            return deployments | {"paper": replace(model, clients=cohort)}
-
-        cluster_of = self.clusters(state)[cohort]  # [K]
-        for number, layer in enumerate(self.layers):
-            members = cohort[cluster_of == number]
-            if len(members):
-                deployments[f"paper.{short(layer)}"] = replace(model, clients=members)
-        return deployments
+            return None
+        if self.voting(state):  # there are no clusters yet
+            return torch.zeros(self.setting.clients, dtype=torch.int64)
+        return self.clusters(state)
 
 
 # Phase 1: scores and votes of clients (eq. 7 and 8).

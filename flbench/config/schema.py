@@ -347,7 +347,8 @@ class EvaluationConfig(Strict):
         None,
         gt=0,
         le=1,
-        description="validation accuracy; the rounds and bytes until it is reached are reported",
+        description="accuracy; the rounds and bytes until the validation accuracy reaches it are"
+        " reported, or until the test accuracy does if there is no validation part",
     )
 
 

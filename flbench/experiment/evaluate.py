@@ -129,19 +129,35 @@ class Evaluator:
             for name, deployment in self._deployments(state).items():
                 if name == "gm":
                     continue
-                some = ids
-                if deployment.clients is not None:
-                    some = ids[torch.isin(ids, deployment.clients)]
-                    if not len(some):
-                        continue
                 found = self.run_statistics(
-                    state, settings, name, deployment, some, self.part_statistics(deployment)
+                    state, settings, name, deployment, ids, self.part_statistics(deployment)
                 )
                 for part in self.parts:
                     counts = local.setdefault((name, part), ConfusionCounts.empty(clients, classes))
-                    counts.add_(some, found[f"{part}.confusion"])
+                    counts.add_(ids, found[f"{part}.confusion"])
         shared = self.evaluate_common(state, settings) if common else {}
         return Evaluation(state.round, local, shared)
+
+    def evaluate_cohort(self, state: State, settings: RoundSettings, ids: Tensor) -> Evaluation:
+        """Evaluate the personal models of some clients on the clients' own samples.
+
+        Args:
+            state: State before or after a round.
+            settings: Settings of that round.
+            ids: Ids [K] of the clients.
+
+        Raises:
+            DivergedError: A model has weights that are not finite.
+        """
+        clients, classes = self.federation.clients, self.federation.classes
+        name, deployment = next(iter(self._deployments(state).items()))
+        statistics = self.part_statistics(deployment)
+        local = {(name, part): ConfusionCounts.empty(clients, classes) for part in self.parts}
+        for some in torch.split(ids, BLOCK) if len(ids) else ():
+            found = self.run_statistics(state, settings, name, deployment, some, statistics)
+            for part in self.parts:
+                local[name, part].add_(some, found[f"{part}.confusion"])
+        return Evaluation(state.round, local)
 
     def evaluate_common(self, state: State, settings: RoundSettings) -> dict[str, ConfusionCounts]:
         """Evaluate the personal models and the global model on the common test set.

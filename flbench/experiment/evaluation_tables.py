@@ -8,6 +8,7 @@ from flbench.experiment.evaluate import Evaluation
 from flbench.metrics.classes import confusable_classes
 from flbench.metrics.classification import (
     Metrics,
+    accuracy_group_mean,
     per_class,
     per_client,
     personal_on_common,
@@ -64,6 +65,22 @@ def metric_rows(evaluation: Evaluation, class_groups: ClassGroups, suffix: str =
             evaluation.round, part, protocol + suffix, pooled(counts, class_groups.rare, confusable)
         )
     return rows + common_rows(evaluation, class_groups, suffix)
+
+
+def group_rows(evaluation: Evaluation, groups: Tensor, suffix: str) -> list[Row]:
+    """Return the accuracy of a cohort as a mean over groups of clients, as rows of metrics.csv.
+
+    Args:
+        evaluation: Counts of the cohort's clients.
+        groups: Group [N] int64 of every client.
+        suffix: `@before`, `@local` or `@aggregated`: before local training, right after it, or
+            after aggregation.
+    """
+    rows = []
+    for (protocol, part), counts in evaluation.local.items():
+        mean: Metrics = {"accuracy_group_mean": accuracy_group_mean(counts, groups)}
+        rows += _rows(evaluation.round, part, protocol + suffix, mean)
+    return rows
 
 
 def common_rows(evaluation: Evaluation, class_groups: ClassGroups, suffix: str = "") -> list[Row]:

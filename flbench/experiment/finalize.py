@@ -25,6 +25,7 @@ from flbench.results import reading
 from flbench.results.summary import (
     Summary,
     best_round,
+    cohort_accuracy,
     cost_to_reach,
     last_round,
     metrics_at,
@@ -157,6 +158,9 @@ def _summary(
         summary["engine"]["choice"] = experiment.engine_choice
     if config.evaluation.target_accuracy is not None:
         summary["target"] = cost_to_reach(config.evaluation.target_accuracy, rows)
+    cohort = cohort_accuracy(rows)
+    if cohort is not None:
+        summary["cohort"] = cohort
     return summary
 
 

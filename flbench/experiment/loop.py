@@ -10,14 +10,14 @@ from typing import Protocol
 import torch
 
 from flbench.algorithms.base import Algorithm
-from flbench.client.program import Statistic, Step
+from flbench.client.program import LocalProgram, Statistic, Step
 from flbench.config.schema import Config
 from flbench.core.errors import DivergedError
 from flbench.core.types import Results, Stage, State
 from flbench.engine.base import Engine, RoundSettings
 from flbench.experiment import rounds
 from flbench.experiment.evaluate import Evaluation, Evaluator
-from flbench.experiment.evaluation_tables import ClassGroups, metric_rows
+from flbench.experiment.evaluation_tables import ClassGroups, group_rows, metric_rows
 from flbench.experiment.interrupts import Interrupts
 from flbench.experiment.run_folder import RunFolder
 from flbench.metrics.confusion import ConfusionCounts
@@ -179,6 +179,9 @@ class FederatedLoop:
     def round(self, state: State, stage: Stage, interrupts: Interrupts) -> State:
         """Run one round and write its costs and, if an evaluation is due, its metrics.
 
+        If the method groups its clients for this purpose (`Algorithm.cohort_groups`), the accuracy
+        of the cohort before and after local training and after aggregation is written too.
+
         Args:
             state: State before the round.
             stage: Current stage.
@@ -193,14 +196,21 @@ class FederatedLoop:
         """
         evaluated = not stage.setup and self._is_evaluation_due(state.round + 1)
         settings = rounds.settings_of(self.config, self.algorithm, state, setup=stage.setup)
+        groups = None if stage.setup else self._cohort_groups(state)
         with self.seconds.measure("train"):
             diagnostics = self.algorithm.diagnostics() if evaluated else ()
-            observe = (*self._observers(state), *diagnostics) if evaluated else ()
+            observers = self._observers(state) if evaluated or groups is not None else ()
             with interrupts.allowed():
                 trained = rounds.train(
-                    self.algorithm, self.engine, state, settings, observe=observe
+                    self.algorithm, self.engine, state, settings, observe=(*observers, *diagnostics)
                 )
             self._report_failures(trained.results, state)
+        ids, moments = trained.results.ids, {}
+        if groups is not None:
+            # The exchange writes into the clients' leaves, so this evaluation precedes it.
+            with self.seconds.measure("evaluate"), interrupts.allowed():
+                moments["@before"] = self.evaluator.evaluate_cohort(state, settings, ids)
+        with self.seconds.measure("train"):
             over = rounds.exchange(self.algorithm, state, trained)
         number, split = over.state.round, "setup" if stage.setup else "train"
         lines = [Row(number, split, "", name, value) for name, value in over.costs.items()]
@@ -209,6 +219,12 @@ class FederatedLoop:
             evaluation = self._observed(trained.results, number)
             lines += metric_rows(evaluation, self.class_groups, suffix="@local")
             lines += _diagnosed(diagnostics, trained.results, number)
+        if groups is not None:
+            with self.seconds.measure("evaluate"):
+                moments["@local"] = self._observed(trained.results, number)
+                moments["@aggregated"] = self.evaluator.evaluate_cohort(over.state, settings, ids)
+            for suffix, evaluation in moments.items():
+                lines += group_rows(replace(evaluation, round=number), groups, suffix)
         self.folder.add_metrics(lines)
         self.reporter.round_done(number, over.costs.get("loss", float("nan")))
         return over.state
@@ -271,6 +287,10 @@ class FederatedLoop:
         return any(
             row.round == done and row.protocol == "personal" for row in reversed(self.folder.rows)
         )
+
+    def _cohort_groups(self, state: State) -> torch.Tensor | None:
+        """Return the groups [N] by which the method reports the accuracy of cohorts, if it does."""
+        return self.algorithm.cohort_groups(rounds.visible_to_server(state, LocalProgram(())))
 
     def _observers(self, state: State) -> tuple[Step, ...]:
         """Return the steps that evaluate the cohort's models right after local training."""

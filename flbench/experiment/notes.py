@@ -54,6 +54,12 @@ def configuration_notes(
             notes.append("with train.batchnorm=drop there is no global model: gm is not reported.")
     if not any(len(rows) for rows in federation.partition.parts["validation"]):
         notes.append("there is no validation part: the best round is taken to be the last one.")
+        if config.evaluation.target_accuracy is not None:
+            notes.append(
+                "there is no validation part: the rounds to"
+                f" evaluation.target_accuracy={config.evaluation.target_accuracy:g} are counted by"
+                " the test accuracy."
+            )
     if federation.dataset.groups is not None and config.partition.scheme not in ("natural", "file"):
         clients = len(set(federation.dataset.groups.tolist()) - {-1})
         notes.append(

@@ -88,6 +88,32 @@ def pooled(
     }
 
 
+def accuracy_group_mean(counts: ConfusionCounts, groups: Tensor) -> float | None:
+    """Return the mean over groups of clients of the accuracy over all samples of a group.
+
+    Groups without samples do not count.
+
+    Args:
+        counts: Counts on one part of the samples.
+        groups: Number of each client's group, [N] int64 >= 0.
+
+    Returns:
+        A value in [0, 1], or None if there are no samples.
+
+    >>> counts = ConfusionCounts.empty(clients=3, classes=2)
+    >>> counts.add_(torch.tensor([0, 2]), torch.tensor([[[6, 0], [2, 0]], [[0, 1], [0, 1]]]))
+    >>> accuracy_group_mean(counts, torch.tensor([0, 0, 0]))  # 7 of 10 samples
+    0.7
+    >>> accuracy_group_mean(counts, torch.tensor([0, 1, 2]))  # mean of 6 of 8 and 1 of 2
+    0.625
+    """
+    size = int(groups.max()) + 1
+    correct, support = torch.zeros(2, size, dtype=torch.int64)
+    correct.index_add_(0, groups, counts.correct.sum(dim=1))  # [N] -> [G]
+    support.index_add_(0, groups, counts.support.sum(dim=1))  # [N] -> [G]
+    return _mean(correct[support > 0].double() / support[support > 0])
+
+
 def per_client(counts: ConfusionCounts) -> dict[str, Tensor]:
     """Return the metrics of every client's own predictions.
 

@@ -6,7 +6,7 @@ from importlib.resources import files
 from typing import Any
 
 from flbench.config.sources import leaves
-from flbench.reports import figures
+from flbench.reports import figures, tables
 from flbench.results.reading import Run
 
 
@@ -15,7 +15,7 @@ def render(run: Run) -> str:
     from jinja2 import Environment, StrictUndefined
 
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
-    environment.filters |= {"share": _share, "size": _size}
+    environment.filters |= {"share": _share, "size": _size, "target": tables.target_text}
     source = files("flbench.reports").joinpath("page.html").read_text(encoding="utf-8")
     summary = run.summary
     moments = [(name, split) for name in ("best", "last") for split in ("validation", "test")]
@@ -23,6 +23,7 @@ def render(run: Run) -> str:
         summary=summary,
         metrics=_metrics(summary, moments),
         moments=moments,
+        cohort=tables.cohort_block(summary["cohort"]) if "cohort" in summary else None,
         classes=[line for line in run.classes if line["moment"] == "last"],
         curves=figures.svg(figures.curves([(summary["algorithm"], run.rows)])),
         settings={key: json.dumps(value) for key, value in leaves(run.config.tree()).items()},

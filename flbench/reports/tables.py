@@ -1,7 +1,8 @@
 """Tables of text, which the console, Markdown files and HTML pages print."""
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,47 @@ def _safe(cell: str) -> str:
 def share(value: object) -> str:
     """Format a metric with four decimals; a dash for anything but a number."""
     return f"{value:.4f}" if isinstance(value, float | int) else "-"
+
+
+def target_text(target: Mapping[str, Any]) -> str:
+    """Describe when a run reached a target accuracy, and at which cost.
+
+    Args:
+        target: Entry `target` of summary.json.
+
+    >>> target_text({"accuracy": 0.8, "split": "test", "round": None})
+    'test accuracy (there is no validation part) never reached 0.8'
+    """
+    split = target.get("split", "validation")  # summaries of version 0.1 have no `split`
+    what = "test accuracy (there is no validation part)" if split == "test" else f"{split} accuracy"
+    if target["round"] is None:
+        return f"{what} never reached {target['accuracy']:g}"
+    names = {"up_bytes": "up", "down_bytes": "down", "peer_bytes": "between clients"}
+    sent = target["communication"]
+    costs = [f"{size(sent[kind])} {where}" for kind, where in names.items() if sent[kind]]
+    after = f", after {' and '.join(costs)}" if costs else ""
+    return f"{what} reached {target['accuracy']:g} in round {target['round']}{after}"
+
+
+def cohort_block(cohort: Mapping[str, Any]) -> Block:
+    """Return the table of the accuracy of the clients of the last rounds.
+
+    Args:
+        cohort: Entry `cohort` of summary.json.
+    """
+    splits = [split for split in ("validation", "test") if cohort[split]]
+    moments = dict.fromkeys(moment for split in splits for moment in cohort[split])
+    first, last = cohort["first_round"], cohort["last_round"]
+    rounds = f"round {last}" if first == last else f"rounds {first} to {last}"
+    return Block(
+        f"Accuracy of the clients of {rounds}, mean over groups of clients and rounds",
+        ("moment", *splits),
+        tuple(
+            (moment, *(share(cohort[split].get(moment)) for split in splits)) for moment in moments
+        ),
+        "Only the clients that took part in a round are evaluated. This is another statistic than"
+        " the accuracy of all clients with what is deployed to them.",
+    )
 
 
 def size(count: float) -> str:

@@ -27,8 +27,9 @@ class Row(NamedTuple):
         round: Number of rounds completed.
         split: `train` or `setup` for costs and training, `server` for diagnostics of the server,
             otherwise the samples of an evaluation: `validation`, `test` or `common`.
-        protocol: Which model was evaluated, such as `personal` or `gm`; with the suffix `@local`
-            the cohort right after local training. Empty for splits without an evaluation.
+        protocol: Which model was evaluated, such as `personal` or `gm`. A suffix marks the cohort
+            alone: `@before` local training, `@local` right after it, `@aggregated` at the end of
+            the round. Empty for splits without an evaluation.
         metric: Name of the metric.
         value: Its value.
     """

@@ -13,7 +13,15 @@ from flbench.core.csv_text import read_cell
 from flbench.core.errors import DataError, UserError
 from flbench.results import metrics_file
 from flbench.results.metrics_file import Row
-from flbench.results.summary import Summary, best_round, last_round, metrics_at, totals
+from flbench.results.summary import (
+    Summary,
+    best_round,
+    cohort_accuracy,
+    cost_to_reach,
+    last_round,
+    metrics_at,
+    totals,
+)
 
 # Keys of summary.json that tables and reports need.
 NEEDED: Final = ("algorithm", "dataset", "model", "seed", "last", "best", "communication")
@@ -110,6 +118,11 @@ def _so_far(config: Config, rows: list[Row]) -> Summary:
     """Return the keys of a summary that are known before the run is finished."""
     last = last_round(rows) or 0
     best = best_round(rows)
+    extra: Summary = {}
+    if config.evaluation.target_accuracy is not None:
+        extra["target"] = cost_to_reach(config.evaluation.target_accuracy, rows)
+    if (cohort := cohort_accuracy(rows)) is not None:
+        extra["cohort"] = cohort
     return {
         "algorithm": config.algorithm.name,
         "dataset": config.data.name,
@@ -119,4 +132,5 @@ def _so_far(config: Config, rows: list[Row]) -> Summary:
         "last": metrics_at(rows, last),
         "best": metrics_at(rows, last if best is None else best),
         **totals(rows),
+        **extra,
     }

@@ -1,6 +1,7 @@
 """Summaries of metrics.csv: the metrics of one round, and totals over rounds."""
 
-from typing import Any
+from statistics import fmean
+from typing import Any, Final
 
 from flbench.results.metrics_file import Row
 
@@ -127,19 +128,72 @@ def totals(rows: list[Row]) -> Summary:
     }
 
 
-def cost_to_reach(target: float, rows: list[Row]) -> Summary | None:
-    """Return the costs until the validation accuracy first reaches a target.
+def cost_to_reach(target: float, rows: list[Row]) -> Summary:
+    """Return the round in which the accuracy first reaches a target, and the costs until then.
+
+    The accuracy is that of the validation parts. Without a validation part it is that of the test
+    parts, which `split` says.
 
     Args:
-        target: Validation accuracy in (0, 1].
+        target: Accuracy in (0, 1] of the personal models.
         rows: Rows of metrics.csv, in ascending order of rounds.
 
     Returns:
-        `accuracy` (the target), `round`, and the totals up to and including that round; None if the
-        target is not reached.
+        `accuracy` (the target), `split` (`validation` or `test`) and `round`, which is None if the
+        target is not reached; if it is, also the totals up to and including that round.
+
+    >>> rows = [
+    ...     Row(5, "test", "personal", "accuracy", 0.6),
+    ...     Row(10, "test", "personal", "accuracy", 0.8),
+    ... ]
+    >>> cost_to_reach(0.9, rows)
+    {'accuracy': 0.9, 'split': 'test', 'round': None}
+    >>> cost_to_reach(0.7, rows)["round"]
+    10
     """
+    split = "test" if best_round(rows) is None else "validation"
     for row in rows:
-        if row[1:4] == ("validation", "personal", "accuracy") and row.value >= target:
+        if row[1:4] == (split, "personal", "accuracy") and row.value >= target:
             before = [earlier for earlier in rows if earlier.round <= row.round]
-            return {"accuracy": target, "round": row.round, **totals(before)}
-    return None
+            return {"accuracy": target, "split": split, "round": row.round, **totals(before)}
+    return {"accuracy": target, "split": split, "round": None}
+
+
+COHORT_MOMENTS: Final = {
+    "personal@before": "before local training",
+    "personal@local": "after local training",
+    "personal@aggregated": "after aggregation",
+}
+"""Moments of a round at which its clients are evaluated, by protocol."""
+
+COHORT_ROUNDS: Final = 5  # rounds at the end of a run, over which a cohort's accuracy is averaged
+
+
+def cohort_accuracy(rows: list[Row]) -> Summary | None:
+    """Return the accuracy of the clients of the last five rounds, as a mean over their groups.
+
+    Args:
+        rows: Rows of metrics.csv.
+
+    Returns:
+        `first_round` and `last_round`, and under `validation` and `test` the means over these
+        rounds of `accuracy_group_mean`, by moment of the round; None if the method does not report
+        it (see `Algorithm.cohort_groups`).
+
+    >>> rows = [Row(k, "test", "personal@local", "accuracy_group_mean", k / 10) for k in (8, 9)]
+    >>> cohort_accuracy(rows)
+    {'first_round': 8, 'last_round': 9, 'validation': {}, 'test': {'after local training': 0.85}}
+    """
+    mine = [row for row in rows if row.metric == "accuracy_group_mean"]
+    if not mine:
+        return None
+    last = max(row.round for row in mine)
+    mine = [row for row in mine if row.round > last - COHORT_ROUNDS]
+    found: Summary = {"first_round": min(row.round for row in mine), "last_round": last}
+    for split in ("validation", "test"):
+        found[split] = {}
+        for protocol, moment in COHORT_MOMENTS.items():
+            values = [row.value for row in mine if row[1:3] == (split, protocol)]
+            if values:
+                found[split][moment] = fmean(values)
+    return found

@@ -71,7 +71,7 @@ def summary_metrics(summary: Mapping[str, Any]) -> dict[str, float]:
 
     These are validation and test metrics of the last round (`final/...`) and of the best round by
     validation (`best/...`), and bytes and seconds (`cost/...`). Metrics on the common test set, and
-    metrics of the cohort right after local training, are in the curves only.
+    metrics of the cohort alone, are in the curves only.
 
     Args:
         summary: Content of summary.json.
@@ -81,7 +81,7 @@ def summary_metrics(summary: Mapping[str, Any]) -> dict[str, float]:
             split: {
                 key: value
                 for key, value in summary[moment][split].items()
-                if key != "common" and not key.endswith("@local")
+                if key != "common" and "@" not in key
             }
             for split in ("validation", "test")
         }

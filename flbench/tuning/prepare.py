@@ -126,8 +126,16 @@ def prepare(request: TuneRequest, layers: dict[str, list[Layer]]) -> Prepared:
         notes += fit_notes
     federation = assembly.load_federation(config)
     if not any(len(rows) for rows in federation.partition.parts["validation"]):
+        target = config.evaluation.target_accuracy
+        rounds = (
+            f" The rounds to evaluation.target_accuracy={target:g} would be counted by the test"
+            " accuracy, which a study must not see."
+            if target is not None
+            else ""
+        )
         raise UserError(
-            "a search needs validation samples, and no client has any. Set a share for them, such"
+            f"--metric {request.metric} is computed on validation samples, and no client has any"
+            f" (partition.split={list(config.partition.split)}).{rounds} Set a share for them, such"
             " as partition.split=[0.6,0.2,0.2]."
         )
     resources = resources_of(request, assembly.fill_defaults(config).engine)

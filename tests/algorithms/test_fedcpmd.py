@@ -1,5 +1,6 @@
 """FedCPMD: its votes and its mixing against slow loops, bytes, cohorts, the change of phases."""
 
+from collections import Counter
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -9,13 +10,16 @@ import pytest
 import torch
 from scipy import integrate
 
+from flbench.cli import app
 from flbench.core.errors import ConfigError
 from flbench.core.rng import Draw
-from flbench.core.types import Message, Results, State
-from flbench.experiment.rounds import exchange, settings_of, train, visible_to_server
+from flbench.core.types import Message, Results, State, Tree
+from flbench.experiment.rounds import exchange, settings_of, train
 from flbench.models.base import net_leaves
+from flbench.results import metrics_file
+from flbench.results.summary import COHORT_MOMENTS
 from tests.algorithms.test_contract import after, played
-from tests.support import build, summary_of_run
+from tests.support import build, run, summary_of_run
 
 KEYS = ("algorithm=fedcpmd", "model.name=lenet5", "engine.precision=64-true", "algorithm.k_p=1")
 FULL = (*KEYS, "train.participation=1")
@@ -488,31 +492,81 @@ def test_majority_costs_what_each_client_shares():
 # What is evaluated, what is refused
 
 
-def test_paper_evaluation_evaluates_the_next_participants_by_cluster():
-    keys = (*KEYS, "partition.clients=10", "train.participation=0.4")
-    built = build(*keys, "algorithm.paper_evaluation=true")
-    state = elect(replace(built.start(), stage=1, round=2), [0, 0, 0, 0, 0, 0, 0, 2, 2, 1])
-    seen = visible_to_server(state, built.algorithm.program(state))
-    settings = settings_of(built.config, built.algorithm, state)
-    cohort = built.algorithm.cohort(seen, settings.draw)
+def test_paper_evaluation_is_that_of_a_rounds_clients_at_three_moments(tmp_path, capsys):
+    """Round by round and sample by sample: two rounds of votes, two with clusters."""
+    keys = ("algorithm=fedcpmd", "model.name=lenet5", "algorithm.k_p=2", "train.rounds=4")
+    keys = (*keys, "partition.clients=10", "train.participation=0.4", "evaluation.every=4")
+    path, summary = run(tmp_path, *keys, "algorithm.paper_evaluation=true")
+    rows = metrics_file.read(path / "metrics.csv")
+    found = {
+        (row.round, row.protocol): row.value
+        for row in rows
+        if row.split == "test" and row.metric == "accuracy_group_mean"
+    }
+    built = build(*keys)
+    algorithm, state = built.algorithm, built.start()
+    net, federation = built.net.eval(), built.federation.to("cpu", torch.float32)
 
-    found = built.algorithm.deploy(state, torch.arange(10))
-    evaluation = built.evaluator(print).evaluate(state, settings, common=False)
+    @torch.no_grad()
+    def mean_over_clusters(models: dict[int, Tree], cluster_of: list[int]) -> float:
+        right: Counter[int] = Counter()
+        total: Counter[int] = Counter()
+        for client, leaves in models.items():
+            for name, leaf in net_leaves(net).items():
+                leaf.data.copy_(leaves[name])
+            for row in federation.partition.parts["test"][client]:
+                logits = net(federation.inputs([row], torch.float32)).logits
+                right[cluster_of[client]] += int(logits.argmax()) == int(federation.y[row])
+                total[cluster_of[client]] += 1
+        return sum(right[cluster] / total[cluster] for cluster in total) / len(total)
 
-    assert list(found) == ["personal", "paper.fc1", "paper.fc2", "paper.head"]
-    together = torch.cat([found[name].clients for name in found if name != "personal"])
-    assert torch.equal(together.sort().values, cohort)
-    assert set(found["paper.head"].clients.tolist()) <= {7, 8}
-    for name, members in (("paper.fc1", found["paper.fc1"].clients.tolist()), ("paper.fc2", [9])):
-        evaluated = evaluation.local[name, "test"]
-        assert evaluated.evaluated.nonzero().flatten().tolist() == members
-        assert torch.equal(
-            evaluated.correct[members], evaluation.local["personal", "test"].correct[members]
-        )
+    clusters = set()
+    for number in range(1, 5):
+        cluster_of = [0] * 10
+        if number > 2:
+            cluster_of = algorithm.clusters(state).tolist()
+        settings = settings_of(built.config, algorithm, state)
+        before = list(built.evaluator(print).deployed(state, settings))
+        trained = train(algorithm, built.engine, state, settings)
+        ids = trained.results.ids.tolist()
+        local = trained.results.kept | trained.results.sent.values
+        state = exchange(algorithm, state, trained).state
+        over = list(built.evaluator(print).deployed(state, settings))
+
+        moments = {
+            "personal@before": {i: before[i] for i in ids},
+            "personal@local": {
+                i: {name: leaf[k] for name, leaf in local.items()} for k, i in enumerate(ids)
+            },
+            "personal@aggregated": {i: over[i] for i in ids},
+        }
+        for protocol, models in moments.items():
+            expected = mean_over_clusters(models, cluster_of)
+            assert found[number, protocol] == pytest.approx(expected, abs=1e-12), (number, protocol)
+        clusters |= {cluster_of[i] for i in ids}
+
+    assert len(clusters) > 1
+    assert len({found[4, protocol] for protocol in moments}) == 3
+    cohort = summary["cohort"]
+    assert (cohort["first_round"], cohort["last_round"]) == (1, 4)
+    for protocol, moment in COHORT_MOMENTS.items():
+        mean = sum(found[number, protocol] for number in range(1, 5)) / 4
+        assert cohort["test"][moment] == pytest.approx(mean, abs=1e-12)
+
+    assert app.main(["show", str(path)]) == 0
+    for said in ((path / "report.html").read_text(), capsys.readouterr().out):
+        assert "Accuracy of the clients of rounds 1 to 4" in said
+        assert all(moment in said for moment in COHORT_MOMENTS.values())
+
+
+def test_paper_evaluation_changes_no_model_and_is_absent_unless_asked_for():
     plain = summary_of_run("algorithm=fedcpmd")
     paper = summary_of_run("algorithm=fedcpmd", "algorithm.paper_evaluation=true")
+
     assert paper["weights_digest"] == plain["weights_digest"]
-    assert any(key.startswith("paper") for key in paper["last"]["test"])
+    assert "cohort" not in plain
+    assert "personal@before" not in plain["last"]["test"]
+    assert paper["last"]["test"]["accuracy"] == plain["last"]["test"]["accuracy"]
 
 
 @pytest.mark.parametrize("net", ["resnet18", "logistic"])

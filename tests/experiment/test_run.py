@@ -19,6 +19,7 @@ import torch
 
 from flbench.algorithms import ALGORITHMS
 from flbench.algorithms.fedavg import FedAvg
+from flbench.cli import app
 from flbench.client.program import LocalProgram, Phase, Transform
 from flbench.config.resolve import resolve
 from flbench.config.schema import OptimizerConfig
@@ -263,7 +264,24 @@ def test_target_accuracy_is_priced(tmp_path):
         for number, value in metric_by_round(path, "train", "", "up_bytes").items()
         if number <= first
     )
-    assert never["target"] is None
+    assert summary["target"]["split"] == "validation"
+    assert never["target"] == {"accuracy": 0.9999, "split": "validation", "round": None}
+
+
+def test_target_accuracy_is_that_of_the_test_parts_without_a_validation_part(tmp_path, capsys):
+    keys = ("algorithm=fedavg", "train.rounds=6", "evaluation.every=1", "train.optimizer.lr=0.1")
+    keys = (*keys, "partition.split=[0.8,0,0.2]")
+    path, summary = run(tmp_path, *keys, "evaluation.target_accuracy=0.5")
+
+    test = metric_by_round(path, "test", "personal", "accuracy")
+    target = summary["target"]
+    assert target["round"] == min(number for number, value in test.items() if value >= 0.5)
+    assert target["split"] == "test"
+    assert any("counted by the test accuracy" in note for note in summary["notes"])
+    label = "test accuracy (there is no validation part) reached 0.5 in round"
+    assert label in (path / "report.html").read_text()
+    assert app.main(["show", str(path)]) == 0
+    assert f"{label} {target['round']}, after" in " ".join(capsys.readouterr().out.split())
 
 
 def test_confusable_classes_follow_a_reference_run(tmp_path):

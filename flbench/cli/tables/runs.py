@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 
 from rich.table import Table
 
-from flbench.cli.console import line, titled_table
-from flbench.reports.tables import share, size
+from flbench.cli.console import block, line, titled_table
+from flbench.reports.tables import cohort_block, share, size, target_text
 from flbench.reports.terminal import open_console
 from flbench.results.reading import Run
 
@@ -28,6 +28,8 @@ def print_runs(runs: Sequence[Run]) -> None:
     for run in runs:
         report = "/report.html" if run.finished else ""
         line(f"{run.summary['algorithm']}: {run.path}{report}")
+        if target := run.summary.get("target"):
+            console.print(f"  {target_text(target)}")
         if failed := run.summary["diverged"] + run.summary["trainings_without_step"]:
             total = run.summary["client_trainings"]
             console.print(f"  {failed} of {total} client trainings diverged or took no step")
@@ -76,6 +78,8 @@ def _print_details(run: Run) -> None:
         if not any(isinstance(cell, dict) for cell in cells):
             table.add_row(name, *(share(cell) for cell in cells))
     console.print(table)
+    if cohort := summary.get("cohort"):
+        block(cohort_block(cohort))
     classes = [entry for entry in run.classes if entry["moment"] == "last"]
     if classes:
         console.print(_per_class(classes))
