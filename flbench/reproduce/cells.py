@@ -72,7 +72,7 @@ def _cell(
     (row_label, row), (column_label, column) = named_row, named_column
     dataset = _name(column.dataset, column_label, paper.datasets) or table.dataset
     of_column = _name(column.metric, column_label, paper.metrics) or table.metric
-    name = row.metrics.get(column_label, of_column)
+    name = row.metrics.get(column_label, row.metric or of_column)
     method = _name(row.method, row_label, paper.methods)
     metric = None if name is None else paper.metrics[name]
     settings: Settings = {}
@@ -84,6 +84,7 @@ def _cell(
     small |= table.small | column.small
     if method is not None:
         keys = paper.methods[method]
+        settings |= keys.settings
         settings |= _of_method(keys.keys | keys.by_dataset.get(dataset or "", {}))
         small |= _of_method(keys.small)
     here = named(number)

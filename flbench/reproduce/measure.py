@@ -1,20 +1,22 @@
 """Reads the numbers of a paper's cells from the runs that measure them."""
 
 import json
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
 from typing import Final
 
 from flbench.core.errors import UserError
 from flbench.reports.statistics import sample_std
+from flbench.reports.tables import target_text
 from flbench.reproduce.plan import PaperPlan, PlannedCell
 from flbench.reproduce.runs import RunResults
 from flbench.reproduce.schema import PaperMetric
 from flbench.results import reading
 from flbench.results.metrics_file import Row
-from flbench.results.summary import last_round
+from flbench.results.summary import cost_to_reach, last_round
 
 NOT_YET: Final = "not run yet"
 
@@ -26,6 +28,10 @@ class MeasuredCell:
     Attributes:
         planned: The cell and its runs.
         values: Measured values by seed, in the unit of the cell's metric.
+        at_least: Lower bounds by seed, where no value could be measured: the round after the last
+            one, if a run does not reach its target accuracy.
+        splits: Samples that a target accuracy was measured on: `validation`, or `test` without a
+            validation part. Empty for other metrics.
         why: Why values are missing; None if there is one for each seed.
         lacks: What is missing: a method, a data set, a metric or a run; "" if `why` is None.
         folders: Folder of each run, by seed.
@@ -36,6 +42,8 @@ class MeasuredCell:
     why: str | None
     lacks: str
     folders: Mapping[int, Path]
+    at_least: Mapping[int, float] = field(default_factory=dict)
+    splits: frozenset[str] = frozenset()
 
     @property
     def published(self) -> float | None:
@@ -69,7 +77,9 @@ def lines(plan: PaperPlan, done: RunResults) -> list[MeasuredCell]:
 def _line(item: PlannedCell, done: RunResults, reader: "_Reader") -> MeasuredCell:
     cell = item.cell
     values: dict[int, float] = {}
+    at_least: dict[int, float] = {}
     folders: dict[int, Path] = {}
+    splits: set[str] = set()
     missing = [] if item.absent is None else [(item.absent, item.lacks)]
     for seed, job in item.jobs.items():
         if job.key not in done.folders:
@@ -77,13 +87,33 @@ def _line(item: PlannedCell, done: RunResults, reader: "_Reader") -> MeasuredCel
             missing.append((done.failures.get(job.key, default), f"{cell.row} on {cell.dataset}"))
             continue
         folder = done.folders[job.key]
-        value, why = reader.value(folder, item)
-        if value is None:
-            missing.append((str(why), f"{cell.row}, {cell.column}"))
+        found = reader.value(folder, item)
+        splits |= {found.split} if found.split else set()
+        if found.value is None:
+            missing.append((str(found.why), f"{cell.row}, {cell.column}"))
         else:
-            values[seed], folders[seed] = value, folder
+            values[seed], folders[seed] = found.value, folder
+        if found.at_least is not None:
+            at_least[seed], folders[seed] = found.at_least, folder
     why, lacks = missing[0] if missing else (None, "")
-    return MeasuredCell(item, values, why, lacks, folders)
+    return MeasuredCell(item, values, why, lacks, folders, at_least, frozenset(splits))
+
+
+@dataclass(frozen=True)
+class _Reading:
+    """What a run says about a cell.
+
+    Attributes:
+        value: The value; None if there is none.
+        why: Why there is none.
+        at_least: Lower bound of a value that is not known; None without one.
+        split: Samples that a target accuracy was measured on; None for other metrics.
+    """
+
+    value: float | None = None
+    why: str | None = None
+    at_least: float | None = None
+    split: str | None = None
 
 
 class _Reader:
@@ -92,7 +122,7 @@ class _Reader:
     def __init__(self) -> None:
         self._runs: dict[Path, reading.Run | str] = {}
 
-    def value(self, folder: Path, item: PlannedCell) -> tuple[float | None, str | None]:
+    def value(self, folder: Path, item: PlannedCell) -> _Reading:
         """Return the value of a cell in a run, or why there is none."""
         if folder not in self._runs:
             try:
@@ -101,21 +131,36 @@ class _Reader:
                 self._runs[folder] = str(error)
         run, paper_metric = self._runs[folder], item.cell.metric
         if isinstance(run, str):
-            return None, run
+            return _Reading(why=run)
         if paper_metric is None:
-            return None, "no metric"
+            return _Reading(why="no metric")
         unsuccessful = run.summary["diverged"] + run.summary["trainings_without_step"]
         if unsuccessful and unsuccessful == run.summary["client_trainings"]:
-            return None, "no client finished a training"
+            return _Reading(why="no client finished a training")
+        if paper_metric.over == "target":
+            return _rounds_to_target(run)
         at = None
         if item.cell.at is not None:
             at = round_of(item.cell.at, item.rounds, run.config.train.rounds)
         value = read(paper_metric, run.rows, at)
         if value is not None:
-            return value, None
+            return _Reading(value)
         parts = (paper_metric.split or "all", paper_metric.protocol or "-", *paper_metric.metric)
         when = "" if at is None else f" at round {at}"
-        return None, f"its runs lack this metric ({', '.join(parts)}{when})"
+        return _Reading(why=f"its runs lack this metric ({', '.join(parts)}{when})")
+
+
+def _rounds_to_target(run: reading.Run) -> _Reading:
+    """Return the round in which a run reaches `evaluation.target_accuracy`."""
+    target = run.config.evaluation.target_accuracy
+    if target is None:
+        return _Reading(why="evaluation.target_accuracy is not set")
+    reached = cost_to_reach(target, run.rows)
+    if reached["round"] is not None:
+        return _Reading(float(reached["round"]), split=reached["split"])
+    rounds = run.config.train.rounds
+    why = f"{target_text(reached)} in {rounds} rounds"
+    return _Reading(why=why, at_least=float(rounds + 1), split=reached["split"])
 
 
 def round_of(printed: int, of: int, rounds: int) -> int:
@@ -156,7 +201,8 @@ def read(paper_metric: PaperMetric, rows: Sequence[Row], at: int | None = None) 
             total = sum(row.value for row in rows if row.metric == paper_metric.per)
             found = sum(values) / total if total else None
     elif paper_metric.over == "mean":
-        found = fmean(values)
+        first = max(row.round for row in mine) - (paper_metric.rounds or math.inf)
+        found = fmean(row.value for row in mine if row.round > first)
     elif paper_metric.over == "variance":
         mean = fmean(values)
         found = fmean((value - mean) ** 2 for value in values)

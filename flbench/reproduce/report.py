@@ -90,7 +90,7 @@ class PaperReport:
         for number in self.plan.tables:
             for column in self.plan.paper.tables[number].columns:
                 mine = [line for line in self.lines if _place(line)[::2] == (number, column)]
-                if any(line.values for line in mine):
+                if any(line.values or line.at_least for line in mine):
                     found.append(self._block(number, column, mine))
         return tuple(found)
 
@@ -99,7 +99,7 @@ class PaperReport:
         """Table of the verdicts about the claims of the paper's text."""
         rows = [
             (
-                v.claim.text + (f" ({v.claim.note})" if v.claim.note else ""),
+                v.claim.text + words.notes(v.claim),
                 words.claimed(v),
                 words.signed(v.printed, v.unit),
                 words.measured(v.measured, v.std, v.unit, gap=True),
@@ -162,20 +162,21 @@ class PaperReport:
 
     def _block(self, number: str, column: str, lines: Sequence[MeasuredCell]) -> Block:
         notes = self.plan.paper.tables[number].footnotes
-        paper_metric = next(line.planned.cell.metric for line in lines if line.values)
+        there = [line for line in lines if line.values or line.at_least]
+        paper_metric = there[0].planned.cell.metric
         unit = "" if paper_metric is None else paper_metric.unit
         common = words.decimals(self.plan.paper, number)
         rows = tuple(
             (
                 line.planned.cell.row + words.marks(number, line.planned.cell.row, column, notes),
                 "-" if line.published is None else words.printed(line.published, common),
-                words.measured(line.mean, line.std, unit),
+                words.measured(line.mean, line.std, unit) if line.values else words.bound(line),
                 words.signed(line.difference, unit, bare=True),
                 str(len(line.values) or "-"),
             )
             for line in lines
         )
-        about = "" if paper_metric is None else f"Measured: {paper_metric.what}{_when(lines)}."
+        about = _about(there)
         title = f"{named(number)}, {column}, {words.UNITS.get(unit, unit)}{self.mark}"
         return Block(title, HEADER, rows, about)
 
@@ -252,9 +253,28 @@ def _place(line: MeasuredCell) -> tuple[str, str, str]:
     return cell.table, cell.row, cell.column
 
 
-def _when(lines: Sequence[MeasuredCell]) -> str:
+def _about(lines: Sequence[MeasuredCell]) -> str:
+    """Return what the numbers of a block are: each metric, with its rows if there are several."""
+    rows: dict[str, list[str]] = {}
+    for line in lines:
+        if line.planned.cell.metric is not None:
+            rows.setdefault(_what(line), []).append(line.planned.cell.row)
+    if len(rows) <= 1:
+        return "".join(f"Measured: {what}." for what in rows)
+    return " ".join(f"Measured for {', '.join(labels)}: {what}." for what, labels in rows.items())
+
+
+def _what(line: MeasuredCell) -> str:
+    """Return what the number of a cell is, and when and on which samples it was measured."""
+    paper_metric = line.planned.cell.metric
+    text = "" if paper_metric is None else f"{paper_metric.what}{_when(line)}"
+    if "test" in line.splits:
+        text += ", by the test accuracy, since there is no validation part"
+    return text
+
+
+def _when(line: MeasuredCell) -> str:
     """Return after which round a metric was read, as the end of a sentence."""
-    line = next(line for line in lines if line.values)
     cell, job = line.planned.cell, next(iter(line.planned.jobs.values()))
     if cell.metric is None or cell.metric.over != "last":
         return ""

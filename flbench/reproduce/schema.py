@@ -6,7 +6,15 @@ its row's method on its column's data set, from which its column's metric is rea
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 Settings = dict[str, Any]
 """Values by dotted keys of the configuration: `{"train.rounds": 200}`."""
@@ -41,11 +49,13 @@ class Method(Facts):
         algo: Name of the method in flbench.
         keys: Keys `algorithm.*` with the paper's values. Other keys have the method's defaults.
         by_dataset: Further keys for single data sets.
+        settings: Settings of other sections for this method only, by dotted keys.
         small: Keys with other values at small scale.
     """
 
     algo: str
     keys: Settings = {}
+    settings: Settings = {}
     by_dataset: dict[str, Settings] = {}
     small: Settings = {}
 
@@ -59,8 +69,11 @@ class PaperMetric(Facts):
         split: Split of the lines of metrics.csv that are read; None for all splits.
         protocol: Protocol of these lines.
         metric: Names of the metrics of these lines; with `over: sum`, several are added up.
-        over: Value of the `last` round, `mean` or `variance` over evaluated rounds, or `sum` over
-            all lines.
+        over: Value of the `last` round, `mean` or `variance` over evaluated rounds, `sum` over all
+            lines, or `target`: the round in which the run reaches `evaluation.target_accuracy`.
+        rounds: Number of rounds at the end of the run that a mean is over; None for all rounds.
+        beside: Metrics that are printed beside this one, in rows `ROW, METRIC` without a published
+            number, where a row or its table names this metric.
         per: Metric whose sum divides the sum; None for none.
         divide: Number that divides the value.
         reason: Why flbench cannot measure the metric; None if it can.
@@ -73,15 +86,19 @@ class PaperMetric(Facts):
     metric: Annotated[
         tuple[str, ...], BeforeValidator(lambda v: (v,) if isinstance(v, str) else v)
     ] = ()
-    over: Literal["last", "mean", "variance", "sum"] = "last"
+    over: Literal["last", "mean", "variance", "sum", "target"] = "last"
+    rounds: int | None = Field(None, ge=1)
+    beside: tuple[str, ...] = ()
     per: str | None = None
     divide: float = Field(1.0, gt=0)
     reason: str | None = None
 
     @model_validator(mode="after")
     def _can_be_read(self) -> Self:
-        if not self.metric and self.reason is None:
+        if not self.metric and self.reason is None and self.over != "target":
             raise ValueError("a metric needs the key `metric`, or a `reason` why it has none")
+        if self.rounds is not None and self.over != "mean":
+            raise ValueError("`rounds` needs `over: mean`")
         return self
 
     @property
@@ -96,10 +113,12 @@ class Row(Facts):
     """A row of a table.
 
     Attributes:
-        values: Published numbers, one for each column; None where the paper prints none.
+        values: Published numbers, one for each column; None where the paper prints none. A row
+            without the key has none at all.
         method: The paper's name of the method; None if the row's label is that name.
         metrics: Metrics of this row by the label of the column, instead of the columns' metrics. A
             row with such metrics has no cells in the other columns.
+        metric: The paper's name of the metric, in all columns; None for that of the column.
         settings: Settings for this row only.
         small: Settings for this row at small scale.
         reason: Why flbench cannot measure the row; None if it can.
@@ -108,6 +127,7 @@ class Row(Facts):
     values: tuple[float | None, ...]
     method: str | None = None
     metrics: dict[str, str] = {}
+    metric: str | None = None
     settings: Settings = {}
     small: Settings = {}
     reason: str | None = None
@@ -190,6 +210,20 @@ class Table(Facts):
     footnotes: tuple[Footnote, ...] = ()
     reason: str | None = None
 
+    @model_validator(mode="before")
+    @classmethod
+    def _with_empty_values(cls, tree: Any) -> Any:
+        """Give a row without `values` an empty value for each column."""
+        rows = tree.get("rows") if isinstance(tree, dict) else None
+        if not isinstance(rows, dict):
+            return tree
+        empty = [None] * len(tree.get("columns") or ())
+        filled = {
+            label: {"values": empty} | row if isinstance(row, dict) else row
+            for label, row in rows.items()
+        }
+        return tree | {"rows": filled}
+
     @model_validator(mode="after")
     def _fits(self) -> Self:
         for label, row in self.rows.items():
@@ -213,6 +247,8 @@ class Claim(Facts):
         text: The claim, in other words than the paper's.
         table: Table with the numbers of the claim; None if there is none.
         row: Row that the claim is about.
+        measured_row: Row whose measured numbers decide the claim. None for `row`; another one where
+            `row` is measured by another statistic than the rows that it is compared with.
         columns: Columns whose mean the claim is about; `all` for all columns of the table.
         each: The claim is about each of the columns instead of their mean.
         over: Rows that the row is compared with: the best of them counts. `all` for all other
@@ -228,6 +264,7 @@ class Claim(Facts):
     text: str
     table: str | None = None
     row: str | None = None
+    measured_row: str | None = None
     columns: Literal["all"] | tuple[str, ...] = ()
     each: bool = False
     over: Literal["all"] | tuple[str, ...] = ()
@@ -294,8 +331,18 @@ class Paper(Facts):
     tables: dict[str, Table]
     claims: tuple[Claim, ...]
 
+    @field_validator("tables")
+    @classmethod
+    def _with_rows_beside(cls, tables: dict[str, Table], info: ValidationInfo) -> dict[str, Table]:
+        """Add the rows of the metrics that are printed beside others."""
+        metrics: dict[str, PaperMetric] = info.data.get("metrics", {})
+        return {number: _with_rows_beside(table, metrics) for number, table in tables.items()}
+
     @model_validator(mode="after")
     def _is_consistent(self) -> Self:
+        for metric in self.metrics.values():
+            for other in metric.beside:
+                _known(other, self.metrics, "metric beside another")
         for number, table in self.tables.items():
             where = f"table {number}"
             for label, row in table.rows.items():
@@ -305,6 +352,7 @@ class Paper(Facts):
                 _known(name, self.methods, f"{where}: method")
                 for name in row.metrics.values():
                     _known(name, self.metrics, f"{where}, row `{label}`: metric")
+                _known(row.metric, self.metrics, f"{where}: metric")
             for label, column in table.columns.items():
                 for kind, known in (("dataset", self.datasets), ("metric", self.metrics)):
                     name = getattr(column, kind) or (label if label in known else None)
@@ -326,11 +374,24 @@ class Paper(Facts):
         _known(claim.table, self.tables, "table of a claim")
         table = self.tables[claim.table]
         rivals = () if isinstance(claim.over, str) else claim.over
-        for row in (claim.row, *rivals):
+        for row in (claim.row, claim.measured_row, *rivals):
             _known(row, table.rows, f"table {claim.table}: row of a claim")
         columns = () if isinstance(claim.columns, str) else claim.columns
         for column in (*columns, claim.over_column):
             _known(column, table.columns, f"table {claim.table}: column of a claim")
+
+
+def _with_rows_beside(table: Table, metrics: dict[str, PaperMetric]) -> Table:
+    """Return a table with a row `ROW, METRIC` for each metric beside that of a row."""
+    rows: dict[str, Row] = {}
+    for label, row in table.rows.items():
+        rows[label] = row
+        metric = metrics.get(row.metric or table.metric or "")
+        for name in () if metric is None else metric.beside:
+            values = (None,) * len(table.columns)
+            change = {"method": row.method or label, "metric": name, "values": values}
+            rows[f"{label}, {name}"] = row.model_copy(update=change)
+    return table.model_copy(update={"rows": rows})
 
 
 def _known(name: str | None, known: dict[str, Any], what: str) -> None:

@@ -162,27 +162,37 @@ def own_difference(claim: Claim, paper: Paper) -> float | None:
 def _measured(claim: Claim, paper: Paper, grid: Grid, column: str) -> _Gap:
     """Return the measured difference in one column, by seed."""
     table = str(claim.table)
-    mine = grid.get((table, str(claim.row), column))
+    row = str(claim.measured_row or claim.row)
+    mine = grid.get((table, row, column))
     if mine is None or not mine.values:
-        return _Gap({}, (f"{claim.row} ({column})",))
-    rivals = {place: grid.get((table, *place)) for place in _rivals(claim, paper, column)}
-    there = [line for line in rivals.values() if line is not None and line.values]
-    missing = tuple(
-        f"{row} ({place})"
-        for (row, place), line in rivals.items()
-        if line is None or not line.values
-    )
+        return _Gap({}, (f"{row} ({column})",))
+    rivals = {
+        place: _values(grid.get((table, *place)), claim) for place in _rivals(claim, paper, column)
+    }
+    there = [values for values in rivals.values() if values]
+    missing = tuple(f"{row} ({place})" for (row, place), values in rivals.items() if not values)
     if not there:
         return _Gap({}, missing)
-    means = [line.mean for line in there if line.mean is not None]
+    means = [fmean(values.values()) for values in there]
     rival = there[means.index(_best(means, claim))]
     by_seed = {}
     for seed in mine.values:
-        if seed in rival.values:
-            gap = _difference(mine.values[seed], rival.values[seed], claim)
+        if seed in rival:
+            gap = _difference(mine.values[seed], rival[seed], claim)
             if gap is not None:
                 by_seed[seed] = gap
     return _Gap(by_seed, missing)
+
+
+def _values(line: MeasuredCell | None, claim: Claim) -> Mapping[int, float]:
+    """Return the values by seed of a cell that a claim compares with.
+
+    Where a value is only known to be at least some number, that number stands for it in a claim
+    `below`: what lies below the number lies below the value.
+    """
+    if line is None:
+        return {}
+    return {**line.at_least, **line.values} if claim.below is not None else line.values
 
 
 def _best(values: Sequence[float], claim: Claim) -> float:

@@ -6,7 +6,8 @@ from decimal import Decimal
 from typing import Final
 
 from flbench.reproduce.configurations import Change
-from flbench.reproduce.schema import Footnote, Paper
+from flbench.reproduce.measure import MeasuredCell
+from flbench.reproduce.schema import Claim, Footnote, Paper
 from flbench.reproduce.verdicts import Verdict
 
 UNITS: Final = {"percent": "%", "percent^2": "%^2"}
@@ -56,6 +57,21 @@ def measured(mean: float | None, std: float | None, unit: str, *, gap: bool = Fa
     sign = "+" if gap else ""
     text = f"{mean:{sign}.2f}" + ("" if std is None else f" ± {std:.2f}")
     return f"{text} {UNITS.get(unit, unit)}" if gap else text
+
+
+def bound(line: MeasuredCell) -> str:
+    """Format the lower bound of a cell without a value: `> 500`; a dash without one."""
+    if not line.at_least:
+        return "-"
+    return f"> {min(line.at_least.values()) - 1:g}"
+
+
+def notes(claim: Claim) -> str:
+    """Return the notes to a claim in parentheses; "" without any."""
+    found = [claim.note] if claim.note else []
+    if claim.measured_row is not None:
+        found.append(f"measured: {claim.measured_row}")
+    return f" ({'; '.join(found)})" if found else ""
 
 
 def signed(value: float | None, unit: str, *, bare: bool = False) -> str:

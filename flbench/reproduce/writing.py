@@ -146,6 +146,7 @@ def _entry(report: PaperReport, line: MeasuredCell) -> dict[str, Any]:
         "difference": line.difference,
         "scale": plan.request.scale,
         "why": line.why,
+        "at_least": {str(seed): value for seed, value in line.at_least.items()},
         "values": {str(seed): value for seed, value in line.values.items()},
         "runs": {str(seed): str(path) for seed, path in line.folders.items()},
     }
@@ -162,6 +163,7 @@ def _claim(verdict: Verdict) -> dict[str, Any]:
         "published": verdict.printed,
         "measured": verdict.measured,
         "std": verdict.std,
+        "measured_row": claim.measured_row or claim.row,
         "seeds": verdict.seeds,
         "verdict": verdict.outcome,
         "why": verdict.why or None,

@@ -18,8 +18,8 @@ GLOBAL = "gm"  # evaluated on the common test set, and not on the clients' valid
 def scorable(experiment: Experiment) -> tuple[str, ...]:
     """Return the names of the deployments that can score a trial, `personal` first.
 
-    They are those of the method's last stage that all clients are evaluated with on their own
-    samples. Nothing is trained.
+    They are those of the method's last stage that clients are evaluated with on their own samples.
+    Nothing is trained.
     """
     algorithm = experiment.algorithm
     start = {name: leaf.detach() for name, leaf in net_leaves(experiment.net).items()}
@@ -34,7 +34,7 @@ def scorable(experiment: Experiment) -> tuple[str, ...]:
         is_initial=False,
     )
     found = algorithm.deploy(last, torch.tensor([0]))
-    return tuple(name for name, model in found.items() if name != GLOBAL and model.clients is None)
+    return tuple(name for name in found if name != GLOBAL)
 
 
 def check(name: str, experiment: Experiment) -> None:
@@ -54,7 +54,7 @@ def check(name: str, experiment: Experiment) -> None:
         why = " The global model is evaluated on the common test set only."
     raise ConfigError(
         f"--deployment {name}: algorithm.name={experiment.config.algorithm.name} has no deployment"
-        f" of this name that all clients are evaluated with on their validation parts. It has:"
+        f" of this name that clients are evaluated with on their validation parts. It has:"
         f" {', '.join(names)}.{why}{did_you_mean(name, names)}"
     )
 

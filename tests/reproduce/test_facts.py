@@ -9,7 +9,7 @@ import yaml
 from pydantic import ValidationError
 
 from flbench.config.resolve import resolve
-from flbench.config.sources import from_file
+from flbench.config.sources import from_file, from_overrides
 from flbench.data import catalogue, sources
 from flbench.reproduce import cells, library, plan, verdicts
 from flbench.reproduce.request import ReproduceRequest
@@ -116,6 +116,91 @@ def test_claims_whose_cells_say_otherwise():
 
 
 @pytest.mark.parametrize("name", PAPERS)
+def test_claim_compares_rows_that_are_measured_by_the_same_metric(name):
+    paper = library.load(name)
+
+    for claim in paper.claims:
+        if claim.reason is not None:
+            continue
+        grid = {(cell.row, cell.column): cell for cell in cells.of_table(paper, claim.table)}
+        row = claim.measured_row or claim.row
+        for column in verdicts._columns(claim, paper):
+            for rival in verdicts._rivals(claim, paper, column):
+                assert grid[row, column].metric == grid[rival].metric, (claim.text, rival)
+
+
+def test_fedcpmds_statistics_are_printed_beside_each_other(monkeypatch):
+    """The published number beside its statistic, and others of the same run without a number."""
+    monkeypatch.setattr(catalogue, "is_available", lambda config: True)
+    made = plan.make(ReproduceRequest("fedcpmd", tables="7,13", scale="full", seeds=1))
+    by_row = defaultdict(dict)
+    for item in made.cells:
+        by_row[item.cell.table, item.cell.row][item.cell.column] = item
+
+    for table, row in (("7", "FedCPMD"), ("13", "JS"), ("13", "Bhattacharyya")):
+        first = by_row[table, row]
+        order = [label for number, label in by_row if number == table]
+        place = order.index(row)
+        beside = [f"{row}, {name}" for name in made.paper.metrics["after local training"].beside]
+        assert order[place + 1 : place + 4] == beside
+        assert beside[-1] == f"{row}, all clients as deployed"
+        protocols = [by_row[table, label]["FMNIST"].cell.metric.protocol for label in beside]
+        assert protocols == ["personal@before", "personal@aggregated", "personal"]
+        for column, item in first.items():
+            assert item.cell.published is not None
+            assert item.cell.metric.protocol == "personal@local"
+            assert item.jobs[0].config.algorithm.paper_evaluation
+            for label in beside:
+                other = by_row[table, label][column]
+                assert other.cell.published is None
+                assert other.jobs[0].key == item.jobs[0].key
+    assert by_row["7", "FedCMD"]["FMNIST"].cell.metric.protocol == "personal"
+
+
+def test_dfedhps_tables_have_its_learning_rates_and_the_participation_of_its_baselines(monkeypatch):
+    monkeypatch.setattr(catalogue, "is_available", lambda config: True)
+    made = plan.make(ReproduceRequest("dfedhp", tables="all", scale="full", seeds=1))
+    runs = defaultdict(set)
+
+    for item in made.cells:
+        if item.cell.table == "payload":
+            continue
+        config = item.jobs[0].config
+        runs[config.partition.scheme, item.cell.dataset].add(item.cell.row)
+        central = item.cell.row in ("FedAvg", "FedPer", "Ditto")
+        assert item.cell.published is None
+        assert config.train.participation == (0.1 if central else 1.0)
+        if item.cell.row in ("DFedHP", "DisPFL+HP"):
+            keys = config.algorithm
+            assert (keys.lr_v, keys.lr_phi, keys.lr_z) == (0.001, 0.01, 0.01)
+        assert config.evaluation.target_accuracy is not None
+        assert config.partition.split[1] == 0  # so the target is one of the test accuracy
+
+    rows = {"FedAvg", "FedPer", "Ditto", "DFedAvg", "DFedAlt", "DisPFL", "DisPFL+HP", "DFedHP"}
+    places = [(s, d) for s in ("dirichlet", "pathological") for d in made.paper.datasets]
+    assert list(made.paper.datasets) == ["CIFAR10", "CIFAR100", "TinyImageNet"]
+    assert runs == dict.fromkeys(places, rows)
+    # Accuracies and rounds to the target are read from the same runs.
+    by_table = defaultdict(set)
+    for item in made.cells:
+        by_table[item.cell.table].add(item.jobs[0].key)
+    assert by_table["dirichlet"] == by_table["rounds-dirichlet"]
+    assert by_table["pathological"] == by_table["rounds-pathological"]
+    for claim in made.paper.claims:
+        rivals = () if claim.over == "all" else claim.over
+        assert not (claim.row == "DFedHP" and "DisPFL+HP" in (*rivals, claim.over))
+
+
+@pytest.mark.parametrize("method", ["dfedhp", "fedavg"])
+def test_dfedhps_preset_has_keys_for_dfedhp_alone(method):
+    file = ROOT / "configs" / "papers" / "dfedhp.yaml"
+
+    config, _ = resolve([from_file(file), from_overrides([f"algorithm={method}"])])
+
+    assert getattr(config.algorithm, "lr_v", None) == (0.001 if method == "dfedhp" else None)
+
+
+@pytest.mark.parametrize("name", PAPERS)
 def test_preset_is_a_configuration_that_run_takes(name):
     file = ROOT / "configs" / "papers" / f"{name}.yaml"
 
@@ -183,6 +268,25 @@ def test_row_with_metrics_of_its_own_has_no_other_cells(facts):
     ]
 
 
+def test_row_without_values_has_none_in_any_column(facts):
+    facts["tables"]["1"] |= {"columns": {"D": {}, "E": {"dataset": "D"}}, "rows": {"A": {}}}
+
+    found = cells.of_table(Paper.model_validate(facts), "1")
+
+    assert [cell.published for cell in found] == [None, None]
+
+
+def test_metric_of_a_row_and_settings_of_a_method_reach_its_cells(facts):
+    facts["metrics"]["G"] = {"what": "v", "metric": "macro_f1"}
+    facts["methods"]["A"] |= {"settings": {"train.participation": 0.5}, "keys": {"lam": 1}}
+    facts["tables"]["1"]["rows"]["A"] = {"values": [1.0], "metric": "G"}
+
+    [cell] = cells.of_table(Paper.model_validate(facts), "1")
+
+    assert cell.metric.metric == ("macro_f1",)
+    assert cell.settings == {"train.participation": 0.5, "algorithm.lam": 1}
+
+
 @pytest.mark.parametrize(
     ("path", "value", "said"),
     [
@@ -195,6 +299,9 @@ def test_row_with_metrics_of_its_own_has_no_other_cells(facts):
         ("tables.1.footnotes", [{"text": "x", "row": "Z"}], "there is no `Z`"),
         ("tables.1.rows.A", [float("nan")], "finite"),
         ("metrics.F", {"what": "w"}, "needs the key `metric`"),
+        ("metrics.F", {"what": "w", "metric": "accuracy", "rounds": 5}, "over: mean"),
+        ("metrics.F", {"what": "w", "metric": "accuracy", "beside": ["G"]}, "there is no `G`"),
+        ("tables.1.rows.A", {"metric": "G"}, "there is no `G`"),
         ("claims", [{"text": "x", "table": "2", "row": "A", "columns": "all"}], "above"),
         (
             "claims",

@@ -292,6 +292,70 @@ def test_round_of_a_curve_stands_for_the_papers(reproduce, tmp_path):
     assert cell(tree, "FedAvg", "round 200")["measured"] == pytest.approx(values[2])
 
 
+def test_rounds_to_target_are_counted_by_the_test_accuracy_and_say_so(reproduce, tmp_path):
+    """The preset has no validation part. One target is reached, the other is not."""
+    keys = ("--dataset", "CIFAR10=digits", "--algos", "dfedhp,dfedavg,dfedalt", *TINY)
+    keys = (*keys, "train.rounds=4", "train.optimizer.lr=0.05", "evaluation.every=1")
+
+    code, out, err = reproduce("dfedhp", "--table", "rounds-dirichlet", *keys)
+    reached = reproduce(
+        "dfedhp", "--table", "rounds-dirichlet", *keys, "evaluation.target_accuracy=0.2"
+    )
+
+    assert code == 0, err
+    assert "by the test accuracy, since there is no validation part" in " ".join(out.split())
+    assert out.count("> 4") == 3
+    said = "test accuracy (there is no validation part) never reached 0.8 in 4 rounds"
+    assert said in " ".join(out.split())
+    assert "DFedHP needs fewer rounds than DFedAvg and DFedAlt" in out
+    bounded = []
+    for folder in runs(tmp_path):
+        if "target_accuracy: 0.2" not in (folder / "config.yaml").read_text():
+            continue
+        with (folder / "metrics.csv").open() as lines:
+            values = {
+                int(row[0]): float(row[4])
+                for row in csv.reader(lines)
+                if row[1:4] == ["test", "personal", "accuracy"]
+            }
+        first = min((number for number, value in values.items() if value >= 0.2), default=None)
+        method = json.loads((folder / "summary.json").read_text())["algorithm"]
+        row = {"dfedhp": "DFedHP", "dfedavg": "DFedAvg", "dfedalt": "DFedAlt"}[method]
+        line = next(line for line in reached[1].splitlines() if line.split()[:1] == [row])
+        assert line.split()[2:4] == ([">", "4"] if first is None else [f"{first:.2f}", "-"])
+        bounded.append(first is None)
+    assert len(bounded) == 3
+    assert not all(bounded)
+
+
+def test_fedcpmds_statistics_of_one_run_are_printed_beside_each_other(reproduce, tmp_path):
+    keys = ("--dataset", "FMNIST=digits", "--algos", "fedcpmd", "--seeds", "1", *TINY)
+
+    code, out, err = reproduce("fedcpmd", *keys, "algorithm.k_p=1", "train.rounds=3")
+
+    assert code == 0, err
+    [folder], [file] = runs(tmp_path), (tmp_path / "reproduce").glob("*.json")
+    tree = json.loads(file.read_text())
+    with (folder / "metrics.csv").open() as lines:
+        rows = [row for row in csv.reader(lines) if row[1] == "test"]
+    for label, protocol in (
+        ("FedCPMD", "personal@local"),
+        ("FedCPMD, before local training", "personal@before"),
+        ("FedCPMD, after mixing", "personal@aggregated"),
+    ):
+        values = [float(r[4]) for r in rows if r[2:4] == [protocol, "accuracy_group_mean"]]
+        assert len(values) == 3
+        assert cell(tree, label, "FMNIST")["measured"] == pytest.approx(100 * np.mean(values))
+    deployed = 100 * metric_of(folder, "test", "personal", "accuracy")
+    label = "FedCPMD, all clients as deployed"
+    assert cell(tree, label, "FMNIST")["measured"] == pytest.approx(deployed)
+    assert cell(tree, "FedCPMD", "FMNIST")["published"] == 97.803
+    assert cell(tree, label, "FMNIST")["published"] is None
+    words = " ".join(out.split())
+    assert "Measured for FedCPMD: accuracy on the test parts of a cluster's clients" in words
+    assert "Measured for FedCPMD, all clients as deployed: correct predictions" in words
+
+
 def test_run_of_another_command_is_used(reproduce, tmp_path):
     keys = [*TINY, "partition.samples=1000", "evaluation.common.every=1", "evaluation.every=1"]
     preset = ["--config", str(library.preset("hfcd")), "--algo", "fedavg"]

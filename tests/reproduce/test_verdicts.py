@@ -1,5 +1,7 @@
 """What becomes of claims, and what is read of runs."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -191,6 +193,30 @@ def test_claim_of_another_table_was_not_requested():
     assert not verdict.asked
 
 
+def test_target_that_a_rival_never_reaches_is_a_lower_bound_of_its_rounds():
+    """Mine needs 40 rounds, B has not reached the target in 100, C in 30."""
+    known = grid(Mine=[40.0], C=[30.0])
+    place = ("1", "B", "X")
+    known[place] = replace(known[place], at_least={0: 101.0})
+
+    fewer = decide(known, over=("B",), below=1)
+    more = decide(known, over=("B", "C"), below=1)
+    above = decide(known, over=("B",), above=1)
+
+    assert (fewer.outcome, fewer.measured) == ("held", -61.0)
+    assert (more.outcome, more.measured) == ("did not hold", 10.0)
+    assert above.outcome == "cannot be decided"
+    assert "B (X)" in above.why
+
+
+def test_claim_may_be_decided_by_the_numbers_of_another_row():
+    known = grid(Mine=[90.0], C=[66.0], B=[60.0])
+
+    verdict = decide(known, measured_row="C", over=("B",), above=9)
+
+    assert (verdict.outcome, verdict.measured, verdict.printed) == ("did not hold", 6.0, 10.0)
+
+
 def test_claim_with_a_reason_cannot_be_decided():
     verdict = verdicts.decide(Claim(text="x", reason="no numbers"), PAPER, {}, ("1",))
 
@@ -216,6 +242,9 @@ def test_metrics_of_the_last_round_and_over_rounds_equal_numpy():
 
     assert measure.read(metric(), ROWS) == pytest.approx(90.0)
     assert measure.read(metric(over="mean"), ROWS) == pytest.approx(values.mean())
+    last = measure.read(metric(over="mean", rounds=6), ROWS)  # rounds 5 to 10 of those evaluated
+    assert last == pytest.approx(values[1:].mean())
+    assert measure.read(metric(over="mean", rounds=5), ROWS) == pytest.approx(90.0)
     variance = measure.read(metric(over="variance", unit="percent^2"), ROWS)
     assert variance == pytest.approx(values.var())
     assert measure.read(metric(protocol="head"), ROWS) == pytest.approx(10.0)
