@@ -158,9 +158,7 @@ class _StackedPhase:
         trees = [tree for source in sources for tree in (source.stacked, source.shared)]
         # The order of the names is part of the kind: buffers and gradients are in that order.
         names = tuple(tuple(source.names) for source in sources)
-        self._inputs, self._kind = self._stack.environment.traces.gather(
-            (self._phase, names), *trees
-        )
+        self._inputs = self._stack.environment.traces.gather(self._phase, *trees, what=names)
         self._window = (torch.empty(0),)
         self._optimizer.reorder(index)
         self._recorded = [
@@ -254,10 +252,12 @@ class _StackedPhase:
         """
         compute = self._gradients if self._phase.gradient is None else self._hook_gradients
         x, y, mask, key = batch
-        # Without padding the mask is constant, and no input of the trace.
-        given = [x, y, key, number] if full else [x, y, key, number, mask]
-        kind, step = (self._kind, full, count), partial(compute, number, full, batch, count)
-        return self._stack.environment.traces.take(kind, step, self._inputs, given)
+        step = partial(compute, number, full, batch, count)
+        given = [x, y, key, number]
+        moving, constants = ([], [mask]) if full else ([mask], [])  # full: all entries are True
+        return self._stack.environment.traces.take(
+            self._inputs, step, [*given, *moving], what=(full, count), constants=constants
+        )
 
     def _hook_gradients(
         self, number: Tensor, full: bool, batch: Any, count: int

@@ -50,8 +50,10 @@ class Training:
             dtype=environment.dtype,
             has_batchnorm=environment.has_batchnorm,
         )
-        self._inputs, self._kind = environment.traces.gather(
-            (type(module), self._phase), module.leaves, module.start, module.ctx
+        # A module may read its learning rate, which a schedule changes from round to round.
+        rate = {"lr": torch.tensor(module.lr, dtype=torch.float64)}
+        self._inputs = environment.traces.gather(
+            self._phase, module.leaves, module.start, module.ctx, rate, what=(type(module),)
         )
         self.steps = 0
 
@@ -133,9 +135,10 @@ class Training:
         env = self._environment
         if env.scaler:  # its factor changes from step to step and is no input of a trace
             return self._compute(batch)
-        # The mask is no input: a batch of this engine has no padding, so the mask is constant.
         given = [batch.x, batch.y, batch.key, batch.step]
-        return env.traces.take(self._kind, partial(self._compute, batch), self._inputs, given)
+        step = partial(self._compute, batch)
+        # A batch of this engine has no padding, so the mask is constant.
+        return env.traces.take(self._inputs, step, given, constants=[batch.mask])
 
     def _compute(self, batch: Batch) -> StepResult:
         """Return the results of a step, computed by the module."""

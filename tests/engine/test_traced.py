@@ -1,5 +1,6 @@
 """Traced steps do what the steps do, bit for bit, for every method; doubtful ones are not kept."""
 
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -38,15 +39,15 @@ def inputs(seed: int) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(3, 4, generator=made), torch.randn(3, generator=made)
 
 
-def take(
-    traces: Traces, kind: object, step: Callable[..., Any], given: Sequence[torch.Tensor]
-) -> Any:
-    return traces.take(kind, partial(step, *given), given)
+def take(traces: Traces, kind: Any, step: Callable[..., Any], given: Sequence[torch.Tensor]) -> Any:
+    """Take the only step of a phase."""
+    inputs = traces.gather(kind, {str(k): x for k, x in enumerate(given)})
+    return traces.take(inputs, partial(step, *given))
 
 
 def known_of(traces: Traces) -> dict[object, traced.Known]:
-    """Return what is known of each kind; the batch of these steps has no tensors."""
-    return {kind: known for (kind, _), known in traces._known.items()}
+    """Return what is known of each kind."""
+    return {kind._parts[0]: known for (kind, _, _), known in traces._known.items()}
 
 
 def trace_of(step: Callable[..., Any], given: Sequence[torch.Tensor]) -> traced.Trace:
@@ -145,6 +146,7 @@ READERS = {
     "repeated": lambda x, t: x * len(x.repeat_interleave(t.long())),
     "list": lambda x, t: x * t.tolist(),
     "array": lambda x, t: x * float(t.numpy()),
+    "shape in place": lambda x, t: (x * t).reshape(2, 2).t_().t(),
     "random numbers": lambda x, t: x + torch.rand_like(x) * 0 + t,
 }
 
@@ -176,6 +178,90 @@ def test_a_step_with_nan_is_compared_bit_by_bit():
         take(traces, "kind", lambda x: [x * 2], [torch.tensor([x])])
 
     assert known_of(traces)["kind"].trusted is True
+
+
+@pytest.fixture
+def examined(monkeypatch):
+    """The tensors whose values are examined."""
+    seen, bits = [], traced._bits
+    monkeypatch.setattr(traced, "_bits", lambda x: (seen.append(x), bits(x))[1])
+    return seen
+
+
+@pytest.mark.usefixtures("soon")
+def test_inputs_are_examined_once_in_a_phase(examined):
+    """And no longer when they have changed between two steps that were compared."""
+    traces = Traces()
+
+    def phase(number, *moving, rate=1.0):
+        tree = {"rate": torch.tensor(rate), "moving": torch.tensor(moving[0])}
+        inputs = traces.gather("phase", tree)
+        for value in moving:
+            tree["moving"].fill_(value)
+            examined.clear()
+            step = partial(lambda rate, moving: [rate * moving], **tree)
+            assert traces.take(inputs, step)[0] == rate * value
+            yield len(examined)
+
+    assert list(phase(0, 1.0, 2.0, 3.0, 4.0, 5.0)) == [0, 2, 2, 0, 0]  # look, record, compare
+    assert list(phase(1, 1.0, 2.0, 3.0)) == [1, 0, 0]
+    assert list(phase(2, 1.0, 2.0, 3.0, rate=2.0)) == [2, 0, 0]  # compared again
+    assert list(phase(3, 1.0, 2.0, 3.0, rate=3.0)) == [0, 0, 0]
+
+
+@pytest.mark.usefixtures("soon")
+def test_a_batch_that_was_always_the_same_is_examined_in_each_step():
+    """A client may have samples of one class in its first steps."""
+    traces, found = Traces(), []
+    inputs = traces.gather("phase", {})
+
+    def step(x, y):
+        with torch._C.DisableTorchFunction(), torch.utils._python_dispatch._disable_current_modes():
+            label = y.item()  # nobody notices
+        return [x * label]
+
+    def steps(*labels):
+        for label in labels:
+            batch = [torch.tensor(float(len(found) + 1)), torch.tensor(label)]
+            found.append(float(traces.take(inputs, partial(step, *batch), batch)[0]))
+
+    steps(1.0, 1.0, 1.0, 1.0, 1.0)
+    with pytest.warns(traced.TraceWarning):
+        steps(2.0, 2.0)
+
+    assert found == [1.0, 2.0, 3.0, 4.0, 5.0, 12.0, 14.0]
+
+
+@pytest.mark.usefixtures("soon")
+def test_a_constant_that_changes_is_noticed():
+    """A loss term may own a table that somebody writes to between two phases."""
+    table, traces = torch.ones(3), Traces()
+
+    def step(x):
+        return [x * table.sum()]
+
+    for number in range(8):
+        table.fill_(1.0 + number // 5)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", traced.TraceWarning)
+            [found] = take(traces, "kind", step, [torch.tensor(float(number))])
+        assert found == number * 3.0 * (1.0 + number // 5)
+
+
+@pytest.mark.usefixtures("soon")
+def test_a_constant_that_is_made_in_each_step_has_no_trace():
+    """Nobody knows what it is made of."""
+    traces = Traces()
+
+    def step(x):
+        with torch.utils._python_dispatch._disable_current_modes():
+            made = torch.ones(1)
+        return [x * made]
+
+    for number in range(5):
+        assert take(traces, "kind", step, [torch.tensor(float(number))])[0] == number
+
+    assert known_of(traces)["kind"].trusted is False
 
 
 def test_long_steps_stay_as_they_are(monkeypatch):
@@ -222,11 +308,12 @@ def test_order_and_sharing_of_tensors_belong_to_a_kind():
     one, other = torch.zeros(2), torch.ones(2)
 
     def kind(*trees, what="phase"):
-        return Traces().gather(what, *trees)[1]
+        return Traces().gather(what, *trees).kind
 
-    tensors, first = Traces().gather("phase", {"a": one, "b": other}, {"a": one})
+    inputs = Traces().gather("phase", {"a": one, "b": other}, {"a": one})
+    first = inputs.kind
 
-    assert [id(x) for x in tensors] == [id(one), id(other)]
+    assert [id(x) for x in inputs.tensors] == [id(one), id(other)]
     assert first == kind({"a": other, "b": one}, {"a": other})
     assert first != kind({"a": other, "b": one}, {"a": other}, what="another")
     assert first != kind({"b": other, "a": one}, {"a": one})
@@ -237,9 +324,10 @@ def test_order_and_sharing_of_tensors_belong_to_a_kind():
 def test_equal_kinds_are_one_object():
     traces = Traces()
 
-    kinds = [traces.gather("phase", {"a": torch.zeros(2)})[1] for _ in range(2)]
+    first, second = (traces.gather("phase", {"a": torch.zeros(2)}) for _ in range(2))
 
-    assert kinds[0] is kinds[1]
+    assert first.kind is second.kind
+    assert first.number != second.number
 
 
 def operations(trace: traced.Trace) -> int:
@@ -291,6 +379,22 @@ def test_views_that_lead_back_are_left_out():
 
     assert operations(trace) == 1
     assert torch.equal(trace.replay(x)[0], x.exp())
+
+
+def test_a_view_of_another_input_is_not_left_out():
+    """Two inputs may share memory when the step is recorded, and not when it is replayed."""
+    both = torch.arange(3.0)
+    trace = trace_of(lambda x, y: [y.view(3, 1).view(3) - x], [both, both.view(3)])
+
+    assert trace.replay(torch.ones(3), torch.full((3,), 5.0))[0].tolist() == [4.0, 4.0, 4.0]
+
+
+def test_an_error_of_a_step_is_an_error_of_its_replay():
+    """A singular matrix; nobody reads what the operation that notices it returns."""
+    trace = trace_of(lambda x: [torch.linalg.inv(x)], [torch.eye(2)])
+
+    with pytest.raises(torch.linalg.LinAlgError):
+        trace.replay(torch.zeros(2, 2))
 
 
 def test_a_replay_gives_no_leaf_away():
