@@ -6,6 +6,7 @@ kept between calls. So an actor that dies is restarted, and its clients are trai
 
 import os
 import socket
+import warnings
 from typing import Any, Final
 
 import numpy as np
@@ -28,6 +29,7 @@ from flbench.engine.base import (
     find_device,
     open_device,
 )
+from flbench.engine.traced import TraceWarning
 
 RESTARTS: Final = 3
 """Restarts of an actor before the run fails."""
@@ -108,13 +110,15 @@ class RayEngine:
                     )
                 )
         try:
-            parts = [_unpacked(arrays) for arrays in ray.get(calls)]
+            returned = ray.get(calls)
         except ray.exceptions.ActorDiedError as error:
             raise RunError(
                 f"a worker of engine.name=ray died {RESTARTS + 1} times, possibly for lack of"
                 " memory. Lower engine.workers."
             ) from error
-        return _in_order(parts, ids)
+        for note in dict.fromkeys(note for arrays in returned for note in arrays["notes"]):
+            warnings.warn(note, TraceWarning, stacklevel=2)
+        return _in_order([_unpacked(arrays) for arrays in returned], ids)
 
     def block(self, batch_size: int) -> int | None:
         """Return None: each actor decides how many clients it stacks."""
@@ -173,7 +177,7 @@ class Actor:
         settings: RoundSettings,
         observe: tuple[Step, ...],
     ) -> dict[str, Any]:
-        """Train these clients; return the fields of `Results` as NumPy arrays.
+        """Train these clients; return the fields of `Results` as NumPy arrays, and notes.
 
         Args:
             program: See `Engine.run`.
@@ -191,18 +195,19 @@ class Actor:
             index = torch.tensor([place[client] for client in wanted.tolist()])
             return {name: value[index] for name, value in tree.items()}
 
-        results = self._engine.run(
-            program,
-            torch.from_numpy(ids.copy()),
-            rows=lambda wanted: some(kept, wanted),
-            dispatch=lambda wanted: Dispatch(
-                shared,
-                Message(some(mine.values, wanted), some(mine.mask, wanted)),
-                dispatch[2],
-            ),
-            settings=settings,
-            observe=observe,
-        )
+        with warnings.catch_warnings(record=True) as caught:
+            results = self._engine.run(
+                program,
+                torch.from_numpy(ids.copy()),
+                rows=lambda wanted: some(kept, wanted),
+                dispatch=lambda wanted: Dispatch(
+                    shared,
+                    Message(some(mine.values, wanted), some(mine.mask, wanted)),
+                    dispatch[2],
+                ),
+                settings=settings,
+                observe=observe,
+            )
         return {
             "ids": results.ids.numpy(),
             "steps": results.steps.numpy(),
@@ -211,6 +216,7 @@ class Actor:
             "sent": _packed(results.sent),
             "observed": _arrays(results.observed),
             "failures": results.failures,
+            "notes": [str(x.message) for x in caught if issubclass(x.category, TraceWarning)],
         }
 
 
