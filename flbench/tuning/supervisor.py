@@ -52,8 +52,9 @@ class Supervisor:
 
     Inside it, the first SIGINT or SIGTERM raises KeyboardInterrupt in the main thread, as Ctrl-C
     does. Within `waiting()` it does not, because the signal could arrive in the middle of Ray's own
-    code; there `check` raises StudyStopped at the next step of Ray Tune. If the main thread has not
-    ended after `STOP_SECONDS`, the process is ended with exit code 130.
+    code: there SIGTERM ends the process at once without a report, and after SIGINT `check` raises
+    StudyStopped at the next step of Ray Tune. If the main thread has not ended after
+    `STOP_SECONDS`, the process is ended with exit code 130.
 
     When a server is lost, `check` raises StudyStopped too, and the process ends with exit code 1.
 
@@ -192,10 +193,14 @@ class Supervisor:
         """Receive signals, look after the servers, and end the process if it is time."""
         while not self._closed:
             ready, _, _ = select([self._wake], [], [], INTERVAL)
-            if ready and any(number in SIGNALS for number in self._wake.recv(100)):
+            received = self._wake.recv(100) if ready else b""
+            if any(number in SIGNALS for number in received):
                 now = time.monotonic()
                 self._stopped = self._stopped or now
-                self._impatient = now - self._stopped > IMPATIENCE
+                # SIGTERM is often sent to Ray's servers too. When they end, Ray's library ends this
+                # process within half a second, without a message and with exit code 1.
+                is_urgent = self._waiting and signal.SIGTERM in received
+                self._impatient = is_urgent or now - self._stopped > IMPATIENCE
             self._look()
             if not self._closed and (self._impatient or self._is_late(time.monotonic())):
                 self._end()

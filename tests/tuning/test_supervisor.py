@@ -78,8 +78,10 @@ def end(process: subprocess.Popen) -> tuple[int, str, float]:
 WITHIN = "with found.waiting(): block()"
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("body", ["block()", WITHIN])
+@pytest.mark.parametrize(
+    ("number", "body"),
+    [(signal.SIGINT, "block()"), (signal.SIGTERM, "block()"), (signal.SIGINT, WITHIN)],
+)
 def test_process_that_is_blocked_ends_after_a_signal(begin, tmp_path, number, body):
     process = begin(body)
     process.send_signal(number)
@@ -90,6 +92,19 @@ def test_process_that_is_blocked_ends_after_a_signal(begin, tmp_path, number, bo
     assert said == "note: interrupted. Resume with: X.\ninterrupted\n"
     assert (tmp_path / "report").read_text() == "report"
     assert seconds < 10
+
+
+def test_termination_within_ray_ends_the_process_at_once(begin, tmp_path):
+    """Ray's library would end it soon, without a message, when its servers have the signal too."""
+    process = begin(WITHIN)
+    process.send_signal(signal.SIGTERM)
+
+    code, said, seconds = end(process)
+
+    assert code == 130
+    assert said == "note: interrupted. Resume with: X.\ninterrupted\n"
+    assert not (tmp_path / "report").exists()
+    assert seconds < 1
 
 
 def test_process_that_is_blocked_ends_after_the_loss_of_a_server(begin, tmp_path, server):
@@ -145,7 +160,7 @@ def test_main_thread_that_returns_ends_by_itself(begin, tmp_path):
         sys.exit(7)
 """
     process = begin(body)
-    process.send_signal(signal.SIGTERM)
+    process.send_signal(signal.SIGINT)
 
     code, said, _ = end(process)
 
