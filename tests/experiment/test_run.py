@@ -18,7 +18,6 @@ import pytest
 import torch
 
 from flbench.algorithms import ALGORITHMS
-from flbench.algorithms.fedavg import FedAvg
 from flbench.cli import app
 from flbench.client.program import LocalProgram, Phase, Transform
 from flbench.config.resolve import resolve
@@ -791,28 +790,3 @@ def test_dropped_statistics_make_no_global_model(tmp_path):
     assert "gm" in average["last"]["test"]
     assert "gm" not in drop["last"]["test"]
     assert any("gm is not reported" in note for note in drop["notes"])
-
-
-class JudgesSome(FedAvg):
-    """FedAvg with a second deployment for clients 1 and 3."""
-
-    def deploy(self, state, ids):
-        found = super().deploy(state, ids)
-        return found | {"some": replace(found["personal"], clients=torch.tensor([1, 3]))}
-
-
-def test_a_deployment_can_be_for_some_clients_only():
-    built = build("algorithm=fedavg")
-    some = JudgesSome(built.config.algorithm, built.algorithm.setting)
-    state = built.start()
-    settings = settings_of(built.config, some, state)
-
-    own = (
-        replace(built.evaluator(print), algorithm=some)
-        .evaluate(state, settings, common=False)
-        .local
-    )
-
-    evaluated, everyone = own["some", "test"], own["personal", "test"]
-    assert evaluated.evaluated.nonzero().flatten().tolist() == [1, 3]
-    assert torch.equal(evaluated.correct[[1, 3]], everyone.correct[[1, 3]])
