@@ -180,9 +180,9 @@ def cohort_accuracy(rows: list[Row]) -> Summary | None:
         rounds of `accuracy_group_mean`, by moment of the round; None if the method does not report
         it (see `Algorithm.cohort_groups`).
 
-    >>> rows = [Row(k, "test", "personal@local", "accuracy_group_mean", k / 10) for k in (8, 9)]
+    >>> rows = [Row(k, "test", "personal@local", "accuracy_group_mean", k / 4) for k in (1, 3)]
     >>> cohort_accuracy(rows)
-    {'first_round': 8, 'last_round': 9, 'validation': {}, 'test': {'after local training': 0.85}}
+    {'first_round': 1, 'last_round': 3, 'validation': {}, 'test': {'after local training': 0.5}}
     """
     mine = [row for row in rows if row.metric == "accuracy_group_mean"]
     if not mine:
