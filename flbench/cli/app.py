@@ -4,17 +4,18 @@ Each command imports the file that carries it out when it is called, so that `fl
 not wait for PyTorch.
 """
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 from typer.core import TyperGroup
 
 from flbench import __version__
 from flbench.core import files
-from flbench.core.errors import RunError, UserError
+from flbench.core.errors import RunError, UserError, shortened
 from flbench.core.printable import printable
 
 # What PyTorch's messages contain when memory runs out, on a GPU and on the CPU.
@@ -26,6 +27,7 @@ OUT_OF_MEMORY = (
 )
 # Typer has its own copy of Click, without a public name for the base of its errors.
 USAGE_ERROR: Any = typer.BadParameter.__base__
+MAX_MESSAGES: Final = 20  # messages about wrong input that are printed
 
 
 class CommandGroup(TyperGroup):
@@ -79,17 +81,21 @@ def _exit_codes() -> Iterator[None]:
 
 
 def _print_error(error: object) -> None:
-    for line in printable(str(error)).splitlines():
-        typer.echo(f"error: {line}", err=True)
+    """Print an error, one message per line; long messages are cut in the middle."""
+    lines = printable(str(error)).splitlines()
+    for line in lines[:MAX_MESSAGES]:
+        typer.echo(f"error: {shortened(line)}", err=True)
+    if len(lines) > MAX_MESSAGES:
+        typer.echo(f"error: and {len(lines) - MAX_MESSAGES:,} more errors.", err=True)
 
 
 @contextmanager
 def _printable_usage_errors() -> Iterator[None]:
-    """Let Typer print no control characters and no password when it names a wrong argument."""
+    """Let Typer name a wrong argument without control characters, passwords and long texts."""
     try:
         yield
     except USAGE_ERROR as error:
-        error.message = printable(error.message)
+        error.message = shortened(printable(error.message))
         raise
 
 
@@ -594,6 +600,11 @@ def main(arguments: list[str] | None = None) -> int:
     Returns:
         The exit code.
     """
+    given = sys.argv[1:] if arguments is None else arguments
+    for argument in given:
+        if not files.is_text(argument):
+            _print_error(f"the argument {argument!r} contains NUL or is not UTF-8 text.")
+            return 2
     try:
         app(args=arguments, prog_name="flbench")
     except SystemExit as stop:

@@ -166,7 +166,8 @@ def _error_message(items: Sequence[Any], schema: type[BaseModel], origins: dict[
         keys = _keys_at(schema, location[:-1])
         where = f"`{_path(location[:-1])}`" if location[1:] else "the configuration"
         hint = did_you_mean(str(location[-1]), keys) or _elsewhere(schema, str(location[-1]))
-        return f"`{path}` is not a key of {where} ({place}).{hint} Keys there: {', '.join(keys)}."
+        listed = f" Keys there: {', '.join(keys)}."
+        return f"`{path}` is not a key of {where} ({place}).{hint or listed}"
     if kind == "missing":
         return f"`{path.rpartition('.')[0]}` is too short: it needs more values ({place})."
     if kind in ("too_short", "too_long"):

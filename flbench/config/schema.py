@@ -276,7 +276,9 @@ class EngineConfig(Strict):
         description="ray: address of a running cluster, or auto to find one (default: start one)",
     )
     device: str = Field(
-        "auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto, cpu, cuda or cuda:INDEX"
+        "auto",
+        pattern=r"^(auto|cpu|cuda(:[0-9]{1,4})?)$",
+        description="auto, cpu, cuda or cuda:INDEX",
     )
     block: int | None = Field(
         None,

@@ -1,16 +1,16 @@
 """Layers of configuration values, read from YAML files or from `key=value` overrides."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-import yaml
-
+from flbench.core import files
 from flbench.core.errors import ConfigError
+from flbench.core.plain_yaml import PlainYamlError, parse
 
 MAX_BYTES: Final = 1_000_000
-MAX_VALUES: Final = 10_000
+MAX_DEPTH: Final = 20  # parts of a dotted key
 NAMED_SECTIONS: Final = ("algorithm", "model", "engine", "train.optimizer", "train.schedule")
 """Sections that can be given by their key `name` alone: `algorithm: fedprox`."""
 
@@ -37,44 +37,29 @@ def from_file(path: Path) -> Layer:
         path: The file.
 
     Raises:
-        ConfigError: The file cannot be read, is too large or not valid YAML, has a key twice, or
-            its top level is not a mapping. The message names the file and, if known, the line.
+        ConfigError: The file cannot be read, is too large, is not YAML of plain values (see
+            `flbench.core.plain_yaml`), or its top level is not a mapping. The message names the
+            file and, if known, the line.
     """
     try:
-        if path.stat().st_size > MAX_BYTES:
-            raise ConfigError(
-                f"{path} is larger than {MAX_BYTES:,} bytes, too large for a configuration."
-            )
-        text = path.read_text(encoding="utf-8")
+        text = files.read_text(path, MAX_BYTES)
     except OSError as error:
         raise ConfigError(f"the configuration {path} cannot be read: {error.strerror}.") from error
     except UnicodeDecodeError as error:
         raise ConfigError(
             f"the configuration {path} is not UTF-8 text. Save it as UTF-8."
         ) from error
-    loader = yaml.SafeLoader(text)
     try:
-        node = loader.get_single_node()
-        if node is None:
-            return Layer({})
-        if not isinstance(node, yaml.MappingNode):
-            raise ConfigError(
-                f"{path}:{node.start_mark.line + 1} must contain keys with values, like `seed: 1`."
-            )
-        origins: dict[str, str] = {}
-        for count, (dotted, line) in enumerate(_lines(node, str(path))):
-            if count >= MAX_VALUES:
-                raise ConfigError(
-                    f"{path} has more than {MAX_VALUES:,} values, too many for a configuration."
-                )
-            origins[dotted] = f"{path}:{line}"
-        return Layer(_expand_names(loader.construct_document(node), origins), origins)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{_where(error, path)}: {_what(error)}") from error
-    except RecursionError as error:
-        raise ConfigError(f"{path} is nested too deeply for a configuration.") from error
-    finally:
-        loader.dispose()
+        tree, lines = parse(text)
+    except PlainYamlError as error:
+        where = path if error.line is None else f"{path}:{error.line}"
+        raise ConfigError(f"{where}: {error}") from error
+    if tree is None:
+        return Layer({})
+    if not isinstance(tree, dict):
+        raise ConfigError(f"{path} must contain keys with values, like `seed: 1`.")
+    origins = {dotted: f"{path}:{line}" for dotted, line in lines.items()}
+    return Layer(_expand_names(tree, origins), origins)
 
 
 def from_overrides(items: Sequence[str], origin: str = "command line") -> Layer:
@@ -102,13 +87,16 @@ def from_overrides(items: Sequence[str], origin: str = "command line") -> Layer:
             raise ConfigError(
                 f"`{item}` ({origin}) must have the form key=value, for example train.rounds=100."
             )
-        try:
-            value = yaml.safe_load(text)
-        except yaml.YAMLError as error:
+        if len(keys) > MAX_DEPTH:
             raise ConfigError(
-                f"the value of `{dotted}` ({origin}) cannot be read: {_what(error)}"
+                f"`{dotted}` ({origin}) has {len(keys):,} parts; no key has more than {MAX_DEPTH}."
+            )
+        try:
+            tree, _ = parse(text)
+        except PlainYamlError as error:
+            raise ConfigError(
+                f"the value of `{dotted}` ({origin}) cannot be read: {error}"
             ) from error
-        tree: Any = value
         for key in reversed(keys):
             tree = {key: tree}
         origins = dict.fromkeys((dotted.strip(), *leaves(tree)), origin)
@@ -142,6 +130,9 @@ def merge(layers: Sequence[Layer]) -> tuple[dict[str, Any], dict[str, str]]:
 
     Args:
         layers: The layers, in ascending priority.
+
+    Raises:
+        ConfigError: One layer has keys where another one has a value that is not a section.
     """
     tree: dict[str, Any] = {}
     origins: dict[str, str] = {}
@@ -157,17 +148,41 @@ def merge(layers: Sequence[Layer]) -> tuple[dict[str, Any], dict[str, str]]:
                     for path, place in origins.items()
                     if not path.startswith(f"{section}.")
                 }
+        _check_sections(tree, layer.tree, origins, layer.origins)
         _merge_into(tree, layer.tree)
         origins |= layer.origins
     return tree, origins
+
+
+def _check_sections(
+    below: dict[str, Any],
+    above: dict[str, Any],
+    origins_below: dict[str, str],
+    origins_above: dict[str, str],
+    prefix: str = "",
+) -> None:
+    """Raise a ConfigError if a key has keys below it in one tree, and a value in the other."""
+    for key in (key for key in below if key in above):
+        path, values = f"{prefix}{key}", (below[key], above[key])
+        kinds = [isinstance(value, dict) for value in values]
+        if all(kinds):
+            _check_sections(*values, origins_below, origins_above, f"{path}.")
+        elif any(kinds):
+            value, origins = (values[0], origins_below) if kinds[1] else (values[1], origins_above)
+            section = origins_above if kinds[1] else origins_below
+            name = next((name for name in section if name.startswith(f"{path}.")), path)
+            raise ConfigError(
+                f"`{path}` has the value {value!r} ({origins.get(path, 'unknown origin')}), but"
+                f" `{name}` ({section.get(name, 'unknown origin')}) makes it a section. Remove one"
+                " of the two."
+            )
 
 
 def _merge_into(below: dict[str, Any], above: dict[str, Any]) -> None:
     """Override values of nested dicts by those of others, in place, without aliasing the latter."""
     for key, value in above.items():
         if isinstance(value, dict):
-            there = below.get(key)
-            below[key] = dict(there) if isinstance(there, dict) else {}
+            below.setdefault(key, {})
             _merge_into(below[key], value)
         else:
             below[key] = value
@@ -184,40 +199,3 @@ def _expand_names(tree: dict[str, Any], origins: dict[str, str]) -> dict[str, An
             part[key] = {"name": part[key]}
             origins[f"{path}.name"] = origins.pop(path)
     return tree
-
-
-def _lines(node: yaml.MappingNode, path: str, prefix: str = "") -> Iterator[tuple[str, int]]:
-    """Yield the dotted path and line number of every key of a YAML mapping.
-
-    Raises:
-        ConfigError: A key is not a string, or a mapping has a key twice.
-    """
-    seen: set[str] = set()
-    for key, value in node.value:
-        line = key.start_mark.line + 1
-        name = str(key.value)
-        if key.tag != "tag:yaml.org,2002:str":
-            raise ConfigError(f"{path}:{line}: a key must be a word, got `{prefix}{name}`.")
-        if name in seen:
-            raise ConfigError(
-                f"{path}:{line}: the key `{prefix}{name}` appears twice. Remove one of the two."
-            )
-        seen.add(name)
-        yield f"{prefix}{name}", line
-        if isinstance(value, yaml.MappingNode):
-            yield from _lines(value, path, f"{prefix}{name}.")
-
-
-def _where(error: yaml.YAMLError, path: Path) -> str:
-    """Return the file and, if the error has one, the line of a YAML error."""
-    mark = getattr(error, "problem_mark", None)
-    return f"{path}:{mark.line + 1}" if mark is not None else str(path)
-
-
-def _what(error: yaml.YAMLError) -> str:
-    """Return the description of a YAML error, as the end of a sentence."""
-    if "unhashable" in str(error):
-        return "a key must be a word."
-    if isinstance(error, yaml.constructor.ConstructorError):
-        return f"{error.problem}. Only plain values are accepted, no Python objects."
-    return f"{getattr(error, 'problem', None) or error}."

@@ -3,6 +3,7 @@
 A file that cannot be read raises a DataError that names the file, the defect and the cure.
 """
 
+import csv
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,9 +12,9 @@ from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile
 
-import yaml
-
+from flbench.core import files
 from flbench.core.errors import DataError
+from flbench.core.plain_yaml import PlainYamlError, parse
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -31,7 +32,7 @@ def read_json(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     with as_data_error(path):
-        return _mapping(json.loads(path.read_text(encoding="utf-8")))
+        return _mapping(json.loads(files.read_text(path)))
 
 
 def read_yaml(path: Path, *, required: bool = False) -> dict[str, Any]:
@@ -53,7 +54,7 @@ def read_yaml(path: Path, *, required: bool = False) -> dict[str, Any]:
             raise DataError(f"{path} is missing. Restore it from a copy.")
         return {}
     with as_data_error(path):
-        return _mapping(yaml.safe_load(path.read_text(encoding="utf-8")))
+        return _mapping(parse(files.read_text(path))[0])
 
 
 def unix_milliseconds(time: str) -> int:
@@ -84,7 +85,10 @@ def as_data_error(path: Path) -> Iterator[None]:
     Raises:
         DataError: The block raised one of these errors.
     """
-    errors = (KeyError, TypeError, ValueError, AttributeError, EOFError, BadZipFile, yaml.YAMLError)
+    errors = (
+        *(KeyError, TypeError, ValueError, AttributeError, EOFError, RecursionError),
+        *(BadZipFile, csv.Error),
+    )
     cure = "Repair it, or replace it by an intact copy."
     try:
         yield
@@ -105,7 +109,6 @@ def _description(error: Exception) -> str:
     """Return the description of an error in one line."""
     if isinstance(error, KeyError):
         return f"`{error.args[0]}` is missing"
-    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
-        mark = error.problem_mark
-        return f"{error.problem}: line {mark.line + 1} column {mark.column + 1}"
+    if isinstance(error, PlainYamlError) and error.line is not None:
+        return f"line {error.line}: {str(error).removesuffix('.')}"
     return " ".join(str(error).split()) or type(error).__name__

@@ -2,6 +2,9 @@
 
 from collections.abc import Iterable
 from difflib import get_close_matches
+from typing import Final
+
+MAX_MESSAGE: Final = 300  # characters
 
 
 class UserError(Exception):
@@ -31,6 +34,24 @@ class RunError(Exception):
 
 class DivergedError(RunError):
     """A model has weights that are not finite, and the run cannot continue without it."""
+
+
+def shortened(text: str, length: int = MAX_MESSAGE) -> str:
+    """Return a text of at most `length` characters: the middle of a longer one is left out.
+
+    Args:
+        text: The text.
+        length: Largest number of characters, at least 60.
+
+    >>> shortened("a" * 100 + "z" * 100, length=60)
+    'aaaaaaaaaaaaaaaa ... (140 characters left out) ... zzzzzzzzz'
+    """
+    if len(text) <= length:
+        return text
+    kept = length - 41  # the mark takes at most 41 characters, for fewer than a billion left out
+    head = kept * 2 // 3
+    mark = f" ... ({len(text) - kept:,} characters left out) ... "
+    return text[:head] + mark + text[len(text) - (kept - head) :]
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

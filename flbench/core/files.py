@@ -1,15 +1,64 @@
-"""Atomic writing of files: after a crash a file has its old content or its new content."""
+"""Reading of files, and atomic writing: after a crash a file has its old or its new content."""
 
 import errno
 import fcntl
 import os
+import re
+import stat
 from pathlib import Path
 from typing import IO, Final
 
 from flbench.core.errors import UserError
 
+NOT_TEXT: Final = re.compile("[\0\ud800-\udfff]")
 DISK_ERRORS: Final = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS)
 """Error numbers of a failing disk (exit code 1). The user can correct other errors of a file."""
+
+
+def is_text(text: str) -> bool:
+    r"""Return whether a text can be the name of a file, and be written in UTF-8.
+
+    It must contain neither NUL nor a surrogate, by which Python stands for a byte of a file's name
+    or of an argument that is not UTF-8.
+
+    Args:
+        text: The text.
+
+    >>> is_text("Ünï"), is_text("\udcff"), is_text("\0")
+    (True, False, False)
+    """
+    return NOT_TEXT.search(text) is None
+
+
+def check_regular(path: Path) -> None:
+    """Check that a path is a file or a folder. Reading a pipe or a device might never end.
+
+    Args:
+        path: The path. Links are followed.
+
+    Raises:
+        OSError: The path does not exist, or is a pipe, a socket or a device.
+    """
+    mode = path.stat().st_mode
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        raise OSError(errno.EINVAL, "it is a pipe, a socket or a device, not a file", str(path))
+
+
+def read_text(path: Path, limit: int | None = None) -> str:
+    """Return the content of a file in UTF-8.
+
+    Args:
+        path: The file.
+        limit: Largest number of bytes; None for any number.
+
+    Raises:
+        OSError: The file cannot be read, is no regular file, or is larger than `limit`.
+        UnicodeDecodeError: The content is not UTF-8.
+    """
+    check_regular(path)
+    if limit is not None and path.stat().st_size > limit:
+        raise OSError(errno.EFBIG, f"it is larger than {limit:,} bytes", str(path))
+    return path.read_text(encoding="utf-8")
 
 
 def write(path: Path, content: bytes) -> None:
@@ -69,7 +118,9 @@ def lock_folder(folder: Path) -> IO[str]:
         UserError: Another process has locked the folder, or the folder cannot be written to.
     """
     try:
-        lock = (folder / ".lock").open("w")
+        # A pipe of this name would make a simple `open` wait for a reader.
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NONBLOCK
+        lock = os.fdopen(os.open(folder / ".lock", flags, mode=0o666), "w")
     except OSError as error:
         raise UserError(f"{folder} cannot be written to ({error.strerror}).") from error
     try:

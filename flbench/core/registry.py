@@ -55,7 +55,7 @@ class Registry(dict[str, T]):
         """Return the class registered as `name`, importing its module if necessary.
 
         Raises:
-            ConfigError: No class has this name; the message lists the names that exist.
+            ConfigError: No class has this name; the message names a similar one, or all that exist.
         """
         if name not in self and name.isidentifier() and find_spec(f"{self.package}.{name}"):
             # A class is usually registered by the module of its name: one import instead of all.
@@ -63,10 +63,8 @@ class Registry(dict[str, T]):
         if name not in self:
             self.load()
         if name not in self:
-            raise ConfigError(
-                f"there is no {self.kind} `{name}`.{did_you_mean(name, self)} Known:"
-                f" {', '.join(sorted(self))}."
-            )
+            hint = did_you_mean(name, self) or f" Known: {', '.join(sorted(self))}."
+            raise ConfigError(f"there is no {self.kind} `{name}`.{hint}")
         return self[name]
 
     def load(self) -> list[str]:

@@ -3,16 +3,33 @@
 import hashlib
 import lzma
 import os
+import struct
+import tokenize
 import zipfile
 import zlib
 from pathlib import Path, PurePosixPath
 from typing import Final, Self
 
+from flbench.core import files
 from flbench.core.errors import DataError
 
 MAX_BYTES: Final = 16 * 2**30
 MAX_ENTRY: Final = 256 * 2**20
 MAX_ENTRIES: Final = 20_000_000
+PACKED_BY: Final = (
+    zipfile.ZIP_STORED,
+    zipfile.ZIP_DEFLATED,
+    zipfile.ZIP_BZIP2,
+    zipfile.ZIP_LZMA,
+)
+ZIP_OR_FOLDER: Final = "neither a folder nor an intact .zip or .npz file"
+ENCRYPTED: Final = 0x01 | 0x20 | 0x40  # flags of an entry: a password, a patch, strong encryption
+DAMAGED: Final = (
+    *(ArithmeticError, AttributeError, EOFError, LookupError, MemoryError, OSError, RuntimeError),
+    *(SyntaxError, TypeError, ValueError, lzma.LZMAError, struct.error, tokenize.TokenError),
+    *(zipfile.BadZipFile, zlib.error),
+)
+"""What zipfile, NumPy and Pillow raise for damaged files."""
 
 
 class Archive:
@@ -26,9 +43,9 @@ class Archive:
         names: Sorted names of the entries, without leftovers of operating systems.
 
     Raises:
-        DataError: The file cannot be opened, the name of an entry leads out of the archive, or the
-            archive has too many entries or would unpack to more than 16 GiB (256 MiB for one
-            entry).
+        DataError: The file cannot be opened, an entry is encrypted, the name of an entry leads out
+            of the archive or is not UTF-8, or the archive has too many entries or would unpack to
+            more than 16 GiB (256 MiB for one entry).
     """
 
     def __init__(self, path: Path) -> None:
@@ -37,13 +54,7 @@ class Archive:
         if path.is_dir():
             self._sizes = _list_folder(path)
         else:
-            try:
-                self._zip = zipfile.ZipFile(path)
-            except (zipfile.BadZipFile, OSError, NotImplementedError) as error:
-                raise DataError(
-                    f"{path} is neither a folder nor an intact .zip or .npz file ({error})."
-                    " Download or create it again."
-                ) from error
+            self._zip = open_zip(path)
             self._sizes = {
                 entry.filename: entry.file_size
                 for entry in self._zip.infolist()
@@ -70,21 +81,14 @@ class Archive:
             name: Name of the entry.
 
         Raises:
-            DataError: The entry is damaged or encrypted.
+            DataError: The entry is damaged, or is a pipe or a device.
         """
         try:
-            if self._zip is None:
-                return (self.path / name).read_bytes()
-            return self._zip.read(name)
-        except (
-            zipfile.BadZipFile,
-            zlib.error,
-            lzma.LZMAError,
-            EOFError,
-            OSError,
-            RuntimeError,
-            NotImplementedError,
-        ) as error:
+            if self._zip is not None:
+                return self._zip.read(name)
+            files.check_regular(self.path / name)
+            return (self.path / name).read_bytes()
+        except DAMAGED as error:
             raise DataError(f"{self.path}: the entry {name} cannot be read ({error}).") from error
 
     def fingerprint(self) -> str:
@@ -111,6 +115,10 @@ class Archive:
                 f"{self.path} has {len(self._sizes):,} entries; the limit is {MAX_ENTRIES:,}."
             )
         for name, size in self._sizes.items():
+            if not files.is_text(name):
+                raise DataError(
+                    f"{self.path}: the name of the entry {name!r} is not UTF-8. Rename it."
+                )
             pure = PurePosixPath(name.replace("\\", "/"))
             if pure.is_absolute() or ".." in pure.parts or (pure.parts and ":" in pure.parts[0]):
                 raise DataError(
@@ -130,11 +138,54 @@ class Archive:
             )
 
 
+def open_zip(path: Path) -> zipfile.ZipFile:
+    """Open a .zip or .npz file, and check the two headers of each entry.
+
+    An entry has a header beside its content and one in the directory at the end of the file.
+    `zipfile` reads the second one alone, and so accepts contradictory files.
+
+    Args:
+        path: The file.
+
+    Raises:
+        DataError: The file is damaged, is a pipe or a device, or has an entry that is encrypted or
+            packed by an unknown method.
+    """
+    try:
+        files.check_regular(path)
+        archive = zipfile.ZipFile(path)
+    except DAMAGED as error:
+        kind = "not an intact NPZ file" if path.suffix == ".npz" else ZIP_OR_FOLDER
+        raise DataError(f"{path} is {kind} ({error}). Download or create it again.") from error
+    try:
+        with path.open("rb") as stream:
+            for entry in archive.infolist():
+                stream.seek(entry.header_offset)
+                flags, method = struct.unpack("<6xHH20x", stream.read(30))
+                if (flags | entry.flag_bits) & ENCRYPTED:
+                    raise DataError(
+                        f"{path}: the entry {entry.filename} is encrypted. Create the file without"
+                        " a password."
+                    )
+                if method != entry.compress_type or method not in PACKED_BY:
+                    raise DataError(
+                        f"{path}: the entry {entry.filename} is packed by an unknown method"
+                        f" ({method}). Create the file again."
+                    )
+    except DAMAGED as error:
+        archive.close()
+        raise DataError(f"{path} is damaged ({error}). Download or create it again.") from error
+    except DataError:
+        archive.close()
+        raise
+    return archive
+
+
 def _list_folder(path: Path) -> dict[str, int]:
     """Return the size in bytes of every file below a folder, by its relative path."""
     sizes = {}
-    for folder, _, files in os.walk(path):
-        for file in files:
+    for folder, _, names in os.walk(path):
+        for file in names:
             full = Path(folder) / file
             sizes[full.relative_to(path).as_posix()] = full.stat().st_size if full.exists() else 0
     return sizes

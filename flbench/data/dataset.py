@@ -9,8 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flbench.core.errors import DataError
+from flbench.core.files import is_text
 
 MAX_CLASSES = 10_000
+FEW_CLASSES = 1_000  # more classes than these are not accepted without a sample for each of them
 
 
 @dataclass(frozen=True)
@@ -80,11 +82,41 @@ def check_labels(y: NDArray[Any], what: str, classes: int | None = None) -> NDAr
     array([0, 2])
     """
     y = np.asarray(y).reshape(-1)
-    if y.dtype.kind not in "iub" and not (y.dtype.kind == "f" and np.array_equal(y, np.round(y))):
+    is_whole = y.dtype.kind in "iub" or (
+        y.dtype.kind == "f" and bool(np.isfinite(y).all()) and np.array_equal(y, np.round(y))
+    )
+    if not is_whole:
         raise DataError(f"{what} must be whole numbers, got {y.dtype}.")
-    y = y.astype(np.int64)
     limit = MAX_CLASSES if classes is None else classes
     if len(y) and (y.min() < 0 or y.max() >= limit):
         bad = int(np.flatnonzero((y < 0) | (y >= limit))[0])
-        raise DataError(f"{what} must lie in [0, {limit}), got {int(y[bad])} at position {bad}.")
-    return y
+        raise DataError(f"{what} must lie in [0, {limit}), got {y[bad]} at position {bad}.")
+    return y.astype(np.int64)
+
+
+def check_classes(dataset: Dataset, path: Path) -> None:
+    """Check the classes of a data set that was read from a file.
+
+    Args:
+        dataset: The data set.
+        path: The file or folder, for the message.
+
+    Raises:
+        DataError: The samples have a single class, there are too many classes, or more classes
+            than samples, or the name of a class is not UTF-8 text.
+    """
+    names = dataset.classes
+    if len(names) > MAX_CLASSES:
+        raise DataError(f"{path} has {len(names):,} classes; the limit is {MAX_CLASSES:,}.")
+    if len(names) > max(FEW_CLASSES, len(dataset.y)):
+        raise DataError(
+            f"{path} has {len(names):,} classes, but only {len(dataset.y):,} samples. Number the"
+            " classes from 0 without gaps."
+        )
+    if dataset.y.min() == dataset.y.max():
+        raise DataError(
+            f"{path}: all samples have the class `{names[dataset.y[0]]}`; classification needs at"
+            " least two classes."
+        )
+    if wrong := [name for name in names if not is_text(name)]:
+        raise DataError(f"{path}: the class name {wrong[0]!r} contains NUL or is not UTF-8 text.")

@@ -16,13 +16,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flbench.core.errors import DataError
-from flbench.data.archive import Archive
+from flbench.data.archive import DAMAGED, Archive
 from flbench.data.dataset import Dataset
 
 SUFFIXES: Final = (".png", ".jpg", ".jpeg", ".webp")
 MAX_PIXELS: Final = 1 << 22
 MAX_BYTES: Final = 16 * 2**30
 FORMAT: Final = "v1"
+PNG: Final = b"\x89PNG\r\n\x1a\n"
 
 
 def read(archive: Archive, name: str) -> Dataset:
@@ -119,36 +120,39 @@ def _decode_one(archive: Archive, entry: str) -> NDArray[Any]:
     """Return one image [height, width, 3] uint8."""
     from PIL import Image, UnidentifiedImageError
 
+    content = archive.read(entry)
+    # Pillow would open a PNG of 16 bits per channel with 8 bits, without a word.
+    if content.startswith(PNG) and content[24:25] == b"\x10":
+        raise _too_deep(archive, entry)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", Image.DecompressionBombWarning)
-            with Image.open(BytesIO(archive.read(entry)), formats=("PNG", "JPEG", "WEBP")) as image:
-                if image.width * image.height > MAX_PIXELS:
+            with Image.open(BytesIO(content), formats=("PNG", "JPEG", "WEBP")) as image:
+                if not 0 < image.width * image.height <= MAX_PIXELS:
                     raise DataError(
                         f"{archive.path}: {entry} has {image.width}x{image.height} pixels; the"
-                        f" limit is {MAX_PIXELS:,}."
+                        f" limits are 1 and {MAX_PIXELS:,}."
                     )
                 if image.mode == "F" or image.mode.startswith("I"):
-                    raise DataError(
-                        f"{archive.path}: {entry} has more than 8 bits a channel ({image.mode}),"
-                        " which would be lost. Convert the images to 8 bits."
-                    )
+                    raise _too_deep(archive, entry)
                 return np.asarray(image.convert("RGB"))
     except UnidentifiedImageError as error:
         raise DataError(
             f"{archive.path}: the image {entry} cannot be decoded: it is not a PNG, JPEG or WebP"
             " file."
         ) from error
-    except (
-        OSError,
-        SyntaxError,
-        ValueError,
-        Image.DecompressionBombWarning,
-        Image.DecompressionBombError,
-    ) as error:
+    except (*DAMAGED, Image.DecompressionBombWarning, Image.DecompressionBombError) as error:
         raise DataError(
             f"{archive.path}: the image {entry} cannot be decoded ({error})."
         ) from error
+
+
+def _too_deep(archive: Archive, entry: str) -> DataError:
+    """Return the error about an image with more than 8 bits per channel."""
+    return DataError(
+        f"{archive.path}: {entry} has more than 8 bits per channel, which would be lost. Convert"
+        " the images to 8 bits."
+    )
 
 
 def _cache_file(fingerprint: str) -> Path:

@@ -7,9 +7,6 @@ its own; `train_groups` [n] (likewise `val_` and `test_`), names or numbers of n
 `class_names` [C].
 """
 
-import lzma
-import zipfile
-import zlib
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flbench.core.errors import DataError
+from flbench.data.archive import DAMAGED, open_zip
 from flbench.data.dataset import Dataset, check_labels
 
 MAX_BYTES: Final = 16 * 2**30
@@ -84,32 +82,23 @@ def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
         DataError: The file is damaged, would unpack to more than 16 GiB, or contains pickled
             objects.
     """
+    with open_zip(path) as archive:
+        size = sum(entry.file_size for entry in archive.infolist())
+    if size > MAX_BYTES:
+        raise DataError(
+            f"{path} would unpack to {size / 2**30:.1f} GiB; the limit is {MAX_BYTES // 2**30}."
+        )
     try:
-        with zipfile.ZipFile(path) as archive:
-            size = sum(entry.file_size for entry in archive.infolist())
-        if size > MAX_BYTES:
-            raise DataError(
-                f"{path} would unpack to {size / 2**30:.1f} GiB; the limit is {MAX_BYTES // 2**30}."
-            )
         with np.load(path, allow_pickle=False) as arrays:
             found = {key: arrays[key] for key in arrays.files}
-    except (
-        zipfile.BadZipFile,
-        zlib.error,
-        lzma.LZMAError,
-        EOFError,
-        OSError,
-        NotImplementedError,
-    ) as error:
-        raise DataError(
-            f"{path} is not an intact NPZ file ({error}). Download or create it again."
-        ) from error
-    except (ValueError, MemoryError) as error:
+    except DAMAGED as error:
         if "pickle" in str(error):
             raise DataError(
                 f"{path} contains pickled objects, which could run code. Save plain arrays only."
             ) from error
-        raise DataError(f"{path} cannot be read: {error}.") from error
+        raise DataError(
+            f"{path} is not an intact NPZ file ({error}). Download or create it again."
+        ) from error
     other = [key for key, value in found.items() if not isinstance(value, np.ndarray)]
     if other:
         raise DataError(f"{path}: the entry `{other[0]}` is not an array. Remove it.")
@@ -126,6 +115,8 @@ def _as_images(x: NDArray[Any], what: str) -> NDArray[np.uint8]:
         raise DataError(f"{what} must be [n, H, W] or [n, H, W, 1 or 3], got {list(x.shape)}.")
     if x.dtype != np.uint8:
         raise DataError(f"{what} must be uint8 in [0, 255], got {x.dtype}.")
+    if not x[:1].size and len(x):
+        raise DataError(f"{what} have no pixels: their shape is {list(x.shape)}.")
     return np.ascontiguousarray(x)
 
 

@@ -100,7 +100,7 @@ def load(path: Path, dataset: Dataset) -> Partition:
     """
     beside = path.with_suffix(".json")
     try:
-        description = json.loads(beside.read_text(encoding="utf-8"))
+        description = json.loads(files.read_text(beside))
         clients, labels, expected = (
             int(description["clients"]),
             description["labels"],

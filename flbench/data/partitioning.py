@@ -6,6 +6,7 @@ every client's samples into train, validation and test parts. The result depends
 configuration and the seed alone.
 """
 
+from heapq import heapify, heapreplace
 from pathlib import Path
 from typing import Final
 
@@ -17,10 +18,11 @@ from flbench.core.rng import generator
 from flbench.data import partition_files
 from flbench.data.dataset import Dataset
 from flbench.data.partition import PARTS, Partition, label_hash
-from flbench.data.schemes import SCHEMES, Indices, largest_remainder, natural
+from flbench.data.schemes import SCHEMES, Indices, by_class, largest_remainder, natural
 
 DEFAULT_CLIENTS: Final = 20
 TRIES: Final = 100  # draws of a scheme before samples are moved to clients with too few
+MOST_SHARES: Final = 10**8  # clients times classes times draws, so that all draws take seconds
 
 
 def make_partition(dataset: Dataset, config: PartitionConfig, seed: int) -> Partition:
@@ -93,7 +95,9 @@ def _distribute(
             f" {len(pool):,}. Lower one of the two."
         )
     best: list[Indices] = []
-    for attempt in range(TRIES):
+    shares = clients * len(np.unique(dataset.y[pool]))
+    tries = max(1, min(TRIES, MOST_SHARES // shares))
+    for attempt in range(tries):
         rng = generator(seed, "partition", attempt)
         assigned = SCHEMES[config.scheme](
             dataset.y[pool], len(dataset.classes), clients, config, rng
@@ -110,7 +114,7 @@ def _distribute(
         best, len(pool), config.min_samples, generator(seed, "partition", TRIES)
     )
     note = (
-        f"partition: after {TRIES} draws {small} of {clients} clients still had fewer than"
+        f"partition: after {tries} draws {small} of {clients} clients still had fewer than"
         f" {config.min_samples} samples; {moved} samples were moved to them."
     )
     return [pool[np.sort(indices)] for indices in repaired], [note]
@@ -142,11 +146,19 @@ def repair(
     samples = [list(rng.permutation(indices)) for indices in assigned]
     spare = rng.permutation(np.setdiff1d(np.arange(pool), np.concatenate(assigned))).tolist()
     small = [client for client in range(len(samples)) if len(samples[client]) < minimum]
+    # The client with most samples is on top, the first of several. Clients that get samples here
+    # never have more than `minimum`, and the largest client has more, so they can stay out.
+    largest = [(-len(rows), client) for client, rows in enumerate(samples) if len(rows) > minimum]
+    heapify(largest)
     moved = 0
     for client in small:
         while len(samples[client]) < minimum:
-            largest = max(range(len(samples)), key=lambda j: (len(samples[j]), -j))
-            samples[client].append(spare.pop() if spare else samples[largest].pop())
+            if spare:
+                samples[client].append(spare.pop())
+            else:
+                size, donor = largest[0]
+                samples[client].append(samples[donor].pop())
+                heapreplace(largest, (size + 1, donor))
             moved += 1
     return [np.array(indices, dtype=np.int64) for indices in samples], moved, len(small)
 
@@ -180,10 +192,10 @@ def split_client(
         sizes[0] = 1
     parts: list[list[int]] = [[], [], []]
     rest: list[int] = []
-    for label in np.unique(y):
-        members = rng.permutation(indices[y == label]).tolist()
+    for positions in by_class(y):
+        members = rng.permutation(indices[positions]).tolist()
         for part, ratio in zip(parts, ratios, strict=True):
-            count = int(np.floor(ratio * int((y == label).sum()) + 1e-9))
+            count = int(np.floor(ratio * len(positions) + 1e-9))
             part += members[:count]
             members = members[count:]
         rest += members

@@ -44,20 +44,41 @@ def dirichlet_by_class(
     """
     if config.balanced:
         return _balanced(y, clients, config.alpha, rng)
-    assigned: list[list[Indices]] = [[] for _ in range(clients)]
+    drawn, owners = [], []  # the samples in the order in which they are distributed
     sizes = np.zeros(clients, dtype=np.int64)
-    for label in np.unique(y):
-        samples = rng.permutation(np.flatnonzero(y == label))
+    for members in by_class(y):
+        samples = rng.permutation(members)
         below_share = sizes < len(y) / clients
         shares = np.where(below_share, dirichlet(config.alpha, clients, rng), 0.0)
         if shares.sum() == 0.0:  # the draw gave everything to clients that get no more
             shares = below_share.astype(np.float64)
         ends = np.cumsum(shares / shares.sum())[:-1] * len(samples)
         cuts = np.floor(ends + 1e-9).astype(np.int64)
-        for client, piece in enumerate(np.split(samples, cuts)):
-            assigned[client].append(piece)
-            sizes[client] += len(piece)
-    return [np.concatenate(pieces) for pieces in assigned]
+        counts = np.diff(cuts, prepend=0, append=len(samples))  # [N]
+        drawn.append(samples)
+        owners.append(np.repeat(np.arange(clients), counts))
+        sizes += counts
+    return _by_client(np.concatenate(drawn), np.concatenate(owners), clients)
+
+
+def by_class(y: Indices) -> list[Indices]:
+    """Return the ascending positions of each class that occurs, in ascending order of the classes.
+
+    Args:
+        y: Labels [n].
+
+    >>> [positions.tolist() for positions in by_class(np.array([7, 0, 7]))]
+    [[1], [0, 2]]
+    """
+    order = np.argsort(y, kind="stable")
+    return np.split(order, np.flatnonzero(np.diff(y[order])) + 1) if len(y) else []
+
+
+def _by_client(samples: Indices, owners: Indices, clients: int) -> list[Indices]:
+    """Return the samples of each client in their order, given the client [n] of each sample [n]."""
+    order = np.argsort(owners, kind="stable")
+    ends = np.cumsum(np.bincount(owners, minlength=clients))[:-1]
+    return np.split(samples[order], ends)
 
 
 def _balanced(y: Indices, clients: int, alpha: float, rng: np.random.Generator) -> list[Indices]:
@@ -117,18 +138,21 @@ def pathological(
             f"`partition.classes_per_client` must be at most the {classes} classes of the data set,"
             f" got {config.classes_per_client}."
         )
-    labels = np.unique(y)
-    count = min(config.classes_per_client, len(labels))
-    holders: dict[int, list[int]] = {int(label): [] for label in labels}
+    members = by_class(y)
+    count = min(config.classes_per_client, len(members))
+    holders: list[list[int]] = [[] for _ in members]
+    held = np.zeros(len(members), dtype=np.int64)  # number of clients of each class
     for client in rng.permutation(clients):
-        order = rng.permutation(len(labels))
+        order = rng.permutation(len(members))
         # Classes with the fewest clients come first, in random order among equals.
-        scarce = sorted(order, key=lambda k: len(holders[int(labels[k])]))
-        for k in scarce[:count]:
-            holders[int(labels[k])].append(int(client))
+        keys = held[order] * len(members) + np.arange(len(members))  # all different
+        scarce = order[np.argpartition(keys, count - 1)[:count]]
+        held[scarce] += 1
+        for k in scarce:
+            holders[k].append(int(client))
     assigned: list[list[Indices]] = [[np.zeros(0, dtype=np.int64)] for _ in range(clients)]
-    for label, owners in holders.items():
-        samples = rng.permutation(np.flatnonzero(y == label))
+    for positions, owners in zip(members, holders, strict=True):
+        samples = rng.permutation(positions)
         for client, piece in zip(
             owners, np.array_split(samples, max(1, len(owners))), strict=False
         ):
@@ -256,7 +280,10 @@ def natural(
         chosen = generator(seed, "partition", 0).choice(len(numbers), config.clients, replace=False)
         notes.append(f"partition: {config.clients} of {len(numbers)} natural clients were drawn.")
         numbers = numbers[np.sort(chosen)]
-    assigned = [pool[groups == number] for number in numbers]
+    position = np.searchsorted(numbers, groups)  # [n], of each sample's client in `numbers`
+    position[position == len(numbers)] = 0
+    mine = np.flatnonzero(numbers[position] == groups)
+    assigned = _by_client(pool[mine], position[mine], len(numbers))
     small = sum(len(indices) < config.min_samples for indices in assigned)
     if small:
         notes.append(

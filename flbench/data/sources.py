@@ -14,7 +14,7 @@ from flbench.config.schema import DataConfig
 from flbench.core.errors import DataError, did_you_mean
 from flbench.data import image_files, npz_files, table_files, torchvision_sets
 from flbench.data.archive import Archive
-from flbench.data.dataset import Dataset, KnownDataset
+from flbench.data.dataset import Dataset, KnownDataset, check_classes
 
 
 def known() -> dict[str, KnownDataset]:
@@ -99,8 +99,21 @@ def read_file(path: Path, config: DataConfig) -> Dataset:
         config: Section `data`, for the name of the data set and the column of the label.
 
     Raises:
-        DataError: The file is damaged or has none of these layouts.
+        DataError: The file is damaged or has none of these layouts, its samples have a single
+            class, or `data.augment` is set for tables.
     """
+    dataset = _read(path, config)
+    check_classes(dataset, path)
+    if config.augment and dataset.is_table:
+        raise DataError(
+            f"`data.augment`={list(config.augment)} is for images, but {path} has tables. Leave it"
+            " out."
+        )
+    return dataset
+
+
+def _read(path: Path, config: DataConfig) -> Dataset:
+    """Read a data set from a file or folder; see `read_file`."""
     name = config.name if config.path is None else path.stem
     if path.suffix == ".npz":
         return npz_files.read(path, name)

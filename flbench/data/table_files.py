@@ -8,21 +8,37 @@ is imputed later, from the client's training part. The label is the last column,
 import csv
 import io
 import re
+from dataclasses import dataclass
+from math import isfinite
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from flbench.core.errors import DataError, did_you_mean
+from flbench.core.errors import DataError, did_you_mean, shortened
 from flbench.data.archive import Archive
 from flbench.data.dataset import Dataset
 
 MISSING: Final = frozenset({"", "?", "na", "nan", "null", "none"})
 CONTINUOUS: Final = 20  # a label with more values must have, on average, two rows for each
 LARGEST: Final = float(np.finfo(np.float32).max)
-RULE: Final = re.compile(
-    r"^\s*(?P<column>.+?)\s*(?P<sign>>=|<=|==|>|<)\s*(?P<bound>-?[\d.]+(?:[eE]-?\d+)?)\s*$"
-)
+RULE: Final = re.compile(r"(?P<column>.*)(?P<sign>>=|<=|==|>|<)(?P<bound>.*)", re.DOTALL)
+NUMBER: Final = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d+)?", re.ASCII)
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A rule for the label, such as `num > 0`.
+
+    Attributes:
+        text: The rule as the user wrote it.
+        sign: `>`, `<`, `>=`, `<=` or `==`.
+        bound: Number on the right of the sign.
+    """
+
+    text: str
+    sign: str
+    bound: float
 
 
 def read(archive: Archive, name: str, label: str | None) -> Dataset:
@@ -102,22 +118,29 @@ def _rows(archive: Archive, entry: str) -> list[list[str]]:
     return rows
 
 
-def _label_column(
-    header: list[str], label: str | None, where: str
-) -> tuple[int, "re.Match[str] | None"]:
-    """Return the position of the label's column and, if `label` is a rule, its parts."""
+def _label_column(header: list[str], label: str | None, where: str) -> tuple[int, Rule | None]:
+    """Return the position of the label's column and, if `label` is a rule, the rule."""
     if label is None:
         return len(header) - 1, None
     if label in header:
         return header.index(label), None
-    rule = RULE.match(label)
-    column = label if rule is None else rule["column"]
+    found = RULE.fullmatch(label)
+    column = label if found is None else found["column"].strip()
     if column not in header:
+        hint = did_you_mean(column, header) or f" Columns: {', '.join(header)}."
         raise DataError(
-            f"`data.label` refers to the column `{column}`, which {where} does not have."
-            f"{did_you_mean(column, header)} Columns: {', '.join(header)}."
+            f"`data.label` refers to the column `{shortened(column, 60)}`, which {where} does not"
+            f" have.{hint}"
         )
-    return header.index(column), rule
+    if found is None:
+        return header.index(column), None
+    bound = found["bound"].strip()
+    if not NUMBER.fullmatch(bound) or not isfinite(float(bound)):
+        raise DataError(
+            f"`data.label` compares the column `{column}` with `{shortened(bound, 60)}`, which is"
+            " not a finite number. A rule looks like `num > 0`."
+        )
+    return header.index(column), Rule(label, found["sign"], float(bound))
 
 
 def _client(
@@ -151,30 +174,29 @@ def _client(
     return x, y
 
 
-def _apply(rule: "re.Match[str] | None", text: str, where: str, row: int) -> str:
+def _apply(rule: Rule | None, text: str, where: str, row: int) -> str:
     """Return the class of a label: its text, or "1" or "0" by the rule."""
     value = _number(text)
     if rule is None:
-        return text if value is None else f"{value:g}"
+        return text if value is None else f"{value:.15g}"  # "1" and "1.0" are one class
     if value is None:
         raise DataError(
             f"{where}, row {row}: the label {text!r} is not a number, so the rule"
-            f" `{rule.string}` cannot be applied."
+            f" `{rule.text}` cannot be applied."
         )
-    bound = float(rule["bound"])
     fulfilled = {
-        ">": value > bound,
-        "<": value < bound,
-        ">=": value >= bound,
-        "<=": value <= bound,
-        "==": value == bound,
+        ">": value > rule.bound,
+        "<": value < rule.bound,
+        ">=": value >= rule.bound,
+        "<=": value <= rule.bound,
+        "==": value == rule.bound,
     }
-    return "1" if fulfilled[rule["sign"]] else "0"
+    return "1" if fulfilled[rule.sign] else "0"
 
 
 def _number(text: str) -> float | None:
-    """Return a text as a number; None if it is not one."""
+    """Return a text as a number; None if it is not one. Python would read `1_0` as 10."""
     try:
-        return float(text)
+        return None if "_" in text else float(text)
     except ValueError:
         return None

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import nn
@@ -14,7 +14,7 @@ from torch import nn
 from flbench.algorithms import ALGORITHMS, Algorithm, Setting
 from flbench.algorithms.base import state_of
 from flbench.config.schema import Config
-from flbench.core.errors import ConfigError
+from flbench.core.errors import ConfigError, DataError
 from flbench.core.types import State, Tree
 from flbench.data import sources
 from flbench.data.federation import Federation
@@ -138,10 +138,40 @@ class Experiment:
         if not folder.checkpoint("last").exists():
             folder.rewind(0)
             return self.start(), Seconds()
-        saved, extra = checkpoint.load(folder.checkpoint("last"), self.config.hash())
-        folder.rewind(int(extra["rows"]))
-        state = replace(saved, clients=_owned(self.config, saved.clients))
-        return state, Seconds(**extra["seconds"])
+        path = folder.checkpoint("last")
+        saved, extra = checkpoint.load(path, self.config.hash())
+        rows, seconds = self._check(path, saved, extra)
+        folder.rewind(rows)
+        return replace(saved, clients=_owned(self.config, saved.clients)), seconds
+
+    def _check(self, path: Path, saved: State, extra: dict[str, Any]) -> tuple[int, Seconds]:
+        """Return the number of rows of metrics.csv and the time of a checkpoint.
+
+        Raises:
+            DataError: A part of the checkpoint does not fit the experiment.
+        """
+        server, clients = self.algorithm.init(_start_values(self.config, self.net))
+        stages = self.algorithm.stages()
+        seconds = extra.get("seconds")
+        fits = {
+            "position": saved.stage < len(stages)
+            and saved.stage_round <= stages[saved.stage].rounds
+            and saved.round <= self.config.train.rounds,
+            "server": server.keys() <= saved.server.keys(),
+            "clients": _layout(clients) == _layout(saved.clients),
+            "participation_count": saved.participation_count.dtype == torch.int64
+            and saved.participation_count.shape == (self.federation.clients,),
+            "rows": type(extra.get("rows")) is int and extra["rows"] >= 0,
+            "seconds": isinstance(seconds, dict)
+            and seconds.keys() == vars(Seconds()).keys()
+            and all(isinstance(value, float) and value >= 0 for value in seconds.values()),
+        }
+        if wrong := [name for name, holds in fits.items() if not holds]:
+            raise DataError(
+                f"the checkpoint {path} is damaged: its `{wrong[0]}` does not fit the run's"
+                " config.yaml. Remove it: the run then starts from the beginning."
+            )
+        return extra["rows"], Seconds(**extra["seconds"])
 
 
 def build(config: Config, federation: Federation | None = None) -> Experiment:
@@ -225,12 +255,21 @@ def load_federation(config: Config) -> Federation:
 
 def _start(config: Config, net: nn.Module, algorithm: Algorithm) -> State:
     """Return the state before the first round, in the precision of the engine."""
+    return state_of(algorithm, _start_values(config, net), partial(_owned, config))
+
+
+def _start_values(config: Config, net: nn.Module) -> Tree:
+    """Return the net's seeded parameters and buffers, in the precision of the engine."""
     dtype = dtype_of(config.engine)
-    start: Tree = {
+    return {
         name: leaf.detach().to(dtype) if leaf.is_floating_point() else leaf.detach()
         for name, leaf in net_leaves(net).items()
     }
-    return state_of(algorithm, start, partial(_owned, config))
+
+
+def _layout(tree: Tree) -> dict[str, tuple[torch.Size, torch.dtype]]:
+    """Return the shape and the type of each tensor."""
+    return {name: (value.shape, value.dtype) for name, value in tree.items()}
 
 
 def _owned(config: Config, rows: Tree) -> Tree:

@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel, ConfigDict, NonNegativeInt
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
@@ -13,7 +14,18 @@ from flbench.core.errors import DataError
 from flbench.core.types import State, Tree
 
 FORMAT = "3"
-POSITION = ("stage", "stage_round", "round", "is_initial")
+UNEXPECTED = (AttributeError, LookupError, RecursionError, TypeError, ValueError)  # of the metadata
+
+
+class _Position(BaseModel):
+    """The fields of a state that are not tensors."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    stage: NonNegativeInt
+    stage_round: NonNegativeInt
+    round: NonNegativeInt
+    is_initial: bool
 
 
 def save(path: Path, state: State, config_hash: str, extra: dict[str, Any] | None = None) -> None:
@@ -42,7 +54,7 @@ def save(path: Path, state: State, config_hash: str, extra: dict[str, Any] | Non
                 value.clone() if value.data_ptr() in seen else value.contiguous()
             )
             seen.add(value.data_ptr())
-    position = {key: getattr(state, key) for key in POSITION}
+    position = {key: getattr(state, key) for key in _Position.model_fields}
     metadata = {
         "format": FORMAT,
         "config": config_hash,
@@ -81,6 +93,7 @@ def load(path: Path, config_hash: str) -> tuple[State, dict[str, Any]]:
             another configuration.
     """
     try:
+        files.check_regular(path)
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
             if metadata.get("format") != FORMAT:
@@ -94,8 +107,8 @@ def load(path: Path, config_hash: str) -> tuple[State, dict[str, Any]]:
                     f" {metadata['config'][:12]}, not {config_hash[:12]}). Undo the change to"
                     " config.yaml."
                 )
-            position = json.loads(metadata["position"])
-            extra = json.loads(metadata["extra"])
+            position = _Position.model_validate_json(metadata["position"])
+            extra = dict(json.loads(metadata["extra"]))
             server, clients, loop, stale = (
                 {
                     name.removeprefix(part): file.get_tensor(name)
@@ -104,13 +117,14 @@ def load(path: Path, config_hash: str) -> tuple[State, dict[str, Any]]:
                 }
                 for part in ("server/", "clients/", "loop/", "stale/")
             )
-    except (SafetensorError, OSError, KeyError, ValueError) as error:
+            participation_count = loop["participation_count"]
+    except (SafetensorError, OSError, *UNEXPECTED) as error:
         raise DataError(f"the checkpoint {path} cannot be read ({error}).") from error
     state = State(
-        **{key: position[key] for key in POSITION},
+        **vars(position),
         server=server,
         clients=clients,
-        participation_count=loop["participation_count"],
+        participation_count=participation_count,
         stale=stale,
     )
     return state, extra

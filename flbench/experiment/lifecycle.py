@@ -11,6 +11,7 @@ from flbench.config.resolve import resolve
 from flbench.config.schema import Config
 from flbench.config.sources import Layer, from_file, leaves
 from flbench.config.yaml_text import to_yaml
+from flbench.core import files
 from flbench.core.errors import ConfigError, DataError
 from flbench.core.tree import nbytes
 from flbench.core.types import State
@@ -184,7 +185,7 @@ def _check_unchanged(written: Config, wanted: Config, path: Path) -> None:
 def _check_data(experiment: Experiment, path: Path) -> None:
     """Raise a DataError if the data differ from those that the run began with."""
     try:
-        began = json.loads((path / "partition.json").read_text(encoding="utf-8"))["hash"]
+        began = json.loads(files.read_text(path / "partition.json"))["hash"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(f"{path / 'partition.json'} cannot be read ({error}).") from error
     now = experiment.federation.partition.hash()

@@ -7,6 +7,7 @@ from typing import Final, Literal
 import torch
 from torch import Tensor
 
+from flbench.core import files
 from flbench.core.errors import ConfigError
 
 RARE_SHARE: Final = 0.05  # rule `share`: classes with less than this share of all samples
@@ -95,6 +96,7 @@ def read_confusion(path: Path, classes: int) -> Tensor:
     file = path / "confusion.csv" if path.is_dir() else path
     matrix = torch.zeros(classes, classes, dtype=torch.int64)
     try:
+        files.check_regular(file)
         with file.open(newline="", encoding="utf-8") as lines:
             for row in csv.DictReader(lines):
                 if row["split"] == "validation":

@@ -47,7 +47,7 @@ class ConfusionCounts:
         >>> counts.correct.tolist()
         [[0, 0], [3, 2], [0, 0]]
         """
-        confusions = confusions.long()
+        # Sums of integers are int64, so there is no need for a copy of K matrices.
         self.support[ids] += confusions.sum(dim=2)  # [K, C, C] -> [K, C]
         self.predicted[ids] += confusions.sum(dim=1)  # [K, C, C] -> [K, C]
         self.correct[ids] += confusions.diagonal(dim1=1, dim2=2)  # [K, C, C] -> [K, C]

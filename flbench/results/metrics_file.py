@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from flbench.core import files
 from flbench.core.errors import DataError
 
 HEADER: Final = ("round", "split", "protocol", "metric", "value")
@@ -73,18 +74,18 @@ def read(path: Path) -> list[Row]:
         DataError: The file cannot be read, is damaged, or is not a metrics.csv.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = files.read_text(path)
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}.") from error
     except UnicodeDecodeError as error:
         raise DataError(f"{path} is damaged: it is not a text in UTF-8.") from error
     complete = text[: text.rfind("\n") + 1]
-    lines = list(csv.reader(complete.splitlines()))
-    if not lines or tuple(lines[0]) != HEADER:
-        raise DataError(f"{path} is not a metrics.csv of flbench.")
     try:
+        lines = list(csv.reader(complete.splitlines()))
+        if not lines or tuple(lines[0]) != HEADER:
+            raise DataError(f"{path} is not a metrics.csv of flbench.")
         return [Row(int(line[0]), line[1], line[2], line[3], float(line[4])) for line in lines[1:]]
-    except (ValueError, IndexError) as error:
+    except (ValueError, IndexError, csv.Error) as error:
         raise DataError(f"{path} is damaged ({error}).") from error
 
 

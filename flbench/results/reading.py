@@ -1,21 +1,24 @@
 """Reading the folder of a run, finished or not."""
 
 import csv
-import json
 from dataclasses import dataclass
+from io import StringIO
 from pathlib import Path
 from typing import Final
 
 from flbench.config.resolve import resolve
 from flbench.config.schema import Config
 from flbench.config.sources import from_file
+from flbench.core import files
 from flbench.core.csv_text import read_cell
+from flbench.core.documents import as_data_error, read_json
 from flbench.core.errors import DataError, UserError
 from flbench.results import metrics_file
 from flbench.results.metrics_file import Row
 from flbench.results.summary import (
     Summary,
     best_round,
+    check,
     cohort_accuracy,
     cost_to_reach,
     last_round,
@@ -23,8 +26,10 @@ from flbench.results.summary import (
     totals,
 )
 
-# Keys of summary.json that tables and reports need.
-NEEDED: Final = ("algorithm", "dataset", "model", "seed", "last", "best", "communication")
+CLASS_SCORES: Final = ("precision", "recall", "f1")
+CLASS_COLUMNS: Final = (
+    *("moment", "name", "train_support", "test_support", *CLASS_SCORES, "rare", "confusable"),
+)
 
 
 @dataclass(frozen=True)
@@ -84,17 +89,17 @@ def read(path: Path) -> Run:
     rows = metrics_file.read(path / "metrics.csv")
     if not is_finished(path):
         return Run(path, config, _so_far(config, rows), rows, [], finished=False)
-    try:
-        summary = json.loads((path / "summary.json").read_text(encoding="utf-8"))
+    with as_data_error(path / "per_class.csv"):
         classes = read_classes(path)
-    except (OSError, ValueError) as error:
-        raise DataError(f"the run folder {path} is damaged ({error}).") from error
-    missing = [key for key in NEEDED if not isinstance(summary, dict) or key not in summary]
-    if missing:
+    file = path / "summary.json"
+    summary = read_json(file)
+    try:
+        check(summary)
+    except ValueError as error:
         raise DataError(
-            f"{path / 'summary.json'} is damaged: it has no `{missing[0]}`. Remove it, and resume"
-            f" the run: flbench run --resume {path}"
-        )
+            f"{file} is damaged ({error}). Remove it, and resume the run:"
+            f" flbench run --resume {path}"
+        ) from error
     return Run(path, config, summary, rows, classes, finished=True)
 
 
@@ -106,12 +111,16 @@ def read_classes(path: Path) -> list[dict[str, str]]:
 
     Raises:
         OSError: The file cannot be read.
+        ValueError: The file has no such table.
     """
-    with (path / "per_class.csv").open(newline="", encoding="utf-8") as file:
-        lines = list(csv.DictReader(file))
-    return [
-        line | {"name": read_cell(line["name"])} if line.get("name") else line for line in lines
-    ]
+    text = files.read_text(path / "per_class.csv")
+    rows = list(csv.DictReader(StringIO(text), strict=True))
+    for row in rows:
+        if None in row or None in row.values() or not set(CLASS_COLUMNS) <= row.keys():
+            raise ValueError("a row has other columns than a per_class.csv")
+        for column in CLASS_SCORES:
+            float(row[column])
+    return [row | {"name": read_cell(row["name"])} for row in rows]
 
 
 def _so_far(config: Config, rows: list[Row]) -> Summary:

@@ -12,6 +12,7 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
+from flbench.core import files
 from flbench.core.documents import as_data_error
 from flbench.core.errors import DataError, UserError
 from flbench.results import reading
@@ -342,6 +343,7 @@ def _load(file: Path, kind: type[Content]) -> Content:
     """
     with as_data_error(file):
         try:
+            files.check_regular(file)
             return TypeAdapter(kind).validate_json(file.read_bytes())
         except ValidationError as error:
             first = error.errors()[0]

@@ -3,6 +3,8 @@
 from statistics import fmean
 from typing import Any, Final
 
+from pydantic import BaseModel, ConfigDict, NonNegativeInt, ValidationError
+
 from flbench.results.metrics_file import Row
 
 Summary = dict[str, Any]
@@ -21,6 +23,65 @@ Summary = dict[str, Any]
 - `notes`: sentences for the user.
 - `target`: with `evaluation.target_accuracy`, see `cost_to_reach`.
 """
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(strict=True, extra="allow")
+
+
+class _Moment(_Part):
+    round: NonNegativeInt
+    validation: dict[str, float | dict[str, float]]
+    test: dict[str, float | dict[str, float]]
+
+
+class _Traffic(_Part):
+    up_bytes: NonNegativeInt
+    down_bytes: NonNegativeInt
+    peer_bytes: NonNegativeInt
+    setup_bytes: NonNegativeInt
+
+
+class _Seconds(_Part):
+    train: float
+    evaluate: float
+    total: float
+
+
+class _Finished(_Part):
+    """The keys of summary.json that flbench reads; there are more."""
+
+    algorithm: str
+    dataset: str
+    model: str
+    seed: NonNegativeInt
+    rounds: NonNegativeInt
+    last: _Moment
+    best: _Moment
+    communication: _Traffic
+    client_trainings: NonNegativeInt
+    trainings_without_step: NonNegativeInt
+    diverged: NonNegativeInt
+    seconds: _Seconds
+
+
+def check(summary: Summary) -> None:
+    """Check that the content of a summary.json has the keys that flbench reads.
+
+    Args:
+        summary: The content.
+
+    Raises:
+        ValueError: A key is missing, or its value has the wrong type. The message names the key.
+    """
+    try:
+        _Finished.model_validate(summary)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(map(str, first["loc"]))
+        missing = first["type"] == "missing"
+        reason = f"it has no `{key}`" if missing else f"`{key}`: {first['msg']}"
+        raise ValueError(reason) from error
 
 
 def best_round(rows: list[Row]) -> int | None:

@@ -19,6 +19,7 @@ METRICS: Final = (
     *("accuracy", "accuracy_mean", "balanced_accuracy", "macro_f1"),
     *("rare_recall", "rare_f1", "confusable_f1", "worst10_accuracy"),
 )
+PER_CORE: Final = 8  # processes that a study starts on each core of this machine, at most
 EVALUATIONS: Final = 15  # evaluations of a trial, unless the user sets `evaluation.every`
 
 
@@ -140,6 +141,13 @@ def resources_of(request: TuneRequest, engine: EngineConfig) -> Resources:
     gpus = float(on_gpu) if request.gpus is None else request.gpus
     resources = Resources(1, engine, gpus, request.retries, request.address)
     at_once = request.concurrent or max(1, cores // resources.cpus)
+    if request.address is None and at_once * resources.cpus > PER_CORE * cores:
+        raise ConfigError(
+            f"{at_once} trials at once with {resources.cpus} CPUs each would need"
+            f" {at_once * resources.cpus:,} CPUs, but this machine has {cores} cores, and a study"
+            f" starts at most {PER_CORE} processes on each. Lower --concurrent, engine.workers or"
+            " engine.threads."
+        )
     return replace(resources, concurrent=at_once)
 
 

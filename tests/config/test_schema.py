@@ -67,7 +67,7 @@ def test_all_errors_are_reported_together():
         ("tracking.mlflow=maybe", "`tracking.mlflow` must be 'auto', True or False, got 'maybe'"),
         ("algorithm=[1]", "`algorithm` must be a section with keys or a name"),
         ("train=3", "`train` must be a section with keys, got 3"),
-        ("train={1: 2}", "keys must be words"),
+        ("train={1: 2}", "a key must be a word"),
         ("train={[1]: 2}", "a key must be a word"),
     ],
 )

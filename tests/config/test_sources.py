@@ -1,3 +1,5 @@
+import os
+
 import pytest
 
 from flbench.config.sources import from_file, from_overrides, merge
@@ -77,6 +79,47 @@ def test_overrides_are_yaml_values():
     tree = from_overrides(["a.b=[0.5, 0, 0.5]", "a.c=null", "d=x=y"]).tree
 
     assert tree == {"a": {"b": [0.5, 0, 0.5], "c": None}, "d": "x=y"}
+
+
+@pytest.mark.parametrize(
+    "items",
+    [
+        ["algorithm=[1]", "algorithm.name=fedavg"],
+        ["algorithm.name=fedavg", "algorithm=[1]"],
+        ["train=null", "train.rounds=3"],
+        ["train=3", "train={rounds: 3}"],
+        ["train.rounds=3", "train.rounds.x=1"],
+    ],
+)
+def test_value_for_a_section_is_not_lost_among_keys(items):
+    with pytest.raises(ConfigError, match=r"has the value .* \(command line\), but .* a section"):
+        from_overrides(items)
+    with pytest.raises(ConfigError, match="makes it a section"):
+        merge([from_overrides([item]) for item in items])
+
+
+def test_later_value_of_a_section_given_by_name_replaces_the_name():
+    tree = from_overrides(["algorithm=fedprox", "algorithm.mu=1", "algorithm=fedavg"]).tree
+
+    assert tree["algorithm"] == {"name": "fedavg"}
+
+
+def test_key_of_many_parts_is_refused():
+    with pytest.raises(ConfigError, match="has 100,001 parts"):
+        from_overrides(["a." * 100_000 + "b=1"])
+
+
+@pytest.mark.parametrize("item", ["seed=!!int x", "seed=[[" * 30_000, "seed=&a [*a]", 'seed="\\0"'])
+def test_override_of_wrong_yaml_is_refused(item):
+    with pytest.raises(ConfigError, match="command line"):
+        from_overrides([item])
+
+
+def test_pipe_is_no_configuration(tmp_path):
+    os.mkfifo(tmp_path / "x.yaml")
+
+    with pytest.raises(ConfigError, match="a pipe, a socket or a device"):
+        from_file(tmp_path / "x.yaml")
 
 
 def test_merge_keeps_what_is_not_overridden():

@@ -1,4 +1,5 @@
 import json
+import time
 from dataclasses import replace
 from itertools import pairwise
 
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from flbench.config.schema import PartitionConfig
 from flbench.core.errors import ConfigError, DataError
 from flbench.core.rng import generator
-from flbench.data import partition, partition_files, partitioning, sources
+from flbench.data import partition, partition_files, partitioning, schemes, sources
 from flbench.data.dataset import Dataset
 from flbench.data.partitioning import repair, split_client
 from flbench.data.schemes import dirichlet, dirichlet_by_class, largest_remainder
@@ -175,6 +176,115 @@ def test_repair_moves_no_more_than_needed(sizes, seed):
     assert min(map(len, repaired)) >= minimum
     assert moved == sum(max(0, minimum - size) for size in sizes)
     assert poor == sum(size < minimum for size in sizes)
+
+
+def plain_repair(assigned, pool, minimum, rng):
+    """Move samples one by one, and look for the largest client each time."""
+    samples = [list(rng.permutation(rows)) for rows in assigned]
+    spare = rng.permutation(np.setdiff1d(np.arange(pool), np.concatenate(assigned))).tolist()
+    for client in [k for k in range(len(samples)) if len(samples[k]) < minimum]:
+        while len(samples[client]) < minimum:
+            sizes = [len(rows) for rows in samples]
+            samples[client].append(spare.pop() if spare else samples[np.argmax(sizes)].pop())
+    return samples
+
+
+@given(
+    st.lists(st.integers(0, 30), min_size=2, max_size=12), st.integers(0, 20), st.integers(0, 99)
+)
+def test_repair_is_the_plain_loop(sizes, unused, seed):
+    bounds = np.cumsum([0, *sizes])
+    dealt = [np.arange(a, b) for a, b in pairwise(bounds)]
+    pool = sum(sizes) + unused
+    minimum = pool // len(sizes)
+
+    repaired, _, _ = repair(dealt, pool, minimum, np.random.default_rng(seed))
+
+    plain = plain_repair(dealt, pool, minimum, np.random.default_rng(seed))
+    assert [rows.tolist() for rows in repaired] == plain
+
+
+def plain_dirichlet(y, clients, alpha, rng):
+    """Distribute class by class, and cut each class into one piece per client."""
+    assigned = [[] for _ in range(clients)]
+    for label in np.unique(y):
+        samples = rng.permutation(np.flatnonzero(y == label))
+        below_share = np.array([len(rows) < len(y) / clients for rows in assigned])
+        shares = np.where(below_share, dirichlet(alpha, clients, rng), 0.0)
+        if shares.sum() == 0.0:
+            shares = below_share.astype(float)
+        ends = np.cumsum(shares / shares.sum())[:-1] * len(samples)
+        for rows, piece in zip(
+            assigned, np.split(samples, np.floor(ends + 1e-9).astype(int)), strict=True
+        ):
+            rows += piece.tolist()
+    return assigned
+
+
+def plain_pathological(y, clients, count, rng):
+    """Sort all classes by the number of clients that have them, for each client in turn."""
+    labels = np.unique(y)
+    owners = {label: [] for label in labels}
+    for client in rng.permutation(clients):
+        order = rng.permutation(len(labels))
+        scarce = sorted(order, key=lambda k: len(owners[labels[k]]))
+        for k in scarce[: min(count, len(labels))]:
+            owners[labels[k]].append(client)
+    assigned = [[] for _ in range(clients)]
+    for label, mine in owners.items():
+        samples = rng.permutation(np.flatnonzero(y == label))
+        if mine:
+            for client, piece in zip(mine, np.array_split(samples, len(mine)), strict=True):
+                assigned[client] += piece.tolist()
+    return assigned
+
+
+labels_of_few_classes = st.lists(st.integers(0, 9), min_size=1, max_size=80).map(np.array)
+
+
+@given(labels_of_few_classes, st.integers(1, 12), st.sampled_from([0.01, 0.5, 10.0]))
+def test_dirichlet_is_the_plain_loop(y, clients, alpha):
+    config = PartitionConfig(alpha=alpha)
+
+    found = schemes.dirichlet_by_class(y, 10, clients, config, np.random.default_rng(1))
+
+    plain = plain_dirichlet(y, clients, alpha, np.random.default_rng(1))
+    assert [rows.tolist() for rows in found] == plain
+
+
+@given(labels_of_few_classes, st.integers(1, 12), st.integers(1, 10))
+def test_pathological_is_the_plain_loop(y, clients, count):
+    config = PartitionConfig(classes_per_client=count)
+
+    found = schemes.pathological(y, 10, clients, config, np.random.default_rng(1))
+
+    plain = plain_pathological(y, clients, count, np.random.default_rng(1))
+    assert [rows.tolist() for rows in found] == plain
+
+
+@given(st.lists(st.integers(-1, 6), min_size=1, max_size=40).map(np.array))
+def test_natural_clients_have_their_groups_in_order(groups):
+    if groups.max() < 0:
+        return
+    data = replace(dataset(len(groups)), train=len(groups), groups=groups)
+
+    assigned, _ = schemes.natural(data, np.arange(len(groups)), PartitionConfig(), 0)
+
+    plain = [np.flatnonzero(groups == number).tolist() for number in np.unique(groups[groups >= 0])]
+    assert [rows.tolist() for rows in assigned] == plain
+
+
+@pytest.mark.parametrize("scheme", ["dirichlet", "pathological", "natural", "iid"])
+def test_thousands_of_classes_and_clients_take_seconds(scheme):
+    n = 3_000
+    data = replace(dataset(n, classes=n), train=n, groups=np.arange(n))
+    data = replace(data, y=np.arange(n))
+    began = time.process_time()
+
+    made = deal(data, scheme=scheme, clients=1_000, min_samples=1, alpha=1000.0)
+
+    assert made.clients == 1_000
+    assert time.process_time() - began < 20
 
 
 def test_repair_takes_unassigned_samples_first():

@@ -1,5 +1,9 @@
+import os
+import struct
+import time
 import warnings
 import zipfile
+import zlib
 from io import BytesIO
 from pathlib import Path
 
@@ -30,6 +34,20 @@ def deep() -> bytes:
     data = BytesIO()
     Image.fromarray(np.full((6, 6), 40_000, dtype=np.uint16)).save(data, "PNG")
     return data.getvalue()
+
+
+def deep_colours(colour: int) -> bytes:
+    """A PNG with 16 bits per channel, of the colour type RGB (2) or RGBA (6)."""
+
+    def chunk(kind: bytes, content: bytes) -> bytes:
+        check = zlib.crc32(kind + content)
+        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", check)
+
+    lines = (b"\0" + bytes(6 * 2 * {2: 3, 6: 4}[colour])) * 6
+    head = struct.pack(">IIBBBBB", 6, 6, 16, colour, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        [chunk(b"IHDR", head), chunk(b"IDAT", zlib.compress(lines)), chunk(b"IEND", b"")]
+    )
 
 
 def write_zip(path: Path, entries: dict[str, bytes]) -> Path:
@@ -140,6 +158,93 @@ def test_npz_of_wrong_content_is_refused(tmp_path, change, said):
         load(write_npz(tmp_path / "x.npz", n=40, **change))
 
 
+def test_npz_of_images_without_pixels_is_refused(tmp_path):
+    file = write_npz(tmp_path / "x.npz", n=40, train_images=np.zeros((40, 0, 8), np.uint8))
+
+    with pytest.raises(DataError, match="have no pixels"):
+        load(file)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, 1e300])
+def test_npz_label_that_is_no_number_is_refused(tmp_path, value):
+    with pytest.raises(DataError, match=r"whole numbers|must lie in"):
+        load(write_npz(tmp_path / "x.npz", n=40, train_labels=np.full(40, value)))
+
+
+def wrong_header(path: Path, place: str, flags: int, method: int | None) -> Path:
+    """Change flags and method in one of the two headers of the first entry of a ZIP file."""
+    content = bytearray(path.read_bytes())
+    spot = content.index(b"PK\x03\x04" if place == "beside" else b"PK\x01\x02")
+    spot += 6 if place == "beside" else 8
+    content[spot] |= flags
+    if method is not None:
+        content[spot + 2 : spot + 4] = method.to_bytes(2, "little")
+    path.write_bytes(content)
+    return path
+
+
+@pytest.mark.parametrize("place", ["beside", "directory"])
+@pytest.mark.parametrize(
+    ("flags", "method", "said"),
+    [
+        (0x01, None, "is encrypted"),
+        (0x40, None, "is encrypted"),
+        (0, 99, "unknown method"),
+        (0, 9, "unknown method"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["npz", "zip"])
+def test_encrypted_and_unknown_entries_are_refused(tmp_path, place, flags, method, said, kind):
+    if kind == "npz":
+        file = write_npz(tmp_path / "x.npz", n=40)
+    else:
+        file = write_zip(tmp_path / "x.zip", images())
+
+    with pytest.raises(DataError, match=said):
+        load(wrong_header(file, place, flags, method))
+
+
+@pytest.mark.parametrize("kind", ["npz", "images", "tables"])
+def test_samples_of_one_class_are_refused(tmp_path, kind):
+    if kind == "npz":
+        file = write_npz(tmp_path / "x.npz", n=40, classes=1)
+    elif kind == "images":
+        entries = {name: content for name, content in images().items() if "/a/" in name}
+        file = write_zip(tmp_path / "x.zip", entries)
+    else:
+        file = write_zip(tmp_path / "x.zip", {"a.csv": b"x,y\n1,7\n2,7\n"})
+
+    with pytest.raises(DataError, match="at least two"):
+        load(file)
+
+
+@pytest.mark.parametrize("name", [b"train/\xff/0.png", b"train/a/\xff.png", b"\xff.csv"])
+def test_file_names_that_are_not_utf8_are_refused(tmp_path, name):
+    file = os.fsencode(tmp_path / "x") + b"/" + name
+    os.makedirs(os.path.dirname(file))
+    Path(os.fsdecode(file)).write_bytes(picture(1))
+
+    with pytest.raises(DataError, match="is not UTF-8"):
+        load(tmp_path / "x")
+
+
+def test_class_name_that_no_file_can_hold_is_refused(tmp_path):
+    names = np.array(["a", "b", "c", "\ud800"])
+
+    with pytest.raises(DataError, match="class name"):
+        load(write_npz(tmp_path / "x.npz", n=40, class_names=names))
+
+
+@pytest.mark.parametrize("name", ["x.npz", "x.zip", "x/train/a/0.png", "x/one.csv"])
+def test_pipes_are_refused_and_not_waited_for(tmp_path, name):
+    pipe = tmp_path / name
+    pipe.parent.mkdir(parents=True, exist_ok=True)
+    os.mkfifo(pipe)
+
+    with pytest.raises(DataError, match="a pipe, a socket or a device"):
+        load(tmp_path / name.partition("/")[0])
+
+
 def test_npz_without_training_images_is_refused(tmp_path):
     np.savez(tmp_path / "x.npz", something=np.zeros(3))
 
@@ -238,6 +343,8 @@ def test_cache_that_cannot_be_written_costs_nothing_but_time(tmp_path, monkeypat
             "Bring all images to one size",
         ),
         ({"train/a/0.png": deep()}, "more than 8 bits"),
+        ({"train/a/0.png": deep_colours(2)}, "more than 8 bits"),
+        ({"train/a/0.png": deep_colours(6)}, "more than 8 bits"),
         ({"readme.txt": b"x"}, "has no images"),
         ({}, "has no images"),
     ],
@@ -299,10 +406,58 @@ def test_tables_are_one_client_per_file_and_keep_gaps(tmp_path):
 
 @pytest.mark.parametrize(
     ("label", "y"),
-    [("ill > 0", [0, 1, 0, 1, 0]), ("age<=50", [1, 1, 1, 0, 0]), ("ill", [0, 1, 0, 2, 0])],
+    [
+        ("ill > 0", [0, 1, 0, 1, 0]),
+        ("age<=50", [1, 1, 1, 0, 0]),
+        ("age >= 60", [0, 0, 0, 1, 1]),
+        ("ill == 2.", [0, 0, 0, 1, 0]),
+        ("ill<+.5e0", [1, 0, 1, 0, 1]),
+        ("ill", [0, 1, 0, 2, 0]),
+    ],
 )
 def test_label_is_a_column_or_a_rule(tmp_path, label, y):
     assert load(write_zip(tmp_path / "x.zip", WARDS), label=label).y.tolist() == y
+
+
+@pytest.mark.parametrize(
+    "bound", [".", "1.2.3", "-", "", "nan", "1e999", "٣", "1_0", " " * 100_000, "1" * 100_000 + "x"]
+)
+def test_rule_without_a_number_is_refused_at_once(tmp_path, bound):
+    began = time.process_time()
+
+    with pytest.raises(DataError, match="not a finite number"):
+        load(write_zip(tmp_path / "x.zip", WARDS), label=f"ill > {bound}")
+
+    assert time.process_time() - began < 5
+
+
+@pytest.mark.parametrize(
+    "label", [" " * 100_000, ">" * 100_000, "ill" + " " * 100_000 + "x > 1", ""]
+)
+def test_column_that_is_not_there_is_refused_at_once(tmp_path, label):
+    began = time.process_time()
+
+    with pytest.raises(DataError, match="refers to the column"):
+        load(write_zip(tmp_path / "x.zip", WARDS), label=label)
+
+    assert time.process_time() - began < 5
+
+
+def test_sign_in_a_columns_name_belongs_to_the_name(tmp_path):
+    file = write_zip(tmp_path / "x.zip", {"a.csv": b"x,a<b\n1,1\n2,5\n"})
+
+    assert load(file, label="a<b > 3").y.tolist() == [0, 1]
+
+
+def test_long_numbers_stay_different_classes(tmp_path):
+    file = write_zip(tmp_path / "x.zip", {"a.csv": b"x,y\n1,1234567\n2,1234568\n3,1234567.0\n"})
+
+    assert load(file).classes == ("1234567", "1234568")
+
+
+def test_augmentation_of_tables_is_refused(tmp_path):
+    with pytest.raises(DataError, match=r"`data\.augment`"):
+        load(write_zip(tmp_path / "x.zip", WARDS), augment=("crop",))
 
 
 def test_labels_that_are_words_become_classes(tmp_path):
@@ -319,6 +474,7 @@ def test_labels_that_are_words_become_classes(tmp_path):
     [
         (b"age,bp,ill\n30,high,0\n", None, r"row 2, column `bp`: 'high' is not a finite number"),
         (b"age,bp,ill\n30,inf,0\n", None, "not a finite number"),
+        (b"age,bp,ill\n30,1_0,0\n", None, "not a finite number"),
         (b"age,bp,ill\n30,1\n", None, "row 2 has 2 fields"),
         (b"age,bp,ill\n30,1,\n", None, "no label"),
         (b"age,bp,ill\n", None, "no rows"),
@@ -438,7 +594,7 @@ def test_table_rule_reads_signs():
     ):
         found = table_files.RULE.match(text)
         assert found is not None
-        assert (found["column"], found["sign"]) == (column, sign)
+        assert (found["column"].strip(), found["sign"]) == (column, sign)
 
 
 def test_npz_entry_that_is_no_array_is_refused(tmp_path):

@@ -9,14 +9,17 @@ from flbench.reports.terminal import open_console
 
 SHADES = " ░▒▓█"
 MOST_CLASS_COLUMNS = 24  # a table with more classes has one column for all of them
+MOST_SHADES = 200  # with more classes, that column has the number of classes of a client
+MOST_ROWS = 500  # clients in a table; laying out thousands of rows would take minutes
 
 
 def print_partition(federation: Federation) -> None:
     """Print a table of clients: training samples by class, and the sizes of all parts.
 
-    With more than `MOST_CLASS_COLUMNS` classes, a shade per class replaces the number. Above the
-    table are the notes about the data and the hash of the partition, below it is the size of the
-    common test set.
+    With more than `MOST_CLASS_COLUMNS` classes, a shade per class replaces the number, and with
+    more than `MOST_SHADES` the number of the client's classes. The table has the first `MOST_ROWS`
+    clients. Above it are the notes about the data and the hash of the partition, below it is the
+    size of the common test set.
 
     Args:
         federation: The partitioned data set.
@@ -29,24 +32,34 @@ def print_partition(federation: Federation) -> None:
     counts = federation.counts  # [N, C]
     largest = max(1, int(counts.max()))
     has_class_columns = federation.classes <= MOST_CLASS_COLUMNS
-    table = titled_table("Training samples by client and class (darker: more)")
+    has_shades = not has_class_columns and federation.classes <= MOST_SHADES
+    title = "Training samples by client and class (darker: more)"
+    table = titled_table(title if has_class_columns or has_shades else "Training samples by client")
     table.add_column("client", justify="right")
     if has_class_columns:
         for name in federation.dataset.classes:
             table.add_column(name, justify="right")
-    else:
+    elif has_shades:
         table.add_column(f"classes 0 to {federation.classes - 1}")
+    else:
+        table.add_column(f"classes of {federation.classes:,}", justify="right")
     for title in ("train", "validation", "test"):
         table.add_column(title, justify="right")
     parts = federation.partition.parts
-    for client in range(federation.clients):
+    for client in range(min(federation.clients, MOST_ROWS)):
         row = counts[client].tolist()
         if has_class_columns:
             cells = [f"{_shade(count, largest)} {count or ''}" for count in row]
-        else:
+        elif has_shades:
             cells = ["".join(_shade(count, largest) for count in row)]
+        else:
+            cells = [str(len(row) - row.count(0))]
         table.add_row(str(client), *cells, *(str(len(parts[part][client])) for part in parts))
     open_console().print(table)
+    if federation.clients > MOST_ROWS:
+        line(
+            f"and {federation.clients - MOST_ROWS:,} more clients; `flbench data --json` prints all"
+        )
     line(f"common test set: {len(federation.common)} samples")
 
 

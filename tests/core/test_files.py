@@ -1,0 +1,55 @@
+"""Files that are no files, and texts that no file can hold."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from flbench.core import files
+from flbench.core.errors import MAX_MESSAGE, UserError, shortened
+
+
+def test_a_pipe_or_a_device_is_refused_and_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to("/dev/zero")
+
+    for path in (tmp_path / "pipe", tmp_path / "link", Path("/dev/null")):
+        with pytest.raises(OSError, match="a pipe, a socket or a device"):
+            files.read_text(path)
+
+
+def test_file_above_the_limit_is_not_read(tmp_path):
+    file = tmp_path / "x"
+    file.write_text("12345")
+
+    assert files.read_text(file, 5) == "12345"
+    with pytest.raises(OSError, match="larger than 4 bytes"):
+        files.read_text(file, 4)
+
+
+def test_lock_that_is_a_pipe_is_refused(tmp_path):
+    os.mkfifo(tmp_path / ".lock")
+
+    with pytest.raises(UserError, match="cannot be written to"):
+        files.lock_folder(tmp_path)
+
+
+@pytest.mark.parametrize("length", [MAX_MESSAGE - 1, MAX_MESSAGE, MAX_MESSAGE + 1, 10**6])
+def test_long_text_loses_its_middle(length):
+    text = "begin" + "x" * (length - 8) + "end"
+
+    short = shortened(text)
+
+    assert len(short) <= MAX_MESSAGE
+    assert (short == text) == (length <= MAX_MESSAGE)
+    assert short.startswith("begin")
+    assert short.endswith("end")
+
+
+def test_number_of_characters_left_out_is_right():
+    text = "x" * 1_000
+
+    short = shortened(text)
+
+    left_out = int(short.split("(")[1].split()[0])
+    assert short.count("x") + left_out == len(text)
