@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 WORKERS := --numprocesses auto --dist worksteal
 
-.PHONY: demo quick test test-all lint types unit docs clean
+.PHONY: demo quick test test-all test-faults lint types unit docs clean
 
 demo: $(VENV)/installed
 	$(BIN)/flbench run --algo hfcd,fedavg,fedproto,local --config configs/demo.yaml
@@ -22,15 +22,19 @@ types: $(VENV)/installed
 
 # The loop of a developer: no test that trains for more than a few steps or starts a process.
 quick: $(VENV)/installed
-	$(BIN)/pytest $(WORKERS) -m "not slow and not full"
+	$(BIN)/pytest $(WORKERS) -m "not slow and not full and not faults"
 
 # The examples in the docstrings of public names are tests too.
 unit: $(VENV)/installed
-	$(BIN)/pytest $(WORKERS) --doctest-modules -m "not full" tests flbench
+	$(BIN)/pytest $(WORKERS) --doctest-modules -m "not full and not faults" tests flbench
 
 # Every method at every crash point, under every BatchNorm policy, ...
 test-all: lint types $(VENV)/installed
-	$(BIN)/pytest $(WORKERS) --doctest-modules tests flbench
+	$(BIN)/pytest $(WORKERS) --doctest-modules -m "not faults" tests flbench
+
+# What should never happen, drawn from a seed: FLBENCH_FAULTS_SEED=7 make test-faults draws others.
+test-faults: $(VENV)/installed
+	$(BIN)/pytest -n0 -m faults tests/faults
 
 # The site, in site/. Nothing is downloaded; the variable silences an advertisement of the theme.
 docs: $(VENV)/installed
