@@ -44,7 +44,7 @@ def shortened(text: str, length: int = MAX_MESSAGE) -> str:
         length: Largest number of characters, at least 60.
 
     >>> shortened("a" * 100 + "z" * 100, length=60)
-    'aaaaaaaaaaaaaaaa ... (140 characters left out) ... zzzzzzzzz'
+    'aaaaaaaaaaaa ... (181 characters left out) ... zzzzzzz'
     """
     if len(text) <= length:
         return text
