@@ -41,7 +41,8 @@ def test_space_is_small_and_searches_the_learning_rate(method):
     searched = [p for p in space.parameters.values() if not isinstance(p, Fixed)]
     assert isinstance(rate, LogUniform)
     assert rate.holds(config.train.optimizer.lr)
-    assert 1 <= len(searched) <= 6  # HFCD's paper leaves the most open: four numbers and how the losses combine
+    # HFCD's paper leaves the most open: four numbers, and how its losses combine.
+    assert 1 <= len(searched) <= 6
     assert all(not path.startswith("train.") for path in space.parameters if path != RATE)
 
 
