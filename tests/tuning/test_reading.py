@@ -37,7 +37,7 @@ WRONG = {
         "algorithm.tau: {quniform: [0, 1e+14, 1e-14]}",
         "is too small for [0, 1e+14]",
     ),
-    "too large": (f"algorithm.tau: {{int: [0, {10**400}]}}", "at most 1e+15 in size"),
+    "too large": (f"algorithm.tau: {{int: [0, {10**18}]}}", "at most 1e+15 in size"),
     "no multiple": ("algorithm.tau: {quniform: [0, 1, 0.3]}", "multiples of the step 0.3, got 1"),
     "no points": ("algorithm.tau: {uniform: [0, 1], points: 0}", "`points` must be"),
     "no choice": ("algorithm.tau: {choice: []}", "must be like `{choice: [a, b, c]}`"),
