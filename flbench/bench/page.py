@@ -25,7 +25,7 @@ def render(cases: "Sequence[Case]", config: Config, run_rounds: int) -> str:
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     source = files("flbench.bench").joinpath("page.html").read_text(encoding="utf-8")
     return environment.from_string(source).render(
-        title=f"{config.model.name} on {config.data.name}, {config.algorithm.name}",
+        title=f"{config.model.name} on {config.data.title}, {config.algorithm.name}",
         cases=cases,
         best=max(case.speed for case in cases),
         cores=len(os.sched_getaffinity(0)),

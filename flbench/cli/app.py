@@ -125,6 +125,15 @@ ConfigFile = Annotated[
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Methods = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--algo",
+        metavar="NAME[,NAME ...]",
+        help="Method, or several methods to compare. Can be given several times.",
+        show_default=False,
+    ),
+]
 StoreUri = Annotated[
     str | None,
     typer.Option(
@@ -148,12 +157,7 @@ def _version(
 def run(
     overrides: Overrides = None,
     *,
-    algo: Annotated[
-        str | None,
-        typer.Option(
-            "--algo", metavar="NAME[,NAME ...]", help="Method, or several methods to compare."
-        ),
-    ] = None,
+    algo: Methods = None,
     config: ConfigFile = None,
     out: Annotated[
         str | None,
@@ -186,7 +190,7 @@ def run(
     if resume is not None:
         command.refuse_with_resume(
             {
-                "--algo": algo,
+                "--algo": _joined(algo),
                 "--config": config,
                 "--out": out,
                 "--dry-run": dry_run,
@@ -195,7 +199,9 @@ def run(
         )
         command.resume(resume, overrides or [])
         return
-    runs = layers.one_run_per_method(algo, config=config, overrides=overrides or [], out=out)
+    runs = layers.one_run_per_method(
+        _joined(algo), config=config, overrides=overrides or [], out=out
+    )
     if print_config:
         command.print_config(runs)
     elif dry_run:
@@ -273,7 +279,7 @@ def data(
     )
 
 
-@app.command()
+@app.command(no_args_is_help=True)
 def show(
     paths: Annotated[
         list[Path],
@@ -299,8 +305,14 @@ def bench(
     *,
     config: ConfigFile = None,
     engines: Annotated[
-        str, typer.Option("--engines", metavar="NAME[,NAME ...]", help="Engines to measure.")
-    ] = "sequential,vectorized",
+        list[str] | None,
+        typer.Option(
+            "--engines",
+            metavar="NAME[,NAME ...]",
+            help="Engines to measure (default sequential,vectorized). Can be given several times.",
+            show_default=False,
+        ),
+    ] = None,
     model: Annotated[
         str | None, typer.Option("--model", metavar="NAME", help="The same as model.name=NAME.")
     ] = None,
@@ -327,7 +339,7 @@ def bench(
 
     shortcuts = {"model.name": model, "data.name": dataset, "partition.clients": clients}
     command.bench(
-        engines.split(","),
+        (_joined(engines) or "sequential,vectorized").split(","),
         [
             *(overrides or []),
             *(f"{key}={value}" for key, value in shortcuts.items() if value is not None),
@@ -352,9 +364,12 @@ def reproduce(
     ] = None,
     *,
     table: Annotated[
-        str | None,
+        list[str] | None,
         typer.Option(
-            "--table", metavar="T[,T ...]", help="Tables, or `all` (default: the main table)."
+            "--table",
+            metavar="T[,T ...]",
+            help="Tables, or `all` (default: the main table). Can be given several times.",
+            show_default=False,
         ),
     ] = None,
     dataset: Annotated[
@@ -366,9 +381,12 @@ def reproduce(
         ),
     ] = None,
     algos: Annotated[
-        str | None,
+        list[str] | None,
         typer.Option(
-            "--algos", metavar="NAME[,NAME ...]", help="Rows of the table (default: all rows)."
+            "--algos",
+            metavar="NAME[,NAME ...]",
+            help="Rows of the table (default: all rows). Can be given several times.",
+            show_default=False,
         ),
     ] = None,
     scale: Annotated[
@@ -410,9 +428,9 @@ def reproduce(
     command.reproduce(
         paper_and_overrides or [],
         dry_run=dry_run,
-        tables=table,
+        tables=_joined(table),
         dataset=dataset,
-        algos=algos,
+        algos=_joined(algos),
         scale=scale,
         seeds=seeds,
         output=output,
@@ -420,14 +438,11 @@ def reproduce(
     )
 
 
-@app.command()
+@app.command(no_args_is_help=True)
 def tune(
     overrides: Overrides = None,
     *,
-    algo: Annotated[
-        str | None,
-        typer.Option("--algo", metavar="NAME[,NAME ...]", help="Methods to tune and compare."),
-    ] = None,
+    algo: Methods = None,
     space: Annotated[
         Path | None,
         typer.Option(
@@ -557,13 +572,17 @@ def tune(
     resources = {key: value for key, value in resources.items() if value is not None}
     settings = {key: value for key, value in settings.items() if value is not None}
     if resume is not None:
-        command.refuse_with_resume({"algo": algo, "config": config, **settings}, overrides or [])
+        command.refuse_with_resume(
+            {"algo": _joined(algo), "config": config, **settings}, overrides or []
+        )
         command.resume(resume, resources)
     else:
-        command.tune(algo, config=config, overrides=overrides or [], options=settings | resources)
+        command.tune(
+            _joined(algo), config=config, overrides=overrides or [], options=settings | resources
+        )
 
 
-@app.command()
+@app.command(no_args_is_help=True)
 def sync(
     paths: Annotated[
         list[Path], typer.Argument(metavar="PATH ...", help="Run folders or study folders.")
@@ -589,6 +608,11 @@ def ui(
     from flbench.cli import mlflow as command
 
     command.ui(uri, port)
+
+
+def _joined(given: list[str] | None) -> str | None:
+    """Return the values of an option that can be given several times as one list with commas."""
+    return ",".join(given) if given else None
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -41,7 +41,7 @@ def run(runs: Sequence[list[Layer]]) -> None:
     folders: list[Path] = []
     with mirror.Mirrors() as mirrors:
         for config, origins in resolved:
-            title = f"{config.algorithm.name} on {config.data.name}"
+            title = f"{config.algorithm.name} on {config.data.title}"
             try:
                 with progress.reporter(title) as reporter:
                     start_mirror = partial(mirrors.open, warn=reporter.warn)

@@ -83,6 +83,15 @@ class DataConfig(Strict):
         description="tables: column of the label (default: the last), or a rule such as `num > 0`",
     )
 
+    @property
+    def title(self) -> str:
+        """Name of the data set: that of the file or folder `path` if there is one, else `name`.
+
+        >>> DataConfig(path="files/hospitals.zip").title
+        'hospitals'
+        """
+        return self.name if self.path is None else self.path.stem
+
 
 class PartitionConfig(Strict):
     """Section `partition`: how samples are distributed to clients."""

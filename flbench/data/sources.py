@@ -114,7 +114,7 @@ def read_file(path: Path, config: DataConfig) -> Dataset:
 
 def _read(path: Path, config: DataConfig) -> Dataset:
     """Read a data set from a file or folder; see `read_file`."""
-    name = config.name if config.path is None else path.stem
+    name = config.title
     if path.suffix == ".npz":
         return npz_files.read(path, name)
     with Archive(path) as archive:

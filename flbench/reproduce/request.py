@@ -60,7 +60,7 @@ def tables(paper: Paper, asked: str | None) -> list[str]:
     """
     if asked is None:
         return list(paper.tables)[:1]
-    if asked.strip().casefold() == "all":
+    if any(item.strip().casefold() == "all" for item in asked.split(",")):
         return list(paper.tables)
     found = []
     for item in asked.split(","):

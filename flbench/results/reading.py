@@ -134,7 +134,7 @@ def _so_far(config: Config, rows: list[Row]) -> Summary:
         extra["cohort"] = cohort
     return {
         "algorithm": config.algorithm.name,
-        "dataset": config.data.name,
+        "dataset": config.data.title,
         "model": config.model.name,
         "seed": config.seed,
         "rounds": config.train.rounds,

@@ -18,7 +18,7 @@ from flbench.algorithms.catalogue import parameter
 from flbench.cli import app
 from flbench.core import files
 from flbench.experiment import estimate, lifecycle
-from tests.support import REAL_DATA, SMALL, build, interrupted_run
+from tests.support import REAL_DATA, SMALL, build, interrupted_run, write_npz
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -34,6 +34,12 @@ def flbench(capsys, tmp_path, monkeypatch):
         return code, captured.out, captured.err
 
     return command
+
+
+def configurations(printed: str) -> list[dict]:
+    """Return the configurations that `--print-config` prints one after the other."""
+    parts = ("seed:" + part for part in printed.split("\nseed:"))
+    return [yaml.safe_load(part.replace("seed:seed:", "seed:", 1)) for part in parts]
 
 
 def test_help_imports_nothing_heavy():
@@ -101,6 +107,58 @@ def test_run_of_several_methods_compares_them(flbench, tmp_path):
     table = out[: out.index("runs/")]
     assert "fedavg" in table
     assert "local" in table
+
+
+def test_repeated_algo_options_add_up(flbench):
+    keys = (*SMALL, "--print-config", "--algo", "local", "--algo", "fedavg, ft")
+
+    code, out, _ = flbench("run", *keys)
+
+    assert code == 0
+    found = [tree["algorithm"]["name"] for tree in configurations(out)]
+    assert found == ["local", "fedavg", "ft"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("run", "--algo", "nope", "--algo", "local"), "nope"),
+        (("run", "--algo", "local", "--algo", "fedavg,local"), "`local` is named twice"),
+        (("tune", "--algo", "local", "--algo", "local"), "`local` is named twice"),
+        (("reproduce", "hfcd", "--algos", "nope", "--algos", "fedavg"), "nope"),
+        (("reproduce", "hfcd", "--table", "17", "--table", "2"), "17"),
+        (("bench", "--engines", "nope", "--engines", "sequential"), "nope"),
+    ],
+    ids=" ".join,
+)
+def test_no_repeated_option_drops_the_first_one(flbench, arguments, message):
+    code, _, error = flbench(*arguments)
+
+    assert code == 2
+    assert message in error
+
+
+@pytest.mark.parametrize("arguments", [(), ("show",), ("sync",), ("tune",)])
+def test_help_where_arguments_are_missing(flbench, arguments):
+    code, out, error = flbench(*arguments)
+
+    assert code == 2
+    assert "Usage: " + " ".join(("flbench", *arguments)) in out
+    assert "--help" in out
+    assert not error
+
+
+def test_data_file_gives_titles_its_name(flbench, tmp_path):
+    keys = (*SMALL, "algorithm=local", f"data.path={write_npz(tmp_path / 'hosp.npz', n=200)}")
+
+    code, out, error = flbench("run", *keys)
+
+    assert code == 0
+    assert "local on hosp" in error
+    [folder] = tmp_path.glob("runs/hosp-dirichlet/*")
+    assert "local on hosp" in flbench("show", str(folder))[1]
+    assert "<h1>local on hosp</h1>" in (folder / "report.html").read_text()
+    assert "digits" not in out + error
 
 
 def test_run_takes_file_option_and_overrides_in_this_order(flbench, tmp_path):
