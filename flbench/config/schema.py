@@ -8,7 +8,7 @@ import hashlib
 import json
 from math import cos, pi
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import (
     AfterValidator,
@@ -22,6 +22,9 @@ from pydantic import (
 )
 
 from flbench.core.addresses import redact_address
+
+EVALUATIONS: Final = 10  # fewest evaluations of a run, unless the user sets `evaluation.every`
+LONGEST_PERIOD: Final = 10  # most rounds between two of them, unless the user sets it
 
 
 class Strict(BaseModel):
@@ -340,8 +343,11 @@ class CommonConfig(Strict):
 class EvaluationConfig(Strict):
     """Section `evaluation`: when and how models are evaluated."""
 
-    every: int = Field(
-        10, ge=1, description="rounds between two evaluations; the last round is always evaluated"
+    every: int | None = Field(
+        None,
+        ge=1,
+        description="rounds between two evaluations (default: a tenth of train.rounds, at most 10);"
+        " the last round is always evaluated",
     )
     common: CommonConfig = Field(CommonConfig(), description="evaluation on the common test set")
     confusable: str | None = Field(
@@ -410,6 +416,22 @@ class Config(Strict):
     evaluation: EvaluationConfig = EvaluationConfig()
     tracking: TrackingConfig = TrackingConfig()
     output: OutputConfig = OutputConfig()
+
+    @property
+    def evaluation_period(self) -> int:
+        """Rounds between two evaluations: `evaluation.every`, or its default if that is None.
+
+        The default is a tenth of `train.rounds`, so that there are at least ten evaluations, but
+        at most 10 rounds.
+
+        >>> Config(train={"rounds": 50}).evaluation_period
+        5
+        >>> Config(train={"rounds": 50}, evaluation={"every": 20}).evaluation_period
+        20
+        """
+        if self.evaluation.every is not None:
+            return self.evaluation.every
+        return min(LONGEST_PERIOD, max(1, self.train.rounds // EVALUATIONS))
 
     def tree(self) -> dict[str, Any]:
         """Return the configuration as nested dicts, lists and scalars, as for YAML and JSON."""

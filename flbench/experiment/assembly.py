@@ -303,9 +303,9 @@ def build_engine(config: Config, net: nn.Module, federation: Federation) -> Engi
 
 
 def fill_defaults(config: Config) -> Config:
-    """Fill in the defaults that depend on the machine and the seed.
+    """Fill in the defaults that depend on the machine and on other keys.
 
-    These are `engine.threads`, `engine.device` and `partition.seed`.
+    These are `engine.threads`, `engine.device`, `partition.seed` and `evaluation.every`.
 
     Args:
         config: Configuration of the experiment.
@@ -322,8 +322,10 @@ def fill_defaults(config: Config) -> Config:
         )
     device = str(find_device(config.engine.device))
     seed = config.seed if config.partition.seed is None else config.partition.seed
-    engine = altered(config, "engine", threads=threads, device=device)
-    return altered(engine, "partition", seed=seed)
+    every = config.evaluation_period
+    config = altered(config, "engine", threads=threads, device=device)
+    config = altered(config, "partition", seed=seed)
+    return altered(config, "evaluation", every=every)
 
 
 def _confusable(config: Config, federation: Federation) -> tuple[int, ...] | None:

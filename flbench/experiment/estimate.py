@@ -82,7 +82,7 @@ def measure(experiment: Experiment) -> Estimate:
     evaluator = experiment.evaluator(lambda text: None)
     evaluate = _evaluate(evaluator, experiment, after, client) * setting.clients
     common = _common(evaluator, experiment, after, client)
-    every, often = config.evaluation.every, config.evaluation.common.every
+    every, often = config.evaluation_period, config.evaluation.common.every
     evaluated = -(-config.train.rounds // every) * evaluate
     evaluated += (2 if often is None else -(-config.train.rounds // often)) * common
     kept = nbytes(first.results.kept) + nbytes(first.results.sent.values)

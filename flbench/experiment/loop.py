@@ -277,7 +277,7 @@ class FederatedLoop:
         self.folder.save_state(name, state, self.config.hash(), extra)
 
     def _is_evaluation_due(self, done: int) -> bool:
-        return done % self.config.evaluation.every == 0 or self._is_common_evaluation_due(done)
+        return done % self.config.evaluation_period == 0 or self._is_common_evaluation_due(done)
 
     def _is_common_evaluation_due(self, done: int) -> bool:
         every = self.config.evaluation.common.every

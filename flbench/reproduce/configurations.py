@@ -138,6 +138,7 @@ def fingerprint(config: Config) -> str:
     Values that a run fills in are filled in, or left out if they depend on the samples.
     """
     tree, partition = _compared(config), config.partition
+    tree["evaluation.every"] = config.evaluation_period
     if partition.seed is None:
         tree["partition.seed"] = config.seed
     if config.data.path is not None:

@@ -77,7 +77,7 @@ class Prepared:
             self.request.deployment,
             self.request.scheduler,
             self.config.train.rounds,
-            self.config.evaluation.every,
+            self.config.evaluation_period,
             self.config.seed,
         )
 

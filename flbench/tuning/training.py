@@ -174,7 +174,7 @@ class TrialTraining:
     def _advance(self) -> None:
         """Train until the next evaluation, and finish the run where that was the last."""
         built, state = self._alive()
-        rounds, every = built.config.train.rounds, built.config.evaluation.every
+        rounds, every = built.config.train.rounds, built.config.evaluation_period
         until = min(rounds, (state.round // every + 1) * every)
         if until == rounds and self.job.kind == "final":
             # Test parts are evaluated only once, after the last round, also for the best round.

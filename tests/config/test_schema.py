@@ -87,6 +87,18 @@ def test_later_layers_win_and_origins_say_so(tmp_path):
     assert origins["train.local_epochs"] == "default"
 
 
+@pytest.mark.parametrize(
+    ("rounds", "every"), [(1, 1), (9, 1), (10, 1), (29, 2), (100, 10), (1000, 10)]
+)
+def test_models_are_evaluated_at_least_ten_times_by_default(rounds, every):
+    keys = [f"train.rounds={rounds}"]
+
+    assert resolve([from_overrides(keys)])[0].evaluation_period == every
+    assert rounds // every >= min(10, rounds)
+    own = resolve([from_overrides([*keys, "evaluation.every=7"])])[0]
+    assert own.evaluation_period == 7
+
+
 def test_every_way_to_set_a_key_has_its_origin(tmp_path):
     file = tmp_path / "x.yaml"
     file.write_text("algorithm: fedprox\ntrain:\n  optimizer: adam\n")

@@ -482,6 +482,30 @@ def test_kill_and_resume_end_like_the_straight_run(tmp_path, name):
     assert (folder / "metrics.csv").read_bytes() == (straight / "metrics.csv").read_bytes()
 
 
+def test_default_period_gives_ten_evaluations_and_the_same_weights(tmp_path):
+    keys = ("algorithm=local", "model=logistic", "train.rounds=21")
+    path, default = run(tmp_path, *keys, "evaluation.every=null")
+    _, rarely = run(tmp_path, *keys, "evaluation.every=21")
+
+    assert "every: 2 " in (path / "config.yaml").read_text()
+    found = metric_by_round(path, "validation", "personal", "accuracy")
+    assert list(found) == [*range(2, 21, 2), 21]
+    assert default["weights_digest"] == rarely["weights_digest"]
+
+
+def test_resume_keeps_the_period_in_the_folder(tmp_path):
+    """That of a folder of a version with another default, too."""
+    keys = ("algorithm=local", "train.rounds=5", "evaluation.every=null")
+    path = interrupted_run(tmp_path, *keys)
+    text = (path / "config.yaml").read_text()
+    assert "every: 1 " in text
+    (path / "config.yaml").write_text(text.replace("every: 1 ", "every: 4 "))
+    assert app.main(["run", "--resume", str(path)]) == 0
+
+    assert 3 not in metric_by_round(path, "validation", "personal", "accuracy")
+    assert {4, 5} <= set(metric_by_round(path, "validation", "personal", "accuracy"))
+
+
 def test_resume_of_a_finished_run_changes_nothing(tmp_path):
     path, _ = run(tmp_path, "algorithm=local")
     before = {file: file.read_bytes() for file in path.rglob("*") if file.is_file()}

@@ -18,7 +18,8 @@ from flbench.data import sources
 from flbench.data.sources import digits
 from flbench.experiment import assembly
 from flbench.reproduce import library
-from tests.support import REAL_DATA, Silent
+from flbench.reproduce.configurations import fingerprint
+from tests.support import REAL_DATA, Silent, config_of
 
 pytestmark = pytest.mark.slow
 
@@ -221,6 +222,13 @@ def test_report_shows_finished_runs_that_were_not_requested(finished, reproduce,
 
     assert "2 runs: 2 finished" in err
     assert finished.out.split("claims of")[0] == out.split("claims of")[0]
+
+
+def test_filled_in_defaults_are_the_same_run():
+    asked = config_of("evaluation.every=null")
+
+    assert fingerprint(asked) == fingerprint(assembly.fill_defaults(asked))
+    assert fingerprint(asked) != fingerprint(config_of("evaluation.every=2"))
 
 
 def test_changed_settings_are_other_runs(reproduce, tmp_path):
