@@ -69,7 +69,7 @@ def test_commands_have_these_options_and_keys(line):
         for word in context.params.get("overrides") or context.params.get("what") or []
         if "=" in word and not re.search(r"=\$|RUN_DIR", word)
     ]
-    methods = (context.params.get("algo") or "").split(",")
+    methods = ",".join(context.params.get("algo") or [""]).split(",")
     for method in methods:
         if method and method != "NAME":
             ALGORITHMS.find(method)
