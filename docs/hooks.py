@@ -43,6 +43,7 @@ API = {
     "experiment": "Rounds, evaluation, checkpoints and run folders",
     "results": "Reading of finished runs",
     "tuning": "Search spaces, trials and studies",
+    "testing": "The contract tests of methods, and helpers for tests of one method",
 }
 """The packages of the API reference, and one line about each."""
 

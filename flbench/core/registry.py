@@ -68,14 +68,26 @@ class Registry(dict[str, T]):
         return self[name]
 
     def load(self) -> list[str]:
-        """Import all modules that can register names, once, and return the sorted names."""
+        """Import all modules that can register names, once, and return the sorted names.
+
+        Raises:
+            ConfigError: The entry point of another package cannot be loaded.
+        """
         if not self._complete:
             package = importlib.import_module(self.package)
             for module in pkgutil.iter_modules(package.__path__):
                 if not module.ispkg:
                     importlib.import_module(f"{self.package}.{module.name}")
             for point in entry_points(group=self.package):
-                point.load()
+                try:
+                    point.load()
+                except Exception as error:
+                    package_name = point.dist.name if point.dist is not None else "unknown"
+                    raise ConfigError(
+                        f"the {self.kind} `{point.name}` of the installed package `{package_name}`"
+                        f" cannot be loaded: {point.value} raised {type(error).__name__}: {error}."
+                        f" Correct the package, or uninstall it."
+                    ) from error
             self._complete = True
         return sorted(self)
 

@@ -1,5 +1,10 @@
-"""Search spaces of methods: those that are part of flbench (spaces/METHOD.yaml), and the user's."""
+"""Search spaces of methods: those that come with the methods, and the user's.
 
+The spaces of flbench's own methods are `spaces/METHOD.yaml`. The space of a method in another
+package is `METHOD.yaml` beside the module that defines the method.
+"""
+
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,8 +25,9 @@ def load(methods: Sequence[str], path: Path | None, *, rounds: int) -> dict[str,
 
     Args:
         methods: Names of the methods.
-        path: None for the built-in spaces; a file, for the one method that the file names; or a
-            folder with METHOD.yaml for some methods. All other methods use the built-in spaces.
+        path: None for the spaces that come with the methods; a file, for the one method that the
+            file names; or a folder with METHOD.yaml for some methods. All other methods use the
+            spaces that come with them.
         rounds: Value of `train.rounds`: a range may be given as a share of it (`0.5 rounds`).
 
     Returns:
@@ -52,23 +58,29 @@ def load(methods: Sequence[str], path: Path | None, *, rounds: int) -> dict[str,
 
 
 def built_in(method: str, *, rounds: int) -> Space:
-    """Load the search space of a method that is part of flbench.
+    """Load the search space that comes with a method.
 
     Args:
         method: Name of the method.
         rounds: Value of `train.rounds`.
 
     Raises:
-        ConfigError: There is no such method, or flbench has no search space for it.
+        ConfigError: There is no such method, it comes without a search space, or the space has
+            errors.
     """
-    ALGORITHMS.find(method)
     file = FOLDER / f"{method}.yaml"
-    if not file.is_file():
-        raise ConfigError(
-            f"flbench has no search space for `{method}`. Write one, as described in"
-            f" {FOLDER / 'README.md'}, and pass it with --space FILE."
-        )
-    return replace(_of(method, file, rounds), source=BUILT_IN)
+    module = sys.modules.get(ALGORITHMS.find(method).__module__)
+    if file.is_file():
+        return replace(_of(method, file, rounds), source=BUILT_IN)
+    defined_in = getattr(module, "__file__", None)
+    beside = "" if defined_in is None else f" beside {defined_in}"
+    if defined_in is not None and (file := Path(defined_in).with_name(file.name)).is_file():
+        return _of(method, file, rounds)
+    raise ConfigError(
+        f"there is no search space for `{method}`. Write one, as described in"
+        f" {FOLDER / 'README.md'}, and pass it with --space FILE, or ship it as"
+        f" {method}.yaml{beside}."
+    )
 
 
 def _of(method: str, file: Path, rounds: int) -> Space:

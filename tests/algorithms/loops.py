@@ -14,7 +14,7 @@ from flbench.core.rng import Draw
 from flbench.core.types import State, Tree
 from flbench.experiment.assembly import Experiment
 from flbench.models.base import net_leaves
-from tests.algorithms.test_contract import after
+from flbench.testing import after
 from tests.support import build
 
 LR, EPOCHS, BATCH, CLASSES, WIDTH = 0.3, 2, 7, 10, 6

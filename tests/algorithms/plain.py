@@ -163,7 +163,7 @@ def assert_close(found: Tree, expected: Tree, tiny: float = TINY) -> None:
 
 def deployed(*overrides: str, rounds: int = 2) -> str:
     """The digest of the models that clients are evaluated with, without the files of a run."""
-    from tests.algorithms.test_contract import after
+    from flbench.testing import after
     from tests.algorithms.test_identities import LENET
 
     built = build(*LENET, f"train.rounds={rounds}", *overrides)

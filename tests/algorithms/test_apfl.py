@@ -5,6 +5,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from flbench.algorithms.apfl import ClipAlpha
+from flbench.testing import after, played
 from tests.algorithms.plain import (
     EPOCHS,
     FULL,
@@ -15,7 +16,6 @@ from tests.algorithms.plain import (
     assert_close,
     deployed,
 )
-from tests.algorithms.test_contract import after, played
 from tests.algorithms.test_identities import LENET, POLICIES, traffic
 from tests.support import build
 

@@ -12,8 +12,8 @@ from flbench.algorithms.shared.mixing import likeness
 from flbench.core.types import Message, Results, State
 from flbench.experiment import checkpoint
 from flbench.experiment.rounds import settings_of
+from flbench.testing import played
 from tests.algorithms.plain import EPOCHS, FULL, Plain
-from tests.algorithms.test_contract import played
 from tests.support import build, run, summary_of_run, write_npz
 
 SPLITS = ("algorithm.eps1=100", "algorithm.eps2=0", "algorithm.start_round=0")

@@ -7,7 +7,7 @@ from flbench.core.tree import digest
 from flbench.core.types import Batch
 from flbench.experiment import rounds
 from flbench.models.base import net_leaves
-from tests.algorithms.test_contract import after
+from flbench.testing import after
 from tests.support import build, summary_of_run
 
 METHOD, LENET = "algorithm=dfedalt", "model.name=lenet5"

@@ -4,7 +4,7 @@ import torch
 from flbench.core.errors import ConfigError
 from flbench.core.tree import digest
 from flbench.models.base import net_leaves
-from tests.algorithms.test_contract import after
+from flbench.testing import after
 from tests.support import build
 
 ALONE = ("algorithm.topology=erdos_renyi", "algorithm.edge_probability=0")

@@ -15,8 +15,8 @@ from flbench.algorithms.shared.hypernetwork import LEAVES, PHI
 from flbench.client.program import LocalProgram, Phase, Transform
 from flbench.core.errors import ConfigError
 from flbench.experiment import rounds
+from flbench.testing import after
 from tests.algorithms.plain import generated
-from tests.algorithms.test_contract import after
 from tests.support import build, run, summary_of_run
 
 METHOD, LENET, GROUP = "algorithm=dfedhp", "model.name=lenet5", "model.norm=group"

@@ -7,8 +7,8 @@ from torch.nn.functional import cross_entropy
 from flbench.algorithms.shared.sparse import MASK
 from flbench.experiment import rounds
 from flbench.models.base import net_leaves
+from flbench.testing import after, played
 from tests.algorithms.plain import EPOCHS, FULL, Plain, pruned_and_regrown
-from tests.algorithms.test_contract import after, played
 from tests.support import build, summary_of_run
 
 METHOD, LENET = "algorithm=dispfl", "model.name=lenet5"

@@ -12,8 +12,8 @@ from flbench.algorithms.shared.hypernetwork import LEAVES
 from flbench.algorithms.shared.hypernetwork import PHI as PHI_LEAVES
 from flbench.algorithms.shared.sparse import MASK
 from flbench.experiment import rounds
+from flbench.testing import after, played
 from tests.algorithms.plain import generated, pruned_and_regrown
-from tests.algorithms.test_contract import after, played
 from tests.algorithms.test_dfedhp import HEAD, ROUGH, SMALL, SmallChunks
 from tests.support import build
 

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from flbench.testing import after
 from tests.algorithms.plain import (
     EPOCHS,
     FULL,
@@ -15,7 +16,6 @@ from tests.algorithms.plain import (
     deployed,
     lenet5_bytes,
 )
-from tests.algorithms.test_contract import after
 from tests.algorithms.test_identities import LENET, POLICIES
 from tests.support import build, run
 

@@ -11,7 +11,7 @@ from flbench.core.tree import digest
 from flbench.core.types import Samples
 from flbench.experiment.rounds import settings_of
 from flbench.models.base import net_leaves
-from tests.algorithms.test_contract import played
+from flbench.testing import played
 from tests.support import build, summary_of_run
 
 EXACT = "engine.precision=64-true"

@@ -10,7 +10,7 @@ from flbench.algorithms.fedap import distances, near_weights
 from flbench.core.errors import ConfigError
 from flbench.experiment import rounds
 from flbench.models.base import net_leaves
-from tests.algorithms.test_contract import after, played
+from flbench.testing import after, played
 from tests.support import build, summary_of_run
 
 KEYS = ("algorithm=fedap", "model.name=lenet5", "engine.precision=64-true", "train.rounds=4")

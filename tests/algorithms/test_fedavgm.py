@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 
+from flbench.testing import after, played
 from tests.algorithms.plain import EPOCHS, FULL, ROUNDS, STATISTICS, Plain, assert_close
-from tests.algorithms.test_contract import after, played
 from tests.algorithms.test_identities import LENET, POLICIES, traffic
 from tests.support import build
 

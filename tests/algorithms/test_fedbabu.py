@@ -7,6 +7,7 @@ import torch
 
 from flbench.core.errors import ConfigError
 from flbench.experiment import rounds
+from flbench.testing import after
 from tests.algorithms.plain import (
     EPOCHS,
     FULL,
@@ -16,7 +17,6 @@ from tests.algorithms.plain import (
     assert_close,
     lenet5_bytes,
 )
-from tests.algorithms.test_contract import after
 from tests.support import build, run
 
 

@@ -4,8 +4,8 @@ import pytest
 
 from flbench.core.errors import ConfigError
 from flbench.core.tree import only
+from flbench.testing import after
 from tests.algorithms.plain import EPOCHS, FULL, Plain, assert_close, deployed, lenet5_bytes
-from tests.algorithms.test_contract import after
 from tests.support import build
 
 

@@ -13,7 +13,7 @@ from flbench.core.types import Message, Results, State
 from flbench.data import batches
 from flbench.experiment.rounds import exchange, settings_of, train
 from flbench.models.base import net_leaves
-from tests.algorithms.test_contract import after, played
+from flbench.testing import after, played
 from tests.support import build, summary_of_run
 
 KEYS = ("algorithm=fedcmd", "model.name=lenet5", "engine.precision=64-true")

@@ -18,7 +18,7 @@ from flbench.experiment.rounds import exchange, settings_of, train
 from flbench.models.base import net_leaves
 from flbench.results import metrics_file
 from flbench.results.summary import COHORT_MOMENTS
-from tests.algorithms.test_contract import after, played
+from flbench.testing import after, played
 from tests.support import build, run, summary_of_run
 
 KEYS = ("algorithm=fedcpmd", "model.name=lenet5", "engine.precision=64-true", "algorithm.k_p=1")

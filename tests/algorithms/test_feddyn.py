@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy
 from flbench.core.errors import ConfigError
 from flbench.core.types import Message, Results
 from flbench.models.base import net_leaves
-from tests.algorithms.test_contract import played
+from flbench.testing import played
 from tests.support import build, config_of, summary_of_run, write_npz
 
 EXACT = "engine.precision=64-true"

@@ -13,7 +13,7 @@ from flbench.core.tree import take
 from flbench.core.types import Info
 from flbench.experiment import rounds
 from flbench.experiment.rounds import visible_to_server
-from tests.algorithms.test_contract import after, played
+from flbench.testing import after, played
 from tests.support import build, summary_of_run
 
 KEYS = ("algorithm=fedfomo", "model.name=lenet5", "engine.precision=64-true", "train.rounds=6")

@@ -11,6 +11,7 @@ from flbench.client.program import Phase
 from flbench.core.errors import ConfigError
 from flbench.core.types import Message, Results, State
 from flbench.experiment import rounds
+from flbench.testing import after, played
 from tests.algorithms.plain import (
     EPOCHS,
     FULL,
@@ -22,7 +23,6 @@ from tests.algorithms.plain import (
     colour_images,
     lenet5_bytes,
 )
-from tests.algorithms.test_contract import after, played
 from tests.support import build, run, summary_of_run
 
 C = 10

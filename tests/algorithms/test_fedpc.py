@@ -17,8 +17,8 @@ from flbench.experiment import rounds
 from flbench.losses import ClassPull, PrototypeL2
 from flbench.models.base import net_leaves
 from flbench.results.metrics_file import read
+from flbench.testing import after, fingerprint, played
 from tests.algorithms.plain import Plain
-from tests.algorithms.test_contract import after, fingerprint, played
 from tests.support import build, run, summary_of_run, write_npz
 
 LENET = ("model.name=lenet5", "train.participation=0.6", "train.optimizer.momentum=0.9")

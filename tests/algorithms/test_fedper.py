@@ -6,6 +6,7 @@ import torch
 from flbench.core.errors import ConfigError
 from flbench.core.tree import only
 from flbench.experiment.rounds import settings_of
+from flbench.testing import after
 from tests.algorithms.plain import (
     EPOCHS,
     FULL,
@@ -16,7 +17,6 @@ from tests.algorithms.plain import (
     deployed,
     lenet5_bytes,
 )
-from tests.algorithms.test_contract import after
 from tests.algorithms.test_identities import POLICIES
 from tests.support import build, run, summary_of_run
 

@@ -5,8 +5,8 @@ from torch.nn.functional import cross_entropy
 from flbench.algorithms.fedproto import NearestPrototype
 from flbench.core.types import Message, Results, State
 from flbench.experiment.rounds import settings_of
+from flbench.testing import after
 from tests.algorithms.plain import EPOCHS, FULL, ROUNDS, Plain, assert_close
-from tests.algorithms.test_contract import after
 from tests.losses.support import case
 from tests.support import build, run, summary_of_run
 

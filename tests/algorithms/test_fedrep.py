@@ -9,6 +9,7 @@ from flbench.client.program import Phase
 from flbench.core.errors import ConfigError
 from flbench.core.tree import only
 from flbench.experiment import rounds
+from flbench.testing import after
 from tests.algorithms.plain import (
     EPOCHS,
     FULL,
@@ -18,7 +19,6 @@ from tests.algorithms.plain import (
     assert_close,
     lenet5_bytes,
 )
-from tests.algorithms.test_contract import after
 from tests.support import build, run, summary_of_run
 
 HEAVY = ("train.optimizer.momentum=0.9", "train.optimizer.weight_decay=0.0005")

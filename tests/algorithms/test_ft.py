@@ -6,6 +6,7 @@ from torch.nn.functional import cross_entropy
 
 from flbench.core.errors import ConfigError
 from flbench.experiment.rounds import settings_of
+from flbench.testing import after
 from tests.algorithms.plain import (
     FULL,
     STATISTICS,
@@ -14,7 +15,6 @@ from tests.algorithms.plain import (
     deployed,
     lenet5_bytes,
 )
-from tests.algorithms.test_contract import after
 from tests.algorithms.test_identities import LENET, POLICIES
 from tests.support import build, config_of, run
 

@@ -8,7 +8,7 @@ from flbench.algorithms.shared import gossip
 from flbench.config.sources import Layer
 from flbench.core.tree import only, put_
 from flbench.experiment import lifecycle, rounds
-from tests.algorithms.test_contract import after, played
+from flbench.testing import after, played
 from tests.algorithms.test_dfedhp import SmallChunks
 from tests.algorithms.test_identities import POLICIES
 from tests.support import (

@@ -14,7 +14,7 @@ from flbench.core.tree import take
 from flbench.core.types import Dispatch, Message, Results, State
 from flbench.experiment.rounds import settings_of
 from flbench.losses.similarity import cosines
-from tests.algorithms.test_contract import after
+from flbench.testing import after
 from tests.support import build, summary_of_run
 
 N, C, D = 6, 5, 4

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from flbench.models.base import net_leaves
-from tests.algorithms.test_contract import after, with_method
+from flbench.testing import after, with_method
 from tests.support import build, summary_of_run
 
 pytestmark = pytest.mark.slow

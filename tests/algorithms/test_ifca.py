@@ -7,6 +7,7 @@ from torch.nn.functional import cross_entropy
 
 from flbench.core.types import Message, Results
 from flbench.experiment.rounds import settings_of
+from flbench.testing import after, played
 from tests.algorithms.plain import (
     EPOCHS,
     FULL,
@@ -17,7 +18,6 @@ from tests.algorithms.plain import (
     deployed,
     lenet5_bytes,
 )
-from tests.algorithms.test_contract import after, played
 from tests.algorithms.test_identities import POLICIES
 from tests.support import build, write_npz
 

@@ -9,7 +9,7 @@ from torch.nn.functional import cosine_similarity, cross_entropy, linear, relu
 
 from flbench.experiment.rounds import settings_of
 from flbench.models.base import net_leaves
-from tests.algorithms.test_contract import played
+from flbench.testing import played
 from tests.support import build, summary_of_run
 
 LENET = ("model.name=lenet5", "engine.precision=64-true")

@@ -6,6 +6,7 @@ from torch.nn.functional import cross_entropy
 
 from flbench.core.errors import ConfigError
 from flbench.experiment.rounds import settings_of
+from flbench.testing import after, fingerprint, played
 from tests.algorithms.plain import (
     EPOCHS,
     FULL,
@@ -17,7 +18,6 @@ from tests.algorithms.plain import (
     assert_close,
     lenet5_bytes,
 )
-from tests.algorithms.test_contract import after, fingerprint, played
 from tests.algorithms.test_identities import POLICIES
 from tests.support import build, config_of, run
 

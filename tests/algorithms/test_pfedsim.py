@@ -11,7 +11,7 @@ from flbench.client.program import LocalProgram, Statistic, Transform
 from flbench.core.types import Dispatch, Message, Results
 from flbench.experiment import rounds
 from flbench.experiment.rounds import settings_of, visible_to_server
-from tests.algorithms.test_contract import after, played
+from flbench.testing import after, played
 from tests.support import build, summary_of_run
 
 KEYS = ("algorithm=pfedsim", "model.name=lenet5", "engine.precision=64-true", "train.rounds=6")

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from flbench.core.errors import ConfigError
+from flbench.testing import after, played
 from tests.algorithms.plain import (
     EPOCHS,
     FULL,
@@ -15,7 +16,6 @@ from tests.algorithms.plain import (
     assert_close,
     lenet5_bytes,
 )
-from tests.algorithms.test_contract import after, played
 from tests.algorithms.test_identities import POLICIES
 from tests.support import build, summary_of_run, write_npz
 

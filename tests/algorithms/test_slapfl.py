@@ -8,7 +8,7 @@ import torch
 from flbench.core.errors import ConfigError
 from flbench.core.types import Message, Results
 from flbench.experiment import rounds
-from tests.algorithms.test_contract import after, played
+from flbench.testing import after, played
 from tests.support import build, summary_of_run
 
 KEYS = ("algorithm=slapfl", "model.name=lenet5", "engine.precision=64-true")

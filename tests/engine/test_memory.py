@@ -5,7 +5,7 @@ import torch
 
 from flbench.engine import memory
 from flbench.models.base import net_leaves
-from tests.algorithms.test_contract import after
+from flbench.testing import after
 from tests.support import build
 
 GIB = 2**30

@@ -19,7 +19,8 @@ from flbench.core.types import Dispatch
 from flbench.engine import traced
 from flbench.engine.traced import Traces, shapes, written_down
 from flbench.experiment import lifecycle, rounds
-from tests.algorithms.test_contract import KINDS, after
+from flbench.testing import after
+from tests.algorithms.test_contract import KINDS
 from tests.support import Silent, build, config_of, interrupted_run, run, summary_of
 
 

@@ -31,7 +31,7 @@ from flbench.experiment.rounds import settings_of
 from flbench.experiment.run_folder import RunFolder
 from flbench.losses import CrossEntropy
 from flbench.results import reading
-from tests.algorithms.test_contract import after
+from flbench.testing import after
 from tests.support import (
     SMALL,
     Silent,

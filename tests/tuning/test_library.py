@@ -67,7 +67,7 @@ def test_unknown_method_is_an_error_with_a_suggestion():
 def test_error_about_a_method_without_a_space_explains_how_to_write_one(monkeypatch, tmp_path):
     monkeypatch.setattr(library, "FOLDER", tmp_path)
 
-    with pytest.raises(ConfigError, match=r"no search space for `hfcd`. Write one"):
+    with pytest.raises(ConfigError, match=r"no search space for `hfcd`. Write one.*hfcd.py"):
         library.load(["hfcd"], None, rounds=10)
 
 

@@ -1,0 +1,532 @@
+"""The contract that every method keeps, as test classes that pytest collects from a subclass.
+
+What several tests of one method need (a run of three rounds, the states after each round) is
+computed once: see `Played`.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar, Final
+
+import numpy as np
+import pytest
+import torch
+
+from flbench.algorithms import ALGORITHMS
+from flbench.client.program import LocalProgram, Phase, Transform
+from flbench.config.resolve import resolve
+from flbench.config.sources import Layer, from_overrides
+from flbench.core.errors import ConfigError
+from flbench.core.tree import is_finite
+from flbench.core.types import Dispatch, Message, State
+from flbench.experiment import assembly, checkpoint, lifecycle, rounds
+from flbench.experiment.communication import apply_mask, apply_masks
+from flbench.experiment.rounds import visible_to_server
+from flbench.testing.setting import (
+    SMALL,
+    Silent,
+    States,
+    after,
+    build,
+    fingerprint,
+    played,
+    reproducible,
+    run,
+    summary_of,
+    with_method,
+    write_npz,
+)
+from flbench.tuning.deployments import scorable
+
+REFERENCE: Final = "fedavg"
+"""The method that all others must differ from."""
+CRASHES: Final = (1, 2, 3)
+"""Rounds in which a run crashes."""
+POLICIES: Final = ("local", "drop")
+"""Values of `train.batchnorm`, besides `average`, with which the other tests run."""
+
+NOT_TRIED: Final = "not one of the conditions of this method"
+
+
+class Played:
+    """One method in the setting of the contract; each attribute is computed on first use.
+
+    Args:
+        name: Name of the method.
+        folder: Function that returns a new empty folder.
+
+    Attributes:
+        name: Name of the method.
+    """
+
+    def __init__(self, name: str, folder: Callable[[], Path]) -> None:
+        self.name = name
+        self._folder = folder
+
+    @cached_property
+    def straight(self) -> tuple[Path, dict[str, Any]]:
+        """Folder and summary of a run of three rounds."""
+        return run(self._folder(), *with_method(self.name))
+
+    @cached_property
+    def float32(self) -> States:
+        """States of an experiment in float32."""
+        return States(build(*with_method(self.name)))
+
+    @cached_property
+    def float64(self) -> States:
+        """States of an experiment in float64."""
+        return States(build(*with_method(self.name, "engine.precision=64-true")))
+
+
+_kept: dict[str, Played] = {}
+
+
+def _played(name: str, folders: pytest.TempPathFactory) -> Played:
+    """Return what was played of a method; the reference and the last other method are kept."""
+    if name not in _kept:
+        for other in [other for other in _kept if other != REFERENCE]:
+            del _kept[other]
+        _kept[name] = Played(name, lambda: folders.mktemp(name))
+    return _kept[name]
+
+
+class _CrashError(Exception):
+    pass
+
+
+class _Crashing(Silent):
+    """A reporter that crashes the run after a round."""
+
+    def __init__(self, when: int) -> None:
+        super().__init__()
+        self._when = when
+
+    def round_done(self, done: int, loss: float) -> None:
+        if done == self._when:
+            raise _CrashError
+
+
+class _OfMethods:
+    """Runs the tests of a subclass for each of its methods.
+
+    Attributes:
+        methods: Names of the methods.
+    """
+
+    methods: ClassVar[Sequence[str]] = ()
+
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        if isinstance(self.methods, str) or not self.methods:
+            raise pytest.UsageError(
+                f"{type(self).__name__}.methods must be a tuple with the names of methods, such as"
+                f' ("fedavg",), got {self.methods!r}.'
+            )
+        # The scope keeps the tests of one method together, so that they share what was played.
+        if "method" in metafunc.fixturenames:
+            metafunc.parametrize("method", self.methods, indirect=True, scope="module")
+
+    @pytest.fixture(scope="module")
+    def method(
+        self, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+    ) -> Played:
+        return _played(request.param, tmp_path_factory)
+
+    @pytest.fixture(scope="module")
+    def reference(self, tmp_path_factory: pytest.TempPathFactory) -> Played:
+        return _played(REFERENCE, tmp_path_factory)
+
+
+class Conditions(_OfMethods):
+    """Tests of a method under several conditions.
+
+    A subclass can override the three functions that say which conditions a method is tested under;
+    by default, these are all. They are part of `Contract`.
+    """
+
+    def crashes(self, name: str) -> Sequence[int]:
+        """Return the rounds in which runs of a method crash, some of `CRASHES`."""
+        return CRASHES
+
+    def policies(self, name: str) -> Sequence[str]:
+        """Return the values of `train.batchnorm` of a method's runs, some of `POLICIES`."""
+        return POLICIES
+
+    def is_tried(self, name: str) -> bool:
+        """Return whether a method runs without BatchNorm, and with clients that all diverge."""
+        return True
+
+    def test_crash_and_resume_end_like_the_straight_run(
+        self, method: Played, tmp_path: Path
+    ) -> None:
+        if not (crashes := self.crashes(method.name)):
+            pytest.skip(NOT_TRIED)
+        for when in crashes:
+            _assert_resumed_like_straight(method, when, tmp_path / str(when))
+
+    def test_vectorized_engine_does_what_the_sequential_one_does_without_batchnorm(
+        self, method: Played
+    ) -> None:
+        if not self.is_tried(method.name):
+            pytest.skip(NOT_TRIED)
+        keys = (*with_method(method.name), "model.name=mlp", "engine.precision=64-true")
+        try:
+            one, many = build(*keys), build(*keys, "engine.name=vectorized")
+        except ConfigError as refusal:  # a method may need convolutions or BatchNorm
+            pytest.skip(str(refusal))
+        _assert_vectorized_like_sequential(States(one), many)
+
+    def test_batchnorm_policies_run(self, method: Played, tmp_path: Path) -> None:
+        if not (policies := self.policies(method.name)):
+            pytest.skip(NOT_TRIED)
+        for policy in policies:
+            keys = with_method(method.name, f"train.batchnorm={policy}", "train.rounds=2")
+            _, summary = run(tmp_path / policy, *keys)
+
+            assert summary["last"]["test"]["accuracy"] > 0
+            assert any("BatchNorm statistics are" in note for note in summary["notes"])
+
+    def test_a_round_whose_clients_all_diverge_changes_nothing(
+        self, method: Played, tmp_path: Path
+    ) -> None:
+        if not self.is_tried(method.name):
+            pytest.skip(NOT_TRIED)
+        keys = with_method(method.name, "train.optimizer.lr=1e36")
+        path, summary = run(tmp_path, *keys)
+
+        built = build(*keys)
+        start = built.start()
+        for number, stage in enumerate(built.algorithm.stages()):
+            for turn in range(stage.rounds if stage.setup else 0):  # a set-up may need no training
+                start, _ = played(built, replace(start, stage=number, stage_round=turn))
+        last, _ = checkpoint.load(path / "checkpoints" / "last.safetensors", summary["config_hash"])
+        assert summary["diverged"] == summary["client_trainings"] > 0
+        assert fingerprint(last) == fingerprint(start)
+        assert int(last.participation_count.sum()) == 0
+
+
+class Contract(Conditions):
+    """The contract of methods; a subclass names the methods.
+
+    The tests of a method train LeNet-5 on scikit-learn's digits for three rounds: about half a
+    minute for each method on one core. They check among others that
+
+    - a run that crashed and was resumed ends with the bytes of the uninterrupted run,
+    - the vectorized engine computes what the sequential one does, up to rounding,
+    - evaluation changes nothing, and neither does what the server must not see,
+    - clients with one sample or one class, absent clients and diverging ones are handled,
+    - the method differs from FedAvg.
+
+    Attributes:
+        methods: Names of the methods.
+    """
+
+    def test_run_is_finite_and_its_summary_is_complete(self, method: Played) -> None:
+        path, summary = method.straight
+
+        for moment in ("last", "best"):
+            for split in ("validation", "test"):
+                figures = summary[moment][split]
+                names = (
+                    "accuracy",
+                    "accuracy_mean",
+                    "balanced_accuracy",
+                    "macro_f1",
+                    "worst10_accuracy",
+                    "client_std",
+                )
+                assert all(0 <= figures[name] <= 1 for name in names)
+        assert summary["rounds"] == summary["last"]["round"] == 3
+        assert summary["client_trainings"] >= 9
+        assert len(summary["weights_digest"]) == 64
+        files = {
+            "config.yaml",
+            "metrics.csv",
+            "clients.csv",
+            "per_class.csv",
+            "confusion.csv",
+            "summary.json",
+        }
+        assert files <= {file.name for file in path.iterdir()}
+
+    def test_another_seed_gives_another_state(self, method: Played) -> None:
+        other = after(build(*with_method(method.name, "seed=1")), 1)
+
+        assert fingerprint(other) != fingerprint(method.float32.after(1))
+
+    def test_evaluation_and_unpaid_values_change_nothing(
+        self, method: Played, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """One run with two changes; each of them must leave the digest and the bytes as they are.
+
+        Models are evaluated after every round. What the method does not pay for is replaced by NaN:
+        rows that clients keep and do not send, and the values outside a message's mask.
+        """
+        _, summary = method.straight
+
+        def poisoned_rows(state: State, program: LocalProgram) -> State:
+            unpaid = {
+                key: torch.full_like(value, torch.nan)
+                if value.is_floating_point()
+                else torch.full_like(value, 99)
+                for key, value in state.clients.items()
+                if key not in program.sends
+            }
+            return replace(state, clients=state.clients | unpaid)
+
+        def poisoned(message: Message) -> Message:
+            values = dict(message.values)
+            for key, mask in message.mask.items():
+                value = values[key]
+                inside = mask.reshape(*mask.shape, *(1,) * (value.dim() - mask.dim()))
+                wrong = (
+                    torch.nan
+                    if value.is_floating_point()
+                    else True
+                    if value.dtype == torch.bool
+                    else 99
+                )
+                values[key] = torch.where(inside, value, torch.full_like(value, wrong))
+            return Message(values, message.mask)
+
+        monkeypatch.setattr(rounds, "visible_to_server", poisoned_rows)
+        monkeypatch.setattr(rounds, "apply_mask", lambda message: apply_mask(poisoned(message)))
+        monkeypatch.setattr(
+            rounds,
+            "apply_masks",
+            lambda d: apply_masks(Dispatch(poisoned(d.shared), poisoned(d.rows), d.numbers)),
+        )
+        often = ("evaluation.every=1", "evaluation.common.every=1")
+        _, poisoned_summary = run(tmp_path, *with_method(method.name, *often))
+
+        assert poisoned_summary["weights_digest"] == summary["weights_digest"]
+        assert poisoned_summary["communication"] == summary["communication"]
+
+    def test_bytes_cross_exactly_where_the_method_names_them(self, method: Played) -> None:
+        _, summary = method.straight
+        described, traffic = ALGORITHMS.find(method.name).communication, summary["communication"]
+
+        assert (traffic["up_bytes"] + traffic["peer_bytes"] > 0) == (described.up != "nothing")
+        assert (traffic["down_bytes"] + traffic["peer_bytes"] > 0) == (described.down != "nothing")
+
+    def test_no_method_is_off_by_default(self, method: Played, reference: Played) -> None:
+        """With its defaults a method ends with other models than FedAvg."""
+        if method.name == REFERENCE:
+            pytest.skip("FedAvg itself")
+
+        assert method.straight[1]["weights_digest"] != reference.straight[1]["weights_digest"]
+
+    def test_dispatch_and_deploy_change_nothing(self, method: Played) -> None:
+        algorithm, state = method.float32.built.algorithm, method.float32.after(2)
+        before = fingerprint(state)
+
+        algorithm.dispatch(visible_to_server(state, algorithm.program(state)), torch.arange(5))
+        deployments = algorithm.deploy(state, torch.arange(5))
+
+        assert fingerprint(state) == before
+        assert next(iter(deployments)) == "personal"
+
+    def test_dispatch_of_a_client_depends_on_its_id_alone(self, method: Played) -> None:
+        algorithm, state = method.float32.built.algorithm, method.float32.after(2)
+        seen = visible_to_server(state, algorithm.program(state))
+
+        together = algorithm.dispatch(seen, torch.arange(5))
+
+        for client in range(5):
+            alone = algorithm.dispatch(seen, torch.tensor([client]))
+            assert alone.numbers == together.numbers
+            for one, all_ in ((alone.shared, together.shared), (alone.rows, together.rows)):
+                assert one.values.keys() == all_.values.keys()
+                assert one.mask.keys() == all_.mask.keys()
+            for tree, whole, row in (
+                (alone.shared.values, together.shared.values, ...),
+                (alone.shared.mask, together.shared.mask, ...),
+                (alone.rows.values, together.rows.values, slice(client, client + 1)),
+                (alone.rows.mask, together.rows.mask, slice(client, client + 1)),
+            ):
+                assert all(torch.equal(value, whole[key][row]) for key, value in tree.items())
+
+    def test_rows_of_absent_clients_stay_as_they_were(self, method: Played) -> None:
+        built, state = method.float32.built, method.float32.after(1)
+        before = {key: value.clone() for key, value in state.clients.items()}
+
+        now, results = played(built, state)
+
+        absent = [i for i in range(5) if i not in results.ids.tolist()]
+        if not absent:
+            pytest.skip("all clients take part")
+        for key, value in now.clients.items():
+            assert torch.equal(value[absent], before[key][absent]), key
+
+    def test_order_of_the_cohort_does_not_matter(self, method: Played) -> None:
+        """In float64: sums over clients in another order differ in the last bits only."""
+        built = method.float64.built
+        first, second = method.float64.after(1), method.float64.after(1)
+        ids = torch.tensor([0, 2, 4])
+
+        forth, _ = played(built, first, ids)
+        back, _ = played(built, second, ids.flip(0))
+
+        for tree_a, tree_b in ((forth.server, back.server), (forth.clients, back.clients)):
+            for key, value in tree_a.items():
+                assert torch.allclose(value.double(), tree_b[key].double(), rtol=0, atol=1e-12), key
+
+    def test_programs_of_a_stage_are_equal_and_hashable(self, method: Played) -> None:
+        algorithm = method.float32.built.algorithm
+        first, later = method.float32.after(0), method.float32.after(2)
+
+        if first.stage == later.stage:
+            assert algorithm.program(first) == algorithm.program(later)
+            assert hash(algorithm.program(first)) == hash(algorithm.program(later))
+
+    def test_nothing_that_a_client_learns_from_is_test_data(self, method: Played) -> None:
+        algorithm, state = method.float32.built.algorithm, method.float32.after(0)
+        for stage in range(len(algorithm.stages())):
+            program = algorithm.program(replace(state, stage=stage))
+            parts = {step.samples.part for step in program.steps if not isinstance(step, Transform)}
+            parts |= {
+                c.samples.part for s in program.steps if isinstance(s, Phase) for c in s.record
+            }
+            assert parts <= {"train", "validation"}
+
+    def test_models_can_be_evaluated_when_all_rounds_are_done(self, method: Played) -> None:
+        algorithm, state = method.float32.built.algorithm, method.float32.after(3)
+
+        deployments = algorithm.deploy(state, torch.arange(5))
+        assert "personal" in deployments
+        assert state.stage == len(algorithm.stages()) - 1
+        # The models that can score a trial of `flbench tune` are known before the first round.
+        known = [name for name in deployments if name != "gm"]
+        assert list(scorable(method.float32.built)) == known
+
+    def test_vectorized_engine_does_what_the_sequential_one_does(self, method: Played) -> None:
+        """LeNet-5, which has BatchNorm."""
+        many = build(
+            *with_method(method.name, "engine.precision=64-true", "engine.name=vectorized"),
+        )
+
+        _assert_vectorized_like_sequential(method.float64, many)
+
+    def test_state_round_trips_through_a_checkpoint(self, method: Played, tmp_path: Path) -> None:
+        state = method.float32.after(1)
+
+        checkpoint.save(tmp_path / "x.safetensors", state, "hash", {"a": 1})
+        loaded, extra = checkpoint.load(tmp_path / "x.safetensors", "hash")
+
+        assert fingerprint(loaded) == fingerprint(state)
+        assert (loaded.stage, loaded.stage_round, loaded.round, extra) == (
+            state.stage,
+            state.stage_round,
+            state.round,
+            {"a": 1},
+        )
+        assert list(loaded.server) == list(state.server)
+
+    def test_default_policy_of_batchnorm_is_noted(self, method: Played) -> None:
+        _, summary = method.straight
+        assert any("train.batchnorm=average" in note for note in summary["notes"])
+
+    def test_poor_clients_run_without_nan(self, method: Played, tmp_path: Path) -> None:
+        """One sample, one class, no test data; absent classes never become zero prototypes."""
+        groups = np.full(120, 3)
+        groups[0] = 0
+        groups[[4, 8, 12]] = 1
+        groups[[1, 2]] = 2
+        data = write_npz(tmp_path / "poor.npz", train_groups=groups)
+        natural = (
+            "partition.scheme=natural",
+            "partition.clients=null",
+            "partition.min_samples=1",
+            "train.rounds=2",
+        )
+
+        path, summary = run(
+            tmp_path,
+            *with_method(method.name, f"data.path={data}", *natural, "train.participation=1"),
+        )
+
+        assert summary["diverged"] == 0
+        assert "nan" not in (path / "metrics.csv").read_text()
+        last, _ = checkpoint.load(path / "checkpoints" / "last.safetensors", summary["config_hash"])
+        assert is_finite(last.server)
+        assert is_finite(last.clients)
+        if "global.prototypes" in last.server:
+            table, present = last.server["global.prototypes"], last.server["global.present"]
+            assert torch.equal(present, (table != 0).any(dim=1))
+
+    def test_stages_add_up_to_the_rounds(self, method: Played) -> None:
+        stages = method.float32.built.algorithm.stages()
+
+        assert sum(stage.rounds for stage in stages if not stage.setup) == 3
+
+    def test_free_numbers_of_a_dispatch_follow_from_the_round_alone(self, method: Played) -> None:
+        """Server and client must both compute them from the round, so they cost nothing."""
+        algorithm, state = method.float32.built.algorithm, method.float32.after(2)
+        seen = visible_to_server(state, algorithm.program(state))
+        start = method.float32.after(0)
+        blank = replace(
+            seen,
+            server={key: torch.zeros_like(value) for key, value in seen.server.items()},
+            clients={key: value for key, value in start.clients.items() if key in seen.clients},
+        )
+
+        numbers = algorithm.dispatch(seen, torch.arange(5)).numbers
+
+        assert numbers == algorithm.dispatch(blank, torch.arange(5)).numbers
+        assert all(isinstance(number, float) for number in numbers.values())
+
+    def test_method_names_its_source_and_what_it_is(self, method: Played) -> None:
+        described = ALGORITHMS[method.name]
+
+        assert described.paper.title
+        assert described.paper.venue
+        assert described.communication.down
+        assert described.communication.up
+        assert described.communication.keeps
+        assert described.__doc__
+
+
+def _assert_resumed_like_straight(method: Played, when: int, folder: Path) -> None:
+    """The crash falls after the round's metrics were written and before its state was saved.
+
+    The first checkpoint is that of round 2. A run that crashes in round 1 or 2 starts again from
+    the beginning, so this also shows that the same seed gives the same digest and metrics.
+    """
+    path, summary = method.straight
+    keys = with_method(method.name, "output.checkpoint_every=2")
+    config, origins = resolve([from_overrides([*SMALL, f"output.dir={folder}", *keys])])
+    with pytest.raises(_CrashError):
+        lifecycle.run(config, origins, _Crashing(when))
+    [crashed] = folder.glob("*/*")
+
+    lifecycle.resume(crashed, Layer({}), Silent())
+
+    assert reproducible(summary_of(crashed)) == reproducible(summary)
+    for table in ("metrics.csv", "clients.csv", "per_class.csv", "confusion.csv"):
+        assert (crashed / table).read_bytes() == (path / table).read_bytes()
+
+
+def _assert_vectorized_like_sequential(one: States, many: assembly.Experiment) -> None:
+    """In float64, with clients that are absent."""
+    a, b = one.after(3), after(many, 3)
+
+    for trees in ((a.server, b.server), (a.clients, b.clients)):
+        assert list(trees[0]) == list(trees[1])
+        for key, value in trees[0].items():
+            difference = (value.double() - trees[1][key].double()).abs().max()
+            assert float(difference) <= 1e-9, key
+    settings = [rounds.settings_of(x.config, x.algorithm, a) for x in (one.built, many)]
+    found = [
+        x.evaluator(print).evaluate(s, settings[0], common=True).local["personal", "test"]
+        for x, s in ((one.built, a), (many, b))
+    ]
+    costs = [
+        rounds.exchange(x.algorithm, s, rounds.train(x.algorithm, x.engine, s, settings[0])).costs
+        for x, s in ((one.built, a), (many, b))
+    ]
+    assert {k: v for k, v in costs[0].items() if k != "loss"} == {
+        k: v for k, v in costs[1].items() if k != "loss"
+    }
+    assert torch.equal(found[0].confusion, found[1].confusion)

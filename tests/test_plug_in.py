@@ -1,0 +1,137 @@
+"""A package with a method, as the guide describes it: it runs, keeps the contract, and is tuned."""
+
+import os
+import re
+import runpy
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import flbench.testing
+from flbench.algorithms import ALGORITHMS
+from flbench.cli import app
+from flbench.config.sources import Layer, from_overrides
+from flbench.core.errors import ConfigError
+from flbench.testing import SMALL, summary_of
+from flbench.tuning import prepare
+from flbench.tuning.request import TuneRequest
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).resolve().parents[1]
+GUIDE = (ROOT / "docs" / "guides" / "your-method.md").read_text("utf-8")
+
+
+def block(start: str) -> str:
+    """The text of the only block of the guide that begins with a line."""
+    [text] = re.findall(rf"```{re.escape(start)}\n(.*?)```", GUIDE, re.DOTALL)
+    return text
+
+
+def installed(folder: Path, name: str, points: dict[str, dict[str, str]]) -> None:
+    """Describe a package to Python as pip does when it installs one."""
+    info = folder / f"{name.replace('-', '_')}-0.1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 0.1.0\n")
+    lines = [
+        line
+        for group, entries in points.items()
+        for line in (f"[{group}]", *(f"{key} = {value}" for key, value in entries.items()))
+    ]
+    (info / "entry_points.txt").write_text("\n".join(lines) + "\n")
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory):
+    """The guide's package, installed into a folder beside its tests."""
+    root = tmp_path_factory.mktemp("flbench-slow")
+    project = tomllib.loads(block('toml title="pyproject.toml"'))
+    [name] = project["tool"]["setuptools"]["packages"]
+    site = root / "site"
+    (site / name).mkdir(parents=True)
+    (site / name / "__init__.py").touch()
+    (site / name / "slow.py").write_text(block('python title="flbench/algorithms/slow.py"'))
+    (site / name / "slow.yaml").write_text(block(f'yaml title="{name}/slow.yaml"'))
+    packed = {
+        file.name
+        for pattern in project["tool"]["setuptools"]["package-data"][name]
+        for file in (site / name).glob(pattern)
+    }
+    assert packed == {"slow.yaml"}
+    installed(site, project["project"]["name"], project["project"]["entry-points"])
+    (root / "tests").mkdir()
+    (root / "tests" / "test_slow.py").write_text(block("python\n# tests/test_slow.py"))
+    return root
+
+
+@pytest.fixture
+def registered(package, monkeypatch):
+    """The package's method, found by its entry point, for one test."""
+    monkeypatch.syspath_prepend(str(package / "site"))
+    monkeypatch.setattr(ALGORITHMS, "_complete", False)
+    yield
+    del ALGORITHMS["slow"]
+    for name in [name for name in sys.modules if name.startswith("flbench_slow")]:
+        del sys.modules[name]
+
+
+def test_its_tests_and_the_contract_pass(package):
+    path = os.pathsep.join([str(package / "site"), str(ROOT)])
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests"],
+        cwd=package,
+        env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+    )
+
+    assert done.returncode == 0, done.stdout[-3000:]
+    tests = [name for name in dir(flbench.testing.Contract) if name.startswith("test_")]
+    [passed] = re.findall(r"(\d+) passed", done.stdout)
+    assert int(passed) == len(tests) + 1
+    assert "skipped" not in done.stdout
+
+
+def test_method_is_listed_and_runs(registered, tmp_path, capsys):
+    assert app.main(["algos", "slow"]) == 0
+    assert "strength of the pull in the last round" in capsys.readouterr().out
+
+    assert app.main(["run", "--algo", "slow", "--out", str(tmp_path), *SMALL]) == 0
+    [folder] = tmp_path.glob("*/*")
+    assert summary_of(folder)["algorithm"] == "slow"
+
+
+def test_study_takes_the_space_of_the_package(registered, package):
+    layers = [from_overrides([item for item in SMALL if not item.startswith("engine.")])]
+    layers.append(Layer({"algorithm": {"name": "slow"}}, {"algorithm.name": "--algo"}))
+
+    prepared = prepare.prepare(TuneRequest(("slow",), trials=4), {"slow": layers})
+
+    space = prepared.spaces["slow"]
+    assert Path(space.source) == package / "site" / "flbench_slow" / "slow.yaml"
+    assert list(space.parameters) == ["train.optimizer.lr", "algorithm.mu", "algorithm.memory"]
+    trial = prepared.samplers()["slow"].trial(1)
+    assert 0.5 <= trial["algorithm.memory"] <= 0.99
+
+
+def test_entry_point_that_cannot_be_loaded_is_named(tmp_path, monkeypatch):
+    installed(tmp_path, "broken-package", {"flbench.algorithms": {"lost": "broken_package.lost"}})
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(ALGORITHMS, "_complete", False)
+
+    with pytest.raises(
+        ConfigError,
+        match=r"the method `lost` of the installed package `broken-package` cannot be loaded:"
+        r" broken_package.lost raised ModuleNotFoundError: No module named 'broken_package'",
+    ):
+        ALGORITHMS.find("lost")
+
+
+def test_missing_pytest_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pytest", None)
+
+    with pytest.raises(ModuleNotFoundError, match=r'pip install "flbench\[testing\]"'):
+        runpy.run_path(flbench.testing.__file__)
