@@ -32,7 +32,8 @@ unit: $(VENV)/installed
 test-all: lint types $(VENV)/installed
 	$(BIN)/pytest $(WORKERS) --doctest-modules -m "not faults" tests flbench
 
-# What should never happen, drawn from a seed: FLBENCH_FAULTS_SEED=7 make test-faults draws others.
+# Malformed inputs, kills and lost servers, drawn from a seed: FLBENCH_FAULTS_SEED=7 make test-faults
+# draws others.
 test-faults: $(VENV)/installed
 	$(BIN)/pytest -n0 -m faults tests/faults
 

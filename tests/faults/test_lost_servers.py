@@ -13,7 +13,7 @@ import pytest
 
 from tests.tuning.test_tune import arguments, begin, found, records, study_in, tune, wait_for
 
-pytestmark = [pytest.mark.full, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(600)]
 
 # A worker that dies with its server is no failed trial, also without another attempt.
 MORE = ("--trials", "3", "--seeds", "1", "--scheduler", "none", "--retries", "0", "train.rounds=12")
