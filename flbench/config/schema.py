@@ -309,8 +309,8 @@ class EngineConfig(Strict):
     threads: int | None = Field(
         None,
         ge=1,
-        description="CPU threads of PyTorch (default: the available cores, 1 per worker of ray);"
-        " the digest depends on it",
+        description="CPU threads of PyTorch, per worker of ray (default: $OMP_NUM_THREADS; without"
+        " it the available cores, 1 per worker of ray); the digest depends on it",
     )
     state_memory: float = Field(
         2.0,

@@ -305,7 +305,8 @@ def build_engine(config: Config, net: nn.Module, federation: Federation) -> Engi
 def fill_defaults(config: Config) -> Config:
     """Fill in the defaults that depend on the machine and on other keys.
 
-    These are `engine.threads`, `engine.device`, `partition.seed` and `evaluation.every`.
+    These are `engine.threads`, `engine.device`, `partition.seed` and `evaluation.every`. The
+    environment variable `OMP_NUM_THREADS` is a default of `engine.threads`, as it is in PyTorch.
 
     Args:
         config: Configuration of the experiment.
@@ -314,10 +315,14 @@ def fill_defaults(config: Config) -> Config:
         ConfigError: The device does not exist, or there are far more threads than cores.
     """
     cores = len(os.sched_getaffinity(0))
-    threads = config.engine.threads or (1 if config.engine.name == "ray" else cores)
+    threads, source = config.engine.threads, "engine.threads"
+    if threads is None:
+        threads, source = _threads_of_environment(), "OMP_NUM_THREADS"
+    if threads is None:
+        threads = 1 if config.engine.name == "ray" else cores
     if threads > THREADS_PER_CORE * cores:
         raise ConfigError(
-            f"`engine.threads`={threads} is too many for this machine, which has {cores} cores."
+            f"`{source}`={threads} is too many for this machine, which has {cores} cores."
             f" Leave it out, or set it to at most {THREADS_PER_CORE * cores}."
         )
     device = str(find_device(config.engine.device))
@@ -326,6 +331,17 @@ def fill_defaults(config: Config) -> Config:
     config = altered(config, "engine", threads=threads, device=device)
     config = altered(config, "partition", seed=seed)
     return altered(config, "evaluation", every=every)
+
+
+def _threads_of_environment() -> int | None:
+    """Return the number of threads that `OMP_NUM_THREADS` sets.
+
+    Its value is a number, or numbers for nested parallel regions such as `4,2`, of which the first
+    counts. None if it is not set, or is something else, which OpenMP ignores too.
+    """
+    first = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
+    is_number = first.isascii() and first.isdigit() and len(first) < 10
+    return int(first) or None if is_number else None
 
 
 def _confusable(config: Config, federation: Federation) -> tuple[int, ...] | None:

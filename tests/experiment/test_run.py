@@ -659,10 +659,33 @@ def test_altered_changes_known_keys_and_refuses_others():
         assembly.altered(config, "engine", blok=3)
 
 
-def test_threads_are_part_of_the_resolved_configuration():
+def test_threads_are_part_of_the_resolved_configuration(monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     assert assembly.fill_defaults(config_of("engine.threads=null")).engine.threads == len(
         os.sched_getaffinity(0)
     )
+
+
+@pytest.mark.parametrize("engine", ["sequential", "ray"])
+@pytest.mark.parametrize(("value", "threads"), [("3", 3), (" 2 ", 2), ("4,2", 4)])
+def test_omp_num_threads_is_the_default_of_the_threads(monkeypatch, value, threads, engine):
+    monkeypatch.setenv("OMP_NUM_THREADS", value)
+    asked = config_of("engine.threads=null", f"engine.name={engine}")
+    assert assembly.fill_defaults(asked).engine.threads == threads
+    assert assembly.fill_defaults(config_of("engine.threads=1")).engine.threads == 1
+
+
+@pytest.mark.parametrize("value", ["", "0", "-1", "many", "²", "1.5"])
+def test_omp_num_threads_that_is_no_number_is_ignored(monkeypatch, value):
+    monkeypatch.setenv("OMP_NUM_THREADS", value)
+    cores = len(os.sched_getaffinity(0))
+    assert assembly.fill_defaults(config_of("engine.threads=null")).engine.threads == cores
+
+
+def test_too_many_threads_of_the_environment_are_refused_by_its_name(monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "99999")
+    with pytest.raises(ConfigError, match="`OMP_NUM_THREADS`=99999 is too many"):
+        assembly.fill_defaults(config_of("engine.threads=null"))
 
 
 def test_resume_refuses_other_data_than_the_run_began_with(tmp_path):
