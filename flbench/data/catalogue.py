@@ -95,7 +95,9 @@ def partition(federation: Federation) -> Entry:
         `dataset`, the name of the data set; `hash` of the partition (SHA-256, hex); `clients`,
         their number N; `classes`, the names of the C classes; `samples`, the number of samples of
         each client [N] by part; `common_test`, the size of the common test set; `train_counts`
-        [N][C], the training samples by client and class; `notes`, sentences for the user.
+        [N][C], the training samples by client and class; `normalization`, with `shift` and `scale`
+        of each channel or column, by which inputs are (x - shift) * scale; `notes`, sentences for
+        the user.
     """
     return {
         "dataset": federation.dataset.name,
@@ -108,5 +110,9 @@ def partition(federation: Federation) -> Entry:
         },
         "common_test": len(federation.common),
         "train_counts": federation.counts.tolist(),
+        "normalization": {
+            "shift": federation.shift.flatten().tolist(),
+            "scale": federation.scale.flatten().tolist(),
+        },
         "notes": list(federation.notes),
     }

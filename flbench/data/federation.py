@@ -20,6 +20,7 @@ from flbench.data.partitioning import make_partition, split_client
 from flbench.data.schemes import Indices
 
 CROP_PADDING: Final = 4  # pixels on each side
+MOST_SHOWN: Final = 4  # numbers of channels or columns that a note lists
 
 
 @dataclass(frozen=True)
@@ -215,6 +216,7 @@ def build(dataset: Dataset, data: DataConfig, partition: PartitionConfig, seed: 
         x, imputed = _impute(x, assignment)
         notes += imputed
     shift, scale = _normalization(x, assignment, data.normalize, dataset)
+    notes.append(_normalization_note(shift, scale, data.normalize, dataset))
     if data.augment and dataset.is_table:
         notes.append("data.augment has no effect on tables.")
     return Federation(
@@ -307,6 +309,41 @@ def _normalization(
     deviation = np.sqrt(np.maximum(np.asarray(squares / count) - mean**2, 0.0))
     shape = mean.shape if dataset.is_table else (-1, 1, 1)
     return mean.reshape(shape).astype(np.float32), _inverse(deviation.reshape(shape))
+
+
+def _normalization_note(
+    shift: NDArray[np.float32], scale: NDArray[np.float32], kind: str, dataset: Dataset
+) -> str:
+    """Return a sentence with the shift and the scale of the normalization (x - shift) * scale.
+
+    Pixels are described as PyTorch's transforms describe them: scaled to [0, 1] first.
+
+    Args:
+        shift: Shift by channel or column.
+        scale: Factor by channel or column.
+        kind: `standard` or `unit`; see `_normalization`.
+        dataset: The data set.
+    """
+    if kind == "unit" and not dataset.is_table:
+        return f"data: pixels are divided by {dataset.scale:g}; no mean is subtracted."
+    low, width = shift.astype(np.float64).ravel(), 1.0 / scale.astype(np.float64).ravel()
+    over = "over the training parts of all clients"
+    if kind == "unit":
+        return (
+            f"data: each column is scaled to [0, 1] {over}: smallest values {_listed(low)}, largest"
+            f" values {_listed(low + width)}."
+        )
+    what = "each column is normalized"
+    if not dataset.is_table:
+        what = "pixels are scaled to [0, 1] and normalized per channel"
+        low, width = low / dataset.scale, width / dataset.scale
+    return f"data: {what} {over}: mean {_listed(low)}, standard deviation {_listed(width)}."
+
+
+def _listed(values: NDArray[np.float64]) -> str:
+    """Return numbers with four digits, at most the first four of them."""
+    shown = ", ".join(f"{value:.4g}" for value in values[:MOST_SHOWN])
+    return shown + (f", ... ({len(values)} in all)" if len(values) > MOST_SHOWN else "")
 
 
 def _inverse(width: NDArray[Any]) -> NDArray[np.float32]:

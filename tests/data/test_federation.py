@@ -1,3 +1,4 @@
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -36,6 +37,44 @@ def test_unit_normalisation_lies_between_zero_and_one():
 
     assert float(x.min()) == 0.0
     assert float(x.max()) == 1.0
+
+
+def numbers(text: str) -> list[float]:
+    return [float(number) for number in re.findall(r"-?\d+\.?\d*(?:e-?\d+)?", text)]
+
+
+def test_note_gives_mean_and_deviation_of_the_pixels():
+    made = federation()
+    train = np.sort(np.concatenate(made.partition.parts["train"]))
+    pixels = made.dataset.x[train] / 16.0
+
+    [note] = [note for note in made.notes if "normalized" in note]
+
+    assert "per channel" in note
+    assert numbers(note)[-2:] == pytest.approx([pixels.mean(), pixels.std()], rel=1e-3)
+
+
+def test_note_lists_the_first_columns_of_a_table():
+    x = np.random.default_rng(0).normal(size=(100, 6)) * np.arange(1, 7) + 50
+    config = PartitionConfig(scheme="natural", min_samples=1)
+    data = table(x, np.zeros(100, dtype=np.int64))
+
+    made = build(data, DataConfig(), config, 0)
+    train = made.partition.parts["train"][0]
+    unit = build(data, DataConfig(normalize="unit"), config, 0)
+
+    first, second = made.notes[-1].split("standard deviation")
+    assert "each column" in first
+    assert numbers(first.split("mean")[1])[:4] == pytest.approx(x[train, :4].mean(0), rel=1e-3)
+    assert numbers(second)[:4] == pytest.approx(x[train, :4].std(0), rel=1e-3)
+    assert "(6 in all)" in second
+    first, second = unit.notes[-1].split("largest")
+    assert numbers(first.split("values")[1])[:4] == pytest.approx(x[train, :4].min(0), rel=1e-3)
+    assert numbers(second)[:4] == pytest.approx(x[train, :4].max(0), rel=1e-3)
+
+
+def test_note_says_what_pixels_are_divided_by():
+    assert "divided by 16;" in federation("unit").notes[-1]
 
 
 def test_common_test_set_exists_only_if_no_client_holds_its_samples():
