@@ -22,6 +22,7 @@ class Partition:
         labels: SHA-256 (hex) over the labels of the data set that the rows refer to.
         notes: Notes on how the partition was made, such as repeated draws or samples that were
             moved, one sentence each.
+        names: Names of the N clients if they are natural ones with names; otherwise empty.
 
     >>> def rows(*of_clients):
     ...     return [np.array(of_client, dtype=np.int64) for of_client in of_clients]
@@ -33,6 +34,7 @@ class Partition:
     parts: dict[str, list[Indices]]
     labels: str
     notes: tuple[str, ...] = field(default=(), compare=False)
+    names: tuple[str, ...] = field(default=(), compare=False)
 
     @property
     def clients(self) -> int:

@@ -29,7 +29,8 @@ def encode(partition: Partition, dataset: Dataset, config: PartitionConfig) -> t
         test) with one entry per sample, and `train_counts` [N, C]. The bytes of the JSON file:
         `format`, the `hash` of the partition, the hash of the `labels`, the name of the `dataset`
         and the hash of its `data`, the names of the `classes`, the number of `clients`, the
-        `samples` of each client by part, the section `partition` as `config`, and `notes`.
+        `samples` of each client by part, the `client_names` of natural clients, the section
+        `partition` as `config`, and `notes`.
     """
     index = np.concatenate([indices for part in PARTS for indices in partition.parts[part]])
     sizes = {name: [len(indices) for indices in partition.parts[name]] for name in PARTS}
@@ -52,6 +53,7 @@ def encode(partition: Partition, dataset: Dataset, config: PartitionConfig) -> t
         "classes": list(dataset.classes),
         "clients": partition.clients,
         "samples": sizes,
+        "client_names": list(partition.names),
         "config": config.model_dump(mode="json"),
         "notes": list(partition.notes),
     }
@@ -67,6 +69,8 @@ def data_hash(dataset: Dataset) -> str:
     found = hashlib.sha256(f"{dataset.x.dtype}{dataset.x.shape}{dataset.train}".encode())
     for array in (dataset.x, dataset.y):
         found.update(np.ascontiguousarray(array).data)
+    if any(dataset.words):
+        found.update(repr(dataset.words).encode())
     return found.hexdigest()
 
 
@@ -142,7 +146,11 @@ def load(path: Path, dataset: Dataset) -> Partition:
         mine, owner = index[part == k], client[part == k]
         mine = mine[np.lexsort((mine, owner))]
         parts[name] = np.split(mine, np.cumsum(np.bincount(owner, minlength=clients))[:-1])
-    partition = Partition(parts, labels, tuple(description.get("notes", ())))
+    # Descriptions of version 0.1 have no names.
+    names = tuple(map(str, description.get("client_names") or ()))
+    if len(names) not in (0, clients):
+        raise DataError(f"{beside} has {len(names)} `client_names` for {clients} clients.")
+    partition = Partition(parts, labels, tuple(description.get("notes", ())), names)
     if partition.hash() != expected:
         raise DataError(
             f"{path} and {beside.name} do not belong together: their hashes differ. Save it again."

@@ -61,7 +61,15 @@ def make_partition(dataset: Dataset, config: PartitionConfig, seed: int) -> Part
         for client, indices in enumerate(assigned)
     ]
     parts = {part: [client[k] for client in split] for k, part in enumerate(PARTS)}
-    return Partition(parts, label_hash(dataset), tuple(notes))
+    names = _natural_names(dataset, assigned) if config.scheme == "natural" else ()
+    return Partition(parts, label_hash(dataset), tuple(notes), names)
+
+
+def _natural_names(dataset: Dataset, assigned: list[Indices]) -> tuple[str, ...]:
+    """Return the names of natural clients, each of which has at least one sample."""
+    if dataset.groups is None or not dataset.group_names:
+        return ()
+    return tuple(dataset.group_names[dataset.groups[rows[0]]] for rows in assigned)
 
 
 def _pool(dataset: Dataset, config: PartitionConfig, seed: int) -> tuple[Indices, list[str]]:

@@ -129,7 +129,7 @@ def _rows(number: int, split: str, protocol: str, metrics: Metrics) -> list[Row]
 
 
 CLIENT_HEADER = (
-    *("moment", "client", "train_size", "test_size", "classes", "trainings"),
+    *("moment", "client", "name", "train_size", "test_size", "classes", "trainings"),
     *("accuracy", "balanced_accuracy", "macro_f1"),
 )
 CLASS_HEADER = (
@@ -139,7 +139,11 @@ CLASS_HEADER = (
 
 
 def client_table(
-    moment: str, counts: ConfusionCounts, train_counts: Tensor, participation_count: Tensor
+    moment: str,
+    counts: ConfusionCounts,
+    train_counts: Tensor,
+    participation_count: Tensor,
+    names: tuple[str, ...] = (),
 ) -> list[tuple[object, ...]]:
     """Return the rows of clients.csv, in the order of CLIENT_HEADER.
 
@@ -148,12 +152,14 @@ def client_table(
         counts: Counts of the personal models on the clients' test parts.
         train_counts: Training samples [N, C] by client and class.
         participation_count: Number of trainings [N] that each client has completed.
+        names: Names of the N natural clients; empty for clients without names.
     """
     metrics = per_client(counts)
     return [
         (
             moment,
             client,
+            names[client] if names else "",
             int(train_counts[client].sum()),
             int(counts.support[client].sum()),
             int((train_counts[client] > 0).sum()),

@@ -67,7 +67,11 @@ def write(experiment: Experiment, loop: FederatedLoop, state: State) -> None:
     clients, classes = [], []
     for moment, (evaluation, evaluated) in evaluations.items():
         clients += client_table(
-            moment, evaluation.local["personal", "test"], counts, evaluated.participation_count
+            moment,
+            evaluation.local["personal", "test"],
+            counts,
+            evaluated.participation_count,
+            experiment.federation.partition.names,
         )
         classes += class_table(moment, evaluation, experiment.class_groups, names)
     folder.write_table("clients.csv", CLIENT_HEADER, clients)
@@ -103,8 +107,10 @@ def _best_state(loop: FederatedLoop, state: State) -> State | None:
 
 def _finish(folder: RunFolder, config: Config, summary: Summary) -> None:
     """Write report.html and then summary.json, which marks the folder as finished."""
-    classes = reading.read_classes(folder.path)
-    run = reading.Run(folder.path, config, summary, folder.rows, classes, finished=True)
+    classes, clients = reading.read_classes(folder.path), reading.read_clients(folder.path)
+    run = reading.Run(
+        folder.path, config, summary, folder.rows, classes, finished=True, clients=clients
+    )
     folder.write("report.html", page.render(run))
     folder.write_json("summary.json", summary)
 
@@ -179,7 +185,7 @@ def _failure_notes(summary: Summary) -> list[str]:
 def _write_predictions(
     folder: RunFolder, experiment: Experiment, predictions: Iterator[tuple[int, Tensor]]
 ) -> None:
-    """Write predictions.csv: client, row of the data set, true class, predicted class.
+    """Write predictions.csv: client and its name, row of the data set, true and predicted class.
 
     Args:
         folder: Run folder.
@@ -191,7 +197,9 @@ def _write_predictions(
     for client, predicted in predictions:
         rows = federation.partition.parts["test"][client]
         truth = federation.dataset.y[rows]
-        lines += zip(
-            [client] * len(rows), rows.tolist(), truth.tolist(), predicted.tolist(), strict=True
-        )
-    folder.write_table("predictions.csv", ("client", "sample", "true", "predicted"), lines)
+        name = federation.partition.names[client] if federation.partition.names else ""
+        lines += [
+            (client, name, *sample)
+            for sample in zip(rows.tolist(), truth.tolist(), predicted.tolist(), strict=True)
+        ]
+    folder.write_table("predictions.csv", ("client", "name", "sample", "true", "predicted"), lines)

@@ -15,7 +15,10 @@ from numpy.typing import NDArray
 
 from flbench.core import files
 from flbench.core.errors import UserError
+from flbench.core.printable import one_line
 from flbench.results.metrics_file import Row
+
+MOST_CHARACTERS = 24  # of a client's name in a figure
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -26,16 +29,23 @@ if TYPE_CHECKING:
 def partition(federation: "Federation") -> Figure:
     """Draw the number of training samples by client (rows) and class (columns), in log scale."""
     counts = federation.counts.numpy()
-    return partition_table(counts, federation.dataset.classes, federation.dataset.name)
+    data, clients = federation.dataset, federation.partition.names
+    return partition_table(counts, data.classes, data.name, clients)
 
 
-def partition_table(counts: NDArray[np.integer], names: Sequence[str], dataset: str) -> Figure:
+def partition_table(
+    counts: NDArray[np.integer],
+    names: Sequence[str],
+    dataset: str,
+    client_names: Sequence[str] = (),
+) -> Figure:
     """Draw the number of training samples by client and class, in log scale.
 
     Args:
         counts: [N, C] number of training samples of each client and class.
         names: Names of the C classes.
         dataset: Name of the data set.
+        client_names: Names of the N natural clients; empty for clients without names.
     """
     clients, classes = counts.shape
     size = (min(12.0, 2.5 + 0.25 * classes), min(12.0, 1.5 + 0.16 * clients))
@@ -48,10 +58,18 @@ def partition_table(counts: NDArray[np.integer], names: Sequence[str], dataset: 
     if classes <= 20:
         axes.set_xticks(range(classes), names, rotation=90 if classes > 10 else 0)
     if clients <= 30:
-        axes.set_yticks(range(clients))
+        # Names are no formulas, which matplotlib would read between dollar signs.
+        labels = [_label(name) for name in client_names] or None
+        axes.set_yticks(range(clients), labels, **({"parse_math": False} if labels else {}))
     axes.set_title(f"{dataset}: {clients} clients")
     figure.colorbar(image, ax=axes, label="training samples")
     return figure
+
+
+def _label(name: str) -> str:
+    """Return a name as the label of a tick: one line of at most 24 characters."""
+    name = one_line(name)
+    return name if len(name) <= MOST_CHARACTERS else f"{name[: MOST_CHARACTERS - 3]}..."
 
 
 def topology(graph: "Tensor", rows: "Tensor", positions: NDArray[np.float64], title: str) -> Figure:

@@ -24,6 +24,7 @@ def render(run: Run) -> str:
         metrics=_metrics(summary, moments),
         moments=moments,
         cohort=tables.cohort_block(summary["cohort"]) if "cohort" in summary else None,
+        clients=tables.clients_block(run.clients),
         classes=[line for line in run.classes if line["moment"] == "last"],
         curves=figures.svg(figures.curves([(summary["algorithm"], run.rows)])),
         settings={key: json.dumps(value) for key, value in leaves(run.config.tree()).items()},

@@ -2,7 +2,11 @@
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
+
+from flbench.core.printable import one_line
+
+MOST_CLIENTS: Final = 100  # rows of the table of clients
 
 
 @dataclass(frozen=True)
@@ -75,6 +79,37 @@ def target_text(target: Mapping[str, Any]) -> str:
     costs = [f"{size(sent[kind])} {where}" for kind, where in names.items() if sent[kind]]
     after = f", after {' and '.join(costs)}" if costs else ""
     return f"{what} reached {target['accuracy']:g} in round {target['round']}{after}"
+
+
+def clients_block(clients: Sequence[Mapping[str, str]]) -> Block | None:
+    """Return the table of the test metrics of clients with names, after the last round.
+
+    Args:
+        clients: Rows of clients.csv; empty if the clients have no names.
+
+    Returns:
+        The table of the first `MOST_CLIENTS` clients; None if the clients have no names.
+    """
+    rows = [row for row in clients if row["moment"] == "last"]
+    if not rows:
+        return None
+    more = len(rows) - MOST_CLIENTS
+    scores = ("accuracy", "balanced_accuracy", "macro_f1")
+    return Block(
+        "Clients, last round, test",
+        ("client", "name", "train", "test", "accuracy", "balanced accuracy", "macro F1"),
+        tuple(
+            (
+                row["client"],
+                one_line(row["name"]),
+                *(row["train_size"], row["test_size"]),
+                *(share(float(row[key]) if row[key] else None) for key in scores),
+            )
+            for row in rows[:MOST_CLIENTS]
+        ),
+        f"{more:,} more clients are in clients.csv." if more > 0 else "",
+        texts=(1,),
+    )
 
 
 def cohort_block(cohort: Mapping[str, Any]) -> Block:

@@ -1,7 +1,7 @@
 """Reading the folder of a run, finished or not."""
 
 import csv
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from io import StringIO
 from pathlib import Path
 from typing import Final
@@ -31,6 +31,9 @@ CLASS_COLUMNS: Final = (
     *("moment", "name", "train_support", "test_support", *CLASS_SCORES, "rare", "confusable"),
 )
 
+CLIENT_SCORES: Final = ("accuracy", "balanced_accuracy", "macro_f1")
+CLIENT_COLUMNS: Final = ("moment", "client", "name", "train_size", "test_size", *CLIENT_SCORES)
+
 
 @dataclass(frozen=True)
 class Run:
@@ -44,6 +47,7 @@ class Run:
         rows: Rows of metrics.csv.
         classes: Rows of per_class.csv by column; empty for an unfinished run.
         finished: Whether the folder has a summary.json.
+        clients: Rows of clients.csv by column, if the clients have names; otherwise empty.
     """
 
     path: Path
@@ -52,6 +56,7 @@ class Run:
     rows: list[Row]
     classes: list[dict[str, str]]
     finished: bool
+    clients: list[dict[str, str]] = field(default_factory=list)
 
 
 def check_run_folder(path: Path) -> None:
@@ -91,6 +96,8 @@ def read(path: Path) -> Run:
         return Run(path, config, _so_far(config, rows), rows, [], finished=False)
     with as_data_error(path / "per_class.csv"):
         classes = read_classes(path)
+    with as_data_error(path / "clients.csv"):
+        clients = read_clients(path)
     file = path / "summary.json"
     summary = read_json(file)
     try:
@@ -100,7 +107,7 @@ def read(path: Path) -> Run:
             f"{file} is damaged ({error}). Remove it, and resume the run:"
             f" flbench run --resume {path}"
         ) from error
-    return Run(path, config, summary, rows, classes, finished=True)
+    return Run(path, config, summary, rows, classes, finished=True, clients=clients)
 
 
 def read_classes(path: Path) -> list[dict[str, str]]:
@@ -120,6 +127,33 @@ def read_classes(path: Path) -> list[dict[str, str]]:
             raise ValueError("a row has other columns than a per_class.csv")
         for column in CLASS_SCORES:
             float(row[column])
+    return [row | {"name": read_cell(row["name"])} for row in rows]
+
+
+def read_clients(path: Path) -> list[dict[str, str]]:
+    """Return the rows of clients.csv, each as a dict from column to text, of clients with names.
+
+    Args:
+        path: The run folder.
+
+    Returns:
+        The rows; empty if the clients have no names, or the file is not there.
+
+    Raises:
+        OSError: The file cannot be read.
+        ValueError: The file has no such table.
+    """
+    file = path / "clients.csv"
+    if not file.is_file():
+        return []
+    rows = list(csv.DictReader(StringIO(files.read_text(file)), strict=True))
+    if not rows or not rows[0].get("name"):  # files of version 0.1 have no names
+        return []
+    for row in rows:
+        if None in row or None in row.values() or not set(CLIENT_COLUMNS) <= row.keys():
+            raise ValueError("a row has other columns than a clients.csv")
+        for column in CLIENT_SCORES:
+            float(row[column] or "nan")
     return [row | {"name": read_cell(row["name"])} for row in rows]
 
 

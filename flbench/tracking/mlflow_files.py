@@ -107,7 +107,8 @@ def send_partition(run: MlflowRun, folder: Path) -> None:
         counts = arrays["train_counts"]  # [N, C]
     about = read_json(folder / "partition.json")
     with as_data_error(folder / "partition.json"):
-        figure = figures.partition_table(counts, about["classes"], about["dataset"])
+        names = about.get("client_names", ())  # descriptions of version 0.1 have none
+        figure = figures.partition_table(counts, about["classes"], about["dataset"], names)
     run.client.log_figure(run.id, figure, PARTITION_PICTURE)
     run.record_upload(PARTITION_PICTURE, digest)
 

@@ -4,12 +4,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from flbench.cli.console import line, notes, text, titled_table
+from flbench.core.errors import shortened
+from flbench.core.printable import one_line
 from flbench.data.federation import Federation
 from flbench.reports.terminal import open_console
 
 SHADES = " ░▒▓█"
 MOST_CLASS_COLUMNS = 24  # a table with more classes has one column for all of them
 MOST_SHADES = 200  # with more classes, that column has the number of classes of a client
+NAME_WIDTH = 60  # characters of a client's name
 MOST_ROWS = 500  # clients in a table; laying out thousands of rows would take minutes
 
 
@@ -17,9 +20,9 @@ def print_partition(federation: Federation) -> None:
     """Print a table of clients: training samples by class, and the sizes of all parts.
 
     With more than `MOST_CLASS_COLUMNS` classes, a shade per class replaces the number, and with
-    more than `MOST_SHADES` the number of the client's classes. The table has the first `MOST_ROWS`
-    clients. Above it are the notes about the data and the hash of the partition, below it is the
-    size of the common test set.
+    more than `MOST_SHADES` the number of the client's classes. Natural clients are shown with their
+    names. The table has the first `MOST_ROWS` clients. Above it are the notes about the data and
+    the hash of the partition, below it is the size of the common test set.
 
     Args:
         federation: The partitioned data set.
@@ -36,6 +39,9 @@ def print_partition(federation: Federation) -> None:
     title = "Training samples by client and class (darker: more)"
     table = titled_table(title if has_class_columns or has_shades else "Training samples by client")
     table.add_column("client", justify="right")
+    names = federation.partition.names
+    if names:
+        table.add_column("name")
     if has_class_columns:
         for name in federation.dataset.classes:
             table.add_column(name, justify="right")
@@ -54,7 +60,8 @@ def print_partition(federation: Federation) -> None:
             cells = ["".join(_shade(count, largest) for count in row)]
         else:
             cells = [str(len(row) - row.count(0))]
-        table.add_row(str(client), *cells, *(str(len(parts[part][client])) for part in parts))
+        own = [one_line(shortened(names[client], NAME_WIDTH))] if names else []
+        table.add_row(str(client), *own, *cells, *(str(len(parts[part][client])) for part in parts))
     open_console().print(table)
     if federation.clients > MOST_ROWS:
         line(

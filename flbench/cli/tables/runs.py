@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from rich.table import Table
 
 from flbench.cli.console import block, line, titled_table
-from flbench.reports.tables import cohort_block, share, size, target_text
+from flbench.reports.tables import clients_block, cohort_block, share, size, target_text
 from flbench.reports.terminal import open_console
 from flbench.results.reading import Run
 
@@ -80,6 +80,8 @@ def _print_details(run: Run) -> None:
     console.print(table)
     if cohort := summary.get("cohort"):
         block(cohort_block(cohort))
+    if clients := clients_block(run.clients):
+        block(clients)
     classes = [entry for entry in run.classes if entry["moment"] == "last"]
     if classes:
         console.print(_per_class(classes))

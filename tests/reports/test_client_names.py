@@ -1,0 +1,134 @@
+"""Natural clients are shown with the names of their files."""
+
+import csv
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from flbench.cli import app
+from flbench.config.schema import DataConfig, PartitionConfig
+from flbench.core.errors import DataError
+from flbench.data import partition_files, sources
+from flbench.data.federation import build
+from flbench.reports import figures
+from flbench.results import reading
+from tests.support import run
+
+NAMES = ("$x_{", "=north", "south <b>")
+
+
+def hospitals(path: Path) -> Path:
+    rng = np.random.default_rng(0)
+    with zipfile.ZipFile(path, "w") as file:
+        for name in NAMES:
+            lines = "".join(f"{x:.3f},{int(x > 0)}\n" for x in rng.normal(size=40))
+            file.writestr(f"hospitals/{name}.csv", f"x,y\n{lines}")
+    return path
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory):
+    data = hospitals(tmp_path_factory.mktemp("data") / "hospitals.zip")
+    return [f"data.path={data}", "partition.scheme=natural", "partition.clients=3"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, keys):
+    extra = ("algorithm=fedavg", "output.predictions=true")
+    return run(tmp_path_factory.mktemp("runs"), *keys, *extra)[0]
+
+
+def federation(data: Path, **partition):
+    dataset = sources.load(DataConfig(path=data))
+    return build(dataset, DataConfig(), PartitionConfig(**partition), 0)
+
+
+def test_tables_of_a_run_have_the_names(folder):
+    for file, count in (("clients.csv", 3), ("predictions.csv", 24)):
+        with (folder / file).open() as lines:
+            rows = list(csv.DictReader(lines))
+        assert {(row["client"], row["name"]) for row in rows} == {
+            ("0", "$x_{"),
+            ("1", "'=north"),  # not a formula
+            ("2", "south <b>"),
+        }
+        last = [row for row in rows if row.get("moment", "last") == "last"]
+        assert len(last) == count
+    assert [row["name"] for row in reading.read(folder).clients[:3]] == list(NAMES)
+
+
+def test_report_and_terminal_have_the_names_and_scores(folder, capsys):
+    page = (folder / "report.html").read_text()
+    assert app.main(["show", str(folder)]) == 0
+    shown = capsys.readouterr().out
+    [row] = [
+        row
+        for row in reading.read(folder).clients
+        if row["moment"] == "last" and row["client"] == "2"
+    ]
+    score = f"{float(row['accuracy']):.4f}"
+
+    for name in ("$x_{", "=north", "south &lt;b&gt;"):
+        assert f"<td>{name}</td>" in page
+    [line] = [line for line in shown.splitlines() if "south <b>" in line]
+    assert line.split()[:5] == ["2", "south", "<b>", row["train_size"], row["test_size"]]
+    assert score in line
+    assert score in page[page.index("south &lt;b&gt;") :]
+
+
+def test_data_command_has_the_names(keys, capsys):
+    assert app.main(["data", *keys]) == 0
+
+    shown = capsys.readouterr().out
+
+    beginnings = [" ".join(line.split()) for line in shown.splitlines()]
+    for number, name in enumerate(NAMES):
+        assert any(line.startswith(f"{number} {name} ") for line in beginnings)
+
+
+def test_picture_has_the_names_and_reads_no_formulas(tmp_path, keys):
+    made = federation(Path(keys[0].split("=")[1]), scheme="natural")
+
+    picture = figures.partition(made)
+    labels = [label.get_text() for label in picture.axes[0].get_yticklabels()]
+
+    assert labels == list(NAMES)
+    figures.save(picture, tmp_path / "x.png")  # matplotlib fails here if it reads a formula
+    assert figures._label("a" * 60) == "a" * 21 + "..."
+
+
+def test_saved_partition_keeps_the_names(tmp_path, keys):
+    data = Path(keys[0].split("=")[1])
+    made = federation(data, scheme="natural")
+    partition_files.save(
+        made.partition, made.dataset, PartitionConfig(scheme="natural"), tmp_path / "p.npz"
+    )
+
+    again = federation(data, scheme="file", path=tmp_path / "p.npz")
+
+    assert again.partition.names == made.partition.names == NAMES
+    described = tmp_path / "p.json"
+    described.write_text(described.read_text().replace('"=north",', ""))
+    with pytest.raises(DataError, match="2 `client_names` for 3 clients"):
+        federation(data, scheme="file", path=tmp_path / "p.npz")
+
+
+def test_drawn_natural_clients_keep_their_own_names(keys):
+    made = federation(Path(keys[0].split("=")[1]), scheme="natural", clients=2)
+
+    assert made.partition.names == tuple(
+        NAMES[made.dataset.groups[rows[0]]] for rows in made.partition.parts["test"]
+    )
+
+
+def test_clients_of_other_schemes_have_no_names(tmp_path, keys):
+    made = federation(Path(keys[0].split("=")[1]), scheme="iid", clients=3)
+
+    assert made.partition.names == ()
+    assert [text.get_text() for text in figures.partition(made).axes[0].get_yticklabels()] == [
+        "0",
+        "1",
+        "2",
+    ]
