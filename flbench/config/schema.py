@@ -71,6 +71,12 @@ class DataConfig(Strict):
     path: UserPath | None = Field(
         None, description="a data file or folder, instead of a search by name"
     )
+    layout: Literal["auto", "channels_last", "channels_first"] = Field(
+        "auto",
+        description="NPZ: axes of images with channels: channels_last [n, H, W, C] (NumPy, Pillow,"
+        " TensorFlow's NHWC), channels_first [n, C, H, W] (PyTorch's NCHW); auto: the axis that has"
+        " 1 or 3 entries",
+    )
     normalize: Literal["standard", "unit"] = Field(
         "standard",
         description="standard: zero mean and unit variance of each channel over all training parts;"

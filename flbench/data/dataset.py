@@ -21,14 +21,19 @@ class Dataset:
 
     Attributes:
         name: Name of the data set.
-        x: Images [n, channels, height, width] uint8, or rows of tables [n, columns] float32 with
-            NaN for missing values.
+        x: Images [n, channels, height, width], uint8 or float32, or rows of tables [n, columns]
+            float32 with NaN for missing values.
         y: Labels [n] int64 in [0, C) for C classes.
         classes: Names of the C classes.
         train: Number of samples of the data set's own train part; the others are its test part.
         groups: Number of the natural client of each sample, [n] int64; -1 for samples without one.
             None if the data set has no natural clients.
-        scale: Divisor that brings images into [0, 1].
+        scale: Divisor that brings uint8 images into [0, 1].
+        group_names: Names of the natural clients, by their number: those of their files, or what
+            an NPZ file names them.
+        columns: Names of the columns of a table.
+        words: Words of each column of a table, sorted; empty for columns of numbers. In `x` such a
+            column has the position of the word.
     """
 
     name: str
@@ -38,11 +43,19 @@ class Dataset:
     train: int
     groups: NDArray[np.int64] | None = None
     scale: float = 255.0
+    group_names: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()
+    words: tuple[tuple[str, ...], ...] = ()
 
     @property
     def is_table(self) -> bool:
         """Whether the samples are rows of tables instead of images."""
         return self.x.ndim == 2
+
+    @property
+    def is_pixels(self) -> bool:
+        """Whether the samples are images of whole numbers in [0, `scale`]."""
+        return self.x.dtype == np.uint8
 
 
 @dataclass(frozen=True)

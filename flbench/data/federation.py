@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from flbench.config.schema import DataConfig, PartitionConfig
+from flbench.core.errors import DataError
 from flbench.core.rng import Draw, generator, uniform
 from flbench.core.types import Samples
 from flbench.data.dataset import Dataset
@@ -20,7 +21,8 @@ from flbench.data.partitioning import make_partition, split_client
 from flbench.data.schemes import Indices
 
 CROP_PADDING: Final = 4  # pixels on each side
-MOST_SHOWN: Final = 4  # numbers of channels or columns that a note lists
+MOST_SHOWN: Final = 4  # channels or columns that a note lists
+MAX_BYTES: Final = 16 * 2**30
 
 
 @dataclass(frozen=True)
@@ -31,8 +33,8 @@ class Federation:
 
     Attributes:
         dataset: The data set, with names of the classes and the size of its train part.
-        x: All samples before normalization: images [n, channels, height, width] uint8, or rows of
-            tables [n, columns] float32. Engines have a copy on their device.
+        x: All samples before normalization: images [n, channels, height, width], uint8 or float32,
+            or rows of tables [n, columns] float32. Engines have a copy on their device.
         y: Labels [n] int64 in [0, C).
         partition: Rows of every client.
         common: Ascending rows of the common test set, the data set's own test part; empty if there
@@ -193,7 +195,7 @@ def _cut(share: float, n: int) -> int:
 
 
 def build(dataset: Dataset, data: DataConfig, partition: PartitionConfig, seed: int) -> Federation:
-    """Partition a data set, impute missing values of tables, and compute the normalization.
+    """Partition a data set, encode and impute values of tables, and compute the normalization.
 
     Args:
         dataset: The data set.
@@ -213,8 +215,9 @@ def build(dataset: Dataset, data: DataConfig, partition: PartitionConfig, seed: 
     common = test if not len(np.intersect1d(test, used, assume_unique=True)) else test[:0]
     x = dataset.x
     if dataset.is_table:
-        x, imputed = _impute(x, assignment)
-        notes += imputed
+        x, source, encoded = _encode_words(dataset, assignment)
+        x, imputed = _impute(x, assignment, source)
+        notes += [*encoded, *imputed]
     shift, scale = _normalization(x, assignment, data.normalize, dataset)
     notes.append(_normalization_note(shift, scale, data.normalize, dataset))
     if data.augment and dataset.is_table:
@@ -233,7 +236,78 @@ def build(dataset: Dataset, data: DataConfig, partition: PartitionConfig, seed: 
     )
 
 
-def _impute(x: NDArray[np.float32], partition: Partition) -> tuple[NDArray[np.float32], list[str]]:
+def _encode_words(
+    dataset: Dataset, partition: Partition
+) -> tuple[NDArray[np.float32], Indices, list[str]]:
+    """Replace each column of words by one column of 0 and 1 for each word (one-hot encoding).
+
+    The words are those that occur in the training parts of the clients, all clients together, so
+    that all have the same columns. Another word is 0 in all of them, and a missing value is NaN.
+
+    Args:
+        dataset: A table.
+        partition: The partition.
+
+    Returns:
+        The samples [n, new columns]; for each new column the column of the data set that it comes
+        from; and notes.
+
+    Raises:
+        DataError: No column is left, because the training parts have no word in any of them, or the
+            samples would take more than 16 GiB.
+    """
+    x = dataset.x
+    if not any(dataset.words):
+        return x, np.arange(x.shape[1]), []
+    train = np.concatenate(partition.parts["train"])
+    others = np.concatenate([rows for part in PARTS[1:] for rows in partition.parts[part]])
+    known = []  # for each column of words: positions of the words in training parts
+    for k, words in enumerate(dataset.words):
+        values = x[train, k]
+        known.append(np.unique(values[~np.isnan(values)]) if words else None)
+    width = sum(1 if found is None else len(found) for found in known)
+    if not width:
+        raise DataError(
+            f"the columns of `{dataset.name}` have no values in the training parts of the clients."
+        )
+    if 4 * len(x) * width > MAX_BYTES:
+        raise DataError(
+            f"`{dataset.name}` with its {width:,} columns takes {4 * len(x) * width / 2**30:.1f}"
+            f" GiB (columns of words have one for each word); the limit is {MAX_BYTES // 2**30}."
+            " Leave out columns with many words."
+        )
+    encoded = np.empty((len(x), width), dtype=np.float32)
+    source: list[int] = []
+    unseen = 0
+    for k, found in enumerate(known):
+        column, begin = x[:, k], len(source)
+        if found is None:
+            encoded[:, begin] = column
+            source.append(k)
+            continue
+        new = encoded[:, begin : begin + len(found)]
+        new[:] = column[:, None] == found  # [n, words]
+        new[np.isnan(column)] = np.nan
+        unseen += int((~np.isnan(column[others]) & ~np.isin(column[others], found)).sum())
+        source += [k] * len(found)
+    of_words = [(name, found) for name, found in zip(dataset.columns, known, strict=True)]
+    listed = [f"`{name}` ({len(found)})" for name, found in of_words if found is not None]
+    shown = ", ".join(listed[:MOST_SHOWN]) + (", ..." if len(listed) > MOST_SHOWN else "")
+    notes = [
+        f"data: {len(listed)} columns of words became columns of 0 and 1, one for each word in the"
+        f" training parts of all clients: {shown}."
+    ]
+    if unseen:
+        notes.append(
+            f"data: {unseen} values of validation and test parts are words that no training part"
+            " has; they are 0 in all columns of their words."
+        )
+    return encoded, np.array(source), notes
+
+
+def _impute(
+    x: NDArray[np.float32], partition: Partition, source: Indices
+) -> tuple[NDArray[np.float32], list[str]]:
     """Fill missing values of tables with the column's mean over the client's training part.
 
     If that part has no value in a column, the mean of the other clients' means is used, and a note
@@ -242,6 +316,8 @@ def _impute(x: NDArray[np.float32], partition: Partition) -> tuple[NDArray[np.fl
     Args:
         x: Samples [n, columns], NaN where a value is missing.
         partition: The partition.
+        source: Column of the data set that each column comes from. The notes count a value once if
+            it has become several columns.
 
     Returns:
         The samples without missing values for all samples that clients have, and notes.
@@ -253,13 +329,14 @@ def _impute(x: NDArray[np.float32], partition: Partition) -> tuple[NDArray[np.fl
         totals = np.where(known, x[rows], 0.0).sum(axis=0, dtype=np.float64)
         own[client] = np.divide(totals, known.sum(axis=0), out=own[client], where=known.any(axis=0))
     known = ~np.isnan(own)
+    first = np.unique(source, return_index=True)[1]  # one column for each column of the data set
     overall = np.where(known, own, 0.0).sum(axis=0) / np.maximum(known.sum(axis=0), 1)
     filled = np.where(known, own, overall)
     missing = 0
     for part in PARTS:
         for client, rows in enumerate(partition.parts[part]):
             gaps = np.isnan(x[rows])
-            missing += int(gaps.sum())
+            missing += int(gaps[:, first].sum())
             x[rows] = np.where(gaps, filled[client], x[rows])
     notes = []
     if missing:
@@ -269,8 +346,8 @@ def _impute(x: NDArray[np.float32], partition: Partition) -> tuple[NDArray[np.fl
         )
     if (~known).any():
         notes.append(
-            f"data: in {int((~known).sum())} cases a client's training part has no value in"
-            " a column; the mean over the other clients was used."
+            f"data: in {int((~known[:, first]).sum())} cases a client's training part has no value"
+            " in a column; the mean over the other clients was used."
         )
     return x, notes
 
@@ -285,18 +362,22 @@ def _normalization(
     Args:
         x: All samples.
         partition: The partition.
-        kind: `standard` (zero mean and unit variance per channel or column) or `unit` ([0, 1]).
+        kind: `standard` (zero mean and unit variance per channel or column) or `unit` ([0, 1]: by
+            the largest possible value of uint8 images, and otherwise by the smallest and largest
+            training value per channel or column).
         dataset: The data set.
     """
-    if kind == "unit" and not dataset.is_table:
+    if kind == "unit" and dataset.is_pixels:
         return np.zeros((1, 1, 1), dtype=np.float32), np.full(
             (1, 1, 1), 1.0 / dataset.scale, dtype=np.float32
         )
     train = np.sort(np.concatenate(partition.parts["train"]))
-    if kind == "unit":
-        low, high = x[train].min(axis=0), x[train].max(axis=0)
-        return low, _inverse(high - low)
     axes = (0,) if dataset.is_table else (0, 2, 3)
+    if kind == "unit":
+        # [columns], or [channels, 1, 1]
+        shape = (-1,) if dataset.is_table else (-1, 1, 1)
+        low, high = (find(x[train], axis=axes).reshape(shape) for find in (np.min, np.max))
+        return low, _inverse(high - low)
     count = 0
     total, squares = 0.0, 0.0
     # In pieces, because float64 takes 8 times the memory of uint8.
@@ -324,17 +405,18 @@ def _normalization_note(
         kind: `standard` or `unit`; see `_normalization`.
         dataset: The data set.
     """
-    if kind == "unit" and not dataset.is_table:
+    if kind == "unit" and dataset.is_pixels:
         return f"data: pixels are divided by {dataset.scale:g}; no mean is subtracted."
     low, width = shift.astype(np.float64).ravel(), 1.0 / scale.astype(np.float64).ravel()
     over = "over the training parts of all clients"
+    each = "column" if dataset.is_table else "channel"
     if kind == "unit":
         return (
-            f"data: each column is scaled to [0, 1] {over}: smallest values {_listed(low)}, largest"
+            f"data: each {each} is scaled to [0, 1] {over}: smallest values {_listed(low)}, largest"
             f" values {_listed(low + width)}."
         )
-    what = "each column is normalized"
-    if not dataset.is_table:
+    what = f"each {each} is normalized"
+    if dataset.is_pixels:
         what = "pixels are scaled to [0, 1] and normalized per channel"
         low, width = low / dataset.scale, width / dataset.scale
     return f"data: {what} {over}: mean {_listed(low)}, standard deviation {_listed(width)}."

@@ -1,7 +1,9 @@
-"""Reading of images in folders or .zip files, laid out as `train/CLASS/*` and `test/CLASS/*`.
+"""Reading of images in folders or .zip files.
 
-All folders may lie in a common top folder. The classes are the sorted names of the folders below
-`train/` and `test/`. Images are PNG, JPEG or WebP files of one size. If all images are grey, they
+Images are laid out as `train/CLASS/*` and `test/CLASS/*`, or as `CLASS/*` (torchvision's
+ImageFolder). In the second layout all of them belong to the train part, whose samples are split for
+every client. All folders may lie in a common top folder. The classes are the sorted names of the
+class folders. Images are PNG, JPEG or WebP files of one size. If all images are grey, they
 have one channel, otherwise three. Decoded images are cached.
 """
 
@@ -23,6 +25,7 @@ SUFFIXES: Final = (".png", ".jpg", ".jpeg", ".webp")
 MAX_PIXELS: Final = 1 << 22
 MAX_BYTES: Final = 16 * 2**30
 FORMAT: Final = "v1"
+PART_FOLDERS: Final = ("train", "test", "val", "valid", "validation")
 PNG: Final = b"\x89PNG\r\n\x1a\n"
 
 
@@ -63,13 +66,25 @@ def has_images(archive: Archive) -> bool:
     return any(_place(entry)[:1] == ("train",) for entry in archive.names)
 
 
+def has_class_folders(archive: Archive) -> bool:
+    """Return whether an archive has images in two or more folders beside each other.
+
+    Args:
+        archive: The folder or .zip file.
+    """
+    folders = {PurePosixPath(entry).parent for entry in archive.names if _is_image(entry)}
+    return len(folders) > 1 and len({folder.parent for folder in folders}) == 1
+
+
 def _place(entry: str) -> tuple[str, ...]:
     """Return (part, class) of the entry of an image; an empty tuple for other entries."""
     parts = PurePosixPath(entry).parts
-    is_image = (
-        entry.lower().endswith(SUFFIXES) and len(parts) >= 3 and parts[-3] in ("train", "test")
-    )
-    return parts[-3:-1] if is_image else ()
+    is_placed = _is_image(entry) and len(parts) >= 3 and parts[-3] in ("train", "test")
+    return parts[-3:-1] if is_placed else ()
+
+
+def _is_image(entry: str) -> bool:
+    return entry.lower().endswith(SUFFIXES)
 
 
 def _entries(archive: Archive) -> list[tuple[str, str, str]]:
@@ -78,13 +93,38 @@ def _entries(archive: Archive) -> list[tuple[str, str, str]]:
     for entry in archive.names:
         if place := _place(entry):
             found.append((place[0], place[1], entry))
+    if not found:
+        found = _class_folders(archive)
     if not any(part == "train" for part, _, _ in found):
         shown = ", ".join(archive.names[:3]) or "nothing"
         raise DataError(
-            f"{archive.path} has no images `train/CLASS/*{{{','.join(SUFFIXES)}}}` and no"
-            f" `*.csv`; it contains {shown}."
+            f"{archive.path} has no images `train/CLASS/*{{{','.join(SUFFIXES)}}}` or"
+            f" `CLASS/*{{{','.join(SUFFIXES)}}}`, and no `*.csv`; it contains {shown}."
         )
     return sorted(found, key=lambda item: (item[0] != "train", item[1], item[2]))
+
+
+def _class_folders(archive: Archive) -> list[tuple[str, str, str]]:
+    """Return ("train", class, entry) of every image in the layout `CLASS/*`.
+
+    Raises:
+        DataError: Images lie outside of class folders, or class folders are not beside each other.
+    """
+    images = [PurePosixPath(entry) for entry in archive.names if _is_image(entry)]
+    has_parts_alone = {image.parent.name for image in images} <= set(PART_FOLDERS)
+    for image in images:
+        if len(image.parts) < 2 or has_parts_alone:
+            raise DataError(
+                f"{archive.path}: the image {image} is in no class folder. Move the images into one"
+                " folder for each class: CLASS/*, or train/CLASS/* and test/CLASS/*."
+            )
+        if image.parent.parent != images[0].parent.parent:
+            raise DataError(
+                f"{archive.path}: the folders of {images[0]} and {image} are not beside each other,"
+                " so they cannot both be class folders. Use CLASS/*, or train/CLASS/* and"
+                " test/CLASS/*."
+            )
+    return [("train", image.parent.name, str(image)) for image in images]
 
 
 def _decode(archive: Archive, entries: list[str]) -> NDArray[np.uint8]:

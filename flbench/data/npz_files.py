@@ -1,7 +1,8 @@
 """Reading of NPZ files in the layout of MedMNIST.
 
-Required arrays: `train_images` uint8, [n, height, width] or [n, height, width, 1 or 3], and
-`train_labels` [n] or [n, 1]. Optional arrays: `test_images` and `test_labels`; `val_images` and
+Required arrays: `train_images`, uint8 or floating point, [n, height, width] or, as `data.layout`
+says, [n, height, width, channels] or [n, channels, height, width]; and `train_labels` [n] or
+[n, 1]. Optional arrays: `test_images` and `test_labels`; `val_images` and
 `val_labels`, which are appended to the train part, because every client has a validation part of
 its own; `train_groups` [n] (likewise `val_` and `test_`), names or numbers of natural clients; and
 `class_names` [C].
@@ -18,14 +19,16 @@ from flbench.data.archive import DAMAGED, open_zip
 from flbench.data.dataset import Dataset, check_labels
 
 MAX_BYTES: Final = 16 * 2**30
+CHANNELS: Final = (1, 3)  # numbers of channels by which `data.layout=auto` finds their axis
 
 
-def read(path: Path, name: str) -> Dataset:
+def read(path: Path, name: str, layout: str = "auto") -> Dataset:
     """Read a data set from an NPZ file. Pickled objects are refused, not loaded.
 
     Args:
         path: The file.
         name: Name of the data set.
+        layout: `data.layout`: `channels_last`, `channels_first` or `auto`.
 
     Raises:
         DataError: The file is damaged, has another layout, or would unpack to more than 16 GiB.
@@ -38,11 +41,11 @@ def read(path: Path, name: str) -> Dataset:
                 f" {', '.join(sorted(arrays)) or 'nothing'}."
             )
     parts = [part for part in ("train", "val", "test") if f"{part}_images" in arrays]
-    images: list[NDArray[np.uint8]] = []
+    images: list[NDArray[Any]] = []
     labels: list[NDArray[np.int64]] = []
     groups: list[NDArray[Any] | None] = []
     for part in parts:
-        x = _as_images(arrays[f"{part}_images"], f"{path}: `{part}_images`")
+        x = _as_images(arrays[f"{part}_images"], f"{path}: `{part}_images`", layout)
         y = check_labels(arrays.get(f"{part}_labels", np.zeros(0)), f"{path}: `{part}_labels`")
         if len(x) != len(y):
             raise DataError(f"{path}: {len(x)} `{part}_images` but {len(y)} `{part}_labels`.")
@@ -50,6 +53,11 @@ def read(path: Path, name: str) -> Dataset:
             raise DataError(
                 f"{path}: `{part}_images` have the shape {x.shape[1:]}, but `train_images`"
                 f" {images[0].shape[1:]}."
+            )
+        if images and x.dtype != images[0].dtype:
+            raise DataError(
+                f"{path}: `{part}_images` are {x.dtype}, but `train_images` {images[0].dtype}. Save"
+                " both in one type and one range of values."
             )
         images.append(x)
         labels.append(y)
@@ -62,13 +70,15 @@ def read(path: Path, name: str) -> Dataset:
         raise DataError(f"{path}: `class_names` must be [C], got {list(names.shape)}.")
     count = int(y.max()) + 1 if names is None else len(names)
     check_labels(y, f"{path}: labels", count)
+    numbers, group_names = _as_groups(groups, labels, path)
     return Dataset(
         name,
         np.concatenate(images),
         y,
         tuple(str(k) for k in (range(count) if names is None else names)),
         train=sum(len(x) for part, x in zip(parts, images, strict=True) if part != "test"),
-        groups=_as_groups(groups, labels, path),
+        groups=numbers,
+        group_names=group_names,
     )
 
 
@@ -105,30 +115,83 @@ def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
     return found
 
 
-def _as_images(x: NDArray[Any], what: str) -> NDArray[np.uint8]:
-    """Return images as [n, channels, height, width]."""
+def _as_images(x: NDArray[Any], what: str, layout: str) -> NDArray[Any]:
+    """Return images as [n, channels, height, width], uint8 or float32.
+
+    Args:
+        x: The array of the file.
+        what: Name of the file and the array, as the beginning of an error message.
+        layout: `data.layout`.
+
+    Raises:
+        DataError: The array has another shape or type, values that are not finite, or no pixels, or
+            `layout=auto` fits both layouts or none.
+    """
     if x.ndim == 3:
         x = x[:, None]  # [n, H, W] -> [n, 1, H, W]
-    elif x.ndim == 4 and x.shape[-1] in (1, 3):
+    elif x.ndim != 4:
+        raise DataError(
+            f"{what} must be [n, H, W], [n, H, W, channels] or [n, channels, H, W], got"
+            f" {list(x.shape)}."
+        )
+    elif (_layout_of(x.shape, what) if layout == "auto" else layout) == "channels_last":
         x = np.moveaxis(x, -1, 1)  # [n, H, W, channels] -> [n, channels, H, W]
-    else:
-        raise DataError(f"{what} must be [n, H, W] or [n, H, W, 1 or 3], got {list(x.shape)}.")
-    if x.dtype != np.uint8:
-        raise DataError(f"{what} must be uint8 in [0, 255], got {x.dtype}.")
+    if x.dtype.kind == "f":
+        x = _as_float32(x, what)
+    elif x.dtype != np.uint8:
+        raise DataError(
+            f"{what} must be uint8 in [0, 255] or floating point, got {x.dtype}. Convert them with"
+            " astype(np.uint8), or, if values exceed 255, with astype(np.float32)."
+        )
     if not x[:1].size and len(x):
         raise DataError(f"{what} have no pixels: their shape is {list(x.shape)}.")
     return np.ascontiguousarray(x)
 
 
+def _layout_of(shape: tuple[int, ...], what: str) -> str:
+    """Return the layout of images of a shape with four axes: the axis of channels has 1 or 3.
+
+    Raises:
+        DataError: Both layouts are possible, or none.
+    """
+    first, last = shape[1] in CHANNELS, shape[3] in CHANNELS
+    if first != last:
+        return "channels_first" if first else "channels_last"
+    choice = (
+        "Set data.layout=channels_last for [n, H, W, channels], or data.layout=channels_first for"
+        " [n, channels, H, W]."
+    )
+    if first:
+        raise DataError(f"{what} of the shape {list(shape)} fit two layouts. {choice}")
+    raise DataError(f"{what} of the shape {list(shape)} have no axis of 1 or 3 channels. {choice}")
+
+
+def _as_float32(x: NDArray[Any], what: str) -> NDArray[np.float32]:
+    """Return floating-point images as float32.
+
+    Raises:
+        DataError: A value is NaN or infinite, or too large for float32.
+    """
+    with np.errstate(over="ignore"):
+        x = x.astype(np.float32)
+    if not np.isfinite(x).all():
+        image = int(np.flatnonzero(~np.isfinite(x).all(axis=(1, 2, 3)))[0])
+        raise DataError(
+            f"{what}: image {image} (counted from 0) has values that are NaN, infinite or too large"
+            " for float32. Replace them."
+        )
+    return x
+
+
 def _as_groups(
     groups: list[NDArray[Any] | None], labels: list[NDArray[np.int64]], path: Path
-) -> NDArray[np.int64] | None:
-    """Return the number of the natural client of every sample; None if there are none.
+) -> tuple[NDArray[np.int64] | None, tuple[str, ...]]:
+    """Return the number of the natural client of every sample, and the clients' names.
 
-    Samples of parts without groups get the number -1.
+    Samples of parts without groups get the number -1. None and no names if there are no groups.
     """
     if groups[0] is None:
-        return None
+        return None, ()
     named = []
     for group, y in zip(groups, labels, strict=True):
         if group is not None and group.reshape(-1).shape != y.shape:
@@ -137,4 +200,5 @@ def _as_groups(
             np.full(len(y), "", dtype=str) if group is None else group.reshape(-1).astype(str)
         )
     names, numbers = np.unique(np.concatenate(named), return_inverse=True)
-    return numbers.astype(np.int64) - int(names[0] == "")  # "" sorts first: no name becomes -1
+    unnamed = int(names[0] == "")  # "" sorts first: no name becomes -1
+    return numbers.astype(np.int64) - unnamed, tuple(map(str, names[unnamed:]))

@@ -51,6 +51,7 @@ def load(config: DataConfig) -> Dataset:
             raise DataError(f"`data.path` {config.path} does not exist.")
         return read_file(config.path, config)
     if config.name == "digits":
+        _check_no_layout(config, "scikit-learn's digits")
         return digits()
     if (
         not config.name
@@ -65,6 +66,7 @@ def load(config: DataConfig) -> Dataset:
             return read_file(candidate, config)
     entry = known().get(config.name)
     if entry is not None and entry.load is not None:
+        _check_no_layout(config, f"torchvision's `{config.name}`")
         return entry.load(config.root)
     places = ", ".join(str(path) for path in candidates(config))
     hint = (
@@ -116,12 +118,26 @@ def _read(path: Path, config: DataConfig) -> Dataset:
     """Read a data set from a file or folder; see `read_file`."""
     name = config.title
     if path.suffix == ".npz":
-        return npz_files.read(path, name)
+        return npz_files.read(path, name, config.layout)
+    _check_no_layout(config, str(path))
     with Archive(path) as archive:
         is_table = any(entry.lower().endswith(".csv") for entry in archive.names)
         if is_table and not image_files.has_images(archive):
+            if image_files.has_class_folders(archive):
+                raise DataError(
+                    f"{path} has CSV tables and images in class folders, so it could be read as"
+                    " either. Keep one of the two, or move the images to train/CLASS/*."
+                )
             return table_files.read(archive, name, config.label)
         return image_files.read(archive, name)
+
+
+def _check_no_layout(config: DataConfig, what: str) -> None:
+    """Raise a DataError if `data.layout` is set for data that are not in an NPZ file."""
+    if config.layout != "auto":
+        raise DataError(
+            f"`data.layout`={config.layout} is for NPZ files, which {what} is not. Leave it out."
+        )
 
 
 def digits() -> Dataset:

@@ -1,8 +1,9 @@
 """Reading of tables: a folder or .zip file with one CSV file per client, all with the same header.
 
-Columns other than the label are numbers. An empty field, `?`, `NA` or `NaN` is a missing value; it
-is imputed later, from the client's training part. The label is the last column, the column
-`data.label=COLUMN`, or the result of a rule such as `data.label="num > 0"`.
+Columns other than the label have numbers or words. Words become categories, which are one-hot
+encoded later, when the training parts are known. An empty field, `?`, `NA` or `NaN` is a missing
+value; it is imputed later, from the client's training part. The label is the last column, the
+column `data.label=COLUMN`, or the result of a rule such as `data.label="num > 0"`.
 """
 
 import csv
@@ -10,6 +11,7 @@ import io
 import re
 from dataclasses import dataclass
 from math import isfinite
+from pathlib import Path, PurePosixPath
 from typing import Final
 
 import numpy as np
@@ -20,6 +22,8 @@ from flbench.data.archive import Archive
 from flbench.data.dataset import Dataset
 
 MISSING: Final = frozenset({"", "?", "na", "nan", "null", "none"})
+MAX_WORDS: Final = 1_000  # of one column
+FEW_WORDS: Final = 10  # a column with more words must have, on average, two values for each
 CONTINUOUS: Final = 20  # a label with more values must have, on average, two rows for each
 LARGEST: Final = float(np.finfo(np.float32).max)
 RULE: Final = re.compile(r"(?P<column>.*)(?P<sign>>=|<=|==|>|<)(?P<bound>.*)", re.DOTALL)
@@ -41,6 +45,21 @@ class Rule:
     bound: float
 
 
+@dataclass(frozen=True)
+class Features:
+    """The columns of one client's table, without the label.
+
+    Attributes:
+        x: Numbers [n, columns]; NaN for missing values and for words.
+        words: Words by column and row, for the columns that have words.
+        where: Name of the table, as the beginning of an error message.
+    """
+
+    x: NDArray[np.float32]
+    words: dict[int, dict[int, str]]
+    where: str
+
+
 def read(archive: Archive, name: str, label: str | None) -> Dataset:
     """Read the tables of all clients, in the order of their file names.
 
@@ -56,7 +75,8 @@ def read(archive: Archive, name: str, label: str | None) -> Dataset:
     """
     files = [entry for entry in archive.names if entry.lower().endswith(".csv")]
     header: list[str] = []
-    features, labels, groups = [], [], []
+    features: list[Features] = []
+    labels, groups = [], []
     for group, entry in enumerate(files):
         where = f"{archive.path}: {entry}"
         rows = _rows(archive, entry)
@@ -68,8 +88,8 @@ def read(archive: Archive, name: str, label: str | None) -> Dataset:
                 " columns in all files."
             )
         column, rule = _label_column(header, label, where)
-        x, y = _client(rows[1:], header, column, where)
-        features.append(x)
+        found, y = _client(rows[1:], header, column, where)
+        features.append(found)
         labels += [_apply(rule, text, where, row) for row, text in enumerate(y, start=2)]
         groups += [group] * len(y)
     names = sorted(
@@ -89,15 +109,38 @@ def read(archive: Archive, name: str, label: str | None) -> Dataset:
             f"{archive.path}: the label has {len(names)} value(s) ({names}); classification needs"
             " at least two."
         )
+    columns = header[:column] + header[column + 1 :]
+    words = _number_words(features, columns, archive.path)
     number = {text: k for k, text in enumerate(names)}
     return Dataset(
         name,
-        np.concatenate(features),
+        np.concatenate([table.x for table in features]),
         np.array([number[text] for text in labels], dtype=np.int64),
         tuple(names),
         train=len(labels),
         groups=np.array(groups, dtype=np.int64),
+        group_names=_client_names(files),
+        columns=tuple(columns),
+        words=words,
     )
+
+
+def _client_names(files: list[str]) -> tuple[str, ...]:
+    """Return the names of the clients: their files' paths without what is common to all of them.
+
+    >>> _client_names(["heart/cleveland.csv", "heart/hungarian.csv"])
+    ('cleveland', 'hungarian')
+    >>> _client_names(["north/data.csv", "south/data.csv"])
+    ('north', 'south')
+    """
+    paths = [PurePosixPath(file).with_suffix("").parts for file in files]
+    if len(set(paths)) < len(paths):  # `a.csv` and `a.CSV`
+        return tuple(files)
+    while len({path[0] for path in paths}) == 1 and min(map(len, paths)) > 1:
+        paths = [path[1:] for path in paths]
+    while len({path[-1] for path in paths}) == 1 and min(map(len, paths)) > 1:
+        paths = [path[:-1] for path in paths]
+    return tuple("/".join(path) for path in paths)
 
 
 def _rows(archive: Archive, entry: str) -> list[list[str]]:
@@ -145,8 +188,9 @@ def _label_column(header: list[str], label: str | None, where: str) -> tuple[int
 
 def _client(
     rows: list[list[str]], header: list[str], column: int, where: str
-) -> tuple[NDArray[np.float32], list[str]]:
-    """Return the features [n, columns - 1] and the texts of the labels [n] of one table."""
+) -> tuple[Features, list[str]]:
+    """Return the features and the texts of the labels [n] of one table."""
+    words: dict[int, dict[int, str]] = {}
     x = np.empty((len(rows), len(header) - 1), dtype=np.float32)
     y = []
     for position, row in enumerate(rows):
@@ -163,15 +207,79 @@ def _client(
         y.append(row[column])
         for k, text in enumerate(row[:column] + row[column + 1 :]):
             value = np.nan if text.lower() in MISSING else _number(text)
-            if value is None or abs(value) > LARGEST:
+            if value is None:
+                words.setdefault(k, {})[position] = text
+                value = np.nan
+            elif abs(value) > LARGEST:
                 name = (header[:column] + header[column + 1 :])[k]
                 raise DataError(
                     f"{where}, row {position + 2}, column `{name}`: {text!r} is not a finite"
-                    " number that float32 can represent. Encode categories as numbers or as columns"
-                    " of 0 and 1."
+                    " number that float32 can represent. Replace it."
                 )
             x[position, k] = value
-    return x, y
+    return Features(x, words, where), y
+
+
+def _number_words(
+    features: list[Features], columns: list[str], path: Path
+) -> tuple[tuple[str, ...], ...]:
+    """Replace the words of all tables by their positions among the column's sorted words, in place.
+
+    Args:
+        features: Columns of all tables.
+        columns: Names of the columns.
+        path: The folder or .zip file, for error messages.
+
+    Returns:
+        The words of each column; empty for columns of numbers.
+
+    Raises:
+        DataError: A column has both numbers and words, or so many words that they are no
+            categories.
+    """
+    rows = sum(len(table.x) for table in features)
+    found: list[tuple[str, ...]] = []
+    for k, column in enumerate(columns):
+        texts = [text for table in features for text in table.words.get(k, {}).values()]
+        words = tuple(sorted(set(texts)))
+        found.append(words)
+        if not words:
+            continue
+        _check_words_alone(features, k, column)
+        # Identifiers and free text have as many words as rows, or nearly as many.
+        is_identifier = len(words) == rows > 1
+        is_identifier |= len(words) > FEW_WORDS and 2 * len(words) > len(texts)
+        if is_identifier or len(words) > MAX_WORDS:
+            raise DataError(
+                f"{path}: the column `{column}` has {len(words):,} different words in"
+                f" {len(texts):,} values, such as {shortened(words[0], 60)!r}, too many for"
+                " categories. Remove the column if it is an identifier or free text, or replace the"
+                f" words by at most {MAX_WORDS:,} categories or by numbers."
+            )
+        number = {word: position for position, word in enumerate(words)}
+        for table in features:
+            for row, text in table.words.get(k, {}).items():
+                table.x[row, k] = number[text]
+    return tuple(found)
+
+
+def _check_words_alone(features: list[Features], k: int, column: str) -> None:
+    """Raise a DataError if column k, which has words, has numbers too."""
+    numbers = (
+        (table.where, row) for table in features for row in np.flatnonzero(~np.isnan(table.x[:, k]))
+    )
+    words = (
+        (table.where, row, text)
+        for table in features
+        for row, text in table.words.get(k, {}).items()
+    )
+    number, (where, row, text) = next(numbers, None), next(words)
+    if number is not None:
+        raise DataError(
+            f"{where}, row {row + 2}, column `{column}`: {shortened(text, 60)!r} is not a number,"
+            f" but {number[0]}, row {number[1] + 2} has one. Write numbers alone, or words alone"
+            " (categories); leave the field empty if a value is missing."
+        )
 
 
 def _apply(rule: Rule | None, text: str, where: str, row: int) -> str:

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from flbench.config.schema import DataConfig, PartitionConfig
+from flbench.core.errors import DataError
 from flbench.core.rng import Draw
 from flbench.core.types import Samples
 from flbench.data.dataset import Dataset
@@ -147,6 +148,94 @@ def test_column_without_a_value_at_a_client_is_filled_from_the_others_with_a_not
 
     assert (made.x[:, 0] == 5.0).all()
     assert any("has no value in a column" in note for note in made.notes)
+
+
+def words_of(*clients: list[int]) -> tuple[np.ndarray, np.ndarray]:
+    """A column with the positions of words of each client, and the clients."""
+    groups = np.repeat(np.arange(len(clients)), [len(words) for words in clients])
+    return np.concatenate([np.array(words, dtype=np.float32) for words in clients]), groups
+
+
+def encoded(codes: np.ndarray, groups: np.ndarray, words: tuple[str, ...]):
+    """The federation of a column of words followed by a column of numbers."""
+    data = table(np.stack([codes, np.arange(len(codes))], axis=1), groups)
+    data = replace(data, columns=("colour", "size"), words=(words, ()))
+    return build(data, DataConfig(), PartitionConfig(scheme="natural", min_samples=1), 0)
+
+
+def test_words_become_one_column_each_at_all_clients():
+    codes, groups = words_of([0, 1] * 10, [2] * 20)
+
+    made = encoded(codes, groups, ("blue", "green", "red"))
+
+    expected = np.eye(3)[codes.astype(int)]
+    assert np.array_equal(made.x[:, :3].numpy(), expected)
+    assert made.x[:, 3].tolist() == list(range(40))
+    assert made.shape == (4,)
+    assert any("`colour` (3)" in note for note in made.notes)
+
+
+def test_words_are_those_of_training_parts_and_others_are_zero():
+    codes, groups = words_of([0] * 20, [0] * 20)
+    parts = encoded(codes, groups, ("blue", "red")).partition.parts
+    unseen = np.concatenate([parts["validation"][0], parts["test"][1]])
+    codes[unseen] = 1
+
+    made = encoded(codes, groups, ("blue", "red"))
+
+    assert made.shape == (2,)
+    assert made.x[:, 0].tolist() == [float(code == 0) for code in codes]
+    assert any(f"{len(unseen)} values of validation and test" in note for note in made.notes)
+    codes[parts["train"][1][0]] = 1
+    assert encoded(codes, groups, ("blue", "red")).shape == (3,)
+
+
+def test_missing_words_are_the_shares_of_the_words_in_the_clients_training_part():
+    codes, groups = words_of([0, 0, 0, 1] * 10, [1] * 40)
+    codes[[5, 50]] = np.nan
+
+    made = encoded(codes, groups, ("blue", "red"))
+
+    mine = codes[made.partition.parts["train"][0]]
+    share = float((mine == 0).sum() / (~np.isnan(mine)).sum())
+    assert made.x[5, :2].tolist() == pytest.approx([share, 1 - share])
+    assert made.x[50, :2].tolist() == [0, 1]
+    assert any("data: 2 missing values" in note for note in made.notes)
+
+
+def test_table_without_any_word_in_training_parts_is_refused():
+    codes, groups = words_of([0] * 20)
+    data = replace(table(codes[:, None], groups), columns=("colour",), words=(("blue",),))
+    config = PartitionConfig(scheme="natural", min_samples=1)
+    train = build(data, DataConfig(), config, 0).partition.parts["train"][0]
+    data.x[train] = np.nan
+
+    with pytest.raises(DataError, match="have no values in the training parts"):
+        build(data, DataConfig(), config, 0)
+
+
+def floats(shift: float = 5.0) -> Dataset:
+    x = np.random.default_rng(0).normal(size=(200, 2, 4, 4)) * np.array([1, 9])[:, None, None]
+    y = np.arange(200) % 2
+    return Dataset("floats", (x + shift).astype(np.float32), y, ("0", "1"), train=200)
+
+
+def test_float_images_are_normalized_per_channel():
+    config = PartitionConfig(clients=2, scheme="iid")
+    made = build(floats(), DataConfig(), config, 0)
+    unit = build(floats(), DataConfig(normalize="unit"), config, 0)
+    train = np.sort(np.concatenate(made.partition.parts["train"]))
+
+    x, between = made.inputs(train, torch.float64), unit.inputs(train, torch.float64)
+
+    assert x.mean(dim=(0, 2, 3)).tolist() == pytest.approx([0, 0], abs=1e-5)
+    assert x.std(dim=(0, 2, 3), correction=0).tolist() == pytest.approx([1, 1], abs=1e-5)
+    assert between.amin(dim=(0, 2, 3)).tolist() == pytest.approx([0, 0], abs=1e-6)
+    assert between.amax(dim=(0, 2, 3)).tolist() == pytest.approx([1, 1], abs=1e-6)
+    pixels = made.dataset.x[train].swapaxes(0, 1).reshape(2, -1)
+    mean, deviation = made.notes[-1].split("standard deviation")
+    assert numbers(mean.split("mean")[1]) == pytest.approx(pixels.mean(axis=1), rel=1e-3)
+    assert numbers(deviation) == pytest.approx(pixels.std(axis=1), rel=1e-3)
 
 
 def test_validation_and_test_values_never_enter_the_imputation():

@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from flbench.config.schema import DataConfig
+from flbench.config.schema import DataConfig, PartitionConfig
 from flbench.core.errors import DataError
 from flbench.data import archive, catalogue, image_files, npz_files, sources, table_files
+from flbench.data.federation import build
 from tests.support import write_npz
 
 
@@ -127,6 +128,7 @@ def test_npz_groups_name_natural_clients(tmp_path):
 
     assert data.groups[:4].tolist() == [1, 0, 1, 0]
     assert (data.groups[40:] == -1).all()
+    assert data.group_names == ("ward a", "ward b")
 
 
 def test_npz_colour_images_come_out_with_channels_first(tmp_path):
@@ -137,6 +139,77 @@ def test_npz_colour_images_come_out_with_channels_first(tmp_path):
     assert (load(tmp_path / "x.npz").x[:, 1] == 7).all()
 
 
+def coloured(shape: tuple[int, ...], dtype: type = np.uint8) -> np.ndarray:
+    return np.random.default_rng(0).integers(0, 256, size=shape).astype(dtype)
+
+
+def save(path: Path, x: np.ndarray) -> Path:
+    np.savez(path, train_images=x, train_labels=np.arange(len(x)) % 2)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("shape", "layout", "axes"),
+    [
+        ((4, 8, 9, 3), "auto", (0, 3, 1, 2)),
+        ((4, 8, 9, 1), "auto", (0, 3, 1, 2)),
+        ((4, 3, 8, 9), "auto", (0, 1, 2, 3)),
+        ((4, 1, 8, 9), "auto", (0, 1, 2, 3)),
+        ((4, 3, 9, 3), "channels_last", (0, 3, 1, 2)),
+        ((4, 3, 9, 3), "channels_first", (0, 1, 2, 3)),
+        ((4, 8, 9, 5), "channels_last", (0, 3, 1, 2)),
+        ((4, 5, 8, 9), "channels_first", (0, 1, 2, 3)),
+    ],
+)
+@pytest.mark.parametrize("dtype", [np.uint8, np.float64])
+def test_npz_images_come_out_with_channels_first_from_both_layouts(
+    tmp_path, shape, layout, axes, dtype
+):
+    x = coloured(shape, dtype)
+
+    data = load(save(tmp_path / "x.npz", x), layout=layout)
+
+    assert np.array_equal(data.x, x.transpose(axes))
+    assert data.x.dtype == (np.uint8 if dtype is np.uint8 else np.float32)
+    assert data.is_pixels == (dtype is np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("shape", "said"), [((4, 3, 9, 3), "fit two layouts"), ((4, 8, 9, 5), "no axis of 1 or 3")]
+)
+def test_npz_of_an_unclear_layout_is_refused_with_the_cure(tmp_path, shape, said):
+    cure = r"data\.layout=channels_last .* data\.layout=channels_first"
+
+    with pytest.raises(DataError, match=f"{said}.*{cure}"):
+        load(save(tmp_path / "x.npz", coloured(shape)))
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, 1e300])
+def test_npz_of_floats_that_are_not_finite_is_refused(tmp_path, value):
+    x = np.zeros((4, 8, 8))
+    x[2, 0, 0] = value
+
+    with pytest.raises(DataError, match=r"image 2 \(counted from 0\)"):
+        load(save(tmp_path / "x.npz", x))
+
+
+def test_npz_of_floats_and_bytes_is_refused(tmp_path):
+    path = write_npz(tmp_path / "x.npz", n=40, test_images=np.zeros((20, 8, 8)))
+
+    with pytest.raises(DataError, match="`test_images` are float32, but `train_images` uint8"):
+        load(path)
+
+
+def test_layout_of_data_that_are_not_npz_is_refused(tmp_path):
+    for config in (
+        DataConfig(layout="channels_first"),
+        DataConfig(layout="channels_last", path=write_zip(tmp_path / "x.zip", images())),
+        DataConfig(layout="channels_last", path=write_zip(tmp_path / "y.zip", WARDS)),
+    ):
+        with pytest.raises(DataError, match=r"`data\.layout`=channels_.* is for NPZ files"):
+            sources.load(config)
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -144,7 +217,8 @@ def test_npz_colour_images_come_out_with_channels_first(tmp_path):
         ({"train_labels": np.full((40, 1), 70_000)}, "must lie in"),
         ({"train_labels": np.full((40, 1), 0.5)}, "whole numbers"),
         ({"train_labels": np.zeros(39)}, "40 `train_images` but 39"),
-        ({"train_images": np.zeros((40, 8, 8), np.float32)}, "must be uint8"),
+        ({"train_images": np.zeros((40, 8, 8), np.int64)}, r"must be uint8 .*astype\(np.uint8\)"),
+        ({"train_images": np.zeros((40, 8, 8), bool)}, "must be uint8"),
         ({"train_images": np.zeros((40, 8), np.uint8)}, r"must be \[n, H, W\]"),
         ({"test_images": np.zeros((20, 9, 9), np.uint8)}, "`test_images` have the shape"),
         ({"class_names": np.array(["a", "b"])}, "must lie in"),
@@ -285,6 +359,40 @@ def test_images_of_every_kind_from_zip_and_folder(tmp_path, kind, folder):
     assert (data.train, data.classes, data.y.tolist()) == (6, ("a", "b"), [0, 0, 0, 1, 1, 1] * 2)
 
 
+@pytest.mark.parametrize("top", ["", "flowers/"])
+@pytest.mark.parametrize("folder", [False, True])
+def test_class_folders_without_parts_belong_to_the_train_part(tmp_path, top, folder):
+    entries = {
+        f"{top}{label}/{k}.png": picture(20 * k + 100 * (label == "invalid"))
+        for label in ("valid", "invalid")
+        for k in range(3)
+    }
+    path = write_zip(tmp_path / "x.zip", entries)
+    if folder:
+        zipfile.ZipFile(path).extractall(path := tmp_path / "x")
+
+    data = load(path)
+
+    assert data.classes == ("invalid", "valid")
+    assert data.train == len(data.y) == 6
+    assert data.y.tolist() == [0, 0, 0, 1, 1, 1]
+    assert data.x[:, 0, 1, 1].tolist() == [100, 120, 140, 0, 20, 40]
+
+
+def test_class_folders_are_split_by_the_seed(tmp_path):
+    entries = {f"{c}/{k}.png": picture(2 * k + (c == "b")) for c in "ab" for k in range(50)}
+    data = load(write_zip(tmp_path / "x.zip", entries))
+    config = PartitionConfig(clients=2, scheme="iid")
+
+    made = [build(data, DataConfig(), config, seed) for seed in (0, 0, 1)]
+
+    first, again, other = (one.partition.parts["test"] for one in made)
+    assert [len(rows) for rows in first] == [10, 10]
+    assert all(map(np.array_equal, first, again))
+    assert not all(map(np.array_equal, first, other))
+    assert len(made[0].common) == 0
+
+
 def test_one_coloured_image_makes_the_set_coloured(tmp_path):
     entries = images() | {"train/a/0.png": picture(9, grey=False)}
 
@@ -346,6 +454,14 @@ def test_cache_that_cannot_be_written_costs_nothing_but_time(tmp_path, monkeypat
         ({"train/a/0.png": deep_colours(2)}, "more than 8 bits"),
         ({"train/a/0.png": deep_colours(6)}, "more than 8 bits"),
         ({"readme.txt": b"x"}, "has no images"),
+        ({"0.png": picture(1), "a/1.png": picture(1)}, "0.png is in no class folder"),
+        ({"x/train/0.png": picture(1), "x/test/1.png": picture(1)}, "is in no class folder"),
+        ({"a/0.png": picture(1), "b/c/1.png": picture(1)}, "are not beside each other"),
+        ({"test/a/0.png": picture(1)}, "has no images"),
+        (
+            {"a/0.png": picture(1), "b/1.png": picture(1), "x.csv": b"x,y\n1,0\n2,1\n"},
+            "could be read as either",
+        ),
         ({}, "has no images"),
     ],
 )
@@ -472,9 +588,13 @@ def test_labels_that_are_words_become_classes(tmp_path):
 @pytest.mark.parametrize(
     ("entry", "label", "said"),
     [
-        (b"age,bp,ill\n30,high,0\n", None, r"row 2, column `bp`: 'high' is not a finite number"),
+        (
+            b"age,bp,ill\n30,high,0\n",
+            None,
+            r"b.csv, row 2, column `bp`: 'high' .* a.csv, row 2 has",
+        ),
         (b"age,bp,ill\n30,inf,0\n", None, "not a finite number"),
-        (b"age,bp,ill\n30,1_0,0\n", None, "not a finite number"),
+        (b"age,bp,ill\n30,1_0,0\n", None, "'1_0' is not a number"),
         (b"age,bp,ill\n30,1\n", None, "row 2 has 2 fields"),
         (b"age,bp,ill\n30,1,\n", None, "no label"),
         (b"age,bp,ill\n", None, "no rows"),
@@ -490,6 +610,71 @@ def test_tables_that_cannot_be_used(tmp_path, entry, label, said):
 
     with pytest.raises(DataError, match=said):
         load(write_zip(tmp_path / "x.zip", entries), label=label)
+
+
+HEIGHTS = {
+    "north/data.csv": b"colour,size,y\nred,1,0\n,2,1\nblue,3,0\n",
+    "south/data.csv": b"colour,size,y\n'green',4,1\nred,5,0\nred,6,1\n",
+}
+
+
+def test_words_become_positions_among_the_sorted_words_of_all_files(tmp_path):
+    data = load(write_zip(tmp_path / "x.zip", HEIGHTS))
+
+    assert data.columns == ("colour", "size")
+    assert data.words == (("'green'", "blue", "red"), ())
+    assert np.array_equal(data.x[:, 0], [2, np.nan, 1, 0, 2, 2], equal_nan=True)
+    assert data.x[:, 1].tolist() == [1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.parametrize(
+    ("words", "is_refused"),
+    [
+        ([f"name {k}" for k in range(60)], True),
+        ([f"name {k % 40}" for k in range(60)], True),
+        ([f"name {k % 30}" for k in range(60)], False),
+        ([f"name {k % 1000}" for k in range(3000)], False),
+        ([f"name {k % 1001}" for k in range(3003)], True),
+        ([f"name {k}" for k in range(8)], True),
+        (["one", *[""] * 59], False),
+    ],
+)
+def test_column_of_identifiers_is_refused_by_its_name(tmp_path, words, is_refused):
+    lines = "".join(f"{word},{k},{k % 2}\n" for k, word in enumerate(words))
+    path = write_zip(tmp_path / "x.zip", {"a.csv": f"id,x,y\n{lines}".encode()})
+
+    if is_refused:
+        with pytest.raises(DataError, match=r"the column `id` has .* Remove the column"):
+            load(path)
+    else:
+        assert len(load(path).words[0]) == len(set(words) - {""})
+
+
+def test_column_of_words_at_one_client_and_numbers_at_another_is_refused(tmp_path):
+    entries = {"a.csv": b"x,y\n1,0\n2,1\n", "b.csv": b"x,y\nlow,0\nhigh,1\n"}
+
+    with pytest.raises(
+        DataError, match=r"b.csv, row 2, column `x`: 'low' is not a number, but .*a"
+    ):
+        load(write_zip(tmp_path / "x.zip", entries))
+
+
+@pytest.mark.parametrize(
+    ("files", "names"),
+    [
+        (["north.csv", "south.csv"], ("north", "south")),
+        (["top/north.csv", "top/south.csv"], ("north", "south")),
+        (["north/data.csv", "south/data.csv"], ("north", "south")),
+        (["a/1.csv", "b/1.csv", "b/2.csv"], ("a/1", "b/1", "b/2")),
+        (["only.csv"], ("only",)),
+        (["v1.0.csv", "v1.1.csv"], ("v1.0", "v1.1")),
+        (["a.CSV", "a.csv"], ("a.CSV", "a.csv")),
+    ],
+)
+def test_clients_of_tables_have_the_names_of_their_files(tmp_path, files, names):
+    data = load(write_zip(tmp_path / "x.zip", dict.fromkeys(files, WARDS["north.csv"])))
+
+    assert data.group_names == names
 
 
 def test_table_with_one_class_is_refused(tmp_path):
