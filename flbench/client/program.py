@@ -54,7 +54,9 @@ class Statistic:
             padding and must not count.
         reduce: How the tensors of two batches become one: `sum`, `min` or `max` element by
             element; `rows` concatenates tensors [B, ...] along their first axis. One value for all
-            keys, or (key, value) pairs.
+            keys, or (key, value) pairs. Where clients are stacked, floating-point `rows` of a
+            client with fewer samples than others end with padding: what `fn` returns where
+            `batch.mask` is False, and NaN.
         finish: (reduced tensors, leaves, ctx) -> result; None takes the reduced tensors.
         samples: Which samples of the client are read.
     """

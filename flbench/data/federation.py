@@ -103,7 +103,7 @@ class Federation:
             Rows [n] int64.
         """
         if which.part == "common":
-            return self._common(which.limit)
+            return self.common_rows(which.limit)
         rows = self.partition.parts[which.part][client]
         if (
             which.low == 0.0
@@ -175,8 +175,12 @@ class Federation:
             scale=self.scale.to(device, dtype),
         )
 
-    def _common(self, limit: int | None) -> Indices:
-        """Return the rows of the common test set, or a stratified sample of `limit` rows."""
+    def common_rows(self, limit: int | None) -> Indices:
+        """Return the rows of the common test set, or a sample of it that is stratified by class.
+
+        Args:
+            limit: Number of rows of the sample; None for the whole set.
+        """
         rows = self.common
         if limit is None or limit >= len(rows):
             return rows

@@ -214,8 +214,8 @@ class Stack:
         """Compute a Statistic over each client's samples and write the results into ctx.
 
         Raises:
-            ValueError: The Statistic concatenates rows, and clients have different numbers of
-                samples.
+            ValueError: The Statistic concatenates rows that cannot be padded with NaN, and clients
+                have different numbers of samples.
         """
         env, draw = self.environment, self.settings.draw
         rows = [env.federation.rows(statistic.samples, int(client), draw) for client in self.ids]
@@ -224,7 +224,6 @@ class Stack:
         order = np.argsort(-sizes, kind="stable")
         self.reorder(order)
         rows, sizes = [rows[k] for k in order], sizes[order]
-        _check_equal_sizes(statistic, sizes)
         # A client without samples gets one padded row, which does not count.
         longest = max(1, int(sizes[0]))
         reduced: Tree = {}  # [K, ...] each
@@ -237,6 +236,8 @@ class Stack:
                 new = self.vmap_clients(partial(self.observe, statistic), batch, count=count)
                 for key, value in new.items():
                     reduction = statistic.reduction(key)
+                    if reduction == "rows":
+                        value = _padded_rows(statistic, key, value, sizes)
                     if key not in reduced:
                         reduced[key] = value.clone()  # vmap may return one expanded value
                     elif reduction == "rows":  # [K, rows, ...]
@@ -315,16 +316,29 @@ class Stack:
         return self.inputs(chosen), self.environment.federation.y[chosen], mask, chosen
 
 
-def _check_equal_sizes(statistic: Statistic, sizes: NDArray[np.int64]) -> None:
-    """Raise a ValueError if a Statistic concatenates rows of clients of different `sizes` [K]."""
-    kinds = statistic.reduce
-    reductions = {kinds} if isinstance(kinds, str) else {kind for _, kind in kinds}
-    if "rows" in reductions and len(set(sizes.tolist())) > 1:
+def _padded_rows(statistic: Statistic, key: str, value: Tensor, sizes: NDArray[np.int64]) -> Tensor:
+    """Return rows [count, B, ...] of the first clients with NaN for the others, [K, B, ...].
+
+    Args:
+        statistic: The Statistic, which concatenates rows.
+        key: Key of the tensor.
+        value: Rows of the clients that still have samples.
+        sizes: Numbers of samples [K] of all clients.
+
+    Raises:
+        ValueError: The numbers differ, and there is no NaN in the tensor's type.
+    """
+    if (sizes == sizes[0]).all():
+        return value
+    if not value.is_floating_point():
         raise ValueError(
-            f"the Statistic `{statistic.name}` concatenates rows (reduce=rows), which cannot be"
-            f" stacked for clients with {int(sizes.min())} to {int(sizes.max())} samples. Use"
+            f"the Statistic `{statistic.name}` concatenates the rows of `{key}` (reduce=rows),"
+            f" {value.dtype}, which cannot be stacked for clients with {int(sizes.min())} to"
+            f" {int(sizes.max())} samples. Use a floating-point type, which is padded with NaN, or"
             " engine.name=sequential."
         )
+    missing = value.new_full((len(sizes) - len(value), *value.shape[1:]), torch.nan)
+    return torch.cat([value, missing])
 
 
 def _refusal(error: RuntimeError) -> str:

@@ -21,6 +21,7 @@ from flbench.data.federation import Federation
 from flbench.engine.base import Engine, RoundSettings
 from flbench.experiment.communication import apply_masks
 from flbench.metrics.confusion import ConfusionCounts, confusion
+from flbench.metrics.ranking import Margins
 
 BLOCK = 256  # clients evaluated at once; it bounds the memory of their confusion matrices
 SCALARS = 2**26  # parameters of the models that `deployed` computes at once: 256 MB of float32
@@ -36,10 +37,12 @@ class CountConfusion:
         weights: `Deployment.weights`: maps (leaves, ctx) to the parameters and buffers that the net
             is called with; None calls it with the leaves.
         predict: `Deployment.predict`: maps a StepContext to scores [B, C]; None takes the logits.
+        has_margin: Whether to return the margins of two classes too.
     """
 
     weights: Callable[[Tree, Tree], Tree] | None = None
     predict: Callable[[StepContext], Tensor] | None = None
+    has_margin: bool = False
 
     def scores(self, context: StepContext) -> Tensor:
         """Return the scores [B, C] whose largest entry is the predicted class."""
@@ -56,8 +59,35 @@ class CountConfusion:
         return context.out.logits if self.predict is None else self.predict(context)
 
     def __call__(self, context: StepContext) -> Tree:
-        """Return the confusion matrix [C, C] of one batch."""
-        return {"confusion": confusion(self.scores(context), context.batch.y, context.batch.mask)}
+        """Return the confusion matrix [C, C] of one batch, and with `has_margin` margins [B].
+
+        A margin is the score of the second class minus that of the first; NaN for padding.
+        """
+        scores, batch = self.scores(context), context.batch
+        found = {"confusion": confusion(scores, batch.y, batch.mask)}
+        if self.has_margin:
+            wide = scores.to(torch.promote_types(scores.dtype, torch.float32))
+            found["margin"] = torch.where(batch.mask, wide[:, 1] - wide[:, 0], torch.nan)
+        return found
+
+
+@dataclass(frozen=True)
+class PadMargins:
+    """Pads the margins of a client, as the function `finish` of a Statistic.
+
+    All clients then have tensors of one shape, in every engine and block.
+
+    Attributes:
+        length: Number of margins L of every client.
+    """
+
+    length: int
+
+    def __call__(self, reduced: Tree, leaves: Tree, ctx: Tree) -> Tree:
+        """Return the confusion matrix [C, C], and the margins [L] with NaN at the end."""
+        margin = reduced["margin"]
+        missing = self.length - margin.shape[0]
+        return reduced | {"margin": torch.nn.functional.pad(margin, (0, missing), value=torch.nan)}
 
 
 @dataclass(frozen=True)
@@ -79,11 +109,14 @@ class Evaluation:
             deployment) and part (`validation`, `test`).
         common: Counts on the common test set, by protocol: `personal` for the clients' models and
             `gm` for the global model. Empty if it was not evaluated.
+        margins: Margins of the same predictions by protocol and part (`validation`, `test`,
+            `common`), if the data set has two classes; otherwise empty.
     """
 
     round: int
     local: dict[tuple[str, str], ConfusionCounts]
     common: dict[str, ConfusionCounts] = field(default_factory=dict)
+    margins: dict[tuple[str, str], Margins] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -124,6 +157,7 @@ class Evaluator:
             DivergedError: A model has weights that are not finite.
         """
         local: dict[tuple[str, str], ConfusionCounts] = {}
+        margins: dict[tuple[str, str], list[Margins]] = {}
         clients, classes = self.federation.clients, self.federation.classes
         for ids in self._blocks():
             for name, deployment in self._deployments(state).items():
@@ -135,8 +169,34 @@ class Evaluator:
                 for part in self.parts:
                     counts = local.setdefault((name, part), ConfusionCounts.empty(clients, classes))
                     counts.add_(ids, found[f"{part}.confusion"])
-        shared = self.evaluate_common(state, settings) if common else {}
-        return Evaluation(state.round, local, shared)
+                    margins.setdefault((name, part), []).extend(self.margins_of(part, ids, found))
+        shared = self.evaluate_common(state, settings, margins) if common else {}
+        joined = {key: Margins.joined(parts) for key, parts in margins.items() if parts}
+        return Evaluation(state.round, local, shared, joined)
+
+    def margins_of(
+        self, part: str, ids: Tensor, observed: Tree, *, whole: bool = False
+    ) -> list[Margins]:
+        """Return the margins that Statistics have computed; none without two classes.
+
+        Args:
+            part: `validation`, `test` or `common`: the Statistic that computed them.
+            ids: Ids [K] of the clients.
+            observed: Results [K, ...] of the Statistics, or [1, ...] if they hold for all these
+                clients.
+            whole: Whether the whole common test set was read, not `evaluation.common.limit`.
+        """
+        rows = observed.get(f"{part}.margin")  # [K, L]
+        if rows is None:
+            return []
+        y = torch.from_numpy(self.federation.dataset.y)
+        if part == "common":
+            limit = None if whole else self.config.common.limit
+            labels = [y[torch.from_numpy(self.federation.common_rows(limit))]] * len(ids)
+        else:
+            parts = self.federation.partition.parts[part]
+            labels = [y[torch.from_numpy(parts[client])] for client in ids.tolist()]
+        return [Margins.of_clients(ids, rows.expand(len(ids), rows.shape[1]), labels)]
 
     def evaluate_cohort(self, state: State, settings: RoundSettings, ids: Tensor) -> Evaluation:
         """Evaluate the personal models of some clients on the clients' own samples.
@@ -159,7 +219,12 @@ class Evaluator:
                 local[name, part].add_(some, found[f"{part}.confusion"])
         return Evaluation(state.round, local)
 
-    def evaluate_common(self, state: State, settings: RoundSettings) -> dict[str, ConfusionCounts]:
+    def evaluate_common(
+        self,
+        state: State,
+        settings: RoundSettings,
+        margins: dict[tuple[str, str], list[Margins]] | None = None,
+    ) -> dict[str, ConfusionCounts]:
         """Evaluate the personal models and the global model on the common test set.
 
         Personal models are evaluated on at most `evaluation.common.limit` samples, the global model
@@ -168,6 +233,8 @@ class Evaluator:
         Args:
             state: State after a round.
             settings: Settings of that round.
+            margins: Gets the margins of the same predictions under (protocol, `common`), if the
+                data set has two classes.
 
         Returns:
             Counts of N clients under `personal`, and of one model under `gm` if the method deploys
@@ -192,12 +259,11 @@ class Evaluator:
                 # client of the block, and on all samples.
                 some, statistics = ids, self.common_statistics(deployment)
                 if name == "gm":
-                    some, statistics = ids[:1], (replace(statistics[0], samples=Samples("common")),)
+                    some, statistics = ids[:1], self.common_statistics(deployment, whole=True)
                 elif self._is_same_for_all(state, deployment):
                     some = ids[:1]
-                found = self.run_statistics(state, settings, name, deployment, some, statistics)[
-                    COMMON_CONFUSION
-                ]
+                observed = self.run_statistics(state, settings, name, deployment, some, statistics)
+                found = observed[COMMON_CONFUSION]
                 size = 1 if name == "gm" else self.federation.clients
                 counts = counts_by_part.setdefault(
                     name, ConfusionCounts.empty(size, self.federation.classes)
@@ -205,6 +271,10 @@ class Evaluator:
                 place = some if name == "gm" else ids
                 # [K, C, C], or [1, C, C] repeated for all clients of the block.
                 counts.add_(place, found.expand(len(place), *found.shape[1:]))
+                if margins is not None:
+                    margins.setdefault((name, "common"), []).extend(
+                        self.margins_of("common", place, observed, whole=name == "gm")
+                    )
         return counts_by_part
 
     def _is_same_for_all(self, state: State, deployment: Deployment) -> bool:
@@ -214,9 +284,31 @@ class Evaluator:
         return not (any(changes) or own or deployment.dispatch.rows.values or self.recalibrate)
 
     def part_statistics(self, deployment: Deployment) -> tuple[Statistic, ...]:
-        """Return one Statistic for each of `parts`; its result is `PART.confusion` [C, C]."""
-        evaluate = CountConfusion(deployment.weights, deployment.predict)
-        return tuple(Statistic(part, evaluate, samples=Samples(part)) for part in self.parts)
+        """Return one Statistic for each of `parts`.
+
+        Its results are `PART.confusion` [C, C] and, with two classes, `PART.margin` [L], for at
+        most L samples of a client.
+        """
+        parts = self.federation.partition.parts
+        return tuple(
+            self._statistic(part, deployment, Samples(part), max(map(len, parts[part])))
+            for part in self.parts
+        )
+
+    def _statistic(
+        self, name: str, deployment: Deployment, samples: Samples, length: int
+    ) -> Statistic:
+        """Return a Statistic that evaluates a deployment on at most `length` samples."""
+        weights, predict = deployment.weights, deployment.predict
+        if self.federation.classes != 2:
+            return Statistic(name, CountConfusion(weights, predict), samples=samples)
+        return Statistic(
+            name,
+            CountConfusion(weights, predict, has_margin=True),
+            reduce=(("confusion", "sum"), ("margin", "rows")),
+            finish=PadMargins(max(1, length)),
+            samples=samples,
+        )
 
     def recalibration_steps(self, deployment: Deployment) -> tuple[Step, ...]:
         """Return the steps that re-estimate BatchNorm statistics before a deployment is evaluated.
@@ -227,19 +319,23 @@ class Evaluator:
             return ()
         return recalibrate(self.algorithm.setting.net, deployment.weights)
 
-    def common_statistics(self, deployment: Deployment) -> tuple[Statistic, ...]:
-        """Return the Statistic with the result `common.confusion` [C, C] on the common test set.
+    def common_statistics(
+        self, deployment: Deployment, *, whole: bool = False
+    ) -> tuple[Statistic, ...]:
+        """Return the Statistic that evaluates a deployment on the common test set.
 
-        The tuple is empty if there is no common test set or the part `test` is not evaluated.
+        Its results are named as those of `part_statistics`. The tuple is empty if there is no
+        common test set or the part `test` is not evaluated.
+
+        Args:
+            deployment: The deployment.
+            whole: Whether to read the whole common test set, not `evaluation.common.limit`.
         """
         if not self._has_common():
             return ()
-        evaluate = CountConfusion(deployment.weights, deployment.predict)
-        return (
-            Statistic(
-                "common", evaluate, samples=Samples("common", limit=self.config.common.limit)
-            ),
-        )
+        limit = None if whole else self.config.common.limit
+        length = len(self.federation.common_rows(limit))
+        return (self._statistic("common", deployment, Samples("common", limit=limit), length),)
 
     def predictions(self, state: State, settings: RoundSettings) -> Iterator[tuple[int, Tensor]]:
         """Yield the predictions of every client's model on the client's test part.

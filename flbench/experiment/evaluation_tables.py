@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from flbench.experiment.evaluate import Evaluation
+from flbench.metrics import ranking
 from flbench.metrics.classes import confusable_classes
 from flbench.metrics.classification import (
     Metrics,
@@ -64,6 +65,7 @@ def metric_rows(evaluation: Evaluation, class_groups: ClassGroups, suffix: str =
         rows += _rows(
             evaluation.round, part, protocol + suffix, pooled(counts, class_groups.rare, confusable)
         )
+        rows += _ranking_rows(evaluation, part, protocol, suffix)
     return rows + common_rows(evaluation, class_groups, suffix)
 
 
@@ -105,6 +107,7 @@ def common_rows(evaluation: Evaluation, class_groups: ClassGroups, suffix: str =
             protocol + suffix,
             pooled(counts, class_groups.rare, confusable),
         )
+        rows += _ranking_rows(evaluation, "common", protocol, suffix)
         if protocol == "personal":
             share = float(trained_class_share(counts, class_groups.train_counts).nanmean())
             rows += _rows(
@@ -119,6 +122,14 @@ def common_rows(evaluation: Evaluation, class_groups: ClassGroups, suffix: str =
     return rows
 
 
+def _ranking_rows(evaluation: Evaluation, part: str, protocol: str, suffix: str) -> list[Row]:
+    """Return the metrics of the ranking of samples as rows; none without two classes."""
+    margins = evaluation.margins.get((protocol, part))
+    if margins is None:
+        return []
+    return _rows(evaluation.round, part, protocol + suffix, ranking.pooled(margins))
+
+
 def _rows(number: int, split: str, protocol: str, metrics: Metrics) -> list[Row]:
     """Return the metrics of round `number` as rows, without None and NaN."""
     return [
@@ -128,10 +139,6 @@ def _rows(number: int, split: str, protocol: str, metrics: Metrics) -> list[Row]
     ]
 
 
-CLIENT_HEADER = (
-    *("moment", "client", "name", "train_size", "test_size", "classes", "trainings"),
-    *("accuracy", "balanced_accuracy", "macro_f1"),
-)
 CLASS_HEADER = (
     *("moment", "class", "name", "train_support", "test_support"),
     *("precision", "recall", "f1", "rare", "confusable"),
@@ -140,35 +147,40 @@ CLASS_HEADER = (
 
 def client_table(
     moment: str,
-    counts: ConfusionCounts,
+    evaluation: Evaluation,
     train_counts: Tensor,
     participation_count: Tensor,
     names: tuple[str, ...] = (),
-) -> list[tuple[object, ...]]:
-    """Return the rows of clients.csv, in the order of CLIENT_HEADER.
+) -> list[dict[str, object]]:
+    """Return the rows of clients.csv, each as a dict from column to cell.
+
+    The column `name` is there for clients with names, and `auroc` and `average_precision` for two
+    classes.
 
     Args:
         moment: `last` or `best`: the round that was evaluated.
-        counts: Counts of the personal models on the clients' test parts.
+        evaluation: Counts of the personal models on the clients' test parts.
         train_counts: Training samples [N, C] by client and class.
         participation_count: Number of trainings [N] that each client has completed.
         names: Names of the N natural clients; empty for clients without names.
     """
-    metrics = per_client(counts)
+    counts = evaluation.local["personal", "test"]
+    metrics = {name: values.tolist() for name, values in per_client(counts).items()}
+    margins = evaluation.margins.get(("personal", "test"))
+    if margins is not None:
+        ranks = ranking.per_client(margins, len(train_counts))
+        metrics |= {name: values.tolist() for name, values in ranks.items()}
     return [
-        (
-            moment,
-            client,
-            names[client] if names else "",
-            int(train_counts[client].sum()),
-            int(counts.support[client].sum()),
-            int((train_counts[client] > 0).sum()),
-            int(participation_count[client]),
-            *(
-                float(metrics[name][client])
-                for name in ("accuracy", "balanced_accuracy", "macro_f1")
-            ),
-        )
+        {
+            "moment": moment,
+            "client": client,
+            **({"name": names[client]} if names else {}),
+            "train_size": int(train_counts[client].sum()),
+            "test_size": int(counts.support[client].sum()),
+            "classes": int((train_counts[client] > 0).sum()),
+            "trainings": int(participation_count[client]),
+            **{name: values[client] for name, values in metrics.items()},
+        }
         for client in range(len(train_counts))
     ]
 

@@ -12,7 +12,6 @@ from flbench.experiment import checkpoint
 from flbench.experiment.assembly import Experiment
 from flbench.experiment.evaluation_tables import (
     CLASS_HEADER,
-    CLIENT_HEADER,
     class_table,
     client_table,
     confusion_table,
@@ -68,13 +67,13 @@ def write(experiment: Experiment, loop: FederatedLoop, state: State) -> None:
     for moment, (evaluation, evaluated) in evaluations.items():
         clients += client_table(
             moment,
-            evaluation.local["personal", "test"],
+            evaluation,
             counts,
             evaluated.participation_count,
             experiment.federation.partition.names,
         )
         classes += class_table(moment, evaluation, experiment.class_groups, names)
-    folder.write_table("clients.csv", CLIENT_HEADER, clients)
+    folder.write_table("clients.csv", tuple(clients[0]), [tuple(row.values()) for row in clients])
     folder.write_table("per_class.csv", CLASS_HEADER, classes)
     folder.write_table(
         "confusion.csv", ("split", "true", "predicted", "count"), confusion_table(last)
@@ -185,7 +184,9 @@ def _failure_notes(summary: Summary) -> list[str]:
 def _write_predictions(
     folder: RunFolder, experiment: Experiment, predictions: Iterator[tuple[int, Tensor]]
 ) -> None:
-    """Write predictions.csv: client and its name, row of the data set, true and predicted class.
+    """Write predictions.csv: client, row of the data set, true class, predicted class.
+
+    The name of a client stands behind its number if the clients have names.
 
     Args:
         folder: Run folder.
@@ -193,13 +194,15 @@ def _write_predictions(
         predictions: Client ids, each with the predicted classes of the client's test part.
     """
     federation = experiment.federation
+    names = federation.partition.names
     lines: list[tuple[object, ...]] = []
     for client, predicted in predictions:
         rows = federation.partition.parts["test"][client]
+        who = (client, names[client]) if names else (client,)
         truth = federation.dataset.y[rows]
-        name = federation.partition.names[client] if federation.partition.names else ""
         lines += [
-            (client, name, *sample)
+            (*who, *sample)
             for sample in zip(rows.tolist(), truth.tolist(), predicted.tolist(), strict=True)
         ]
-    folder.write_table("predictions.csv", ("client", "name", "sample", "true", "predicted"), lines)
+    header = ("client", "name") if names else ("client",)
+    folder.write_table("predictions.csv", (*header, "sample", "true", "predicted"), lines)

@@ -316,10 +316,15 @@ class FederatedLoop:
             if f"{part}.confusion" in results.observed:
                 counts.add_(results.ids, results.observed[f"{part}.confusion"])
         common = counts_by_part.pop("common")
+        margins = {}
+        for part in (*self.evaluator.parts, "common"):
+            for found in self.evaluator.margins_of(part, results.ids, results.observed):
+                margins["personal", part] = found
         return Evaluation(
             number,
             {("personal", part): counts for part, counts in counts_by_part.items()},
             {"personal": common} if bool(common.evaluated.any()) else {},
+            margins,
         )
 
     def _report_failures(self, results: Results, state: State) -> None:

@@ -94,16 +94,19 @@ def clients_block(clients: Sequence[Mapping[str, str]]) -> Block | None:
     if not rows:
         return None
     more = len(rows) - MOST_CLIENTS
-    scores = ("accuracy", "balanced_accuracy", "macro_f1")
+    titles = {"accuracy": "accuracy", "balanced_accuracy": "balanced accuracy"}
+    titles |= {"macro_f1": "macro F1"}
+    if "auroc" in rows[0]:  # two classes
+        titles |= {"auroc": "AUROC", "average_precision": "average precision"}
     return Block(
         "Clients, last round, test",
-        ("client", "name", "train", "test", "accuracy", "balanced accuracy", "macro F1"),
+        ("client", "name", "train", "test", *titles.values()),
         tuple(
             (
                 row["client"],
                 one_line(row["name"]),
                 *(row["train_size"], row["test_size"]),
-                *(share(float(row[key]) if row[key] else None) for key in scores),
+                *(share(float(row[key]) if row[key] else None) for key in titles),
             )
             for row in rows[:MOST_CLIENTS]
         ),

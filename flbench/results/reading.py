@@ -32,6 +32,7 @@ CLASS_COLUMNS: Final = (
 )
 
 CLIENT_SCORES: Final = ("accuracy", "balanced_accuracy", "macro_f1")
+RANKING_SCORES: Final = frozenset({"auroc", "average_precision"})  # for two classes
 CLIENT_COLUMNS: Final = ("moment", "client", "name", "train_size", "test_size", *CLIENT_SCORES)
 
 
@@ -152,7 +153,7 @@ def read_clients(path: Path) -> list[dict[str, str]]:
     for row in rows:
         if None in row or None in row.values() or not set(CLIENT_COLUMNS) <= row.keys():
             raise ValueError("a row has other columns than a clients.csv")
-        for column in CLIENT_SCORES:
+        for column in (*CLIENT_SCORES, *(RANKING_SCORES & row.keys())):
             float(row[column] or "nan")
     return [row | {"name": read_cell(row["name"])} for row in rows]
 

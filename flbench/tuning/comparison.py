@@ -16,8 +16,11 @@ from flbench.reports.statistics import (
 from flbench.results.study_folder import Study, Variant
 from flbench.results.summary import Summary
 
-TEST_METRICS = ("accuracy", "balanced_accuracy", "macro_f1", "rare_recall", "worst10_accuracy")
-"""Test metrics that the report shows beside the study's metric."""
+TEST_METRICS = (
+    *("accuracy", "balanced_accuracy", "macro_f1", "rare_recall", "worst10_accuracy"),
+    *("auroc", "average_precision"),
+)
+"""Test metrics that the report shows beside the study's metric, as far as the data have them."""
 
 TRAFFIC = ("up_bytes", "down_bytes", "peer_bytes", "setup_bytes")
 

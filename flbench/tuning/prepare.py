@@ -19,7 +19,13 @@ from flbench.tuning import deployments, fitting, library
 from flbench.tuning.cluster import Resources
 from flbench.tuning.plan import Budget
 from flbench.tuning.reading import parse
-from flbench.tuning.request import TuneRequest, check, resources_of, with_defaults
+from flbench.tuning.request import (
+    RANKING_METRICS,
+    TuneRequest,
+    check,
+    resources_of,
+    with_defaults,
+)
 from flbench.tuning.run import SearchSettings
 from flbench.tuning.samplers import Sampler
 from flbench.tuning.search_methods import sampler
@@ -137,6 +143,12 @@ def prepare(request: TuneRequest, layers: dict[str, list[Layer]]) -> Prepared:
             f"--metric {request.metric} is computed on validation samples, and no client has any"
             f" (partition.split={list(config.partition.split)}).{rounds} Set a share for them, such"
             " as partition.split=[0.6,0.2,0.2]."
+        )
+    if request.metric in RANKING_METRICS and federation.classes != 2:
+        raise ConfigError(
+            f"--metric {request.metric} is for data with two classes, and"
+            f" `{federation.dataset.name}` has {federation.classes}. Choose another metric, such as"
+            " accuracy or balanced_accuracy."
         )
     resources = resources_of(request, assembly.fill_defaults(config).engine)
     configs = {}

@@ -18,6 +18,7 @@ TITLES = {
     "macro_f1": "macro F1",
     "rare_recall": "rare-class recall",
     "worst10_accuracy": "worst 10 % of clients",
+    "auroc": "AUROC",
 }
 
 

@@ -15,9 +15,13 @@ from flbench.tuning.cluster import Resources
 
 Search = Literal["random", "grid", "optuna"]
 Scheduler = Literal["asha", "pbt", "none"]
+RANKING_METRICS: Final = (  # for two classes
+    *("auroc", "auroc_mean", "average_precision", "average_precision_mean"),
+)
 METRICS: Final = (
     *("accuracy", "accuracy_mean", "balanced_accuracy", "macro_f1"),
     *("rare_recall", "rare_f1", "confusable_f1", "worst10_accuracy"),
+    *RANKING_METRICS,
 )
 PER_CORE: Final = 8  # processes that a study starts on each core of this machine, at most
 EVALUATIONS: Final = 15  # evaluations of a trial, unless the user sets `evaluation.every`

@@ -425,3 +425,41 @@ def test_writable_rows_have_the_clients_first_in_memory():
 
     assert tree.stacked["mean"].is_contiguous()
     assert torch.equal(tree.stacked["mean"], rows)
+
+
+@dataclass(frozen=True)
+class Pixel:
+    """The first pixel, or the label, of each sample; NaN for padding."""
+
+    of_label: bool = False
+
+    def __call__(self, context):
+        if self.of_label:
+            return {"found": context.batch.y}
+        pixel = context.batch.x.flatten(1)[:, 20]
+        return {"found": torch.where(context.batch.mask, pixel, torch.nan)}
+
+
+def test_rows_of_clients_with_fewer_samples_end_with_nan(engines, monkeypatch):
+    monkeypatch.setattr("flbench.engine.stack.STATISTIC_BATCH", 50)  # several batches per client
+    slow, fast = engines
+    sizes = [len(fast.federation.partition.parts["train"][client]) for client in CLIENTS]
+    statistic = Statistic("seen", Pixel(), reduce="rows", samples=Samples("train"))
+
+    found = go(fast, LocalProgram(()), observe=(statistic,)).observed["seen.found"]
+
+    assert len(set(sizes)) > 1
+    assert found.shape == (len(CLIENTS), max(sizes))
+    for client, size, row in zip(CLIENTS, sizes, found, strict=True):
+        one = go(slow, LocalProgram(()), ids=(client,), observe=(statistic,))
+        assert torch.equal(row[:size], one.observed["seen.found"][0])
+        assert row[size:].isnan().all()
+
+
+def test_whole_numbers_of_clients_with_different_sizes_are_refused(engines):
+    statistic = Statistic("seen", Pixel(of_label=True), reduce="rows", samples=Samples("train"))
+
+    with pytest.raises(
+        ValueError, match=r"rows of `found` .* torch.int64, which cannot be stacked"
+    ):
+        go(engines[1], LocalProgram(()), observe=(statistic,))

@@ -47,6 +47,7 @@ def begin(tmp_path):
         (("--algo", "fedafg"), "fedavg"),
         (("--algo", "fedavg", "--metric", "accuracies"), "`accuracy`"),
         (("--algo", "fedavg", "--metric", "confusable_f1"), "evaluation.confusable"),
+        (("--algo", "fedavg", "--metric", "auroc"), "two classes, and `digits` has 10"),
         (("--algo", "fedavg", "--deployment", "noft"), "It has: personal."),
         (
             ("--algo", "ft,fedavg", "--deployment", "noft"),

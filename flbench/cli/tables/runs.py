@@ -14,9 +14,12 @@ METRICS = {
     "accuracy": "accuracy",
     "balanced_accuracy": "balanced\naccuracy",
     "macro_f1": "macro F1",
-    "rare_recall": "rare-class\nrecall",
+    "rare_recall": "rare class\nrecall",
     "worst10_accuracy": "worst 10 %\nof clients",
 }
+
+# Shown only if a run has them: they are defined for two classes.
+RANKING_METRICS = {"auroc": "AUROC", "average_precision": "AP"}
 
 
 def print_runs(runs: Sequence[Run]) -> None:
@@ -40,9 +43,14 @@ def _comparison(runs: Sequence[Run]) -> Table:
     table = titled_table(
         "Test metrics at the best round by validation; bytes and seconds of all rounds"
     )
+    metrics = METRICS | {
+        name: title
+        for name, title in RANKING_METRICS.items()
+        if any(name in run.summary["best"]["test"] for run in runs)
+    }
     table.add_column("method")
     table.add_column("round", justify="right")
-    for title in (*METRICS.values(), "up", "down", "seconds"):
+    for title in (*metrics.values(), "up", "down", "seconds"):
         table.add_column(title, justify="right")
     for run in runs:
         summary = run.summary
@@ -50,7 +58,7 @@ def _comparison(runs: Sequence[Run]) -> Table:
         table.add_row(
             summary["algorithm"],
             f"{summary['best']['round']}/{summary['rounds']}",
-            *(share(test.get(name)) for name in METRICS),
+            *(share(test.get(name)) for name in metrics),
             size(sent["up_bytes"] + sent["peer_bytes"]),
             size(sent["down_bytes"] + sent["setup_bytes"]),
             f"{summary['seconds']['total']:.1f}" if run.finished else "unfinished",
