@@ -89,7 +89,7 @@ def test_run_without_a_terminal_prints_a_line_per_evaluation_and_a_table(flbench
         "accuracy",
         "balanced",
         "macro F1",
-        "rare-class",
+        "rare",
         "worst 10 %",
         "up",
         "down",
