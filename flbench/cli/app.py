@@ -284,7 +284,8 @@ def show(
     paths: Annotated[
         list[Path],
         typer.Argument(
-            metavar="RUN_DIR ...", help="A run, several runs to compare, or a study folder."
+            metavar="RUN_DIR ...",
+            help="A run, several runs to compare, a study, or a folder that contains them.",
         ),
     ],
     *,

@@ -3,13 +3,17 @@
 import json as json_module
 import sys
 from collections.abc import Sequence
+from typing import Final
 
 from rich.box import SIMPLE_HEAD
+from rich.measure import Measurement
 from rich.table import Table
 
 from flbench.core.printable import printable
 from flbench.reports.tables import Block
 from flbench.reports.terminal import open_console
+
+UNLIMITED: Final = 10_000  # columns
 
 
 def text(content: str) -> None:
@@ -36,6 +40,15 @@ def notes(sentences: Sequence[str]) -> None:
 def titled_table(title: str) -> Table:
     """Return an empty table with a title above it."""
     return Table(title=title, title_justify="left", box=SIMPLE_HEAD)
+
+
+def whole_table(table: Table) -> None:
+    """Print a table, in a pipe or file as wide as its content needs."""
+    console = open_console()
+    if not console.is_terminal:
+        unlimited = console.options.update(width=UNLIMITED)
+        console.width = max(console.width, Measurement.get(console, unlimited, table).maximum)
+    console.print(table)
 
 
 def block(content: Block) -> None:

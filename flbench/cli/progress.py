@@ -16,13 +16,15 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def reporter(title: str) -> "Iterator[Reporter]":
+def reporter(title: str, known: set[str] | None = None) -> "Iterator[Reporter]":
     """Show the progress of a run on standard error.
 
     Python warnings inside the context are printed as notes.
 
     Args:
         title: Line that is printed first.
+        known: Notes from before the first round of earlier runs of a comparison, for example on its
+            partition. They are not printed again; new ones are added.
 
     Yields:
         The reporter of the run.
@@ -40,11 +42,11 @@ def reporter(title: str) -> "Iterator[Reporter]":
                 TimeRemainingColumn(),
             )
             with Progress(*columns, console=console, transient=True) as progress:
-                current = _Bar(progress)
+                current = _Bar(progress, known)
                 warnings.showwarning = _as_note(current)
                 yield current
         else:
-            current = _Lines(console)
+            current = _Lines(console, known)
             warnings.showwarning = _as_note(current)
             yield current
 
@@ -54,16 +56,35 @@ def _as_note(current: "Reporter") -> Any:
     return lambda message, *_, **__: current.warn(str(message))
 
 
-class _Lines:
+class _Notes:
+    """Prints notes; those from before the first round only if they are not known yet."""
+
+    def __init__(self, console: Console, known: set[str] | None) -> None:
+        self._notes, self._known = console, set() if known is None else known
+        self._has_begun = False
+
+    def begin(self, done: int, rounds: int) -> None:
+        self._has_begun = True
+
+    def warn(self, text: str) -> None:
+        if self._has_begun or text not in self._known:
+            self._notes.print(f"note: {text}", soft_wrap=True)
+        if not self._has_begun:
+            self._known.add(text)
+
+
+class _Lines(_Notes):
     """Prints one line per evaluation."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, known: set[str] | None) -> None:
+        super().__init__(console, known)
         self._console = console
         self._start_time, self._start_round = time.monotonic(), 0
         self._rounds = 0
         self._loss = float("nan")
 
     def begin(self, done: int, rounds: int) -> None:
+        super().begin(done, rounds)
         self._start_time, self._start_round = time.monotonic(), done
         self._rounds = rounds
 
@@ -79,19 +100,18 @@ class _Lines:
             soft_wrap=True,
         )
 
-    def warn(self, text: str) -> None:
-        self._console.print(f"note: {text}", soft_wrap=True)
 
-
-class _Bar:
+class _Bar(_Notes):
     """Shows a progress bar with round, validation accuracy, training loss and time left."""
 
-    def __init__(self, progress: Progress) -> None:
+    def __init__(self, progress: Progress, known: set[str] | None) -> None:
+        super().__init__(progress.console, known)
         self._progress = progress
         self._task = progress.add_task("round", total=None, status="")
         self._accuracy = ""
 
     def begin(self, done: int, rounds: int) -> None:
+        super().begin(done, rounds)
         self._progress.update(self._task, total=rounds, completed=done)
 
     def round_done(self, done: int, loss: float) -> None:
@@ -100,9 +120,6 @@ class _Bar:
 
     def evaluated(self, done: int, metrics: Mapping[tuple[str, str, str], float]) -> None:
         self._accuracy = f"{_accuracy(metrics)}  "
-
-    def warn(self, text: str) -> None:
-        self._progress.console.print(f"note: {text}", soft_wrap=True)
 
 
 def _accuracy(metrics: Mapping[tuple[str, str, str], float]) -> str:

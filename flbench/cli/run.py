@@ -39,11 +39,12 @@ def run(runs: Sequence[list[Layer]]) -> None:
 
     methods = [config.algorithm.name for config, _ in resolved]
     folders: list[Path] = []
+    known: set[str] = set()
     with mirror.Mirrors() as mirrors:
         for config, origins in resolved:
             title = f"{config.algorithm.name} on {config.data.title}"
             try:
-                with progress.reporter(title) as reporter:
+                with progress.reporter(title, known) as reporter:
                     start_mirror = partial(mirrors.open, warn=reporter.warn)
                     folders.append(lifecycle.run(config, origins, reporter, start_mirror))
             except KeyboardInterrupt:

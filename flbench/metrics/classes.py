@@ -1,6 +1,7 @@
 """Groups of classes: rare classes and confusable classes."""
 
 import csv
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, Literal
 
@@ -11,6 +12,22 @@ from flbench.core import files
 from flbench.core.errors import ConfigError
 
 RARE_SHARE: Final = 0.05  # rule `share`: classes with less than this share of all samples
+BALANCED: Final = 1.5  # largest imbalance ratio of a balanced set, as in the data sets of KEEL
+
+
+def are_balanced(counts: Sequence[int]) -> bool:
+    """Return whether classes are about equally frequent.
+
+    They are if the most frequent class has at most 1.5 times as many samples as the least frequent
+    one. Then the rules for rare classes pick classes that are not rare in the sense of the word.
+
+    Args:
+        counts: Training samples by class, over all clients.
+
+    >>> are_balanced([100, 120, 150]), are_balanced([100, 120, 151])
+    (True, False)
+    """
+    return max(counts) <= BALANCED * min(counts)
 
 
 def rare_classes(counts: Tensor, rule: Literal["lowest", "share"]) -> tuple[list[int], list[str]]:
@@ -25,7 +42,9 @@ def rare_classes(counts: Tensor, rule: Literal["lowest", "share"]) -> tuple[list
             paper).
 
     Returns:
-        The ids in ascending order, and notes on degenerate cases, such as ties.
+        The ids in ascending order, and notes on degenerate cases: balanced classes, among which
+        none is rare (see `are_balanced`; the ids are those that the rule picks nevertheless), ties,
+        and classes without samples.
 
     >>> rare_classes(torch.tensor([50, 3, 40, 60, 70]), "lowest")
     ([1], [])
@@ -37,19 +56,31 @@ def rare_classes(counts: Tensor, rule: Literal["lowest", "share"]) -> tuple[list
         found = torch.nonzero(counts < RARE_SHARE * counts.sum()).flatten().tolist()
         note = {0: "no class has", classes: "all classes have"}
         notes = [f"{note[len(found)]} under 5 % of all samples"] if len(found) in note else []
+        if found and are_balanced(counts.tolist()):
+            notes = [_no_rare_class(counts)]
         return found, [f"rare classes: {text}." for text in notes + _without_samples(found, counts)]
     number = -(-classes // 5)  # ceil(0.2 C)
     quantile = counts.sort().values[number - 1]
     found = torch.nonzero((counts <= quantile) & (counts < counts.max())).flatten().tolist()
     notes = []
-    if not found:
-        notes.append("all classes are equally frequent, so no class is rare")
+    if are_balanced(counts.tolist()):
+        notes.append(_no_rare_class(counts))
     elif len(found) > number:
         notes.append(
             f"{len(found)} of {classes} classes count as rare, more than a fifth, because classes"
             " are equally frequent"
         )
     return found, [f"rare classes: {text}." for text in notes + _without_samples(found, counts)]
+
+
+def _no_rare_class(counts: Tensor) -> str:
+    """Return a note on balanced classes."""
+    least, most = int(counts.min()), int(counts.max())
+    each = f"{most:,}" if least == most else f"{least:,} to {most:,}"
+    return (
+        f"there is no rare class, because classes are about equally frequent ({each} training"
+        " samples each); tables leave rare-class metrics out"
+    )
 
 
 def _without_samples(rare: list[int], counts: Tensor) -> list[str]:

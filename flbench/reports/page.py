@@ -7,7 +7,7 @@ from typing import Any
 
 from flbench.config.sources import leaves
 from flbench.reports import figures, tables
-from flbench.results.reading import Run
+from flbench.results.reading import RARE_METRICS, Run
 
 
 def render(run: Run) -> str:
@@ -21,7 +21,12 @@ def render(run: Run) -> str:
     moments = [(name, split) for name in ("best", "last") for split in ("validation", "test")]
     return environment.from_string(source).render(
         summary=summary,
-        metrics=_metrics(summary, moments),
+        metrics=[
+            row
+            for row in _metrics(summary, moments)
+            if run.has_rare_classes or row[0].rpartition(" ")[2] not in RARE_METRICS
+        ],
+        rare=run.has_rare_classes,
         moments=moments,
         cohort=tables.cohort_block(summary["cohort"]) if "cohort" in summary else None,
         clients=tables.clients_block(run.clients),

@@ -13,6 +13,7 @@ from flbench.core import files
 from flbench.core.csv_text import read_cell
 from flbench.core.documents import as_data_error, read_json
 from flbench.core.errors import DataError, UserError
+from flbench.metrics.classes import are_balanced
 from flbench.results import metrics_file
 from flbench.results.metrics_file import Row
 from flbench.results.summary import (
@@ -27,6 +28,7 @@ from flbench.results.summary import (
 )
 
 CLASS_SCORES: Final = ("precision", "recall", "f1")
+RARE_METRICS: Final = ("rare_recall", "rare_f1")
 CLASS_COLUMNS: Final = (
     *("moment", "name", "train_support", "test_support", *CLASS_SCORES, "rare", "confusable"),
 )
@@ -58,6 +60,19 @@ class Run:
     classes: list[dict[str, str]]
     finished: bool
     clients: list[dict[str, str]] = field(default_factory=list)
+
+    @property
+    def has_rare_classes(self) -> bool:
+        """Whether tables show rare-class metrics; true while the classes are not known.
+
+        They are left out if no class is marked as rare, and for balanced classes, which
+        `evaluation.rare` tells apart by a few samples.
+        """
+        lines = [line for line in self.classes if line["moment"] == "last"]
+        if not lines:
+            return True
+        balanced = are_balanced([int(line["train_support"]) for line in lines])
+        return not balanced and any(line["rare"] == "1" for line in lines)
 
 
 def check_run_folder(path: Path) -> None:
@@ -128,6 +143,7 @@ def read_classes(path: Path) -> list[dict[str, str]]:
             raise ValueError("a row has other columns than a per_class.csv")
         for column in CLASS_SCORES:
             float(row[column])
+        int(row["train_support"])
     return [row | {"name": read_cell(row["name"])} for row in rows]
 
 

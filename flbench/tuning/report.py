@@ -62,6 +62,12 @@ class StudyReport:
             for method in self.study.methods
         }
 
+    @cached_property
+    def has_rare_classes(self) -> bool:
+        """Whether tables show rare-class metrics; see `flbench.results.reading.Run`."""
+        runs = [final.run for final in self.study.finals if final.run is not None]
+        return not runs or any(run.has_rare_classes for run in runs)
+
     @property
     def heading(self) -> str:
         """Title of the report."""

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from flbench.reports.statistics import CLAIM_FROM, WILCOXON_FROM, PairedDifference, Sample
 from flbench.reports.tables import Block, share, size
+from flbench.results.reading import RARE_METRICS
 from flbench.results.study_folder import PERSONAL, STATES, VARIANTS, Study, Trial
 from flbench.tuning.axes import Axis, shown
 from flbench.tuning.bounds import bounds
@@ -57,7 +58,12 @@ def gains(report: StudyReport) -> Block:
 
 def other_metrics(report: StudyReport) -> Block:
     """Return the table of the test metrics beside the study's metric."""
-    names = [name for name in TEST_METRICS if name != report.study.header.metric]
+    names = [
+        name
+        for name in TEST_METRICS
+        if name != report.study.header.metric
+        and (report.has_rare_classes or name not in RARE_METRICS)
+    ]
     rows = [
         (
             tuning.method,
@@ -194,7 +200,7 @@ def classes(report: StudyReport) -> Block | None:
         return None
     rows = tuple(
         (
-            line["name"] + (RARE if line["rare"] == "1" else ""),
+            line["name"] + (RARE if report.has_rare_classes and line["rare"] == "1" else ""),
             line["train_support"],
             *(share(values.f1[k]) for values in columns.values()),
             *(share(values.recall[k]) for values in columns.values()),

@@ -4,11 +4,13 @@ import errno
 import json
 import os
 import pty
+import re
 import subprocess
 import sys
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
 import pytest
 import yaml
 from pydantic import Field, PositiveInt, create_model
@@ -19,6 +21,7 @@ from flbench.cli import app
 from flbench.core import files
 from flbench.experiment import estimate, lifecycle
 from tests.support import REAL_DATA, SMALL, build, interrupted_run, write_npz
+from tests.tuning.studies import begin
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -89,7 +92,6 @@ def test_run_without_a_terminal_prints_a_line_per_evaluation_and_a_table(flbench
         "accuracy",
         "balanced",
         "macro F1",
-        "rare",
         "worst 10 %",
         "up",
         "down",
@@ -374,6 +376,109 @@ def test_show_prints_tables_of_finished_and_interrupted_runs(flbench, tmp_path):
     assert code == 0
     assert "precision" in out
     assert "worst10_accuracy" in out
+
+
+def test_show_tells_apart_what_differs_and_warns(flbench, tmp_path):
+    for keys in (("seed=0",), ("seed=1",), ("seed=0", "partition.alpha=2")):
+        flbench("run", *SMALL, "algorithm=local", *keys)
+    runs = sorted(map(str, tmp_path.glob("runs/*/*")))
+
+    code, out, error = flbench("show", *runs, "--picture", "curves.svg")
+
+    assert code == 0
+    heads, *lines = [
+        line.split() for line in out.splitlines() if line.split()[:1] in (["method"], ["local"])
+    ]
+    assert "alpha" in heads
+    assert heads.index("seed") < heads.index("round")
+    assert sorted(tuple(line[1:3]) for line in lines) == [("0", "0.5"), ("0", "2"), ("1", "0.5")]
+    assert "note: the runs differ in seed, partition.alpha, so they are not comparable" in error
+    picture = (tmp_path / "curves.svg").read_text()
+    assert "local (seed=1, alpha=0.5)" in picture
+
+
+def test_show_of_one_setting_has_no_further_columns_and_no_note(flbench, tmp_path):
+    flbench("run", *SMALL, "--algo", "local,fedprox")
+    flbench("run", *SMALL, "--algo", "fedprox", "algorithm.mu=0.5")
+    runs = sorted(map(str, tmp_path.glob("runs/*/*")))
+
+    methods = flbench("show", *[run for run in runs if "local" in run], runs[0])
+    values = flbench("show", *runs)
+
+    assert "algorithm" not in methods[1]
+    assert methods[2] == values[2] == ""
+    assert "algorithm" in values[1]  # one method twice, with another value of a key of its own
+    assert "mu" in values[1].split()
+
+
+def test_show_of_other_data_under_the_same_name_says_so(flbench, tmp_path):
+    for size in (200, 240):
+        file = write_npz(tmp_path / "hosp.npz", n=size)
+        flbench("run", *SMALL, "algorithm=local", f"data.path={file}")
+
+    code, out, error = flbench("show", "runs")
+
+    assert code == 0
+    assert "differ in partition," in error
+    hashes = {path.read_text() for path in tmp_path.glob("runs/*/*/partition.json")}
+    assert all(json.loads(text)["hash"][:8] in out for text in hashes)
+
+
+def test_show_of_a_folder_walks_below_it(flbench, tmp_path):
+    flbench("run", *SMALL, "--algo", "local,fedavg")
+    begin(tmp_path / "runs" / "deep" / "study", "hfcd")
+    (tmp_path / "runs" / ".hidden").mkdir()
+    (tmp_path / "runs" / ".hidden" / "config.yaml").write_text("nothing: 1")
+    (tmp_path / "empty").mkdir()
+
+    code, out, _ = flbench("show", "runs")
+
+    assert code == 0
+    folders = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.glob("runs/digits*/*"))
+    assert len(folders) == 2
+    assert all(f"{folder}/report.html" in out for folder in folders)
+
+    code, out, error = flbench("show", "empty", "runs")
+    assert code == 2
+    assert all(f"{folder}/report.html" in out for folder in folders)
+    assert "empty is not a run folder: it has no config.yaml, nor has a folder below it." in error
+
+
+def test_without_rare_classes_there_is_one_note_and_no_column(flbench, tmp_path):
+    code, out, error = flbench("run", "--algo", "local,fedavg", *SMALL)
+
+    assert code == 0
+    assert error.count("there is no rare class") == 1
+    assert not re.search(r"rare([ -]class|_recall|_f1)|\brare\b", out)
+    for file in tmp_path.glob("runs/*/*/report.html"):
+        assert "rare_recall" not in file.read_text()
+        summary = json.loads((file.parent / "summary.json").read_text())
+        assert sum("no rare class" in note for note in summary["notes"]) == 1
+        assert "rare,confusable" in (file.parent / "per_class.csv").read_text().splitlines()[0]
+        assert "test,personal,rare_recall," in (file.parent / "metrics.csv").read_text()
+    code, out, _ = flbench("show", str(file.parent))
+    assert code == 0
+    assert not re.search(r"rare([ -]class|_recall|_f1)|\brare\b", out)
+    assert "precision" in out
+
+
+def test_rare_classes_have_a_column(flbench, tmp_path):
+    write_npz(tmp_path / "skewed.npz", n=400)
+    with np.load(tmp_path / "skewed.npz") as arrays:
+        kept = np.flatnonzero((np.arange(400) % 4 > 0) | (np.arange(400) < 120))
+        parts = {name: arrays[name] for name in arrays}
+    parts |= {name: parts[name][kept] for name in ("train_images", "train_labels")}
+    np.savez(tmp_path / "skewed.npz", **parts)
+
+    code, out, error = flbench("run", *SMALL, "algorithm=local", "data.path=skewed.npz")
+
+    assert code == 0
+    assert "rare class" in out
+    assert " rare " in out
+    assert "rare" not in error
+    [page] = tmp_path.glob("runs/*/*/report.html")
+    assert "rare_recall" in page.read_text()
+    assert page.read_text().count('class="rare"') == 1
 
 
 @pytest.mark.parametrize(

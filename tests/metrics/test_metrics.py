@@ -235,7 +235,7 @@ def test_class_with_the_most_samples_is_never_rare():
     assert rare_classes(torch.tensor([9, 9, 9, 2, 9, 9]), "lowest")[0] == [3]
     found, notes = rare_classes(torch.full((10,), 7), "lowest")
     assert found == []
-    assert "no class is rare" in notes[0]
+    assert "no rare class" in notes[0]
 
 
 @pytest.mark.parametrize(
@@ -243,7 +243,8 @@ def test_class_with_the_most_samples_is_never_rare():
     [
         ([4, 96, 100], [0], []),
         ([50, 50], [], ["no class"]),
-        ([1] * 100, list(range(100)), ["all classes"]),
+        ([1] * 100, list(range(100)), ["no rare class"]),
+        ([1] * 99 + [2], list(range(100)), ["all classes"]),
     ],
 )
 def test_rare_classes_by_share(counts, found, said):

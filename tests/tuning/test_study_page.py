@@ -299,7 +299,10 @@ def test_classes_are_means_over_seeds_with_rare_ones_marked(tmp_path, finished_r
         with (place / "per_class.csv").open("w") as file:
             writer = csv.DictWriter(file, lines[0])
             writer.writeheader()
-            writer.writerows(line | {"recall": recall} for line in lines)
+            writer.writerows(
+                line | {"recall": recall, "train_support": 9 if line["rare"] == "1" else 90}
+                for line in lines
+            )
         values |= {line["name"]: line["rare"] for line in lines if line["moment"] == "last"}
 
     lines = rows(tables.classes(report_of(folder)))
@@ -308,6 +311,16 @@ def test_classes_are_means_over_seeds_with_rare_ones_marked(tmp_path, finished_r
     marked = [line["class"] for line in lines if line["class"].endswith("(rare)")]
     assert marked == [f"{name} (rare)" for name, rare in values.items() if rare == "1"]
     assert marked
+    assert "rare-class recall" in tables.other_metrics(report_of(folder)).header
+
+
+def test_balanced_classes_have_no_rare_one(tmp_path, finished_run):
+    folder = begin(tmp_path / "study", "hfcd", seeds=1)
+    trial(folder, "hfcd", 1, 0.5)
+    final(folder, finished_run, "hfcd", "tuned", 1, {})
+
+    assert "rare" not in str(tables.classes(report_of(folder)).rows)
+    assert "rare-class recall" not in tables.other_metrics(report_of(folder)).header
 
 
 def test_final_trainings_of_a_former_winner_are_noted(tmp_path, finished_run):

@@ -4,10 +4,11 @@ from collections.abc import Mapping, Sequence
 
 from rich.table import Table
 
-from flbench.cli.console import block, line, titled_table
+from flbench.cli.console import block, line, notes, titled_table, whole_table
 from flbench.reports.tables import clients_block, cohort_block, share, size, target_text
 from flbench.reports.terminal import open_console
-from flbench.results.reading import Run
+from flbench.results.differences import Differences, differences
+from flbench.results.reading import RARE_METRICS, Run
 
 # Test metrics of the comparison, with their column headers.
 METRICS = {
@@ -17,17 +18,23 @@ METRICS = {
     "rare_recall": "rare class\nrecall",
     "worst10_accuracy": "worst 10 %\nof clients",
 }
+MOST_COLUMNS = 6  # columns for what differs between runs; a note names the others
 
 # Shown only if a run has them: they are defined for two classes.
 RANKING_METRICS = {"auroc": "AUROC", "average_precision": "AP"}
 
 
 def print_runs(runs: Sequence[Run]) -> None:
-    """Print a comparison of runs; a single run is printed in full before it."""
-    console = open_console()
+    """Print a comparison of runs; a single run is printed in full before it.
+
+    What differs between the runs besides their methods has columns of its own. If that is more than
+    keys of a method, a note says that the runs are not comparable.
+    """
+    console, apart = open_console(), differences(runs)
     if len(runs) == 1:
         _print_details(runs[0])
-    console.print(_comparison(runs))
+    whole_table(_comparison(runs, apart))
+    notes([apart.warning] if apart.warning else [])
     for run in runs:
         report = "/report.html" if run.finished else ""
         line(f"{run.summary['algorithm']}: {run.path}{report}")
@@ -38,32 +45,51 @@ def print_runs(runs: Sequence[Run]) -> None:
             console.print(f"  {failed} of {total} client trainings diverged or took no step")
 
 
-def _comparison(runs: Sequence[Run]) -> Table:
-    """Return a table of the test metrics at each run's best round by validation accuracy."""
+def _comparison(runs: Sequence[Run], apart: Differences) -> Table:
+    """Return a table of the test metrics at each run's best round by validation accuracy.
+
+    Without rare classes there is no column of the rare-class recall.
+    """
+    tests = [run.summary["best"]["test"] for run in runs]
+    rare = any(run.has_rare_classes for run in [r for r in runs if r.finished] or runs)
+    shown = {name: title for name, title in METRICS.items() if rare or name not in RARE_METRICS}
+    shown |= {
+        name: title
+        for name, title in RANKING_METRICS.items()
+        if any(name in test for test in tests)
+    }
+    settings = dict(list(apart.values.items())[:MOST_COLUMNS])
     table = titled_table(
         "Test metrics at the best round by validation; bytes and seconds of all rounds"
     )
-    metrics = METRICS | {
-        name: title
-        for name, title in RANKING_METRICS.items()
-        if any(name in run.summary["best"]["test"] for run in runs)
-    }
     table.add_column("method")
+    for key in settings:
+        table.add_column(key.replace(".", ".\n"))
     table.add_column("round", justify="right")
-    for title in (*metrics.values(), "up", "down", "seconds"):
+    for title in (*shown.values(), "up", "down", "seconds", "start-up"):
         table.add_column(title, justify="right")
-    for run in runs:
-        summary = run.summary
-        test, sent = summary["best"]["test"], summary["communication"]
+    for index, (run, test) in enumerate(zip(runs, tests, strict=True)):
+        summary, sent = run.summary, run.summary["communication"]
         table.add_row(
             summary["algorithm"],
+            *(values[index] for values in settings.values()),
             f"{summary['best']['round']}/{summary['rounds']}",
-            *(share(test.get(name)) for name in metrics),
+            *(share(test.get(name)) for name in shown),
             size(sent["up_bytes"] + sent["peer_bytes"]),
             size(sent["down_bytes"] + sent["setup_bytes"]),
-            f"{summary['seconds']['total']:.1f}" if run.finished else "unfinished",
+            *(_seconds(summary["seconds"]) if run.finished else ("unfinished", "-")),
         )
     return table
+
+
+def _seconds(spent: Mapping[str, float]) -> tuple[str, str]:
+    """Return the seconds of training and evaluation, and those before the first round.
+
+    The start-up of a comparison's first run contains the import of libraries, which later runs do
+    not repeat, so it must not count for a method.
+    """
+    rounds = spent["train"] + spent["evaluate"]
+    return f"{rounds:.1f}", f"{max(0.0, spent['total'] - rounds):.1f}"
 
 
 def _print_details(run: Run) -> None:
@@ -81,6 +107,8 @@ def _print_details(run: Run) -> None:
         table.add_column(f"{split}, {moment} round ({summary[moment]['round']})", justify="right")
     names = dict.fromkeys(name for moment, split in columns for name in summary[moment][split])
     for name in names:
+        if name in RARE_METRICS and not run.has_rare_classes:
+            continue
         cells = [summary[moment][split].get(name) for moment, split in columns]
         # A dict holds the metrics of another model than the evaluated one.
         if not any(isinstance(cell, dict) for cell in cells):
@@ -92,13 +120,15 @@ def _print_details(run: Run) -> None:
         block(clients)
     classes = [entry for entry in run.classes if entry["moment"] == "last"]
     if classes:
-        console.print(_per_class(classes))
+        groups = [("rare", run.has_rare_classes), ("confusable", True)]
+        console.print(_per_class(classes, [name for name, exists in groups if exists]))
 
 
-def _per_class(classes: Sequence[Mapping[str, str]]) -> Table:
-    """Return a table of lines of per_class.csv."""
+def _per_class(classes: Sequence[Mapping[str, str]], groups: Sequence[str]) -> Table:
+    """Return a table of lines of per_class.csv; groups without any class have no column."""
     table = titled_table("Classes, last round, test")
-    for title in ("class", "train", "test", "precision", "recall", "F1", "rare", "confusable"):
+    groups = [key for key in groups if any(line[key] == "1" for line in classes)]
+    for title in ("class", "train", "test", "precision", "recall", "F1", *groups):
         table.add_column(title, justify="left" if title == "class" else "right")
     for entry in classes:
         table.add_row(
@@ -106,6 +136,6 @@ def _per_class(classes: Sequence[Mapping[str, str]]) -> Table:
             entry["train_support"],
             entry["test_support"],
             *(share(float(entry[key])) for key in ("precision", "recall", "f1")),
-            *("yes" if entry[key] == "1" else "" for key in ("rare", "confusable")),
+            *("yes" if entry[key] == "1" else "" for key in groups),
         )
     return table

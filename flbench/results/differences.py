@@ -1,0 +1,103 @@
+"""How the configurations of several runs differ."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from flbench.config.sources import leaves
+from flbench.results.reading import Run
+
+SECTIONS: Final = ("data.", "partition.", "model.", "train.")
+ALONE: Final = ("seed", "engine.precision", "evaluation.rare")
+WITHOUT: Final = ("data.root", "data.name", "data.path", "partition.path")  # where files are
+DATA, PARTITION = "data", "partition"
+
+
+@dataclass(frozen=True)
+class Differences:
+    """What tells runs apart, besides their methods.
+
+    Attributes:
+        values: Value of each run as text, by configuration key. `data` stands for the name of the
+            data set, and `partition` for the beginning of the partition's hash if no key explains
+            that it differs.
+        setting: Those of these names that belong to the setting which a comparison of methods holds
+            fixed. The others are keys of a method that runs of the same method set differently.
+    """
+
+    values: dict[str, tuple[str, ...]]
+    setting: tuple[str, ...]
+
+    @property
+    def warning(self) -> str | None:
+        """A sentence that says that the runs are not comparable; None if they are."""
+        if not self.setting:
+            return None
+        return (
+            f"the runs differ in {', '.join(self.setting)}, so they are not comparable:"
+            " differences between rows need not come from the methods. Compare runs that agree."
+        )
+
+    def label(self, index: int) -> str:
+        """Return the values of one run as text, such as `alpha=0.1, seed=1`; "" without any."""
+        names = {key: key.rpartition(".")[2] for key in self.values}
+        return ", ".join(f"{names[key]}={texts[index]}" for key, texts in self.values.items())
+
+
+def differences(runs: Sequence[Run]) -> Differences:
+    """Compare the configurations of runs.
+
+    Keys of a method are compared between the runs of that method, and keys of a net if all runs
+    have them. Keys that results do not depend on, such as the engine, and how often models were
+    evaluated are left out.
+
+    Args:
+        runs: The runs, at least one.
+    """
+    found = _differing([_setting(run) for run in runs])
+    if found.get("partition.seed") == found.get("seed"):  # its default
+        found.pop("partition.seed", None)
+    hashes = [str(run.summary.get("partition_hash", "")) for run in runs]
+    explained = any(key == "seed" or key.startswith((DATA, PARTITION)) for key in found)
+    if len(set(hashes) - {""}) > 1 and not explained:
+        found[PARTITION] = tuple(text[:8] for text in hashes)
+    setting = tuple(found)
+    keys = [leaves(run.config.algorithm.model_dump(mode="json"), "algorithm.") for run in runs]
+    for method in dict.fromkeys(tree["algorithm.name"] for tree in keys):
+        for key in _differing([tree for tree in keys if tree["algorithm.name"] == method]):
+            found[key] = tuple(_text(tree.get(key)) for tree in keys)
+    return Differences(found, setting)
+
+
+def _setting(run: Run) -> dict[str, Any]:
+    """Return the keys of the setting of a run, and `data`, the name of its data set."""
+    kept = {
+        key: value
+        for key, value in leaves(run.config.tree()).items()
+        if key in ALONE or (key.startswith(SECTIONS) and key not in WITHOUT)
+    }
+    return {DATA: run.summary["dataset"], **kept}
+
+
+def _differing(trees: Sequence[dict[str, Any]]) -> dict[str, tuple[str, ...]]:
+    """Return the values, as text, of the keys that all dicts have with different values."""
+    shared = [key for key in trees[0] if all(key in tree for tree in trees)]
+    values = {key: [tree[key] for tree in trees] for key in shared}
+    return {
+        key: tuple(map(_text, row))
+        for key, row in values.items()
+        if any(value != row[0] for value in row)
+    }
+
+
+def _text(value: Any) -> str:
+    """Return a value of a configuration as text.
+
+    >>> _text(0.1), _text([0.6, 0.2, 0.2]), _text(None)
+    ('0.1', '0.6,0.2,0.2', '-')
+    """
+    if value is None:
+        return "-"
+    if isinstance(value, float):
+        return f"{value:g}"
+    return ",".join(map(_text, value)) if isinstance(value, list) else str(value)
