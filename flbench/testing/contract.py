@@ -24,6 +24,7 @@ from flbench.core.types import Dispatch, Message, State
 from flbench.experiment import assembly, checkpoint, lifecycle, rounds
 from flbench.experiment.communication import apply_mask, apply_masks
 from flbench.experiment.rounds import visible_to_server
+from flbench.reports import page
 from flbench.testing.setting import (
     SMALL,
     Silent,
@@ -158,6 +159,13 @@ class Conditions(_OfMethods):
         """Return whether a method runs without BatchNorm, and with clients that all diverge."""
         return True
 
+    @pytest.fixture
+    def _no_page(self, method: Played, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Write no report.html: it takes longer than the training. `Played.straight` has one."""
+        assert method.straight
+        monkeypatch.setattr(page, "render", lambda run: "")
+
+    @pytest.mark.usefixtures("_no_page")
     def test_crash_and_resume_end_like_the_straight_run(
         self, method: Played, tmp_path: Path
     ) -> None:
@@ -178,6 +186,7 @@ class Conditions(_OfMethods):
             pytest.skip(str(refusal))
         _assert_vectorized_like_sequential(States(one), many)
 
+    @pytest.mark.usefixtures("_no_page")
     def test_batchnorm_policies_run(self, method: Played, tmp_path: Path) -> None:
         if not (policies := self.policies(method.name)):
             pytest.skip(NOT_TRIED)
@@ -188,6 +197,7 @@ class Conditions(_OfMethods):
             assert summary["last"]["test"]["accuracy"] > 0
             assert any("BatchNorm statistics are" in note for note in summary["notes"])
 
+    @pytest.mark.usefixtures("_no_page")
     def test_a_round_whose_clients_all_diverge_changes_nothing(
         self, method: Played, tmp_path: Path
     ) -> None:
@@ -256,6 +266,7 @@ class Contract(Conditions):
 
         assert fingerprint(other) != fingerprint(method.float32.after(1))
 
+    @pytest.mark.usefixtures("_no_page")
     def test_evaluation_and_unpaid_values_change_nothing(
         self, method: Played, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -428,6 +439,7 @@ class Contract(Conditions):
         _, summary = method.straight
         assert any("train.batchnorm=average" in note for note in summary["notes"])
 
+    @pytest.mark.usefixtures("_no_page")
     def test_poor_clients_run_without_nan(self, method: Played, tmp_path: Path) -> None:
         """One sample, one class, no test data; absent classes never become zero prototypes."""
         groups = np.full(120, 3)

@@ -27,8 +27,13 @@ SMALL: Final = (
 )
 """Overrides: five clients on scikit-learn's digits. A round takes a few hundredths of a second."""
 
-NET: Final = ("model.name=lenet5", "train.participation=0.6", "train.local_epochs=2")
-"""Overrides: BatchNorm, several linear layers, absent clients, epochs for two phases."""
+NET: Final = (
+    "model.name=lenet5",
+    "train.participation=0.6",
+    "train.local_epochs=2",
+    "partition.samples=300",
+)
+"""Overrides: BatchNorm, several linear layers, absent clients, two epochs, few samples."""
 
 
 class Silent:
