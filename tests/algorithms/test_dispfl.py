@@ -90,6 +90,7 @@ def test_local_training_is_masked_descent():
 
 
 @pytest.mark.parametrize("net", ["mlp", "lenet5"])
+@pytest.mark.slow
 def test_rounds_are_the_loop_of_the_paper(net):
     """Weights and masks of seven clients on a ring after each of four rounds; some are absent.
 

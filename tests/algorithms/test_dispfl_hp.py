@@ -120,6 +120,7 @@ def test_masked_phi_is_charged_inside_its_masks_which_travel_too(charge):
 
 
 @pytest.mark.parametrize("where", WHERE)
+@pytest.mark.slow
 def test_rounds_are_the_loop_of_dfedhp_with_masks(where):
     """Weights and masks of four clients on a ring after each of three rounds.
 

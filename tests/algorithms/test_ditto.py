@@ -134,6 +134,7 @@ def test_choice_without_alternatives_is_the_strength_itself(policy, engine):
 
 
 @pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.slow
 def test_what_is_evaluated_is_the_personal_model_at_both_moments(tmp_path, policy):
     """Aggregation does not touch v: with all clients it is the same before and after it."""
     norm = ("model.name=lenet5", f"train.batchnorm={policy}", "train.optimizer.lr=0.1")

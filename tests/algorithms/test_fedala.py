@@ -165,6 +165,7 @@ def test_four_rounds_equal_a_plain_loop(options, epochs, engine):
 
 
 @pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.slow
 def test_evaluation_mixes_on_a_copy_and_writes_nothing(policy):
     """The model that is evaluated after a round is the one that the next round would train."""
     keys = (EXACT, "model.name=lenet5", f"train.batchnorm={policy}", "algorithm.eta=20")

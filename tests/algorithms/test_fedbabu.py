@@ -83,6 +83,7 @@ def test_fine_tuned_models_equal_a_loop(part):
         assert_close(found[client], leaves)
 
 
+@pytest.mark.slow
 def test_both_models_are_evaluated_and_training_is_the_same(tmp_path):
     keys = ("algorithm=fedbabu", "train.optimizer.lr=0.1")
     ft, summary = run(tmp_path, *keys)

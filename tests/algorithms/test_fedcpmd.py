@@ -492,6 +492,7 @@ def test_majority_costs_what_each_client_shares():
 # What is evaluated, what is refused
 
 
+@pytest.mark.slow
 def test_paper_evaluation_is_that_of_a_rounds_clients_at_three_moments(tmp_path, capsys):
     """Round by round and sample by sample: two rounds of votes, two with clusters."""
     keys = ("algorithm=fedcpmd", "model.name=lenet5", "algorithm.k_p=2", "train.rounds=4")

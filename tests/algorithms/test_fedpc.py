@@ -146,6 +146,7 @@ def test_share_of_the_pull_is_logged_for_one_batch_of_each_client(engine, form):
     assert not shares[1].any()
 
 
+@pytest.mark.slow
 def test_share_is_logged_in_evaluated_rounds_and_costs_nothing(tmp_path):
     keys = ("train.rounds=4", "evaluation.every=2")
     path, summary = run(tmp_path, "algorithm=fedpc", *keys)
@@ -520,6 +521,7 @@ def test_local_loss_is_cross_entropy_and_the_pull(form):
         *("cluster_after=1", "agg_weights=samples"),
     ],
 )
+@pytest.mark.slow
 def test_every_option_changes_the_models(option, default):
     changed = after(build(*OPTION_KEYS, f"algorithm.{option}"), 2)
 

@@ -227,6 +227,7 @@ def test_star_without_its_hub_leaves_every_client_alone():
 
 @pytest.mark.parametrize("plug", ["false", "true"])
 @pytest.mark.parametrize("method", ["dfedavg", "dfedalt", "dispfl"])
+@pytest.mark.slow
 def test_models_before_mixing_are_evaluated_with_after_training(method, plug, monkeypatch):
     """What was trained, in the round or before; training and mixing do not change."""
     monkeypatch.setattr(gossip, "HypernetworkConfig", SmallChunks)
@@ -317,6 +318,7 @@ class Scaled(DFedAvg):
         return scaled
 
 
+@pytest.mark.slow
 def test_resumed_run_has_the_notes_of_the_straight_one(tmp_path):
     """The config.yaml of a run gives all values, also those that no user has given."""
     keys = ("algorithm=dfedsalt", "algorithm.topology=ring", "algorithm.symmetric=true")

@@ -33,14 +33,15 @@ def _one_core():
 
 
 @pytest.mark.usefixtures("_one_core")
-def test_bench_writes_figures_and_a_page(capsys, tmp_path):
-    keys = (*SMALL, "--engines", "auto,ray", "--repeats", "2", "--rounds", "1")
+@pytest.mark.parametrize("other", ["sequential", pytest.param("ray", marks=pytest.mark.full)])
+def test_bench_writes_figures_and_a_page(capsys, tmp_path, other):
+    keys = (*SMALL, "--engines", f"auto,{other}", "--repeats", "2", "--rounds", "1")
 
     code = app.main(["bench", *keys, "--out", str(tmp_path / "b")])
 
     out = capsys.readouterr().out
     assert code == 0
-    assert all(engine in out for engine in ("auto", "ray"))
+    assert all(engine in out for engine in ("auto", other))
     found, built = json.loads((tmp_path / "b" / "bench.json").read_text()), build("model=mlp")
     for case in found["cases"]:
         assert case["steps"] > 0
@@ -59,8 +60,8 @@ def test_bench_writes_figures_and_a_page(capsys, tmp_path):
         assert sum(case["run"][key] for key in parts) == pytest.approx(
             case["run"]["total"], abs=0.01
         )
-    auto, ray = found["cases"]
-    assert (auto["engine"], ray["engine"], ray["chosen"]) == ("auto", "ray", "ray")
+    auto, named = found["cases"]
+    assert (auto["engine"], named["engine"], named["chosen"]) == ("auto", other, other)
     assert auto["chosen"] in ("sequential", "vectorized")
     assert f"auto chose {auto['chosen']}." in out
     page = (tmp_path / "b" / "bench.html").read_text()

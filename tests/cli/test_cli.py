@@ -217,6 +217,7 @@ def test_interrupted_run_exits_with_130_and_resumes(flbench, tmp_path, monkeypat
     assert "fedavg" in out
 
 
+@pytest.mark.slow
 def test_ctrl_c_of_a_real_process_exits_with_130(tmp_path):
     items = [*SMALL, "train.rounds=100000", f"output.dir={tmp_path / 'runs'}"]
     process = subprocess.Popen(
@@ -237,6 +238,7 @@ def test_ctrl_c_of_a_real_process_exits_with_130(tmp_path):
     assert (folder / "checkpoints" / "last.safetensors").exists()
 
 
+@pytest.mark.slow
 def test_terminal_gets_a_progress_bar(tmp_path):
     """In a pseudo-terminal of 100 columns."""
     pid, terminal = pty.fork()

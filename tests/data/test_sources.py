@@ -730,6 +730,7 @@ def test_error_about_a_failed_download_names_the_files_to_provide(tmp_path, monk
 
 
 @pytest.mark.real_data
+@pytest.mark.slow
 def test_real_files_have_the_published_sizes():
     from tests.support import REAL_DATA
 

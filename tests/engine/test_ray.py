@@ -14,6 +14,7 @@ from flbench.core.errors import ConfigError
 from flbench.core.tree import digest
 from flbench.core.types import Samples
 from flbench.experiment import rounds
+from flbench.testing.setting import NET
 from tests.algorithms.test_contract import KINDS
 from tests.engine.test_vectorized import REDUCE, Count
 from tests.support import SMALL, build, config_of, run, summary_of_run
@@ -23,7 +24,7 @@ pytestmark = pytest.mark.slow
 ray = pytest.importorskip("ray")
 
 METHODS = ALGORITHMS.load()
-KEYS = ("model.name=lenet5", "train.local_epochs=2", "train.participation=0.6", "engine.threads=1")
+KEYS = (*NET, "engine.threads=1")
 
 
 @pytest.fixture(scope="module")
@@ -187,7 +188,7 @@ class TestWithoutAClusterOfTheTests:
         assert "`engine.address`: no Ray cluster answers" in error
         assert "Traceback" not in error
 
-    @pytest.mark.slow
+    @pytest.mark.full
     def test_two_nodes_give_the_same_digest(self):
         from ray.cluster_utils import Cluster
 

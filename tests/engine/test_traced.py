@@ -538,6 +538,7 @@ def assert_replayed(name, engine, monkeypatch, *more):
 @pytest.mark.parametrize("engine", ["sequential", "vectorized"])
 @pytest.mark.parametrize("name", ["fedavg", "hfcd"])
 @pytest.mark.usefixtures("soon")
+@pytest.mark.slow
 def test_without_trace_the_digest_is_the_same_and_nothing_is_recorded(engine, name):
     keys = (f"algorithm={name}", f"engine.name={engine}", "train.local_epochs=3")
     digests, known = [], []
@@ -552,6 +553,7 @@ def test_without_trace_the_digest_is_the_same_and_nothing_is_recorded(engine, na
     assert not known[1]
 
 
+@pytest.mark.slow
 def test_a_run_may_switch_traces_on_and_off_when_it_is_resumed(tmp_path):
     _, whole = run(tmp_path / "whole", "algorithm=fedavg")
     folder = interrupted_run(tmp_path / "parts", "algorithm=fedavg")

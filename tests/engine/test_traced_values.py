@@ -235,6 +235,7 @@ def soon(monkeypatch):
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("road", [*NUMBERS, *TENSORS])
 @pytest.mark.filterwarnings("ignore:TypedStorage", "ignore:The given buffer", "ignore:Sparse")
+@pytest.mark.slow
 def test_a_number_that_leaves_the_tensors_is_not_traced(road, engine):
     expected = played(engine, road, trace=False)
 
@@ -245,6 +246,7 @@ def test_a_number_that_leaves_the_tensors_is_not_traced(road, engine):
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("road", OPERATIONS)
+@pytest.mark.slow
 def test_a_number_that_stays_among_the_tensors_is_traced(road, engine):
     expected = played(engine, road, trace=False)
 

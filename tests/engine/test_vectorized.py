@@ -83,16 +83,19 @@ def phase(**keys) -> Phase:
         OptimizerConfig(name="adamw", lr=0.01, weight_decay=0.01),
     ],
 )
+@pytest.mark.slow
 def test_optimisers_count_the_steps_of_each_client(engines, config):
     assert_same(engines, [phase(optimizer=config, epochs=3)], tiny=ADAM)
 
 
 @pytest.mark.parametrize("last", ["keep", "wrap", "drop"])
 @pytest.mark.parametrize("size", [1, 7, 32, 500])
+@pytest.mark.slow
 def test_last_batches_are_padded_without_being_seen(engines, last, size):
     assert_same(engines, [phase()], train=TrainConfig(batch_size=size, last_batch=last))
 
 
+@pytest.mark.slow
 def test_two_phases_freeze_what_they_do_not_train(engines):
     head = phase(train="head.*", batchnorm="eval", epochs=1)
     assert_same(engines, [head, phase(train="backbone.*", epochs=1)])
@@ -185,6 +188,7 @@ class StopWhenLow:
         return (done >= 2) & (last < self.below)
 
 
+@pytest.mark.slow
 def test_until_ends_clients_at_different_epochs(engines):
     config = OptimizerConfig(name="adam", lr=0.01)
     found = []
@@ -292,6 +296,7 @@ def test_client_that_diverges_is_left_out(engines):
     assert many.failures[0].reason == "its training loss is not finite"
 
 
+@pytest.mark.slow
 def test_blocks_change_nothing(engines):
     sizes = []
     for block in (1, 2, 3):
@@ -311,6 +316,7 @@ def test_augmentation_is_keyed_by_sample():
 
 
 @pytest.mark.parametrize("net", ["resnet18", "cnn", "logistic"])
+@pytest.mark.slow
 def test_other_nets(net):
     keys = (f"model.name={net}", "engine.precision=64-true")
     pair = [build(*keys, f"engine.name={name}") for name in ("sequential", "vectorized")]

@@ -76,6 +76,7 @@ def test_full_disk_is_an_error_and_leaves_no_file(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("method", ["local", "dispfl"])
+@pytest.mark.slow
 def test_run_with_mapped_rows_is_the_run_in_memory_also_after_a_resume(tmp_path, method):
     keys = (f"algorithm={method}", "engine.state_memory=0")
     _, plain = run(tmp_path / "memory", f"algorithm={method}")

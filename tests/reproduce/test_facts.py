@@ -50,6 +50,7 @@ def test_data_sets_are_known_by_name_or_are_files_to_make(name):
 
 @pytest.mark.parametrize("scale", ["small", "full"])
 @pytest.mark.parametrize("name", PAPERS)
+@pytest.mark.slow
 def test_every_cell_of_a_method_that_exists_is_a_configuration(name, scale, monkeypatch):
     """As if all data were there; keys of methods that are not there yet cannot be checked."""
     monkeypatch.setattr(catalogue, "is_available", lambda config: True)
@@ -70,6 +71,7 @@ def test_every_cell_of_a_method_that_exists_is_a_configuration(name, scale, monk
 
 
 @pytest.mark.parametrize("name", PAPERS)
+@pytest.mark.slow
 def test_small_scale_changes_no_more_than_counts(name, monkeypatch):
     monkeypatch.setattr(catalogue, "is_available", lambda config: True)
     allowed = (

@@ -75,6 +75,7 @@ def test_secret_of_a_run_is_written_and_printed_nowhere(
     assert f"MLflow at {shown(address)} was not reached (connection refused)" in said.err
 
 
+@pytest.mark.slow
 def test_secret_is_in_no_command_line(address, tmp_path):
     """And the mirror has it: it calls this server."""
     with socket.socket() as server:

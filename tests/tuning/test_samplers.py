@@ -76,6 +76,7 @@ def test_resumed_search_proposes_what_a_straight_one_does(name, batch):
 @pytest.mark.parametrize("name", ["random", "grid"])
 @NO_CLOCK
 @given(cuts=st.lists(st.integers(1, 7), min_size=1, max_size=9))
+@pytest.mark.slow
 def test_without_a_batch_the_trials_do_not_depend_on_the_number_requested(name, cuts):
     proposer = of(name)
     assert proposer.batch(4) is None

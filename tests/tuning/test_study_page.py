@@ -70,6 +70,7 @@ def test_report_names_the_deployment_that_it_compares(tmp_path, finished_run):
     assert json.loads(page["results.json"])["study"]["deployment"] == "noft"
 
 
+@pytest.mark.slow
 def test_page_is_whole_and_has_no_outer_links(written):
     page = texts(written)["report.html"]
 
@@ -89,6 +90,7 @@ def test_pictures_are_written_for_other_pages(written):
         assert content.startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_results_written_again_are_the_same(written):
     before = texts(written)
 
@@ -137,6 +139,7 @@ def test_csv_has_a_line_for_each_trial(written):
     assert lines[9]["algorithm.distance"] == ""
 
 
+@pytest.mark.slow
 def test_no_test_figure_of_a_search_trial_is_read(tmp_path, written, finished_run):
     """Figures that a trial's folder should not have do not come through, were they there."""
     folder = tmp_path / "study"

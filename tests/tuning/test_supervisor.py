@@ -82,6 +82,7 @@ WITHIN = "with found.waiting(): block()"
     ("number", "body"),
     [(signal.SIGINT, "block()"), (signal.SIGTERM, "block()"), (signal.SIGINT, WITHIN)],
 )
+@pytest.mark.slow
 def test_process_that_is_blocked_ends_after_a_signal(begin, tmp_path, number, body):
     process = begin(body)
     process.send_signal(number)
@@ -107,6 +108,7 @@ def test_termination_within_ray_ends_the_process_at_once(begin, tmp_path):
     assert seconds < 1
 
 
+@pytest.mark.slow
 def test_process_that_is_blocked_ends_after_the_loss_of_a_server(begin, tmp_path, server):
     process = begin(WITHIN, port_of(server))
     time.sleep(1)
@@ -134,6 +136,7 @@ def test_second_signal_ends_the_process_at_once(begin, tmp_path):
     assert seconds < 1
 
 
+@pytest.mark.slow
 def test_report_that_does_not_end_is_left_unwritten(begin):
     body = "supervisor.REPORT_SECONDS = 0.5; found.report = lambda: time.sleep(60); block()"
     process = begin(body)

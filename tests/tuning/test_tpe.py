@@ -59,6 +59,7 @@ def test_first_trials_are_those_of_the_random_search():
     assert not any(params in random for params in found[6:])
 
 
+@pytest.mark.slow
 def test_learns_where_random_does_not():
     """After 40 trials the best is nearer to the top than random's, on average over ten seeds."""
 
