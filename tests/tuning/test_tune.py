@@ -186,9 +186,9 @@ def test_study_on_two_nodes_goes_on_when_workers_die_and_trials_diverge(tmp_path
     command += ["--trials", "4", "--seeds", "1", "--scheduler", "none", "--retries", "1"]
     once, often, wrong = (f"trials/fedprox/{index:03}" for index in (1, 2, 3))
 
-    rounds = ("train.rounds=80", "evaluation.every=40")
+    rounds = ("train.rounds=120", "evaluation.every=40")
     process = begin("-c", TWO_NODES, *command, "--concurrent", "2", *rounds)
-    wait_for(process, "4 trials of 80 rounds")  # the study's folder is there
+    wait_for(process, "4 trials of 120 rounds")  # the study's folder is there
     study = study_in(tmp_path / "out")
     killed: list[int] = []
     for name in (once, often, often):
