@@ -298,8 +298,8 @@ def _encode_words(
     listed = [f"`{name}` ({len(found)})" for name, found in of_words if found is not None]
     shown = ", ".join(listed[:MOST_SHOWN]) + (", ..." if len(listed) > MOST_SHOWN else "")
     notes = [
-        f"data: {len(listed)} columns of words became columns of 0 and 1, one for each word in the"
-        f" training parts of all clients: {shown}."
+        "data: columns of words became columns of 0 and 1, one for each word in the training parts"
+        f" of all clients: {shown}."
     ]
     if unseen:
         notes.append(
