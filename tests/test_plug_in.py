@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 import flbench.testing
-from flbench.algorithms import ALGORITHMS
+from flbench.algorithms import ALGORITHMS, Algorithm, Communication, Paper, Update
 from flbench.cli import app
 from flbench.config.sources import Layer, from_overrides
 from flbench.core.errors import ConfigError
-from flbench.testing import SMALL, summary_of
+from flbench.testing import SMALL, Contract, Played, summary_of
 from flbench.tuning import prepare
 from flbench.tuning.request import TuneRequest
 
@@ -89,7 +89,7 @@ def test_its_tests_and_the_contract_pass(package):
     )
 
     assert done.returncode == 0, done.stdout[-3000:]
-    tests = [name for name in dir(flbench.testing.Contract) if name.startswith("test_")]
+    tests = [name for name in dir(Contract) if name.startswith("test_")]
     [passed] = re.findall(r"(\d+) passed", done.stdout)
     assert int(passed) == len(tests) + 1
     assert "skipped" not in done.stdout
@@ -135,3 +135,37 @@ def test_missing_pytest_is_named(monkeypatch):
 
     with pytest.raises(ModuleNotFoundError, match=r'pip install "flbench\[testing\]"'):
         runpy.run_path(flbench.testing.__file__)
+
+
+def test_contract_names_what_is_wrong_with_its_methods():
+    class OfAString(Contract):
+        methods = "slow"
+
+    for contract in (OfAString(), Contract()):
+        with pytest.raises(pytest.UsageError, match="must be a tuple with the names of methods"):
+            contract.pytest_generate_tests(None)
+
+
+def test_contract_finds_state_that_a_checkpoint_does_not_hold(tmp_path_factory):
+    calls = []
+
+    @ALGORITHMS.register("hidden")
+    class Hidden(Algorithm):
+        """FedAvg, whose server shrinks the mean a little more at each call."""
+
+        paper = Paper("Hidden", "nobody", "invented")
+        communication = Communication(down="w", up="w", keeps="nothing")
+
+        def aggregate(self, state, results):
+            calls.append(state.round)
+            change = super().aggregate(state, results).server
+            return Update({key: value * 0.99 ** len(calls) for key, value in change.items()})
+
+    try:
+        method = Played("hidden", lambda: tmp_path_factory.mktemp("hidden"))
+        with pytest.raises(AssertionError):
+            Contract().test_crash_and_resume_end_like_the_straight_run(
+                method, tmp_path_factory.mktemp("crash")
+            )
+    finally:
+        del ALGORITHMS["hidden"]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from flbench.core.errors import shortened
 from flbench.reports.terminal import duration, open_console
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ def reporter(title: str, known: set[str] | None = None) -> "Iterator[Reporter]":
     Python warnings inside the context are printed as notes.
 
     Args:
-        title: Line that is printed first.
+        title: Line that is printed first; the middle of a long one is left out.
         known: Notes from before the first round of earlier runs of a comparison, for example on its
             partition. They are not printed again; new ones are added.
 
@@ -30,7 +31,7 @@ def reporter(title: str, known: set[str] | None = None) -> "Iterator[Reporter]":
         The reporter of the run.
     """
     console = open_console(errors=True)
-    console.print(title, soft_wrap=True)
+    console.print(shortened(title), soft_wrap=True)
     current: Reporter
     with warnings.catch_warnings():
         if console.is_terminal:

@@ -110,11 +110,14 @@ def load(path: Path, dataset: Dataset) -> Partition:
             description["labels"],
             description["hash"],
         )
+        notes = tuple(map(str, description.get("notes", ())))
+        # Descriptions of version 0.1 have no names.
+        names = tuple(map(str, description.get("client_names") or ()))
     except FileNotFoundError as error:
         raise DataError(
             f"the partition {path} needs {beside.name} beside it, which is missing."
         ) from error
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, LookupError, TypeError, OverflowError, RecursionError) as error:
         raise DataError(f"{beside} does not describe a partition ({error}).") from error
     if not path.exists():
         raise DataError(f"the partition {path} (`partition.path`) does not exist.")
@@ -125,20 +128,23 @@ def load(path: Path, dataset: Dataset) -> Partition:
             " or another partition."
         )
     arrays = read_arrays(path)
-    columns = ("index", "client", "part")
-    if not set(columns) <= set(arrays) or len({arrays[name].shape for name in columns}) != 1:
+    columns = [arrays[name] for name in ("index", "client", "part") if name in arrays]
+    are_integers = all(array.dtype.kind in "iu" and array.ndim == 1 for array in columns)
+    if len(columns) != 3 or not are_integers or len({len(array) for array in columns}) != 1:
         raise DataError(
             f"{path} is not a saved partition: it must contain the arrays `index`, `client` and"
-            " `part` of equal lengths."
+            " `part`, lists of integers of equal lengths."
         )
-    index, client, part = arrays["index"].astype(np.int64), arrays["client"], arrays["part"]
+    index, client, part = (array.astype(np.int64) for array in columns)
     if len(index) and (
         index.min() < 0 or index.max() >= len(dataset.y) or len(np.unique(index)) != len(index)
     ):
         raise DataError(
             f"{path} lists a sample twice, or samples that `{dataset.name}` does not have."
         )
-    if len(index) and (client.min() < 0 or client.max() >= clients or part.max() >= len(PARTS)):
+    if len(index) and (
+        min(client.min(), part.min()) < 0 or client.max() >= clients or part.max() >= len(PARTS)
+    ):
         raise DataError(f"{path} has clients or parts that {beside.name} does not describe.")
     parts = {}
     for k, name in enumerate(PARTS):
@@ -146,11 +152,9 @@ def load(path: Path, dataset: Dataset) -> Partition:
         mine, owner = index[part == k], client[part == k]
         mine = mine[np.lexsort((mine, owner))]
         parts[name] = np.split(mine, np.cumsum(np.bincount(owner, minlength=clients))[:-1])
-    # Descriptions of version 0.1 have no names.
-    names = tuple(map(str, description.get("client_names") or ()))
     if len(names) not in (0, clients):
         raise DataError(f"{beside} has {len(names)} `client_names` for {clients} clients.")
-    partition = Partition(parts, labels, tuple(description.get("notes", ())), names)
+    partition = Partition(parts, labels, notes, names)
     if partition.hash() != expected:
         raise DataError(
             f"{path} and {beside.name} do not belong together: their hashes differ. Save it again."

@@ -186,7 +186,7 @@ def _check_data(experiment: Experiment, path: Path) -> None:
     """Raise a DataError if the data differ from those that the run began with."""
     try:
         began = json.loads(files.read_text(path / "partition.json"))["hash"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise DataError(f"{path / 'partition.json'} cannot be read ({error}).") from error
     now = experiment.federation.partition.hash()
     if now != began:

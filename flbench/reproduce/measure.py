@@ -217,5 +217,5 @@ def dealt(folder: Path) -> int | None:
     try:
         parts = json.loads((folder / "partition.json").read_text(encoding="utf-8"))["samples"]
         return sum(sum(sizes) for sizes in parts.values())
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None

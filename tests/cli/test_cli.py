@@ -238,6 +238,18 @@ def test_ctrl_c_of_a_real_process_exits_with_130(tmp_path):
     assert (folder / "checkpoints" / "last.safetensors").exists()
 
 
+def test_title_of_the_progress_is_cut_in_the_middle(capsys):
+    from flbench.cli import progress
+
+    with progress.reporter(f"resuming {'x/' * 3000}end"):
+        pass
+
+    [line] = capsys.readouterr().err.splitlines()
+    assert len(line) <= 300
+    assert line.startswith("resuming x/")
+    assert line.endswith("x/end")
+
+
 @pytest.mark.slow
 def test_terminal_gets_a_progress_bar(tmp_path):
     """In a pseudo-terminal of 100 columns."""

@@ -495,6 +495,51 @@ def test_damaged_partition_is_refused(tmp_path, damage):
         deal(data, scheme="file", path=file)
 
 
+@pytest.mark.parametrize("column", ["index", "client", "part"])
+@pytest.mark.parametrize("kind", ["datetime64[s]", "S5", "float64", "bool", "2-D"])
+def test_partition_of_other_types_than_integers_is_refused(tmp_path, column, kind):
+    data, _, file = saved(tmp_path)
+    arrays = dict(np.load(file))
+    if kind == "2-D":
+        arrays = {name: array[:, None] for name, array in arrays.items()}
+    else:
+        arrays[column] = arrays[column].astype(kind)
+    np.savez(file, **arrays)
+
+    with pytest.raises(DataError, match="lists of integers of equal lengths"):
+        deal(data, scheme="file", path=file)
+
+
+@pytest.mark.parametrize("column", ["client", "part"])
+def test_negative_clients_and_parts_are_refused(tmp_path, column):
+    data, _, file = saved(tmp_path)
+    arrays = dict(np.load(file))
+    arrays[column] = arrays[column].astype(np.int64)
+    arrays[column][0] = -1
+    np.savez(file, **arrays)
+
+    with pytest.raises(DataError, match="has clients or parts that"):
+        deal(data, scheme="file", path=file)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[" * 100_000,
+        "[]",
+        "{}",
+        '{"clients": 1e999}',
+        '{"clients": 7, "labels": 1, "hash": 1, "notes": 5}',
+    ],
+)
+def test_description_that_is_none_is_refused(tmp_path, text):
+    data, _, file = saved(tmp_path)
+    file.with_suffix(".json").write_text(text)
+
+    with pytest.raises(DataError, match="does not describe a partition"):
+        deal(data, scheme="file", path=file)
+
+
 def test_samples_without_a_group_give_no_natural_clients():
     data = replace(dataset(), groups=np.full(len(dataset().y), -1))
 

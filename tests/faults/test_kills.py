@@ -84,8 +84,10 @@ def drawn(method: str, engine: str, kills: int) -> Chain:
         keys.append("engine.state_memory=0")  # the clients' state is a mapped file
     if engine == "ray":
         keys.append("engine.workers=2")
-    kinds = ("change",) if engine == "ray" else ("time", "change")
-    moments = [(draw.choice(kinds), draw.random()) for _ in range(kills)]
+    if engine == "ray":  # few, and starting for seconds: never before the run can be resumed
+        moments = [("change", draw.uniform(0.45, 0.95)) for _ in range(kills)]
+    else:
+        moments = [(draw.choice(("time", "change")), draw.random()) for _ in range(kills)]
     return Chain(method, engine, (*SMALL, *with_method(method), *keys), moments)
 
 
