@@ -81,25 +81,40 @@ class _Lines(_Notes):
         super().__init__(console, known)
         self._console = console
         self._start_time, self._start_round = time.monotonic(), 0
+        self._first_time, self._first_round = self._start_time, 0
+        self._has_warmed_up = False
         self._rounds = 0
         self._loss = float("nan")
 
     def begin(self, done: int, rounds: int) -> None:
         super().begin(done, rounds)
         self._start_time, self._start_round = time.monotonic(), done
+        self._has_warmed_up = False
         self._rounds = rounds
 
     def round_done(self, done: int, loss: float) -> None:
         self._loss = loss
+        if not self._has_warmed_up and done < self._rounds:
+            # The first round is slower than the others, so the estimate leaves it out.
+            self._has_warmed_up = True
+            self._first_time, self._first_round = time.monotonic(), done
 
     def evaluated(self, done: int, metrics: Mapping[tuple[str, str, str], float]) -> None:
-        seconds_per_round = (time.monotonic() - self._start_time) / max(1, done - self._start_round)
-        left = duration(seconds_per_round * (self._rounds - done))
+        left = self._left(done)
         self._console.print(
-            f"round {done}/{self._rounds}  {_accuracy(metrics)}  loss {self._loss:.4f} "
-            f" {left} left",
+            f"round {done}/{self._rounds}  {_accuracy(metrics)}  loss {self._loss:.4f}{left}",
             soft_wrap=True,
         )
+
+    def _left(self, done: int) -> str:
+        """Return the estimated time left; "" before the first round of this process."""
+        began, first = self._start_time, self._start_round
+        if self._has_warmed_up and done > self._first_round:
+            began, first = self._first_time, self._first_round
+        if done <= first and done < self._rounds:
+            return ""
+        seconds_per_round = (time.monotonic() - began) / max(1, done - first)
+        return f"  {duration(seconds_per_round * (self._rounds - done))} left"
 
 
 class _Bar(_Notes):

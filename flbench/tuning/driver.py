@@ -36,6 +36,7 @@ def carry_out(folder: StudyFolder, prepared: Prepared, supervisor: Supervisor) -
         rounds=prepared.settings.rounds,
     )
     progress.add_ended(record for record in records if record["state"] in ENDS)
+    progress.add_interrupted(record for record in records if record["state"] not in ENDS)
     supervisor.close_display = progress.close
     with progress.live():
         train(

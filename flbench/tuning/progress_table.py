@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from statistics import fmean
 
 from rich.console import Console
 from rich.live import Live
@@ -28,6 +29,7 @@ class ProgressTable:
         console: Console to print to; standard error by default.
         ended: Records of the trials that have ended, by job name.
         running: Rounds that each running trial has done, by job name.
+        interrupted: Rounds that interrupted trials had done before the study was resumed.
     """
 
     methods: tuple[str, ...]
@@ -38,6 +40,7 @@ class ProgressTable:
     console: Console = field(default_factory=lambda: open_console(errors=True))
     ended: dict[str, Record] = field(default_factory=dict)
     running: dict[str, int] = field(default_factory=dict)
+    interrupted: dict[str, int] = field(default_factory=dict)
     _live: Live | None = None
     _began: float = 0.0  # time of the first report of a trial
     _before: int = 0  # rounds that had been done by then
@@ -63,6 +66,12 @@ class ProgressTable:
         """Add the records of trials that had ended before the study was resumed."""
         self.ended |= {job_from_record(record).name: record for record in records}
 
+    def add_interrupted(self, records: Iterable[Record]) -> None:
+        """Add the records of trials that were interrupted before the study was resumed."""
+        self.interrupted |= {
+            job_from_record(record).name: record.get("round", 0) for record in records
+        }
+
     def update(self, job: TrainingJob, done: int) -> None:
         """Set the number of rounds that a trial has done."""
         if not self._began:  # the estimate of the time left excludes the start of processes
@@ -83,7 +92,8 @@ class ProgressTable:
 
     def table(self) -> Table:
         """Return the table: trials by state, best score so far, rounds and time left."""
-        rounds = f"{self._done()} of about {self._all()} rounds, {self._left()}"
+        done = self._done()
+        rounds = f"{done} of about {done + self._to_do()} rounds, {self._left()}"
         table = Table(title=rounds, title_justify="left", box=None, pad_edge=False)
         for name in ("method", "trials", "running", *ENDS[1:], f"best {self.metric}", "finals"):
             table.add_column(name, justify="left" if name == "method" else "right")
@@ -129,17 +139,47 @@ class ProgressTable:
         return "-" if won is None else f"{won.score:.4f}"
 
     def _done(self) -> int:
-        """Return the number of rounds done; a trial that ended early counts as complete."""
-        return self.rounds * len(self.ended) + sum(list(self.running.values()))
+        """Return the number of rounds that were trained, also before the study was resumed."""
+        ended = dict(self.ended)
+        begun = self.interrupted | dict(self.running)
+        return sum(record.get("round", 0) for record in ended.values()) + sum(
+            done for name, done in begun.items() if name not in ended
+        )
 
-    def _all(self) -> int:
-        """Return the number of rounds of all trainings of the study."""
-        return self.rounds * len(self.methods) * (self.trials + self.finals)
+    def _to_do(self) -> int:
+        """Return the estimated number of rounds that are still to be trained.
+
+        Trials of the search are expected to last as long as those that have ended, because the
+        scheduler stops some of them early; final trainings last all rounds.
+        """
+        ended = list(self.ended.values())
+        lasted = [
+            record.get("round", 0)
+            for record in ended
+            if record["kind"] == "search" and record["state"] != "failed"
+        ]
+        expected = round(fmean(lasted)) if lasted else self.rounds
+        begun = self.interrupted | dict(self.running)
+        rest = 0
+        for kind, each, length in (
+            ("search", self.trials, expected),
+            ("final", self.finals, self.rounds),
+        ):
+            done = [
+                count
+                for name, count in begun.items()
+                if name not in self.ended and (name.split("/")[0] == "finals") == (kind == "final")
+            ]
+            over = sum(record["kind"] == kind for record in ended)
+            waiting = max(0, len(self.methods) * each - over - len(done))
+            rest += waiting * length
+            rest += sum((length if count < length else self.rounds) - count for count in done)
+        return rest
 
     def _left(self) -> str:
         """Return the estimated time left, as text."""
         done = self._done() - self._before
         if done <= 0 or not self._began:
             return "starting"
-        left = (time.monotonic() - self._began) / done * (self._all() - self._done())
+        left = (time.monotonic() - self._began) / done * self._to_do()
         return f"{duration(max(0.0, left))} left"

@@ -1,6 +1,7 @@
 """The command line as a user meets it: what it prints, and the exit code."""
 
 import errno
+import io
 import json
 import os
 import pty
@@ -14,10 +15,11 @@ import numpy as np
 import pytest
 import yaml
 from pydantic import Field, PositiveInt, create_model
+from rich.console import Console
 
 from flbench.algorithms import ALGORITHMS
 from flbench.algorithms.catalogue import parameter
-from flbench.cli import app
+from flbench.cli import app, progress
 from flbench.core import files
 from flbench.experiment import estimate, lifecycle
 from tests.support import REAL_DATA, SMALL, build, interrupted_run, write_npz
@@ -99,6 +101,28 @@ def test_run_without_a_terminal_prints_a_line_per_evaluation_and_a_table(flbench
     ):
         assert title in out
     assert "\x1b" not in out + err
+
+
+def test_time_left_leaves_out_the_first_round_and_what_was_done_before_a_resume(monkeypatch):
+    clock, console = [0.0], Console(file=io.StringIO(), width=200)
+    monkeypatch.setattr(progress.time, "monotonic", lambda: clock[0])
+    lines = progress._Lines(console, None)
+
+    def evaluated(done: int) -> str:
+        lines.evaluated(done, {})
+        return console.file.getvalue().splitlines()[-1]
+
+    lines.begin(50, 100)
+    clock[0] += 0.5
+    assert "left" not in evaluated(50)  # an evaluation that the interrupted run still owed
+    clock[0] += 10
+    lines.round_done(51, 0.5)  # the first round compiles and allocates
+    clock[0] += 8
+    lines.round_done(55, 0.5)
+    assert evaluated(55).endswith("  1 min 30 s left")
+    clock[0] += 90
+    lines.round_done(100, 0.5)
+    assert evaluated(100).endswith("  0.0 s left")
 
 
 def test_run_of_several_methods_compares_them(flbench, tmp_path):

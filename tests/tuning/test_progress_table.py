@@ -52,6 +52,29 @@ def test_time_left_of_a_resumed_study_depends_on_its_own_rounds_only(progress):
     assert progress.table().title.startswith("30 of about 80 rounds, 25.0 s left")
 
 
+def test_time_left_expects_that_trials_are_stopped_as_early_as_before(progress):
+    """Two of four trials were stopped after 2 rounds, a second each; four finals are of 10."""
+    progress.update(TrainingJob("a", "search", 0, 0, {}), 0)
+    for method in ("a", "b"):
+        job = TrainingJob(method, "search", 0, 0, {})
+        progress.clock[0] += 2
+        progress.update(job, 2)
+        progress.end(ended(job, state="stopped", round=2))
+
+    assert progress.table().title.startswith("4 of about 48 rounds, 44.0 s left")
+
+
+def test_time_left_counts_what_an_interrupted_trial_had_done_as_done(progress):
+    job = TrainingJob("a", "search", 0, 0, {})
+    progress.add_interrupted([ended(job, state="running", round=8)])
+    progress.update(job, 9)
+    progress.clock[0] += 3
+    progress.update(job, 10)
+
+    # Two rounds took three seconds, and 70 are left; the eight rounds before took no time here.
+    assert progress.table().title.startswith("10 of about 80 rounds, 1 min 45 s left")
+
+
 def test_lines_and_table_say_best_and_why_trials_failed(progress):
     progress.end(ended(TrainingJob("a", "search", 0, 0, {}), score=0.75))
     failed = ended(
