@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import matplotlib as mpl
 import numpy as np
@@ -136,9 +136,10 @@ def curves(runs: Sequence[tuple[str, Sequence[Row]]]) -> Figure:
     left, right = figure.subplots(1, 2)
     validated = all(_line(rows, "validation", "personal", "accuracy")[0] for _, rows in runs)
     split = "validation" if validated else "test"
-    for name, rows in runs:
-        left.plot(*_line(rows, split, "personal", "accuracy"), label=name, marker=".")
-        right.plot(*_line(rows, "train", "", "loss"), label=name)
+    for k, (name, rows) in enumerate(runs):
+        style = line_style(k)
+        left.plot(*_line(rows, split, "personal", "accuracy"), label=name, marker=".", **style)
+        right.plot(*_line(rows, "train", "", "loss"), label=name, **style)
     left.set(xlabel="round", ylabel=f"{split} accuracy", ylim=(0, 1))
     right.set(xlabel="round", ylabel="training loss", ylim=(0, None))
     for axes in (left, right):
@@ -148,6 +149,20 @@ def curves(runs: Sequence[tuple[str, Sequence[Row]]]) -> Figure:
     if len(runs) > 1:
         left.legend(frameon=False)
     return figure
+
+
+def line_style(index: int) -> dict[str, Any]:
+    """Return colour and dashes of one of several lines; ten colours, then the same with dashes.
+
+    None of the colours is pale, so that thin lines are legible on white.
+
+    >>> line_style(0)["color"] == line_style(10)["color"]
+    True
+    >>> line_style(0)["linestyle"], line_style(10)["linestyle"]
+    ('-', '--')
+    """
+    dashes = ("-", "--", ":", "-.")
+    return {"color": f"C{index % 10}", "linestyle": dashes[index // 10 % len(dashes)]}
 
 
 def save(figure: Figure, path: Path) -> None:

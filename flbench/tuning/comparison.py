@@ -16,9 +16,10 @@ from flbench.reports.statistics import (
 from flbench.results.study_folder import Study, Variant
 from flbench.results.summary import Summary
 
+RANKING_METRICS = ("auroc", "average_precision")
 TEST_METRICS = (
     *("accuracy", "balanced_accuracy", "macro_f1", "rare_recall", "worst10_accuracy"),
-    *("auroc", "average_precision"),
+    *RANKING_METRICS,
 )
 """Test metrics that the report shows beside the study's metric, as far as the data have them."""
 

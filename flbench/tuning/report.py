@@ -144,7 +144,7 @@ class StudyReport:
         elif seeds == 1:
             notes.append("One seed: there is no interval, and no difference is claimed.")
         elif seeds < CLAIM_FROM:
-            notes.append("Two seeds: the intervals are very wide, and no difference is claimed.")
+            notes.append("Two seeds: too few for an interval, and no difference is claimed.")
         for tuning in self.tunings:
             notes += self._stale(tuning)
         return notes

@@ -9,14 +9,15 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
-from matplotlib.colors import Normalize
+from matplotlib.colors import Colormap, LinearSegmentedColormap, Normalize
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator
 
+from flbench.reports import figures
 from flbench.results.study_folder import Trial, best_trial
 from flbench.tuning.axes import Axis, shown
 
-FAINT = 0.3  # opacity of a trial that did not finish, and so cannot win
+FAINT = 0.45  # opacity of a trial that did not finish, and so cannot win
 UNSET = -0.14  # position on an axis of a trial that lacks the parameter
 ASIDE = 0.35  # the same for scatter plots, whose labels lie side by side
 APART = 0.085  # smallest distance of two labels, as a share of an axis
@@ -39,7 +40,7 @@ def parallel(axes: Sequence[Axis], trials: Sequence[Trial], metric: str) -> Figu
     last = _score_axis(metric, [score for _, score in drawn])
     figure = Figure(figsize=(WIDTH, 3.9), layout="constrained")
     plot = figure.add_subplot()
-    norm, colours = Normalize(last.low, last.high), mpl.colormaps["viridis_r"]
+    norm, colours = Normalize(last.low, last.high), _dark("viridis_r")
     xs = range(len(axes) + 1)
     lines = [
         [*zip(xs, (*_heights(axes, trial), float(norm(score))), strict=True)]
@@ -130,12 +131,11 @@ def progress(methods: Mapping[str, Sequence[Trial]], metric: str) -> Figure:
     """
     figure = Figure(figsize=(WIDTH, 3.4), layout="constrained")
     plot = figure.add_subplot()
-    colours = mpl.colormaps["tab10" if len(methods) <= 10 else "tab20"].colors  # type: ignore[attr-defined]
     for k, (method, trials) in enumerate(methods.items()):
         leaders = [(trial.index, best_trial(trials[: n + 1])) for n, trial in enumerate(trials)]
         line = [(index, leader.score) for index, leader in leaders if leader is not None]
         if line:
-            style = {"color": colours[k % len(colours)], "linewidth": 1.8, "label": method}
+            style = figures.line_style(k) | {"linewidth": 1.8, "label": method}
             plot.step(*zip(*line, strict=True), where="post", marker=".", **style)
     plot.set(xlabel="trial (0: default hyper-parameters)", ylabel=f"best {metric} so far")
     plot.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -146,6 +146,13 @@ def progress(methods: Mapping[str, Sequence[Trial]], metric: str) -> Figure:
             frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5), ncols=columns
         )
     return figure
+
+
+def _dark(name: str) -> Colormap:
+    """Return a colour map without its palest quarter, whose lines are illegible on white."""
+    return LinearSegmentedColormap.from_list(
+        f"dark {name}", mpl.colormaps[name](np.linspace(0.25, 1, 256))
+    )
 
 
 def _scored(trials: Sequence[Trial]) -> list[tuple[Trial, float]]:

@@ -10,11 +10,15 @@ from flbench.results.reading import RARE_METRICS
 from flbench.results.study_folder import PERSONAL, STATES, VARIANTS, Study, Trial
 from flbench.tuning.axes import Axis, shown
 from flbench.tuning.bounds import bounds
-from flbench.tuning.comparison import TEST_METRICS, Pair, Side, Tuning
+from flbench.tuning.comparison import RANKING_METRICS, TEST_METRICS, Pair, Side, Tuning
 from flbench.tuning.deployments import of_deployment
 from flbench.tuning.report import StudyReport, count, title
 
 RARE = " (rare)"
+INTERVALS = (
+    "An interval that would leave the scale of the metric is cut at its end and printed as [from,"
+    " to]; fewer than three seeds are too few for one."
+)
 GAIN_VERDICTS = {
     "better": "tuning helped",
     "worse": "tuning harmed",
@@ -51,18 +55,21 @@ def gains(report: StudyReport) -> Block:
         "Search: one training with the study's seed; the score of the best of many trials is"
         " optimistic. Final: mean over seeds and half the width of its 95 % interval. Gain: mean"
         " difference of trainings with the same seed, and half the width of its 95 % interval"
-        " (paired t-test).",
+        f" (paired t-test). {INTERVALS}",
         texts=(0, 1, 7),
     )
 
 
 def other_metrics(report: StudyReport) -> Block:
     """Return the table of the test metrics beside the study's metric."""
+    sides = [side for tuning in report.tunings for side in tuning.sides.values()]
     names = [
         name
         for name in TEST_METRICS
         if name != report.study.header.metric
         and (report.has_rare_classes or name not in RARE_METRICS)
+        # Two metrics are defined for two classes only.
+        and (name not in RANKING_METRICS or any(name in side.test for side in sides))
     ]
     rows = [
         (
@@ -79,7 +86,7 @@ def other_metrics(report: StudyReport) -> Block:
         ("method", "values", *(title(name) for name in names)),
         tuple(rows),
         "Final trainings after the last round: mean over seeds and half the width of its 95 %"
-        " interval. No choice depends on these metrics.",
+        f" interval. {INTERVALS} No choice depends on these metrics.",
         texts=(0, 1),
     )
 
@@ -242,18 +249,33 @@ def trials(report: StudyReport) -> Block:
 
 
 def interval(sample: Sample | None) -> str:
-    """Format a mean and half the width of its interval, if it has one."""
-    if sample is None:
-        return "-"
-    return share(sample.mean) + ("" if sample.half is None else f" ± {sample.half:.4f}")
+    """Format the mean of a metric in [0, 1] and its interval, if it has one.
+
+    >>> interval(Sample(3, 0.5, 0.01, 0.0248)), interval(Sample(3, 0.99, 0.01, 0.0248))
+    ('0.5000 ± 0.0248', '0.9900 in [0.9652, 1.0000]')
+    """
+    return "-" if sample is None else _bounded(sample, 0.0, "")
 
 
 def difference(gap: PairedDifference | None) -> str:
-    """Format a difference and half the width of its interval, if it has one."""
-    if gap is None:
-        return "-"
-    half = gap.sample.half
-    return f"{gap.sample.mean:+.4f}" + ("" if half is None else f" ± {half:.4f}")
+    """Format a difference of two metrics in [0, 1] and its interval, if it has one."""
+    return "-" if gap is None else _bounded(gap.sample, -1.0, "+")
+
+
+def _bounded(sample: Sample, low: float, sign: str) -> str:
+    """Format a mean and its interval, which is cut at the ends of the scale [low, 1].
+
+    Values outside the scale are impossible, so the part of the interval inside has the same
+    coverage. With two values, Student's t has one degree of freedom: the interval would be 13
+    standard errors wide on either side and is not printed.
+    """
+    text = f"{sample.mean:{sign}.4f}"
+    if sample.half is None or sample.n < CLAIM_FROM:
+        return text
+    ends = sample.mean - sample.half, sample.mean + sample.half
+    if low <= ends[0] and ends[1] <= 1:
+        return f"{text} ± {sample.half:.4f}"
+    return f"{text} in [{max(low, ends[0]):{sign}.4f}, {min(1.0, ends[1]):{sign}.4f}]"
 
 
 def probability(value: float | None) -> str:

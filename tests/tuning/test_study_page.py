@@ -3,13 +3,16 @@ import json
 import re
 import shutil
 
+import numpy as np
 import pytest
+from scipy import stats
 
 from flbench.cli.app import main
 from flbench.core.errors import UserError
+from flbench.reports.statistics import paired_difference, sample
 from flbench.results import study_folder
 from flbench.tuning import study_page as results_of
-from flbench.tuning import tables
+from flbench.tuning import study_figures, tables
 from flbench.tuning.failures import find_failures
 from flbench.tuning.report import StudyReport
 from tests.tuning.studies import DEFAULTS, begin, final, trial, write
@@ -249,6 +252,32 @@ def test_study_without_seeds_notes_that_nothing_was_tested(tmp_path):
     assert "Two seeds" not in said
 
 
+@pytest.mark.parametrize(
+    ("values", "text"),
+    [
+        ((0.9, 1.0), "0.9500"),  # two values
+        ((0.5, 0.5, 0.5), "0.5000 ± 0.0000"),
+        ((0.9, 1.0, 1.0), "0.9667 in [0.8232, 1.0000]"),
+        ((0.0, 0.0, 0.3), "0.1000 in [0.0000, 0.5303]"),
+    ],
+)
+def test_intervals_stay_on_the_scale_of_the_metric(values, text):
+    assert tables.interval(sample(values)) == text
+    if " in " in text:
+        low, high = stats.t.interval(0.95, len(values) - 1, np.mean(values), stats.sem(values))
+        assert text.endswith(f"[{max(0, low):.4f}, {min(1, high):.4f}]")
+
+
+def test_intervals_of_differences_stay_on_theirs():
+    def gap(*after):
+        return tables.difference(
+            paired_difference(dict.fromkeys(range(3), 0.0), dict(enumerate(after)))
+        )
+
+    assert gap(0.2, 0.2, 0.3).startswith("+0.2333 ± ")
+    assert gap(1.0, 1.0, 0.4).startswith("+0.8000 in [-0.0605, +1.0000]")
+
+
 @pytest.mark.parametrize(("seeds", "verdict"), [(2, "no claim: 2 seeds"), (3, "tuned-b is better")])
 def test_claim_needs_three_seeds(tmp_path, finished_run, seeds, verdict):
     folder = begin(tmp_path / "study", "hfcd", "tuned-b", seeds=seeds)
@@ -324,6 +353,24 @@ def test_balanced_classes_have_no_rare_one(tmp_path, finished_run):
 
     assert "rare" not in str(tables.classes(report_of(folder)).rows)
     assert "rare-class recall" not in tables.other_metrics(report_of(folder)).header
+    assert "AUROC" not in tables.other_metrics(report_of(folder)).header  # ten classes
+
+
+def test_lines_of_all_trials_are_dark_enough_on_white():
+    """A contrast of 1.7 against white and more; that of viridis' yellow is 1.2."""
+    for share in np.linspace(0, 1, 11):
+        rgb = np.array(study_figures._dark("viridis_r")(share)[:3])
+        linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
+        assert 1.05 / (linear @ [0.2126, 0.7152, 0.0722] + 0.05) > 1.7
+
+
+def test_page_prints_tables_with_their_heads_and_all_columns(written):
+    html = texts(written)["report.html"]
+
+    assert html.count("<table>") == html.count("<thead>") == html.count("</thead>")
+    _, printing = html.split("@media print")
+    assert "landscape" in printing
+    assert "white-space: normal" in printing
 
 
 def test_final_trainings_of_a_former_winner_are_noted(tmp_path, finished_run):
