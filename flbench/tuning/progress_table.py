@@ -142,9 +142,8 @@ class ProgressTable:
         """Return the number of rounds that were trained, also before the study was resumed."""
         ended = dict(self.ended)
         begun = self.interrupted | dict(self.running)
-        return sum(record.get("round", 0) for record in ended.values()) + sum(
-            done for name, done in begun.items() if name not in ended
-        )
+        before: int = sum(record.get("round", 0) for record in ended.values())
+        return before + sum(done for name, done in begun.items() if name not in ended)
 
     def _to_do(self) -> int:
         """Return the estimated number of rounds that are still to be trained.

@@ -11,8 +11,8 @@ from flbench.cli.app import main
 from flbench.core.errors import UserError
 from flbench.reports.statistics import paired_difference, sample
 from flbench.results import study_folder
-from flbench.tuning import study_page as results_of
 from flbench.tuning import study_figures, tables
+from flbench.tuning import study_page as results_of
 from flbench.tuning.failures import find_failures
 from flbench.tuning.report import StudyReport
 from tests.tuning.studies import DEFAULTS, begin, final, trial, write
