@@ -42,6 +42,9 @@ def _no_mirror(request, monkeypatch):
 
 
 def pytest_collection_modifyitems(items):
+    # The longest tests have a time limit of their own. They start first, so that no test process
+    # waits for them at the end.
+    items.sort(key=lambda item: item.get_closest_marker("timeout") is None)
     for item in items:
         if "gpu" in item.keywords and not torch.cuda.is_available():
             item.add_marker(pytest.mark.skip(reason="no CUDA device"))
