@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 WORKERS := --numprocesses auto --dist worksteal
+# Python and pytest keep what they compiled, so that a second run starts sooner.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo quick test test-all test-faults lint types unit docs clean
 
@@ -22,7 +24,7 @@ types: $(VENV)/installed
 
 # The loop of a developer: no test that trains for more than a few steps or starts a process.
 quick: $(VENV)/installed
-	$(BIN)/pytest $(WORKERS) -m "not slow and not full and not faults"
+	$(BIN)/pytest --numprocesses logical --dist worksteal -m "not slow and not full and not faults"
 
 # The examples in the docstrings of public names are tests too.
 unit: $(VENV)/installed

@@ -11,9 +11,13 @@ from tests.support import REAL_DATA, run
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_auto_num_workers() -> int:
-    """One test process more than there are cores: many tests wait for processes they started."""
-    return (os.cpu_count() or 1) + 1
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """With `auto`, one test process more than there are cores; with `logical`, as many as cores.
+
+    Many of the slow tests wait for processes that they started. `make quick` has none of them.
+    """
+    cores = os.cpu_count() or 1
+    return cores if config.option.numprocesses == "logical" else cores + 1
 
 
 @pytest.fixture(autouse=True)

@@ -560,6 +560,7 @@ def test_paper_evaluation_is_that_of_a_rounds_clients_at_three_moments(tmp_path,
         assert all(moment in said for moment in COHORT_MOMENTS.values())
 
 
+@pytest.mark.slow
 def test_paper_evaluation_changes_no_model_and_is_absent_unless_asked_for():
     plain = summary_of_run("algorithm=fedcpmd")
     paper = summary_of_run("algorithm=fedcpmd", "algorithm.paper_evaluation=true")

@@ -566,6 +566,7 @@ def test_head_of_the_global_model_is_chosen():
 
 
 @pytest.mark.parametrize("policy", ["average", "local", "drop"])
+@pytest.mark.slow
 def test_global_model_is_evaluated_where_clients_keep_no_statistics(policy):
     keys = ("algorithm=fedpc", "algorithm.gm=nearest_proto", f"train.batchnorm={policy}")
     summary = summary_of_run(*keys, "model.name=lenet5", "train.rounds=1")

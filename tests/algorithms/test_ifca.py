@@ -177,6 +177,7 @@ def test_bytes_are_all_models_down_and_one_model_and_a_number_up(tmp_path):
     assert found == (w + 4, 2 * 3 * head + w - head)
 
 
+@pytest.mark.slow
 def test_one_model_is_noted():
     def notes(*keys):
         return [note for note in build("algorithm=ifca", *keys).notes if "is FedAvg" in note]

@@ -125,6 +125,7 @@ def test_time_left_leaves_out_the_first_round_and_what_was_done_before_a_resume(
     assert evaluated(100).endswith("  0.0 s left")
 
 
+@pytest.mark.slow
 def test_run_of_several_methods_compares_them(flbench, tmp_path):
     code, out, _ = flbench("run", "--algo", "fedavg,local", *SMALL)
 
@@ -416,6 +417,7 @@ def test_show_prints_tables_of_finished_and_interrupted_runs(flbench, tmp_path):
     assert "worst10_accuracy" in out
 
 
+@pytest.mark.slow
 def test_show_tells_apart_what_differs_and_warns(flbench, tmp_path):
     for keys in (("seed=0",), ("seed=1",), ("seed=0", "partition.alpha=2")):
         flbench("run", *SMALL, "algorithm=local", *keys)
@@ -435,6 +437,7 @@ def test_show_tells_apart_what_differs_and_warns(flbench, tmp_path):
     assert "local (seed=1, alpha=0.5)" in picture
 
 
+@pytest.mark.slow
 def test_show_of_one_setting_has_no_further_columns_and_no_note(flbench, tmp_path):
     flbench("run", *SMALL, "--algo", "local,fedprox")
     flbench("run", *SMALL, "--algo", "fedprox", "algorithm.mu=0.5")
@@ -462,6 +465,7 @@ def test_show_of_other_data_under_the_same_name_says_so(flbench, tmp_path):
     assert all(json.loads(text)["hash"][:8] in out for text in hashes)
 
 
+@pytest.mark.slow
 def test_show_of_a_folder_walks_below_it(flbench, tmp_path):
     flbench("run", *SMALL, "--algo", "local,fedavg")
     begin(tmp_path / "runs" / "deep" / "study", "hfcd")
@@ -482,6 +486,7 @@ def test_show_of_a_folder_walks_below_it(flbench, tmp_path):
     assert "empty is not a run folder: it has no config.yaml, nor has a folder below it." in error
 
 
+@pytest.mark.slow
 def test_without_rare_classes_there_is_one_note_and_no_column(flbench, tmp_path):
     code, out, error = flbench("run", "--algo", "local,fedavg", *SMALL)
 
@@ -641,6 +646,7 @@ def test_interrupted_comparison_names_the_methods_that_did_not_start(flbench, mo
 
 
 @pytest.mark.parametrize("name", ["random", "ring", "grid", "star", "erdos_renyi"])
+@pytest.mark.slow
 def test_data_draws_and_describes_a_topology(flbench, tmp_path, name):
     keys = ("partition.clients=9", "algorithm.neighbours=2", "--topology", name)
     code, out, _ = flbench("data", "digits", *keys, "--picture", "t.png")

@@ -468,6 +468,7 @@ def test_saved_partition_of_other_labels_is_refused(tmp_path):
 @pytest.mark.parametrize(
     "damage", ["missing", "no json", "bad json", "truncated", "twice", "moved", "pickle", "client"]
 )
+@pytest.mark.slow
 def test_damaged_partition_is_refused(tmp_path, damage):
     data, _, file = saved(tmp_path)
     beside = file.with_suffix(".json")

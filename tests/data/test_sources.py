@@ -470,6 +470,7 @@ def test_image_archives_that_cannot_be_used(tmp_path, entries, said):
         load(write_zip(tmp_path / "x.zip", entries))
 
 
+@pytest.mark.slow
 def test_zip_bomb_is_refused_before_it_is_unpacked(tmp_path):
     path = tmp_path / "x.zip"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:

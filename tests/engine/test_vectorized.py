@@ -101,6 +101,7 @@ def test_two_phases_freeze_what_they_do_not_train(engines):
     assert_same(engines, [head, phase(train="backbone.*", epochs=1)])
 
 
+@pytest.mark.slow
 def test_clip_is_by_client(engines):
     assert_same(engines, [phase(clip=0.05)])
 
@@ -115,6 +116,7 @@ def test_rows_of_a_phase_may_be_a_part(engines):
     assert_same(engines, [phase(samples=Samples(high=0.5, redraw="round"))])
 
 
+@pytest.mark.slow
 def test_proximal_term_sees_the_start(engines):
     assert_same(
         engines,
@@ -129,6 +131,7 @@ class Memorise:
 
 
 @pytest.mark.parametrize("ids", [CLIENTS, (3,)])
+@pytest.mark.slow
 def test_training_changes_neither_the_start_nor_what_a_map_remembers(engines, ids):
     """Also of kept rows, and where no client changes its place: nothing was copied on the way."""
     net = engines[0].engine._environment.start
@@ -150,6 +153,7 @@ class Halved:
         return {n: v / 2 if n.endswith("weight") else v for n, v in leaves.items()}
 
 
+@pytest.mark.slow
 def test_weights_hook(engines):
     assert_same(engines, [phase(weights=Halved())])
 
@@ -163,6 +167,7 @@ class LookAhead:
         return grad({n: v - 0.01 * first[n] for n, v in parameters.items()}, batch)
 
 
+@pytest.mark.slow
 def test_gradient_hook(engines):
     assert_same(engines, [phase(gradient=LookAhead())])
 
@@ -173,6 +178,7 @@ class Shrink:
         return {name: 0.9 * value for name, value in trained.items()}
 
 
+@pytest.mark.slow
 def test_project(engines):
     assert_same(engines, [phase(project=Shrink())])
 
@@ -230,6 +236,7 @@ class UseIt:
         }
 
 
+@pytest.mark.slow
 def test_collectors_feed_maps_with_what_the_server_sent(engines):
     statistic = Statistic("found", Count(), REDUCE, finish=Half())
 
@@ -248,6 +255,7 @@ def test_collectors_feed_maps_with_what_the_server_sent(engines):
     )
 
 
+@pytest.mark.slow
 def test_record_sees_the_training_batches(engines):
     recording = Statistic("found", Count(), REDUCE, finish=Half())
     keep = Transform(Keep())
@@ -267,6 +275,7 @@ class Parts:
         return {"part": leaves["own"] * torch.ones(2), "present": leaves["own"] > torch.ones(2)}
 
 
+@pytest.mark.slow
 def test_masks_rows_and_observers(engines):
     observers = tuple(
         Statistic(part, Count(), REDUCE, samples=Samples(part))
@@ -284,6 +293,7 @@ def test_masks_rows_and_observers(engines):
     assert many.sent.mask["part"][:, 0].tolist() == [client > 1 for client in CLIENTS]
 
 
+@pytest.mark.slow
 def test_client_that_diverges_is_left_out(engines):
     width = engines[0].net.head.weight.shape
     rows = {"head.weight": torch.zeros(5, *width, dtype=torch.float64)}

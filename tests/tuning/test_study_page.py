@@ -17,6 +17,8 @@ from flbench.tuning.failures import find_failures
 from flbench.tuning.report import StudyReport
 from tests.tuning.studies import DEFAULTS, begin, final, trial, write
 
+pytestmark = pytest.mark.slow  # they write reports with pictures
+
 FILES = ("trials.csv", "results.json", "study.md", "report.html")
 
 
@@ -53,6 +55,7 @@ def rows(block, **wanted):
     return [line for line in lines if wanted.items() <= line.items()]
 
 
+@pytest.mark.slow
 def test_report_names_the_deployment_that_it_compares(tmp_path, finished_run):
     folder = begin(tmp_path / "study", "ft", deployment="noft")
     for k in range(2):
@@ -87,6 +90,7 @@ def test_page_is_whole_and_has_no_outer_links(written):
         assert f"<h2>{method}</h2>" in page
 
 
+@pytest.mark.slow
 def test_pictures_are_written_for_other_pages(written):
     for method in ("hfcd", "fedavg"):
         content = (written / "pictures" / f"{method}-parallel.png").read_bytes()

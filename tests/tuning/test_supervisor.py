@@ -123,6 +123,7 @@ def test_process_that_is_blocked_ends_after_the_loss_of_a_server(begin, tmp_path
     assert seconds < 10
 
 
+@pytest.mark.slow
 def test_second_signal_ends_the_process_at_once(begin, tmp_path):
     process = begin(WITHIN)
     process.send_signal(signal.SIGINT)
