@@ -39,8 +39,18 @@ class Differences:
         )
 
     def label(self, index: int) -> str:
-        """Return the values of one run as text, such as `alpha=0.1, seed=1`; "" without any."""
-        names = {key: key.rpartition(".")[2] for key in self.values}
+        """Return the values of one run as text, such as `alpha=0.1, seed=1`; "" without any.
+
+        Keys are shortened to their last part unless that stands for another key too.
+
+        >>> Differences({"seed": ("1", "2"), "partition.seed": ("0", "7")}, ()).label(1)
+        'seed=2, partition.seed=7'
+        """
+        last = [key.rpartition(".")[2] for key in self.values]
+        names = {
+            key: key if part in ALONE or last.count(part) > 1 else part
+            for key, part in zip(self.values, last, strict=True)
+        }
         return ", ".join(f"{names[key]}={texts[index]}" for key, texts in self.values.items())
 
 
