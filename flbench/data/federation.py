@@ -222,8 +222,9 @@ def build(dataset: Dataset, data: DataConfig, partition: PartitionConfig, seed: 
         x, source, encoded = _encode_words(dataset, assignment)
         x, imputed = _impute(x, assignment, source)
         notes += [*encoded, *imputed]
-    shift, scale = _normalization(x, assignment, data.normalize, dataset)
-    notes.append(_normalization_note(shift, scale, data.normalize, dataset))
+    shift, width = _normalization(x, assignment, data.normalize, dataset)
+    scale = _inverse(width)
+    notes.append(_normalization_note(shift, width, data.normalize, dataset))
     if data.augment and dataset.is_table:
         notes.append("data.augment has no effect on tables.")
     return Federation(
@@ -358,8 +359,8 @@ def _impute(
 
 def _normalization(
     x: NDArray[Any], partition: Partition, kind: str, dataset: Dataset
-) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Return shift and scale of the normalization (x - shift) * scale.
+) -> tuple[NDArray[np.float32], NDArray[Any]]:
+    """Return shift and width of the normalization (x - shift) / width; width 0 counts as 1.
 
     They are computed from the training parts of all clients together.
 
@@ -373,7 +374,7 @@ def _normalization(
     """
     if kind == "unit" and dataset.is_pixels:
         return np.zeros((1, 1, 1), dtype=np.float32), np.full(
-            (1, 1, 1), 1.0 / dataset.scale, dtype=np.float32
+            (1, 1, 1), dataset.scale, dtype=np.float64
         )
     train = np.sort(np.concatenate(partition.parts["train"]))
     axes = (0,) if dataset.is_table else (0, 2, 3)
@@ -381,7 +382,7 @@ def _normalization(
         # [columns], or [channels, 1, 1]
         shape = (-1,) if dataset.is_table else (-1, 1, 1)
         low, high = (find(x[train], axis=axes).reshape(shape) for find in (np.min, np.max))
-        return low, _inverse(high - low)
+        return low, high - low
     count = 0
     total, squares = 0.0, 0.0
     # In pieces, because float64 takes 8 times the memory of uint8.
@@ -393,25 +394,25 @@ def _normalization(
     mean = np.asarray(total / count)
     deviation = np.sqrt(np.maximum(np.asarray(squares / count) - mean**2, 0.0))
     shape = mean.shape if dataset.is_table else (-1, 1, 1)
-    return mean.reshape(shape).astype(np.float32), _inverse(deviation.reshape(shape))
+    return mean.reshape(shape).astype(np.float32), deviation.reshape(shape)
 
 
 def _normalization_note(
-    shift: NDArray[np.float32], scale: NDArray[np.float32], kind: str, dataset: Dataset
+    shift: NDArray[np.float32], width: NDArray[Any], kind: str, dataset: Dataset
 ) -> str:
-    """Return a sentence with the shift and the scale of the normalization (x - shift) * scale.
+    """Return a sentence with the shift and the width of the normalization (x - shift) / width.
 
     Pixels are described as PyTorch's transforms describe them: scaled to [0, 1] first.
 
     Args:
         shift: Shift by channel or column.
-        scale: Factor by channel or column.
+        width: Standard deviation or range by channel or column; 0 if it is constant.
         kind: `standard` or `unit`; see `_normalization`.
         dataset: The data set.
     """
     if kind == "unit" and dataset.is_pixels:
         return f"data: pixels are divided by {dataset.scale:g}; no mean is subtracted."
-    low, width = shift.astype(np.float64).ravel(), 1.0 / scale.astype(np.float64).ravel()
+    low, width = shift.astype(np.float64).ravel(), width.astype(np.float64).ravel()
     over = "over the training parts of all clients"
     each = "column" if dataset.is_table else "channel"
     if kind == "unit":

@@ -74,6 +74,18 @@ def test_note_lists_the_first_columns_of_a_table():
     assert numbers(second)[:4] == pytest.approx(x[train, :4].max(0), rel=1e-3)
 
 
+@pytest.mark.parametrize("normalize", ["standard", "unit"])
+def test_note_of_a_constant_column_gives_no_made_up_width(normalize):
+    x = np.stack([np.full(40, 5.0), np.arange(40)], axis=1)
+    config = PartitionConfig(scheme="natural", min_samples=1)
+
+    made = build(table(x, np.zeros(40)), DataConfig(normalize=normalize), config, 0)
+
+    [values] = re.findall("(?:standard deviation|largest values) (.*), ", made.notes[-1])
+    assert float(values) == {"standard": 0, "unit": 5}[normalize]
+    assert made.scale.flatten()[0] == 1
+
+
 def test_note_says_what_pixels_are_divided_by():
     assert "divided by 16;" in federation("unit").notes[-1]
 
