@@ -11,6 +11,10 @@ SECTIONS: Final = ("data.", "partition.", "model.", "train.")
 ALONE: Final = ("seed", "engine.precision", "evaluation.rare")
 WITHOUT: Final = ("data.root", "data.name", "data.path", "partition.path")  # where files are
 DATA, PARTITION = "data", "partition"
+TUNED: Final = ("train.optimizer.", "train.schedule.")
+"""The local optimizer. Each method needs its own learning rate, which the search spaces of flbench
+contain, so runs that differ in these keys can be compared; those that differ in rounds, local
+epochs or batches cannot."""
 
 
 @dataclass(frozen=True)
@@ -22,21 +26,32 @@ class Differences:
             data set, and `partition` for the beginning of the partition's hash if no key explains
             that it differs.
         setting: Those of these names that belong to the setting which a comparison of methods holds
-            fixed. The others are keys of a method that runs of the same method set differently.
+            fixed.
+        tuned: Those of these names that belong to the local optimizer, if runs of several methods
+            differ in them: each method may have been tuned. The remaining names are keys of methods
+            in which runs of one method differ.
     """
 
     values: dict[str, tuple[str, ...]]
     setting: tuple[str, ...]
+    tuned: tuple[str, ...] = ()
 
     @property
-    def warning(self) -> str | None:
-        """A sentence that says that the runs are not comparable; None if they are."""
-        if not self.setting:
-            return None
-        return (
-            f"the runs differ in {', '.join(self.setting)}, so they are not comparable:"
-            " differences between rows need not come from the methods. Compare runs that agree."
-        )
+    def warnings(self) -> list[str]:
+        """Sentences that say what the differences mean for a comparison of the methods."""
+        sentences = []
+        if self.setting:
+            sentences.append(
+                f"the runs differ in {', '.join(self.setting)}, so they are not comparable:"
+                " differences between rows need not come from the methods. Compare runs that agree."
+            )
+        if self.tuned:
+            sentences.append(
+                f"the methods were trained with different values of {', '.join(self.tuned)}. The"
+                " comparison is fair if each method's values were chosen by validation parts with"
+                " equal effort, as `flbench tune` does."
+            )
+        return sentences
 
     def label(self, index: int) -> str:
         """Return the values of one run as text, such as `alpha=0.1, seed=1`; "" without any.
@@ -71,12 +86,15 @@ def differences(runs: Sequence[Run]) -> Differences:
     explained = any(key == "seed" or key.startswith((DATA, PARTITION)) for key in found)
     if len(set(hashes) - {""}) > 1 and not explained:
         found[PARTITION] = tuple(text[:8] for text in hashes)
-    setting = tuple(found)
+    optimizer = [key for key in found if key.startswith(TUNED)]
+    setting = tuple(key for key in found if key not in optimizer)
+    methods = {run.config.algorithm.name for run in runs}
+    tuned = tuple(optimizer) if len(methods) > 1 else ()
     keys = [leaves(run.config.algorithm.model_dump(mode="json"), "algorithm.") for run in runs]
     for method in dict.fromkeys(tree["algorithm.name"] for tree in keys):
         for key in _differing([tree for tree in keys if tree["algorithm.name"] == method]):
             found[key] = tuple(_text(tree.get(key)) for tree in keys)
-    return Differences(found, setting)
+    return Differences(found, setting, tuned)
 
 
 def _setting(run: Run) -> dict[str, Any]:

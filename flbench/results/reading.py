@@ -6,6 +6,9 @@ from io import StringIO
 from pathlib import Path
 from typing import Final
 
+import numpy as np
+import torch
+
 from flbench.config.resolve import resolve
 from flbench.config.schema import Config
 from flbench.config.sources import from_file
@@ -13,7 +16,8 @@ from flbench.core import files
 from flbench.core.csv_text import read_cell
 from flbench.core.documents import as_data_error, read_json
 from flbench.core.errors import DataError, UserError
-from flbench.metrics.classes import are_balanced
+from flbench.data.npz_files import read_arrays
+from flbench.metrics.classes import are_balanced, rare_classes
 from flbench.results import metrics_file
 from flbench.results.metrics_file import Row
 from flbench.results.summary import (
@@ -51,6 +55,8 @@ class Run:
         classes: Rows of per_class.csv by column; empty for an unfinished run.
         finished: Whether the folder has a summary.json.
         clients: Rows of clients.csv by column, if the clients have names; otherwise empty.
+        train_counts: Training samples [C] by class over all clients of an unfinished run, from
+            partition.npz; None if the folder has no such file, and for a finished run.
     """
 
     path: Path
@@ -60,6 +66,7 @@ class Run:
     classes: list[dict[str, str]]
     finished: bool
     clients: list[dict[str, str]] = field(default_factory=list)
+    train_counts: list[int] | None = None
 
     @property
     def has_rare_classes(self) -> bool:
@@ -69,10 +76,15 @@ class Run:
         `evaluation.rare` tells apart by a few samples.
         """
         lines = [line for line in self.classes if line["moment"] == "last"]
-        if not lines:
+        if lines:
+            counts = [int(line["train_support"]) for line in lines]
+            marked = any(line["rare"] == "1" for line in lines)
+        elif self.train_counts:
+            counts = self.train_counts
+            marked = bool(rare_classes(torch.tensor(counts), self.config.evaluation.rare)[0])
+        else:
             return True
-        balanced = are_balanced([int(line["train_support"]) for line in lines])
-        return not balanced and any(line["rare"] == "1" for line in lines)
+        return marked and not are_balanced(counts)
 
 
 def check_run_folder(path: Path) -> None:
@@ -109,7 +121,8 @@ def read(path: Path) -> Run:
     config, _ = resolve([from_file(path / "config.yaml")])
     rows = metrics_file.read(path / "metrics.csv")
     if not is_finished(path):
-        return Run(path, config, _so_far(config, rows), rows, [], finished=False)
+        so_far, counts = _so_far(config, rows), _train_counts(path)
+        return Run(path, config, so_far, rows, [], finished=False, train_counts=counts)
     with as_data_error(path / "per_class.csv"):
         classes = read_classes(path)
     with as_data_error(path / "clients.csv"):
@@ -124,6 +137,20 @@ def read(path: Path) -> Run:
             f" flbench run --resume {path}"
         ) from error
     return Run(path, config, summary, rows, classes, finished=True, clients=clients)
+
+
+def _train_counts(path: Path) -> list[int] | None:
+    """Return the training samples [C] by class over all clients; None without a partition.npz."""
+    file = path / "partition.npz"
+    if not file.is_file():
+        return None
+    counts = read_arrays(file).get("train_counts")  # [N, C]
+    if counts is None or counts.ndim != 2 or counts.dtype.kind not in "iu":
+        raise DataError(
+            f"{file} is damaged: it has no array `train_counts` of integers [clients, classes]."
+            " Start the run again."
+        )
+    return [int(count) for count in counts.sum(axis=0, dtype=np.int64)]
 
 
 def read_classes(path: Path) -> list[dict[str, str]]:

@@ -409,6 +409,7 @@ def test_show_prints_tables_of_finished_and_interrupted_runs(flbench, tmp_path):
     code, out, _ = flbench("show", str(folder))
     assert code == 0
     assert "unfinished" in out
+    assert "rare" not in out  # the digits are balanced, which partition.npz tells
 
     flbench("run", "--resume", str(folder))
     code, out, _ = flbench("show", str(folder))

@@ -27,14 +27,16 @@ RANKING_METRICS = {"auroc": "AUROC", "average_precision": "AP"}
 def print_runs(runs: Sequence[Run]) -> None:
     """Print a comparison of runs; a single run is printed in full before it.
 
-    What differs between the runs besides their methods has columns of its own. If that is more than
-    keys of a method, a note says that the runs are not comparable.
+    What differs between the runs besides their methods has columns of its own, and notes say what
+    it means for the comparison.
     """
     console, apart = open_console(), differences(runs)
     if len(runs) == 1:
         _print_details(runs[0])
     whole_table(_comparison(runs, apart))
-    notes([apart.warning] if apart.warning else [])
+    notes(apart.warnings)
+    if without_column := list(apart.values)[MOST_COLUMNS:]:
+        notes([f"the runs also differ in {', '.join(without_column)}, which have no column."])
     for run in runs:
         report = "/report.html" if run.finished else ""
         line(f"{run.summary['algorithm']}: {run.path}{report}")
@@ -51,7 +53,7 @@ def _comparison(runs: Sequence[Run], apart: Differences) -> Table:
     Without rare classes there is no column of the rare-class recall.
     """
     tests = [run.summary["best"]["test"] for run in runs]
-    rare = any(run.has_rare_classes for run in [r for r in runs if r.finished] or runs)
+    rare = any(run.has_rare_classes for run in runs)
     shown = {name: title for name, title in METRICS.items() if rare or name not in RARE_METRICS}
     shown |= {
         name: title
