@@ -23,7 +23,9 @@ from pydantic import (
 
 from flbench.core.addresses import redact_address
 
-EVALUATIONS: Final = 10  # fewest evaluations of a run, unless the user sets `evaluation.every`
+# Unless the user sets `evaluation.every`, a run of ten rounds or more has at least this number of
+# evaluations; a shorter one has an evaluation after each round.
+EVALUATIONS: Final = 10
 LONGEST_PERIOD: Final = 10  # most rounds between two of them, unless the user sets it
 
 
@@ -352,8 +354,8 @@ class EvaluationConfig(Strict):
     every: int | None = Field(
         None,
         ge=1,
-        description="rounds between two evaluations (default: a tenth of train.rounds, at most 10);"
-        " the last round is always evaluated",
+        description="rounds between two evaluations (default: a tenth of train.rounds, at least 1"
+        " and at most 10); the last round is always evaluated",
     )
     common: CommonConfig = Field(CommonConfig(), description="evaluation on the common test set")
     confusable: str | None = Field(
@@ -427,11 +429,13 @@ class Config(Strict):
     def evaluation_period(self) -> int:
         """Rounds between two evaluations: `evaluation.every`, or its default if that is None.
 
-        The default is a tenth of `train.rounds`, so that there are at least ten evaluations, but
-        at most 10 rounds.
+        The default is a tenth of `train.rounds`, rounded down, but at least 1 and at most 10. A run
+        of ten rounds or more is so evaluated at least ten times, a shorter one after each round.
 
         >>> Config(train={"rounds": 50}).evaluation_period
         5
+        >>> Config(train={"rounds": 5}).evaluation_period
+        1
         >>> Config(train={"rounds": 50}, evaluation={"every": 20}).evaluation_period
         20
         """

@@ -225,8 +225,6 @@ def build(dataset: Dataset, data: DataConfig, partition: PartitionConfig, seed: 
     shift, width = _normalization(x, assignment, data.normalize, dataset)
     scale = _inverse(width)
     notes.append(_normalization_note(shift, width, data.normalize, dataset))
-    if data.augment and dataset.is_table:
-        notes.append("data.augment has no effect on tables.")
     return Federation(
         dataset=dataset,
         x=torch.from_numpy(x),

@@ -7,6 +7,7 @@ all samples, not from bins.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import torch
@@ -15,7 +16,9 @@ from torch import Tensor
 
 from flbench.metrics.classification import Metrics
 
-NAMES = ("auroc", "average_precision")
+NAMES: Final = ("auroc", "average_precision")
+NAMES_WITH_MEANS: Final = tuple(name for key in NAMES for name in (key, f"{key}_mean"))
+"""Metrics of a run on data with two classes: each over all samples, and as a mean over clients."""
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,11 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from flbench.core.printable import one_line
+from flbench.metrics import ranking
 
 MOST_CLIENTS: Final = 100  # rows of the table of clients
+RANKING_TITLES: Final = dict(zip(ranking.NAMES, ("AUROC", "average precision"), strict=True))
+"""Column headers of the metrics for two classes; tables have them if their runs do."""
 
 
 @dataclass(frozen=True)
@@ -96,8 +99,7 @@ def clients_block(clients: Sequence[Mapping[str, str]]) -> Block | None:
     more = len(rows) - MOST_CLIENTS
     titles = {"accuracy": "accuracy", "balanced_accuracy": "balanced accuracy"}
     titles |= {"macro_f1": "macro F1"}
-    if "auroc" in rows[0]:  # two classes
-        titles |= {"auroc": "AUROC", "average_precision": "average precision"}
+    titles |= {name: title for name, title in RANKING_TITLES.items() if name in rows[0]}
     return Block(
         "Clients, last round, test",
         ("client", "name", "train", "test", *titles.values()),

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from statistics import fmean
 
+from flbench.metrics import ranking
 from flbench.reports.statistics import (
     PairedDifference,
     Sample,
@@ -16,10 +17,9 @@ from flbench.reports.statistics import (
 from flbench.results.study_folder import Study, Variant
 from flbench.results.summary import Summary
 
-RANKING_METRICS = ("auroc", "average_precision")
 TEST_METRICS = (
     *("accuracy", "balanced_accuracy", "macro_f1", "rare_recall", "worst10_accuracy"),
-    *RANKING_METRICS,
+    *ranking.NAMES,
 )
 """Test metrics that the report shows beside the study's metric, as far as the data have them."""
 

@@ -14,18 +14,13 @@ from flbench.core.errors import ConfigError, DataError, UserError
 from flbench.data import partition_files
 from flbench.data.federation import Federation
 from flbench.experiment import assembly, provenance
+from flbench.metrics import ranking
 from flbench.results.study_folder import PERSONAL
 from flbench.tuning import deployments, fitting, library
 from flbench.tuning.cluster import Resources
 from flbench.tuning.plan import Budget
 from flbench.tuning.reading import parse
-from flbench.tuning.request import (
-    RANKING_METRICS,
-    TuneRequest,
-    check,
-    resources_of,
-    with_defaults,
-)
+from flbench.tuning.request import TuneRequest, check, resources_of, with_defaults
 from flbench.tuning.run import SearchSettings
 from flbench.tuning.samplers import Sampler
 from flbench.tuning.search_methods import sampler
@@ -144,7 +139,7 @@ def prepare(request: TuneRequest, layers: dict[str, list[Layer]]) -> Prepared:
             f" (partition.split={list(config.partition.split)}).{rounds} Set a share for them, such"
             " as partition.split=[0.6,0.2,0.2]."
         )
-    if request.metric in RANKING_METRICS and federation.classes != 2:
+    if request.metric in ranking.NAMES_WITH_MEANS and federation.classes != 2:
         raise ConfigError(
             f"--metric {request.metric} is for data with two classes, and"
             f" `{federation.dataset.name}` has {federation.classes}. Choose another metric, such as"

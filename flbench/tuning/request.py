@@ -10,21 +10,19 @@ from flbench.config.resolve import resolve
 from flbench.config.schema import EngineConfig
 from flbench.config.sources import Layer
 from flbench.core.errors import ConfigError, did_you_mean
+from flbench.metrics import ranking
 from flbench.results.study_folder import PERSONAL
 from flbench.tuning.cluster import Resources
 
 Search = Literal["random", "grid", "optuna"]
 Scheduler = Literal["asha", "pbt", "none"]
-RANKING_METRICS: Final = (  # for two classes
-    *("auroc", "auroc_mean", "average_precision", "average_precision_mean"),
-)
 METRICS: Final = (
     *("accuracy", "accuracy_mean", "balanced_accuracy", "macro_f1"),
     *("rare_recall", "rare_f1", "confusable_f1", "worst10_accuracy"),
-    *RANKING_METRICS,
+    *ranking.NAMES_WITH_MEANS,
 )
 PER_CORE: Final = 8  # processes that a study starts on each core of this machine, at most
-EVALUATIONS: Final = 15  # evaluations of a trial, unless the user sets `evaluation.every`
+TRIAL_EVALUATIONS: Final = 15  # evaluations of a trial, unless the user sets `evaluation.every`
 
 
 @dataclass(frozen=True)
@@ -113,7 +111,7 @@ def with_defaults(layers: list[Layer]) -> list[Layer]:
     tree = {
         "engine": {"threads": 1},
         "output": {"checkpoint_every": 1},
-        "evaluation": {"every": max(1, rounds // EVALUATIONS)},
+        "evaluation": {"every": max(1, rounds // TRIAL_EVALUATIONS)},
     }
     paths = ("engine.threads", "output.checkpoint_every", "evaluation.every")
     return [Layer(tree, dict.fromkeys(paths, "flbench tune")), *layers]

@@ -4,13 +4,14 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import NamedTuple
 
+from flbench.metrics import ranking
 from flbench.reports.statistics import CLAIM_FROM, WILCOXON_FROM, PairedDifference, Sample
 from flbench.reports.tables import Block, share, size
 from flbench.results.reading import RARE_METRICS
 from flbench.results.study_folder import PERSONAL, STATES, VARIANTS, Study, Trial
 from flbench.tuning.axes import Axis, shown
 from flbench.tuning.bounds import bounds
-from flbench.tuning.comparison import RANKING_METRICS, TEST_METRICS, Pair, Side, Tuning
+from flbench.tuning.comparison import TEST_METRICS, Pair, Side, Tuning
 from flbench.tuning.deployments import of_deployment
 from flbench.tuning.report import StudyReport, count, title
 
@@ -69,7 +70,7 @@ def other_metrics(report: StudyReport) -> Block:
         if name != report.study.header.metric
         and (report.has_rare_classes or name not in RARE_METRICS)
         # Two metrics are defined for two classes only.
-        and (name not in RANKING_METRICS or any(name in side.test for side in sides))
+        and (name not in ranking.NAMES or any(name in side.test for side in sides))
     ]
     rows = [
         (

@@ -10,6 +10,7 @@ from sklearn.metrics import average_precision_score, roc_auc_score
 
 from flbench.cli import app
 from flbench.experiment.rounds import settings_of
+from flbench.metrics import ranking
 from flbench.results import metrics_file
 from flbench.testing import after
 from tests.support import build, run, write_npz
@@ -112,8 +113,6 @@ def test_metrics_are_scikit_learns_over_all_clients(data):
     settings = settings_of(built.config, built.algorithm, state)
 
     made = built.evaluator(print).evaluate(state, settings, common=False)
-
-    from flbench.metrics import ranking
 
     margins = made.margins["personal", "test"]
     truth, value = margins.positive.numpy(), margins.value.numpy()

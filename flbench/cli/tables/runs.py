@@ -5,7 +5,14 @@ from collections.abc import Mapping, Sequence
 from rich.table import Table
 
 from flbench.cli.console import block, line, notes, titled_table, whole_table
-from flbench.reports.tables import clients_block, cohort_block, share, size, target_text
+from flbench.reports.tables import (
+    RANKING_TITLES,
+    clients_block,
+    cohort_block,
+    share,
+    size,
+    target_text,
+)
 from flbench.reports.terminal import open_console
 from flbench.results.differences import Differences, differences
 from flbench.results.reading import RARE_METRICS, Run
@@ -19,9 +26,6 @@ METRICS = {
     "worst10_accuracy": "worst 10 %\nof clients",
 }
 MOST_COLUMNS = 6  # columns for what differs between runs; a note names the others
-
-# Shown only if a run has them: they are defined for two classes.
-RANKING_METRICS = {"auroc": "AUROC", "average_precision": "AP"}
 
 
 def print_runs(runs: Sequence[Run]) -> None:
@@ -57,7 +61,7 @@ def _comparison(runs: Sequence[Run], apart: Differences) -> Table:
     shown = {name: title for name, title in METRICS.items() if rare or name not in RARE_METRICS}
     shown |= {
         name: title
-        for name, title in RANKING_METRICS.items()
+        for name, title in RANKING_TITLES.items()  # defined for two classes
         if any(name in test for test in tests)
     }
     settings = dict(list(apart.values.items())[:MOST_COLUMNS])
