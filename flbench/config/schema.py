@@ -79,6 +79,11 @@ class DataConfig(Strict):
         " TensorFlow's NHWC), channels_first [n, C, H, W] (PyTorch's NCHW); auto: the axis that has"
         " 1 or 3 entries",
     )
+    client: Literal["folder"] | None = Field(
+        None,
+        description="images: `folder` reads CLIENT/CLASS/*, with a natural client in each folder"
+        " (partition.scheme=natural)",
+    )
     normalize: Literal["standard", "unit"] = Field(
         "standard",
         description="standard: zero mean and unit variance of each channel over all training parts;"

@@ -89,7 +89,10 @@ class Archive:
             files.check_regular(self.path / name)
             return (self.path / name).read_bytes()
         except DAMAGED as error:
-            raise DataError(f"{self.path}: the entry {name} cannot be read ({error}).") from error
+            raise DataError(
+                f"{self.path}: the entry {name} cannot be read ({error}). Replace it by an intact"
+                " file, or remove it."
+            ) from error
 
     def fingerprint(self) -> str:
         """Return a SHA-256 (hex) that changes when the content changes.
@@ -112,7 +115,8 @@ class Archive:
         """Raise a DataError if the archive exceeds a limit or an entry's name leads out of it."""
         if len(self._sizes) > MAX_ENTRIES:
             raise DataError(
-                f"{self.path} has {len(self._sizes):,} entries; the limit is {MAX_ENTRIES:,}."
+                f"{self.path} has {len(self._sizes):,} entries; the limit is {MAX_ENTRIES:,}. Leave"
+                " out files that are no samples, or save the samples as one NPZ file."
             )
         for name, size in self._sizes.items():
             if not files.is_text(name):
@@ -128,13 +132,13 @@ class Archive:
             if size > MAX_ENTRY:
                 raise DataError(
                     f"{self.path}: the entry {name} would unpack to {size / 2**20:.0f} MiB; "
-                    f"the limit is {MAX_ENTRY // 2**20}."
+                    f"the limit is {MAX_ENTRY // 2**20}. Remove it, or make it smaller."
                 )
         total = sum(self._sizes.values())
         if total > MAX_BYTES:
             raise DataError(
                 f"{self.path} would unpack to {total / 2**30:.1f} GiB; the limit is"
-                f" {MAX_BYTES // 2**30}."
+                f" {MAX_BYTES // 2**30}. Use fewer or smaller samples."
             )
 
 

@@ -34,6 +34,7 @@ class Dataset:
         columns: Names of the columns of a table.
         words: Words of each column of a table, sorted; empty for columns of numbers. In `x` such a
             column has the position of the word.
+        notes: Notes for the user about what was read, one sentence each.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Dataset:
     group_names: tuple[str, ...] = ()
     columns: tuple[str, ...] = ()
     words: tuple[tuple[str, ...], ...] = ()
+    notes: tuple[str, ...] = ()
 
     @property
     def is_table(self) -> bool:
@@ -120,7 +122,10 @@ def check_classes(dataset: Dataset, path: Path) -> None:
     """
     names = dataset.classes
     if len(names) > MAX_CLASSES:
-        raise DataError(f"{path} has {len(names):,} classes; the limit is {MAX_CLASSES:,}.")
+        raise DataError(
+            f"{path} has {len(names):,} classes; the limit is {MAX_CLASSES:,}. Merge or leave out"
+            " classes."
+        )
     if len(names) > max(FEW_CLASSES, len(dataset.y)):
         raise DataError(
             f"{path} has {len(names):,} classes, but only {len(dataset.y):,} samples. Number the"
@@ -129,7 +134,9 @@ def check_classes(dataset: Dataset, path: Path) -> None:
     if dataset.y.min() == dataset.y.max():
         raise DataError(
             f"{path}: all samples have the class `{names[dataset.y[0]]}`; classification needs at"
-            " least two classes."
+            " least two classes. Check the labels, or add samples of other classes."
         )
     if wrong := [name for name in names if not is_text(name)]:
-        raise DataError(f"{path}: the class name {wrong[0]!r} contains NUL or is not UTF-8 text.")
+        raise DataError(
+            f"{path}: the class name {wrong[0]!r} contains NUL or is not UTF-8 text. Rename it."
+        )

@@ -212,7 +212,7 @@ def build(dataset: Dataset, data: DataConfig, partition: PartitionConfig, seed: 
             used.
     """
     assignment = make_partition(dataset, partition, seed)
-    notes = list(assignment.notes)
+    notes = [*dataset.notes, *assignment.notes]
     used = np.sort(np.concatenate([rows for part in PARTS for rows in assignment.parts[part]]))
     test = np.arange(dataset.train, len(dataset.y))
     # The test part is the common test set only if no client has any sample of it.
@@ -271,7 +271,9 @@ def _encode_words(
     width = sum(1 if found is None else len(found) for found in known)
     if not width:
         raise DataError(
-            f"the columns of `{dataset.name}` have no values in the training parts of the clients."
+            f"the columns of `{dataset.name}` are columns of words, and all their values in the"
+            " training parts of the clients are missing. Fill in words, or raise the first share of"
+            " partition.split."
         )
     if 4 * len(x) * width > MAX_BYTES:
         raise DataError(

@@ -1,10 +1,11 @@
 """Reading of images in folders or .zip files.
 
-Images are laid out as `train/CLASS/*` and `test/CLASS/*`, or as `CLASS/*` (torchvision's
-ImageFolder). In the second layout all of them belong to the train part, whose samples are split for
-every client. All folders may lie in a common top folder. The classes are the sorted names of the
-class folders. Images are PNG, JPEG or WebP files of one size. If all images are grey, they
-have one channel, otherwise three. Decoded images are cached.
+Images are laid out as `train/CLASS/*` and `test/CLASS/*`, as `CLASS/*` (torchvision's ImageFolder),
+or, with `data.client=folder`, as `CLIENT/CLASS/*`. In the second and third layout all of them
+belong to the train part, whose samples are split for every client. All folders may lie in a common
+top folder. The classes are the sorted names of the class folders. Images are PNG, JPEG or WebP
+files of one size. If all images are grey, they have one channel, otherwise three. Decoded images
+are cached.
 """
 
 import os
@@ -18,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flbench.core.errors import DataError
+from flbench.core.printable import one_line
 from flbench.data.archive import DAMAGED, Archive
 from flbench.data.dataset import Dataset
 
@@ -29,31 +31,38 @@ PART_FOLDERS: Final = ("train", "test", "val", "valid", "validation")
 PNG: Final = b"\x89PNG\r\n\x1a\n"
 
 
-def read(archive: Archive, name: str) -> Dataset:
+def read(archive: Archive, name: str, *, by_client: bool = False) -> Dataset:
     """Read all images of an archive, from the cache if this content was decoded before.
 
     Args:
         archive: The folder or .zip file.
         name: Name of the data set.
+        by_client: Whether the folders above the class folders are natural clients, `CLIENT/CLASS/*`
+            (`data.client=folder`).
 
     Raises:
         DataError: The archive has another layout, an image cannot be decoded, or images differ in
             size.
     """
-    entries = _entries(archive)
+    entries = _client_folders(archive) if by_client else _entries(archive)
     classes = sorted({label for _, label, _ in entries})
-    cache = _cache_file(archive.fingerprint())
+    cache = _cache_file(archive.fingerprint(), by_client=by_client)
     x = _from_cache(cache)
     if x is None or len(x) != len(entries):
         x = _decode(archive, [entry for _, _, entry in entries])
         _to_cache(cache, x)
     number = {label: k for k, label in enumerate(classes)}
+    parts = [part for part, _, _ in entries]  # or the clients
+    clients, groups = np.unique(parts, return_inverse=True)
     return Dataset(
         name,
         x,
         np.array([number[label] for _, label, _ in entries], dtype=np.int64),
         tuple(classes),
-        train=sum(part == "train" for part, _, _ in entries),
+        train=len(entries) if by_client else parts.count("train"),
+        groups=groups.astype(np.int64) if by_client else None,
+        group_names=tuple(map(str, clients)) if by_client else (),
+        notes=_unused(archive, {entry for _, _, entry in entries}),
     )
 
 
@@ -99,7 +108,8 @@ def _entries(archive: Archive) -> list[tuple[str, str, str]]:
         shown = ", ".join(archive.names[:3]) or "nothing"
         raise DataError(
             f"{archive.path} has no images `train/CLASS/*{{{','.join(SUFFIXES)}}}` or"
-            f" `CLASS/*{{{','.join(SUFFIXES)}}}`, and no `*.csv`; it contains {shown}."
+            f" `CLASS/*{{{','.join(SUFFIXES)}}}`, and no `*.csv`; it contains {shown}. Arrange the"
+            " files in one of these ways."
         )
     return sorted(found, key=lambda item: (item[0] != "train", item[1], item[2]))
 
@@ -122,9 +132,42 @@ def _class_folders(archive: Archive) -> list[tuple[str, str, str]]:
             raise DataError(
                 f"{archive.path}: the folders of {images[0]} and {image} are not beside each other,"
                 " so they cannot both be class folders. Use CLASS/*, or train/CLASS/* and"
-                " test/CLASS/*."
+                " test/CLASS/*; or, for CLIENT/CLASS/*, set data.client=folder."
             )
     return [("train", image.parent.name, str(image)) for image in images]
+
+
+def _client_folders(archive: Archive) -> list[tuple[str, str, str]]:
+    """Return (client, class, entry) of every image in the layout `CLIENT/CLASS/*`, by entry.
+
+    Raises:
+        DataError: There is no image, or the images are not in this layout.
+    """
+    images = [PurePosixPath(entry) for entry in archive.names if _is_image(entry)]
+    wanted = "`data.client=folder` needs images CLIENT/CLASS/*, all at one depth"
+    if not images:
+        raise DataError(f"{archive.path} has no images. {wanted}; leave it out for other data.")
+    for image in images:
+        if len(image.parts) < 3 or image.parts[:-3] != images[0].parts[:-3]:
+            raise DataError(f"{archive.path}: {wanted}, which {image} is not. Move or remove it.")
+    if parts := {image.parts[-3] for image in images} & set(PART_FOLDERS):
+        raise DataError(
+            f"{archive.path}: {wanted}, but the folder {min(parts)} has the name of a part of the"
+            " data. Leave data.client out, or rename the folder."
+        )
+    return [(image.parts[-3], image.parts[-2], str(image)) for image in images]
+
+
+def _unused(archive: Archive, used: set[str]) -> tuple[str, ...]:
+    """Return a note if images lie outside the folders that are read, such as in `val/CLASS/`."""
+    unused = [entry for entry in archive.names if _is_image(entry) and entry not in used]
+    if not unused:
+        return ()
+    return (
+        f"data: {len(unused):,} images outside of train/CLASS/ and test/CLASS/ are not used, such"
+        f" as {one_line(unused[0])}. Validation parts are split off the training samples of each"
+        " client (partition.split); move images to train/CLASS/ to use them.",
+    )
 
 
 def _decode(archive: Archive, entries: list[str]) -> NDArray[np.uint8]:
@@ -137,7 +180,8 @@ def _decode(archive: Archive, entries: list[str]) -> NDArray[np.uint8]:
             if needed > MAX_BYTES:
                 raise DataError(
                     f"{archive.path}: {len(entries):,} images of {image.shape[1]}x{image.shape[0]}"
-                    f" pixels take {needed / 2**30:.1f} GiB; the limit is {MAX_BYTES // 2**30}."
+                    f" pixels take {needed / 2**30:.1f} GiB; the limit is {MAX_BYTES // 2**30}. Use"
+                    " fewer or smaller images."
                 )
             images = np.empty((len(entries), *image.shape), dtype=np.uint8)
         if image.shape != images.shape[1:]:
@@ -171,7 +215,7 @@ def _decode_one(archive: Archive, entry: str) -> NDArray[Any]:
                 if not 0 < image.width * image.height <= MAX_PIXELS:
                     raise DataError(
                         f"{archive.path}: {entry} has {image.width}x{image.height} pixels; the"
-                        f" limits are 1 and {MAX_PIXELS:,}."
+                        f" limits are 1 and {MAX_PIXELS:,}. Resize or remove it."
                     )
                 if image.mode == "F" or image.mode.startswith("I"):
                     raise _too_deep(archive, entry)
@@ -179,11 +223,11 @@ def _decode_one(archive: Archive, entry: str) -> NDArray[Any]:
     except UnidentifiedImageError as error:
         raise DataError(
             f"{archive.path}: the image {entry} cannot be decoded: it is not a PNG, JPEG or WebP"
-            " file."
+            " file. Convert or remove it."
         ) from error
     except (*DAMAGED, Image.DecompressionBombWarning, Image.DecompressionBombError) as error:
         raise DataError(
-            f"{archive.path}: the image {entry} cannot be decoded ({error})."
+            f"{archive.path}: the image {entry} cannot be decoded ({error}). Replace or remove it."
         ) from error
 
 
@@ -195,10 +239,14 @@ def _too_deep(archive: Archive, entry: str) -> DataError:
     )
 
 
-def _cache_file(fingerprint: str) -> Path:
-    """Return the cache file for decoded images: in `flbench` in the user's cache folder."""
+def _cache_file(fingerprint: str, *, by_client: bool) -> Path:
+    """Return the cache file for decoded images: in `flbench` in the user's cache folder.
+
+    Its images are in the order of the entries, which depends on the layout.
+    """
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(home) / "flbench" / f"images-{FORMAT}-{fingerprint[:32]}.npy"
+    layout = "-clients" if by_client else ""
+    return Path(home) / "flbench" / f"images-{FORMAT}-{fingerprint[:32]}{layout}.npy"
 
 
 def _from_cache(file: Path) -> NDArray[np.uint8] | None:

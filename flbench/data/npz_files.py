@@ -1,11 +1,11 @@
 """Reading of NPZ files in the layout of MedMNIST.
 
 Required arrays: `train_images`, uint8 or floating point, [n, height, width] or, as `data.layout`
-says, [n, height, width, channels] or [n, channels, height, width]; and `train_labels` [n] or
-[n, 1]. Optional arrays: `test_images` and `test_labels`; `val_images` and
-`val_labels`, which are appended to the train part, because every client has a validation part of
-its own; `train_groups` [n] (likewise `val_` and `test_`), names or numbers of natural clients; and
-`class_names` [C].
+says, [n, height, width, channels] or [n, channels, height, width], or a table, [n, columns] in
+floating point; and `train_labels` [n] or [n, 1]. Optional arrays: `test_images` and `test_labels`;
+`val_images` and `val_labels`, which are appended to the train part, because every client has a
+validation part of its own; `train_groups` [n] (likewise `val_` and `test_`), names or numbers of
+natural clients; and `class_names` [C].
 """
 
 from pathlib import Path
@@ -38,21 +38,25 @@ def read(path: Path, name: str, layout: str = "auto") -> Dataset:
         if key not in arrays:
             raise DataError(
                 f"{path} has no array `{key}`; it contains"
-                f" {', '.join(sorted(arrays)) or 'nothing'}."
+                f" {', '.join(sorted(arrays)) or 'nothing'}. Name samples `train_images` and labels"
+                " `train_labels`."
             )
     parts = [part for part in ("train", "val", "test") if f"{part}_images" in arrays]
     images: list[NDArray[Any]] = []
     labels: list[NDArray[np.int64]] = []
     groups: list[NDArray[Any] | None] = []
     for part in parts:
-        x = _as_images(arrays[f"{part}_images"], f"{path}: `{part}_images`", layout)
+        x = _as_samples(arrays[f"{part}_images"], f"{path}: `{part}_images`", layout)
         y = check_labels(arrays.get(f"{part}_labels", np.zeros(0)), f"{path}: `{part}_labels`")
         if len(x) != len(y):
-            raise DataError(f"{path}: {len(x)} `{part}_images` but {len(y)} `{part}_labels`.")
+            raise DataError(
+                f"{path}: {len(x)} `{part}_images` but {len(y)} `{part}_labels`. Save one label for"
+                " each sample."
+            )
         if images and x.shape[1:] != images[0].shape[1:]:
             raise DataError(
                 f"{path}: `{part}_images` have the shape {x.shape[1:]}, but `train_images`"
-                f" {images[0].shape[1:]}."
+                f" {images[0].shape[1:]}. Bring all samples to one shape."
             )
         if images and x.dtype != images[0].dtype:
             raise DataError(
@@ -64,7 +68,7 @@ def read(path: Path, name: str, layout: str = "auto") -> Dataset:
         groups.append(arrays.get(f"{part}_groups"))
     y = np.concatenate(labels)
     if not len(images[0]):
-        raise DataError(f"{path} has no training images.")
+        raise DataError(f"{path} has no training samples. Save some in `train_images`.")
     names = arrays.get("class_names")
     if names is not None and names.ndim != 1:
         raise DataError(f"{path}: `class_names` must be [C], got {list(names.shape)}.")
@@ -97,6 +101,7 @@ def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
     if size > MAX_BYTES:
         raise DataError(
             f"{path} would unpack to {size / 2**30:.1f} GiB; the limit is {MAX_BYTES // 2**30}."
+            " Save fewer or smaller samples."
         )
     try:
         with np.load(path, allow_pickle=False) as arrays:
@@ -115,8 +120,8 @@ def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
     return found
 
 
-def _as_images(x: NDArray[Any], what: str, layout: str) -> NDArray[Any]:
-    """Return images as [n, channels, height, width], uint8 or float32.
+def _as_samples(x: NDArray[Any], what: str, layout: str) -> NDArray[Any]:
+    """Return images as [n, channels, height, width], uint8 or float32; a table as it is, float32.
 
     Args:
         x: The array of the file.
@@ -125,14 +130,21 @@ def _as_images(x: NDArray[Any], what: str, layout: str) -> NDArray[Any]:
 
     Raises:
         DataError: The array has another shape or type, values that are not finite, or no pixels, or
-            `layout=auto` fits both layouts or none.
+            `layout=auto` fits both layouts or none, or another layout is set for a table.
     """
-    if x.ndim == 3:
+    is_table = x.ndim == 2 and x.dtype.kind == "f"
+    if is_table:
+        if layout != "auto":
+            raise DataError(
+                f"`data.layout`={layout} is for images, but {what} of the shape {list(x.shape)} are"
+                " a table. Leave it out."
+            )
+    elif x.ndim == 3:
         x = x[:, None]  # [n, H, W] -> [n, 1, H, W]
     elif x.ndim != 4:
         raise DataError(
-            f"{what} must be [n, H, W], [n, H, W, channels] or [n, channels, H, W], got"
-            f" {list(x.shape)}."
+            f"{what} must be [n, H, W], [n, H, W, channels] or [n, channels, H, W], or [n, columns]"
+            f" in floating point for a table, got {list(x.shape)} in {x.dtype}."
         )
     elif (_layout_of(x.shape, what) if layout == "auto" else layout) == "channels_last":
         x = np.moveaxis(x, -1, 1)  # [n, H, W, channels] -> [n, channels, H, W]
@@ -144,7 +156,11 @@ def _as_images(x: NDArray[Any], what: str, layout: str) -> NDArray[Any]:
             " astype(np.uint8), or, if values exceed 255, with astype(np.float32)."
         )
     if not x[:1].size and len(x):
-        raise DataError(f"{what} have no pixels: their shape is {list(x.shape)}.")
+        lacking = "columns" if is_table else "pixels"
+        raise DataError(
+            f"{what} have no {lacking}: their shape is {list(x.shape)}. Save samples with at least"
+            " one value."
+        )
     return np.ascontiguousarray(x)
 
 
@@ -167,7 +183,7 @@ def _layout_of(shape: tuple[int, ...], what: str) -> str:
 
 
 def _as_float32(x: NDArray[Any], what: str) -> NDArray[np.float32]:
-    """Return floating-point images as float32.
+    """Return floating-point images, or a table, as float32.
 
     Raises:
         DataError: A value is NaN or infinite, or too large for float32.
@@ -175,10 +191,10 @@ def _as_float32(x: NDArray[Any], what: str) -> NDArray[np.float32]:
     with np.errstate(over="ignore"):
         x = x.astype(np.float32)
     if not np.isfinite(x).all():
-        image = int(np.flatnonzero(~np.isfinite(x).all(axis=(1, 2, 3)))[0])
+        sample = int(np.flatnonzero(~np.isfinite(x).all(axis=tuple(range(1, x.ndim))))[0])
         raise DataError(
-            f"{what}: image {image} (counted from 0) has values that are NaN, infinite or too large"
-            " for float32. Replace them."
+            f"{what}: sample {sample} (counted from 0) has values that are NaN, infinite or too"
+            " large for float32. Replace them."
         )
     return x
 
@@ -195,7 +211,9 @@ def _as_groups(
     named = []
     for group, y in zip(groups, labels, strict=True):
         if group is not None and group.reshape(-1).shape != y.shape:
-            raise DataError(f"{path}: {group.size} groups for {len(y)} samples.")
+            raise DataError(
+                f"{path}: {group.size} groups for {len(y)} samples. Save one group for each sample."
+            )
         named.append(
             np.full(len(y), "", dtype=str) if group is None else group.reshape(-1).astype(str)
         )

@@ -115,17 +115,29 @@ def load(path: Path, dataset: Dataset) -> Partition:
         names = tuple(map(str, description.get("client_names") or ()))
     except FileNotFoundError as error:
         raise DataError(
-            f"the partition {path} needs {beside.name} beside it, which is missing."
+            f"the partition {path} needs {beside.name} beside it, which is missing. Copy it there,"
+            " or save the partition again."
         ) from error
     except (OSError, ValueError, LookupError, TypeError, OverflowError, RecursionError) as error:
-        raise DataError(f"{beside} does not describe a partition ({error}).") from error
+        raise DataError(
+            f"{beside} does not describe a partition ({error}). Save the partition again."
+        ) from error
     if not path.exists():
-        raise DataError(f"the partition {path} (`partition.path`) does not exist.")
+        raise DataError(
+            f"the partition {path} (`partition.path`) does not exist. Save one with"
+            " flbench data --save FILE.npz."
+        )
     if labels != label_hash(dataset):
         raise DataError(
             f"the partition {path} was made for other labels (data set"
             f" `{description.get('dataset')}`) than those of `{dataset.name}`. Use that data set,"
             " or another partition."
+        )
+    # Every client has a sample. An absurd number would ask for arrays larger than the memory.
+    if not 1 <= clients <= len(dataset.y):
+        raise DataError(
+            f"{beside} describes {clients:,} clients, but `{dataset.name}` has {len(dataset.y):,}"
+            " samples, and each client needs one. Save the partition again."
         )
     arrays = read_arrays(path)
     columns = [arrays[name] for name in ("index", "client", "part") if name in arrays]
@@ -133,19 +145,23 @@ def load(path: Path, dataset: Dataset) -> Partition:
     if len(columns) != 3 or not are_integers or len({len(array) for array in columns}) != 1:
         raise DataError(
             f"{path} is not a saved partition: it must contain the arrays `index`, `client` and"
-            " `part`, lists of integers of equal lengths."
+            " `part`, lists of integers of equal lengths. Save the partition again."
         )
     index, client, part = (array.astype(np.int64) for array in columns)
     if len(index) and (
         index.min() < 0 or index.max() >= len(dataset.y) or len(np.unique(index)) != len(index)
     ):
         raise DataError(
-            f"{path} lists a sample twice, or samples that `{dataset.name}` does not have."
+            f"{path} lists a sample twice, or samples that `{dataset.name}` does not have. Save the"
+            " partition again."
         )
     if len(index) and (
         min(client.min(), part.min()) < 0 or client.max() >= clients or part.max() >= len(PARTS)
     ):
-        raise DataError(f"{path} has clients or parts that {beside.name} does not describe.")
+        raise DataError(
+            f"{path} has clients or parts that {beside.name} does not describe. Save the partition"
+            " again."
+        )
     parts = {}
     for k, name in enumerate(PARTS):
         # Sort the part's samples by client and row, then cut them where the client changes.
@@ -153,7 +169,10 @@ def load(path: Path, dataset: Dataset) -> Partition:
         mine = mine[np.lexsort((mine, owner))]
         parts[name] = np.split(mine, np.cumsum(np.bincount(owner, minlength=clients))[:-1])
     if len(names) not in (0, clients):
-        raise DataError(f"{beside} has {len(names)} `client_names` for {clients} clients.")
+        raise DataError(
+            f"{beside} has {len(names)} `client_names` for {clients} clients. Save the partition"
+            " again."
+        )
     partition = Partition(parts, labels, notes, names)
     if partition.hash() != expected:
         raise DataError(

@@ -183,7 +183,7 @@ def grouped(
     if len(config.main_classes) > clients:
         raise ConfigError(
             f"`partition.main_classes` defines {len(config.main_classes)} groups, but there are"
-            f" only {clients} clients."
+            f" only {clients} clients. Name fewer groups, or raise partition.clients."
         )
     ends = np.cumsum(config.main_classes)
     group_of = np.concatenate(
@@ -205,7 +205,7 @@ def grouped(
     if size > feasible:
         raise ConfigError(
             f"`partition.samples_per_client`={size} is more than the {feasible} that the rarest"
-            " class allows."
+            " class allows. Lower it, or leave it out."
         )
     if size < config.min_samples:
         raise ConfigError(
@@ -268,13 +268,14 @@ def natural(
     if not len(numbers):
         raise ConfigError(
             f"`partition.scheme=natural` needs natural clients, but `{dataset.name}` has none. An"
-            " NPZ file gives them in `train_groups`, a table by one CSV file per client."
+            " NPZ file gives them in `train_groups`, a table by one CSV file per client, images by"
+            " CLIENT/CLASS/* with data.client=folder."
         )
     notes = []
     if config.clients is not None and config.clients > len(numbers):
         raise ConfigError(
             f"`partition.clients`={config.clients} is more than the {len(numbers)} natural"
-            f" clients of `{dataset.name}`."
+            f" clients of `{dataset.name}`. Lower it, or leave it out for all of them."
         )
     if config.clients is not None and config.clients < len(numbers):
         chosen = generator(seed, "partition", 0).choice(len(numbers), config.clients, replace=False)

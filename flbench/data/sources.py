@@ -48,10 +48,12 @@ def load(config: DataConfig) -> Dataset:
     """
     if config.path is not None:
         if not config.path.exists():
-            raise DataError(f"`data.path` {config.path} does not exist.")
+            raise DataError(
+                f"`data.path` {config.path} does not exist. Give an existing file or folder."
+            )
         return read_file(config.path, config)
     if config.name == "digits":
-        _check_no_layout(config, "scikit-learn's digits")
+        _check_plain(config, "scikit-learn's digits")
         return digits()
     if (
         not config.name
@@ -66,7 +68,7 @@ def load(config: DataConfig) -> Dataset:
             return read_file(candidate, config)
     entry = known().get(config.name)
     if entry is not None and entry.load is not None:
-        _check_no_layout(config, f"torchvision's `{config.name}`")
+        _check_plain(config, f"torchvision's `{config.name}`")
         return entry.load(config.root)
     places = ", ".join(str(path) for path in candidates(config))
     hint = (
@@ -118,6 +120,7 @@ def _read(path: Path, config: DataConfig) -> Dataset:
     """Read a data set from a file or folder; see `read_file`."""
     name = config.title
     if path.suffix == ".npz":
+        _check_no_client_folders(config, str(path))
         return npz_files.read(path, name, config.layout)
     _check_no_layout(config, str(path))
     with Archive(path) as archive:
@@ -128,8 +131,24 @@ def _read(path: Path, config: DataConfig) -> Dataset:
                     f"{path} has CSV tables and images in class folders, so it could be read as"
                     " either. Keep one of the two, or move the images to train/CLASS/*."
                 )
+            _check_no_client_folders(config, str(path))
             return table_files.read(archive, name, config.label)
-        return image_files.read(archive, name)
+        return image_files.read(archive, name, by_client=config.client == "folder")
+
+
+def _check_plain(config: DataConfig, what: str) -> None:
+    """Raise a DataError if a key is set that is for files of the user."""
+    _check_no_layout(config, what)
+    _check_no_client_folders(config, what)
+
+
+def _check_no_client_folders(config: DataConfig, what: str) -> None:
+    """Raise a DataError if `data.client=folder` is set for other data than folders of images."""
+    if config.client is not None:
+        raise DataError(
+            f"`data.client`={config.client} is for folders of images, which {what} is not. Leave it"
+            " out."
+        )
 
 
 def _check_no_layout(config: DataConfig, what: str) -> None:

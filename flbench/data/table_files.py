@@ -53,11 +53,13 @@ class Features:
         x: Numbers [n, columns]; NaN for missing values and for words.
         words: Words by column and row, for the columns that have words.
         where: Name of the table, as the beginning of an error message.
+        lines: Line of the file in which each row begins, counted from 1.
     """
 
     x: NDArray[np.float32]
     words: dict[int, dict[int, str]]
     where: str
+    lines: list[int]
 
 
 def read(archive: Archive, name: str, label: str | None) -> Dataset:
@@ -71,7 +73,7 @@ def read(archive: Archive, name: str, label: str | None) -> Dataset:
         label: Column of the label, or a rule on a column; None for the last column.
 
     Raises:
-        DataError: A table cannot be used; the message names file, row and column.
+        DataError: A table cannot be used; the message names file, line and column.
     """
     files = [entry for entry in archive.names if entry.lower().endswith(".csv")]
     header: list[str] = []
@@ -79,7 +81,7 @@ def read(archive: Archive, name: str, label: str | None) -> Dataset:
     labels, groups = [], []
     for group, entry in enumerate(files):
         where = f"{archive.path}: {entry}"
-        rows = _rows(archive, entry)
+        rows, lines = _rows(archive, entry)
         if not header:
             header = rows[0]
         elif rows[0] != header:
@@ -88,16 +90,17 @@ def read(archive: Archive, name: str, label: str | None) -> Dataset:
                 " columns in all files."
             )
         column, rule = _label_column(header, label, where)
-        found, y = _client(rows[1:], header, column, where)
+        found, y = _client(rows[1:], lines[1:], header, column, where)
         features.append(found)
-        labels += [_apply(rule, text, where, row) for row, text in enumerate(y, start=2)]
+        labels += [_apply(rule, text, where, line) for line, text in zip(lines[1:], y, strict=True)]
         groups += [group] * len(y)
     names = sorted(
         set(labels), key=lambda text: (_number(text) is None, _number(text) or 0.0, text)
     )
     if len(header) < 2:
         raise DataError(
-            f"{archive.path}: the tables have no column besides the label `{header[0]}`."
+            f"{archive.path}: the tables have no column besides the label `{header[0]}`. Add"
+            " columns of features."
         )
     if len(names) > CONTINUOUS and 2 * len(names) > len(labels):
         raise DataError(
@@ -107,7 +110,7 @@ def read(archive: Archive, name: str, label: str | None) -> Dataset:
     if len(names) < 2:
         raise DataError(
             f"{archive.path}: the label has {len(names)} value(s) ({names}); classification needs"
-            " at least two."
+            " at least two. Set data.label to another column or to a rule (`num > 0`)."
         )
     columns = header[:column] + header[column + 1 :]
     words = _number_words(features, columns, archive.path)
@@ -143,22 +146,32 @@ def _client_names(files: list[str]) -> tuple[str, ...]:
     return tuple("/".join(path) for path in paths)
 
 
-def _rows(archive: Archive, entry: str) -> list[list[str]]:
-    """Return the fields of all rows of a CSV file, the header first; empty rows are left out."""
+def _rows(archive: Archive, entry: str) -> tuple[list[list[str]], list[int]]:
+    """Return the rows of a CSV file, the header first, and the line in which each begins.
+
+    Empty lines are left out. A quoted field can extend over several lines.
+    """
+    rows: list[list[str]] = []
+    lines: list[int] = []
+    where, line = f"{archive.path}: {entry}", 1
     try:
-        text = archive.read(entry).decode("utf-8-sig")
-        rows = [
-            [cell.strip() for cell in row]
-            for row in csv.reader(io.StringIO(text), strict=True)
-            if row
-        ]
-    except (UnicodeDecodeError, csv.Error) as error:
+        reader = csv.reader(io.StringIO(archive.read(entry).decode("utf-8-sig")), strict=True)
+        for row in reader:
+            if row:
+                rows.append([cell.strip() for cell in row])
+                lines.append(line)
+            line = reader.line_num + 1
+    except UnicodeDecodeError as error:
         raise DataError(
-            f"{archive.path}: {entry} is not a CSV table in UTF-8 ({error})."
+            f"{where} is not a CSV table in UTF-8 ({error}). Save it as CSV in UTF-8."
+        ) from error
+    except csv.Error as error:
+        raise DataError(
+            f"{where}, line {line} is not a row of a CSV table ({error}). Correct it."
         ) from error
     if len(rows) < 2:
-        raise DataError(f"{archive.path}: {entry} has no rows below its header.")
-    return rows
+        raise DataError(f"{where} has no rows below its header. Add rows, or remove the file.")
+    return rows, lines
 
 
 def _label_column(header: list[str], label: str | None, where: str) -> tuple[int, Rule | None]:
@@ -187,22 +200,21 @@ def _label_column(header: list[str], label: str | None, where: str) -> tuple[int
 
 
 def _client(
-    rows: list[list[str]], header: list[str], column: int, where: str
+    rows: list[list[str]], lines: list[int], header: list[str], column: int, where: str
 ) -> tuple[Features, list[str]]:
     """Return the features and the texts of the labels [n] of one table."""
     words: dict[int, dict[int, str]] = {}
     x = np.empty((len(rows), len(header) - 1), dtype=np.float32)
     y = []
-    for position, row in enumerate(rows):
+    for position, (line, row) in enumerate(zip(lines, rows, strict=True)):
         if len(row) != len(header):
             raise DataError(
-                f"{where}, row {position + 2} has {len(row)} fields, but the header has"
-                f" {len(header)}."
+                f"{where}, line {line} has {len(row)} fields, but the header has {len(header)}."
+                " Correct the line."
             )
         if row[column].lower() in MISSING:
             raise DataError(
-                f"{where}, row {position + 2} has no label in column `{header[column]}`. Remove"
-                " the row."
+                f"{where}, line {line} has no label in column `{header[column]}`. Remove the row."
             )
         y.append(row[column])
         for k, text in enumerate(row[:column] + row[column + 1 :]):
@@ -213,11 +225,11 @@ def _client(
             elif abs(value) > LARGEST:
                 name = (header[:column] + header[column + 1 :])[k]
                 raise DataError(
-                    f"{where}, row {position + 2}, column `{name}`: {text!r} is not a finite"
-                    " number that float32 can represent. Replace it."
+                    f"{where}, line {line}, column `{name}`: {text!r} is not a finite number"
+                    " that float32 can represent. Replace it."
                 )
             x[position, k] = value
-    return Features(x, words, where), y
+    return Features(x, words, where, lines), y
 
 
 def _number_words(
@@ -266,31 +278,34 @@ def _number_words(
 def _check_words_alone(features: list[Features], k: int, column: str) -> None:
     """Raise a DataError if column k, which has words, has numbers too."""
     numbers = (
-        (table.where, row) for table in features for row in np.flatnonzero(~np.isnan(table.x[:, k]))
+        (table.where, table.lines[row])
+        for table in features
+        for row in np.flatnonzero(~np.isnan(table.x[:, k]))
     )
     words = (
-        (table.where, row, text)
+        (table.where, table.lines[row], text)
         for table in features
         for row, text in table.words.get(k, {}).items()
     )
-    number, (where, row, text) = next(numbers, None), next(words)
+    number, (where, line, text) = next(numbers, None), next(words)
     if number is not None:
         raise DataError(
-            f"{where}, row {row + 2}, column `{column}`: {shortened(text, 60)!r} is not a number,"
-            f" but {number[0]}, row {number[1] + 2} has one. Write numbers alone, or words alone"
+            f"{where}, line {line}, column `{column}`: {shortened(text, 60)!r} is not a number,"
+            f" but {number[0]}, line {number[1]} has one. Write numbers alone, or words alone"
             " (categories); leave the field empty if a value is missing."
         )
 
 
-def _apply(rule: Rule | None, text: str, where: str, row: int) -> str:
+def _apply(rule: Rule | None, text: str, where: str, line: int) -> str:
     """Return the class of a label: its text, or "1" or "0" by the rule."""
     value = _number(text)
     if rule is None:
         return text if value is None else f"{value:.15g}"  # "1" and "1.0" are one class
     if value is None:
         raise DataError(
-            f"{where}, row {row}: the label {text!r} is not a number, so the rule"
-            f" `{rule.text}` cannot be applied."
+            f"{where}, line {line}: the label {text!r} is not a number, so the rule"
+            f" `{rule.text}` cannot be applied. Correct the label, or set data.label to its column"
+            " alone."
         )
     fulfilled = {
         ">": value > rule.bound,

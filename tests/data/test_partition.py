@@ -541,6 +541,16 @@ def test_description_that_is_none_is_refused(tmp_path, text):
         deal(data, scheme="file", path=file)
 
 
+@pytest.mark.parametrize("clients", [0, -1, 10**15])
+def test_saved_partition_of_an_absurd_number_of_clients_is_refused(tmp_path, clients):
+    data, _, file = saved(tmp_path)
+    description = json.loads(file.with_suffix(".json").read_text()) | {"clients": clients}
+    file.with_suffix(".json").write_text(json.dumps(description))
+
+    with pytest.raises(DataError, match=r"describes -?[\d,]+ clients, but .* has [\d,]+ samples"):
+        deal(data, scheme="file", path=file)
+
+
 def test_samples_without_a_group_give_no_natural_clients():
     data = replace(dataset(), groups=np.full(len(dataset().y), -1))
 

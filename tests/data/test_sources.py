@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from flbench.config.schema import DataConfig, PartitionConfig
@@ -189,8 +190,38 @@ def test_npz_of_floats_that_are_not_finite_is_refused(tmp_path, value):
     x = np.zeros((4, 8, 8))
     x[2, 0, 0] = value
 
-    with pytest.raises(DataError, match=r"image 2 \(counted from 0\)"):
+    with pytest.raises(DataError, match=r"sample 2 \(counted from 0\)"):
         load(save(tmp_path / "x.npz", x))
+
+
+def test_npz_of_rows_of_floats_is_a_table(tmp_path):
+    rng = np.random.default_rng(0)
+    arrays = {
+        "train_images": rng.normal(size=(40, 5)),
+        "train_labels": np.arange(40) % 3,
+        "train_groups": np.repeat(["north", "south"], 20),
+        "test_images": rng.normal(size=(10, 5)),
+        "test_labels": np.arange(10) % 3,
+    }
+    np.savez(tmp_path / "x.npz", **arrays)
+
+    data = load(tmp_path / "x.npz")
+
+    assert data.is_table
+    assert data.x.dtype == np.float32
+    assert np.array_equal(data.x[:40], arrays["train_images"].astype(np.float32))
+    assert (data.train, len(data.x)) == (40, 50)
+    made = build(data, DataConfig(), PartitionConfig(scheme="natural"), 0)
+    assert made.partition.names == ("north", "south")
+    assert len(made.common) == 10
+    rows = np.concatenate(made.partition.parts["train"])
+    x = made.inputs(rows, torch.float64).numpy()
+    assert x.mean(axis=0) == pytest.approx(0, abs=1e-5)
+    assert x.std(axis=0) == pytest.approx(1, rel=1e-5)
+    with pytest.raises(DataError, match=r"`data\.layout`=channels_last is for images"):
+        load(tmp_path / "x.npz", layout="channels_last")
+    with pytest.raises(DataError, match=r"`data\.augment`"):
+        load(tmp_path / "x.npz", augment=("flip",))
 
 
 def test_npz_of_floats_and_bytes_is_refused(tmp_path):
@@ -219,7 +250,10 @@ def test_layout_of_data_that_are_not_npz_is_refused(tmp_path):
         ({"train_labels": np.zeros(39)}, "40 `train_images` but 39"),
         ({"train_images": np.zeros((40, 8, 8), np.int64)}, r"must be uint8 .*astype\(np.uint8\)"),
         ({"train_images": np.zeros((40, 8, 8), bool)}, "must be uint8"),
-        ({"train_images": np.zeros((40, 8), np.uint8)}, r"must be \[n, H, W\]"),
+        ({"train_images": np.zeros((40, 8), np.uint8)}, r"must be \[n, H, W\].*in uint8\."),
+        ({"train_images": np.zeros((40, 0))}, "have no columns"),
+        ({"train_images": np.full((40, 3), np.nan)}, "sample 0 .* NaN"),
+        ({"train_images": np.zeros((40, 3))}, "`test_images` have the shape"),
         ({"test_images": np.zeros((20, 9, 9), np.uint8)}, "`test_images` have the shape"),
         ({"class_names": np.array(["a", "b"])}, "must lie in"),
         ({"class_names": np.array("a")}, r"`class_names` must be \[C\]"),
@@ -377,6 +411,69 @@ def test_class_folders_without_parts_belong_to_the_train_part(tmp_path, top, fol
     assert data.train == len(data.y) == 6
     assert data.y.tolist() == [0, 0, 0, 1, 1, 1]
     assert data.x[:, 0, 1, 1].tolist() == [100, 120, 140, 0, 20, 40]
+
+
+@pytest.mark.parametrize("part", ["val", "valid", "validation"])
+def test_note_says_that_images_of_a_validation_part_are_not_used(tmp_path, part):
+    beside = {f"{part}/a/{k}.png": picture(k) for k in range(2)}
+
+    data = load(write_zip(tmp_path / "x.zip", images() | beside))
+
+    assert len(data.x) == 12
+    [note] = data.notes
+    assert note.startswith("data: 2 images outside of train/CLASS/ and test/CLASS/ are not used")
+    assert f"such as {part}/a/0.png." in note
+    assert note in build(data, DataConfig(), PartitionConfig(clients=2, min_samples=1), 0).notes
+
+
+def test_all_images_used_is_worth_no_note(tmp_path):
+    assert load(write_zip(tmp_path / "x.zip", images() | {"readme.md": b"x"})).notes == ()
+
+
+@pytest.mark.parametrize("top", ["", "clinics/"])
+def test_folders_of_clients_are_natural_clients(tmp_path, top):
+    entries = {
+        f"{top}{client}/{label}/{k}.png": picture(100 * (client == "west") + 10 * k + ord(label))
+        for client, labels in (("west", "ab"), ("east", "bc"))
+        for label in labels
+        for k in range(2)
+    }
+    path = write_zip(tmp_path / "x.zip", entries)
+
+    data = load(path, client="folder")
+
+    assert data.group_names == ("east", "west")
+    assert data.groups.tolist() == [0, 0, 0, 0, 1, 1, 1, 1]
+    assert data.classes == ("a", "b", "c")
+    assert data.y.tolist() == [1, 1, 2, 2, 0, 0, 1, 1]
+    assert data.train == 8
+    # `b` has the code 98.
+    assert data.x[:, 0, 1, 1].tolist() == [98, 108, 99, 109, 197, 207, 198, 208]
+    assert data.notes == ()
+    with pytest.raises(DataError, match=r"for CLIENT/CLASS/\*, set data.client=folder"):
+        load(path)
+
+
+@pytest.mark.parametrize(
+    ("entries", "said"),
+    [
+        ({"a/0.png": picture(1), "b/1.png": picture(1)}, "which a/0.png is not"),
+        ({"n/a/0.png": picture(1), "x/n/b/1.png": picture(1)}, "which x/n/b/1.png is not"),
+        (images(), "the folder test has the name of a part"),
+        ({"readme.txt": b"x"}, "has no images"),
+        ({"a.csv": b"x,y\n1,0\n2,1\n"}, "is for folders of images"),
+    ],
+)
+def test_client_folders_of_another_layout_are_refused(tmp_path, entries, said):
+    with pytest.raises(DataError, match=said):
+        load(write_zip(tmp_path / "x.zip", entries), client="folder")
+
+
+def test_client_folders_of_other_data_are_refused(tmp_path):
+    with pytest.raises(DataError, match=r"`data\.client`=folder is for folders of images"):
+        load(write_npz(tmp_path / "x.npz"), client="folder")
+    with pytest.raises(DataError, match=r"which scikit-learn's digits is not\. Leave it out"):
+        sources.load(DataConfig(client="folder"))
 
 
 def test_class_folders_are_split_by_the_seed(tmp_path):
@@ -592,15 +689,25 @@ def test_labels_that_are_words_become_classes(tmp_path):
         (
             b"age,bp,ill\n30,high,0\n",
             None,
-            r"b.csv, row 2, column `bp`: 'high' .* a.csv, row 2 has",
+            r"b.csv, line 2, column `bp`: 'high' .* a.csv, line 2 has",
         ),
         (b"age,bp,ill\n30,inf,0\n", None, "not a finite number"),
         (b"age,bp,ill\n30,1_0,0\n", None, "'1_0' is not a number"),
-        (b"age,bp,ill\n30,1\n", None, "row 2 has 2 fields"),
+        (b"age,bp,ill\n30,1\n", None, "line 2 has 2 fields"),
         (b"age,bp,ill\n30,1,\n", None, "no label"),
         (b"age,bp,ill\n", None, "no rows"),
         (b"age,bq,ill\n1,2,0\n", None, "has the columns"),
         (b"\xff\xfe\xff", None, "not a CSV table"),
+        (b"age,bp,ill\n\n1,2,0\n\n\n30,1\n", None, "line 6 has 2 fields"),
+        (b'age,bp,ill\n"3\n0",1,0\n1,2,\n', None, "line 4 has no label"),
+        (b"age,bp,ill\n\n1,2,yes\n", "ill > 0", "line 3: the label 'yes' is not a number"),
+        (b"\nage,bp,ill\n\n30,1e39,0\n", None, "line 4, column `bp`: '1e39'"),
+        (
+            b"age,bp,ill\n\n30,1,0\n\n30,high,0\n",
+            None,
+            r"b.csv, line 5, column `bp`: 'high' .* a.csv, line 2 has",
+        ),
+        (b'age,bp,ill\n1,2,0\n\n"1"2,3,0\n', None, "line 4 is not a row of a CSV table"),
         (b"age,bp,ill\n1,2,0\n", "sick", "Columns: age, bp, ill"),
         (b"age,bp,ill\n1,2,yes\n", "ill > 0", "is not a number"),
         (b"age,bp,ill\n1,1e39,0\n", None, "finite number"),
@@ -655,7 +762,7 @@ def test_column_of_words_at_one_client_and_numbers_at_another_is_refused(tmp_pat
     entries = {"a.csv": b"x,y\n1,0\n2,1\n", "b.csv": b"x,y\nlow,0\nhigh,1\n"}
 
     with pytest.raises(
-        DataError, match=r"b.csv, row 2, column `x`: 'low' is not a number, but .*a"
+        DataError, match=r"b.csv, line 2, column `x`: 'low' is not a number, but .*a"
     ):
         load(write_zip(tmp_path / "x.zip", entries))
 
