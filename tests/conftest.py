@@ -1,4 +1,5 @@
 import os
+from zlib import crc32
 
 # Threads of one process that wait for each other must not keep a core from the other test
 # processes. OpenMP reads this once, when torch is imported; processes that tests start inherit it.
@@ -45,7 +46,28 @@ def _no_mirror(request, monkeypatch):
         monkeypatch.setattr("flbench.tracking.mlflow_store.installed", lambda: False)
 
 
+def _mark_all_but_one_as_full(items):
+    """Apply `one_of`: a test marked `one_of("policy")` runs with one value of that parameter.
+
+    The value follows from the test's name, so that all values occur over many tests. With the other
+    values the test is `full`.
+    """
+    groups = {}
+    for item in items:
+        if mark := item.get_closest_marker("one_of"):
+            function = item.nodeid.partition("[")[0]
+            params = item.callspec.params.items()
+            others = tuple(repr(value) for name, value in params if name not in mark.args)
+            groups.setdefault((function, others), []).append(item)
+    for (function, _), members in groups.items():
+        kept = crc32(function.encode()) % len(members)
+        for item in members[:kept] + members[kept + 1 :]:
+            item.add_marker(pytest.mark.full)
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest selects by marks
 def pytest_collection_modifyitems(items):
+    _mark_all_but_one_as_full(items)
     # The longest tests have a time limit of their own. They start first, so that no test process
     # waits for them at the end.
     items.sort(key=lambda item: item.get_closest_marker("timeout") is None)

@@ -127,6 +127,7 @@ def test_personal_model_is_fedavgs_with_alpha_zero_and_local_onlys_with_alpha_on
 
 
 @pytest.mark.slow
+@pytest.mark.one_of("policy")
 @pytest.mark.parametrize("policy", POLICIES)
 def test_w_is_fedavgs_and_v_is_local_onlys_with_alpha_one(policy):
     """To the bit, also where the net has BatchNorm statistics."""

@@ -232,6 +232,7 @@ def test_where_everything_is_generated_the_mean_of_phi_and_z_is_evaluated_as_gm(
     assert "common,gm,accuracy" in (path / "metrics.csv").read_text()
 
 
+@pytest.mark.one_of("policy")
 @pytest.mark.parametrize("policy", ["average", "local", "drop"])
 def test_batchnorm_statistics_stay_with_the_client(policy):
     """With train.batchnorm=drop nobody keeps them."""

@@ -23,6 +23,7 @@ EXACT = "engine.precision=64-true"
 
 
 @pytest.mark.slow
+@pytest.mark.one_of("policy")
 @pytest.mark.parametrize("policy", POLICIES)
 def test_global_model_is_fedavgs_to_the_bit(policy):
     """The personal model does not act on the global one, whatever the pull."""
@@ -37,6 +38,7 @@ def test_global_model_is_fedavgs_to_the_bit(policy):
 
 
 @pytest.mark.slow
+@pytest.mark.one_of("policy")
 @pytest.mark.parametrize("policy", POLICIES)
 def test_personal_model_without_pull_is_local_onlys(policy):
     """With lam = 0 both train on the same batches in the same order."""
@@ -116,6 +118,7 @@ def test_each_client_keeps_the_strength_that_validates_best():
 
 
 @pytest.mark.slow
+@pytest.mark.one_of("policy", "engine")
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("engine", ["sequential", "vectorized"])
 def test_choice_without_alternatives_is_the_strength_itself(policy, engine):
@@ -133,6 +136,7 @@ def test_choice_without_alternatives_is_the_strength_itself(policy, engine):
     assert_close(first.clients, plain.clients)
 
 
+@pytest.mark.one_of("policy")
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.slow
 def test_what_is_evaluated_is_the_personal_model_at_both_moments(tmp_path, policy):

@@ -120,6 +120,7 @@ class PlainClient:
 
 
 @pytest.mark.slow
+@pytest.mark.one_of("engine")
 @pytest.mark.parametrize("engine", ["sequential", "vectorized"])
 @pytest.mark.parametrize(
     ("options", "epochs"),
@@ -164,6 +165,7 @@ def test_four_rounds_equal_a_plain_loop(options, epochs, engine):
     assert float(moved.min()) == 0.0
 
 
+@pytest.mark.one_of("policy")
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.slow
 def test_evaluation_mixes_on_a_copy_and_writes_nothing(policy):
@@ -204,6 +206,7 @@ def test_evaluated_start_equals_the_plain_loops():
         assert torch.allclose(model[name], leaf, rtol=0, atol=1e-9), name
 
 
+@pytest.mark.one_of("policy")
 @pytest.mark.parametrize("policy", POLICIES)
 def test_stored_model_can_be_evaluated_instead(policy):
     keys = (EXACT, "model.name=lenet5", f"train.batchnorm={policy}")

@@ -67,6 +67,7 @@ def test_server_equals_an_optimizer_of_pytorch(nesterov):
 
 
 @pytest.mark.slow
+@pytest.mark.one_of("policy")
 @pytest.mark.parametrize("policy", POLICIES)
 def test_without_momentum_it_is_fedavg_to_the_bit(policy):
     """In float32: the buffer is float64, so w - (w - mean) is the mean."""

@@ -46,6 +46,7 @@ def unit_mean(values: torch.Tensor) -> float:
 
 
 @pytest.mark.slow
+@pytest.mark.one_of("engine")
 @pytest.mark.parametrize("engine", ["sequential", "vectorized"])
 @pytest.mark.parametrize("tie", ["second", "lower"])
 def test_votes_are_those_of_a_slow_loop_over_batches(engine, tie):

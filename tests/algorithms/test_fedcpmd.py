@@ -84,6 +84,7 @@ SLOW = {
 
 
 @pytest.mark.slow
+@pytest.mark.one_of("engine")
 @pytest.mark.parametrize("engine", ["sequential", "vectorized"])
 @pytest.mark.parametrize(
     ("net", "distance"),

@@ -55,6 +55,7 @@ def slow_mixture(built, state, client, chosen):
 
 
 @pytest.mark.slow
+@pytest.mark.one_of("engine")
 @pytest.mark.parametrize("engine", ["sequential", "vectorized"])
 def test_mixture_and_preferences_equal_a_loop_over_the_formulas(engine):
     built = build(*KEYS, *LEARNING, "algorithm.evaluated=mixed", f"engine.name={engine}")

@@ -57,6 +57,7 @@ def same(state: State, other: State) -> bool:
 
 
 @pytest.mark.slow
+@pytest.mark.one_of("policy")
 @pytest.mark.parametrize("policy", ["average", "local", "drop"])
 def test_one_group_without_pull_is_fedper_with_uniform_weights(policy):
     """The states are equal to the bit with alpha=1, gamma=0 and one group."""
@@ -103,6 +104,7 @@ def test_first_round_has_no_pull():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("form", ["per_sample_mse", "class_mean"])
+@pytest.mark.one_of("engine")
 @pytest.mark.parametrize("engine", ["sequential", "vectorized"])
 def test_share_of_the_pull_is_logged_for_one_batch_of_each_client(engine, form):
     """The share is that of L_p on the trained models, and 0 before there are prototypes."""
@@ -565,6 +567,7 @@ def test_head_of_the_global_model_is_chosen():
     assert gm_of(none, after(none, 1)) is None
 
 
+@pytest.mark.one_of("policy")
 @pytest.mark.parametrize("policy", ["average", "local", "drop"])
 @pytest.mark.slow
 def test_global_model_is_evaluated_where_clients_keep_no_statistics(policy):

@@ -179,6 +179,7 @@ def expected_of(form: str, members: tuple[int, ...]):
 
 
 @pytest.mark.slow
+@pytest.mark.one_of("engine")
 @pytest.mark.parametrize("engine", ["sequential", "vectorized"])
 @pytest.mark.parametrize("form", FORMS)
 def test_rounds_equal_loops_over_the_equations(form, engine):

@@ -22,6 +22,7 @@ from tests.support import build, run, summary_of_run
 
 
 @pytest.mark.slow
+@pytest.mark.one_of("policy")
 @pytest.mark.parametrize("policy", POLICIES)
 def test_without_personal_layers_it_is_fedavg_and_with_all_local_only(policy):
     """Weights are equal to the bit."""

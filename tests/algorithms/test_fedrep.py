@@ -38,6 +38,7 @@ def ends(built, phases: int) -> dict[str, torch.Tensor]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("batchnorm", ["eval", "train"])
+@pytest.mark.one_of("engine")
 @pytest.mark.parametrize("engine", ["sequential", "vectorized"])
 def test_each_phase_leaves_the_other_part_alone_to_the_bit(engine, batchnorm):
     """Momentum and weight decay would move a part that is frozen by zero gradients only."""

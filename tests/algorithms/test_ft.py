@@ -22,6 +22,7 @@ NONE = ("algorithm=ft", "algorithm.finetune_epochs=0")
 
 
 @pytest.mark.slow
+@pytest.mark.one_of("policy")
 @pytest.mark.parametrize("policy", POLICIES)
 def test_without_fine_tuning_it_is_fedavg_to_the_bit(policy):
     norm = f"train.batchnorm={policy}"
@@ -34,6 +35,7 @@ def test_without_fine_tuning_it_is_fedavg_to_the_bit(policy):
 
 
 @pytest.mark.slow
+@pytest.mark.one_of("policy")
 @pytest.mark.parametrize("policy", POLICIES)
 def test_training_is_fedavgs_to_the_bit_whatever_the_fine_tuning(policy):
     norm = f"train.batchnorm={policy}"
@@ -64,6 +66,7 @@ def fine_tuned(plain, start, client, stages):
 
 
 @pytest.mark.slow
+@pytest.mark.one_of("engine")
 @pytest.mark.parametrize("engine", ["sequential", "vectorized"])
 @pytest.mark.parametrize(
     ("keys", "head", "body", "rate"),

@@ -209,6 +209,7 @@ def expected_of(option: str):
 
 
 @pytest.mark.slow
+@pytest.mark.one_of("engine")
 @pytest.mark.parametrize("engine", ["sequential", "vectorized"])
 @pytest.mark.parametrize("option", VARIANTS)
 def test_rounds_equal_loops_over_the_equations(option, engine):

@@ -17,6 +17,7 @@ def digest(*overrides: str) -> str:
     return summary_of_run(*LENET, *overrides)["weights_digest"]
 
 
+@pytest.mark.one_of("policy")
 @pytest.mark.parametrize("policy", POLICIES)
 def test_fedprox_without_pull_is_fedavg(policy):
     """Weights are equal to the bit."""
@@ -27,6 +28,7 @@ def test_fedprox_without_pull_is_fedavg(policy):
     assert digest(norm, "algorithm=fedprox", "algorithm.mu=0.1") != fedavg
 
 
+@pytest.mark.one_of("policy")
 @pytest.mark.parametrize("policy", POLICIES)
 def test_hfcd_without_strength_is_local_only(policy):
     """beta(0) = 0 makes round 0 cross entropy; lambda0 = 0 makes every round so."""
@@ -37,6 +39,7 @@ def test_hfcd_without_strength_is_local_only(policy):
     assert digest(norm, "algorithm=hfcd") != local
 
 
+@pytest.mark.one_of("policy")
 @pytest.mark.parametrize("policy", POLICIES)
 def test_hfcd_that_shares_everything_without_strength_is_fedavg(policy):
     norm = f"train.batchnorm={policy}"
@@ -45,6 +48,7 @@ def test_hfcd_that_shares_everything_without_strength_is_fedavg(policy):
     assert digest(norm, "algorithm=hfcd", "algorithm.lambda0=0", "algorithm.share=full") == fedavg
 
 
+@pytest.mark.one_of("policy")
 @pytest.mark.parametrize("policy", POLICIES)
 def test_fedproto_without_pull_is_local_only(policy):
     norm = f"train.batchnorm={policy}"

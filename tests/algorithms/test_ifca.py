@@ -37,6 +37,7 @@ def losses(plain, state, several, clusters, client):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("shared", ["true", "false"])
+@pytest.mark.one_of("policy")
 @pytest.mark.parametrize("policy", POLICIES)
 def test_one_model_is_fedavg_to_the_bit(policy, shared):
     keys = (f"train.batchnorm={policy}", "algorithm.agg_weights=uniform")
@@ -117,6 +118,7 @@ def test_model_without_a_client_stays_and_sizes_are_logged():
     assert aggregated([0, 0, 0, 0]).server == {}
 
 
+@pytest.mark.one_of("engine")
 @pytest.mark.parametrize("engine", ["sequential", "vectorized"])
 def test_ties_go_to_the_first_model_and_overflowing_models_are_never_chosen(engine):
     built = build("algorithm=ifca", f"engine.name={engine}")

@@ -29,6 +29,7 @@ def samples(built, client: int):
 
 
 @pytest.mark.slow
+@pytest.mark.one_of("policy")
 @pytest.mark.parametrize("policy", POLICIES)
 def test_moon_without_contrast_is_fedavg(policy):
     """Weights are equal to the bit."""
@@ -51,6 +52,7 @@ def test_with_another_net_or_another_model_evaluated_it_is_not_fedavg_and_does_n
 
 
 @pytest.mark.slow
+@pytest.mark.one_of("policy")
 @pytest.mark.parametrize("policy", POLICIES)
 def test_first_participation_adds_ln_2_and_no_gradient(policy):
     """Client 2 comes in the second round: it has no previous model, client 1 has one."""
@@ -169,6 +171,7 @@ def test_every_option_changes_the_models(option):
 
 
 @pytest.mark.slow
+@pytest.mark.one_of("policy")
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("evaluated", ["global", "last"])
 def test_options_run_under_every_batchnorm_policy_on_both_engines(policy, evaluated):

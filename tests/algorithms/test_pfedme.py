@@ -142,6 +142,7 @@ def test_personal_model_is_not_the_servers_and_stays_while_its_client_is_absent(
         assert not torch.equal(first[3][name], w)
 
 
+@pytest.mark.one_of("policy")
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.slow
 def test_theta_is_evaluated_at_both_moments_and_w_as_the_global_model(tmp_path, policy):

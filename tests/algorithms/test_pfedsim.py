@@ -28,6 +28,7 @@ def slow_similarity(a, b, classes) -> float:
 
 
 @pytest.mark.slow
+@pytest.mark.one_of("policy")
 @pytest.mark.parametrize("policy", ["average", "local", "drop"])
 def test_warm_up_to_the_end_is_fedavg(policy):
     """Weights are equal to the bit."""
@@ -148,6 +149,7 @@ def test_pair_with_a_client_without_a_step_keeps_its_old_similarity():
 
 
 @pytest.mark.slow
+@pytest.mark.one_of("engine")
 @pytest.mark.parametrize("engine", ["sequential", "vectorized"])
 def test_first_contact_after_the_warm_up_brings_the_global_classifier_and_later_ones_do_not(engine):
     built = build(*KEYS, "train.optimizer.lr=0.1", f"engine.name={engine}")

@@ -28,6 +28,7 @@ def variates(rows, prefix, names):
 
 
 @pytest.mark.slow
+@pytest.mark.one_of("policy")
 @pytest.mark.parametrize("policy", POLICIES)
 def test_first_round_is_fedavgs(policy):
     """All variates are zero, and what is added to gradients too."""

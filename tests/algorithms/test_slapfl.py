@@ -204,6 +204,7 @@ def test_absent_clients_keep_their_mixture_and_only_the_rounds_clients_are_mixed
 
 
 @pytest.mark.slow
+@pytest.mark.one_of("policy")
 @pytest.mark.parametrize("policy", ["average", "local", "drop"])
 def test_bytes_are_the_base_both_ways_or_the_whole_net_up(policy):
     """A weight has 4 bytes, and so has a statistic; the two counters have 8 bytes each."""
