@@ -300,7 +300,9 @@ def configuration_page() -> str:
         " differences from the defaults only) or on the command line as `section.key=value`; the"
         " command line wins. `flbench run --print-config` prints the resolved configuration with"
         " the origin of each value. Unknown keys, values of a wrong type and values outside their"
-        " range are errors that name the key, the value, and where it was set.",
+        " range are errors that name the key, the value, and where it was set. In a file, a section"
+        " without keys (a line `train:` with nothing below it) has its defaults; on the command"
+        " line `train=null` is an error.",
         "",
         "Two sections take a name directly: `model=lenet5` is `model.name=lenet5`, and"
         " `algorithm=hfcd` is `algorithm.name=hfcd`. A list is written in brackets:"

@@ -38,10 +38,38 @@ class CommandGroup(TyperGroup):
         with _printable_usage_errors():
             return super().make_context(*args, **options)
 
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Find the command that the user named, and check that no option drops another one."""
+        name, command, rest = super().resolve_command(ctx, args)
+        if command is not None:
+            _refuse_repeated_options(command, ctx, rest)
+        return name, command, rest
+
     def invoke(self, ctx: Any) -> Any:
         """Call the command that the user named."""
         with _exit_codes(), _printable_usage_errors():
             return super().invoke(ctx)
+
+
+def _refuse_repeated_options(command: Any, ctx: Any, arguments: list[str]) -> None:
+    """Raise a UserError if an option that takes one value was given several times.
+
+    Typer would take the last value without a word.
+
+    Args:
+        command: Typer's object for the command.
+        ctx: Typer's context of the group that the command belongs to.
+        arguments: Arguments of the command.
+    """
+    own = command.context_class(command, info_name=command.name, parent=ctx)
+    _, _, given = command.make_parser(own).parse_args(args=list(arguments))
+    for option in given:
+        takes_one = option.param_type_name == "option" and not (option.multiple or option.is_flag)
+        if takes_one and given.count(option) > 1:
+            raise UserError(
+                f"{option.opts[0]} is given {given.count(option)} times, but takes one value. Give"
+                " it once."
+            )
 
 
 @contextmanager

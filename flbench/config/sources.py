@@ -5,6 +5,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from pydantic import BaseModel
+
+from flbench.config.schema import Config
 from flbench.core import files
 from flbench.core.errors import ConfigError
 from flbench.core.plain_yaml import PlainYamlError, parse
@@ -31,7 +34,8 @@ class Layer:
 def from_file(path: Path) -> Layer:
     """Read a configuration from a YAML file.
 
-    Only plain values are accepted; tags that create Python objects are refused.
+    Only plain values are accepted; tags that create Python objects are refused. A section without
+    keys, such as a line `train:` with nothing below it, has its defaults.
 
     Args:
         path: The file.
@@ -44,7 +48,9 @@ def from_file(path: Path) -> Layer:
     try:
         text = files.read_text(path, MAX_BYTES)
     except OSError as error:
-        raise ConfigError(f"the configuration {path} cannot be read: {error.strerror}.") from error
+        raise ConfigError(
+            f"the configuration {path} cannot be read: {error.strerror}. Name a YAML file."
+        ) from error
     except UnicodeDecodeError as error:
         raise ConfigError(
             f"the configuration {path} is not UTF-8 text. Save it as UTF-8."
@@ -58,8 +64,21 @@ def from_file(path: Path) -> Layer:
         return Layer({})
     if not isinstance(tree, dict):
         raise ConfigError(f"{path} must contain keys with values, like `seed: 1`.")
+    _drop_empty_sections(tree, Config)
     origins = {dotted: f"{path}:{line}" for dotted, line in lines.items()}
     return Layer(_expand_names(tree, origins), origins)
+
+
+def _drop_empty_sections(tree: dict[str, Any], schema: type[BaseModel]) -> None:
+    """Remove the sections of a schema that are null, at all depths, in place."""
+    for name, info in schema.model_fields.items():
+        section = info.annotation
+        if name not in tree or not (isinstance(section, type) and issubclass(section, BaseModel)):
+            continue
+        if tree[name] is None:
+            del tree[name]
+        elif isinstance(tree[name], dict):
+            _drop_empty_sections(tree[name], section)
 
 
 def from_overrides(items: Sequence[str], origin: str = "command line") -> Layer:
@@ -90,6 +109,7 @@ def from_overrides(items: Sequence[str], origin: str = "command line") -> Layer:
         if len(keys) > MAX_DEPTH:
             raise ConfigError(
                 f"`{dotted}` ({origin}) has {len(keys):,} parts; no key has more than {MAX_DEPTH}."
+                " Correct the key."
             )
         try:
             tree, _ = parse(text)

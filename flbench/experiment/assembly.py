@@ -163,7 +163,7 @@ class Experiment:
             and saved.participation_count.shape == (self.federation.clients,),
             "rows": type(extra.get("rows")) is int and extra["rows"] >= 0,
             "seconds": isinstance(seconds, dict)
-            and seconds.keys() == vars(Seconds()).keys()
+            and {"train", "evaluate", "total"} <= seconds.keys() <= vars(Seconds()).keys()
             and all(isinstance(value, float) and value >= 0 for value in seconds.values()),
         }
         if wrong := [name for name, holds in fits.items() if not holds]:

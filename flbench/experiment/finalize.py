@@ -1,6 +1,6 @@
 """Files of a finished run: tables, report and summary."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor
@@ -10,6 +10,7 @@ from flbench.core.tree import digest
 from flbench.core.types import State
 from flbench.experiment import checkpoint
 from flbench.experiment.assembly import Experiment
+from flbench.experiment.evaluate import Evaluation
 from flbench.experiment.evaluation_tables import (
     CLASS_HEADER,
     class_table,
@@ -62,6 +63,26 @@ def write(experiment: Experiment, loop: FederatedLoop, state: State) -> None:
             # of a study, for example, has not evaluated the test parts during its rounds.
             folder.add_metrics([row for row in lines if row[:4] not in there])
         weights = digest(evaluator.deployed(state, loop.evaluation_settings(state)))
+    with seconds.measure("write"):
+        _write_tables(experiment, folder, evaluations)
+        if config.output.predictions:
+            _write_predictions(
+                folder, experiment, evaluator.predictions(state, loop.evaluation_settings(state))
+            )
+    _finish(folder, config, _summary(experiment, folder, state, weights, seconds))
+
+
+def _write_tables(
+    experiment: Experiment, folder: RunFolder, evaluations: Mapping[str, tuple[Evaluation, State]]
+) -> None:
+    """Write clients.csv, per_class.csv and confusion.csv.
+
+    Args:
+        experiment: The experiment.
+        folder: Run folder.
+        evaluations: Evaluation and evaluated state of the moment `last` and, if it is another
+            round, of the moment `best`.
+    """
     names, counts = experiment.federation.dataset.classes, experiment.class_groups.train_counts
     clients, classes = [], []
     for moment, (evaluation, evaluated) in evaluations.items():
@@ -73,16 +94,12 @@ def write(experiment: Experiment, loop: FederatedLoop, state: State) -> None:
             experiment.federation.partition.names,
         )
         classes += class_table(moment, evaluation, experiment.class_groups, names)
+    last, _ = evaluations["last"]
     folder.write_table("clients.csv", tuple(clients[0]), [tuple(row.values()) for row in clients])
     folder.write_table("per_class.csv", CLASS_HEADER, classes)
     folder.write_table(
         "confusion.csv", ("split", "true", "predicted", "count"), confusion_table(last)
     )
-    if config.output.predictions:
-        _write_predictions(
-            folder, experiment, evaluator.predictions(state, loop.evaluation_settings(state))
-        )
-    _finish(folder, config, _summary(experiment, folder, state, weights, seconds))
 
 
 def _best_state(loop: FederatedLoop, state: State) -> State | None:

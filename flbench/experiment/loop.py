@@ -83,11 +83,14 @@ class Seconds:
     Attributes:
         train: Time of training rounds.
         evaluate: Time of evaluations.
-        total: Time of the whole run, including its preparation.
+        write: Time of writing checkpoints, and the tables of the finished run. Those files that
+            contain these times, report.html and summary.json, are written afterwards.
+        total: Time of the whole run: its preparation, and the times above.
     """
 
     train: float = 0.0
     evaluate: float = 0.0
+    write: float = 0.0
     total: float = 0.0
 
     @contextmanager
@@ -95,7 +98,7 @@ class Seconds:
         """Add the time that the block takes to one purpose and to the total.
 
         Args:
-            purpose: `train` or `evaluate`.
+            purpose: `train`, `evaluate` or `write`.
         """
         begin = time.perf_counter()
         try:
@@ -204,7 +207,7 @@ class FederatedLoop:
                 trained = rounds.train(
                     self.algorithm, self.engine, state, settings, observe=(*observers, *diagnostics)
                 )
-            self._report_failures(trained.results, state)
+        self._report_failures(trained.results, state)
         ids, moments = trained.results.ids, {}
         if groups is not None:
             # The exchange writes into the clients' leaves, so this evaluation precedes it.
@@ -274,7 +277,8 @@ class FederatedLoop:
             RunError: The disk failed.
         """
         extra = {"seconds": vars(self.seconds), "rows": len(self.folder.rows)}
-        self.folder.save_state(name, state, self.config.hash(), extra)
+        with self.seconds.measure("write"):
+            self.folder.save_state(name, state, self.config.hash(), extra)
 
     def _is_evaluation_due(self, done: int) -> bool:
         return done % self.config.evaluation_period == 0 or self._is_common_evaluation_due(done)

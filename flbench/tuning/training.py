@@ -114,9 +114,10 @@ class TrialTraining:
         """
         built, state = self._alive()
         extra = {"seconds": vars(self._seconds), "rows": len(self.folder.rows)}
-        checkpoint.save(folder / SAVED, state, built.config.hash(), extra)
-        (folder / "hash.json").write_text(json.dumps(built.config.hash()))
-        shutil.copy(self.folder.path / "metrics.csv", folder / "metrics.csv")
+        with self._seconds.measure("write"):
+            checkpoint.save(folder / SAVED, state, built.config.hash(), extra)
+            (folder / "hash.json").write_text(json.dumps(built.config.hash()))
+            shutil.copy(self.folder.path / "metrics.csv", folder / "metrics.csv")
 
     def load(self, folder: Path) -> None:
         """Load state and metrics of a saved trial; the parameters of this trial do not change.

@@ -165,6 +165,37 @@ def test_no_repeated_option_drops_the_first_one(flbench, arguments, message):
     assert message in error
 
 
+@pytest.mark.parametrize(
+    ("command", "option", "values"),
+    [
+        ("run", "--config", ("a.yaml", "b.yaml")),
+        ("run", "--out", ("a", "b")),
+        ("data", "--save", ("a.npz", "a.npz")),
+        ("tune", "--trials", ("3", "4")),
+        ("bench", "--model", ("mlp", "lenet5")),
+        ("reproduce", "--dataset", ("digits", "mnist")),
+        ("show", "--picture", ("a.png", "b.png")),
+        ("ui", "--port", ("5000", "5001")),
+    ],
+    ids=str,
+)
+def test_option_that_takes_one_value_is_refused_twice(flbench, command, option, values):
+    first, second = values
+
+    code, out, error = flbench(command, "x", option, first, "train.rounds=1", f"{option}={second}")
+
+    assert code == 2
+    assert not out
+    assert f"{option} is given 2 times, but takes one value. Give it once." in error
+
+
+def test_flag_can_be_given_twice(flbench):
+    code, out, _ = flbench("algos", "fedavg", "--json", "--json")
+
+    assert code == 0
+    assert json.loads(out)["name"] == "fedavg"
+
+
 @pytest.mark.parametrize("arguments", [(), ("show",), ("sync",), ("tune",)])
 def test_help_where_arguments_are_missing(flbench, arguments):
     code, out, error = flbench(*arguments)

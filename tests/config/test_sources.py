@@ -2,6 +2,8 @@ import os
 
 import pytest
 
+from flbench.config.resolve import resolve
+from flbench.config.schema import Config
 from flbench.config.sources import from_file, from_overrides, merge
 from flbench.core.errors import ConfigError
 
@@ -60,6 +62,37 @@ def test_binary_file_is_an_error(tmp_path):
 
     with pytest.raises(ConfigError, match="UTF-8"):
         from_file(file)
+
+
+def test_section_without_keys_in_a_file_has_its_defaults(tmp_path):
+    file = tmp_path / "x.yaml"
+    file.write_text("train:\nevaluation:\n  common:\n  every: 2\nalgorithm:\npartition: {}\n")
+
+    layer = from_file(file)
+    config, origins = resolve([layer, from_overrides(["train.rounds=3", "algorithm=fedper"])])
+
+    assert layer.tree == {"evaluation": {"every": 2}, "partition": {}}
+    assert (config.train.rounds, config.algorithm.name) == (3, "fedper")
+    assert config.evaluation.common == Config().evaluation.common
+    assert origins["train.batch_size"] == "default"
+    assert origins["evaluation.every"] == f"{file}:4"
+
+
+@pytest.mark.parametrize(
+    "text", ["train:\n  rounds:\n", "train: []\n", "model:\n  name:\n", "x:\n"]
+)
+def test_key_without_a_value_in_a_file_is_refused(tmp_path, text):
+    file = tmp_path / "x.yaml"
+    file.write_text(text)
+
+    with pytest.raises(ConfigError, match=r"x\.yaml:[12]"):
+        resolve([from_file(file)])
+
+
+@pytest.mark.parametrize("section", ["train", "algorithm", "evaluation.common"])
+def test_section_is_not_null_on_the_command_line(section):
+    with pytest.raises(ConfigError, match="must be a section"):
+        resolve([from_overrides([f"{section}=null"])])
 
 
 def test_empty_file_is_an_empty_layer(tmp_path):

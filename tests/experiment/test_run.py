@@ -578,6 +578,29 @@ def test_show_prints_the_metrics_of_an_unfinished_run(tmp_path):
     assert found.summary["communication"]["up_bytes"] > 0
 
 
+def test_seconds_include_checkpoints_and_tables(tmp_path, monkeypatch):
+    def slowed(function):
+        def slow(*arguments, **options):
+            time.sleep(0.1)
+            slowed.calls += 1
+            return function(*arguments, **options)
+
+        return slow
+
+    slowed.calls = 0
+    for owner, name in ((RunFolder, "save_state"), (RunFolder, "write_table")):
+        monkeypatch.setattr(owner, name, slowed(getattr(owner, name)))
+    begin = time.perf_counter()
+
+    _, summary = run(tmp_path, "algorithm=fedavg", "train.rounds=2", "output.checkpoint_every=1")
+
+    seconds = summary["seconds"]
+    assert slowed.calls >= 5  # two checkpoints and three tables
+    assert seconds["write"] >= 0.1 * slowed.calls
+    spent = seconds["train"] + seconds["evaluate"] + seconds["write"]
+    assert spent - 0.002 <= seconds["total"] <= time.perf_counter() - begin
+
+
 def test_two_processes_cannot_write_to_one_folder(tmp_path):
     folder = RunFolder.reopen(unfinished(tmp_path))
     try:

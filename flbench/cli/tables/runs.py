@@ -91,11 +91,14 @@ def _comparison(runs: Sequence[Run], apart: Differences) -> Table:
 def _seconds(spent: Mapping[str, float]) -> tuple[str, str]:
     """Return the seconds of training and evaluation, and those before the first round.
 
+    What checkpoints and tables took is in neither of them.
+
     The start-up of a comparison's first run contains the import of libraries, which later runs do
     not repeat, so it must not count for a method.
     """
     rounds = spent["train"] + spent["evaluate"]
-    return f"{rounds:.1f}", f"{max(0.0, spent['total'] - rounds):.1f}"
+    startup = spent["total"] - rounds - spent.get("write", 0.0)  # version 0.1 did not measure it
+    return f"{rounds:.1f}", f"{max(0.0, startup):.1f}"
 
 
 def _print_details(run: Run) -> None:
