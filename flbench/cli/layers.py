@@ -55,9 +55,9 @@ def one_run_per_method(
     names = [name.strip() for name in algo.split(",")]
     for name in names:
         if not name:
-            raise UserError(f"--algo {algo}: a name is empty.")
+            raise UserError(f"--algo {algo}: a name is empty. Put one comma between two names.")
         if names.count(name) > 1:
-            raise UserError(f"--algo {algo}: `{name}` is named twice.")
+            raise UserError(f"--algo {algo}: `{name}` is named twice. Name it once.")
     runs = []
     for name in names:
         method_overrides = overrides if len(names) == 1 else _overrides_of(name, names, overrides)

@@ -21,7 +21,7 @@ def refuse_with_resume(options: Mapping[str, object]) -> None:
     if given := [name for name, value in options.items() if value]:
         raise UserError(
             f"{', '.join(given)} cannot be used with --resume: a resumed run keeps its"
-            " configuration and its folder."
+            " configuration and its folder. Leave this out, or start a new run."
         )
 
 

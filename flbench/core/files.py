@@ -122,7 +122,10 @@ def lock_folder(folder: Path) -> IO[str]:
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NONBLOCK
         lock = os.fdopen(os.open(folder / ".lock", flags, mode=0o666), "w")
     except OSError as error:
-        raise UserError(f"{folder} cannot be written to ({error.strerror}).") from error
+        raise UserError(
+            f"{folder} cannot be written to ({error.strerror}). Change its permissions, or choose"
+            " another folder."
+        ) from error
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:

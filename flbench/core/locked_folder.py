@@ -63,7 +63,10 @@ class LockedFolder:
             probe.unlink()
         except OSError as error:
             if error.errno in files.DISK_ERRORS:
-                raise RunError(f"{path} cannot be written ({error.strerror}).") from error
+                raise RunError(
+                    f"{path} cannot be written ({error.strerror}). Make space or repair the disk,"
+                    " or choose another with --out DIR."
+                ) from error
             raise UserError(
                 f"`{cls.option}`: {path} cannot be written ({error.strerror}). Choose another with"
                 " --out DIR."

@@ -53,13 +53,13 @@ def parse(text: str) -> tuple[Any, dict[str, int]]:
     ({'a': {'b': [1, 'x']}}, {'a': 1, 'a.b': 1})
     """
     if len(text) > MAX_CHARACTERS:
-        raise PlainYamlError(f"it has more than {MAX_CHARACTERS:,} characters.")
+        raise PlainYamlError(f"it has more than {MAX_CHARACTERS:,} characters. Shorten it.")
     try:
         loader = _Loader(text)
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
         raise PlainYamlError(
-            f"the character U+{error.character:04X} is not allowed.", line
+            f"the character U+{error.character:04X} is not allowed in YAML. Remove it.", line
         ) from None
     try:
         node = loader.get_single_node()
@@ -82,9 +82,13 @@ class _Counts:
     def add(self, depth: int, mark: yaml.Mark) -> None:
         self.values += 1
         if self.values > MAX_VALUES:
-            raise PlainYamlError(f"it has more than {MAX_VALUES:,} values.", mark.line + 1)
+            raise PlainYamlError(
+                f"it has more than {MAX_VALUES:,} values. Shorten it.", mark.line + 1
+            )
         if depth > MAX_DEPTH:
-            raise PlainYamlError(f"it is nested more than {MAX_DEPTH} levels deep.", mark.line + 1)
+            raise PlainYamlError(
+                f"it is nested more than {MAX_DEPTH} levels deep. Remove levels.", mark.line + 1
+            )
 
 
 class _Loader(yaml.SafeLoader):
@@ -108,11 +112,17 @@ class _Loader(yaml.SafeLoader):
         line, kind = node.start_mark.line + 1, node.tag.removeprefix(TAG)
         if kind not in PLAIN:
             raise PlainYamlError(
-                f"the tag {kind} is not accepted: values must be plain, no Python objects.", line
+                f"the tag {kind} is not accepted: values must be plain, no Python objects. Remove"
+                " it.",
+                line,
             )
         if kind in LOOKS_LIKE and isinstance(node, yaml.ScalarNode):
             if len(node.value) > MAX_DIGITS:
-                raise PlainYamlError(f"a number has more than {MAX_DIGITS} digits.", line)
+                raise PlainYamlError(
+                    f"a number has more than {MAX_DIGITS} digits. Quote it if it is meant as a"
+                    " word.",
+                    line,
+                )
             looks_like: str = self.resolve(  # type: ignore[no-untyped-call]
                 yaml.ScalarNode, node.value, (True, False)
             )
@@ -125,9 +135,13 @@ class _Loader(yaml.SafeLoader):
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
             raise _wrong_value(node) from error
         if isinstance(value, int) and not -(2**63) <= value < 2**63:
-            raise PlainYamlError("an integer has more than 64 bits.", line)
+            raise PlainYamlError(
+                "an integer has more than 64 bits. Quote it if it is meant as a word.", line
+            )
         if isinstance(value, str) and not is_text(value):
-            raise PlainYamlError("a text contains NUL or half of a surrogate pair.", line)
+            raise PlainYamlError(
+                "a text contains NUL or half of a surrogate pair. Remove it.", line
+            )
         return value
 
 
@@ -151,7 +165,9 @@ def _keys(
             counts.add(depth + 1, key.start_mark)
             if key.tag != f"{TAG}str":
                 shown = key.value if isinstance(key, yaml.ScalarNode) else "a list or a mapping"
-                raise PlainYamlError(f"a key must be a word, got `{prefix}{shown}`.", line)
+                raise PlainYamlError(
+                    f"a key must be a word, got `{prefix}{shown}`. Quote or rename it.", line
+                )
             if key.value in seen:
                 raise PlainYamlError(
                     f"the key `{prefix}{key.value}` appears twice. Remove one of the two.", line
@@ -176,6 +192,6 @@ def _as_plain(error: yaml.YAMLError) -> PlainYamlError:
     parts = [getattr(error, "context", None), getattr(error, "problem", None)]
     mark = getattr(error, "problem_mark", None)
     return PlainYamlError(
-        f"{', '.join(part for part in parts if part) or 'it is not YAML'}.",
+        f"{', '.join(part for part in parts if part) or 'it is not YAML'}. Correct the YAML.",
         None if mark is None else mark.line + 1,
     )

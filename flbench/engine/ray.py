@@ -263,7 +263,8 @@ def connect(address: str | None, *, key: str = "engine.address", cpus: int | Non
         ray.init(**options)
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise ConfigError(
-            f"`{key}`: no Ray cluster answers at {address or 'this machine'} ({error})."
+            f"`{key}`: no Ray cluster answers at {address or 'this machine'} ({error}). Start one"
+            " with `ray start --head`, or leave the address out."
         ) from error
     return True
 

@@ -119,7 +119,10 @@ def load(path: Path, config_hash: str) -> tuple[State, dict[str, Any]]:
             )
             participation_count = loop["participation_count"]
     except (SafetensorError, OSError, *UNEXPECTED) as error:
-        raise DataError(f"the checkpoint {path} cannot be read ({error}).") from error
+        raise DataError(
+            f"the checkpoint {path} cannot be read ({error}). Restore it from a copy, or remove it:"
+            " without last.safetensors a resumed run starts from the beginning."
+        ) from error
     state = State(
         **vars(position),
         server=server,

@@ -187,7 +187,10 @@ def _check_data(experiment: Experiment, path: Path) -> None:
     try:
         began = json.loads(files.read_text(path / "partition.json"))["hash"]
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise DataError(f"{path / 'partition.json'} cannot be read ({error}).") from error
+        raise DataError(
+            f"{path / 'partition.json'} cannot be read ({error}). Restore it from a copy, or start"
+            " a new run."
+        ) from error
     now = experiment.federation.partition.hash()
     if now != began:
         raise DataError(

@@ -134,16 +134,17 @@ def read_confusion(path: Path, classes: int) -> Tensor:
                     matrix[int(row["true"]), int(row["predicted"])] += int(row["count"])
     except OSError as error:
         raise ConfigError(
-            f"`evaluation.confusable`: {file} cannot be read: {error.strerror}."
+            f"`evaluation.confusable`: {file} cannot be read: {error.strerror}. Name the folder of"
+            " a finished run, or its confusion.csv."
         ) from error
     except (KeyError, ValueError, TypeError, IndexError, UnicodeDecodeError) as error:
         raise ConfigError(
             f"`evaluation.confusable`: {file} is not the confusion.csv of a run with {classes}"
-            f" classes ({error})."
+            f" classes ({error}). Name a run on the same data set."
         ) from error
     if not int(matrix.sum()):
         raise ConfigError(
             f"`evaluation.confusable`: {file} has no validation counts; the reference run needs a"
-            " validation part."
+            " validation part (the second share of partition.split)."
         )
     return matrix

@@ -62,7 +62,7 @@ def find(
         elif mine is None:
             mine = printed[0] if printed else None
             if mine is None:
-                raise UserError(f"--dataset {left}: the tables have no data set.")
+                raise UserError(f"--dataset {left}: the tables have no data set. Leave it out.")
             substitutes = {mine: left}
             if len(printed) > 1:
                 notes.append(
@@ -111,7 +111,9 @@ def _source(
     root = base.root.absolute()
     if base.path is not None:
         if not base.path.exists():
-            raise UserError(f"`data.path` {base.path} does not exist.")
+            raise UserError(
+                f"`data.path` {base.path} does not exist. Give an existing file or folder."
+            )
         values = {"name": name, "root": root, "path": base.path.absolute()}
         return DataSource(values, str(base.path), None)
     absent = None

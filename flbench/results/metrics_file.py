@@ -19,6 +19,7 @@ from flbench.core import files
 from flbench.core.errors import DataError
 
 HEADER: Final = ("round", "split", "protocol", "metric", "value")
+CURE: Final = "Restore it from a copy, or start the run again."
 
 
 class Row(NamedTuple):
@@ -76,17 +77,17 @@ def read(path: Path) -> list[Row]:
     try:
         text = files.read_text(path)
     except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror}.") from error
+        raise DataError(f"{path} cannot be read: {error.strerror}. {CURE}") from error
     except UnicodeDecodeError as error:
-        raise DataError(f"{path} is damaged: it is not a text in UTF-8.") from error
+        raise DataError(f"{path} is damaged: it is not a text in UTF-8. {CURE}") from error
     complete = text[: text.rfind("\n") + 1]
     try:
         lines = list(csv.reader(complete.splitlines()))
         if not lines or tuple(lines[0]) != HEADER:
-            raise DataError(f"{path} is not a metrics.csv of flbench.")
+            raise DataError(f"{path} is not a metrics.csv of flbench. {CURE}")
         return [Row(int(line[0]), line[1], line[2], line[3], float(line[4])) for line in lines[1:]]
     except (ValueError, IndexError, csv.Error) as error:
-        raise DataError(f"{path} is damaged ({error}).") from error
+        raise DataError(f"{path} is damaged ({error}). {CURE}") from error
 
 
 def _number(value: float) -> str:

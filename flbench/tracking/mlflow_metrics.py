@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 from flbench.core.errors import DataError
-from flbench.results.metrics_file import Row
+from flbench.results.metrics_file import CURE, Row
 from flbench.tracking import mlflow_names
 from flbench.tracking.mlflow_run import MAX_METRICS_PER_CALL, MetricPoint, MlflowRun
 
@@ -104,7 +104,7 @@ def _row(line: bytes, number: int, path: Path) -> tuple[int, Row]:
         [cells] = csv.reader([line.decode()])
         return number, Row(int(cells[0]), cells[1], cells[2], cells[3], float(cells[4]))
     except (ValueError, IndexError) as error:
-        raise DataError(f"{path} is damaged in line {number + 1} ({error}).") from error
+        raise DataError(f"{path} is damaged in line {number + 1} ({error}). {CURE}") from error
 
 
 def _sort_key(item: tuple[int, Row]) -> tuple[int, bool]:

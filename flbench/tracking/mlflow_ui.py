@@ -59,7 +59,10 @@ def serve(uri: str | None, port: int, write: Callable[[str], None]) -> None:
     try:
         mlflow_store.open_store(address)
     except mlflow_store.connection_errors() as error:
-        raise UserError(f"{shown} cannot be opened ({mlflow_store.reason(error)}).") from error
+        raise UserError(
+            f"{shown} cannot be opened ({mlflow_store.reason(error)}). Give another --uri, or start"
+            " the server."
+        ) from error
     # A shell makes a command that it starts in the background ignore Ctrl-C.
     for signal_number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signal_number, signal.default_int_handler)
@@ -71,7 +74,10 @@ def serve(uri: str | None, port: int, write: Callable[[str], None]) -> None:
         _write_links(address, page, write)
         write("Ctrl-C ends it.\n")
         server.wait()
-        raise RunError("MLflow's server ended by itself. Another process may use its port.")
+        raise RunError(
+            "MLflow's server ended by itself. Another process may use its port: choose another with"
+            " --port N."
+        )
     except KeyboardInterrupt:
         return
     finally:
@@ -144,7 +150,9 @@ def _write_links(address: str, page: str, write: Callable[[str], None]) -> None:
     except mlflow_store.connection_errors() as error:
         reason = mlflow_store.reason(error)
         shown = redact_address(address)
-        raise UserError(f"MLflow at {shown} was not reached ({reason}).") from error
+        raise UserError(
+            f"MLflow at {shown} was not reached ({reason}). Start it, or give another --uri."
+        ) from error
     for title, rest in [("all experiments", mlflow_view.EXPERIMENTS_PAGE), *found]:
         write(f"  {title}: {page.rstrip('/')}/{rest}\n")
 

@@ -87,13 +87,19 @@ def _of(method: str, file: Path, rounds: int) -> Space:
     """Load a file that must hold the space of the given method."""
     space = _read(file, rounds)
     if space.method != method:
-        raise ConfigError(f"{file} is for the method `{space.method}`, not for `{method}`.")
+        raise ConfigError(
+            f"{file} is for the method `{space.method}`, not for `{method}`. Correct its key"
+            " `method`, or rename the file."
+        )
     return space
 
 
 def _read(path: Path, rounds: int) -> Space:
     """Load a YAML file with a search space."""
     if not path.exists():
-        raise ConfigError(f"--space {path}: there is no such file or folder.")
+        raise ConfigError(
+            f"--space {path}: there is no such file or folder. Give a YAML file, or a folder of"
+            " them."
+        )
     file = from_file(path)
     return parse(file.tree, file.origins, str(path), rounds=rounds)

@@ -214,7 +214,10 @@ def reopen(folder: StudyFolder, changed: dict[str, Any]) -> Prepared:
         }
         partition_hash = header["partition_hash"]
     except (KeyError, TypeError, AttributeError) as error:
-        raise DataError(f"{folder.path / 'study.json'} is damaged ({error!r}).") from error
+        raise DataError(
+            f"{folder.path / 'study.json'} is damaged ({error!r}). Restore it from a copy, or start"
+            " a new study."
+        ) from error
     check(request)
     files = {method: folder.path / "methods" / f"{method}.yaml" for method in request.methods}
     resolved = {method: resolve([from_file(file)]) for method, file in files.items()}

@@ -111,7 +111,9 @@ def _parents_first(
     def add(path: str, trail: Sequence[str]) -> None:
         if path in trail:
             circle = " -> ".join([*trail[trail.index(path) :], path])
-            raise ConfigError(f"the conditions form a circle: {circle} ({places[path]}).")
+            raise ConfigError(
+                f"the conditions form a circle: {circle} ({places[path]}). Remove one of them."
+            )
         if path not in ordered:
             for other in parameters[path].when:
                 add(other, [*trail, path])

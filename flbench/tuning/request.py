@@ -157,7 +157,10 @@ def _check_gpus(gpus: float, engine: EngineConfig, *, on_gpu: bool) -> None:
     """Raise a ConfigError if the number of GPUs contradicts the engine."""
     asked = f"--gpus-per-trial {gpus:g}"
     if engine.name == "ray":
-        raise ConfigError(f"{asked}: with engine.name=ray, each worker uses one GPU.")
+        raise ConfigError(
+            f"{asked}: with engine.name=ray, each worker uses one GPU. Leave the option out, or"
+            " name another engine."
+        )
     if on_gpu and not gpus:
         raise ConfigError(
             f"{asked}: trials train on a GPU. Set engine.device=cpu, or a number above 0."

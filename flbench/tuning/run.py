@@ -134,7 +134,8 @@ def carry_out(
         # PyTorch ignores the read-only flag of shared memory.
         raise RunError(
             "the samples that all trials share changed during the study: a loss or a method writes"
-            " to its inputs. The results of this study are not valid."
+            " to its inputs. The results of this study are not valid. Correct it, and start a new"
+            " study."
         )
 
 

@@ -1,5 +1,6 @@
 """YAML of plain values: whatever PyYAML raises, and whatever it takes minutes for, is one error."""
 
+import re
 import time
 
 import pytest
@@ -81,6 +82,7 @@ def test_wrong_value_is_one_error_with_a_line_and_soon(case):
     assert time.process_time() - began < 10
     assert caught.value.line in (1, 2)
     assert str(caught.value).endswith(".")
+    assert re.search(r"\. [A-Z]", str(caught.value))  # the cure is a sentence of its own
     assert "\n" not in str(caught.value)
 
 

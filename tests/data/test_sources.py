@@ -599,7 +599,7 @@ def test_zip_with_a_damaged_entry_is_refused(tmp_path):
     content[60:70] = bytes(10)
     path.write_bytes(content)
 
-    with pytest.raises(DataError, match="cannot be"):
+    with pytest.raises(DataError, match=r"cannot be (read|decoded) .*Replace"):
         load(path)
 
 
