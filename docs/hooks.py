@@ -31,6 +31,7 @@ from flbench.core.registry import ALGORITHMS, MODELS
 DOCS = Path(__file__).resolve().parent
 
 API = {
+    "api": "The interface for scripts and notebooks, which `import flbench as fl` exports",
     "core": "Trees of tensors, messages, random streams, registries and errors",
     "config": "Schema, sources and resolution of the configuration",
     "data": "Data sets, partitions and batches",
@@ -304,8 +305,9 @@ def configuration_page() -> str:
         " without keys (a line `train:` with nothing below it) has its defaults; on the command"
         " line `train=null` is an error.",
         "",
-        "Two sections take a name directly: `model=lenet5` is `model.name=lenet5`, and"
-        " `algorithm=hfcd` is `algorithm.name=hfcd`. A list is written in brackets:"
+        "Some sections take a name directly: `model=lenet5` is `model.name=lenet5`, likewise"
+        " `algorithm`, `data`, `engine`, `train.optimizer` and `train.schedule`, and"
+        " `partition=iid` is `partition.scheme=iid`. A list is written in brackets:"
         " `'partition.split=[0.6, 0.2, 0.2]'`. `null` unsets a key whose default is `null`.",
         "",
     ]

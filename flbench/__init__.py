@@ -1,7 +1,85 @@
 """flbench compares personalized federated learning methods on non-IID data.
 
-The import of this package is light: its subpackages (`flbench.experiment`, `flbench.algorithms`,
-...) load PyTorch and other libraries when they are imported.
+The names of `flbench.api` are the public interface for scripts and notebooks:
+
+    import flbench as fl
+
+    run = fl.run("hfcd", data="digits", partition=fl.Dirichlet(alpha=0.1, clients=20), seed=0)
+    run.summary["test"]["accuracy"]
+
+The import of this package is light. A name of the interface, or a subpackage such as
+`flbench.algorithms`, loads PyTorch and other libraries when it is first used.
 """
 
+from importlib import import_module
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, Final
+
 __version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from flbench.api.loading import load, runs
+    from flbench.api.partitions import (
+        IID,
+        Dirichlet,
+        FromFile,
+        Grouped,
+        Natural,
+        Partition,
+        Pathological,
+        Quantity,
+        partition,
+    )
+    from flbench.api.running import resume, run
+    from flbench.api.runs import Run
+    from flbench.core.errors import ConfigError, DataError, RunError, UserError
+
+_PLACES: Final = {
+    "flbench.api.loading": ("load", "runs"),
+    "flbench.api.partitions": (
+        *("Dirichlet", "FromFile", "Grouped", "IID", "Natural", "Partition", "Pathological"),
+        *("Quantity", "partition"),
+    ),
+    "flbench.api.running": ("resume", "run"),
+    "flbench.api.runs": ("Run",),
+    "flbench.core.errors": ("ConfigError", "DataError", "RunError", "UserError"),
+}
+_MODULE_OF: Final = {name: module for module, names in _PLACES.items() for name in names}
+
+__all__ = [
+    "IID",
+    "ConfigError",
+    "DataError",
+    "Dirichlet",
+    "FromFile",
+    "Grouped",
+    "Natural",
+    "Partition",
+    "Pathological",
+    "Quantity",
+    "Run",
+    "RunError",
+    "UserError",
+    "__version__",
+    "load",
+    "partition",
+    "resume",
+    "run",
+    "runs",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Import a name of the interface, or a subpackage, when it is first used."""
+    if name in _MODULE_OF:
+        found = getattr(import_module(_MODULE_OF[name]), name)
+        globals()[name] = found
+        return found
+    if not name.startswith("_") and find_spec(f"flbench.{name}") is not None:
+        return import_module(f"flbench.{name}")
+    raise AttributeError(f"module 'flbench' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """Return the names of the interface beside those of the module."""
+    return sorted({*globals(), *__all__})

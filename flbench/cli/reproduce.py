@@ -4,7 +4,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from flbench.cli import console, progress
+from flbench.api import progress
+from flbench.cli import console
 from flbench.cli.layers import split_names
 from flbench.cli.tables import papers as paper_tables
 from flbench.core.errors import UserError

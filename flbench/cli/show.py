@@ -1,13 +1,12 @@
 """`flbench show`: tables of runs and studies."""
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
 from flbench.cli.tables import runs as run_tables
 from flbench.cli.tables import studies as study_tables
 from flbench.core.errors import UserError
-from flbench.results import reading, study_folder
+from flbench.results import folders, reading, study_folder
 from flbench.results.differences import differences
 
 
@@ -26,9 +25,9 @@ def show(paths: Sequence[Path], picture: Path | None = None) -> None:
 
         figures.check(picture)
     runs, studies, errors = [], [], []
-    for path in _found_in(paths):
+    for path in folders.find(paths):
         try:
-            if path.is_dir() and not _is_shown(path):
+            if path.is_dir() and not folders.is_one(path):
                 errors.append(
                     f"{path} is not a run folder: it has no config.yaml, nor has a folder below it."
                 )
@@ -54,31 +53,3 @@ def show(paths: Sequence[Path], picture: Path | None = None) -> None:
         errors.append("--picture draws the curves of runs; a study's pictures are in report.html.")
     if errors:
         raise UserError("\n".join(errors))
-
-
-def _found_in(paths: Sequence[Path]) -> list[Path]:
-    """Return the paths; a folder that is no run or study is replaced by those below it."""
-    found: dict[Path, None] = {}
-    for path in paths:
-        below = [] if _is_shown(path) else _below(path)
-        found |= dict.fromkeys(below or [path])
-    return list(found)
-
-
-def _below(path: Path) -> list[Path]:
-    """Return the run folders and study folders below a folder, ordered by path.
-
-    The runs of a study are part of it. Hidden folders and links to folders are left out.
-    """
-    found = []
-    for folder, names, _ in os.walk(path):
-        if _is_shown(Path(folder)):
-            found.append(Path(folder))
-            names.clear()
-        names[:] = sorted(name for name in names if not name.startswith("."))
-    return found
-
-
-def _is_shown(path: Path) -> bool:
-    """Return whether a path is the folder of a run or of a study."""
-    return study_folder.is_study(path) or (path / "config.yaml").is_file()

@@ -1,6 +1,6 @@
 """Layers of configuration values, read from YAML files or from `key=value` overrides."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -14,8 +14,16 @@ from flbench.core.plain_yaml import PlainYamlError, parse
 
 MAX_BYTES: Final = 1_000_000
 MAX_DEPTH: Final = 20  # parts of a dotted key
-NAMED_SECTIONS: Final = ("algorithm", "model", "engine", "train.optimizer", "train.schedule")
-"""Sections that can be given by their key `name` alone: `algorithm: fedprox`."""
+NAMED_SECTIONS: Final = {
+    "algorithm": "name",
+    "data": "name",
+    "engine": "name",
+    "model": "name",
+    "partition": "scheme",
+    "train.optimizer": "name",
+    "train.schedule": "name",
+}
+"""Sections that can be given by one key alone, such as `algorithm: fedprox`, with that key."""
 
 
 @dataclass(frozen=True)
@@ -124,6 +132,27 @@ def from_overrides(items: Sequence[str], origin: str = "command line") -> Layer:
     return Layer(*merge(layers))
 
 
+def from_values(values: Mapping[str, Any], origin: str) -> Layer:
+    """Return a layer of values that a program gives, instead of a file or a command line.
+
+    Args:
+        values: Values by key. A key may be dotted, such as `train.rounds`. A section is a mapping,
+            or its name where it has one (`NAMED_SECTIONS`).
+        origin: Origin of the values, for error messages and config.yaml.
+
+    >>> from_values({"algorithm": "fedprox", "train.rounds": 20}, "script").tree
+    {'algorithm': {'name': 'fedprox'}, 'train': {'rounds': 20}}
+    """
+    layers = []
+    for dotted, value in values.items():
+        tree: Any = value
+        for key in reversed(str(dotted).split(".")):
+            tree = {key: tree}
+        origins = dict.fromkeys((str(dotted), *leaves(tree)), origin)
+        layers.append(Layer(_expand_names(tree, origins), origins))
+    return Layer(*merge(layers))
+
+
 def leaves(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     """Return the values of nested dicts by their dotted paths.
 
@@ -210,12 +239,12 @@ def _merge_into(below: dict[str, Any], above: dict[str, Any]) -> None:
 
 def _expand_names(tree: dict[str, Any], origins: dict[str, str]) -> dict[str, Any]:
     """Expand a section given by its name, `algorithm: fedprox`, to `{name: fedprox}`, in place."""
-    for path in NAMED_SECTIONS:
+    for path, inner in NAMED_SECTIONS.items():
         *above, key = path.split(".")
         part: Any = tree
         for name in above:
             part = part.get(name) if isinstance(part, dict) else None
         if isinstance(part, dict) and isinstance(part.get(key), str):
-            part[key] = {"name": part[key]}
-            origins[f"{path}.name"] = origins.pop(path)
+            part[key] = {inner: part[key]}
+            origins[f"{path}.{inner}"] = origins.pop(path)
     return tree

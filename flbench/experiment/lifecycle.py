@@ -31,6 +31,7 @@ CHANGEABLE_ON_RESUME: Final = (
 )
 
 OnStart = Callable[[Path, Config], object]
+HowToResume = Callable[[Path], str]
 
 
 def run(
@@ -38,6 +39,7 @@ def run(
     origins: dict[str, str],
     reporter: Reporter,
     on_start: OnStart | None = None,
+    how_to_resume: HowToResume = RunFolder.command_to_resume,
 ) -> Path:
     """Run an experiment from its beginning.
 
@@ -47,6 +49,7 @@ def run(
         reporter: Receives the progress.
         on_start: Function that is called with the run folder and the complete configuration before
             the first round, as soon as the run can be resumed.
+        how_to_resume: Function from a run folder to what the user calls to resume it.
 
     Returns:
         The run folder.
@@ -69,6 +72,7 @@ def run(
             f"{config.algorithm.name}-seed{config.seed}",
         )
         stack.callback(folder.close)
+        folder.resume_command = how_to_resume(folder.path)
         write_description(experiment, origins, folder)
         if on_start is not None:
             on_start(folder.path, config)
@@ -100,7 +104,11 @@ def write_description(experiment: Experiment, origins: dict[str, str], folder: R
 
 
 def resume(
-    path: Path, overrides: Layer, reporter: Reporter, on_start: OnStart | None = None
+    path: Path,
+    overrides: Layer,
+    reporter: Reporter,
+    on_start: OnStart | None = None,
+    how_to_resume: HowToResume = RunFolder.command_to_resume,
 ) -> Path:
     """Resume a run from its last checkpoint, or restart it if there is none yet.
 
@@ -110,6 +118,7 @@ def resume(
         reporter: Receives the progress.
         on_start: Function that is called with the run folder and the complete configuration before
             the first round.
+        how_to_resume: Function from a run folder to what the user calls to resume it.
 
     Returns:
         The run folder.
@@ -124,6 +133,7 @@ def resume(
     with ExitStack() as stack:
         folder = RunFolder.reopen(path)
         stack.callback(folder.close)
+        folder.resume_command = how_to_resume(path)
         written, _ = resolve([from_file(path / "config.yaml")])
         config, _ = resolve([from_file(path / "config.yaml"), overrides])
         _check_unchanged(written, config, path)

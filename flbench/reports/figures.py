@@ -1,6 +1,6 @@
 """Figures of runs and data: partitions, networks of clients, and curves over rounds."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -149,6 +149,112 @@ def curves(runs: Sequence[tuple[str, Sequence[Row]]]) -> Figure:
     if len(runs) > 1:
         left.legend(frameon=False)
     return figure
+
+
+def classes(names: Sequence[str], metrics: Mapping[str, Sequence[float]], title: str) -> Figure:
+    """Draw metrics of classes as bars, a group of bars for each class.
+
+    Args:
+        names: Names of the C classes.
+        metrics: Values [C] in [0, 1] by name of the metric.
+        title: Title of the figure.
+    """
+    count = len(names)
+    figure = Figure(figsize=(min(14.0, 3.0 + 0.45 * count), 3.6), layout="constrained")
+    axes = figure.add_subplot()
+    width = 0.8 / len(metrics)
+    for k, (metric, values) in enumerate(metrics.items()):
+        places = np.arange(count) + (k - (len(metrics) - 1) / 2) * width
+        axes.bar(places, values, width, label=metric)
+    axes.set_xticks(
+        range(count), [_label(name) for name in names], parse_math=False, rotation=_rotation(names)
+    )
+    axes.set_ylim(0, 1)
+    axes.set_title(title, loc="left")
+    axes.grid(axis="y", alpha=0.3)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, ncols=len(metrics), loc="lower right", bbox_to_anchor=(1, 1))
+    return figure
+
+
+def confusion(counts: NDArray[np.floating[Any]], names: Sequence[str], title: str) -> Figure:
+    """Draw a confusion matrix as shares of each true class.
+
+    Cells of a matrix of at most 15 classes show the share in percent.
+
+    Args:
+        counts: [C, C] number of samples by true (rows) and predicted class (columns).
+        names: Names of the C classes.
+        title: Title of the figure.
+    """
+    count = len(names)
+    totals = counts.sum(axis=1, keepdims=True)
+    shares = np.divide(counts, totals, out=np.zeros_like(counts), where=totals > 0)
+    side = min(12.0, 2.5 + 0.36 * count)
+    figure = Figure(figsize=(side + 1.0, side), layout="constrained")
+    axes = figure.add_subplot()
+    image = axes.imshow(shares, cmap="Blues", vmin=0, vmax=1, interpolation="nearest")
+    if count <= 40:
+        labels = [_label(name) for name in names]
+        axes.set_xticks(range(count), labels, parse_math=False, rotation=_rotation(names))
+        axes.set_yticks(range(count), labels, parse_math=False)
+    if count <= 15:
+        for row, column in np.argwhere(counts > 0):
+            share = shares[row, column]
+            color = "white" if share > 0.5 else "black"
+            axes.text(
+                column, row, f"{100 * share:.0f}", ha="center", va="center", color=color, size=8
+            )
+    axes.set(xlabel="predicted class", ylabel="true class", title=title)
+    figure.colorbar(image, ax=axes, label="share of the true class")
+    return figure
+
+
+def clients(
+    sizes: NDArray[np.integer[Any]],
+    values: NDArray[np.floating[Any]],
+    labels: Sequence[str],
+    metric: str,
+    title: str,
+) -> Figure:
+    """Draw a metric of each client against its number of training samples.
+
+    Args:
+        sizes: [N] training samples.
+        values: [N] values of the metric in [0, 1]; NaN for a client without a value.
+        labels: Names or numbers of the N clients, printed for at most 40 clients.
+        metric: Name of the metric.
+        title: Title of the figure.
+    """
+    figure = Figure(figsize=(7.0, 3.8), layout="constrained")
+    axes = figure.add_subplot()
+    axes.scatter(sizes, values, s=24)
+    known = ~np.isnan(values)
+    if len(labels) <= 40:
+        for x, y, label in zip(sizes[known], values[known], np.array(labels)[known], strict=True):
+            axes.annotate(
+                _label(label),
+                (x, y),
+                xytext=(4, 3),
+                textcoords="offset points",
+                fontsize=7,
+                color="0.35",
+                parse_math=False,
+            )
+    if known.any():
+        mean = float(values[known].mean())
+        axes.axhline(mean, color="0.5", linestyle="--", linewidth=1, label=f"mean {mean:.3f}")
+        axes.legend(frameon=False, loc="lower right")
+    axes.set(xlabel="training samples", ylabel=metric, ylim=(-0.02, 1.05), title=title)
+    axes.grid(alpha=0.3)
+    axes.spines[["top", "right"]].set_visible(False)
+    return figure
+
+
+def _rotation(names: Sequence[str]) -> int:
+    """Return the angle in degrees of class names below an axis: long or many ones stand upright."""
+    return 90 if len(names) > 12 or max(map(len, names), default=0) > 6 else 0
 
 
 def line_style(index: int) -> dict[str, Any]:

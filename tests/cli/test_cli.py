@@ -19,7 +19,8 @@ from rich.console import Console
 
 from flbench.algorithms import ALGORITHMS
 from flbench.algorithms.catalogue import parameter
-from flbench.cli import app, progress
+from flbench.api import progress
+from flbench.cli import app
 from flbench.core import files
 from flbench.experiment import estimate, lifecycle
 from tests.support import REAL_DATA, SMALL, build, interrupted_run, write_npz
@@ -295,7 +296,7 @@ def test_ctrl_c_of_a_real_process_exits_with_130(tmp_path):
 
 
 def test_title_of_the_progress_is_cut_in_the_middle(capsys):
-    from flbench.cli import progress
+    from flbench.api import progress
 
     with progress.reporter(f"resuming {'x/' * 3000}end"):
         pass

@@ -13,7 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from flbench.cli import app, progress
+from flbench.api import progress
+from flbench.cli import app
 from flbench.data import sources
 from flbench.data.sources import digits
 from flbench.experiment import assembly

@@ -102,7 +102,7 @@ class _Lines(_Notes):
     def evaluated(self, done: int, metrics: Mapping[tuple[str, str, str], float]) -> None:
         left = self._left(done)
         self._console.print(
-            f"round {done}/{self._rounds}  {_accuracy(metrics)}  loss {self._loss:.4f}{left}",
+            f"round {done}/{self._rounds}  {accuracy_text(metrics)}  loss {self._loss:.4f}{left}",
             soft_wrap=True,
         )
 
@@ -135,10 +135,10 @@ class _Bar(_Notes):
         self._progress.update(self._task, completed=done, status=status)
 
     def evaluated(self, done: int, metrics: Mapping[tuple[str, str, str], float]) -> None:
-        self._accuracy = f"{_accuracy(metrics)}  "
+        self._accuracy = f"{accuracy_text(metrics)}  "
 
 
-def _accuracy(metrics: Mapping[tuple[str, str, str], float]) -> str:
+def accuracy_text(metrics: Mapping[tuple[str, str, str], float]) -> str:
     """Return the validation accuracy in words."""
     value = metrics.get(("validation", "personal", "accuracy"))
     return "no validation part" if value is None else f"validation accuracy {value:.4f}"

@@ -1,0 +1,120 @@
+"""Arguments of `fl.run`, `fl.tune` and `fl.partition` as layers of the configuration."""
+
+from collections.abc import Mapping, Sequence
+from os import PathLike, fspath
+from pathlib import Path, PurePath
+from typing import Any, Final, Protocol, runtime_checkable
+
+import numpy as np
+
+from flbench.config.sources import NAMED_SECTIONS, Layer, from_file, from_values
+from flbench.core.errors import ConfigError, UserError
+
+DEFAULTS: Final = {"tracking": {"mlflow": False}}
+"""Defaults in which a call from Python differs from the command line: see `fl.run`."""
+
+
+@runtime_checkable
+class SectionValues(Protocol):
+    """An object that stands for a section, such as `fl.Dirichlet(alpha=0.1)`."""
+
+    def section(self) -> dict[str, Any]:
+        """Return the keys of the section that differ from their defaults."""
+
+
+Section = Mapping[str, Any] | str | SectionValues
+"""A section of the configuration: its keys, its name where it has one, or an object."""
+
+
+def layers(
+    function: str,
+    config: str | PathLike[str] | None,
+    arguments: Mapping[str, Any],
+) -> list[Layer]:
+    """Return the layers of one run, from the lowest to the highest: defaults, file, arguments.
+
+    Args:
+        function: Name of the function that the user called, for the origin of the values.
+        config: Configuration file; None for none.
+        arguments: Arguments by name: the sections and keys of the configuration. Those that are
+            None are left out.
+
+    Raises:
+        ConfigError: The file cannot be read, or an argument has a type that no section can have.
+    """
+    origin = f"argument of fl.{function}"
+    given = {
+        name: plain(value, name, origin) for name, value in arguments.items() if value is not None
+    }
+    found = [from_values(DEFAULTS, f"default of fl.{function}")]
+    if config is not None:
+        found.append(from_file(path_of(config, "config")))
+    return [*found, from_values(given, origin)]
+
+
+def path_of(path: str | PathLike[str], name: str) -> Path:
+    """Return an argument as a path.
+
+    Args:
+        path: The argument.
+        name: Name of the argument, for the error message.
+
+    Raises:
+        UserError: It is empty, or is no path.
+    """
+    if not isinstance(path, str | PathLike):
+        raise UserError(f"`{name}` must be a path, got {type(path).__name__}.")
+    if not fspath(path):
+        raise UserError(f"`{name}` is empty. Give a path.")
+    return Path(path).expanduser()
+
+
+def names_of(methods: str | Sequence[str]) -> tuple[str, ...]:
+    """Return the names of methods, given as a list or separated by commas.
+
+    Raises:
+        UserError: There is no name, a name is empty, or a method is named twice.
+
+    >>> names_of("hfcd, fedavg")
+    ('hfcd', 'fedavg')
+    """
+    given = methods.split(",") if isinstance(methods, str) else list(methods)
+    names = tuple(str(name).strip() for name in given)
+    if not names or not all(names):
+        raise UserError(f"name the methods, for example ['hfcd', 'fedavg']; got {methods!r}.")
+    for name in names:
+        if names.count(name) > 1:
+            raise UserError(f"`{name}` is named twice in {list(names)}.")
+    return names
+
+
+def plain(value: Any, path: str, origin: str) -> Any:
+    """Return a value as YAML has it: dicts, lists and scalars; nothing of the user's is aliased.
+
+    Args:
+        value: The value.
+        path: Dotted key that it belongs to, for the error message.
+        origin: Origin of the value, for the error message.
+
+    Raises:
+        ConfigError: The value is something else, such as a function.
+    """
+    if isinstance(value, SectionValues):
+        value = value.section()
+    if isinstance(value, Mapping):
+        return {key: plain(item, f"{path}.{key}", origin) for key, item in value.items()}
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    if isinstance(value, list | tuple):
+        return [plain(item, path, origin) for item in value]
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, PurePath):
+        return str(value)
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    names = " or a name" if path in NAMED_SECTIONS else ""
+    raise ConfigError(
+        f"`{path}` must be a value of YAML: a number, a text, a list, a dict of keys{names}; got an"
+        f" object of type {type(value).__name__} ({origin})."
+    )

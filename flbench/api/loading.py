@@ -1,0 +1,143 @@
+"""Reading runs and studies back from their folders."""
+
+import warnings
+from collections.abc import Sequence
+from os import PathLike
+from typing import Any, Final
+
+import pandas as pd
+
+from flbench.api import arguments
+from flbench.api.runs import Run
+from flbench.config.sources import leaves
+from flbench.core.errors import UserError
+from flbench.results import folders, reading, study_folder
+
+TRAFFIC: Final = ("up_bytes", "down_bytes", "peer_bytes", "setup_bytes")
+FIRST: Final = ("method", "dataset", "model", "seed")
+STATE: Final = ("rounds", "best_round", "finished")
+LAST: Final = (*TRAFFIC, "seconds", "path")
+PLACES: Final = ("output.", "tracking.", "data.root")  # keys that say where files are
+NAMED: Final = ("algorithm.name", "data.name", "model.name", "seed", "train.rounds")
+
+
+def load(path: str | PathLike[str]) -> Run:
+    """Read the folder of a run.
+
+    Args:
+        path: A run folder.
+
+    Raises:
+        UserError: The path is no such folder.
+        DataError: A file in the folder is damaged.
+    """
+    folder = arguments.path_of(path, "path")
+    if not folder.exists():
+        raise UserError(f"{folder} does not exist.")
+    if not folders.is_one(folder):
+        there = folders.below(folder)
+        cure = (
+            f" It contains {len(there)}: fl.runs({str(folder)!r}) lists its runs, and"
+            f" fl.load({str(there[0])!r}) reads one of them."
+            if there
+            else " fl.runs(FOLDER) lists the runs below a folder."
+        )
+        raise UserError(
+            f"{folder} is not the folder of a run or a study: it has no config.yaml or study.json."
+            f"{cure}"
+        )
+    return Run(folder)
+
+
+def runs(*paths: str | PathLike[str]) -> pd.DataFrame:
+    """List the runs at or below folders, one per row.
+
+    The runs of a study are part of it and are not listed.
+
+    Args:
+        paths: Folders; without any, `runs`, where `fl.run` writes by default.
+
+    Returns:
+        A DataFrame with the columns
+
+        - `method`, `dataset` and `model` str, `seed` int64;
+        - the configuration keys in which the runs differ, by their dotted names; a run whose method
+          or net has no such key has a missing value;
+        - `rounds` and `best_round` int64, `finished` bool;
+        - `validation.METRIC` and `test.METRIC` float64: metrics of the personal models at the best
+          round by validation, for an unfinished run the best one so far. Other deployments have
+          the columns `test.DEPLOYMENT.METRIC`, and metrics of cohorts alone have none;
+        - `up_bytes`, `down_bytes`, `peer_bytes` and `setup_bytes` int64, over all rounds;
+        - `seconds` float64, of the whole run; NaN while it is unfinished;
+        - `path` str, which `fl.load` reads.
+
+        A folder that cannot be read is left out, and a warning says why.
+
+    Raises:
+        UserError: A path does not exist.
+    """
+    from flbench.config.schema import OutputConfig
+
+    given: Sequence[str | PathLike[str]] = paths or (OutputConfig().dir,)
+    roots = [arguments.path_of(path, "path") for path in given]
+    if missing := [root for root in roots if not root.exists()]:
+        raise UserError(f"{missing[0]} does not exist.")
+    found = []
+    for folder in folders.find(roots):
+        if study_folder.is_study(folder) or not folders.is_one(folder):
+            continue
+        try:
+            found.append(reading.read(folder))
+        except UserError as error:
+            warnings.warn(f"left out: {error}", stacklevel=2)
+    return _table(found)
+
+
+def _table(found: Sequence[reading.Run]) -> pd.DataFrame:
+    """Return the DataFrame of `runs`."""
+    trees = [
+        {
+            key: value
+            for key, value in leaves(run.config.tree()).items()
+            if key not in NAMED and not key.startswith(PLACES)
+        }
+        for run in found
+    ]
+    keys = [key for key in dict.fromkeys(k for tree in trees for k in tree) if _differs(key, trees)]
+    rows = [
+        _row(run, {key: tree.get(key) for key in keys})
+        for run, tree in zip(found, trees, strict=True)
+    ]
+    metrics = sorted(
+        {key for row in rows for key in row if key.startswith(("validation.", "test."))}
+    )
+    frame = pd.DataFrame(rows, columns=[*FIRST, *keys, *STATE, *metrics, *LAST])
+    kinds = dict.fromkeys(("method", "dataset", "model", "path"), "str")
+    kinds |= dict.fromkeys(("seed", "rounds", "best_round", *TRAFFIC), "int64")
+    kinds |= {"finished": "bool"} | dict.fromkeys(("seconds", *metrics), "float64")
+    return frame.astype(kinds)
+
+
+def _differs(key: str, trees: Sequence[dict[str, Any]]) -> bool:
+    """Return whether runs that have a key have different values of it."""
+    values = [tree[key] for tree in trees if key in tree]
+    return any(value != values[0] for value in values)
+
+
+def _row(run: reading.Run, settings: dict[str, Any]) -> dict[str, Any]:
+    """Return the row of one run."""
+    summary = run.summary
+    best = {split: summary["best"][split] for split in ("validation", "test")}
+    lists = {key: str(value) for key, value in settings.items() if isinstance(value, list)}
+    return {
+        "method": summary["algorithm"],
+        **{key: summary[key] for key in ("dataset", "model", "seed", "rounds")},
+        **settings,
+        **lists,
+        "best_round": summary["best"]["round"],
+        "finished": run.finished,
+        **{key: value for key, value in leaves(best).items() if "@" not in key},
+        **{kind: summary["communication"][kind] for kind in TRAFFIC},
+        "seconds": summary["seconds"]["total"] if run.finished else float("nan"),
+        "path": str(run.path),
+    }

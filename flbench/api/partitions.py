@@ -1,0 +1,296 @@
+"""Partitions: the schemes as objects, and a partition to look at before a run."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from flbench.api import arguments, html
+from flbench.api.arguments import Section
+from flbench.config.resolve import resolve
+from flbench.core.documents import as_data_error, read_json
+from flbench.core.errors import DataError
+from flbench.data import catalogue, partition_files
+from flbench.data.npz_files import read_arrays
+from flbench.data.partition import PARTS
+from flbench.experiment import assembly
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from flbench.data.federation import Federation
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Scheme:
+    """Section `partition` of the configuration for one scheme.
+
+    A field that is None has the default of the configuration (`PartitionConfig`). Values are
+    checked when a run or a partition is made.
+
+    Attributes:
+        clients: Number of clients N.
+        split: Shares of a client's samples for train, validation and test.
+        pool: Samples to distribute: `train` or `merged`.
+        samples: Number of samples to distribute.
+        min_samples: Smallest number of samples of a client.
+        seed: Seed of the partition; by default the seed of the run.
+    """
+
+    scheme: ClassVar[str]
+    clients: int | None = None
+    split: tuple[float, float, float] | None = None
+    pool: str | None = None
+    samples: int | None = None
+    min_samples: int | None = None
+    seed: int | None = None
+
+    def section(self) -> dict[str, Any]:
+        """Return the keys of the section `partition` that differ from their defaults."""
+        given = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {"scheme": self.scheme} | {k: v for k, v in given.items() if v is not None}
+
+
+@dataclass(frozen=True, kw_only=True)
+class IID(_Scheme):
+    """Samples at random, in equal shares (`partition.scheme=iid`)."""
+
+    scheme = "iid"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dirichlet(_Scheme):
+    """Every class in shares drawn from a Dirichlet distribution (`partition.scheme=dirichlet`).
+
+    Attributes:
+        alpha: Concentration, above 0; a smaller one gives more skew.
+        balanced: Whether all clients get the same number of samples.
+
+    >>> Dirichlet(alpha=0.1, clients=20).section()
+    {'scheme': 'dirichlet', 'clients': 20, 'alpha': 0.1}
+    """
+
+    scheme = "dirichlet"
+    alpha: float | None = None
+    balanced: bool | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pathological(_Scheme):
+    """A few classes for each client (`partition.scheme=pathological`).
+
+    Attributes:
+        classes_per_client: Number of classes of each client.
+    """
+
+    scheme = "pathological"
+    classes_per_client: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grouped(_Scheme):
+    """Groups of clients with main classes (`partition.scheme=grouped`).
+
+    Attributes:
+        main_classes: Number of main classes of each group, in class order.
+        main_share: Share of a client's samples from main classes, in (0, 1].
+        samples_per_client: Samples of each client.
+    """
+
+    scheme = "grouped"
+    main_classes: Sequence[int] | None = None
+    main_share: float | None = None
+    samples_per_client: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quantity(_Scheme):
+    """Clients of different sizes, with samples at random (`partition.scheme=quantity`).
+
+    Attributes:
+        alpha: Concentration of the sizes, above 0; a smaller one gives more skew.
+    """
+
+    scheme = "quantity"
+    alpha: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Natural(_Scheme):
+    """The clients that the data set itself has (`partition.scheme=natural`)."""
+
+    scheme = "natural"
+
+
+@dataclass(frozen=True, kw_only=True)
+class FromFile(_Scheme):
+    """A saved partition (`partition.scheme=file`).
+
+    Attributes:
+        path: The file NAME.npz, with NAME.json beside it.
+    """
+
+    scheme = "file"
+    path: str | PathLike[str]
+
+
+class Partition:
+    """The samples of every client.
+
+    `fl.partition` makes one to look at before a run, and `Run.partition` is the one of a run. A
+    partition that `fl.partition` made can be given to `fl.run` as `partition`.
+
+    Attributes:
+        dataset: Name of the data set.
+        hash: SHA-256 (hex); partitions with equal hashes give every client the same samples.
+        classes: Names of the C classes.
+        names: Names of the N clients if they are natural ones with names; otherwise empty.
+        notes: Sentences for the user.
+        config: Section `partition` of the configuration.
+    """
+
+    def __init__(
+        self,
+        description: Mapping[str, Any],
+        train_counts: NDArray[np.integer[Any]],
+        config: Mapping[str, Any],
+    ) -> None:
+        self.dataset = str(description["dataset"])
+        self.hash = str(description["hash"])
+        self.classes = tuple(map(str, description["classes"]))
+        self.names = tuple(map(str, description.get("client_names") or ()))
+        self.notes = tuple(map(str, description.get("notes") or ()))
+        self.config = dict(config)
+        self._samples = {part: list(description["samples"][part]) for part in PARTS}
+        self._counts = np.asarray(train_counts, dtype=np.int64)  # [N, C]
+        if self._counts.shape != (len(self._samples["train"]), len(self.classes)):
+            raise ValueError("`train_counts` has another shape than [clients, classes]")
+
+    @classmethod
+    def of(cls, federation: "Federation", config: Mapping[str, Any]) -> "Partition":
+        """Return the partition of loaded samples.
+
+        Args:
+            federation: The samples of all clients.
+            config: Section `partition` of the configuration.
+        """
+        return cls(catalogue.partition(federation), federation.counts.numpy(), config)
+
+    @classmethod
+    def read(cls, path: Path) -> "Partition":
+        """Read a saved partition; the data set is not needed.
+
+        Args:
+            path: The file NAME.npz, with NAME.json beside it.
+
+        Raises:
+            DataError: A file is missing or damaged.
+        """
+        beside = path.with_suffix(".json")
+        if not (path.is_file() and beside.is_file()):
+            raise DataError(f"{path} and {beside.name} do not both exist. Start the run again.")
+        description, arrays = read_json(beside), read_arrays(path)
+        with as_data_error(beside):
+            return cls(description, arrays["train_counts"], description["config"])
+
+    @property
+    def clients(self) -> int:
+        """Number of clients N."""
+        return len(self._counts)
+
+    @property
+    def counts(self) -> pd.DataFrame:
+        """Training samples by client (rows, the index `client`) and class name (columns), int64."""
+        index = pd.RangeIndex(self.clients, name="client")
+        return pd.DataFrame(self._counts, index=index, columns=pd.Index(self.classes, name="class"))
+
+    @property
+    def sizes(self) -> pd.DataFrame:
+        """Samples of each client by part.
+
+        Columns: `client` int64, `name` str (natural clients with names only), `train`,
+        `validation`, `test` int64, and `classes` int64, the classes that it trains on.
+        """
+        names = {"name": list(self.names)} if self.names else {}
+        return pd.DataFrame(
+            {"client": np.arange(self.clients), **names}
+            | {part: np.asarray(self._samples[part], dtype=np.int64) for part in PARTS}
+            | {"classes": (self._counts > 0).sum(axis=1)}
+        )
+
+    def section(self) -> dict[str, Any]:
+        """Return the keys of the section `partition`, so that a run can be given this object."""
+        return {key: value for key, value in self.config.items() if value is not None}
+
+    def plot(self) -> "Figure":
+        """Draw the training samples by client and class, in log scale."""
+        from flbench.reports import figures
+
+        return figures.partition_table(self._counts, self.classes, self.dataset, self.names)
+
+    def __repr__(self) -> str:
+        sizes = self._counts.sum(axis=1)
+        return (
+            f"<Partition of {self.dataset}: {self.clients} clients,"
+            f" {len(self.classes)} classes, {sizes.min()} to {sizes.max()} training samples>"
+        )
+
+    def _repr_html_(self) -> str:
+        sizes = self.sizes
+        facts = {
+            "data set": self.dataset,
+            "scheme": str(self.config.get("scheme", "-")),
+            "clients": str(self.clients),
+            "classes": str(len(self.classes)),
+            "training samples of a client": f"{sizes['train'].min()} to {sizes['train'].max()}",
+            "classes of a client": f"{sizes['classes'].min()} to {sizes['classes'].max()}",
+            "hash": self.hash[:12],
+        }
+        return html.card(
+            "Partition", html.facts(facts), html.notes(self.notes), html.table(sizes, most=10)
+        )
+
+
+def partition(
+    data: Section | None = None,
+    partition: Section | None = None,
+    *,
+    config: str | PathLike[str] | None = None,
+    seed: int | None = None,
+    save: str | PathLike[str] | None = None,
+) -> Partition:
+    """Distribute the samples of a data set to clients, without a run.
+
+    Args:
+        data: Section `data`, or the name of a data set.
+        partition: Section `partition`, the name of a scheme, or an object such as
+            `fl.Dirichlet(alpha=0.1, clients=20)`.
+        config: Configuration file with the values that differ from the defaults.
+        seed: Seed of the partition, unless the section has one.
+        save: File NAME.npz for the partition, which `fl.FromFile` reads again; None to write none.
+
+    Returns:
+        The partition.
+
+    Raises:
+        UserError: A key is wrong, the data set cannot be read, or the partition cannot be made.
+
+    >>> partition("digits", Dirichlet(alpha=0.5, clients=4)).clients
+    4
+    """
+    found, _ = resolve(
+        arguments.layers("partition", config, {"data": data, "partition": partition, "seed": seed})
+    )
+    complete = assembly.fill_defaults(found)
+    federation = assembly.load_federation(complete)
+    if save is not None:
+        path = arguments.path_of(save, "save")
+        if path.suffix != ".npz":
+            raise DataError(f"`save` must be a file that ends with .npz, got {path}.")
+        partition_files.save(federation.partition, federation.dataset, complete.partition, path)
+    return Partition.of(federation, complete.partition.model_dump(mode="json"))

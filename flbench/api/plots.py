@@ -1,0 +1,119 @@
+"""Pictures of a run, as figures of matplotlib that are no part of pyplot's state."""
+
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+import pandas as pd
+
+from flbench.api import tables
+from flbench.core.errors import UserError
+from flbench.results import reading
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Moment = Literal["best", "last"]
+
+
+class RunPlots:
+    """Pictures of a run. A notebook shows the figure, and `figure.savefig(PATH)` writes it.
+
+    Args:
+        run: The content of its folder.
+    """
+
+    def __init__(self, run: reading.Run) -> None:
+        self._run = run
+        self._title = f"{run.summary['algorithm']} on {run.summary['dataset']}"
+
+    def curves(self) -> "Figure":
+        """Draw validation accuracy and training loss over the rounds."""
+        from flbench.reports import figures
+
+        return figures.curves([(str(self._run.summary["algorithm"]), self._run.rows)])
+
+    def per_class(self, moment: Moment = "last") -> "Figure":
+        """Draw recall and F1 of each class on the test parts, ordered by training samples.
+
+        Args:
+            moment: `best` or `last` round.
+
+        Raises:
+            UserError: The run is unfinished, or has no such moment.
+        """
+        from flbench.reports import figures
+
+        rows = self._at(self._per_class(), moment).sort_values("train_support", ascending=False)
+        return figures.classes(
+            [
+                f"{name} (rare)" if rare and self._run.has_rare_classes else name
+                for name, rare in zip(rows["name"], rows["rare"], strict=True)
+            ],
+            {"recall": rows["recall"].tolist(), "F1": rows["f1"].tolist()},
+            f"{self._title}: test, {moment} round",
+        )
+
+    def confusion(self, split: Literal["validation", "test"] = "test") -> "Figure":
+        """Draw the confusion matrix after the last round, as shares of each true class.
+
+        Args:
+            split: `validation` or `test`.
+
+        Raises:
+            UserError: The run is unfinished, or there is no such split.
+        """
+        from flbench.reports import figures
+
+        if split not in ("validation", "test"):
+            raise UserError(f"`split` must be validation or test, got {split!r}.")
+        table = tables.read(self._run.path / "confusion.csv", tables.CONFUSION)
+        self._require(not table.empty)
+        names = self._at(self._per_class(), "last")["name"].tolist()
+        counts = np.zeros((len(names), len(names)))
+        rows = table[table["split"] == split]
+        counts[rows["true"], rows["predicted"]] = rows["count"]
+        return figures.confusion(counts, names, f"{self._title}: {split}, last round")
+
+    def clients(self, metric: str = "accuracy", moment: Moment = "last") -> "Figure":
+        """Draw a test metric of each client against its number of training samples.
+
+        Args:
+            metric: A metric of `Run.clients`.
+            moment: `best` or `last` round.
+
+        Raises:
+            UserError: The run is unfinished, or has no such moment or metric.
+        """
+        from flbench.reports import figures
+
+        path = self._run.path / "clients.csv"
+        rows = self._at(tables.read(path, tables.CLIENTS, optional=("name",)), moment)
+        known = [name for name in rows.columns if rows[name].dtype == "float64"]
+        if metric not in known:
+            raise UserError(f"`metric` must be one of {', '.join(known)}, got {metric!r}.")
+        labels = rows["name"].tolist() if "name" in rows else rows["client"].astype(str).tolist()
+        return figures.clients(
+            rows["train_size"].to_numpy(),
+            rows[metric].to_numpy(),
+            labels,
+            metric.replace("_", " "),
+            f"{self._title}: test, {moment} round",
+        )
+
+    def _per_class(self) -> pd.DataFrame:
+        return tables.read(self._run.path / "per_class.csv", tables.PER_CLASS)
+
+    def _at(self, table: pd.DataFrame, moment: str) -> pd.DataFrame:
+        """Return the rows of a table at a moment; of the last round if it is the best one."""
+        self._require(not table.empty)
+        if moment not in ("best", "last"):
+            raise UserError(f"`moment` must be best or last, got {moment!r}.")
+        found = table[table["moment"] == moment]
+        return found if len(found) else table[table["moment"] == "last"]
+
+    def _require(self, condition: bool) -> None:
+        if not condition:
+            raise UserError(
+                f"{self._run.path} is unfinished: this picture needs a finished run. Continue it"
+                f" with fl.resume({str(self._run.path)!r})."
+            )

@@ -1,0 +1,51 @@
+"""The state of the calling process, which a run changes and which is restored after it."""
+
+import random
+import signal
+import threading
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+import numpy as np
+import torch
+
+SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
+
+
+@contextmanager
+def preserved() -> Iterator[None]:
+    """Context manager that restores what a run changes in this process.
+
+    These are PyTorch's number of threads, the states of the random generators of PyTorch, NumPy and
+    Python, PyTorch's choice of deterministic kernels and of TF32, the handlers of SIGINT and
+    SIGTERM, and the functions and filters of `warnings`.
+    """
+    threads = torch.get_num_threads()
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else None
+    states = torch.get_rng_state(), np.random.get_state(), random.getstate()
+    deterministic = (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+    )
+    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+    kernels = cudnn.benchmark, cudnn.allow_tf32, matmul.allow_tf32
+    is_main = threading.current_thread() is threading.main_thread()
+    handlers = {number: signal.getsignal(number) for number in SIGNALS} if is_main else {}
+    try:
+        with warnings.catch_warnings():
+            yield
+    finally:
+        if torch.get_num_threads() != threads:
+            torch.set_num_threads(threads)
+        torch.set_rng_state(states[0])
+        np.random.set_state(states[1])
+        random.setstate(states[2])
+        if cuda is not None:
+            torch.cuda.set_rng_state_all(cuda)
+        torch.use_deterministic_algorithms(deterministic[0], warn_only=deterministic[1])
+        cudnn.benchmark, cudnn.allow_tf32, matmul.allow_tf32 = kernels
+        for number, handler in handlers.items():
+            if handler is not None:  # None: a handler that Python did not install
+                signal.signal(number, handler)

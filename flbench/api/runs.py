@@ -1,0 +1,182 @@
+"""A run as an object: its configuration, its results as DataFrames, its pictures."""
+
+from collections.abc import Mapping
+from functools import cached_property
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from flbench.api import arguments, html, tables
+from flbench.api.partitions import Partition
+from flbench.api.plots import RunPlots
+from flbench.config.schema import Config
+from flbench.reports.tables import RANKING_TITLES, size
+from flbench.results import reading
+
+SHOWN = ("accuracy", "balanced_accuracy", "macro_f1", "rare_recall", "worst10_accuracy")
+
+
+class Run:
+    """A run, finished or not, as read from its folder.
+
+    `fl.run`, `fl.resume` and `fl.load` return one. It is a view of the folder at that time: after
+    a resume, `fl.load` reads the folder again.
+
+    Args:
+        path: The run folder.
+
+    Raises:
+        UserError: The path is not a run folder, or its configuration is not valid.
+        DataError: A file in the folder is damaged.
+
+    Attributes:
+        path: The run folder.
+    """
+
+    def __init__(self, path: str | PathLike[str]) -> None:
+        self.path = arguments.path_of(path, "path")
+        self._run = reading.read(self.path)
+
+    @property
+    def config(self) -> Config:
+        """The complete configuration; `run.config.train.rounds` is a value of it."""
+        return self._run.config
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run is finished; `fl.resume` continues one that is not."""
+        return self._run.finished
+
+    @cached_property
+    def summary(self) -> dict[str, Any]:
+        """The content of summary.json (see `flbench.results.summary`).
+
+        Besides, `validation` and `test` have the metrics of the best round by validation, which are
+        `best.validation` and `best.test`. For an unfinished run: what is known so far.
+        """
+        best = self._run.summary["best"]
+        return {**self._run.summary, "validation": best["validation"], "test": best["test"]}
+
+    @cached_property
+    def metrics(self) -> pd.DataFrame:
+        """All metrics over the rounds, one per row.
+
+        Columns: `round` int64, the number of rounds completed; `split` str, such as `train`,
+        `validation` or `test`; `protocol` str, the model, such as `personal` or `gm`; `metric` str;
+        `value` float64. See `flbench.results.metrics_file.Row`.
+        """
+        return tables.metrics(self._run.rows)
+
+    @cached_property
+    def per_class(self) -> pd.DataFrame:
+        """Test metrics of each class, pooled over the clients; empty for an unfinished run.
+
+        Columns: `moment` str, `best` or `last` round; `class` int64 and its `name` str;
+        `train_support` and `test_support` int64, numbers of samples; `precision`, `recall` and `f1`
+        float64 in [0, 1]; `rare` and `confusable` bool.
+        """
+        return tables.read(self.path / "per_class.csv", tables.PER_CLASS)
+
+    @cached_property
+    def clients(self) -> pd.DataFrame:
+        """Test metrics of each client's personal model; empty for an unfinished run.
+
+        Columns: `moment` str, `best` or `last` round; `client` int64; `name` str (natural clients
+        with names only); `train_size` and `test_size` int64, numbers of samples; `classes` int64,
+        the classes that it trains on; `trainings` int64, the rounds that it took part in; metrics,
+        such as `accuracy`, float64, NaN for a client without test samples.
+        """
+        return tables.read(self.path / "clients.csv", tables.CLIENTS, optional=("name",))
+
+    @cached_property
+    def confusion(self) -> pd.DataFrame:
+        """Confusion counts after the last round, summed over the clients; empty while unfinished.
+
+        Columns: `split` str, `validation` or `test`; `true`, `predicted` and `count` int64. Pairs
+        of classes without samples have no row.
+        """
+        return tables.read(self.path / "confusion.csv", tables.CONFUSION)
+
+    @cached_property
+    def partition(self) -> Partition:
+        """The samples of every client."""
+        return Partition.read(self.path / "partition.npz")
+
+    @property
+    def notes(self) -> list[str]:
+        """Sentences about the run for the user; those of an unfinished run are not known."""
+        return list(self._run.summary.get("notes", ()))
+
+    @property
+    def digest(self) -> str | None:
+        """SHA-256 (hex) over the weights of all clients' models; None for an unfinished run."""
+        return self._run.summary.get("weights_digest")
+
+    @property
+    def plot(self) -> RunPlots:
+        """Pictures of the run as figures of matplotlib, such as `run.plot.curves()`."""
+        return RunPlots(self._run)
+
+    @property
+    def title(self) -> str:
+        """Method and data set."""
+        return f"{self.summary['algorithm']} on {self.summary['dataset']}"
+
+    @property
+    def has_rare_classes(self) -> bool:
+        """Whether tables show rare-class metrics; see `flbench.results.reading.Run`."""
+        return self._run.has_rare_classes
+
+    def __reduce__(self) -> tuple[type["Run"], tuple[Path]]:
+        return Run, (self.path,)
+
+    def __repr__(self) -> str:
+        best = self.summary["best"]
+        accuracy = best["test"].get("accuracy")
+        state = (
+            f"round {best['round']} of {self.summary['rounds']}, test accuracy {accuracy:.4f}"
+            if self.finished and accuracy is not None
+            else ("finished" if self.finished else f"unfinished: fl.resume({str(self.path)!r})")
+        )
+        return f"<Run of {self.title}, seed {self.config.seed}: {state}; {self.path}>"
+
+    def _repr_html_(self) -> str:
+        summary, sent = self.summary, self.summary["communication"]
+        facts = {
+            "seed": str(self.config.seed),
+            "rounds": str(summary["rounds"]),
+            "best round": str(summary["best"]["round"]) + " (by validation)",
+            "clients": str(self.config.partition.clients),
+            "model": self.config.model.name,
+            "sent by clients": size(sent["up_bytes"] + sent["peer_bytes"]),
+            "sent by the server": size(sent["down_bytes"] + sent["setup_bytes"]),
+        }
+        if self.finished:
+            facts["seconds"] = f"{summary['seconds']['total']:.1f}"
+        else:
+            facts["state"] = f"unfinished: fl.resume({str(self.path)!r})"
+        facts["folder"] = str(self.path)
+        return html.card(
+            self.title,
+            html.facts(facts),
+            html.heading("Metrics of the personal models"),
+            html.table(self._moments()),
+            html.notes(self.notes),
+        )
+
+    def _moments(self) -> pd.DataFrame:
+        """Return the main metrics at the best and at the last round, a row for each metric."""
+        columns: dict[str, Mapping[str, Any]] = {}
+        for moment in ("best", "last"):
+            for split in ("validation", "test"):
+                found = self.summary[moment][split]
+                columns[f"{split}, {moment} round ({self.summary[moment]['round']})"] = found
+        rare = {"rare_recall"} if not self.has_rare_classes else set()
+        names = [name for name in (*SHOWN, *RANKING_TITLES) if name not in rare]
+        there = [name for name in names if any(name in found for found in columns.values())]
+        return pd.DataFrame(
+            {"metric": there}
+            | {title: [found.get(name) for name in there] for title, found in columns.items()}
+        )

@@ -1,0 +1,85 @@
+"""The tables of a run folder as DataFrames with fixed columns and types."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import pandas as pd
+
+from flbench.core import files
+from flbench.core.csv_text import read_cell
+from flbench.core.documents import as_data_error
+from flbench.results.metrics_file import HEADER, Row
+
+METRICS: Final = dict(zip(HEADER, ("int64", "str", "str", "str", "float64"), strict=True))
+"""Columns of `Run.metrics` with their types."""
+
+PER_CLASS: Final = {
+    "moment": "str",
+    "class": "int64",
+    "name": "str",
+    "train_support": "int64",
+    "test_support": "int64",
+    "precision": "float64",
+    "recall": "float64",
+    "f1": "float64",
+    "rare": "bool",
+    "confusable": "bool",
+}
+"""Columns of `Run.per_class` with their types."""
+
+CLIENTS: Final = {
+    "moment": "str",
+    "client": "int64",
+    "name": "str",
+    "train_size": "int64",
+    "test_size": "int64",
+    "classes": "int64",
+    "trainings": "int64",
+}
+"""Columns of `Run.clients` with their types; those after them are metrics, float64."""
+
+CONFUSION: Final = {"split": "str", "true": "int64", "predicted": "int64", "count": "int64"}
+"""Columns of `Run.confusion` with their types."""
+
+
+def metrics(rows: Sequence[Row]) -> pd.DataFrame:
+    """Return the rows of metrics.csv as a DataFrame."""
+    return pd.DataFrame(list(rows), columns=list(HEADER)).astype(METRICS)
+
+
+def read(path: Path, columns: Mapping[str, str], optional: Sequence[str] = ()) -> pd.DataFrame:
+    """Read a CSV file of a run folder.
+
+    Args:
+        path: The file. If it does not exist, which is so while a run is unfinished, the DataFrame
+            has no rows.
+        columns: Columns with their types. Further columns of the file are numbers, float64, and an
+            empty cell of them is NaN.
+        optional: Those of the columns that the file may lack; the DataFrame lacks them then too.
+
+    Raises:
+        DataError: The file is damaged.
+    """
+    if not path.is_file():
+        empty = pd.DataFrame({name: pd.Series(dtype=kind) for name, kind in columns.items()})
+        return empty.drop(columns=list(optional))
+    with as_data_error(path):
+        files.check_regular(path)
+        # Without the default markers of missing values: a class may have the name `NA`.
+        frame = pd.read_csv(path, dtype="str", keep_default_na=False)
+        if missing := [name for name in columns if name not in (*frame.columns, *optional)]:
+            raise ValueError(f"it has no column {missing[0]}")
+        for name in frame.columns:
+            frame[name] = _typed(frame[name], columns.get(name, "float64"))
+        return frame
+
+
+def _typed(column: "pd.Series[str]", kind: str) -> "pd.Series[Any]":
+    """Return a column of texts in its type."""
+    if kind == "str":
+        return column.map(read_cell).astype("str")
+    if kind == "float64":
+        return pd.to_numeric(column.replace("", "nan")).astype("float64")
+    numbers = pd.to_numeric(column).astype("int64")
+    return numbers.astype("bool") if kind == "bool" else numbers

@@ -1,0 +1,376 @@
+import pickle
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import warnings
+from dataclasses import fields
+from typing import get_args
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+import flbench as fl
+from flbench.api import partitions, process, running, tables
+from flbench.cli.app import main
+from flbench.config.resolve import resolve
+from flbench.config.schema import PartitionConfig
+from flbench.results import reading
+from tests.support import Interrupting
+
+PARTITION = fl.Dirichlet(alpha=0.5, clients=4, samples=400)
+
+
+def short(out, algorithm="fedavg", **keys):
+    """A run of two rounds."""
+    train = {"rounds": 2, "local_epochs": 1, **keys.pop("train", {})}
+    keys = {"partition": PARTITION, "engine": {"threads": 1}, "progress": False, **keys}
+    return fl.run(algorithm, train=train, output={"dir": out}, **keys)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    return short(tmp_path_factory.mktemp("api"))
+
+
+@pytest.fixture
+def copied(finished, tmp_path):
+    """A copy of the finished run's folder, which the test may write to."""
+    return shutil.copytree(finished.path, tmp_path / "copy")
+
+
+def test_import_is_light():
+    code = (
+        "import sys, time; begin = time.perf_counter(); import flbench;"
+        " print(time.perf_counter() - begin, [m for m in ('torch', 'pandas') if m in sys.modules])"
+    )
+    answer = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    seconds, loaded = answer.stdout.split(maxsplit=1)
+
+    assert loaded.strip() == "[]"
+    assert float(seconds) < 0.5  # without PyTorch; a loaded machine needs a margin
+
+
+def test_all_names_of_the_interface_exist():
+    for name in fl.__all__:
+        assert getattr(fl, name) is not None
+        assert name in dir(fl)
+    assert fl.metrics.__name__ == "flbench.metrics"  # a subpackage
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        fl.nothing  # noqa: B018
+
+
+def test_same_digest_as_the_command_line(finished, tmp_path, capsys):
+    overrides = (
+        *("algorithm=fedavg", "partition.alpha=0.5", "partition.clients=4"),
+        *("partition.samples=400", "train.rounds=2", "train.local_epochs=1", "engine.threads=1"),
+    )
+    assert main(["run", *overrides, "tracking.mlflow=false", f"output.dir={tmp_path}"]) == 0
+    capsys.readouterr()
+    [path] = tmp_path.glob("*/*")
+
+    assert fl.load(path).digest == finished.digest
+    assert fl.load(path).config.hash() == finished.config.hash()
+
+
+def test_two_runs_in_one_process_do_not_depend_on_what_came_between(finished, tmp_path):
+    torch.manual_seed(99)
+    np.random.seed(99)
+    random.seed(99)
+
+    assert short(tmp_path).digest == finished.digest
+
+
+def test_process_is_as_before(tmp_path, monkeypatch):
+    def handler(number, frame):
+        pass
+
+    def show(*args, **kwargs):
+        pass
+
+    torch.set_num_threads(2)
+    before = signal.signal(signal.SIGTERM, handler)
+    monkeypatch.setattr(warnings, "showwarning", show)
+    filters = list(warnings.filters)
+    states = torch.get_rng_state(), np.random.get_state(), random.getstate()
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    try:
+        short(tmp_path)
+
+        assert torch.get_num_threads() == 2
+        assert signal.getsignal(signal.SIGTERM) is handler
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        assert warnings.showwarning is show
+        assert warnings.filters == filters
+        assert torch.equal(torch.get_rng_state(), states[0])
+        assert str(np.random.get_state()) == str(states[1])
+        assert random.getstate() == states[2]
+        assert torch.are_deterministic_algorithms_enabled() is deterministic
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_changes_of_the_process_are_undone():
+    """Every state that `preserved` restores, changed within it."""
+    threads = torch.get_num_threads()
+    states = torch.get_rng_state(), np.random.get_state(), random.getstate()
+    show, benchmark = warnings.showwarning, torch.backends.cudnn.benchmark
+    with pytest.raises(KeyboardInterrupt), process.preserved():  # noqa: PT012
+        torch.set_num_threads(threads + 1)
+        torch.manual_seed(1)
+        np.random.seed(1)
+        random.seed(1)
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        torch.backends.cudnn.benchmark = not benchmark
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        warnings.showwarning = print
+        raise KeyboardInterrupt
+
+    assert torch.get_num_threads() == threads
+    assert torch.equal(torch.get_rng_state(), states[0])
+    assert str(np.random.get_state()) == str(states[1])
+    assert random.getstate() == states[2]
+    assert not torch.are_deterministic_algorithms_enabled()
+    assert torch.backends.cudnn.benchmark is benchmark
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert warnings.showwarning is show
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"sead": 1}, "`sead` is not a key of the configuration (argument of fl.run). Did you"),
+        ({"lr": 0.1}, "Did you mean `train.optimizer.lr`?"),
+        ({"train": {"rouns": 3}}, "`train.rouns` is not a key of `train` (argument of fl.run)."),
+        ({"train": {"rouns": 3}}, "Did you mean `rounds`?"),
+        ({"train": {"optimizer": "sdg"}}, "Did you mean `sgd`?"),
+        ({"train.rounds": 0}, "`train.rounds` must be >= 1, got 0 (argument of fl.run)."),
+        ({"partition": fl.Dirichlet(alpha=-1.0)}, "`partition.alpha` must be > 0, got -1.0"),
+        ({"partition": "dirichle"}, "Did you mean `dirichlet`?"),
+        ({"algorithm": "fedagv"}, "Did you mean `fedavg`?"),
+        ({"train": {"rounds": len}}, "got an object of type builtin_function_or_method"),
+        ({"data": "nosuchset"}, "nosuchset"),
+        ({"config": "no.yaml"}, "the configuration no.yaml cannot be read"),
+    ],
+)  # fmt: skip
+def test_wrong_arguments_are_named(keys, message):
+    with pytest.raises(fl.UserError) as caught:
+        fl.run(progress=False, **keys)
+
+    assert message in str(caught.value)
+
+
+def test_sections_can_be_given_by_dicts_names_objects_and_a_file(tmp_path):
+    file = tmp_path / "my.yaml"
+    file.write_text("train: {rounds: 7, batch_size: 8}\nalgorithm: {name: hfcd, tau: 0.5}\n")
+    optimizer = {"name": "adam"}
+    layers = running.arguments.layers(
+        "run",
+        file,
+        {
+            "algorithm": None,
+            "data": "digits",
+            "partition": "iid",
+            "model": "lenet5",
+            "train": {"batch_size": np.int64(16), "optimizer": optimizer},
+            "train.optimizer.lr": 0.5,
+        },
+    )
+    config, origins = resolve(layers)
+
+    assert (config.algorithm.name, config.algorithm.tau) == ("hfcd", 0.5)
+    assert (config.train.rounds, config.train.batch_size) == (7, 16)
+    assert (config.train.optimizer.name, config.train.optimizer.lr) == ("adam", 0.5)
+    assert (config.partition.scheme, config.model.name) == ("iid", "lenet5")
+    assert config.tracking.mlflow is False
+    assert origins["train.rounds"] == f"{file}:1"
+    assert origins["train.optimizer.lr"] == "argument of fl.run"
+    assert optimizer == {"name": "adam"}  # the user's dict is not changed
+
+
+def test_every_scheme_and_key_of_a_partition_has_an_object():
+    kinds = {kind.scheme: kind for kind in partitions._Scheme.__subclasses__()}
+    schemes = get_args(PartitionConfig.model_fields["scheme"].annotation)
+    keys = {field.name for kind in kinds.values() for field in fields(kind)}
+
+    assert kinds.keys() == set(schemes)
+    assert keys | {"scheme"} == PartitionConfig.model_fields.keys()
+
+
+def test_tables_have_the_documented_types(finished):
+    written = reading.read(finished.path)
+
+    assert finished.metrics.dtypes.astype(str).to_dict() == tables.METRICS
+    assert finished.per_class.dtypes.astype(str).to_dict() == tables.PER_CLASS
+    assert finished.confusion.dtypes.astype(str).to_dict() == tables.CONFUSION
+    kinds = finished.clients.dtypes.astype(str).to_dict()
+    assert {name: kinds[name] for name in tables.CLIENTS if name != "name"} == {
+        name: kind for name, kind in tables.CLIENTS.items() if name != "name"
+    }
+    assert list(finished.metrics.itertuples(index=False, name=None)) == [
+        tuple(row) for row in written.rows
+    ]
+    last = finished.per_class[finished.per_class["moment"] == "last"]
+    counts = finished.partition.counts
+    assert last["train_support"].tolist() == counts.sum().tolist()
+    assert finished.clients["train_size"].tolist()[:4] == counts.sum(axis=1).tolist()
+    test = finished.confusion[finished.confusion["split"] == "test"]
+    correct = test.loc[test["true"] == test["predicted"], "count"].sum()
+    accuracy = finished.summary["last"]["test"]["accuracy"]
+    assert correct / test["count"].sum() == pytest.approx(accuracy)
+    assert finished.summary["test"] == finished.summary["best"]["test"]
+
+
+def test_names_of_classes_are_text_as_written(copied):
+    table = (copied / "per_class.csv").read_text().replace("last,0,0,", "last,0,NA,")
+    (copied / "per_class.csv").write_text(table.replace("last,1,1,", "last,1,'=1+1,"))
+
+    assert fl.load(copied).per_class["name"].tolist()[:2] == ["NA", "=1+1"]
+
+
+def test_damaged_table_is_named(copied):
+    (copied / "clients.csv").write_text("moment,client\nlast,x\n")
+
+    with pytest.raises(fl.DataError, match=r"clients\.csv is damaged .*no column train_size"):
+        fl.load(copied).clients  # noqa: B018
+
+
+def test_unfinished_run_has_empty_tables_with_the_same_types(copied):
+    for name in ("summary.json", "per_class.csv", "clients.csv", "confusion.csv"):
+        (copied / name).unlink()
+    found = fl.load(copied)
+
+    assert not found.finished
+    assert found.digest is None
+    assert found.per_class.empty
+    assert found.per_class.dtypes.astype(str).to_dict() == tables.PER_CLASS
+    assert found.clients.empty
+    assert found.confusion.empty
+    assert f"fl.resume({str(copied)!r})" in repr(found)
+    with pytest.raises(fl.UserError, match="unfinished"):
+        found.plot.confusion()
+    assert "unfinished" in found._repr_html_()
+
+
+def test_run_can_be_pickled(finished):
+    again = pickle.loads(pickle.dumps(finished))
+
+    assert again.path == finished.path
+    assert again.digest == finished.digest
+
+
+def test_interrupt_saves_and_resume_continues_exactly(tmp_path, monkeypatch):
+    whole = short(tmp_path / "whole", train={"rounds": 4})
+    monkeypatch.setattr(running, "_display", lambda *_, **__: running.nullcontext(Interrupting()))
+    with pytest.raises(KeyboardInterrupt, match=r"saved. Resume with: fl.resume\('.*'\)") as caught:
+        short(tmp_path / "part", train={"rounds": 4}, progress=True)
+    monkeypatch.undo()
+    [path] = (tmp_path / "part").glob("*/*")
+    assert str(path) in str(caught.value)
+    assert not fl.load(path).finished
+
+    resumed = eval(str(caught.value).partition("with: ")[2])  # what the message says
+
+    assert resumed.digest == whole.digest
+    assert resumed.metrics.equals(whole.metrics)
+    assert fl.resume(path, progress=False).digest == whole.digest  # nothing is left to do
+    with pytest.raises(fl.ConfigError, match=r"`train.rounds` was 4 when"):
+        fl.resume(path, train={"rounds": 5})
+
+
+def test_progress_is_shown_or_silenced(tmp_path, capfd):
+    short(tmp_path, progress=True)
+    shown = capfd.readouterr()
+    assert "round 2/2" in shown.err
+    assert not shown.out
+
+    short(tmp_path, progress=False)
+    silent = capfd.readouterr()
+    assert silent.err == silent.out == ""
+
+
+def test_load_names_the_cure(finished, tmp_path):
+    with pytest.raises(fl.UserError, match="does not exist"):
+        fl.load(tmp_path / "nothing")
+    with pytest.raises(fl.UserError, match="is not the folder of a run"):
+        fl.load(tmp_path)
+    above = finished.path.parent
+    with pytest.raises(fl.UserError, match=r"fl\.runs\('"):
+        fl.load(above)
+
+
+def test_runs_lists_what_differs(finished, tmp_path):
+    root = tmp_path / "runs"
+    shutil.copytree(finished.path, root / "a")
+    other = short(root / "more", {"name": "fedprox", "mu": 0.5}, seed=3, train={"batch_size": 16})
+    found = fl.runs(root)
+
+    assert found["method"].tolist() == ["fedavg", "fedprox"]
+    assert found["seed"].tolist() == [0, 3]
+    assert found["train.batch_size"].tolist() == [32, 16]
+    assert "train.local_epochs" not in found  # the same in both
+    assert found["path"].tolist()[1] == str(other.path)
+    assert found["test.accuracy"][1] == other.summary["test"]["accuracy"]
+    assert found["up_bytes"][1] == other.summary["communication"]["up_bytes"]
+    assert found["seconds"].dtype == "float64"
+
+    (root / "a" / "summary.json").write_text("{}")
+    with pytest.warns(UserWarning, match=r"left out: .*summary\.json"):
+        assert len(fl.runs(root)) == 1
+    with pytest.raises(fl.UserError, match="does not exist"):
+        fl.runs(root / "nothing")
+    (tmp_path / "empty").mkdir()
+    empty = fl.runs(tmp_path / "empty")
+    assert empty.empty
+    assert list(empty.columns[:4]) == ["method", "dataset", "model", "seed"]
+
+
+def test_run_that_trains_nothing_is_an_error(tmp_path):
+    with pytest.raises(fl.RunError, match="no client finished a training"):
+        short(tmp_path, train={"batch_size": 10_000, "last_batch": "drop"})
+
+
+def test_partition_before_a_run_is_the_one_of_the_run(finished, tmp_path):
+    before = fl.partition("digits", PARTITION)
+
+    assert before.hash == finished.partition.hash
+    pd.testing.assert_frame_equal(before.counts, finished.partition.counts)
+    pd.testing.assert_frame_equal(before.sizes, finished.partition.sizes)
+    assert short(tmp_path, partition=before).digest == finished.digest
+
+    fl.partition("digits", PARTITION, save=tmp_path / "saved.npz")
+    loaded = fl.partition("digits", fl.FromFile(path=tmp_path / "saved.npz"))
+    assert loaded.hash == before.hash
+
+
+def test_pictures_are_figures_outside_pyplot(finished):
+    import matplotlib.pyplot as plt
+
+    plots = finished.plot
+    figures = [plots.curves(), plots.per_class(), plots.confusion(), plots.clients()]
+    figures.append(finished.partition.plot())
+    for figure in figures:
+        figure.canvas.draw()
+        assert figure.axes
+    assert not plt.get_fignums()
+    drawn = np.asarray(plots.confusion("validation").axes[0].images[0].get_array())
+    rows = finished.confusion[finished.confusion["split"] == "validation"]
+    assert drawn.sum() == pytest.approx(rows["true"].nunique())  # each row sums to one
+    with pytest.raises(fl.UserError, match="`metric` must be one of"):
+        plots.clients("nothing")
+
+
+def test_representations_escape_names(copied):
+    text = (copied / "partition.json").read_text()
+    (copied / "partition.json").write_text(text.replace('"digits"', '"<b>digits</b>"'))
+
+    shown = fl.load(copied).partition._repr_html_()
+    assert "<b>" not in shown
+    assert "&lt;b&gt;digits" in shown
+    assert "4 clients" in repr(fl.load(copied).partition)
+    assert "fedavg on digits" in fl.load(copied)._repr_html_()
