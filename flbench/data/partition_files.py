@@ -66,12 +66,12 @@ def data_hash(dataset: Dataset) -> str:
     Args:
         dataset: The data set.
     """
-    found = hashlib.sha256(f"{dataset.x.dtype}{dataset.x.shape}{dataset.train}".encode())
+    sha = hashlib.sha256(f"{dataset.x.dtype}{dataset.x.shape}{dataset.train}".encode())
     for array in (dataset.x, dataset.y):
-        found.update(np.ascontiguousarray(array).data)
+        sha.update(np.ascontiguousarray(array).data)
     if any(dataset.words):
-        found.update(repr(dataset.words).encode())
-    return found.hexdigest()
+        sha.update(repr(dataset.words).encode())
+    return sha.hexdigest()
 
 
 def save(partition: Partition, dataset: Dataset, config: PartitionConfig, path: Path) -> None:

@@ -16,7 +16,7 @@ from flbench.reproduce.runs import RunResults
 from flbench.reproduce.schema import PaperMetric
 from flbench.results import reading
 from flbench.results.metrics_file import Row
-from flbench.results.summary import cost_to_reach, last_round
+from flbench.results.summary import cost_to_reach, last_round, training_failure
 
 NOT_YET: Final = "not run yet"
 
@@ -87,14 +87,14 @@ def _line(item: PlannedCell, done: RunResults, reader: "_Reader") -> MeasuredCel
             missing.append((done.failures.get(job.key, default), f"{cell.row} on {cell.dataset}"))
             continue
         folder = done.folders[job.key]
-        found = reader.value(folder, item)
-        splits |= {found.split} if found.split else set()
-        if found.value is None:
-            missing.append((str(found.why), f"{cell.row}, {cell.column}"))
+        result = reader.value(folder, item)
+        splits |= {result.split} if result.split else set()
+        if result.value is None:
+            missing.append((str(result.why), f"{cell.row}, {cell.column}"))
         else:
-            values[seed], folders[seed] = found.value, folder
-        if found.at_least is not None:
-            at_least[seed], folders[seed] = found.at_least, folder
+            values[seed], folders[seed] = result.value, folder
+        if result.at_least is not None:
+            at_least[seed], folders[seed] = result.at_least, folder
     why, lacks = missing[0] if missing else (None, "")
     return MeasuredCell(item, values, why, lacks, folders, at_least, frozenset(splits))
 
@@ -134,9 +134,8 @@ class _Reader:
             return _Reading(why=run)
         if paper_metric is None:
             return _Reading(why="no metric")
-        unsuccessful = run.summary["diverged"] + run.summary["trainings_without_step"]
-        if unsuccessful and unsuccessful == run.summary["client_trainings"]:
-            return _Reading(why="no client finished a training")
+        if failure := training_failure(run.summary):
+            return _Reading(why=failure)
         if paper_metric.over == "target":
             return _rounds_to_target(run)
         at = None
@@ -196,20 +195,20 @@ def read(paper_metric: PaperMetric, rows: Sequence[Row], at: int | None = None) 
         return None
     values = [row.value for row in mine]
     if paper_metric.over == "sum":
-        found: float | None = sum(values)
+        value: float | None = sum(values)
         if paper_metric.per is not None:
             total = sum(row.value for row in rows if row.metric == paper_metric.per)
-            found = sum(values) / total if total else None
+            value = sum(values) / total if total else None
     elif paper_metric.over == "mean":
         first = max(row.round for row in mine) - (paper_metric.rounds or math.inf)
-        found = fmean(row.value for row in mine if row.round > first)
+        value = fmean(row.value for row in mine if row.round > first)
     elif paper_metric.over == "variance":
         mean = fmean(values)
-        found = fmean((value - mean) ** 2 for value in values)
+        value = fmean((each - mean) ** 2 for each in values)
     else:
         wanted = last_round(list(rows)) if at is None else at
-        found = next((row.value for row in mine if row.round == wanted), None)
-    return None if found is None else found * paper_metric.scale / paper_metric.divide
+        value = next((row.value for row in mine if row.round == wanted), None)
+    return None if value is None else value * paper_metric.scale / paper_metric.divide
 
 
 def dealt(folder: Path) -> int | None:

@@ -79,22 +79,22 @@ def differences(runs: Sequence[Run]) -> Differences:
     Args:
         runs: The runs, at least one.
     """
-    found = _differing([_setting(run) for run in runs])
-    if found.get("partition.seed") == found.get("seed"):  # its default
-        found.pop("partition.seed", None)
+    values = _differing([_setting(run) for run in runs])
+    if values.get("partition.seed") == values.get("seed"):  # its default
+        values.pop("partition.seed", None)
     hashes = [str(run.summary.get("partition_hash", "")) for run in runs]
-    explained = any(key == "seed" or key.startswith((DATA, PARTITION)) for key in found)
+    explained = any(key == "seed" or key.startswith((DATA, PARTITION)) for key in values)
     if len(set(hashes) - {""}) > 1 and not explained:
-        found[PARTITION] = tuple(text[:8] for text in hashes)
-    optimizer = [key for key in found if key.startswith(TUNED)]
-    setting = tuple(key for key in found if key not in optimizer)
+        values[PARTITION] = tuple(text[:8] for text in hashes)
+    optimizer = [key for key in values if key.startswith(TUNED)]
+    setting = tuple(key for key in values if key not in optimizer)
     methods = {run.config.algorithm.name for run in runs}
     tuned = tuple(optimizer) if len(methods) > 1 else ()
     keys = [leaves(run.config.algorithm.model_dump(mode="json"), "algorithm.") for run in runs]
     for method in dict.fromkeys(tree["algorithm.name"] for tree in keys):
         for key in _differing([tree for tree in keys if tree["algorithm.name"] == method]):
-            found[key] = tuple(_text(tree.get(key)) for tree in keys)
-    return Differences(found, setting, tuned)
+            values[key] = tuple(_text(tree.get(key)) for tree in keys)
+    return Differences(values, setting, tuned)
 
 
 def _setting(run: Run) -> dict[str, Any]:

@@ -146,25 +146,25 @@ def metrics_at(rows: list[Row], number: int) -> Summary:
         `pm_l` (with the suffix `@local` for the cohort right after local training), and the metrics
         of the personal models in the dict `common`.
     """
-    found: Summary = {"round": number, "validation": {}, "test": {}}
+    metrics: Summary = {"round": number, "validation": {}, "test": {}}
     for row in rows:
         if row.round != number or row.split not in ("validation", "test", "common"):
             continue
         if row.split == "common":
             accuracy_alone = row.protocol.removesuffix("@local") in ("gm", "pm_v", "pm_l")
             if accuracy_alone and row.metric == "accuracy":
-                found["test"][row.protocol] = row.value
+                metrics["test"][row.protocol] = row.value
             elif row.protocol == "personal":
-                found["test"].setdefault("common", {})[row.metric] = row.value
+                metrics["test"].setdefault("common", {})[row.metric] = row.value
         elif row.protocol == "personal":
-            found[row.split][row.metric] = row.value
+            metrics[row.split][row.metric] = row.value
         else:
-            found[row.split].setdefault(row.protocol, {})[row.metric] = row.value
+            metrics[row.split].setdefault(row.protocol, {})[row.metric] = row.value
     for split in ("validation", "test"):  # numbers first, then the dicts of other protocols
-        found[split] = dict(
-            sorted(found[split].items(), key=lambda item: isinstance(item[1], dict))
+        metrics[split] = dict(
+            sorted(metrics[split].items(), key=lambda item: isinstance(item[1], dict))
         )
-    return found
+    return metrics
 
 
 def totals(rows: list[Row]) -> Summary:
@@ -251,11 +251,11 @@ def cohort_accuracy(rows: list[Row]) -> Summary | None:
         return None
     last = max(row.round for row in mine)
     mine = [row for row in mine if row.round > last - COHORT_ROUNDS]
-    found: Summary = {"first_round": min(row.round for row in mine), "last_round": last}
+    means: Summary = {"first_round": min(row.round for row in mine), "last_round": last}
     for split in ("validation", "test"):
-        found[split] = {}
+        means[split] = {}
         for protocol, moment in COHORT_MOMENTS.items():
             values = [row.value for row in mine if row[1:3] == (split, protocol)]
             if values:
-                found[split][moment] = fmean(values)
-    return found
+                means[split][moment] = fmean(values)
+    return means

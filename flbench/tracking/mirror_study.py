@@ -285,11 +285,10 @@ class StudyMirror:
     def _set_views(self, root: MlflowRun, methods: Sequence[SentMethod]) -> None:
         """Set the views of the study's runs, of its methods, and of each method's trials."""
         searched = {name for method in self._header.methods.values() for name in method.defaults}
+        names = {name for sent in methods for name in sent.means}
         views = {
-            "": mlflow_view.study_view(self._id, searched),
-            "methods": mlflow_view.methods_view(
-                self._id, {name for sent in methods for name in sent.means}
-            ),
+            "": mlflow_view.study_view(self._id, searched, names),
+            "methods": mlflow_view.methods_view(self._id, names),
         }
         for sent in methods:
             views[sent.name] = mlflow_view.trials_view(self._id, sent.name, sent.parameters)

@@ -85,7 +85,7 @@ def serve(uri: str | None, port: int, write: Callable[[str], None]) -> None:
 
 
 def links(store: Store) -> list[tuple[str, str]]:
-    """Return links to useful pages, and set the view that one of them needs.
+    """Return links to useful pages, and set the views that two of them need.
 
     For each experiment, the most recently changed first: its runs; a comparison of the latest run
     of each method; its latest study as a tree, the study's methods as charts, and charts of each
@@ -104,6 +104,10 @@ def links(store: Store) -> list[tuple[str, str]]:
             order_by=newest_first,
         )
         if plain_runs:
+            # The experiment got this view before its runs were known.
+            names = {name for run in plain_runs for name in run.data.metrics}
+            view = mlflow_view.runs_view(names)
+            store.set_view(experiment_id, mlflow_view.RUNS_VIEW, view)
             page = mlflow_view.page(experiment_id, mlflow_view.RUNS_VIEW)
             found.append((f"runs of {name}", page))
         latest = {run.data.tags.get("algorithm"): run for run in reversed(plain_runs)}

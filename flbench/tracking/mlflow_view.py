@@ -7,11 +7,12 @@ three parameters that come first in the alphabet.
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from hashlib import sha256
 from typing import Any, Final
 from urllib.parse import quote
 
+from flbench.metrics import ranking
 from flbench.tracking import mlflow_charts
 from flbench.tracking.mlflow_charts import Section, bars, folded, parallel_coordinates
 
@@ -47,10 +48,15 @@ def view_name(study: str, part: str = "") -> str:
     return name if allowed == name else f"{allowed}-{sha256(name.encode()).hexdigest()[:8]}"
 
 
-def runs_view() -> str:
-    """Return the view of plain runs: test metrics of the best round, highest accuracy first."""
+def runs_view(names: Collection[str] = ()) -> str:
+    """Return the view of plain runs: test metrics of the best round, highest accuracy first.
+
+    Args:
+        names: Names of the metrics that runs have, as far as they are known. Metrics of data sets
+            with two classes have columns only if they are among them.
+    """
     query = "tags.`kind` = 'run'"
-    return _view(query, _metrics(BEST), tags=("model", "seed"), sort=_accuracy(BEST))
+    return _view(query, _metrics(BEST, names), tags=("model", "seed"), sort=_accuracy(BEST))
 
 
 def latest_view(runs: Sequence[Any]) -> str:
@@ -62,7 +68,8 @@ def latest_view(runs: Sequence[Any]) -> str:
     ids = ", ".join(f"'{run.info.run_id}'" for run in runs)
     found = [set(run.data.metrics) for run in runs]
     # MLflow leaves a run without one of the metrics out of the parallel coordinates.
-    metrics = [name for name in (*_metrics(BEST), SECONDS) if all(name in names for names in found)]
+    shared = set.intersection(*found)
+    metrics = [name for name in (*_metrics(BEST, shared), SECONDS) if name in shared]
     # The accuracy comes last, because the last axis colours the lines.
     chart = parallel_coordinates(["algorithm.name"], metrics[::-1])
     sections = [
@@ -75,20 +82,21 @@ def latest_view(runs: Sequence[Any]) -> str:
     return _view(query, metrics, tags=tags, sort=_accuracy(BEST), sections=sections)
 
 
-def study_view(study: str, parameters: Iterable[str]) -> str:
+def study_view(study: str, parameters: Iterable[str], names: Collection[str] = ()) -> str:
     """Return the view of a study: its tree of runs with scores, parameters and test metrics.
 
     Args:
         study: Id of the study.
         parameters: Dotted paths of the parameters that were searched.
+        names: Names of the methods' metrics that have one value.
     """
-    metrics = ("score", *_metrics(FINAL))
+    metrics = ("score", *_metrics(FINAL, names))
     # MLflow shows a tree only if the table is sorted by time. A view cannot unfold the tree.
     sort = "attributes.start_time"
     return _view(_in_study(study), metrics, sorted(parameters), ("state",), sort)
 
 
-def methods_view(study: str, names: Iterable[str]) -> str:
+def methods_view(study: str, names: Collection[str]) -> str:
     """Return the view of a study's methods: final test metrics, highest accuracy first.
 
     Args:
@@ -96,7 +104,7 @@ def methods_view(study: str, names: Iterable[str]) -> str:
         names: Names of the methods' metrics that have one value.
     """
     query = f"{_in_study(study)} AND tags.`kind` = 'method'"
-    metrics = _metrics(FINAL)
+    metrics = _metrics(FINAL, names)
     sections = [
         Section("Means of the seeds", bars(metrics)),
         Section("validation"),
@@ -138,9 +146,17 @@ def page(experiment: str, view: str, *, charts: bool = False) -> str:
     return f"#/experiments/{experiment}/runs?viewStateShareKey={quote(view)}&{TRAINING_PAGE}{mode}"
 
 
-def _metrics(moment: str) -> tuple[str, ...]:
-    """Return the names of the test metrics of a round, and of the bytes that were sent."""
-    return *(f"{moment}/test/{name}" for name in METRICS), "cost/up_bytes", "cost/down_bytes"
+def _metrics(moment: str, names: Collection[str]) -> tuple[str, ...]:
+    """Return the names of the test metrics of a round, and of the bytes that were sent.
+
+    Args:
+        moment: `best` or `final`.
+        names: Names of the metrics that runs have. Those for two classes are returned only if they
+            are among them.
+    """
+    ranked = [name for name in ranking.NAMES if f"{moment}/test/{name}" in names]
+    tests = (f"{moment}/test/{name}" for name in (*METRICS, *ranked))
+    return *tests, "cost/up_bytes", "cost/down_bytes"
 
 
 def _accuracy(moment: str) -> str:

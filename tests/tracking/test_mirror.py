@@ -243,6 +243,9 @@ def test_ui_serves_the_store_until_it_is_interrupted(finished, tmp_path):
 def check_comparison(store: mlflow_store.Store, paths: list[Path]) -> None:
     """The comparison has both runs, and opens on metrics and costs that both have."""
     experiment = store.client.get_experiment("1")
+    columns = json.loads(experiment.tags["mlflow.sharedViewState.flbench"])["selectedColumns"]
+    assert "metrics.`best/test/accuracy`" in columns
+    assert not any("auroc" in column for column in columns)  # the runs have ten classes
     view = json.loads(experiment.tags["mlflow.sharedViewState.flbench-latest"])
     shown = store.client.search_runs(["1"], view["searchFilter"])
     assert {run.info.run_id for run in shown} == {only(store, path).info.run_id for path in paths}

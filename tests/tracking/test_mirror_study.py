@@ -3,12 +3,14 @@
 import fcntl
 import json
 import shutil
+from types import SimpleNamespace
 
 import pytest
 
 pytest.importorskip("mlflow")
 
 from flbench.core.errors import DataError, UserError
+from flbench.metrics import ranking
 from flbench.results import metrics_file
 from flbench.tracking import follow, mlflow_names, mlflow_view
 from tests.support import run
@@ -394,3 +396,25 @@ def test_everything_but_a_final_training_with_a_damaged_summary_is_sent(made):
     file.write_text(text)
     mirrored.sync()
     assert "final/test/accuracy" in mirrored.by_key["methods/fedavg"].data.metrics
+
+
+@pytest.mark.parametrize("ranked", [(), ("auroc",), ("average_precision", "auroc")])
+def test_views_have_columns_of_ranking_metrics_where_runs_have_them(ranked):
+    names = {"best/test/accuracy", "final/test/accuracy", "best/test/auroc_mean"}
+    names |= {f"{moment}/test/{name}" for moment in ("best", "final") for name in ranked}
+    run = SimpleNamespace(
+        info=SimpleNamespace(run_id="r"), data=SimpleNamespace(metrics=dict.fromkeys(names, 0.5))
+    )
+    views = {
+        "best": [mlflow_view.runs_view(names), mlflow_view.latest_view([run])],
+        "final": [mlflow_view.study_view("s", (), names), mlflow_view.methods_view("s", names)],
+    }
+
+    for moment, texts in views.items():
+        for text in texts:
+            columns = json.loads(text)["selectedColumns"]
+            assert f"metrics.`{moment}/test/accuracy`" in columns
+            shown = {name for name in ranking.NAMES if f"metrics.`{moment}/test/{name}`" in columns}
+            assert shown == set(ranked)
+    without = SimpleNamespace(info=run.info, data=SimpleNamespace(metrics={"best/test/accuracy"}))
+    assert "auroc" not in mlflow_view.latest_view([run, without])
