@@ -41,6 +41,7 @@ API = {
     "client": "Local programs and the Lightning module that trains them",
     "engine": "Engines that run local programs",
     "algorithms": "Base class of the methods, and what methods share",
+    "callbacks": "Callbacks: hooks of a run, early stopping, and Lightning's loggers",
     "experiment": "Rounds, evaluation, checkpoints and run folders",
     "results": "Reading of finished runs",
     "tuning": "Search spaces, trials and studies",

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     )
     from flbench.api.running import resume, run
     from flbench.api.runs import Run
+    from flbench.callbacks import Callback, EarlyStopping
     from flbench.core.errors import ConfigError, DataError, RunError, UserError
 
 _PLACES: Final = {
@@ -42,15 +43,18 @@ _PLACES: Final = {
     ),
     "flbench.api.running": ("resume", "run"),
     "flbench.api.runs": ("Run",),
+    "flbench.callbacks": ("Callback", "EarlyStopping"),
     "flbench.core.errors": ("ConfigError", "DataError", "RunError", "UserError"),
 }
 _MODULE_OF: Final = {name: module for module, names in _PLACES.items() for name in names}
 
 __all__ = [
     "IID",
+    "Callback",
     "ConfigError",
     "DataError",
     "Dirichlet",
+    "EarlyStopping",
     "FromFile",
     "Grouped",
     "Natural",

@@ -55,8 +55,8 @@ def summary_of_run(*overrides: str) -> dict[str, Any]:
 class Interrupting(Silent):
     """Sends SIGINT to this process after two rounds, while nothing is being trained."""
 
-    def round_done(self, done: int, loss: float) -> None:
-        if done == 2:
+    def on_round_end(self, run, metrics):
+        if run.round == 2:
             os.kill(os.getpid(), signal.SIGINT)
 
 
@@ -64,6 +64,6 @@ def interrupted_run(out: Path, *overrides: str) -> Path:
     """Run an experiment that is interrupted after two rounds; return its folder."""
     config, origins = resolve([from_overrides([*SMALL, f"output.dir={out}", *overrides])])
     with pytest.raises(KeyboardInterrupt):
-        lifecycle.run(config, origins, Interrupting())
+        lifecycle.run(config, origins, [Interrupting()])
     [folder] = out.glob("*/*")
     return folder

@@ -8,6 +8,8 @@ from importlib import import_module
 from typing import Any, Final
 
 from flbench.api import html
+from flbench.api.progress import accuracy_text
+from flbench.callbacks import Callback, RunView
 from flbench.reports.terminal import duration
 
 INTERVAL: Final = 0.2  # seconds between two updates, at least
@@ -31,7 +33,7 @@ def display(title: str) -> Iterator["NotebookBar"]:
         title: Line above the bar.
 
     Yields:
-        The reporter of the run.
+        The callback that shows the progress.
     """
     bar = NotebookBar(title)
     try:
@@ -40,8 +42,8 @@ def display(title: str) -> Iterator["NotebookBar"]:
         bar.update(force=True)
 
 
-class NotebookBar:
-    """A reporter that shows a bar, accuracy, loss, time left, and notes.
+class NotebookBar(Callback):
+    """Shows a bar, accuracy, loss, time left, and notes.
 
     It uses the `display` of IPython alone, which every notebook has, so no widgets are needed.
 
@@ -58,26 +60,24 @@ class NotebookBar:
         self._began = self._shown = time.monotonic()
         self._handle = shown.display(self._html(self._page()), display_id=True)
 
-    def begin(self, done: int, rounds: int) -> None:
+    def on_run_start(self, run: RunView) -> None:
         """Show the rounds that are completed already."""
-        self._done, self._rounds, self._first = done, rounds, done
+        self._done, self._rounds, self._first = run.round, run.rounds, run.round
         self._began = time.monotonic()
         self.update(force=True)
 
-    def round_done(self, done: int, loss: float) -> None:
+    def on_round_end(self, run: RunView, metrics: Mapping[str, float]) -> None:
         """Move the bar."""
-        self._done = done
-        self._status = f"{self._accuracy}loss {loss:.4f}"
+        self._done = run.round
+        self._status = f"{self._accuracy}loss {run.loss:.4f}"
         self.update()
 
-    def evaluated(self, done: int, metrics: Mapping[tuple[str, str, str], float]) -> None:
+    def on_evaluation_end(self, run: RunView, metrics: Mapping[str, float]) -> None:
         """Show the validation accuracy."""
-        from flbench.api.progress import accuracy_text
-
         self._accuracy = f"{accuracy_text(metrics)}, "
         self.update()
 
-    def warn(self, text: str) -> None:
+    def on_note(self, text: str) -> None:
         """Add a note below the bar."""
         self._notes.append(text)
         self.update(force=True)

@@ -4,20 +4,18 @@ import time
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from flbench.callbacks import Callback, RunView
 from flbench.core.errors import shortened
 from flbench.reports.terminal import duration, open_console
 
-if TYPE_CHECKING:
-    from flbench.experiment.loop import Reporter
-
 
 @contextmanager
-def reporter(title: str, known: set[str] | None = None) -> "Iterator[Reporter]":
+def display(title: str, known: set[str] | None = None) -> Iterator[Callback]:
     """Show the progress of a run on standard error.
 
     Python warnings inside the context are printed as notes.
@@ -28,11 +26,11 @@ def reporter(title: str, known: set[str] | None = None) -> "Iterator[Reporter]":
             partition. They are not printed again; new ones are added.
 
     Yields:
-        The reporter of the run.
+        The callback that shows the progress.
     """
     console = open_console(errors=True)
     console.print(shortened(title), soft_wrap=True)
-    current: Reporter
+    current: Callback
     with warnings.catch_warnings():
         if console.is_terminal:
             columns = (
@@ -52,22 +50,22 @@ def reporter(title: str, known: set[str] | None = None) -> "Iterator[Reporter]":
             yield current
 
 
-def _as_note(current: "Reporter") -> Any:
+def _as_note(current: Callback) -> Any:
     """Return a function for `warnings.showwarning` that prints a warning as a note."""
-    return lambda message, *_, **__: current.warn(str(message))
+    return lambda message, *_, **__: current.on_note(str(message))
 
 
-class _Notes:
+class _Notes(Callback):
     """Prints notes; those from before the first round only if they are not known yet."""
 
     def __init__(self, console: Console, known: set[str] | None) -> None:
         self._notes, self._known = console, set() if known is None else known
         self._has_begun = False
 
-    def begin(self, done: int, rounds: int) -> None:
+    def on_run_start(self, run: RunView) -> None:
         self._has_begun = True
 
-    def warn(self, text: str) -> None:
+    def on_note(self, text: str) -> None:
         if self._has_begun or text not in self._known:
             self._notes.print(f"note: {text}", soft_wrap=True)
         if not self._has_begun:
@@ -83,38 +81,34 @@ class _Lines(_Notes):
         self._start_time, self._start_round = time.monotonic(), 0
         self._first_time, self._first_round = self._start_time, 0
         self._has_warmed_up = False
-        self._rounds = 0
-        self._loss = float("nan")
 
-    def begin(self, done: int, rounds: int) -> None:
-        super().begin(done, rounds)
-        self._start_time, self._start_round = time.monotonic(), done
+    def on_run_start(self, run: RunView) -> None:
+        super().on_run_start(run)
+        self._start_time, self._start_round = time.monotonic(), run.round
         self._has_warmed_up = False
-        self._rounds = rounds
 
-    def round_done(self, done: int, loss: float) -> None:
-        self._loss = loss
-        if not self._has_warmed_up and done < self._rounds:
+    def on_round_end(self, run: RunView, metrics: Mapping[str, float]) -> None:
+        if not self._has_warmed_up and run.round < run.rounds:
             # The first round is slower than the others, so the estimate leaves it out.
             self._has_warmed_up = True
-            self._first_time, self._first_round = time.monotonic(), done
+            self._first_time, self._first_round = time.monotonic(), run.round
 
-    def evaluated(self, done: int, metrics: Mapping[tuple[str, str, str], float]) -> None:
-        left = self._left(done)
+    def on_evaluation_end(self, run: RunView, metrics: Mapping[str, float]) -> None:
+        left = self._left(run.round, run.rounds)
         self._console.print(
-            f"round {done}/{self._rounds}  {accuracy_text(metrics)}  loss {self._loss:.4f}{left}",
+            f"round {run.round}/{run.rounds}  {accuracy_text(metrics)}  loss {run.loss:.4f}{left}",
             soft_wrap=True,
         )
 
-    def _left(self, done: int) -> str:
+    def _left(self, done: int, rounds: int) -> str:
         """Return the estimated time left; "" before the first round of this process."""
         began, first = self._start_time, self._start_round
         if self._has_warmed_up and done > self._first_round:
             began, first = self._first_time, self._first_round
-        if done <= first and done < self._rounds:
+        if done <= first and done < rounds:
             return ""
         seconds_per_round = (time.monotonic() - began) / max(1, done - first)
-        return f"  {duration(seconds_per_round * (self._rounds - done))} left"
+        return f"  {duration(seconds_per_round * (rounds - done))} left"
 
 
 class _Bar(_Notes):
@@ -126,19 +120,19 @@ class _Bar(_Notes):
         self._task = progress.add_task("round", total=None, status="")
         self._accuracy = ""
 
-    def begin(self, done: int, rounds: int) -> None:
-        super().begin(done, rounds)
-        self._progress.update(self._task, total=rounds, completed=done)
+    def on_run_start(self, run: RunView) -> None:
+        super().on_run_start(run)
+        self._progress.update(self._task, total=run.rounds, completed=run.round)
 
-    def round_done(self, done: int, loss: float) -> None:
-        status = f"{self._accuracy}loss {loss:.4f}"
-        self._progress.update(self._task, completed=done, status=status)
+    def on_round_end(self, run: RunView, metrics: Mapping[str, float]) -> None:
+        status = f"{self._accuracy}loss {run.loss:.4f}"
+        self._progress.update(self._task, completed=run.round, status=status)
 
-    def evaluated(self, done: int, metrics: Mapping[tuple[str, str, str], float]) -> None:
+    def on_evaluation_end(self, run: RunView, metrics: Mapping[str, float]) -> None:
         self._accuracy = f"{accuracy_text(metrics)}  "
 
 
-def accuracy_text(metrics: Mapping[tuple[str, str, str], float]) -> str:
+def accuracy_text(metrics: Mapping[str, float]) -> str:
     """Return the validation accuracy in words."""
-    value = metrics.get(("validation", "personal", "accuracy"))
+    value = metrics.get("validation/personal/accuracy")
     return "no validation part" if value is None else f"validation accuracy {value:.4f}"

@@ -1,28 +1,26 @@
 """Running and resuming experiments from Python."""
 
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeVar
 
 from flbench.api import arguments, notebook, progress
 from flbench.api.arguments import Section
 from flbench.api.process import preserved
 from flbench.api.runs import Run
+from flbench.callbacks import Callback, RunView
+from flbench.callbacks.logger import Logger
 from flbench.config.resolve import resolve
 from flbench.config.sources import from_values
 from flbench.core.errors import RunError
 from flbench.experiment import lifecycle
-from flbench.experiment.loop import SilentReporter
 from flbench.results import reading
 from flbench.results.summary import training_failure
 from flbench.tracking import mirror
 
-if TYPE_CHECKING:
-    from flbench.experiment.loop import Reporter
-
+Item = TypeVar("Item")
 show_progress = progress  # `progress` is also an argument of the functions below
 
 
@@ -39,6 +37,8 @@ def run(
     evaluation: Mapping[str, Any] | None = None,
     tracking: Mapping[str, Any] | None = None,
     output: Mapping[str, Any] | None = None,
+    callbacks: Callback | Sequence[Callback] = (),
+    logger: Logger | Sequence[Logger] = (),
     progress: bool = True,
     **keys: Any,
 ) -> Run:
@@ -70,6 +70,9 @@ def run(
         evaluation: Section `evaluation`.
         tracking: Section `tracking`.
         output: Section `output`; run folders are written below `output["dir"]`.
+        callbacks: One or several callbacks, such as `fl.EarlyStopping(patience=5)`.
+        logger: One or several loggers of Lightning, such as `CSVLogger("logs")`, that get all
+            metrics with rounds as steps.
         progress: Whether to show the progress: a bar in a notebook and on a terminal, lines on
             standard error elsewhere.
         keys: Keys by their dotted names, such as `**{"train.optimizer.lr": 0.1}`. They override
@@ -80,8 +83,9 @@ def run(
 
     Raises:
         ConfigError: Keys or values are wrong. The message has one line for each of them.
-        UserError: Data and configuration do not fit together, or the folder cannot be written.
-        RunError: The run failed; `fl.resume` continues it.
+        UserError: Data, configuration and callbacks do not fit together, or the folder cannot be
+            written.
+        RunError: The run or a callback failed; `fl.resume` continues it.
         KeyboardInterrupt: The run was interrupted and saved.
 
     >>> import tempfile
@@ -109,27 +113,25 @@ def run(
     checked, origins = resolve(arguments.layers("run", config, given))
     mirror.check(checked.tracking)
     title = f"{checked.algorithm.name} on {checked.data.title}"
-    started: list[Path] = []
     with (
         preserved(),
-        _saying_how_to_resume(started),
-        _display(title, shown=progress) as reporter,
+        _display(title, shown=progress) as display,
         mirror.Mirrors() as mirrors,
     ):
-
-        def begin(path: Path, complete: Any) -> None:
-            started.append(path)
-            mirrors.open(path, complete, reporter.warn)
-
-        path = lifecycle.run(checked, origins, reporter, begin, how_to_resume)
+        own = [mirror.StartMirror(mirrors, display.on_note), _SayHowToResume(), display]
+        path = lifecycle.run(
+            checked, origins, [*own, *_listed(callbacks)], _listed(logger), how_to_resume
+        )
         for sentence in mirrors.finish():
-            reporter.warn(sentence)
+            display.on_note(sentence)
     return _finished(path)
 
 
 def resume(
     path: str | PathLike[str],
     *,
+    callbacks: Callback | Sequence[Callback] = (),
+    logger: Logger | Sequence[Logger] = (),
     progress: bool = True,
     **keys: Any,
 ) -> Run:
@@ -139,6 +141,10 @@ def resume(
 
     Args:
         path: The run folder.
+        callbacks: The callbacks that the run began with, in the same order. Each continues with
+            what it remembered at the checkpoint.
+        logger: The loggers. A logger with the same name and version as before (or run id)
+            continues its log.
         progress: Whether to show the progress.
         keys: Sections and dotted keys that may change on resume, such as
             `engine={"device": "cpu"}`.
@@ -149,7 +155,7 @@ def resume(
     Raises:
         UserError: The folder is not a run folder, another process writes to it, a key must not
             change, or the data are others than before.
-        RunError: The run failed.
+        RunError: The run or a callback failed.
         KeyboardInterrupt: The run was interrupted again and saved.
     """
     folder = arguments.path_of(path, "path")
@@ -157,15 +163,16 @@ def resume(
     given = {name: arguments.plain(value, name, origin) for name, value in keys.items()}
     with (
         preserved(),
-        _saying_how_to_resume([folder]),
-        _display(f"resuming {folder}", shown=progress) as reporter,
+        _display(f"resuming {folder}", shown=progress) as display,
         mirror.Mirrors() as mirrors,
     ):
-        start_mirror = partial(mirrors.open, warn=reporter.warn)
+        own = [mirror.StartMirror(mirrors, display.on_note), _SayHowToResume(), display]
         changed = from_values(given, origin)
-        lifecycle.resume(folder, changed, reporter, start_mirror, how_to_resume)
+        lifecycle.resume(
+            folder, changed, [*own, *_listed(callbacks)], _listed(logger), how_to_resume
+        )
         for sentence in mirrors.finish():
-            reporter.warn(sentence)
+            display.on_note(sentence)
     return _finished(folder)
 
 
@@ -200,22 +207,23 @@ def _finished(path: Path) -> Run:
     return Run(path)
 
 
-def _display(title: str, *, shown: bool) -> "AbstractContextManager[Reporter]":
+def _display(title: str, *, shown: bool) -> AbstractContextManager[Callback]:
     """Return the context manager that shows the progress of a run."""
     if not shown:
-        return nullcontext(SilentReporter())
+        return nullcontext(Callback())
     if notebook.is_notebook():
         return notebook.display(title)
-    return show_progress.reporter(title)
+    return show_progress.display(title)
 
 
-@contextmanager
-def _saying_how_to_resume(started: list[Path]) -> Iterator[None]:
-    """Give a KeyboardInterrupt a message with the call that continues the run, if there is one."""
-    try:
-        yield
-    except KeyboardInterrupt as error:
-        if started:
-            call = how_to_resume(started[-1])
-            error.args = (f"interrupted and saved. Resume with: {call}",)
-        raise
+def _listed(items: Item | Sequence[Item]) -> list[Item]:
+    """Return one item, or a list or tuple of them, as a list."""
+    return list(items) if isinstance(items, list | tuple) else [items]  # type: ignore[list-item]
+
+
+class _SayHowToResume(Callback):
+    """Gives a KeyboardInterrupt a message with the call that continues the run."""
+
+    def on_exception(self, run: RunView, error: BaseException) -> None:
+        if isinstance(error, KeyboardInterrupt):
+            error.args = (f"interrupted and saved. Resume with: {how_to_resume(run.path)}",)

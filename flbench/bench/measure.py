@@ -30,7 +30,6 @@ from flbench.core.rng import Draw
 from flbench.core.types import State
 from flbench.engine.base import RoundSettings
 from flbench.experiment import assembly, lifecycle, rounds
-from flbench.experiment.loop import SilentReporter
 from flbench.models.base import build as build_net
 from flbench.results import reading
 
@@ -269,7 +268,7 @@ def _complete_run(config: Config, number: int) -> dict[str, float]:
         train = config.train.model_copy(update={"rounds": number})
         output = config.output.model_copy(update={"dir": Path(folder)})
         short = config.model_copy(update={"train": train, "output": output})
-        path = lifecycle.run(short, {}, SilentReporter())
+        path = lifecycle.run(short, {})
         seconds = reading.read(path).summary["seconds"]
     other = seconds["total"] - seconds["train"] - seconds["evaluate"]
     return {**seconds, "other": max(0.0, other)}

@@ -43,7 +43,7 @@ def reproduce(paper_and_overrides: Sequence[str], *, dry_run: bool, **options: A
         return
     done = runs.RunResults()
     try:
-        runs.carry_out(planned, folders, progress.reporter, done)
+        runs.carry_out(planned, folders, progress.display, done)
     finally:
         # After Ctrl-C too: the finished runs are reported.
         runs.collect(planned, folders, done)

@@ -1,7 +1,6 @@
 """`flbench run`: train and evaluate one method, or several one after the other."""
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 
 from flbench.api import progress
@@ -45,9 +44,9 @@ def run(runs: Sequence[list[Layer]]) -> None:
         for config, origins in resolved:
             title = f"{config.algorithm.name} on {config.data.title}"
             try:
-                with progress.reporter(title, known) as reporter:
-                    start_mirror = partial(mirrors.open, warn=reporter.warn)
-                    folders.append(lifecycle.run(config, origins, reporter, start_mirror))
+                with progress.display(title, known) as display:
+                    callbacks = [mirror.StartMirror(mirrors, display.on_note), display]
+                    folders.append(lifecycle.run(config, origins, callbacks))
             except KeyboardInterrupt:
                 if not_started := methods[len(folders) + 1 :]:
                     console.notes([f"not started: {', '.join(not_started)}."])
@@ -59,9 +58,9 @@ def resume(path: Path, overrides: Sequence[str]) -> None:
     """Resume an interrupted run, and print its tables."""
     from flbench.experiment import lifecycle
 
-    with mirror.Mirrors() as mirrors, progress.reporter(f"resuming {path}") as reporter:
-        start_mirror = partial(mirrors.open, warn=reporter.warn)
-        lifecycle.resume(path, from_overrides(overrides), reporter, start_mirror)
+    with mirror.Mirrors() as mirrors, progress.display(f"resuming {path}") as display:
+        callbacks = [mirror.StartMirror(mirrors, display.on_note), display]
+        lifecycle.resume(path, from_overrides(overrides), callbacks)
     _finish([path], mirrors)
 
 

@@ -255,6 +255,31 @@ class ScheduleConfig(Strict):
         return 1.0
 
 
+class EarlyStoppingConfig(Strict):
+    """Section `train.early_stopping`: ends a run when a metric does not improve any more.
+
+    It is off unless `patience` is set.
+    """
+
+    metric: str = Field(
+        "validation/personal/accuracy",
+        description="metric that must improve, as split/protocol/metric of metrics.csv; train/loss"
+        " where there is no protocol",
+    )
+    patience: int | None = Field(
+        None,
+        ge=1,
+        description="evaluations without an improvement after which the run stops (default: it"
+        " does not stop early)",
+    )
+    min_delta: float = Field(
+        0.0, ge=0, description="an improvement is a change of the metric by more than this"
+    )
+    mode: Literal["max", "min"] = Field(
+        "max", description="whether a larger or a smaller value is better"
+    )
+
+
 class TrainConfig(Strict):
     """Section `train`: local training, the same for all methods."""
 
@@ -281,6 +306,9 @@ class TrainConfig(Strict):
         "skip",
         description="if a client's values are not finite: leave it out of the round, or stop the"
         " run",
+    )
+    early_stopping: EarlyStoppingConfig = Field(
+        EarlyStoppingConfig(), description="end of a run that does not improve any more"
     )
 
 
@@ -457,8 +485,11 @@ class Config(Strict):
 
         These are `seed` and the sections `data`, `partition`, `model`, `algorithm` and `train`, but
         not `data.root`: the content of the files is covered by the hash of the partition.
+        `train.early_stopping` counts only if it is on, so that hashes from before it are valid.
         """
         sections = ("seed", "data", "partition", "model", "algorithm", "train")
         tree = {key: value for key, value in self.tree().items() if key in sections}
         del tree["data"]["root"]
+        if self.train.early_stopping.patience is None:
+            del tree["train"]["early_stopping"]
         return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()

@@ -36,6 +36,10 @@ class DivergedError(RunError):
     """A model has weights that are not finite, and the run cannot continue without it."""
 
 
+class CallbackError(RunError):
+    """A callback raised an exception, which is chained to this one. The run is saved."""
+
+
 def shortened(text: str, length: int = MAX_MESSAGE) -> str:
     """Return a text of at most `length` characters: the middle of a longer one is left out.
 

@@ -6,13 +6,16 @@ from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
+from pydantic import ValidationError
 from torch import nn
 
 from flbench.algorithms import ALGORITHMS, Algorithm, Setting
 from flbench.algorithms.base import state_of
+from flbench.callbacks.callback_list import CallbackList
+from flbench.callbacks.run_view import Memory
 from flbench.config.schema import Config
 from flbench.core.errors import ConfigError, DataError
 from flbench.core.types import State, Tree
@@ -23,7 +26,7 @@ from flbench.engine.base import Engine, dtype_of, find_device
 from flbench.experiment import checkpoint, engine_choice, memory
 from flbench.experiment.evaluate import PARTS, Evaluator
 from flbench.experiment.evaluation_tables import ClassGroups
-from flbench.experiment.loop import FederatedLoop, Reporter, Seconds
+from flbench.experiment.loop import FederatedLoop, Seconds
 from flbench.experiment.notes import configuration_notes
 from flbench.experiment.rounds import training_state
 from flbench.experiment.run_folder import RunFolder
@@ -37,6 +40,20 @@ ENGINES: Final = {
     "vectorized": ("flbench.engine.vectorized", "VectorizedEngine"),
     "ray": ("flbench.engine.ray", "RayEngine"),
 }
+
+
+class Restored(NamedTuple):
+    """What is read from a checkpoint.
+
+    Attributes:
+        state: The state.
+        seconds: Time spent until then.
+        memory: What it stores for callbacks.
+    """
+
+    state: State
+    seconds: Seconds
+    memory: Memory
 
 
 @dataclass(frozen=True)
@@ -97,7 +114,7 @@ class Experiment:
     def loop(
         self,
         folder: RunFolder,
-        reporter: Reporter,
+        callbacks: CallbackList,
         seconds: Seconds,
         parts: tuple[str, ...] = PARTS,
     ) -> FederatedLoop:
@@ -105,7 +122,7 @@ class Experiment:
 
         Args:
             folder: Run folder to write to.
-            reporter: Receives the progress.
+            callbacks: The callbacks of the run.
             seconds: Time already spent.
             parts: Parts of the clients' samples to evaluate on.
         """
@@ -113,14 +130,14 @@ class Experiment:
             config=self.config,
             algorithm=self.algorithm,
             engine=self.engine,
-            evaluator=self.evaluator(reporter.warn, parts),
+            evaluator=self.evaluator(callbacks.on_note, parts),
             class_groups=self.class_groups,
             folder=folder,
-            reporter=reporter,
+            callbacks=callbacks,
             seconds=seconds,
         )
 
-    def restore(self, folder: RunFolder) -> tuple[State, Seconds]:
+    def restore(self, folder: RunFolder) -> Restored:
         """Restore the last checkpoint of a run folder.
 
         Metrics in the folder that are newer than the checkpoint are removed.
@@ -129,23 +146,26 @@ class Experiment:
             folder: The run folder.
 
         Returns:
-            The state of the checkpoint and the time spent until then. If there is no checkpoint:
-            the state before the first round, and no time.
+            The state of the checkpoint, and what else it stores. If there is no checkpoint: the
+            state before the first round, and nothing else.
 
         Raises:
             DataError: The checkpoint is damaged or belongs to another configuration.
         """
         if not folder.checkpoint("last").exists():
             folder.rewind(0)
-            return self.start(), Seconds()
+            return Restored(self.start(), Seconds(), Memory())
         path = folder.checkpoint("last")
         saved, extra = checkpoint.load(path, self.config.hash())
-        rows, seconds = self._check(path, saved, extra)
+        rows, seconds, memory = self._check(path, saved, extra)
         folder.rewind(rows)
-        return replace(saved, clients=_owned(self.config, saved.clients)), seconds
+        state = replace(saved, clients=_owned(self.config, saved.clients))
+        return Restored(state, seconds, memory)
 
-    def _check(self, path: Path, saved: State, extra: dict[str, Any]) -> tuple[int, Seconds]:
-        """Return the number of rows of metrics.csv and the time of a checkpoint.
+    def _check(
+        self, path: Path, saved: State, extra: dict[str, Any]
+    ) -> tuple[int, Seconds, Memory]:
+        """Return the number of rows of metrics.csv of a checkpoint, its time, and its memory.
 
         Raises:
             DataError: A part of the checkpoint does not fit the experiment.
@@ -153,6 +173,7 @@ class Experiment:
         server, clients = self.algorithm.init(_start_values(self.config, self.net))
         stages = self.algorithm.stages()
         seconds = extra.get("seconds")
+        memory = _memory_of(extra)
         fits = {
             "position": saved.stage < len(stages)
             and saved.stage_round <= stages[saved.stage].rounds
@@ -165,13 +186,14 @@ class Experiment:
             "seconds": isinstance(seconds, dict)
             and {"train", "evaluate", "total"} <= seconds.keys() <= vars(Seconds()).keys()
             and all(isinstance(value, float) and value >= 0 for value in seconds.values()),
+            "callbacks": memory is not None,
         }
         if wrong := [name for name, holds in fits.items() if not holds]:
             raise DataError(
                 f"the checkpoint {path} is damaged: its `{wrong[0]}` does not fit the run's"
                 " config.yaml. Remove it: the run then starts from the beginning."
             )
-        return extra["rows"], Seconds(**extra["seconds"])
+        return extra["rows"], Seconds(**extra["seconds"]), memory or Memory()
 
 
 def build(config: Config, federation: Federation | None = None) -> Experiment:
@@ -265,6 +287,16 @@ def _start_values(config: Config, net: nn.Module) -> Tree:
         name: leaf.detach().to(dtype) if leaf.is_floating_point() else leaf.detach()
         for name, leaf in net_leaves(net).items()
     }
+
+
+def _memory_of(extra: dict[str, Any]) -> Memory | None:
+    """Return what a checkpoint stores for callbacks; None if it is damaged."""
+    try:
+        return Memory.model_validate(
+            {key: value for key, value in extra.items() if key in Memory.model_fields}
+        )
+    except ValidationError:
+        return None
 
 
 def _layout(tree: Tree) -> dict[str, tuple[torch.Size, torch.dtype]]:

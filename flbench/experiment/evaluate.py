@@ -245,7 +245,7 @@ class Evaluator:
             DivergedError: A model has weights that are not finite.
         """
         counts_by_part: dict[str, ConfusionCounts] = {}
-        if not self._has_common():
+        if not self.has_common():
             return counts_by_part
         for ids in self._blocks():
             for name, deployment in self._deployments(state).items():
@@ -331,7 +331,7 @@ class Evaluator:
             deployment: The deployment.
             whole: Whether to read the whole common test set, not `evaluation.common.limit`.
         """
-        if not self._has_common():
+        if not self.has_common():
             return ()
         limit = None if whole else self.config.common.limit
         length = len(self.federation.common_rows(limit))
@@ -358,19 +358,22 @@ class Evaluator:
             found = self.run_statistics(state, settings, name, deployment, ids, (statistic,))
             yield client, found["test.predicted"][0]
 
-    def deployed(self, state: State, settings: RoundSettings) -> Iterator[Tree]:
-        """Yield the parameters and buffers that every client's model is evaluated with.
+    def deployed(
+        self, state: State, settings: RoundSettings, clients: Tensor | None = None
+    ) -> Iterator[Tree]:
+        """Yield the parameters and buffers that clients' models are evaluated with.
 
         Args:
             state: State after a round.
             settings: Settings of that round.
+            clients: Ids [K] of the clients; None for clients 0 to N-1.
 
         Yields:
-            The leaves of the net, for clients 0 to N-1.
+            The leaves of the net, for one client after the other.
         """
         names = self.algorithm.setting.net.names("all")
         most = max(1, SCALARS // self.algorithm.setting.net.size)
-        for ids in self._blocks(most):
+        for ids in self._blocks(most, clients):
             name, deployment = next(iter(self._deployments(state).items()))
             call = (
                 ()
@@ -469,7 +472,8 @@ class Evaluator:
             failures=(),
         )
 
-    def _has_common(self) -> bool:
+    def has_common(self) -> bool:
+        """Return whether models are evaluated on a common test set."""
         return "test" in self.parts and len(self.federation.common) > 0
 
     def _steps(self, deployment: Deployment) -> tuple[Step, ...]:
@@ -486,8 +490,9 @@ class Evaluator:
         """
         return self.algorithm.deploy(state, torch.tensor([0]))
 
-    def _blocks(self, most: int = BLOCK) -> Iterator[Tensor]:
-        yield from torch.split(torch.arange(self.federation.clients), min(BLOCK, most))
+    def _blocks(self, most: int = BLOCK, clients: Tensor | None = None) -> Iterator[Tensor]:
+        clients = torch.arange(self.federation.clients) if clients is None else clients
+        yield from torch.split(clients, min(BLOCK, most))
 
 
 def _joined(first: Tree, second: Tree, order: Tensor) -> Tree:

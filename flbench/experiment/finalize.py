@@ -18,7 +18,7 @@ from flbench.experiment.evaluation_tables import (
     confusion_table,
     metric_rows,
 )
-from flbench.experiment.loop import FederatedLoop, Seconds
+from flbench.experiment.loop import FederatedLoop
 from flbench.experiment.run_folder import RunFolder
 from flbench.reports import page
 from flbench.results import reading
@@ -33,7 +33,7 @@ from flbench.results.summary import (
 )
 
 
-def write(experiment: Experiment, loop: FederatedLoop, state: State) -> None:
+def write(experiment: Experiment, loop: FederatedLoop, state: State) -> Summary:
     """Evaluate the models of the best round and write the files of a finished run.
 
     The summary is written last: a folder with a summary is finished.
@@ -42,6 +42,9 @@ def write(experiment: Experiment, loop: FederatedLoop, state: State) -> None:
         experiment: The experiment.
         loop: Loop that ran its rounds.
         state: State after the last round.
+
+    Returns:
+        The content of summary.json.
 
     Raises:
         RunError: A model has weights that are not finite, or the disk failed.
@@ -69,7 +72,9 @@ def write(experiment: Experiment, loop: FederatedLoop, state: State) -> None:
             _write_predictions(
                 folder, experiment, evaluator.predictions(state, loop.evaluation_settings(state))
             )
-    _finish(folder, config, _summary(experiment, folder, state, weights, seconds))
+    summary = _summary(experiment, loop, state, weights)
+    _finish(folder, config, summary)
+    return summary
 
 
 def _write_tables(
@@ -114,7 +119,7 @@ def _best_state(loop: FederatedLoop, state: State) -> State | None:
     saved, _ = checkpoint.load(loop.folder.checkpoint("best"), loop.config.hash())
     if saved.round == best:
         return saved
-    loop.reporter.warn(
+    loop.callbacks.on_note(
         f"the checkpoint of the best round is of round {saved.round}, not {best}: clients.csv and"
         " per_class.csv have no rows for the best round."
     )
@@ -131,19 +136,16 @@ def _finish(folder: RunFolder, config: Config, summary: Summary) -> None:
     folder.write_json("summary.json", summary)
 
 
-def _summary(
-    experiment: Experiment, folder: RunFolder, state: State, weights: str, seconds: Seconds
-) -> Summary:
+def _summary(experiment: Experiment, loop: FederatedLoop, state: State, weights: str) -> Summary:
     """Return the content of summary.json; see `flbench.results.summary.Summary`.
 
     Args:
         experiment: The experiment.
-        folder: Run folder with all metrics.
+        loop: Loop that ran its rounds.
         state: State after the last round.
         weights: SHA-256 over the weights of all clients' models after the last round.
-        seconds: Time spent.
     """
-    config, rows = experiment.config, folder.rows
+    config, rows, seconds = experiment.config, loop.folder.rows, loop.seconds
     last, best = last_round(rows) or 0, best_round(rows)
     summary: Summary = {
         "algorithm": config.algorithm.name,
@@ -173,9 +175,13 @@ def _summary(
         },
         # The notes of a resumed run are those of the run without the interruption, except for times
         # and the machine, which are in `seconds` and `engine`.
-        "notes": list(experiment.notes),
+        "notes": [*experiment.notes, *loop.progress.notes],
     }
     summary["notes"] += _failure_notes(summary)
+    stop = loop.progress.stop
+    if stop is not None and (note := loop.stop_note()):
+        summary["notes"].append(note)
+        summary["stopped"] = {"round": stop.round, "reason": stop.reason}
     if experiment.engine_choice is not None:
         summary["engine"]["choice"] = experiment.engine_choice
     if config.evaluation.target_accuracy is not None:

@@ -2,11 +2,14 @@
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
 
+from flbench.callbacks import Callback, CallbackList, EarlyStopping, LoggerCallback
+from flbench.callbacks.logger import Logger
+from flbench.callbacks.run_view import Memory
 from flbench.config.resolve import resolve
 from flbench.config.schema import Config
 from flbench.config.sources import Layer, from_file, leaves
@@ -14,11 +17,11 @@ from flbench.config.yaml_text import to_yaml
 from flbench.core import files
 from flbench.core.errors import ConfigError, DataError
 from flbench.core.tree import nbytes
-from flbench.core.types import State
 from flbench.data import partition_files
 from flbench.experiment import finalize, memory, provenance
-from flbench.experiment.assembly import Experiment, build
-from flbench.experiment.loop import Reporter, Seconds
+from flbench.experiment.assembly import Experiment, Restored, build
+from flbench.experiment.evaluate import PARTS
+from flbench.experiment.loop import Seconds
 from flbench.experiment.run_folder import RunFolder
 from flbench.results.reading import is_finished
 
@@ -30,15 +33,14 @@ CHANGEABLE_ON_RESUME: Final = (
     *("output.checkpoint_every", "output.predictions"),
 )
 
-OnStart = Callable[[Path, Config], object]
 HowToResume = Callable[[Path], str]
 
 
 def run(
     config: Config,
     origins: dict[str, str],
-    reporter: Reporter,
-    on_start: OnStart | None = None,
+    callbacks: Sequence[Callback] = (),
+    loggers: Sequence[Logger] = (),
     how_to_resume: HowToResume = RunFolder.command_to_resume,
 ) -> Path:
     """Run an experiment from its beginning.
@@ -46,25 +48,28 @@ def run(
     Args:
         config: Configuration of the run.
         origins: Origin of each value by its dotted path, for the comments in config.yaml.
-        reporter: Receives the progress.
-        on_start: Function that is called with the run folder and the complete configuration before
-            the first round, as soon as the run can be resumed.
+        callbacks: Callbacks. Their hook `on_run_start` is called before the first round, as soon
+            as the run can be resumed.
+        loggers: Loggers of Lightning that get all metrics.
         how_to_resume: Function from a run folder to what the user calls to resume it.
 
     Returns:
         The run folder.
 
     Raises:
-        UserError: Data and configuration do not fit together, or the folder cannot be written.
+        UserError: Data, configuration and callbacks do not fit together, or the folder cannot be
+            written.
         RunError: The run failed. The folder keeps what was written, and `resume` continues the run.
         KeyboardInterrupt: The user interrupted the run. It is saved, and `resume` continues it.
     """
     begin = time.perf_counter()
     with ExitStack() as stack:
+        told = _callbacks(config, callbacks, loggers)
         experiment = build(config)
         stack.callback(experiment.engine.close)
+        told.check(experiment.config, _parts(experiment))
         for sentence in experiment.messages():
-            reporter.warn(sentence)
+            told.on_note(sentence)
         config, samples = experiment.config, experiment.federation
         folder = RunFolder.create(
             config.output.dir,
@@ -74,10 +79,9 @@ def run(
         stack.callback(folder.close)
         folder.resume_command = how_to_resume(folder.path)
         write_description(experiment, origins, folder)
-        if on_start is not None:
-            on_start(folder.path, config)
         seconds = Seconds(total=time.perf_counter() - begin)
-        _run_to_end(experiment, experiment.start(), folder, reporter, seconds)
+        start = Restored(experiment.start(), seconds, Memory())
+        _run_to_end(experiment, start, folder, told)
     return folder.path
 
 
@@ -106,8 +110,8 @@ def write_description(experiment: Experiment, origins: dict[str, str], folder: R
 def resume(
     path: Path,
     overrides: Layer,
-    reporter: Reporter,
-    on_start: OnStart | None = None,
+    callbacks: Sequence[Callback] = (),
+    loggers: Sequence[Logger] = (),
     how_to_resume: HowToResume = RunFolder.command_to_resume,
 ) -> Path:
     """Resume a run from its last checkpoint, or restart it if there is none yet.
@@ -115,9 +119,9 @@ def resume(
     Args:
         path: The run folder.
         overrides: New values of keys that may change on resume (CHANGEABLE_ON_RESUME).
-        reporter: Receives the progress.
-        on_start: Function that is called with the run folder and the complete configuration before
-            the first round.
+        callbacks: Callbacks: those that the run began with, in the same order, so that each gets
+            what it remembered at the checkpoint.
+        loggers: Loggers of Lightning that get all metrics.
         how_to_resume: Function from a run folder to what the user calls to resume it.
 
     Returns:
@@ -125,7 +129,7 @@ def resume(
 
     Raises:
         UserError: The folder is not a run folder, another process writes to it, an override changes
-            a key that must stay, or data or checkpoint do not belong to the run.
+            a key that must stay, or data, checkpoint or callbacks do not belong to the run.
         RunError: The run failed. The folder keeps what was written.
         KeyboardInterrupt: The user interrupted the run. It is saved, and can be resumed again.
     """
@@ -137,41 +141,69 @@ def resume(
         written, _ = resolve([from_file(path / "config.yaml")])
         config, _ = resolve([from_file(path / "config.yaml"), overrides])
         _check_unchanged(written, config, path)
+        told = _callbacks(config, callbacks, loggers)
         if is_finished(path):
-            reporter.warn(f"{path} is finished: there is nothing to resume.")
+            told.on_note(f"{path} is finished: there is nothing to resume.")
             return path
         experiment = build(config)
         stack.callback(experiment.engine.close)
         _check_data(experiment, path)
+        told.check(experiment.config, _parts(experiment))
         if not folder.checkpoint("last").exists():
-            reporter.warn("there is no checkpoint yet: the run starts from the beginning.")
-        state, seconds = experiment.restore(folder)
-        if state.round:
-            reporter.warn(f"resuming from round {state.round}.")
-        if on_start is not None:
-            on_start(path, experiment.config)
-        seconds.total += time.perf_counter() - begin
-        _run_to_end(experiment, state, folder, reporter, seconds)
+            told.on_note("there is no checkpoint yet: the run starts from the beginning.")
+        restored = experiment.restore(folder)
+        if restored.state.round:
+            told.on_note(f"resuming from round {restored.state.round}.")
+        restored.seconds.total += time.perf_counter() - begin
+        _run_to_end(experiment, restored, folder, told)
     return folder.path
 
 
+def _callbacks(
+    config: Config, callbacks: Sequence[Callback], loggers: Sequence[Logger]
+) -> CallbackList:
+    """Return the callbacks of the configuration, the given ones, and those of the loggers.
+
+    Raises:
+        ConfigError: One of them is no callback, or no logger.
+    """
+    own = EarlyStopping.of(config.train.early_stopping)
+    sent = [LoggerCallback(logger) for logger in loggers]
+    return CallbackList([*([] if own is None else [own]), *callbacks, *sent])
+
+
+def _parts(experiment: Experiment) -> list[str]:
+    """Return those of `validation`, `test` and `common` that have samples."""
+    federation = experiment.federation
+    found = [part for part in PARTS if any(map(len, federation.partition.parts[part]))]
+    return [*found, "common"] if len(federation.common) else found
+
+
 def _run_to_end(
-    experiment: Experiment, state: State, folder: RunFolder, reporter: Reporter, seconds: Seconds
+    experiment: Experiment, start: Restored, folder: RunFolder, callbacks: CallbackList
 ) -> None:
     """Run the remaining rounds, evaluate the models of the best round, write tables and summary."""
+    state = start.state
     limit, size = experiment.config.engine.state_memory, nbytes(state.clients) / memory.GIB
     if memory.exceeds_limit(state.clients, limit):
-        reporter.warn(
+        callbacks.on_note(
             f"the tensors that the clients keep take {size:.1f} GiB and are stored in a mapped file"
             f" in output.dir, since they exceed engine.state_memory={limit:g} GiB."
         )
-    loop = experiment.loop(folder, reporter, seconds)
+    loop = experiment.loop(folder, callbacks, start.seconds)
+    loop.progress.state = state
     try:
-        state = loop.run(state)
-    except KeyboardInterrupt:
-        reporter.warn(f"interrupted and saved. Resume with: {folder.resume_command}")
+        loop.begin(state, start.memory)
+        try:
+            state = loop.run(state)
+        except KeyboardInterrupt:
+            callbacks.on_note(f"interrupted and saved. Resume with: {folder.resume_command}")
+            raise
+        loop.progress.summary = finalize.write(experiment, loop, state)
+        callbacks.on_run_end(loop.view)
+    except BaseException as error:
+        callbacks.on_exception(loop.view, error)
         raise
-    finalize.write(experiment, loop, state)
 
 
 def _check_unchanged(written: Config, wanted: Config, path: Path) -> None:

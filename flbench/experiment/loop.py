@@ -2,18 +2,19 @@
 
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 import torch
 
 from flbench.algorithms.base import Algorithm
+from flbench.callbacks.callback_list import CallbackList
+from flbench.callbacks.run_view import Memory, Progress, RunView
 from flbench.client.program import LocalProgram, Statistic, Step
 from flbench.config.schema import Config
-from flbench.core.errors import DivergedError
-from flbench.core.types import Results, Stage, State
+from flbench.core.errors import CallbackError, DivergedError, RunError, UserError
+from flbench.core.types import Results, Stage, State, Tree
 from flbench.engine.base import Engine, RoundSettings
 from flbench.experiment import rounds
 from flbench.experiment.evaluate import Evaluation, Evaluator
@@ -23,57 +24,6 @@ from flbench.experiment.run_folder import RunFolder
 from flbench.metrics.confusion import ConfusionCounts
 from flbench.results.metrics_file import Row
 from flbench.results.summary import best_round
-
-
-class Reporter(Protocol):
-    """Receives the progress of a run, for example to show it."""
-
-    def begin(self, done: int, rounds: int) -> None:
-        """The run begins or resumes.
-
-        Args:
-            done: Number of rounds already completed.
-            rounds: Number of rounds of the run.
-        """
-
-    def round_done(self, done: int, loss: float) -> None:
-        """A round is completed.
-
-        Args:
-            done: Number of rounds completed.
-            loss: Mean training loss of the cohort; NaN if no client took a step.
-        """
-
-    def evaluated(self, done: int, metrics: Mapping[tuple[str, str, str], float]) -> None:
-        """Models were evaluated.
-
-        Args:
-            done: Number of rounds completed.
-            metrics: Metrics by (split, protocol, metric), as in metrics.csv.
-        """
-
-    def warn(self, text: str) -> None:
-        """The user should see a note.
-
-        Args:
-            text: One sentence.
-        """
-
-
-class SilentReporter(Reporter):
-    """A reporter that shows nothing."""
-
-    def begin(self, done: int, rounds: int) -> None:
-        """Show nothing."""
-
-    def round_done(self, done: int, loss: float) -> None:
-        """Show nothing."""
-
-    def evaluated(self, done: int, metrics: Mapping[tuple[str, str, str], float]) -> None:
-        """Show nothing."""
-
-    def warn(self, text: str) -> None:
-        """Show nothing."""
 
 
 @dataclass
@@ -120,9 +70,11 @@ class FederatedLoop:
         evaluator: Evaluator of the models.
         class_groups: Groups of classes for which separate metrics are computed.
         folder: Run folder that metrics and checkpoints are written to.
-        reporter: Receives the progress.
+        callbacks: The callbacks of the run.
         seconds: Time spent so far, including the time before a resume.
         last: Counts of the last evaluation; None before the first.
+        progress: How far the run is, for the callbacks.
+        view: The read-only view of the run that the callbacks get.
     """
 
     config: Config
@@ -131,9 +83,38 @@ class FederatedLoop:
     evaluator: Evaluator
     class_groups: ClassGroups
     folder: RunFolder
-    reporter: Reporter
+    callbacks: CallbackList = field(default_factory=CallbackList)
     seconds: Seconds = field(default_factory=Seconds)
     last: Evaluation | None = None
+    progress: Progress = field(init=False)
+    view: RunView = field(init=False)
+
+    def __post_init__(self) -> None:
+        federation = self.evaluator.federation
+        self.progress = Progress(self.folder.rows, self.callbacks.on_note)
+        self.view = RunView(
+            self.progress,
+            config=self.config,
+            path=self.folder.path,
+            class_names=federation.dataset.classes,
+            clients=federation.clients,
+            weights=self._weights_of,
+        )
+
+    def begin(self, state: State, memory: Memory) -> None:
+        """Tell the callbacks that the run begins or resumes.
+
+        Args:
+            state: State to start or resume from.
+            memory: What the checkpoint stores for callbacks; empty for a new run.
+
+        Raises:
+            CallbackError: A callback failed.
+        """
+        progress = self.progress
+        progress.state, progress.notes, progress.stop = state, memory.notes, memory.stop
+        self.callbacks.load_state_dict(memory.callbacks)
+        self.callbacks.on_run_start(self.view)
 
     def run(self, state: State, until: int | None = None) -> State:
         """Run rounds; write metrics and checkpoints during the run.
@@ -148,30 +129,37 @@ class FederatedLoop:
         Raises:
             KeyboardInterrupt: The user interrupted the run; the state has been saved.
             RunError: A client diverged under `train.on_divergence=stop`, a model has weights that
-                are not finite, or the disk failed.
+                are not finite, the disk failed, or a callback failed; then the state has been
+                saved.
         """
         stages = self.algorithm.stages()
         total = self.config.train.rounds
         # A set-up stage may follow the last round: without `until`, only the stages end the loop.
         stop = math.inf if until is None or until >= total else until
-        self.reporter.begin(state.round, total)
+        self.progress.state = state
         with Interrupts() as interrupts:
             try:
                 # The run may have been interrupted between a round and its evaluation.
-                if (
-                    state.round
-                    and self._is_evaluation_due(state.round)
-                    and not self._was_evaluated(state.round)
-                ):
-                    self.evaluate(state, interrupts)
-                while state.stage_round < stages[state.stage].rounds and state.round < stop:
-                    stage = stages[state.stage]
-                    state = self.round(state, stage, interrupts)
-                    if not stage.setup and self._is_evaluation_due(state.round):
+                if state.round:
+                    self._stop_if_asked(state)
+                    if self._is_evaluation_due(state.round) and not self._was_evaluated(
+                        state.round
+                    ):
                         self.evaluate(state, interrupts)
-                    every = self.config.output.checkpoint_every
-                    if not stage.setup and (state.round % every == 0 or state.round == total):
-                        self.save("last", state)
+                        self._stop_if_asked(state)
+                if self._has_stopped(state):
+                    self._complete_evaluation(state, interrupts)
+                while (
+                    state.stage_round < stages[state.stage].rounds
+                    and state.round < stop
+                    and not self._has_stopped(state)
+                ):
+                    stage = stages[state.stage]
+                    state, rows = self.round(state, stage, interrupts)
+                    self.progress.state = state
+                    self._notify_of_round(rows)
+                    if not stage.setup:
+                        self._end_round(state, interrupts)
                     interrupts.check()
             except KeyboardInterrupt:
                 # An interrupted round has changed nothing, so `state` is still the state before it.
@@ -179,7 +167,27 @@ class FederatedLoop:
                 raise
         return state
 
-    def round(self, state: State, stage: Stage, interrupts: Interrupts) -> State:
+    def _end_round(self, state: State, interrupts: Interrupts) -> None:
+        """Evaluate and save the state after a round, as far as that is due.
+
+        If a callback has asked for it, the run stops after this round; then both are due.
+
+        Args:
+            state: State after a round that is no set-up round.
+            interrupts: Handler of signals.
+        """
+        self._stop_if_asked(state)
+        if self._is_evaluation_due(state.round):
+            self.evaluate(state, interrupts)
+            self._stop_if_asked(state)
+        stopped = self._has_stopped(state)
+        if stopped:
+            self._complete_evaluation(state, interrupts)
+        every, total = self.config.output.checkpoint_every, self.config.train.rounds
+        if stopped or state.round % every == 0 or state.round == total:
+            self.save("last", state)
+
+    def round(self, state: State, stage: Stage, interrupts: Interrupts) -> tuple[State, list[Row]]:
         """Run one round and write its costs and, if an evaluation is due, its metrics.
 
         If the method groups its clients for this purpose (`Algorithm.cohort_groups`), the accuracy
@@ -191,7 +199,7 @@ class FederatedLoop:
             interrupts: Handler of signals, which may interrupt training.
 
         Returns:
-            The state after the round.
+            The state after the round, and the new rows of metrics.csv.
 
         Raises:
             KeyboardInterrupt: A signal interrupted training; nothing has changed.
@@ -229,8 +237,8 @@ class FederatedLoop:
             for suffix, evaluation in moments.items():
                 lines += group_rows(replace(evaluation, round=number), groups, suffix)
         self.folder.add_metrics(lines)
-        self.reporter.round_done(number, over.costs.get("loss", float("nan")))
-        return over.state
+        self.progress.loss = over.costs.get("loss", float("nan"))
+        return over.state, lines
 
     def evaluate(self, state: State, interrupts: Interrupts) -> None:
         """Evaluate all models and write the metrics; save the state if it is the best so far.
@@ -244,7 +252,8 @@ class FederatedLoop:
 
         Raises:
             KeyboardInterrupt: A signal interrupted the evaluation; nothing has been written.
-            RunError: A model has weights that are not finite, or the disk failed.
+            RunError: A model has weights that are not finite, the disk failed, or a callback
+                failed.
         """
         last = state.round == self.config.train.rounds
         with self.seconds.measure("evaluate"), interrupts.allowed():
@@ -257,9 +266,9 @@ class FederatedLoop:
         self.folder.add_metrics(rows)
         if best_round(self.folder.rows) == state.round and not last:
             self.save("best", state)
-        self.reporter.evaluated(
-            state.round, {(row.split, row.protocol, row.metric): row.value for row in rows}
-        )
+        if self.callbacks:
+            metrics = {row.full_name: row.value for row in rows}
+            self._notify(lambda: self.callbacks.on_evaluation_end(self.view, metrics))
 
     def evaluation_settings(self, state: State) -> RoundSettings:
         """Return the settings of the round that led to `state`, to evaluate its models."""
@@ -274,18 +283,100 @@ class FederatedLoop:
             state: State to save.
 
         Raises:
-            RunError: The disk failed.
+            RunError: The disk failed, or a callback cannot say what it remembers.
         """
-        extra = {"seconds": vars(self.seconds), "rows": len(self.folder.rows)}
+        progress = self.progress
+        memory = Memory(
+            callbacks=self.callbacks.state_dict(), notes=progress.notes, stop=progress.stop
+        )
+        extra = {"seconds": vars(self.seconds), "rows": len(self.folder.rows), **memory.tree()}
         with self.seconds.measure("write"):
             self.folder.save_state(name, state, self.config.hash(), extra)
+        if self.callbacks:
+            path = self.folder.checkpoint(name)
+            self._notify(lambda: self.callbacks.on_checkpoint(self.view, path), save=False)
+
+    def _notify_of_round(self, rows: list[Row]) -> None:
+        """Tell the callbacks that a round is completed, with its rows of metrics.csv."""
+        if self.callbacks:
+            metrics = {row.full_name: row.value for row in rows}
+            self._notify(lambda: self.callbacks.on_round_end(self.view, metrics))
+
+    def _notify(self, call: Callable[[], None], *, save: bool = True) -> None:
+        """Call a hook of the callbacks after a round. If a callback fails, save the state.
+
+        Args:
+            call: Function that calls the hook.
+            save: Whether to save the state after a failure.
+
+        Raises:
+            CallbackError: A callback failed. The message says after which round.
+            UserError: A callback raised this error; so with other RunErrors.
+        """
+        try:
+            call()
+        except (UserError, RunError) as error:
+            if save:
+                try:
+                    self.save("last", self.progress.state)
+                except CallbackError as failure:
+                    error.add_note(str(failure))
+            if not isinstance(error, CallbackError):
+                raise
+            saved = " The run is saved." if save else ""
+            raise CallbackError(
+                f"{error} This was after round {self.progress.state.round}.{saved}"
+                f" Resume with: {self.folder.resume_command}"
+            ) from error.__cause__
+
+    def _stop_if_asked(self, state: State) -> None:
+        """Let the run stop after this round if a callback has asked for it and rounds remain."""
+        stop, stages = self.progress.stop, self.algorithm.stages()
+        remain = state.stage_round < stages[state.stage].rounds
+        if stop is not None and stop.round is None and remain:
+            stop.round = state.round
+            if note := self.stop_note():
+                self.callbacks.on_note(note)
+
+    def _has_stopped(self, state: State) -> bool:
+        stop = self.progress.stop
+        return stop is not None and stop.round == state.round
+
+    def stop_note(self) -> str | None:
+        """Return a sentence that says when and why a callback stopped the run; None if none did."""
+        stop = self.progress.stop
+        if stop is None or stop.round is None:
+            return None
+        return f"stopped after round {stop.round} of {self.config.train.rounds}: {stop.reason}."
+
+    def _complete_evaluation(self, state: State, interrupts: Interrupts) -> None:
+        """Evaluate on the common test set after the round at which the run stops, if not done.
+
+        In other runs this is a part of the evaluation after the last round.
+        """
+        there = {row[:4] for row in self.folder.rows if row.round == state.round}
+        if not self.evaluator.has_common() or (state.round, "common", "personal") in {
+            row[:3] for row in there
+        }:
+            return
+        with self.seconds.measure("evaluate"), interrupts.allowed():
+            self.last = self.evaluator.evaluate(state, self.evaluation_settings(state), common=True)
+            rows = metric_rows(self.last, self.class_groups)
+        self.folder.add_metrics([row for row in rows if row[:4] not in there])
+
+    def _weights_of(self, state: State, client: int) -> Tree:
+        """Return the parameters and buffers of the model that a client is evaluated with."""
+        ids = torch.tensor([client])
+        return next(self.evaluator.deployed(state, self.evaluation_settings(state), ids))
 
     def _is_evaluation_due(self, done: int) -> bool:
         return done % self.config.evaluation_period == 0 or self._is_common_evaluation_due(done)
 
     def _is_common_evaluation_due(self, done: int) -> bool:
         every = self.config.evaluation.common.every
-        return done == self.config.train.rounds or (every is not None and done % every == 0)
+        stop = self.progress.stop
+        last = self.config.train.rounds if stop is None or stop.round is None else stop.round
+        return done in (last, self.config.train.rounds) or (every is not None and done % every == 0)
 
     def _was_evaluated(self, done: int) -> bool:
         return any(
@@ -347,7 +438,7 @@ class FederatedLoop:
                     " set train.clip, or leave such clients out with train.on_divergence=skip."
                     f" The run so far is saved in {self.folder.path}"
                 )
-            self.reporter.warn(text)
+            self.callbacks.on_note(text)
 
 
 def _diagnosed(diagnostics: tuple[Statistic, ...], results: Results, number: int) -> Iterator[Row]:

@@ -7,19 +7,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal
 
+from flbench.callbacks import Callback, RunView
 from flbench.config.resolve import resolve
 from flbench.config.schema import Config
 from flbench.config.sources import Layer, from_file, from_overrides
 from flbench.core.errors import UserError
 from flbench.experiment import lifecycle
-from flbench.experiment.loop import Reporter
 from flbench.reproduce.configurations import fingerprint
 from flbench.reproduce.plan import PaperPlan, PlannedRun
 from flbench.results.reading import is_finished
 
 PAUSE: Final = 20.0  # seconds between two lines of progress of a run
 State = Literal["finished", "to resume", "new"]
-OpenReporter = Callable[[str], AbstractContextManager[Reporter]]
+OpenDisplay = Callable[[str], AbstractContextManager[Callback]]
 
 
 class RunFolders:
@@ -85,42 +85,40 @@ def state_of(job: PlannedRun, folders: RunFolders) -> State:
     return "finished" if is_finished(folder) else "to resume"
 
 
-class QuietReporter(Reporter):
-    """A reporter that prints less: each note once over many runs, and evaluations rarely.
+class Quiet(Callback):
+    """A display of progress that prints less: each note once over many runs, evaluations rarely.
 
     Args:
-        inner: Reporter of the run.
-        reported: Notes that have been printed; new ones are added.
+        display: Callback that displays the progress of the run.
+        printed: Notes that have been printed; new ones are added.
     """
 
-    def __init__(self, inner: Reporter, reported: set[str]) -> None:
-        self._inner, self._reported = inner, reported
-        self._rounds, self._printed_at = 0, time.monotonic()
+    def __init__(self, display: Callback, printed: set[str]) -> None:
+        self._display, self._printed = display, printed
+        self._printed_at = time.monotonic()
 
-    def begin(self, done: int, rounds: int) -> None:
-        """Report the start of the run."""
-        self._rounds = rounds
-        self._inner.begin(done, rounds)
+    def on_run_start(self, run: RunView) -> None:
+        self._display.on_run_start(run)
 
-    def round_done(self, done: int, loss: float) -> None:
-        """Pass every finished round on to the reporter of the run; see `Reporter.round_done`."""
-        self._inner.round_done(done, loss)
+    def on_round_end(self, run: RunView, metrics: Mapping[str, float]) -> None:
+        self._display.on_round_end(run, metrics)
 
-    def evaluated(self, done: int, metrics: Mapping[tuple[str, str, str], float]) -> None:
-        """Report the evaluation of the last round, and others at least 20 seconds apart."""
-        if done == self._rounds or time.monotonic() - self._printed_at > PAUSE:
+    def on_evaluation_end(self, run: RunView, metrics: Mapping[str, float]) -> None:
+        """Display the evaluation of the last round, and others at least 20 seconds apart."""
+        last = run.round == run.rounds or run.stopped
+        if last or time.monotonic() - self._printed_at > PAUSE:
             self._printed_at = time.monotonic()
-            self._inner.evaluated(done, metrics)
+            self._display.on_evaluation_end(run, metrics)
 
-    def warn(self, text: str) -> None:
-        """Report a note unless an earlier run has reported it."""
-        if text not in self._reported:
-            self._reported.add(text)
-            self._inner.warn(text)
+    def on_note(self, text: str) -> None:
+        """Print a note unless an earlier run has printed it."""
+        if text not in self._printed:
+            self._printed.add(text)
+            self._display.on_note(text)
 
 
 def carry_out(
-    plan: PaperPlan, folders: RunFolders, open_reporter: OpenReporter, done: RunResults
+    plan: PaperPlan, folders: RunFolders, open_display: OpenDisplay, done: RunResults
 ) -> None:
     """Carry out the runs of a plan that have not finished.
 
@@ -130,22 +128,22 @@ def carry_out(
     Args:
         plan: Plan of the runs.
         folders: Existing run folders.
-        open_reporter: Function that opens a reporter for the title of a run.
+        open_display: Function that opens the display of progress for the title of a run.
         done: Results. They are added one by one, so that an interrupt keeps them.
 
     Raises:
         RunError: A run failed. Finished rounds are kept, and the next call resumes the run.
         KeyboardInterrupt: Ctrl-C was pressed; the same holds.
     """
-    reported: set[str] = set()
+    printed: set[str] = set()
     for number, job in enumerate(plan.jobs.values(), start=1):
         config = config_of(job, folders)
         folder = folders.find(config)
         if folder is None or not is_finished(folder):
             try:
                 title = f"run {number} of {len(plan.jobs)}, {job.title}"
-                with open_reporter(title) as reporter:
-                    quiet = QuietReporter(reporter, reported)
+                with open_display(title) as display:
+                    quiet = [Quiet(display, printed)]
                     if folder is None:
                         folder = lifecycle.run(config, dict(job.origins), quiet)
                     else:

@@ -42,6 +42,18 @@ class Row(NamedTuple):
     metric: str
     value: float
 
+    @property
+    def full_name(self) -> str:
+        """Name of the metric with its split and protocol, as callbacks and loggers use it.
+
+        >>> Row(10, "validation", "personal", "accuracy", 0.5).full_name
+        'validation/personal/accuracy'
+        >>> Row(10, "train", "", "loss", 0.5).full_name
+        'train/loss'
+        """
+        middle = f"{self.protocol}/" if self.protocol else ""
+        return f"{self.split}/{middle}{self.metric}"
+
 
 def header_line() -> str:
     """Return the first line of the file, with its line break."""

@@ -4,7 +4,7 @@ What several tests of one method need (a run of three rounds, the states after e
 computed once: see `Played`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from itertools import pairwise
@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from flbench.algorithms import ALGORITHMS
+from flbench.callbacks import RunView
 from flbench.client.program import LocalProgram, Phase, Transform
 from flbench.config.resolve import resolve
 from flbench.config.sources import Layer, from_overrides
@@ -95,19 +96,19 @@ def _played(name: str, folders: pytest.TempPathFactory) -> Played:
     return _kept[name]
 
 
-class _CrashError(Exception):
-    pass
+class _CrashError(BaseException):
+    """A crash. It is no `Exception`: the run is not saved, as after a kill of the process."""
 
 
 class _Crashing(Silent):
-    """A reporter that crashes the run after a round."""
+    """A callback that crashes the run after a round."""
 
     def __init__(self, when: int) -> None:
         super().__init__()
         self._when = when
 
-    def round_done(self, done: int, loss: float) -> None:
-        if done == self._when:
+    def on_round_end(self, run: RunView, metrics: Mapping[str, float]) -> None:
+        if run.round == self._when:
             raise _CrashError
 
 
@@ -515,10 +516,10 @@ def _assert_resumed_like_straight(method: Played, when: int, folder: Path) -> No
     keys = with_method(method.name, "output.checkpoint_every=2")
     config, origins = resolve([from_overrides([*SMALL, f"output.dir={folder}", *keys])])
     with pytest.raises(_CrashError):
-        lifecycle.run(config, origins, _Crashing(when))
+        lifecycle.run(config, origins, [_Crashing(when)])
     [crashed] = folder.glob("*/*")
 
-    lifecycle.resume(crashed, Layer({}), Silent())
+    lifecycle.resume(crashed, Layer({}))
 
     assert reproducible(summary_of(crashed)) == reproducible(summary)
     for table in ("metrics.csv", "clients.csv", "per_class.csv", "confusion.csv"):

@@ -9,6 +9,7 @@ from typing import Any, Final
 import numpy as np
 from torch import Tensor
 
+from flbench.callbacks import Callback, RunView
 from flbench.config.resolve import resolve
 from flbench.config.schema import Config
 from flbench.config.sources import from_overrides
@@ -36,8 +37,8 @@ NET: Final = (
 """Overrides: BatchNorm, several linear layers, absent clients, two epochs, few samples."""
 
 
-class Silent:
-    """A reporter that records notes and rounds.
+class Silent(Callback):
+    """A callback that prints nothing, and records notes and rounds.
 
     Attributes:
         notes: Notes of the run.
@@ -48,16 +49,10 @@ class Silent:
         self.notes: list[str] = []
         self.rounds: list[int] = []
 
-    def begin(self, done: int, rounds: int) -> None:
-        pass
+    def on_round_end(self, run: RunView, metrics: Mapping[str, float]) -> None:
+        self.rounds.append(run.round)
 
-    def round_done(self, done: int, loss: float) -> None:
-        self.rounds.append(done)
-
-    def evaluated(self, done: int, metrics: Mapping[tuple[str, str, str], float]) -> None:
-        pass
-
-    def warn(self, text: str) -> None:
+    def on_note(self, text: str) -> None:
         self.notes.append(text)
 
 
@@ -92,7 +87,7 @@ def run(out: Path, *overrides: str) -> tuple[Path, dict[str, Any]]:
         The run folder, and the content of its summary.json.
     """
     config, origins = resolve([from_overrides([*SMALL, f"output.dir={out}", *overrides])])
-    path = lifecycle.run(config, origins, Silent())
+    path = lifecycle.run(config, origins)
     return path, summary_of(path)
 
 

@@ -115,6 +115,11 @@ def prepare(request: TuneRequest, layers: dict[str, list[Layer]]) -> Prepared:
         raise ConfigError(
             "--metric confusable_f1 needs evaluation.confusable: `own`, or the folder of a run."
         )
+    if config.train.early_stopping.patience is not None:
+        raise ConfigError(
+            "`train.early_stopping.patience` cannot be used in a study, whose trials have equal"
+            " budgets. Leave it out; --scheduler asha stops trials that are worse than others."
+        )
     notes = []
     if request.seeds in (1, 2):
         notes.append(

@@ -13,7 +13,8 @@ from flbench.tuning.space import Space
 
 SECTIONS: Final = ("algorithm", "train", "model")
 NEVER_SEARCHED: Final = ("algorithm.name", "model.name", "train.rounds", "train.participation")
-"""Keys that no trial may change: the budget and the cohorts are the same for all trials."""
+"""Keys that no trial may change: the budget and the cohorts are the same for all trials. The keys
+of `train.early_stopping` belong to them."""
 
 
 def parse(
@@ -145,7 +146,7 @@ class _Entry:
             why = f"cannot be searched, only keys of {', '.join(SECTIONS)} can"
         elif not dot:
             why = f"is a section: write dotted keys, such as `{section}.KEY`"
-        elif self.path in NEVER_SEARCHED:
+        elif self.path in NEVER_SEARCHED or self.path.startswith("train.early_stopping."):
             why = "is the same for all trials and methods of a study and cannot be searched"
         else:
             return []

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from flbench.callbacks import CallbackList
 from flbench.config.resolve import resolve
 from flbench.config.schema import Config
 from flbench.config.sources import from_file
@@ -20,7 +21,6 @@ from flbench.core.errors import DivergedError, RunError, UserError
 from flbench.core.types import State
 from flbench.data.federation import Federation
 from flbench.experiment import assembly, checkpoint, finalize, provenance
-from flbench.experiment.loop import SilentReporter
 from flbench.experiment.run_folder import RunFolder
 from flbench.results import metrics_file
 from flbench.results.study_folder import PERSONAL
@@ -167,8 +167,8 @@ class TrialTraining:
         self._restore(built)
 
     def _restore(self, built: assembly.Experiment) -> None:
-        self._state, self._seconds = built.restore(self.folder)
-        self._loop = built.loop(self.folder, SilentReporter(), self._seconds, ("validation",))
+        self._state, self._seconds, _ = built.restore(self.folder)
+        self._loop = built.loop(self.folder, CallbackList(), self._seconds, ("validation",))
         self._seconds.total += time.perf_counter() - self._begun
         self._note()
 
@@ -179,7 +179,7 @@ class TrialTraining:
         until = min(rounds, (state.round // every + 1) * every)
         if until == rounds and self.job.kind == "final":
             # Test parts are evaluated only once, after the last round, also for the best round.
-            self._loop.evaluator = built.evaluator(SilentReporter().warn)
+            self._loop.evaluator = built.evaluator(self._loop.callbacks.on_note)
         self._state = self._loop.run(state, until)
         counts = totals(self.folder.rows)
         if counts["client_trainings"] and counts["diverged"] == counts["client_trainings"]:

@@ -12,7 +12,6 @@ from flbench.testing import after, played
 from tests.algorithms.test_dfedhp import SmallChunks
 from tests.algorithms.test_identities import POLICIES
 from tests.support import (
-    Silent,
     build,
     interrupted_run,
     reproducible,
@@ -325,7 +324,7 @@ def test_resumed_run_has_the_notes_of_the_straight_one(tmp_path):
     _, straight = run(tmp_path / "straight", *keys)
     folder = interrupted_run(tmp_path / "interrupted", *keys)
 
-    lifecycle.resume(folder, Layer({}), Silent())
+    lifecycle.resume(folder, Layer({}))
 
     assert reproducible(summary_of(folder)) == reproducible(straight)
     told = [note for note in straight["notes"] if "has no effect" in note]

@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Literal
 
 import numpy as np
@@ -109,20 +110,23 @@ def test_time_left_leaves_out_the_first_round_and_what_was_done_before_a_resume(
     monkeypatch.setattr(progress.time, "monotonic", lambda: clock[0])
     lines = progress._Lines(console, None)
 
+    def at(done: int) -> SimpleNamespace:
+        return SimpleNamespace(round=done, rounds=100, loss=0.5)
+
     def evaluated(done: int) -> str:
-        lines.evaluated(done, {})
+        lines.on_evaluation_end(at(done), {})
         return console.file.getvalue().splitlines()[-1]
 
-    lines.begin(50, 100)
+    lines.on_run_start(at(50))
     clock[0] += 0.5
     assert "left" not in evaluated(50)  # an evaluation that the interrupted run still owed
     clock[0] += 10
-    lines.round_done(51, 0.5)  # the first round compiles and allocates
+    lines.on_round_end(at(51), {})  # the first round compiles and allocates
     clock[0] += 8
-    lines.round_done(55, 0.5)
+    lines.on_round_end(at(55), {})
     assert evaluated(55).endswith("  1 min 30 s left")
     clock[0] += 90
-    lines.round_done(100, 0.5)
+    lines.on_round_end(at(100), {})
     assert evaluated(100).endswith("  0.0 s left")
 
 
@@ -298,7 +302,7 @@ def test_ctrl_c_of_a_real_process_exits_with_130(tmp_path):
 def test_title_of_the_progress_is_cut_in_the_middle(capsys):
     from flbench.api import progress
 
-    with progress.reporter(f"resuming {'x/' * 3000}end"):
+    with progress.display(f"resuming {'x/' * 3000}end"):
         pass
 
     [line] = capsys.readouterr().err.splitlines()

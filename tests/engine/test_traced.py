@@ -21,7 +21,7 @@ from flbench.engine.traced import Traces, shapes, written_down
 from flbench.experiment import lifecycle, rounds
 from flbench.testing import after
 from tests.algorithms.test_contract import KINDS
-from tests.support import Silent, build, config_of, interrupted_run, run, summary_of
+from tests.support import build, config_of, interrupted_run, run, summary_of
 
 
 def step(x: torch.Tensor, total: torch.Tensor) -> list[torch.Tensor]:
@@ -558,7 +558,7 @@ def test_a_run_may_switch_traces_on_and_off_when_it_is_resumed(tmp_path):
     _, whole = run(tmp_path / "whole", "algorithm=fedavg")
     folder = interrupted_run(tmp_path / "parts", "algorithm=fedavg")
 
-    lifecycle.resume(folder, from_overrides(["engine.trace=false"]), Silent())
+    lifecycle.resume(folder, from_overrides(["engine.trace=false"]))
 
     assert summary_of(folder)["weights_digest"] == whole["weights_digest"]
     assert config_of("engine.trace=false").hash() == config_of().hash()

@@ -82,12 +82,12 @@ def test_run_with_mapped_rows_is_the_run_in_memory_also_after_a_resume(tmp_path,
     _, plain = run(tmp_path / "memory", f"algorithm={method}")
     straight_path, straight = run(tmp_path / "mapped", *keys)
     folder = interrupted_run(tmp_path / "interrupted", *keys)
-    reporter = Silent()
+    silent = Silent()
 
-    lifecycle.resume(folder, Layer({}), reporter)
+    lifecycle.resume(folder, Layer({}), [silent])
 
     assert reproducible(straight) == reproducible(plain)
     assert reproducible(summary_of(folder)) == reproducible(plain)
     assert (folder / "metrics.csv").read_bytes() == (straight_path / "metrics.csv").read_bytes()
-    assert any("stored in a mapped file" in note for note in reporter.notes)
+    assert any("stored in a mapped file" in note for note in silent.notes)
     assert not list(tmp_path.glob("**/.state-*"))

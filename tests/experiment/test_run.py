@@ -315,7 +315,7 @@ def test_config_of_a_run_repeats_it(tmp_path):
     from flbench.config.sources import from_file
 
     config, origins = resolve([from_file(path / "config.yaml")])
-    again = lifecycle.run(config, origins, Silent())
+    again = lifecycle.run(config, origins)
 
     assert summary_of(again)["weights_digest"] == summary["weights_digest"]
 
@@ -345,11 +345,11 @@ def test_partition_key_without_effect_is_noted(tmp_path):
     config, origins = resolve(
         [from_overrides([*SMALL, f"output.dir={tmp_path}", "partition.scheme=iid"])]
     )
-    reporter = Silent()
+    silent = Silent()
 
-    lifecycle.run(config, origins, reporter)
+    lifecycle.run(config, origins, [silent])
 
-    assert any("partition.alpha has no effect" in note for note in reporter.notes)
+    assert any("partition.alpha has no effect" in note for note in silent.notes)
 
 
 # Divergence
@@ -363,12 +363,12 @@ def test_diverged_client_is_left_out_with_a_note_and_counted(tmp_path):
             )
         ]
     )
-    reporter = Silent()
+    silent = Silent()
 
-    path = lifecycle.run(config, origins, reporter)
+    path = lifecycle.run(config, origins, [silent])
 
     assert summary_of(path)["diverged"] == 15
-    assert sum("round 1, client" in note for note in reporter.notes) == 5
+    assert sum("round 1, client" in note for note in silent.notes) == 5
     start = build("algorithm=fedavg").start()
     saved, _ = checkpoint.load(
         path / "checkpoints" / "last.safetensors", summary_of(path)["config_hash"]
@@ -399,7 +399,7 @@ def test_interrupt_ends_after_saving_and_resume_ends_like_the_straight_run(tmp_p
     folder = interrupted_run(tmp_path / "b", "algorithm=hfcd", "train.rounds=5")
     saved, _ = checkpoint.load(folder / "checkpoints" / "last.safetensors", summary["config_hash"])
     assert saved.round == 2
-    lifecycle.resume(folder, Layer({}), Silent())
+    lifecycle.resume(folder, Layer({}))
 
     assert summary_of(folder)["weights_digest"] == summary["weights_digest"]
     assert (folder / "metrics.csv").read_bytes() == (straight / "metrics.csv").read_bytes()
@@ -433,12 +433,12 @@ def test_interrupt_in_the_middle_of_training_discards_only_that_round(tmp_path, 
         ]
     )
     with pytest.raises(KeyboardInterrupt):
-        lifecycle.run(config, origins, Silent())
+        lifecycle.run(config, origins)
     [folder] = (tmp_path / "b").glob("*/*")
     saved, _ = checkpoint.load(folder / "checkpoints" / "last.safetensors", summary["config_hash"])
     assert saved.round == 2
 
-    lifecycle.resume(folder, Layer({}), Silent())
+    lifecycle.resume(folder, Layer({}))
 
     assert summary_of(folder)["weights_digest"] == summary["weights_digest"]
 
@@ -476,7 +476,7 @@ def test_kill_and_resume_end_like_the_straight_run(tmp_path, name):
     [folder] = (tmp_path / "b").glob("*/*")
     assert not (folder / "summary.json").exists(), "the run was over before it could be killed"
 
-    lifecycle.resume(folder, Layer({}), Silent())
+    lifecycle.resume(folder, Layer({}))
 
     assert reproducible(summary_of(folder)) == reproducible(summary)
     assert (folder / "metrics.csv").read_bytes() == (straight / "metrics.csv").read_bytes()
@@ -509,11 +509,11 @@ def test_resume_keeps_the_period_in_the_folder(tmp_path):
 def test_resume_of_a_finished_run_changes_nothing(tmp_path):
     path, _ = run(tmp_path, "algorithm=local")
     before = {file: file.read_bytes() for file in path.rglob("*") if file.is_file()}
-    reporter = Silent()
+    silent = Silent()
 
-    lifecycle.resume(path, Layer({}), reporter)
+    lifecycle.resume(path, Layer({}), [silent])
 
-    assert "is finished" in reporter.notes[0]
+    assert "is finished" in silent.notes[0]
     assert {file: file.read_bytes() for file in path.rglob("*") if file.is_file()} == before
 
 
@@ -525,20 +525,20 @@ def test_resume_of_a_finished_run_refuses_changes_too(tmp_path):
     path, _ = run(tmp_path, "algorithm=local")
 
     with pytest.raises(ConfigError, match=r"`train.rounds` was 3"):
-        lifecycle.resume(path, from_overrides(["train.rounds=20"]), Silent())
+        lifecycle.resume(path, from_overrides(["train.rounds=20"]))
     with pytest.raises(ConfigError, match=r"`output.dir` was"):
-        lifecycle.resume(path, from_overrides(["output.dir=elsewhere"]), Silent())
+        lifecycle.resume(path, from_overrides(["output.dir=elsewhere"]))
 
 
 def test_resume_without_a_checkpoint_starts_from_the_beginning_with_a_note(tmp_path):
     _, summary = run(tmp_path / "a", "algorithm=fedavg")
     folder = unfinished(tmp_path)
     shutil.rmtree(folder / "checkpoints")
-    reporter = Silent()
+    silent = Silent()
 
-    lifecycle.resume(folder, Layer({}), reporter)
+    lifecycle.resume(folder, Layer({}), [silent])
 
-    assert any("starts from the beginning" in note for note in reporter.notes)
+    assert any("starts from the beginning" in note for note in silent.notes)
     assert summary_of(folder)["weights_digest"] == summary["weights_digest"]
 
 
@@ -546,8 +546,8 @@ def test_resume_refuses_to_change_what_decides_results(tmp_path):
     folder = unfinished(tmp_path)
 
     with pytest.raises(ConfigError, match=r"`train.rounds` was 3 .* cannot become 9"):
-        lifecycle.resume(folder, from_overrides(["train.rounds=9"]), Silent())
-    lifecycle.resume(folder, from_overrides(["output.checkpoint_every=1"]), Silent())
+        lifecycle.resume(folder, from_overrides(["train.rounds=9"]))
+    lifecycle.resume(folder, from_overrides(["output.checkpoint_every=1"]))
 
 
 def test_resume_refuses_a_checkpoint_of_another_configuration(tmp_path):
@@ -556,7 +556,7 @@ def test_resume_refuses_a_checkpoint_of_another_configuration(tmp_path):
     (folder / "config.yaml").write_text(text.replace("rounds: 3", "rounds: 4"))
 
     with pytest.raises(DataError, match="belongs to another configuration"):
-        lifecycle.resume(folder, Layer({}), Silent())
+        lifecycle.resume(folder, Layer({}))
 
 
 @pytest.mark.parametrize("damage", ["truncated", "text", "empty"])
@@ -567,7 +567,7 @@ def test_resume_refuses_a_damaged_checkpoint(tmp_path, damage):
     file.write_bytes(content)
 
     with pytest.raises(DataError, match="cannot be read"):
-        lifecycle.resume(folder, Layer({}), Silent())
+        lifecycle.resume(folder, Layer({}))
 
 
 def test_show_prints_the_metrics_of_an_unfinished_run(tmp_path):
@@ -605,7 +605,7 @@ def test_two_processes_cannot_write_to_one_folder(tmp_path):
     folder = RunFolder.reopen(unfinished(tmp_path))
     try:
         with pytest.raises(UserError, match="another process"):
-            lifecycle.resume(folder.path, Layer({}), Silent())
+            lifecycle.resume(folder.path, Layer({}))
     finally:
         folder.close()
 
@@ -650,7 +650,7 @@ def test_full_disk_is_one_message_and_damages_no_file(tmp_path, monkeypatch, whe
     [folder] = (tmp_path / "b").glob("*/*")
     assert not list(folder.rglob("*.part"))
 
-    lifecycle.resume(folder, Layer({}), Silent())
+    lifecycle.resume(folder, Layer({}))
 
     assert summary_of(folder)["weights_digest"] == summary["weights_digest"]
 
@@ -717,7 +717,7 @@ def test_resume_refuses_other_data_than_the_run_began_with(tmp_path):
     write_npz(data, n=124)
 
     with pytest.raises(DataError, match="data differ from those that"):
-        lifecycle.resume(folder, Layer({}), Silent())
+        lifecycle.resume(folder, Layer({}))
 
 
 def test_report_is_one_page_without_external_resources(tmp_path):
@@ -756,15 +756,15 @@ class SpoilOne:
 
 def test_finetuning_whose_last_step_diverges_is_given_up_too(tmp_path):
     """A single step with a finite loss, after which the weights are not finite."""
-    reporter = Silent()
+    silent = Silent()
     keys = ("algorithm=fedavg", "model=mlp", "algorithm.finetune_epochs=1", "train.rounds=1")
     step = ("train.batch_size=4096", "train.optimizer.lr=1e38", "train.optimizer.weight_decay=1e10")
     items = [*SMALL, *keys, *step, f"output.dir={tmp_path}"]
     config, origins = resolve([from_overrides(items)])
 
-    path = lifecycle.run(config, origins, reporter)
+    path = lifecycle.run(config, origins, [silent])
 
-    assert any("fine-tuning diverged" in note for note in reporter.notes)
+    assert any("fine-tuning diverged" in note for note in silent.notes)
     last = summary_of(path)["last"]["test"]
     assert last["ft"]["accuracy"] == last["accuracy"]
 
@@ -847,7 +847,7 @@ def test_resume_finds_data_that_moved(tmp_path):
     _, summary = run(tmp_path / "a", "algorithm=fedavg")
     folder = unfinished(tmp_path)
 
-    lifecycle.resume(folder, from_overrides(["data.root=/elsewhere"]), Silent())
+    lifecycle.resume(folder, from_overrides(["data.root=/elsewhere"]))
 
     assert summary_of(folder)["weights_digest"] == summary["weights_digest"]
 

@@ -249,17 +249,17 @@ def test_interrupted_call_saves_and_the_next_one_resumes(reproduce, tmp_path, mo
     calls = []
 
     class Interrupting(Silent):
-        def round_done(self, done: int, loss: float) -> None:
-            if done == 1 and len(calls) == 2:
+        def on_round_end(self, run, metrics):
+            if run.round == 1 and len(calls) == 2:
                 os.kill(os.getpid(), signal.SIGINT)
 
     @contextmanager
-    def reporter(title):
+    def display(title):
         calls.append(title)
         yield Interrupting()
 
     with monkeypatch.context() as patch:
-        patch.setattr(progress, "reporter", reporter)
+        patch.setattr(progress, "display", display)
         code, out, _ = reproduce(*TABLE)
     assert code == 130
     assert calls[1].startswith("run 2 of 4, table 2: FedAvg on CIFAR-100 (digits)")

@@ -269,13 +269,12 @@ def test_run_is_found_again_from_within_its_folder(store, copied, monkeypatch):
 def test_interrupted_run_is_killed_and_its_resumption_continues_the_same_entry(store, tmp_path):
     from flbench.config.sources import Layer
     from flbench.experiment import lifecycle
-    from tests.support import Silent
 
     path = interrupted_run(tmp_path, "algorithm=fedavg")
     follow.sync(path, store.uri)
     killed = only(store, path)
 
-    lifecycle.resume(path, Layer({}), Silent())
+    lifecycle.resume(path, Layer({}))
     follow.sync(path, store.uri)
 
     resumed = only(store, path)

@@ -49,6 +49,7 @@ def begin(tmp_path):
         (("--algo", "fedavg", "--metric", "confusable_f1"), "evaluation.confusable"),
         (("--algo", "fedavg", "--metric", "auroc"), "two classes, and `digits` has 10"),
         (("--algo", "fedavg", "--deployment", "noft"), "It has: personal."),
+        (("--algo", "fedavg", "train.early_stopping.patience=3"), "trials have equal budgets"),
         (
             ("--algo", "ft,fedavg", "--deployment", "noft"),
             "algorithm.name=fedavg has no deployment",

@@ -53,6 +53,7 @@ WRONG = {
     "section": ("train: {optimizer: {lr: {fixed: 1}}}", "write dotted keys"),
     "rounds": ("train.rounds: {int: [5, 20]}", "the same for all trials"),
     "cohorts": ("train.participation: {uniform: [0.1, 1]}", "the same for all trials"),
+    "stops": ("train.early_stopping.patience: {randint: [1, 5]}", "the same for all trials"),
     "method": ("algorithm.name: {choice: [fedavg, hfcd]}", "the same for all trials"),
 }
 

@@ -22,7 +22,7 @@ from flbench.config.sources import from_file, from_overrides
 from flbench.core.tree import digest
 from flbench.experiment import lifecycle
 from flbench.results import metrics_file
-from tests.support import SMALL, Silent
+from tests.support import SMALL
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -61,7 +61,7 @@ def weights_in(folder: Path) -> str:
 def weights_of_a_run(study: Path, name: str, out: Path) -> str:
     """Train the configuration of a trial as `flbench run` does."""
     layers = [from_file(study / name / "config.yaml"), from_overrides([f"output.dir={out}"])]
-    return weights_in(lifecycle.run(*resolve(layers), Silent()))
+    return weights_in(lifecycle.run(*resolve(layers)))
 
 
 def found(study: Path) -> dict[str, tuple[Any, ...]]:

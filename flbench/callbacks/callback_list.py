@@ -1,0 +1,171 @@
+"""Calls the hooks of several callbacks, and says which one failed."""
+
+import inspect
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from flbench.callbacks.base import Callback
+from flbench.callbacks.run_view import RunView
+from flbench.config.schema import Config
+from flbench.core.errors import CallbackError, ConfigError, RunError, UserError
+
+
+class CallbackList:
+    """The callbacks of a run. Hooks are called in the order of the callbacks.
+
+    Args:
+        callbacks: The callbacks.
+
+    Raises:
+        ConfigError: One of them is not an object of a subclass of `Callback`.
+    """
+
+    def __init__(self, callbacks: Sequence[Callback] = ()) -> None:
+        self._callbacks: dict[str, Callback] = {}
+        self._deferred: UserError | RunError | None = None
+        for callback in callbacks:
+            _check(callback)
+            name = type(callback).__name__
+            number = 1 + sum(type(other).__name__ == name for other in self._callbacks.values())
+            self._callbacks[name if number == 1 else f"{name}#{number}"] = callback
+
+    def __bool__(self) -> bool:
+        return bool(self._callbacks)
+
+    def check(self, config: Config, parts: Sequence[str]) -> None:
+        """Ask all callbacks whether they can work in a run.
+
+        Args:
+            config: The complete configuration of the run.
+            parts: Those of `validation`, `test` and `common` that have samples.
+
+        Raises:
+            ConfigError: A callback cannot. The message has one line for each reason.
+        """
+        unmet = [
+            sentence
+            for name, callback in self._callbacks.items()
+            for sentence in _call(name, callback, "requires", config, parts)
+        ]
+        if unmet:
+            raise ConfigError("\n".join(unmet))
+
+    def on_run_start(self, run: RunView) -> None:
+        """Call this hook of all callbacks; see `Callback`."""
+        self._call_all("on_run_start", run)
+        self.state_dict()  # a callback whose memory cannot be saved fails before the first round
+
+    def on_round_end(self, run: RunView, metrics: Mapping[str, float]) -> None:
+        """Call this hook of all callbacks; see `Callback`."""
+        self._call_all("on_round_end", run, metrics)
+
+    def on_evaluation_end(self, run: RunView, metrics: Mapping[str, float]) -> None:
+        """Call this hook of all callbacks; see `Callback`."""
+        self._call_all("on_evaluation_end", run, metrics)
+
+    def on_checkpoint(self, run: RunView, path: Path) -> None:
+        """Call this hook of all callbacks; see `Callback`."""
+        self._call_all("on_checkpoint", run, path)
+
+    def on_run_end(self, run: RunView) -> None:
+        """Call this hook of all callbacks; see `Callback`."""
+        self._call_all("on_run_end", run)
+
+    def on_exception(self, run: RunView, error: BaseException) -> None:
+        """Call this hook of all callbacks; see `Callback`.
+
+        What it raises becomes a note of `error`, which goes on.
+        """
+        self._deferred = None
+        try:
+            self._call_all("on_exception", run, error)
+        except (UserError, RunError) as failure:
+            error.add_note(str(failure))
+
+    def on_note(self, text: str) -> None:
+        """Call this hook of all callbacks; what it raises is raised by the next hook."""
+        try:
+            self._call_all("on_note", text)
+        except (UserError, RunError) as failure:
+            self._deferred = failure
+
+    def state_dict(self) -> dict[str, dict[str, Any]]:
+        """Return what the callbacks remember, by name; those that remember nothing are left out.
+
+        Raises:
+            CallbackError: `state_dict` of a callback failed, or has values that are not JSON.
+        """
+        memory = {}
+        for name, callback in self._callbacks.items():
+            state = _call(name, callback, "state_dict")
+            try:
+                text = json.dumps(state)
+            except (TypeError, ValueError) as error:
+                raise CallbackError(
+                    f"what `state_dict` of the callback {name} returns cannot be saved ({error})."
+                    " Return a dict of numbers, texts, lists and dicts."
+                ) from error
+            if state:
+                memory[name] = json.loads(text)
+        return memory
+
+    def load_state_dict(self, memory: Mapping[str, dict[str, Any]]) -> None:
+        """Give the callbacks what they remembered at a checkpoint.
+
+        A note names the callbacks of the checkpoint that this run does not have.
+
+        Args:
+            memory: Result of `state_dict`.
+        """
+        for name, state in memory.items():
+            if name in self._callbacks:
+                _call(name, self._callbacks[name], "load_state_dict", state)
+        if absent := [name for name in memory if name not in self._callbacks]:
+            self.on_note(
+                f"the run began with the callbacks {', '.join(absent)}, which this resume does not"
+                " have: what they remember is lost."
+            )
+
+    def _call_all(self, hook: str, *arguments: object) -> None:
+        """Call a hook of all callbacks, then raise the first error."""
+        first, self._deferred = self._deferred, None
+        for name, callback in self._callbacks.items():
+            try:
+                _call(name, callback, hook, *arguments)
+            except (UserError, RunError) as error:
+                first = first or error
+        if first is not None:
+            raise first
+
+
+def _call(name: str, callback: Callback, hook: str, *arguments: object) -> Any:
+    """Call a method of a callback.
+
+    Raises:
+        CallbackError: The method raised an exception, which is chained.
+        UserError: The method raised this error.
+        RunError: The method raised this error.
+    """
+    try:
+        return getattr(callback, hook)(*arguments)
+    except (UserError, RunError):
+        raise
+    except Exception as error:
+        what = f"{type(error).__name__}: {error}".removesuffix(": ")
+        raise CallbackError(f"the callback {name} failed in `{hook}` ({what}).") from error
+
+
+def _check(callback: object) -> None:
+    """Raise a ConfigError if an object is no callback."""
+    if isinstance(callback, Callback):
+        return
+    if inspect.isclass(callback) and issubclass(callback, Callback):
+        name = callback.__name__
+        raise ConfigError(f"`callbacks` has the class {name}. Give it an object: {name}(...).")
+    kind = type(callback)
+    raise ConfigError(
+        f"`callbacks` has an object of {kind.__module__}.{kind.__qualname__}, which is no subclass"
+        " of flbench.callbacks.Callback. Derive the class from it. Loggers are given as `logger`."
+    )

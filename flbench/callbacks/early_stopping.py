@@ -1,0 +1,143 @@
+"""Stops a run when a metric does not improve any more."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Literal
+
+from flbench.callbacks.base import Callback
+from flbench.callbacks.run_view import RunView
+from flbench.config.schema import Config, EarlyStoppingConfig
+from flbench.core.errors import ConfigError, did_you_mean
+
+SPLITS: Final = ("train", "server", "validation", "test", "common")
+DEFAULT_METRIC: Final = EarlyStoppingConfig().metric
+
+
+class EarlyStopping(Callback):
+    """Stops a run after some evaluations without an improvement of a metric.
+
+    The run ends in an orderly way: see `RunView.stop`. Each value of the metric is compared with
+    the best one so far. Values come from evaluations (`evaluation.every`), and those of splits
+    `train` and `server` from rounds. NaN is never an improvement.
+
+    Args:
+        metric: Name of the metric as `split/protocol/metric` of metrics.csv, such as
+            `validation/personal/accuracy`, or `train/loss` where there is no protocol.
+        patience: Number of values without an improvement after which the run stops, at least 1.
+        min_delta: An improvement is a change by more than this, at least 0.
+        mode: Whether a larger value (`max`) or a smaller one (`min`) is better.
+
+    Raises:
+        ConfigError: An argument is out of its range.
+
+    >>> stop = EarlyStopping(patience=5)
+    >>> EarlyStopping("train/loss", patience=3, mode="min").metric
+    'train/loss'
+    """
+
+    def __init__(
+        self,
+        metric: str = DEFAULT_METRIC,
+        *,
+        patience: int = 5,
+        min_delta: float = 0.0,
+        mode: Literal["max", "min"] = "max",
+    ) -> None:
+        if patience < 1:
+            raise ConfigError(f"EarlyStopping: `patience` must be at least 1, got {patience}.")
+        if not min_delta >= 0:
+            raise ConfigError(f"EarlyStopping: `min_delta` must be at least 0, got {min_delta}.")
+        if mode not in ("max", "min"):
+            raise ConfigError(f"EarlyStopping: `mode` must be max or min, got {mode!r}.")
+        self.metric, self.patience, self.min_delta, self.mode = metric, patience, min_delta, mode
+        self._place = "EarlyStopping"
+        self._best: float | None = None
+        self._best_round = 0
+        self._waited = 0  # values since the best one
+
+    @classmethod
+    def of(cls, config: EarlyStoppingConfig) -> "EarlyStopping | None":
+        """Return the callback that `train.early_stopping` describes; None if it is off."""
+        if config.patience is None:
+            return None
+        callback = cls(
+            config.metric, patience=config.patience, min_delta=config.min_delta, mode=config.mode
+        )
+        callback._place = "`train.early_stopping`"
+        return callback
+
+    def requires(self, config: Config, parts: Sequence[str]) -> Sequence[str]:
+        split = self.metric.partition("/")[0]
+        if "/" not in self.metric or split not in SPLITS:
+            return (
+                f"{self._place}: the metric `{self.metric}` does not begin with a split."
+                f"{did_you_mean(split, SPLITS)} Write split/protocol/metric, such as"
+                f" {DEFAULT_METRIC}; the splits are {', '.join(SPLITS)}.",
+            )
+        if split in ("validation", "test", "common") and split not in parts:
+            what = "common test set" if split == "common" else f"{split} part"
+            return (
+                f"{self._place}: the metric `{self.metric}` is never computed, because there is no"
+                f" {what} (partition.split={list(config.partition.split)},"
+                f" partition.pool={config.partition.pool}). Choose another metric, such as"
+                " train/loss with mode=min, or change the partition.",
+            )
+        return ()
+
+    def on_run_start(self, run: RunView) -> None:
+        split = self.metric.partition("/")[0]
+        if split in ("test", "common"):
+            run.note(
+                f"{self._place} watches {self.metric}: a run that stops by test samples reports"
+                " test metrics that are too good. Watch a metric of the validation part."
+            )
+
+    def on_round_end(self, run: RunView, metrics: Mapping[str, float]) -> None:
+        self._watch(run, metrics, "rounds")
+
+    def on_evaluation_end(self, run: RunView, metrics: Mapping[str, float]) -> None:
+        self._watch(run, metrics, "evaluations")
+        if self.metric not in run.metrics:
+            known = list(run.metrics)
+            split = self.metric.partition("/")[0]
+            there = [name for name in known if name.startswith(f"{split}/")]
+            hint = did_you_mean(self.metric, known)
+            if split == "common" and not there:
+                hint = " Set evaluation.common.every to evaluate on the common test set."
+            elif not hint:
+                hint = f" Metrics there: {', '.join(there or known)}."
+            raise ConfigError(
+                f"{self._place}: the metric `{self.metric}` was not computed in the first"
+                f" {run.round} rounds, so it would never stop the run.{hint}"
+            )
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"best": self._best, "best_round": self._best_round, "waited": self._waited}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._best, self._best_round = state["best"], state["best_round"]
+        self._waited = state["waited"]
+
+    def _watch(self, run: RunView, metrics: Mapping[str, float], unit: str) -> None:
+        """Compare a new value of the metric, if there is one, with the best so far."""
+        value = metrics.get(self.metric)
+        if value is None:
+            return
+        if self._is_better(value):
+            self._best, self._best_round, self._waited = value, run.round, 0
+            return
+        self._waited += 1
+        if self._waited >= self.patience:
+            change = f" by more than {self.min_delta:g}" if self.min_delta else ""
+            best = (
+                "it has never been a number"
+                if self._best is None
+                else f"best: {self._best:.4f} after round {self._best_round}"
+            )
+            run.stop(f"{self.metric} has not improved{change} in {self._waited} {unit} ({best})")
+
+    def _is_better(self, value: float) -> bool:
+        if self._best is None:
+            return value == value  # not NaN
+        if self.mode == "max":
+            return value > self._best + self.min_delta
+        return value < self._best - self.min_delta

@@ -1,0 +1,37 @@
+"""Runs with callbacks, and a crash that loses everything that is not on the disk."""
+
+from flbench.callbacks import Callback
+from flbench.config.resolve import resolve
+from flbench.config.sources import from_overrides
+from flbench.experiment import lifecycle
+from tests.support import SMALL, summary_of
+
+QUICK = ("algorithm=fedavg", "model=logistic", "output.checkpoint_every=2")
+
+
+class CrashError(BaseException):
+    """A crash. It is no `Exception`: the run is not saved, as after a kill of the process."""
+
+
+class CrashAfter(Callback):
+    def __init__(self, when):
+        self.when = when
+
+    def on_round_end(self, run, metrics):
+        if run.round == self.when:
+            raise CrashError
+
+
+def config(out, *overrides):
+    return resolve([from_overrides([*SMALL, *QUICK, f"output.dir={out}", *overrides])])
+
+
+def run_with(out, callbacks, *overrides, loggers=()):
+    """Run with callbacks; return the run folder and its summary."""
+    path = lifecycle.run(*config(out, *overrides), callbacks, loggers)
+    return path, summary_of(path)
+
+
+def only_run(out):
+    [folder] = out.glob("*/*")
+    return folder

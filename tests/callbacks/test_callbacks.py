@@ -1,0 +1,372 @@
+"""Hooks, the read-only view, stopping, memory under resume, and callbacks that fail."""
+
+from dataclasses import FrozenInstanceError
+
+import pytest
+import torch
+from lightning.pytorch.callbacks import EarlyStopping as LightningEarlyStopping
+from pydantic import ValidationError
+
+from flbench.callbacks import Callback, EarlyStopping
+from flbench.config.sources import Layer
+from flbench.core.errors import CallbackError, ConfigError, UserError
+from flbench.core.tree import digest
+from flbench.experiment import lifecycle
+from flbench.results import metrics_file
+from tests.callbacks.support import CrashAfter, CrashError, only_run, run_with
+from tests.support import Silent, reproducible, run, summary_of
+
+pytestmark = pytest.mark.slow
+
+
+class Recording(Callback):
+    """Records the hooks with their arguments."""
+
+    def __init__(self):
+        self.calls = []
+        self.metrics = {}
+
+    def on_run_start(self, run):
+        self.calls.append(("start", run.round, run.rounds))
+
+    def on_round_end(self, run, metrics):
+        self.calls.append(("round", run.round))
+        self.metrics |= {(run.round, name): value for name, value in metrics.items()}
+        assert run.loss == metrics["train/loss"]
+
+    def on_evaluation_end(self, run, metrics):
+        self.calls.append(("evaluation", run.round))
+        self.metrics |= {(run.round, name): value for name, value in metrics.items()}
+        assert metrics.items() <= run.metrics.items()
+
+    def on_checkpoint(self, run, path):
+        assert path.is_file()
+        self.calls.append((path.stem, run.round))
+
+    def on_run_end(self, run):
+        self.calls.append(("end", run.round, run.summary["weights_digest"]))
+
+    def on_exception(self, run, error):
+        self.calls.append(("exception", run.round, type(error)))
+
+
+class Vandal(Callback):
+    """Writes to everything that it can get, in each hook."""
+
+    def on_round_end(self, run, metrics):
+        for tree in (run.server, run.client(1), run.weights(1)):
+            assert tree
+            for name in tree:
+                tree[name].fill_(torch.nan)
+        run.participation_count.zero_()
+        run.history("train/loss").clear()
+        torch.manual_seed(run.round)
+        torch.rand(7)
+
+    def on_evaluation_end(self, run, metrics):
+        metrics.clear()
+        run.rows[:].clear()
+        for name, value in (("round", 9), ("config", None), ("rows", []), ("summary", {})):
+            with pytest.raises(AttributeError):
+                setattr(run, name, value)
+        with pytest.raises(TypeError):
+            run.metrics["train/loss"] = 0.0
+        with pytest.raises(TypeError):
+            run.server["head.bias"] = torch.zeros(1)
+        with pytest.raises(TypeError):
+            run.rows[0] = None
+        with pytest.raises(ValidationError):
+            run.config.train.rounds = 1
+        with pytest.raises((AttributeError, FrozenInstanceError)):
+            run.rows[0].value = 0.0
+        with pytest.raises(IndexError, match="no client 5: ids are 0 to 4"):
+            run.weights(5)
+
+
+class StopAfter(Callback):
+    def __init__(self, when, hook="on_round_end"):
+        self.when = when
+        setattr(self, hook, self.stop_if_due)
+
+    def stop_if_due(self, run, metrics):
+        if run.round == self.when:
+            run.stop("enough")
+
+
+class Counting(Callback):
+    """Remembers the losses that it has seen."""
+
+    def __init__(self):
+        self.losses = []
+
+    def on_round_end(self, run, metrics):
+        self.losses.append(metrics["train/loss"])
+
+    def state_dict(self):
+        return {"losses": self.losses}
+
+    def load_state_dict(self, state):
+        self.losses = state["losses"]
+
+
+class Failing(Callback):
+    def __init__(self, hook, when=3):
+        def fail(run, *_):
+            if run.round == when:
+                raise ZeroDivisionError("my mistake")
+
+        setattr(self, hook, fail)
+
+
+def test_hooks_come_in_order_and_their_metrics_are_those_of_the_file(tmp_path):
+    seen = Recording()
+    path, summary = run_with(tmp_path, [seen], "train.rounds=3", "evaluation.every=2")
+
+    calls = [call for call in seen.calls if call[0] != "best"]
+    assert calls == [
+        ("start", 0, 3),
+        ("round", 1),
+        ("round", 2),
+        ("evaluation", 2),
+        ("last", 2),
+        ("round", 3),
+        ("evaluation", 3),
+        ("last", 3),
+        ("end", 3, summary["weights_digest"]),
+    ]
+    assert ("best", 2) in seen.calls
+    rows = metrics_file.read(path / "metrics.csv")
+    found = {(row.round, row.full_name): row.value for row in rows}
+    # After the last round, the models of the best one are evaluated on the common test set.
+    late = {key for key in found if key[0] == 2 and key[1].startswith("common/")}
+    assert seen.metrics == {key: value for key, value in found.items() if key not in late}
+
+
+def test_nothing_that_a_callback_writes_changes_the_run(tmp_path):
+    keys = ("algorithm=fedper", "model=mlp", "evaluation.every=1")
+    path, summary = run_with(tmp_path / "a", [], *keys)
+    other, touched = run_with(tmp_path / "b", [Vandal()], *keys)
+
+    assert reproducible(touched) == reproducible(summary)
+    assert (other / "metrics.csv").read_bytes() == (path / "metrics.csv").read_bytes()
+
+
+@pytest.mark.parametrize("name", ["fedper", "hfcd"])
+def test_weights_are_those_of_the_digest(tmp_path, name):
+    found = []
+
+    class Weights(Callback):
+        def on_run_end(self, run):
+            found.append(digest(run.weights(client) for client in range(run.clients)))
+
+    _, summary = run_with(tmp_path, [Weights()], f"algorithm={name}", "model=mlp")
+
+    assert found == [summary["weights_digest"]]
+
+
+@pytest.mark.parametrize(
+    ("hook", "when"), [("on_round_end", 3), ("on_evaluation_end", 2), ("on_evaluation_end", 4)]
+)
+def test_stopped_run_ends_like_a_run_of_so_many_rounds(tmp_path, hook, when):
+    """With a constant learning rate the round does not depend on `train.rounds`."""
+    keys = ("evaluation.every=2", "train.optimizer.lr=0.3")
+    silent, stop = Silent(), StopAfter(when, hook)
+    path, stopped = run_with(tmp_path / "a", [stop, silent], "train.rounds=9", *keys)
+    other, short = run_with(tmp_path / "b", [], f"train.rounds={when}", *keys)
+
+    assert stopped["stopped"] == {"round": when, "reason": "enough"}
+    assert "stopped" not in short
+    assert f"stopped after round {when} of 9: enough." in stopped["notes"]
+    assert f"stopped after round {when} of 9: enough." in silent.notes
+    for key in ("weights_digest", "last", "best", "communication", "client_trainings"):
+        assert _without_local(stopped[key]) == _without_local(short[key])
+    for table in ("clients.csv", "per_class.csv", "confusion.csv"):
+        assert (path / table).read_bytes() == (other / table).read_bytes()
+    rows = [
+        [row for row in metrics_file.read(folder / "metrics.csv") if "@local" not in row.protocol]
+        for folder in (path, other)
+    ]
+    assert sorted(rows[0]) == sorted(rows[1])
+
+
+def _without_local(value):
+    """Metrics of the cohort right after training are not evaluated after an unforeseen end."""
+    if not isinstance(value, dict):
+        return value
+    return {key: _without_local(item) for key, item in value.items() if "@local" not in key}
+
+
+def test_request_to_stop_at_the_last_round_changes_nothing(tmp_path):
+    _, summary = run_with(tmp_path, [StopAfter(3)], "train.rounds=3")
+
+    assert "stopped" not in summary
+
+
+def test_stop_in_a_setup_stage_waits_for_a_round_that_counts(tmp_path):
+    class StopInSetup(Callback):
+        def on_round_end(self, run, metrics):
+            rounds.append(run.round)
+            if any(name.startswith("setup/") for name in metrics):
+                run.stop("enough")
+
+    rounds = []
+    keys = ("algorithm=fedap", "model=lenet5", "partition.samples=300", "train.rounds=5")
+    _, summary = run_with(tmp_path, [StopInSetup()], *keys)
+
+    assert rounds[-2] == rounds[-3] == rounds[-1] - 1  # the set-up round does not count
+    assert summary["stopped"]["round"] == summary["last"]["round"] == rounds[-1] < 5
+
+
+@pytest.mark.parametrize("crash", [1, 3, 4, 5])
+def test_memory_and_stop_are_exact_under_a_crash_and_resume(tmp_path, crash):
+    keys = ("train.rounds=9", "evaluation.every=2")
+    straight = Counting()
+    path, summary = run_with(tmp_path / "a", [straight, StopAfter(5)], *keys)
+    with pytest.raises(CrashError):
+        run_with(tmp_path / "b", [Counting(), CrashAfter(crash), StopAfter(5)], *keys)
+    folder, resumed = only_run(tmp_path / "b"), Counting()
+    lifecycle.resume(folder, Layer({}), [resumed, StopAfter(5)])
+
+    assert resumed.losses == straight.losses
+    assert reproducible(summary_of(folder)) == reproducible(summary)
+    assert (folder / "metrics.csv").read_bytes() == (path / "metrics.csv").read_bytes()
+
+
+def test_run_that_is_killed_after_it_stopped_ends_on_resume(tmp_path):
+    class CrashAfterStop(Callback):
+        def on_checkpoint(self, run, path):
+            if run.stopped and path.stem == "last":
+                raise CrashError
+
+    path, summary = run_with(tmp_path / "a", [StopAfter(3)], "train.rounds=9")
+    with pytest.raises(CrashError):
+        run_with(tmp_path / "b", [StopAfter(3), CrashAfterStop()], "train.rounds=9")
+    folder = only_run(tmp_path / "b")
+    lifecycle.resume(folder, Layer({}))
+
+    assert reproducible(summary_of(folder)) == reproducible(summary)
+    assert (folder / "metrics.csv").read_bytes() == (path / "metrics.csv").read_bytes()
+
+
+@pytest.mark.parametrize("hook", ["on_run_start", "on_round_end", "on_evaluation_end"])
+def test_failing_callback_is_named_and_the_run_is_saved(tmp_path, hook):
+    keys = ("train.rounds=5", "evaluation.every=3", "output.checkpoint_every=50")
+    _, summary = run_with(tmp_path / "a", [], *keys)
+    when = 0 if hook == "on_run_start" else 3
+    seen, counting = Recording(), Counting()
+    with pytest.raises(CallbackError, match=f"callback Failing failed in `{hook}`") as caught:
+        run_with(tmp_path / "b", [Failing(hook, when), seen, counting], *keys)
+
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
+    assert "my mistake" in str(caught.value)
+    assert seen.calls[-1] == ("exception", when, CallbackError)
+    folder, again = only_run(tmp_path / "b"), Counting()
+    if when:
+        assert "after round 3" in str(caught.value)
+        assert f"--resume {folder}" in str(caught.value)
+        assert ("last", 3) in seen.calls
+        assert len(counting.losses) == 3  # the hooks of the others are called all the same
+    lifecycle.resume(folder, Layer({}), [again])
+    assert len(again.losses) == 5
+    assert reproducible(summary_of(folder)) == reproducible(summary)
+
+
+def test_error_of_flbench_from_a_callback_keeps_its_type_and_sentence(tmp_path):
+    class Refusing(Callback):
+        def on_round_end(self, run, metrics):
+            raise UserError("the disk of the lab is in use. Try again tomorrow.")
+
+    with pytest.raises(UserError, match="Try again tomorrow"):
+        run_with(tmp_path, [Refusing()])
+    assert (only_run(tmp_path) / "checkpoints" / "last.safetensors").is_file()
+
+
+def test_failing_note_and_failing_on_exception_hide_no_error(tmp_path):
+    class Loud(Callback):
+        def on_note(self, text):
+            raise ValueError("no notes")
+
+        def on_exception(self, run, error):
+            raise ValueError("no exceptions")
+
+    with pytest.raises(CallbackError, match=r"failed in `on_note`") as caught:
+        run_with(tmp_path, [Loud()], "partition.scheme=iid")
+    assert any("no exceptions" in note for note in caught.value.__notes__)
+
+
+def test_interrupt_is_told_to_the_callbacks(tmp_path):
+    class Interrupt(Callback):
+        def on_round_end(self, run, metrics):
+            if run.round == 2:
+                raise KeyboardInterrupt
+
+    seen = Recording()
+    with pytest.raises(KeyboardInterrupt):
+        run_with(tmp_path, [Interrupt(), seen])
+    assert seen.calls[-1] == ("exception", 2, KeyboardInterrupt)
+
+
+def test_memory_must_be_json_and_is_checked_before_the_first_round(tmp_path):
+    class Tensors(Callback):
+        def state_dict(self):
+            return {"weights": torch.zeros(3)}
+
+    seen = Recording()
+    with pytest.raises(CallbackError, match=r"callback Tensors .*not JSON serializable"):
+        run_with(tmp_path, [Tensors(), seen])
+    assert ("round", 1) not in seen.calls
+
+
+def test_resume_without_a_callback_that_remembers_says_so(tmp_path):
+    with pytest.raises(CrashError):
+        run_with(tmp_path, [Counting(), Counting(), CrashAfter(3)], "train.rounds=4")
+    silent = Silent()
+    lifecycle.resume(only_run(tmp_path), Layer({}), [Counting(), silent])
+
+    assert any("began with the callbacks Counting#2, which" in note for note in silent.notes)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (EarlyStopping, r"has the class EarlyStopping. Give it an object: EarlyStopping\(...\)"),
+        (LightningEarlyStopping("loss"), "lightning.*is no subclass of flbench.callbacks.Callback"),
+        (print, "is no subclass"),
+    ],
+)
+def test_what_is_no_callback_is_refused_before_anything_is_written(tmp_path, wrong, message):
+    with pytest.raises(ConfigError, match=message):
+        run_with(tmp_path, [wrong])
+    assert not list(tmp_path.iterdir())
+
+
+def test_damaged_memory_in_a_checkpoint_is_refused(tmp_path):
+    import json
+
+    from safetensors import safe_open
+    from safetensors.torch import load_file, save_file
+
+    from flbench.core.errors import DataError
+
+    with pytest.raises(CrashError):
+        run_with(tmp_path, [Counting(), CrashAfter(3)], "train.rounds=4")
+    folder = only_run(tmp_path)
+    file = folder / "checkpoints" / "last.safetensors"
+    with safe_open(file, framework="pt") as opened:
+        metadata = opened.metadata()
+    extra = json.loads(metadata["extra"]) | {"callbacks": {"Counting": 7}}
+    save_file(load_file(file), file, metadata | {"extra": json.dumps(extra)})
+
+    with pytest.raises(DataError, match="its `callbacks` does not fit"):
+        lifecycle.resume(folder, Layer({}), [Counting()])
+
+
+def test_run_without_callbacks_stores_nothing_for_them(tmp_path):
+    import json
+
+    from safetensors import safe_open
+
+    path, _ = run(tmp_path, "algorithm=fedavg", "model=logistic")
+    with safe_open(path / "checkpoints" / "last.safetensors", framework="pt") as opened:
+        extra = json.loads(opened.metadata()["extra"])
+    assert set(extra) == {"seconds", "rows"}

@@ -1,0 +1,191 @@
+"""EarlyStopping: a slow oracle, exact resume, the configuration's key, and what is refused."""
+
+import hashlib
+import json
+
+import pytest
+
+from flbench.callbacks import EarlyStopping
+from flbench.config.schema import Config, EarlyStoppingConfig
+from flbench.config.sources import Layer
+from flbench.core.errors import ConfigError
+from flbench.experiment import lifecycle
+from flbench.results import metrics_file
+from tests.callbacks.support import CrashAfter, CrashError, config, only_run, run_with
+from tests.support import Silent, reproducible, summary_of
+
+LONG = ("train.rounds=14", "evaluation.every=1", "train.optimizer.lr=1", "train.participation=0.4")
+
+
+def stops_at(values, patience, min_delta, mode):
+    """The round at which a run stops, read from the values of all its rounds; None for never."""
+    sign = 1 if mode == "max" else -1
+    for last in range(1, len(values) + 1):
+        best = 0
+        for k in range(1, last):
+            if sign * values[k] > sign * values[best] + min_delta:
+                best = k
+        if last - 1 - best >= patience:
+            return last
+    return None
+
+
+@pytest.fixture(scope="module")
+def long_run(tmp_path_factory):
+    return run_with(tmp_path_factory.mktemp("long"), [], *LONG)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("metric", "patience", "min_delta", "mode"),
+    [
+        ("validation/personal/accuracy", 1, 0.0, "max"),
+        ("validation/personal/accuracy", 3, 0.05, "max"),
+        ("validation/personal/worst10_accuracy", 2, 0.01, "max"),
+        ("train/loss", 2, 0.3, "min"),
+    ],
+)
+def test_it_stops_where_the_metrics_of_an_unstopped_run_say(
+    tmp_path, long_run, metric, patience, min_delta, mode
+):
+    path, _ = long_run
+    rows = metrics_file.read(path / "metrics.csv")
+    values = [row.value for row in rows if row.full_name == metric]
+    assert len(values) == 14
+    expected = stops_at(values, patience, min_delta, mode)
+    assert expected is not None
+    callback = EarlyStopping(metric, patience=patience, min_delta=min_delta, mode=mode)
+    _, summary = run_with(tmp_path, [callback], *LONG)
+
+    if expected == 14:
+        assert "stopped" not in summary
+    else:
+        assert summary["stopped"]["round"] == summary["last"]["round"] == expected
+        assert summary["stopped"]["reason"].startswith(f"{metric} has not improved")
+        before = [row for row in rows if row.round <= expected and row.split == "validation"]
+        assert (
+            summary["best"]["round"]
+            == max(
+                (row for row in before if row.full_name == "validation/personal/accuracy"),
+                key=lambda row: (row.value, -row.round),
+            ).round
+        )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("crash", [2, 5, 6])
+def test_it_stops_at_the_same_round_after_a_crash_and_resume(tmp_path, crash):
+    """With a learning rate of zero the accuracy stays, and a forgotten count would stop later."""
+    keys = ("train.rounds=30", "evaluation.every=1", "train.optimizer.lr=0")
+    path, summary = run_with(tmp_path / "a", [EarlyStopping(patience=6)], *keys)
+    assert summary["stopped"]["round"] == 7
+    with pytest.raises(CrashError):
+        run_with(tmp_path / "b", [EarlyStopping(patience=6), CrashAfter(crash)], *keys)
+    folder = only_run(tmp_path / "b")
+    lifecycle.resume(folder, Layer({}), [EarlyStopping(patience=6)])
+
+    assert reproducible(summary_of(folder)) == reproducible(summary)
+    assert (folder / "metrics.csv").read_bytes() == (path / "metrics.csv").read_bytes()
+
+
+@pytest.mark.slow
+def test_key_of_the_configuration_does_what_the_callback_does(tmp_path):
+    keys = ("train.rounds=30", "evaluation.every=1", "train.optimizer.lr=0")
+    _, asked = run_with(tmp_path / "a", [EarlyStopping(patience=4)], *keys)
+    with pytest.raises(CrashError):
+        run_with(tmp_path / "b", [CrashAfter(4)], *keys, "train.early_stopping.patience=4")
+    folder = only_run(tmp_path / "b")
+    lifecycle.resume(folder, Layer({}))
+    configured = summary_of(folder)
+
+    assert configured.pop("config_hash") != asked.pop("config_hash")
+    assert reproducible(configured) == reproducible(asked)
+    assert configured["stopped"]["round"] == 5
+    with pytest.raises(ConfigError, match=r"`train.early_stopping.patience` was 4"):
+        lifecycle.resume(folder, Layer({"train": {"early_stopping": {"patience": 9}}}))
+
+
+def test_hash_of_a_configuration_without_early_stopping_is_that_from_before_the_key():
+    base = Config()
+    tree = base.tree()
+    sections = ("seed", "data", "partition", "model", "algorithm", "train")
+    before = {key: tree[key] for key in sections}
+    del before["data"]["root"], before["train"]["early_stopping"]
+    expected = hashlib.sha256(json.dumps(before, sort_keys=True).encode()).hexdigest()
+
+    assert base.hash() == expected
+    assert Config(train={"early_stopping": {"min_delta": 0.5}}).hash() == expected
+    assert Config(train={"early_stopping": {"patience": 5}}).hash() != expected
+
+
+def test_off_by_default():
+    assert EarlyStopping.of(EarlyStoppingConfig()) is None
+    found = EarlyStopping.of(EarlyStoppingConfig(patience=2, mode="min", metric="train/loss"))
+    assert (found.metric, found.patience, found.mode) == ("train/loss", 2, "min")
+
+
+@pytest.mark.parametrize(
+    ("metric", "keys", "message"),
+    [
+        (
+            "validation/personal/accuracy",
+            ("partition.split=[0.8,0,0.2]",),
+            r"there is no validation part \(partition.split=\[0.8, 0.0, 0.2\].*train/loss",
+        ),
+        ("common/gm/accuracy", ("partition.pool=merged",), "there is no common test set"),
+        ("validaton/personal/accuracy", (), "Did you mean `validation`"),
+        ("accuracy", (), "does not begin with a split.*validation/personal/accuracy"),
+    ],
+)
+def test_metric_that_is_never_computed_is_refused_before_the_run(tmp_path, metric, keys, message):
+    with pytest.raises(ConfigError, match=f"^EarlyStopping: .*{message}"):
+        run_with(tmp_path, [EarlyStopping(metric)], *keys)
+    own = ("train.early_stopping.patience=2", f"train.early_stopping.metric={metric}")
+    with pytest.raises(ConfigError, match=f"^`train.early_stopping`: .*{message}"):
+        run_with(tmp_path, [], *own, *keys)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("metric", "message"),
+    [
+        ("validation/personal/acuracy", "Did you mean `validation/personal/accuracy`"),
+        ("common/gm/accuracy", "Set evaluation.common.every"),
+        ("server/xyz", "Metrics there: "),
+    ],
+)
+def test_metric_that_the_first_evaluation_lacks_is_refused_then(tmp_path, metric, message):
+    with pytest.raises(ConfigError, match=rf"was not computed in the first 2 rounds.*{message}"):
+        run_with(tmp_path, [EarlyStopping(metric)], "train.rounds=6")
+
+
+@pytest.mark.slow
+def test_metric_of_the_test_part_is_noted(tmp_path):
+    silent = Silent()
+    _, summary = run_with(tmp_path, [EarlyStopping("test/personal/accuracy"), silent])
+    _, other = run_with(tmp_path, [EarlyStopping()])
+
+    note = "EarlyStopping watches test/personal/accuracy: a run that stops by test samples"
+    assert any(text.startswith(note) for text in silent.notes)
+    assert any(text.startswith(note) for text in summary["notes"])
+    assert not any("watches" in text for text in other["notes"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"patience": 0}, "`patience` must be at least 1, got 0"),
+        ({"min_delta": -0.1}, "`min_delta` must be at least 0, got -0.1"),
+        ({"min_delta": float("nan")}, "`min_delta` must be at least 0, got nan"),
+        ({"mode": "most"}, "`mode` must be max or min, got 'most'"),
+    ],
+)
+def test_arguments_out_of_range_are_refused(arguments, message):
+    with pytest.raises(ConfigError, match=message):
+        EarlyStopping(**arguments)
+
+
+def test_configuration_refuses_a_patience_of_zero(tmp_path):
+    with pytest.raises(ConfigError, match=r"train.early_stopping.patience"):
+        config(tmp_path, "train.early_stopping.patience=0")
