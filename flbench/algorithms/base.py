@@ -122,7 +122,8 @@ class Deployment:
             for none.
         weights: (leaves, ctx) -> the parameters and buffers that the net is called with; None calls
             the net with the client's leaves.
-        predict: Maps a `StepContext` to scores [B, C]; None takes the net's logits.
+        predict: Maps a `StepContext` to scores [B, C]; None takes the net's logits. A function
+            whose scores are not logits has an attribute `scores` that says what they are.
     """
 
     dispatch: Dispatch

@@ -26,6 +26,23 @@ MAX_BYTES: Final = 16 * 2**30
 
 
 @dataclass(frozen=True)
+class TableEncoding:
+    """How rows of a table become inputs of the net, before the normalization.
+
+    Attributes:
+        source: Column of the data set that each input comes from, [width] int64.
+        word: Position in `Dataset.words` of the word that an input stands for, [width] int64; the
+            input is 1 where the row has that word. -1 for a column of numbers.
+        fill: Value that replaces a missing one, [N + 1, width] float32: a row for each client, and
+            the mean over the clients in the last row.
+    """
+
+    source: Indices
+    word: Indices
+    fill: NDArray[np.float32]
+
+
+@dataclass(frozen=True)
 class Federation:
     """All samples, and which of them each client has.
 
@@ -44,6 +61,7 @@ class Federation:
         augment: Augmentations of training batches, `crop` and `flip`.
         seed: Seed of the run.
         notes: Notes about the data to show before a run, one sentence each.
+        table: How rows of a table became rows of `x`; None for images.
     """
 
     dataset: Dataset
@@ -56,6 +74,7 @@ class Federation:
     augment: tuple[str, ...]
     seed: int
     notes: tuple[str, ...] = ()
+    table: TableEncoding | None = None
 
     @property
     def clients(self) -> int:
@@ -217,10 +236,11 @@ def build(dataset: Dataset, data: DataConfig, partition: PartitionConfig, seed: 
     test = np.arange(dataset.train, len(dataset.y))
     # The test part is the common test set only if no client has any sample of it.
     common = test if not len(np.intersect1d(test, used, assume_unique=True)) else test[:0]
-    x = dataset.x
+    x, table = dataset.x, None
     if dataset.is_table:
-        x, source, encoded = _encode_words(dataset, assignment)
-        x, imputed = _impute(x, assignment, source)
+        x, source, word, encoded = _encode_words(dataset, assignment)
+        x, fill, imputed = _impute(x, assignment, source)
+        table = TableEncoding(source, word, fill)
         notes += [*encoded, *imputed]
     shift, width = _normalization(x, assignment, data.normalize, dataset)
     scale = _inverse(width)
@@ -236,12 +256,13 @@ def build(dataset: Dataset, data: DataConfig, partition: PartitionConfig, seed: 
         augment=() if dataset.is_table else data.augment,
         seed=seed,
         notes=tuple(notes),
+        table=table,
     )
 
 
 def _encode_words(
     dataset: Dataset, partition: Partition
-) -> tuple[NDArray[np.float32], Indices, list[str]]:
+) -> tuple[NDArray[np.float32], Indices, Indices, list[str]]:
     """Replace each column of words by one column of 0 and 1 for each word (one-hot encoding).
 
     The words are those that occur in the training parts of the clients, all clients together, so
@@ -253,7 +274,7 @@ def _encode_words(
 
     Returns:
         The samples [n, new columns]; for each new column the column of the data set that it comes
-        from; and notes.
+        from, and the position of its word (-1 for a column of numbers); and notes.
 
     Raises:
         DataError: No column is left, because the training parts have no word in any of them, or the
@@ -261,7 +282,7 @@ def _encode_words(
     """
     x = dataset.x
     if not any(dataset.words):
-        return x, np.arange(x.shape[1]), []
+        return x, np.arange(x.shape[1]), np.full(x.shape[1], -1), []
     train = np.concatenate(partition.parts["train"])
     others = np.concatenate([rows for part in PARTS[1:] for rows in partition.parts[part]])
     known = []  # for each column of words: positions of the words in training parts
@@ -283,18 +304,21 @@ def _encode_words(
         )
     encoded = np.empty((len(x), width), dtype=np.float32)
     source: list[int] = []
+    word: list[int] = []
     unseen = 0
     for k, found in enumerate(known):
         column, begin = x[:, k], len(source)
         if found is None:
             encoded[:, begin] = column
             source.append(k)
+            word.append(-1)
             continue
         new = encoded[:, begin : begin + len(found)]
         new[:] = column[:, None] == found  # [n, words]
         new[np.isnan(column)] = np.nan
         unseen += int((~np.isnan(column[others]) & ~np.isin(column[others], found)).sum())
         source += [k] * len(found)
+        word += [int(position) for position in found]
     of_words = [(name, found) for name, found in zip(dataset.columns, known, strict=True)]
     listed = [f"`{name}` ({len(found)})" for name, found in of_words if found is not None]
     shown = ", ".join(listed[:MOST_SHOWN]) + (", ..." if len(listed) > MOST_SHOWN else "")
@@ -307,12 +331,12 @@ def _encode_words(
             f"data: {unseen} values of validation and test parts are words that no training part"
             " has; they are 0 in all columns of their words."
         )
-    return encoded, np.array(source), notes
+    return encoded, np.array(source), np.array(word), notes
 
 
 def _impute(
     x: NDArray[np.float32], partition: Partition, source: Indices
-) -> tuple[NDArray[np.float32], list[str]]:
+) -> tuple[NDArray[np.float32], NDArray[np.float32], list[str]]:
     """Fill missing values of tables with the column's mean over the client's training part.
 
     If that part has no value in a column, the mean of the other clients' means is used, and a note
@@ -325,7 +349,8 @@ def _impute(
             it has become several columns.
 
     Returns:
-        The samples without missing values for all samples that clients have, and notes.
+        The samples without missing values for all samples that clients have; the values that
+        replace missing ones, as `TableEncoding.fill`; and notes.
     """
     x = x.copy()
     own = np.full((partition.clients, x.shape[1]), np.nan)  # [N, columns], means of the clients
@@ -354,7 +379,7 @@ def _impute(
             f"data: in {int((~known[:, first]).sum())} cases a client's training part has no value"
             " in a column; the mean over the other clients was used."
         )
-    return x, notes
+    return x, np.concatenate([filled, overall[None]]).astype(np.float32), notes
 
 
 def _normalization(

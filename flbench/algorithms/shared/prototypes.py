@@ -6,6 +6,7 @@ bool for the classes that have one; a class without samples has a zero row and t
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -171,7 +172,10 @@ class NearestPrototype:
             the leaf `counts`.
         prototypes: Name of the ctx entry with the prototypes P [C, D].
         present: Name of the ctx entry [C] bool with the classes that have a prototype.
+        scores: What the scores are, for people; they are not logits.
     """
+
+    scores: ClassVar[str] = "negative distances"
 
     own: bool
     prototypes: str = "global.prototypes"

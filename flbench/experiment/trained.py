@@ -1,0 +1,738 @@
+"""The models of a run: the net that is deployed to a client, or the global model, ready to use.
+
+A model is read from a checkpoint by the steps of an evaluation. So it predicts what the evaluation
+of the run has judged: with the same parameters, BatchNorm statistics, fine-tuning and prediction
+rule.
+"""
+
+import csv
+import math
+from collections.abc import Callable, Iterator
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from functools import partial
+from io import StringIO
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from flbench import __version__
+from flbench.algorithms.base import Deployment
+from flbench.client.module import apply
+from flbench.client.program import Statistic
+from flbench.config.resolve import resolve
+from flbench.config.schema import Config
+from flbench.config.sources import from_file
+from flbench.core import files
+from flbench.core.documents import as_data_error, read_json
+from flbench.core.errors import DataError, UserError, did_you_mean
+from flbench.core.types import Batch, Outputs, Samples, State, StepContext, Tree
+from flbench.data.dataset import Dataset
+from flbench.data.federation import Federation
+from flbench.data.partition_files import data_hash
+from flbench.engine.base import find_device
+from flbench.experiment import checkpoint, rounds
+from flbench.experiment.assembly import Experiment, altered, build
+from flbench.experiment.evaluate import BLOCK, SCALARS
+from flbench.metrics import ranking
+from flbench.results import metrics_file
+from flbench.results.reading import CLIENT_SCORES, check_run_folder
+from flbench.results.summary import best_round
+
+Moment = Literal["best", "last"]
+MOMENTS: Final = ("best", "last")
+CAPTURED: Final = "deployed"  # name of the Statistic that reads a deployment's tensors
+CHUNK: Final = 512  # samples that `TrainedModel.predict` computes at once
+
+
+class DeployedNet(nn.Module):
+    """A net with the parameters of one deployment, and the rule by which it predicts.
+
+    Args:
+        net: The net in eval mode, with the parameters and buffers that it is called with.
+        rule: `Deployment.predict`; None takes the net's logits.
+        leaves: Leaves that the rule reads.
+        ctx: Entries of ctx that the rule reads.
+
+    Attributes:
+        net: The net: normalized inputs [B, ...] to features [B, D] and logits [B, C].
+    """
+
+    def __init__(
+        self,
+        net: nn.Module,
+        rule: Callable[[StepContext], Tensor] | None = None,
+        leaves: Tree | None = None,
+        ctx: Tree | None = None,
+    ) -> None:
+        super().__init__()
+        self.net = net
+        self._rule = rule
+        # Names of buffers have no dots.
+        self._leaves = {name: f"leaf_{k}" for k, name in enumerate(leaves or {})}
+        self._ctx = {name: f"ctx_{k}" for k, name in enumerate(ctx or {})}
+        for names, tree in ((self._leaves, leaves), (self._ctx, ctx)):
+            for name, buffer in names.items():
+                self.register_buffer(buffer, (tree or {})[name])
+        self.requires_grad_(False)
+        self.eval()
+
+    @property
+    def scores(self) -> str:
+        """What the scores are: `logits`, whose softmax are probabilities, or something else."""
+        return str(getattr(self._rule, "scores", "logits"))
+
+    def features(self, x: Tensor) -> Tensor:
+        """Return the features [B, D] of normalized inputs [B, ...]."""
+        out: Outputs = self.net(x)
+        return out.features
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the scores [B, C] of normalized inputs [B, ...]; the largest one is predicted."""
+        if self._rule is None:
+            out: Outputs = self.net(x)
+            return out.logits
+        leaves = {name: getattr(self, buffer) for name, buffer in self._leaves.items()}
+        ctx = {name: getattr(self, buffer) for name, buffer in self._ctx.items()}
+        return self._rule(_context(self.net, x, leaves, ctx))
+
+
+class RawInputs(nn.Module):
+    """Samples as the data set stores them to normalized inputs of the net.
+
+    Images are [B, height, width] with one channel, and otherwise [B, height, width, channels]; rows
+    of tables are [B, columns] float32, with NaN for missing values and with the position of the
+    word in a column of words. The output is [B, channels, height, width] or [B, width].
+
+    Args:
+        shape: Shape of one input of the net.
+        shift: Shift of the normalization (x - shift) * scale, which broadcasts against one input.
+        scale: Factor of the normalization.
+        source: Column of the table that each input comes from, [width] int64; None for images.
+        word: Position of the word that an input stands for, [width] int64; -1 for numbers.
+        fill: Values that replace missing ones, [width].
+    """
+
+    def __init__(
+        self,
+        shape: tuple[int, ...],
+        shift: Tensor,
+        scale: Tensor,
+        source: Tensor | None = None,
+        word: Tensor | None = None,
+        fill: Tensor | None = None,
+    ) -> None:
+        super().__init__()
+        self.shape = shape
+        self.register_buffer("shift", shift)
+        self.register_buffer("scale", scale)
+        self.register_buffer("source", source)
+        self.register_buffer("word", word)
+        self.register_buffer("fill", fill)
+
+    shift: Tensor
+    scale: Tensor
+    source: Tensor | None
+    word: Tensor | None
+    fill: Tensor | None
+
+    def forward(self, raw: Tensor) -> Tensor:
+        """Return normalized inputs of raw samples."""
+        x = raw.to(self.shift.dtype)
+        if self.source is not None and self.word is not None and self.fill is not None:
+            x = x[:, self.source]  # [B, columns] -> [B, width]
+            has_word = (x == self.word).to(x.dtype)
+            x = torch.where((self.word >= 0) & ~torch.isnan(x), has_word, x)
+            x = torch.where(torch.isnan(x), self.fill, x)
+        elif self.shape[0] == 1:
+            x = x[:, None]  # [B, H, W] -> [B, 1, H, W]
+        else:
+            x = x.permute(0, 3, 1, 2)  # [B, H, W, C] -> [B, C, H, W]
+        return (x - self.shift) * self.scale
+
+
+@dataclass(frozen=True)
+class Normalization:
+    """The normalization (x - mean) / std of raw samples; `TrainedModel.predict` applies it.
+
+    Attributes:
+        mean: Mean of each channel or column, in the units of the raw samples (pixels of uint8
+            images are not divided by 255 first).
+        std: Standard deviation, or the width of the range with `data.normalize=unit`; 1 for a
+            constant channel or column.
+        axis: What the arrays are indexed by: `channel`, or `column`: a column of the net's input.
+        columns: Names of the net's input columns; `NAME=WORD` for a column of words. Empty for
+            images.
+        fill: Values that replace missing ones, by column. Empty for images.
+    """
+
+    mean: NDArray[np.float64]
+    std: NDArray[np.float64]
+    axis: Literal["channel", "column"]
+    columns: tuple[str, ...] = ()
+    fill: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class TrainedModel:
+    """A model of a run, to predict with.
+
+    Attributes:
+        net: The net in eval mode, on the CPU: normalized inputs [B, ...] to scores [B, C].
+        inputs: The module that normalizes raw samples for `net`.
+        normalization: The same normalization as numbers.
+        classes: Names of the C classes.
+        columns: Names of the columns of the table; empty for images.
+        words: Words of each column of the table; empty tuples for columns of numbers.
+        largest: Largest value of uint8 images; None for other data.
+        card: What the model is: method, client, metrics, hashes, classes, inputs; JSON values.
+    """
+
+    net: DeployedNet
+    inputs: RawInputs
+    normalization: Normalization
+    classes: tuple[str, ...]
+    columns: tuple[str, ...]
+    words: tuple[tuple[str, ...], ...]
+    largest: float | None
+    card: dict[str, Any]
+
+    @property
+    def raw_shape(self) -> tuple[int, ...]:
+        """Shape of one raw sample: (height, width), (height, width, channels) or (columns,)."""
+        if self.inputs.source is not None:
+            return (len(self.columns),)
+        channels, height, width = self.inputs.shape
+        return (height, width) if channels == 1 else (height, width, channels)
+
+    @property
+    def raw_dtype(self) -> torch.dtype:
+        """Type of raw samples: uint8 or float32."""
+        return torch.float32 if self.largest is None else torch.uint8
+
+    @property
+    def module(self) -> nn.Module:
+        """The whole model as one module: raw samples [B, ...] to scores [B, C]."""
+        return nn.Sequential(self.inputs, self.net).eval()
+
+    def predict(self, x: Tensor | NDArray[Any]) -> Tensor:
+        """Return the scores of raw samples; the largest score is the predicted class.
+
+        The samples are normalized as in training.
+
+        Args:
+            x: Samples as the data set stores them: [B, height, width] or [B, height, width, 3], or
+                [B, channels, height, width], uint8 where the data set has uint8 images; rows of
+                tables [B, columns], NaN for missing values.
+
+        Returns:
+            Scores [B, C] on the CPU.
+
+        Raises:
+            UserError: The samples have another shape, type or range than those of the data set.
+        """
+        raw, module = self.check(x), self.module
+        with torch.no_grad():
+            parts = [module(part) for part in torch.split(raw, CHUNK)] if len(raw) else []
+        first = next(self.net.parameters())
+        return torch.cat(parts) if parts else first.new_empty(0, len(self.classes))
+
+    def check(self, x: Tensor | NDArray[Any]) -> Tensor:
+        """Return raw samples [B, *raw_shape] in the type of the data set.
+
+        Args:
+            x: See `predict`.
+
+        Raises:
+            UserError: The samples have another shape, type or range than those of the data set.
+        """
+        raw = torch.as_tensor(x).detach().cpu()
+        shape = self.raw_shape
+        expected = f"[B, {', '.join(map(str, shape))}]"
+        if len(shape) > 1 and raw.dim() == 4 and tuple(raw.shape[1:]) == self.inputs.shape:
+            raw = raw.permute(0, 2, 3, 1) if len(shape) == 3 else raw[:, 0]
+        if len(shape) == 2 and raw.dim() == 4 and tuple(raw.shape[1:]) == (*shape, 1):
+            raw = raw[..., 0]
+        if raw.dim() != len(shape) + 1 or tuple(raw.shape[1:]) != shape:
+            hint = " Add the axis B of the samples." if tuple(raw.shape) == shape else ""
+            raise UserError(
+                f"the samples have the shape {list(raw.shape)}, but the model of"
+                f" `{self.card['dataset']}` takes {expected}.{hint}"
+            )
+        if self.largest is None:
+            return raw.to(torch.float32)
+        if raw.is_floating_point():
+            raise UserError(
+                f"the samples have the type {_name(raw.dtype)}, but `{self.card['dataset']}` has"
+                f" images of whole numbers in [0, {self.largest:g}] (uint8). Give the pixels as"
+                " they are: the model normalizes them."
+            )
+        if raw.numel() and (raw.min() < 0 or raw.max() > self.largest):
+            raise UserError(
+                f"the samples have values in [{int(raw.min())}, {int(raw.max())}], but the pixels"
+                f" of `{self.card['dataset']}` lie in [0, {self.largest:g}]. Scale them to that"
+                " range."
+            )
+        return raw.to(torch.uint8)
+
+
+def load(
+    path: Path,
+    client: int | None = None,
+    deployment: str | None = None,
+    checkpoint: Moment = "best",
+    warn: Callable[[str], None] | None = None,
+) -> TrainedModel:
+    """Return a model of a run, finished or not: a client's model or the global model.
+
+    The model is the one that the run evaluates. If the method fine-tunes before it predicts, or
+    estimates BatchNorm statistics (`train.batchnorm=drop`), this is done here again. The data set
+    of the run must be there and unchanged. The number of threads of PyTorch is left as it was.
+
+    Args:
+        path: The run folder.
+        client: Id of the client, in [0, N); None for the global model.
+        deployment: Name of one of the method's models (`Algorithm.deploy`); None for `personal`,
+            by which the method is judged, or, without a client, for `gm`.
+        checkpoint: `best`: the round with the best validation accuracy, by which runs are compared;
+            `last`: the last round that was saved.
+        warn: Function that is called with a sentence if fine-tuning diverges.
+
+    Raises:
+        UserError: The path is not a run folder, has no such checkpoint, or the method has no such
+            client or model.
+        DataError: A file is damaged, or the data differ from those of the run.
+        DivergedError: The model has weights that are not finite.
+    """
+    check_run_folder(path)
+    if checkpoint not in MOMENTS:
+        raise UserError(
+            f"there is no checkpoint {checkpoint!r}.{did_you_mean(str(checkpoint), MOMENTS)}"
+            " Choose best or last."
+        )
+    threads = torch.get_num_threads()
+    config, _ = resolve([from_file(path / "config.yaml")])
+    experiment = build(_on_this_machine(config))
+    try:
+        _check_data(experiment, path)
+        state = _read_state(experiment, path, checkpoint)
+        name, ids = _choose(experiment, state, path, client, deployment)
+        return _load(experiment, state, path, client, name, ids, checkpoint, warn or _ignore)
+    finally:
+        experiment.engine.close()
+        torch.set_num_threads(threads)
+
+
+def _ignore(sentence: str) -> None:
+    """Take a sentence and do nothing."""
+
+
+def _on_this_machine(config: Config) -> Config:
+    """Return a run's configuration with an engine of this process that gives the same bits.
+
+    A run on a GPU that this machine lacks is read on the CPU.
+    """
+    # On CPUs the results of Ray are those of the sequential engine.
+    if config.engine.name in ("ray", "auto"):
+        config = altered(config, "engine", name="sequential", workers="auto", address=None)
+    device = config.engine.device
+    if device.startswith("cuda") and torch.cuda.device_count() <= int(device[5:] or 0):
+        device = "cpu"
+    if find_device(device).type == "cpu" and config.engine.precision in ("tf32", "16-mixed"):
+        config = altered(config, "engine", precision="32-true")
+    return altered(config, "engine", device=device)
+
+
+def _check_data(experiment: Experiment, path: Path) -> None:
+    """Raise a DataError if the data differ from those of the run."""
+    federation = experiment.federation
+    written = read_json(path / "partition.json")
+    for key, now, what in (
+        ("data", data_hash(federation.dataset), "data"),
+        ("hash", federation.partition.hash(), "partition"),
+    ):
+        began = written.get(key)
+        if began is not None and began != now:  # descriptions of version 0.1 have no `data`
+            raise DataError(
+                f"the {what} of `{federation.dataset.name}` differ from those that {path} began"
+                f" with (hash {now[:12]}, not {str(began)[:12]}). Restore the old files."
+            )
+
+
+def _read_state(experiment: Experiment, path: Path, moment: Moment) -> State:
+    """Return the state of the best or the last round.
+
+    Raises:
+        UserError: The run has no such checkpoint.
+        DataError: The checkpoint is damaged, or belongs to another configuration or round.
+    """
+    last = path / "checkpoints" / "last.safetensors"
+    if not last.is_file():
+        raise UserError(
+            f"{path} has no checkpoint checkpoints/{last.name}: no round was saved. Continue the"
+            f" run: flbench run --resume {path}"
+        )
+    state, _ = checkpoint.load(last, experiment.config.hash())
+    if moment == "last":
+        return state
+    best = best_round(metrics_file.read(path / "metrics.csv"))
+    if best is None or best == state.round:
+        return state  # without a validation part the last round counts
+    file = path / "checkpoints" / "best.safetensors"
+    if not file.is_file():
+        raise UserError(
+            f"{path} has no checkpoint checkpoints/{file.name} of its best round {best}. Take the"
+            f" last round, {state.round}, instead (checkpoint `last`)."
+        )
+    saved, _ = checkpoint.load(file, experiment.config.hash())
+    if saved.round != best:
+        raise DataError(
+            f"{file} is of round {saved.round}, but the best round of {path} is {best}. Take the"
+            f" last round, {state.round}, instead (checkpoint `last`)."
+        )
+    return saved
+
+
+def _choose(
+    experiment: Experiment, state: State, path: Path, client: int | None, name: str | None
+) -> tuple[str, Tensor]:
+    """Return the name of the deployment, and the clients [K] to compute it for.
+
+    Raises:
+        UserError: There is no such client or model.
+    """
+    method, clients = experiment.config.algorithm.name, experiment.federation.clients
+    deployments = experiment.algorithm.deploy(state, torch.tensor([0]))
+    if client is not None and not 0 <= client < clients:
+        raise UserError(
+            f"{path} has no client {client}: its {clients} clients are 0 to {clients - 1}."
+        )
+    if name is None:
+        name = "gm" if client is None else next(iter(deployments))
+        if name not in deployments:
+            raise UserError(
+                f"`{method}` has no global model: each client has a model of its own. Choose a"
+                f" client of {path}, 0 to {clients - 1}."
+            )
+    if name not in deployments:
+        raise UserError(
+            f"`{method}` has no model `{name}`.{did_you_mean(name, deployments)} Its models:"
+            f" {', '.join(deployments)}."
+        )
+    if client is None and name != "gm":
+        raise UserError(
+            f"the model `{name}` of `{method}` differs between clients. Choose a client of {path},"
+            f" 0 to {clients - 1}."
+        )
+    if name == "gm" and client is None and experiment.config.train.batchnorm == "drop":
+        raise UserError(
+            f"{path} has no global model: with train.batchnorm=drop each client estimates the"
+            f" BatchNorm statistics on its own samples. Choose a client, 0 to {clients - 1}."
+        )
+    return name, torch.tensor([client or 0])
+
+
+def _load(
+    experiment: Experiment,
+    state: State,
+    path: Path,
+    client: int | None,
+    name: str,
+    ids: Tensor,
+    moment: Moment,
+    warn: Callable[[str], None],
+) -> TrainedModel:
+    """Return the model that a deployment gives to the client `ids` [1]."""
+    evaluator = experiment.evaluator(warn)
+    deployment = experiment.algorithm.deploy(state, torch.tensor([0]))[name]
+    settings = rounds.settings_of(
+        experiment.config, experiment.algorithm, replace(state, round=state.round - 1)
+    )
+    capture = _Capture(deployment.weights, deployment.predict is not None)
+    statistic = Statistic(CAPTURED, _count, finish=capture, samples=Samples("train", limit=1))
+    block = _block(experiment, deployment, ids)
+    found = evaluator.run_statistics(state, settings, name, deployment, block, (statistic,))
+    row = block.tolist().index(int(ids))
+    tensors = {
+        key.removeprefix(f"{CAPTURED}."): value[row].detach().cpu().clone()
+        for key, value in found.items()
+    }
+    own, leaves, ctx = (_of_kind(kind, tensors) for kind in ("net", "leaf", "ctx"))
+
+    net = deepcopy(experiment.net).cpu().to(next(v for v in own.values() if v.is_floating_point()))
+    net.load_state_dict({leaf: own[leaf] for leaf in net.state_dict()})
+    net.eval().requires_grad_(False)
+    if deployment.predict is None:
+        deployed = DeployedNet(net)
+    else:
+        leaves, ctx = _that_are_read(net, deployment.predict, leaves, ctx, experiment)
+        deployed = DeployedNet(net, deployment.predict, leaves, ctx)
+
+    inputs = _inputs(experiment.federation, client, next(iter(own.values())).dtype)
+    dataset = experiment.federation.dataset
+    normalization = _normalization(experiment.federation, inputs)
+    model = TrainedModel(
+        net=deployed,
+        inputs=inputs,
+        normalization=normalization,
+        classes=dataset.classes,
+        columns=_columns(dataset),
+        words=dataset.words if dataset.is_table else (),
+        largest=dataset.scale if dataset.is_pixels else None,
+        card={},
+    )
+    model.card.update(_card(experiment, state, path, client, name, moment, model))
+    return model
+
+
+def _block(experiment: Experiment, deployment: Deployment, ids: Tensor) -> Tensor:
+    """Return the clients to compute a deployment for, so that one client's bits are the run's.
+
+    The rounding of training depends on how many clients are stacked, in the vectorized engine. So
+    the evaluation's block of clients is computed, unless the deployment trains nothing or the
+    models of a block take too much memory.
+    """
+    trains = deployment.program is not None or experiment.config.train.batchnorm == "drop"
+    clients = experiment.federation.clients
+    if experiment.config.engine.name != "vectorized" or not trains:
+        return ids
+    first = int(ids) // BLOCK * BLOCK
+    block = torch.arange(first, min(first + BLOCK, clients))
+    return block if len(block) * experiment.algorithm.setting.net.size <= SCALARS else ids
+
+
+def _count(context: StepContext) -> Tree:
+    """Return the number of samples of a batch: a Statistic needs a result."""
+    return {"count": context.batch.mask.sum()}
+
+
+@dataclass(frozen=True)
+class _Capture:
+    """Function `finish` of a Statistic that returns all tensors that a deployment predicts with.
+
+    They are `net/NAME`, the parameters and buffers that the net is called with; for a deployment
+    with a prediction rule also `leaf/NAME`, the client's leaves, and `ctx/NAME`.
+
+    Attributes:
+        weights: `Deployment.weights`.
+        has_rule: Whether the deployment has a prediction rule.
+    """
+
+    weights: Callable[[Tree, Tree], Tree] | None
+    has_rule: bool
+
+    def __call__(self, reduced: Tree, leaves: Tree, ctx: Tree) -> Tree:
+        own = leaves if self.weights is None else self.weights(leaves, ctx)
+        found = {f"net/{name}": value for name, value in own.items()}
+        if self.has_rule:
+            found |= {f"leaf/{name}": value for name, value in leaves.items()}
+            found |= {f"ctx/{name}": value for name, value in ctx.items()}
+        return found
+
+
+def _of_kind(kind: str, tensors: Tree) -> Tree:
+    """Return the tensors `KIND/NAME` by their names."""
+    begin = f"{kind}/"
+    return {key.removeprefix(begin): v for key, v in tensors.items() if key.startswith(begin)}
+
+
+def _context(net: nn.Module, x: Tensor, leaves: Tree, ctx: Tree) -> StepContext:
+    """Return what a prediction rule reads for normalized inputs [B, ...]."""
+    # [B]; made from x, so that exported programs keep the axis B variable.
+    zeros = torch.zeros_like(x.flatten(1)[:, 0], dtype=torch.int64)
+    batch = Batch(x, y=zeros, mask=zeros == 0, key=zeros, step=torch.tensor(0))
+    return StepContext(
+        partial(net, x),
+        batch=batch,
+        ctx=ctx,
+        leaves=leaves,
+        start=leaves,
+        apply=partial(apply, net),
+    )
+
+
+class _Recorded(dict[str, Tensor]):
+    """A tree that records which of its tensors are read."""
+
+    def __init__(self, tree: Tree) -> None:
+        super().__init__(tree)
+        self.read: set[str] = set()
+
+    def __getitem__(self, name: str) -> Tensor:
+        self.read.add(name)
+        return super().__getitem__(name)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        self.read |= {name} & self.keys()
+        return super().get(name, default)
+
+    def __iter__(self) -> Iterator[str]:
+        self.read.update(super().keys())
+        return super().__iter__()
+
+    def items(self) -> Any:
+        self.read.update(super().keys())
+        return super().items()
+
+    def values(self) -> Any:
+        self.read.update(super().keys())
+        return super().values()
+
+
+def _that_are_read(
+    net: nn.Module,
+    rule: Callable[[StepContext], Tensor],
+    leaves: Tree,
+    ctx: Tree,
+    experiment: Experiment,
+) -> tuple[Tree, Tree]:
+    """Return the leaves and the entries of ctx that a prediction rule reads."""
+    recorded = _Recorded(leaves), _Recorded(ctx)
+    first = next(net.parameters())
+    x = torch.zeros(2, *experiment.federation.shape, dtype=first.dtype)
+    with torch.no_grad():
+        rule(_context(net, x, *recorded))
+    kept = [{name: dict.__getitem__(tree, name) for name in sorted(tree.read)} for tree in recorded]
+    return kept[0], kept[1]
+
+
+def _inputs(federation: Federation, client: int | None, dtype: torch.dtype) -> RawInputs:
+    """Return the module that normalizes raw samples of a client, or of any client (None)."""
+    shift, scale = federation.shift.cpu().to(dtype), federation.scale.cpu().to(dtype)
+    table = federation.table
+    if table is None:
+        return RawInputs(federation.shape, shift, scale)
+    return RawInputs(
+        federation.shape,
+        shift,
+        scale,
+        torch.from_numpy(table.source),
+        torch.from_numpy(table.word),
+        torch.from_numpy(table.fill[-1 if client is None else client]).to(dtype),
+    )
+
+
+def _normalization(federation: Federation, inputs: RawInputs) -> Normalization:
+    """Return the normalization as numbers."""
+    mean, std = (
+        np.atleast_1d(value.double().numpy().squeeze())
+        for value in (federation.shift.cpu(), 1.0 / federation.scale.cpu().double())
+    )
+    table, dataset = federation.table, federation.dataset
+    if table is None or inputs.fill is None:
+        return Normalization(mean, std, "channel")
+    names = _columns(dataset)
+    columns = [
+        names[k] if word < 0 else f"{names[k]}={dataset.words[k][word]}"
+        for k, word in zip(table.source.tolist(), table.word.tolist(), strict=True)
+    ]
+    return Normalization(mean, std, "column", tuple(columns), tuple(inputs.fill.tolist()))
+
+
+def _columns(dataset: Dataset) -> tuple[str, ...]:
+    """Return the names of a table's columns, their numbers without names; empty for images."""
+    if not dataset.is_table:
+        return ()
+    return dataset.columns or tuple(str(k) for k in range(dataset.x.shape[1]))
+
+
+def _name(dtype: torch.dtype) -> str:
+    """Return the name of a type without `torch.`."""
+    return str(dtype).removeprefix("torch.")
+
+
+def _card(
+    experiment: Experiment,
+    state: State,
+    path: Path,
+    client: int | None,
+    name: str,
+    moment: Moment,
+    model: TrainedModel,
+) -> dict[str, Any]:
+    """Return the model's card; its values are JSON values."""
+    config, federation = experiment.config, experiment.federation
+    paper, normal = experiment.algorithm.paper, model.normalization
+    partition = federation.partition
+    who: dict[str, Any] = {"client": client}
+    if client is not None:
+        if partition.names:
+            who["client_name"] = partition.names[client]
+        who["train_samples"] = int(federation.sizes[client])
+    inputs: dict[str, Any] = {
+        "shape": ["B", *model.raw_shape],
+        "dtype": _name(model.raw_dtype),
+    }
+    if model.largest is not None:
+        inputs["range"] = [0, model.largest]
+    if model.columns:
+        inputs["columns"] = list(model.columns)
+        inputs["words"] = {
+            column: list(words)
+            for column, words in zip(model.columns, model.words, strict=False)
+            if words
+        }
+    normalization: dict[str, Any] = {
+        "axis": normal.axis,
+        "mean": normal.mean.tolist(),
+        "std": normal.std.tolist(),
+    }
+    if normal.columns:
+        normalization |= {"columns": list(normal.columns), "fill": list(normal.fill)}
+    return {
+        "flbench": __version__,
+        "method": config.algorithm.name,
+        "paper": {key: value for key, value in vars(paper).items() if value is not None},
+        **who,
+        "model": name,
+        "checkpoint": moment,
+        "round": state.round,
+        "seed": config.seed,
+        "dataset": federation.dataset.name,
+        "classes": list(model.classes),
+        "input": inputs,
+        "normalization": normalization,
+        "output": {"shape": ["B", len(model.classes)], "scores": model.net.scores},
+        "metrics": _metrics(path, state, client, name),
+        "net": config.model.model_dump(mode="json"),
+        "parameters": sum(parameter.numel() for parameter in model.net.parameters()),
+        "precision": config.engine.precision,
+        "data_hash": data_hash(federation.dataset),
+        "partition_hash": partition.hash(),
+        "config_hash": config.hash(),
+    }
+
+
+def _metrics(path: Path, state: State, client: int | None, name: str) -> dict[str, float]:
+    """Return the model's test metrics that the run has written; empty if it has none.
+
+    They are those of a client's personal model on the client's test part, and those of the global
+    model on the common test set.
+    """
+    if client is None:
+        with as_data_error(path / "metrics.csv"):
+            rows = metrics_file.read(path / "metrics.csv")
+        return {
+            row.metric: row.value
+            for row in rows
+            if row[:3] == (state.round, "common", "gm") and row.metric in CLIENT_SCORES
+        }
+    file = path / "clients.csv"
+    if name != "personal" or not file.is_file():
+        return {}
+    summary = read_json(path / "summary.json")
+    moment = "last" if summary.get("last", {}).get("round") == state.round else "best"
+    with as_data_error(file):
+        for row in csv.DictReader(StringIO(files.read_text(file)), strict=True):
+            if row["moment"] == moment and int(row["client"]) == client:
+                scores = {key: row.get(key) for key in (*CLIENT_SCORES, *ranking.NAMES)}
+                values = {key: float(cell) for key, cell in scores.items() if cell}
+                return {
+                    "test_samples": int(row["test_size"]),
+                    **{key: value for key, value in values.items() if not math.isnan(value)},
+                }
+    return {}

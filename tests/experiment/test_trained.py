@@ -1,0 +1,278 @@
+"""The models of runs: they predict what the evaluation of the run has judged."""
+
+import csv
+import json
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from flbench.algorithms import ALGORITHMS
+from flbench.config.resolve import resolve
+from flbench.config.sources import from_file
+from flbench.core.errors import DataError, UserError
+from flbench.core.tree import digest
+from flbench.experiment import trained
+from flbench.experiment.assembly import load_federation
+from flbench.testing import run, with_method, write_npz
+from tests.support import SMALL, interrupted_run
+
+pytestmark = pytest.mark.slow
+
+METHODS = ALGORITHMS.load()
+
+# One method for each way from a state to a model that predicts.
+KINDS = {
+    "fedavg": "the global model",
+    "ft": "fine-tuning at each client",
+    "ditto": "a second model at each client",
+    "fedproto": "the nearest prototype",
+    "fednh": "cosines with prototypes, and a leaf of the method's own",
+    "moon": "the logits of a projection",
+    "apfl": "a mixture of two models, with BatchNorm statistics of its own",
+    "dispfl-hp": "weights that a hypernetwork generates",
+}
+OTHERS = sorted(set(METHODS) - KINDS.keys())
+
+
+def federation_of(path):
+    config, _ = resolve([from_file(path / "config.yaml")])
+    return load_federation(config)
+
+
+def read(path, name):
+    with (path / name).open(encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def assert_predicts_as_evaluated(path, clients=None):
+    """Compare the predictions of models with predictions.csv and clients.csv, client by client.
+
+    The parameters and buffers of all clients together have the digest of summary.json.
+    """
+    x, written = federation_of(path).dataset.x, {}
+    for row in read(path, "predictions.csv"):
+        written.setdefault(int(row["client"]), []).append(row)
+    last = {int(row["client"]): row for row in read(path, "clients.csv") if row["moment"] == "last"}
+    assert written
+    models = [trained.load(path, client, checkpoint="last") for client in clients or range(5)]
+    if clients is None:
+        weights = digest(model.net.net.state_dict() for model in models)
+        assert weights == json.loads((path / "summary.json").read_text())["weights_digest"]
+    for model in models:
+        client = model.card["client"]
+        if client not in written:
+            continue
+        predicted = model.predict(x[[int(row["sample"]) for row in written[client]]]).argmax(dim=1)
+        assert predicted.tolist() == [int(row["predicted"]) for row in written[client]]
+        right = [int(row["true"]) == int(row["predicted"]) for row in written[client]]
+        assert sum(right) / len(right) == pytest.approx(float(last[client]["accuracy"]), abs=1e-7)
+        assert model.card["metrics"]["accuracy"] == float(last[client]["accuracy"])
+
+
+@pytest.mark.parametrize("method", KINDS)
+def test_models_of_clients_predict_what_was_evaluated(tmp_path, method):
+    overrides = with_method(method, "train.optimizer.lr=0.1", "output.predictions=true")
+    assert_predicts_as_evaluated(run(tmp_path, *overrides)[0])
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("method", OTHERS)
+def test_models_of_clients_of_other_methods_predict_what_was_evaluated(tmp_path, method):
+    overrides = with_method(method, "train.optimizer.lr=0.1", "output.predictions=true")
+    assert_predicts_as_evaluated(run(tmp_path, *overrides)[0])
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("policy", ["local", "drop"])
+@pytest.mark.parametrize("method", METHODS)
+def test_models_have_the_batchnorm_statistics_of_the_evaluation(tmp_path, method, policy):
+    overrides = with_method(method, f"train.batchnorm={policy}", "model.name=lenet5")
+    path, _ = run(tmp_path, *overrides, "train.rounds=2", "output.predictions=true")
+    assert_predicts_as_evaluated(path)
+
+
+@pytest.mark.parametrize("policy", ["average", "local", "drop"])
+def test_models_of_nets_with_batchnorm(tmp_path, policy):
+    overrides = (*SMALL, "algorithm=ft", "model.name=lenet5", f"train.batchnorm={policy}")
+    path, _ = run(tmp_path, *overrides, "partition.samples=300", "output.predictions=true")
+    assert_predicts_as_evaluated(path, clients=(0, 3))
+
+
+def test_a_fine_tuned_model_of_the_vectorized_engine_has_the_bits_of_its_block(tmp_path):
+    overrides = (*SMALL, "algorithm=ft", "engine.name=vectorized", "output.predictions=true")
+    path, summary = run(tmp_path, *overrides)
+    assert summary["engine"]["name"] == "vectorized"
+    assert_predicts_as_evaluated(path)
+
+
+def test_the_global_model_is_the_one_evaluated_on_the_common_test_set(tmp_path):
+    rng = np.random.default_rng(0)
+    data = write_npz(tmp_path / "data.npz")
+    path, summary = run(tmp_path, *SMALL, "algorithm=fedavg", f"data.path={data}")
+    federation = federation_of(path)
+    assert len(federation.common)
+
+    model = trained.load(path, checkpoint="last")
+    rows = rng.permutation(federation.common)
+    predicted = model.predict(federation.dataset.x[rows]).argmax(dim=1).numpy()
+    accuracy = (predicted == federation.dataset.y[rows]).mean()
+    assert accuracy == pytest.approx(summary["last"]["test"]["gm"], abs=1e-7)
+    assert model.card["metrics"]["accuracy"] == summary["last"]["test"]["gm"]
+
+
+def test_best_and_last_are_the_models_of_their_rounds(tmp_path):
+    # The clients' models soon have the validation accuracy that they end with.
+    overrides = (*SMALL, "algorithm=local", "train.rounds=6", "evaluation.every=1")
+    path, summary = run(tmp_path, *overrides, "train.local_epochs=5", "train.optimizer.lr=0.3")
+    assert summary["best"]["round"] != 6
+    best, last = (trained.load(path, 0, checkpoint=moment) for moment in trained.MOMENTS)
+    assert best.card["round"] == summary["best"]["round"]
+    assert last.card["round"] == 6
+    rows = {(row["moment"], row["client"]): row for row in read(path, "clients.csv")}
+    moment = "best" if best.card["round"] != 6 else "last"
+    assert best.card["metrics"]["accuracy"] == float(rows[moment, "0"]["accuracy"])
+
+
+def test_other_models_of_a_method(tmp_path):
+    path, _ = run(tmp_path, *SMALL, "algorithm=fedproto")
+    x = federation_of(path).dataset.x[:20]
+    nearest, head = trained.load(path, 1), trained.load(path, 1, "head")
+    assert (nearest.net.scores, head.net.scores) == ("negative distances", "logits")
+    inputs = head.inputs(torch.as_tensor(x[:, 0]))
+    assert torch.equal(head.predict(x), head.net.net(inputs).logits)
+    assert (nearest.predict(x) <= 0).all()
+
+
+def test_net_takes_normalized_inputs_and_can_be_pickled(finished_run):
+    model = trained.load(finished_run, 2)
+    federation = federation_of(finished_run)
+    rows = np.arange(10)
+    inputs = federation.inputs(rows, torch.float32)
+    assert isinstance(model.net, nn.Module)
+    assert not model.net.training
+    assert torch.equal(model.net(inputs), model.predict(federation.dataset.x[rows]))
+    raw = torch.from_numpy(federation.dataset.x[rows])
+    pixels = (raw.double().numpy() - model.normalization.mean) / model.normalization.std
+    np.testing.assert_allclose(pixels, inputs, rtol=1e-5, atol=1e-5)
+
+    copy = pickle.loads(pickle.dumps(model))
+    assert torch.equal(copy.predict(raw), model.predict(raw))
+    assert json.loads(json.dumps(model.card)) == model.card
+
+
+def tables(folder):
+    """Write five tables with a column of words and missing values."""
+    rng = np.random.default_rng(1)
+    folder.mkdir()
+    for client in range(5):
+        lines = ["size,colour,weight,label"]
+        for k in range(40):
+            label = k % 3
+            size = "" if k % 11 == 0 else f"{label + rng.normal():.3f}"
+            colour = "" if k % 17 == 0 else ["red", "green", "blue"][(label + (k % 5 == 0)) % 3]
+            lines.append(f"{size},{colour},{rng.normal():.3f},{'abc'[label]}")
+        (folder / f"c{client}.csv").write_text("\n".join(lines) + "\n")
+    return folder
+
+
+def test_tables_are_encoded_and_imputed_as_in_training(tmp_path):
+    overrides = (
+        "model.name=mlp",
+        "partition.scheme=natural",
+        f"data.path={tables(tmp_path / 'x')}",
+    )
+    path, _ = run(tmp_path, *SMALL, "algorithm=fedper", *overrides, "output.predictions=true")
+    federation = federation_of(path)
+    assert federation.dataset.is_table
+    assert np.isnan(federation.dataset.x).any()
+    assert any(federation.dataset.words)
+    assert_predicts_as_evaluated(path)
+    for client in range(federation.clients):
+        model = trained.load(path, client)
+        rows = federation.partition.parts["train"][client]
+        inputs = model.inputs(torch.from_numpy(federation.dataset.x[rows]))
+        assert torch.equal(inputs, federation.inputs(rows, torch.float32))
+        assert model.card["client_name"] == f"c{client}"
+        assert model.card["input"]["words"] == {"colour": ["blue", "green", "red"]}
+
+
+def test_tables_without_names_of_columns(tmp_path):
+    rng = np.random.default_rng(0)
+    y = np.arange(200) % 3
+    arrays = {"train_images": rng.normal(size=(200, 4)) + y[:, None], "train_labels": y}
+    np.savez(tmp_path / "data.npz", **arrays)
+    overrides = ("model.name=logistic", "output.predictions=true")
+    data = f"data.path={tmp_path / 'data.npz'}"
+    path, _ = run(tmp_path, *SMALL, "algorithm=fedper", data, *overrides)
+    assert_predicts_as_evaluated(path)
+    assert trained.load(path, 0).raw_shape == (4,)
+
+
+def test_an_interrupted_run_has_models(tmp_path):
+    path = interrupted_run(tmp_path, "algorithm=fedavg", "evaluation.every=1")
+    assert trained.load(path, 0, checkpoint="last").card["round"] == 2
+    assert trained.load(path, checkpoint="best").card["metrics"] == {}
+
+
+def test_loading_leaves_the_number_of_threads_and_the_random_state(finished_run):
+    torch.set_num_threads(2)
+    before = torch.get_rng_state()
+    trained.load(finished_run, 0)
+    assert torch.get_num_threads() == 2
+    assert torch.equal(before, torch.get_rng_state())
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "words"),
+    [
+        ((8, 8), np.uint8, r"\[8, 8\].*takes \[B, 8, 8\].*axis B"),
+        ((2, 9, 8), np.uint8, r"\[2, 9, 8\].*\[B, 8, 8\]"),
+        ((2, 8, 8, 3), np.uint8, r"\[2, 8, 8, 3\].*\[B, 8, 8\]"),
+        ((2, 8, 8), np.float32, "float32.*whole numbers in.*0, 16"),
+    ],
+)
+def test_other_samples_are_refused(finished_run, shape, dtype, words):
+    with pytest.raises(UserError, match=words):
+        trained.load(finished_run, 0).predict(np.zeros(shape, dtype))
+
+
+def test_pixels_out_of_range_are_refused(finished_run):
+    with pytest.raises(UserError, match=r"\[0, 200\].*\[0, 16\]"):
+        trained.load(finished_run, 0).predict(np.array([[[0, 200] * 4] * 8]))
+    assert trained.load(finished_run, 0).predict(np.zeros((0, 8, 8), np.uint8)).shape == (0, 10)
+
+
+@pytest.mark.parametrize(
+    ("client", "deployment", "moment", "words"),
+    [
+        (5, None, "best", "no client 5: its 5 clients are 0 to 4"),
+        (-1, None, "best", "no client -1"),
+        (0, "persnal", "best", "no model `persnal`. Did you mean `personal`"),
+        (None, "personal", "best", "differs between clients"),
+        (0, None, "lst", "Did you mean `last`"),
+    ],
+)
+def test_models_that_do_not_exist(finished_run, client, deployment, moment, words):
+    with pytest.raises(UserError, match=words):
+        trained.load(finished_run, client, deployment, moment)
+
+
+def test_a_method_without_a_global_model(tmp_path):
+    path, _ = run(tmp_path, *SMALL, "algorithm=local")
+    with pytest.raises(UserError, match=r"`local` has no global model.*0 to 4"):
+        trained.load(path)
+
+
+def test_a_run_without_a_checkpoint_and_other_data(tmp_path):
+    data = write_npz(tmp_path / "data.npz")
+    path, _ = run(tmp_path, *SMALL, "algorithm=local", f"data.path={data}")
+    write_npz(data, size=10)
+    with pytest.raises(DataError, match="differ from those"):
+        trained.load(path, 0)
+    (path / "checkpoints" / "last.safetensors").unlink()
+    write_npz(data)
+    with pytest.raises(UserError, match="no round was saved"):
+        trained.load(path, 0)
