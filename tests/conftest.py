@@ -1,4 +1,5 @@
 import os
+from functools import cache
 from zlib import crc32
 
 # Threads of one process that wait for each other must not keep a core from the other test
@@ -26,6 +27,16 @@ def _one_thread(tmp_path, monkeypatch):
     """Run every test with one thread and an empty cache folder."""
     torch.set_num_threads(1)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _entry_points_are_read_once():
+    """Read the installed packages once per process, and not for each Fabric that a test creates."""
+    from lightning.fabric.utilities import registry
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(registry, "entry_points", cache(registry.entry_points))
+        yield
 
 
 @pytest.fixture(scope="session")

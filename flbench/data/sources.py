@@ -6,9 +6,11 @@ that an archive chooses.
 """
 
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from flbench.config.schema import DataConfig
 from flbench.core.errors import DataError, did_you_mean
@@ -159,18 +161,25 @@ def _check_no_layout(config: DataConfig, what: str) -> None:
         )
 
 
+@cache  # scikit-learn parses a text file, which takes longer than the rest of a small experiment
+def _digits_arrays() -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """Return images [N, 1, 8, 8] and labels [N] of scikit-learn's digits."""
+    from sklearn.datasets import load_digits
+
+    bunch = load_digits()
+    return bunch.images.astype(np.uint8)[:, None], bunch.target.astype(np.int64)
+
+
 def digits() -> Dataset:
     """Return scikit-learn's 1,797 images of digits, 8x8 pixels each.
 
     scikit-learn defines no test part; flbench uses the last 297 images.
     """
-    from sklearn.datasets import load_digits
-
-    bunch = load_digits()
+    images, labels = _digits_arrays()
     return Dataset(
         "digits",
-        bunch.images.astype(np.uint8)[:, None],
-        bunch.target.astype(np.int64),
+        images.copy(),
+        labels.copy(),
         tuple(str(digit) for digit in range(10)),
         train=1500,
         scale=16.0,

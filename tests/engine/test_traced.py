@@ -489,23 +489,17 @@ METHODS = ALGORITHMS.load()
 ENGINES = ("sequential", "vectorized")
 
 
-def engines(name: str) -> tuple[str, ...]:
-    """The engines whose replays `make test` checks: both for one method of each kind of state."""
-    return ENGINES if name in KINDS else (ENGINES[METHODS.index(name) % len(ENGINES)],)
-
-
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("name", KINDS)
 @pytest.mark.slow
-def test_every_method_is_replayed_bit_for_bit(name, monkeypatch):
-    for engine in engines(name):
-        with monkeypatch.context() as patch:
-            assert_replayed(name, engine, patch)
+def test_every_kind_of_state_is_replayed_bit_for_bit(name, engine, monkeypatch):
+    assert_replayed(name, engine, monkeypatch)
 
 
 @pytest.mark.full
+@pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("name", [name for name in METHODS if name not in KINDS])
-def test_every_method_is_replayed_bit_for_bit_by_the_other_engine(name, monkeypatch):
-    [engine] = set(ENGINES) - set(engines(name))
+def test_every_method_is_replayed_bit_for_bit(name, engine, monkeypatch):
     assert_replayed(name, engine, monkeypatch)
 
 

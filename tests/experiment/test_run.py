@@ -446,7 +446,7 @@ def test_interrupt_in_the_middle_of_training_discards_only_that_round(tmp_path, 
 @pytest.mark.parametrize(
     "name",
     [
-        name if name in ("fedavg", "hfcd") else pytest.param(name, marks=pytest.mark.full)
+        name if name == "hfcd" else pytest.param(name, marks=pytest.mark.full)
         for name in METHODS
     ],
 )
