@@ -30,8 +30,11 @@ if TYPE_CHECKING:
         Quantity,
         partition,
     )
-    from flbench.api.running import resume, run
+    from flbench.api.resuming import resume
+    from flbench.api.running import run
     from flbench.api.runs import Run
+    from flbench.api.studies import Study
+    from flbench.api.tuning import tune
     from flbench.callbacks import Callback, EarlyStopping
     from flbench.core.errors import ConfigError, DataError, RunError, UserError
 
@@ -41,8 +44,11 @@ _PLACES: Final = {
         *("Dirichlet", "FromFile", "Grouped", "IID", "Natural", "Partition", "Pathological"),
         *("Quantity", "partition"),
     ),
-    "flbench.api.running": ("resume", "run"),
+    "flbench.api.resuming": ("resume",),
+    "flbench.api.running": ("run",),
     "flbench.api.runs": ("Run",),
+    "flbench.api.studies": ("Study",),
+    "flbench.api.tuning": ("tune",),
     "flbench.callbacks": ("Callback", "EarlyStopping"),
     "flbench.core.errors": ("ConfigError", "DataError", "RunError", "UserError"),
 }
@@ -63,6 +69,7 @@ __all__ = [
     "Quantity",
     "Run",
     "RunError",
+    "Study",
     "UserError",
     "__version__",
     "load",
@@ -70,6 +77,7 @@ __all__ = [
     "resume",
     "run",
     "runs",
+    "tune",
 ]
 
 

@@ -9,6 +9,8 @@ from flbench.core.printable import printable
 if TYPE_CHECKING:
     import pandas as pd
 
+    from flbench.reports.tables import Block
+
 # Colours come from the notebook's theme, light or dark.
 STYLE: Final = (
     "<style>"
@@ -27,6 +29,8 @@ STYLE: Final = (
     ".flbench progress{width:16em;vertical-align:middle;margin-right:.8em}"
     "</style>"
 )
+
+LEFT: Final = ' style="text-align:left"'
 
 
 def text(content: object) -> str:
@@ -89,6 +93,20 @@ def table(frame: "pd.DataFrame", *, most: int = 20, texts: bool = False) -> str:
     rest = f"<div>and {more:,} more rows</div>" if more > 0 else ""
     kind = ' class="texts"' if texts else ""
     return f"<table{kind}><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{rest}"
+
+
+def block(content: "Block") -> str:
+    """Return a table of a report with its heading and the sentence below the heading."""
+    kind = ' class="texts"' if len(content.texts) == len(content.header) else ""
+    head = "".join(f"<th>{text(name)}</th>" for name in content.header)
+    rows = ""
+    for row in content.rows:
+        aligned = [LEFT if column in content.texts else "" for column in range(len(row))]
+        cells = [f"<td{side}>{text(item)}</td>" for side, item in zip(aligned, row, strict=True)]
+        rows += f"<tr>{''.join(cells)}</tr>"
+    about = f"<div>{text(content.about)}</div>" if content.about else ""
+    table = f"<table{kind}><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
+    return f"{heading(content.title)}{about}{table}"
 
 
 def _cell(value: object) -> str:

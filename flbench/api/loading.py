@@ -9,6 +9,7 @@ import pandas as pd
 
 from flbench.api import arguments
 from flbench.api.runs import Run
+from flbench.api.studies import Study
 from flbench.config.sources import leaves
 from flbench.core.errors import UserError
 from flbench.results import folders, reading, study_folder
@@ -21,11 +22,11 @@ PLACES: Final = ("output.", "tracking.", "data.root")  # keys that say where fil
 NAMED: Final = ("algorithm.name", "data.name", "model.name", "seed", "train.rounds")
 
 
-def load(path: str | PathLike[str]) -> Run:
-    """Read the folder of a run.
+def load(path: str | PathLike[str]) -> Run | Study:
+    """Read the folder of a run or of a study.
 
     Args:
-        path: A run folder.
+        path: A run folder or a study folder.
 
     Raises:
         UserError: The path is no such folder.
@@ -46,7 +47,7 @@ def load(path: str | PathLike[str]) -> Run:
             f"{folder} is not the folder of a run or a study: it has no config.yaml or study.json."
             f"{cure}"
         )
-    return Run(folder)
+    return Study(folder) if study_folder.is_study(folder) else Run(folder)
 
 
 def runs(*paths: str | PathLike[str]) -> pd.DataFrame:

@@ -14,13 +14,16 @@ def is_over(folder: StudyFolder, prepared: Prepared) -> bool:
     return StudyPlan(prepared.samplers(), prepared.budget, folder.records()).is_over()
 
 
-def carry_out(folder: StudyFolder, prepared: Prepared, supervisor: Supervisor) -> None:
+def carry_out(
+    folder: StudyFolder, prepared: Prepared, supervisor: Supervisor, *, shown: bool = True
+) -> None:
     """Train the jobs of a study that have not ended, on a connected Ray cluster.
 
     Args:
         folder: Study folder.
         prepared: The study. `cluster.cluster(prepared.resources, supervisor)` must be active.
         supervisor: Stops the study after a stop signal or the loss of a server of Ray.
+        shown: Whether to show the progress.
 
     Raises:
         KeyboardInterrupt: A stop signal has arrived. Trainings that have ended are kept.
@@ -35,6 +38,7 @@ def carry_out(folder: StudyFolder, prepared: Prepared, supervisor: Supervisor) -
         finals=2 * prepared.budget.seeds,
         rounds=prepared.settings.rounds,
     )
+    progress.console.quiet = not shown
     progress.add_ended(record for record in records if record["state"] in ENDS)
     progress.add_interrupted(record for record in records if record["state"] not in ENDS)
     supervisor.close_display = progress.close

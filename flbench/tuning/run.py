@@ -127,9 +127,7 @@ def carry_out(
                 at_once,
             )
         if not plan.is_over(wanted):
-            raise RunError(
-                f"Ray Tune stopped before the end. Resume with: flbench tune --resume {study}"
-            )
+            raise RunError(f"Ray Tune stopped before the end. {supervisor.note}")
     if _digest(shared) != before:
         # PyTorch ignores the read-only flag of shared memory.
         raise RunError(

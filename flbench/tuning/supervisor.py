@@ -58,6 +58,11 @@ class Supervisor:
 
     When a server is lost, `check` raises StudyStopped too, and the process ends with exit code 1.
 
+    Args:
+        ends_process: Whether the process may be ended, as a command may. Without it, a second stop
+            signal raises KeyboardInterrupt wherever the main thread is, and a call of Ray may take
+            a minute to fail after the loss of a server.
+
     Attributes:
         note: What the user must know when the process is ended, such as how to resume.
         report: Function that writes the report of the study. It is called once, by the main thread
@@ -65,7 +70,8 @@ class Supervisor:
         close_display: Function that ends a live table on the terminal.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, ends_process: bool = True) -> None:
+        self._ends_process = ends_process
         self.note = ""
         self.report: Callable[[], object] = _nothing
         self.close_display: Callable[[], object] = _nothing
@@ -98,7 +104,7 @@ class Supervisor:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self._lost is not None:
+        if self._lost is not None and self._ends_process:
             # Ray's library waits for its servers when Python exits.
             self._say_error(error)
             self._exit()
@@ -184,8 +190,9 @@ class Supervisor:
 
     def _interrupt(self, number: int, frame: object) -> None:
         """Handle a stop signal in the main thread."""
+        is_second = self._stopped is not None and not self._ends_process
         self._stopped = self._stopped or time.monotonic()
-        if not self._interrupted and not self._waiting:
+        if is_second or (not self._interrupted and not self._waiting):
             self._interrupted = True
             raise KeyboardInterrupt
 
@@ -202,7 +209,11 @@ class Supervisor:
                 is_urgent = self._waiting and signal.SIGTERM in received
                 self._impatient = is_urgent or now - self._stopped > IMPATIENCE
             self._look()
-            if not self._closed and (self._impatient or self._is_late(time.monotonic())):
+            if (
+                self._ends_process
+                and not self._closed
+                and (self._impatient or self._is_late(time.monotonic()))
+            ):
                 self._end()
 
     def _look(self) -> None:

@@ -1,0 +1,246 @@
+"""A study as an object: its trials, its winners and what can be said about them."""
+
+from functools import cached_property
+from os import PathLike
+from pathlib import Path
+from typing import Any, Final
+
+import pandas as pd
+
+from flbench.api import arguments, html
+from flbench.config.sources import leaves
+from flbench.core.errors import UserError, did_you_mean
+from flbench.reports.statistics import CLAIM_FROM, PairedDifference
+from flbench.results import study_folder
+from flbench.results.study_folder import Trial
+from flbench.tuning import tables
+from flbench.tuning.failures import find_failures
+from flbench.tuning.report import StudyReport
+
+TRIALS: Final = {
+    "method": "str",
+    "trial": "int64",
+    "state": "str",
+    "score": "float64",
+    "round": "int64",
+    "rounds": "int64",
+    "seconds": "float64",
+    "attempts": "int64",
+    "reason": "str",
+}
+"""Columns of `Study.trials` with their types; the parameters stand before `attempts`."""
+
+RESULTS: Final = {
+    "method": "str",
+    "variant": "str",
+    "seed": "int64",
+    "trial": "int64",
+    "up_bytes": "int64",
+    "down_bytes": "int64",
+    "peer_bytes": "int64",
+    "setup_bytes": "int64",
+    "seconds": "float64",
+    "path": "str",
+}
+"""Columns of `Study.results` with their types; the metrics stand before `up_bytes`."""
+
+VERDICTS: Final = {
+    "first": "str",
+    "second": "str",
+    "difference": "float64",
+    "low": "float64",
+    "high": "float64",
+    "seeds": "int64",
+    "p": "float64",
+    "p_holm": "float64",
+    "p_wilcoxon": "float64",
+    "verdict": "str",
+}
+"""Columns of `Study.verdicts` with their types."""
+
+
+class Study:
+    """A study of `fl.tune`, finished or not, as read from its folder.
+
+    Args:
+        path: The study folder.
+
+    Raises:
+        UserError: The path is not a study folder.
+        DataError: A file in the folder is damaged.
+
+    Attributes:
+        path: The study folder.
+    """
+
+    def __init__(self, path: str | PathLike[str]) -> None:
+        self.path = arguments.path_of(path, "path")
+        self._study = study_folder.read(self.path)
+        self._report = StudyReport(self._study)
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """Names of the methods."""
+        return self._study.methods
+
+    @property
+    def metric(self) -> str:
+        """Validation metric that scores the trials."""
+        return self._study.header.metric
+
+    @cached_property
+    def trials(self) -> pd.DataFrame:
+        """The trials of the search, one per row; trial 0 of a method has the default parameters.
+
+        Columns: `method` str; `trial` int64, its number; `state` str, `finished`, `stopped` (by the
+        scheduler), `running`, `diverged` or `failed`; `score` float64, the validation metric at the
+        last evaluation; `round` and `rounds` int64, those done and those asked for; `seconds`
+        float64; a column for each hyper-parameter by its dotted key, missing where the method does
+        not have it; `attempts` int64; `reason` str, why it failed.
+        """
+        keys = list(dict.fromkeys(key for trial in self._study.trials for key in trial.params))
+        rows = [
+            {
+                "method": trial.method,
+                "trial": trial.index,
+                "state": trial.state,
+                "score": trial.score,
+                "round": trial.round,
+                "rounds": trial.rounds,
+                "seconds": (trial.seconds or {}).get("total"),
+                **{key: trial.params.get(key) for key in keys},
+                "attempts": trial.attempts,
+                "reason": trial.reason or "",
+            }
+            for trial in self._study.trials
+        ]
+        names = list(TRIALS)
+        return pd.DataFrame(rows, columns=[*names[:-2], *keys, *names[-2:]]).astype(TRIALS)
+
+    @cached_property
+    def results(self) -> pd.DataFrame:
+        """The finished final trainings, one per row, each with another seed.
+
+        Columns: `method` str; `variant` str, `default` or `tuned` parameters; `seed` int64; `trial`
+        int64, the trial whose parameters it has; `validation.METRIC` and `test.METRIC` float64,
+        after the last round; bytes int64 and `seconds` float64 of the whole run; `path` str, which
+        `fl.load` reads. If the default parameters won the search, the method has no tuned rows.
+        """
+        rows = []
+        for final in self._study.finals:
+            if final.run is None:
+                continue
+            summary = final.run.summary
+            last = {split: summary["last"][split] for split in ("validation", "test")}
+            rows.append(
+                {
+                    "method": final.trial.method,
+                    "variant": final.trial.variant,
+                    "seed": final.trial.seed,
+                    "trial": final.trial.index,
+                    **{key: value for key, value in leaves(last).items() if "@" not in key},
+                    **{name: summary["communication"][name] for name in list(RESULTS)[4:8]},
+                    "seconds": summary["seconds"]["total"],
+                    "path": str(final.path),
+                }
+            )
+        metrics = sorted({key for row in rows for key in row} - RESULTS.keys())
+        names = list(RESULTS)
+        frame = pd.DataFrame(rows, columns=[*names[:4], *metrics, *names[4:]])
+        return frame.astype(RESULTS | dict.fromkeys(metrics, "float64"))
+
+    @cached_property
+    def verdicts(self) -> pd.DataFrame:
+        """What the final trainings say, by paired t-tests over seeds on test parts.
+
+        There is a row for each method, its tuned against its default parameters, and one for each
+        pair of tuned methods. Columns: `first` and `second` str, such as `hfcd (tuned)`;
+        `difference` float64, the mean of first minus second, and `low` and `high`, the ends of its
+        95 % interval (NaN for fewer than three seeds); `seeds` int64; `p`, `p_holm` (corrected for
+        all pairs of methods; NaN for the gain of one method) and `p_wilcoxon` float64; `verdict`
+        str, about `first`.
+        """
+        rows = []
+        for tuning in self._report.tunings:
+            if tuning.gain is not None and tuning.verdict is not None:
+                names = f"{tuning.method} (tuned)", f"{tuning.method} (default)"
+                rows.append(_verdict(*names, tuning.gain, None, tuning.verdict))
+        for pair in self._report.pairs:
+            names = f"{pair.first} (tuned)", f"{pair.second} (tuned)"
+            rows.append(_verdict(*names, pair.gap, pair.p, pair.verdict))
+        return pd.DataFrame(rows, columns=list(VERDICTS)).astype(VERDICTS)
+
+    def best(self, method: str) -> Trial:
+        """Return the best finished trial of a method.
+
+        `study.best("hfcd").params` are its hyper-parameters by their dotted keys, which
+        `fl.run("hfcd", **study.best("hfcd").params)` trains again.
+
+        Args:
+            method: Name of the method.
+
+        Raises:
+            UserError: The study has no such method, or no trial of it has finished with a score.
+        """
+        if method not in self.methods:
+            raise UserError(
+                f"{self.path} has no method `{method}`.{did_you_mean(method, self.methods)} It has"
+                f" {', '.join(self.methods)}."
+            )
+        found = self._study.winner(method)
+        if found is None:
+            raise UserError(
+                f"no trial of `{method}` in {self.path} has finished with a score. fl.resume("
+                f"{str(self.path)!r}) continues an interrupted study."
+            )
+        return found
+
+    @property
+    def notes(self) -> list[str]:
+        """Facts that make a comparison unfair or unfinished, and failures; one sentence each."""
+        return [*self._report.notes, *find_failures(self._report)]
+
+    def __reduce__(self) -> tuple[type["Study"], tuple[Path]]:
+        return Study, (self.path,)
+
+    def __repr__(self) -> str:
+        header = self._study.header
+        return (
+            f"<Study of {', '.join(self.methods)} on {header.dataset}: {len(self._study.trials)} of"
+            f" {header.trials * len(self.methods)} trials, {len(self.results)} final trainings;"
+            f" {self.path}>"
+        )
+
+    def _repr_html_(self) -> str:
+        blocks = [tables.gains(self._report), tables.comparisons(self._report)]
+        winners = [tables.winner(self._report, method) for method in self.methods]
+        facts = {key: self._report.facts[key] for key in ("data", "budget", "metric", "search")}
+        return html.card(
+            self._report.heading,
+            html.facts(facts | {"folder": str(self.path)}),
+            *(html.block(block) for block in blocks if block is not None),
+            html.heading("Best parameters"),
+            html.notes([winner for winner in winners if winner]),
+            html.heading("Notes") if self.notes else "",
+            html.notes(self.notes),
+        )
+
+
+def _verdict(
+    first: str, second: str, gap: PairedDifference, p: float | None, verdict: str
+) -> dict[str, Any]:
+    """Return a row of `Study.verdicts`."""
+    sample = gap.sample
+    half = float("nan") if sample.half is None or sample.n < CLAIM_FROM else sample.half
+    return {
+        "first": first,
+        "second": second,
+        "difference": sample.mean,
+        "low": sample.mean - half,
+        "high": sample.mean + half,
+        "seeds": len(gap.seeds),
+        "p": gap.p,
+        "p_holm": p,
+        "p_wilcoxon": gap.wilcoxon,
+        "verdict": verdict,
+    }

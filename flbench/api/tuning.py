@@ -1,0 +1,399 @@
+"""Searching hyper-parameters from Python, and resuming a study."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from functools import partial
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from flbench.api import arguments
+from flbench.api.arguments import Section
+from flbench.api.process import preserved
+from flbench.api.running import how_to_resume
+from flbench.api.studies import Study
+from flbench.config.sources import Layer
+from flbench.core.errors import ConfigError, RunError
+from flbench.reports.terminal import open_console
+from flbench.results import study_folder
+from flbench.tracking import mirror
+
+if TYPE_CHECKING:
+    from flbench.tuning.prepare import Prepared
+    from flbench.tuning.study import StudyFolder
+    from flbench.tuning.supervisor import Supervisor
+
+Tell = Callable[[Sequence[str]], object]
+"""Function that shows sentences to the user."""
+
+
+def tune(
+    methods: str | Sequence[str],
+    *,
+    trials: int | None = None,
+    seeds: int | None = None,
+    search: str | None = None,
+    scheduler: str | None = None,
+    metric: str | None = None,
+    deployment: str | None = None,
+    space: str | PathLike[str] | None = None,
+    concurrent: int | None = None,
+    gpus_per_trial: float | None = None,
+    retries: int | None = None,
+    address: str | None = None,
+    out: str | PathLike[str] | None = None,
+    config: str | PathLike[str] | None = None,
+    seed: int | None = None,
+    algorithm: Mapping[str, Any] | None = None,
+    data: Section | None = None,
+    partition: Section | None = None,
+    model: Section | None = None,
+    train: Mapping[str, Any] | None = None,
+    engine: Section | None = None,
+    evaluation: Mapping[str, Any] | None = None,
+    tracking: Mapping[str, Any] | None = None,
+    progress: bool = True,
+    **keys: Any,
+) -> Study:
+    """Search hyper-parameters of methods with equal budgets, as `flbench tune` does.
+
+    Trials are scored on the validation parts. The best and the default parameters are then trained
+    again with several seeds, and only these final trainings are evaluated on the test parts.
+
+    The sections of the configuration are given as to `fl.run`, with the same default of
+    `tracking.mlflow`. An interrupt keeps the trials that have ended, and raises KeyboardInterrupt,
+    whose message names the call of `fl.resume` that continues the study. Environment variables that
+    Ray Tune reads are set and stay set.
+
+    Args:
+        methods: Names of the methods.
+        trials: Trials of each method, the one with default parameters included (default 16).
+        seeds: Final trainings of the default and of the best parameters, each with another seed
+            (default 3; 0: none).
+        search: How parameters are proposed: `random` (default), `grid` or `optuna`.
+        scheduler: `asha` (default) stops trials that fall behind, `pbt` lets them continue from the
+            best ones, `none` trains every trial to the end.
+        metric: Validation metric to maximize (default `accuracy`).
+        deployment: Model whose metrics score the trials (default `personal`).
+        space: Search space of one method, or a folder with METHOD.yaml (default: built in).
+        concurrent: Trials at once (default: one per core).
+        gpus_per_trial: Share of a GPU per trial (default: 1 if trials train on a GPU).
+        retries: New attempts of a trial whose worker process fails (default 2).
+        address: A running Ray cluster (default: start Ray on this machine).
+        out: Folder for study folders (default `studies`).
+        config: YAML file with the values that differ from the defaults.
+        seed: Seed of the partition and of the trials; the final trainings take the seeds after it.
+        algorithm: Keys of the methods that are not searched. Each method gets those that it has.
+        data: Section `data`.
+        partition: Section `partition`, or an object such as `fl.Dirichlet(alpha=0.1)`.
+        model: Section `model`.
+        train: Section `train`.
+        engine: Section `engine`.
+        evaluation: Section `evaluation`.
+        tracking: Section `tracking`.
+        progress: Whether to show the progress.
+        keys: Keys by their dotted names.
+
+    Returns:
+        The study.
+
+    Raises:
+        UserError: The request cannot be carried out. All errors of a configuration are reported
+            together.
+        RunError: No trial of any method has a score, or a server of Ray was lost.
+        KeyboardInterrupt: The study was interrupted; `fl.resume` continues it.
+    """
+    options = {
+        "trials": trials,
+        "seeds": seeds,
+        "search": search,
+        "scheduler": scheduler,
+        "metric": metric,
+        "deployment": deployment,
+        "space": None if space is None else arguments.path_of(space, "space"),
+        "concurrent": concurrent,
+        "gpus": gpus_per_trial,
+        "retries": retries,
+        "address": address,
+        "out": None if out is None else arguments.path_of(out, "out"),
+    }
+    options = {name: value for name, value in options.items() if value is not None}
+    given = {
+        "seed": seed,
+        "algorithm": algorithm,
+        "data": data,
+        "partition": partition,
+        "model": model,
+        "train": train,
+        "engine": engine,
+        "evaluation": evaluation,
+        "tracking": tracking,
+        **keys,
+    }
+    names = arguments.names_of(methods)
+    layers = {name: _layers_of(name, names, config, given) for name in names}
+    asked = {**options, **{name: value for name, value in given.items() if value is not None}}
+    call = ", ".join([repr(list(names)), *(f"{name}={value!r}" for name, value in asked.items())])
+    ending = start(
+        layers,
+        options,
+        command=(f"fl.tune({call})",),
+        tell=tell if progress else _ignore,
+        how_to_resume=how_to_resume,
+        ends_process=False,
+        shown=progress,
+    )
+    return _finished(ending, shown=progress)
+
+
+def resume(path: Path, *, progress: bool = True, **resources: Any) -> Study:
+    """Continue an interrupted study, as `flbench tune --resume` does.
+
+    Args:
+        path: The study folder.
+        progress: Whether to show the progress.
+        resources: Those of `concurrent`, `gpus_per_trial`, `retries` and `address` that change.
+
+    Raises:
+        UserError: The folder is no study folder, the data are others than before, or an argument
+            cannot change.
+        RunError: No trial of any method has a score, or a server of Ray was lost.
+        KeyboardInterrupt: The study was interrupted again.
+    """
+    names = {"concurrent": "concurrent", "gpus_per_trial": "gpus"}
+    names |= {"retries": "retries", "address": "address"}
+    if unknown := [name for name in resources if name not in names]:
+        raise ConfigError(
+            f"`{unknown[0]}` cannot be given to fl.resume of a study, which keeps its methods,"
+            f" search spaces and configuration. Only {', '.join(names)} can change."
+        )
+    ending = carry_on(
+        path,
+        {names[name]: value for name, value in resources.items()},
+        tell=tell if progress else _ignore,
+        how_to_resume=how_to_resume,
+        ends_process=False,
+        shown=progress,
+    )
+    return _finished(ending, shown=progress)
+
+
+class Ending(NamedTuple):
+    """How a study ended.
+
+    Attributes:
+        path: The study folder.
+        notes: Sentences about what was not sent to MLflow.
+    """
+
+    path: Path
+    notes: list[str]
+
+
+def start(
+    layers: dict[str, list[Layer]],
+    options: dict[str, Any],
+    *,
+    command: Sequence[str],
+    tell: Tell,
+    how_to_resume: Callable[[Path], str] | None = None,
+    ends_process: bool = True,
+    shown: bool = True,
+) -> Ending:
+    """Check a study, make its folder, and carry it out.
+
+    Args:
+        layers: Layers of each method's configuration, in the order of the methods.
+        options: Fields of `flbench.tuning.request.TuneRequest` that differ from their defaults.
+        command: What the user called, for study.json.
+        tell: Shows notes to the user.
+        how_to_resume: Function from the study folder to what the user calls to resume it; None for
+            the command.
+        ends_process: Whether this process may be ended if Ray does not answer after a signal.
+        shown: Whether to show the progress.
+
+    Raises:
+        UserError: The study cannot be carried out.
+        RunError: A server of Ray was lost.
+        KeyboardInterrupt: A stop signal has arrived.
+    """
+    require_ray_tune()
+    from flbench.tuning import prepare
+    from flbench.tuning.cluster import cluster
+    from flbench.tuning.request import TuneRequest
+    from flbench.tuning.supervisor import Supervisor
+
+    with preserved(), Supervisor(ends_process=ends_process) as supervisor:
+        prepared = prepare.prepare(TuneRequest(tuple(layers), **options), layers)
+        mirror.check(prepared.config.tracking)
+        tell(prepared.notes)
+        # The cluster is checked before a folder is made.
+        with cluster(prepared.resources, supervisor):
+            folder = prepare.create(prepared, command)
+            if how_to_resume is not None:
+                folder.resume_command = how_to_resume(folder.path)
+            return _carry_out(folder, prepared, supervisor, tell, shown=shown)
+
+
+def carry_on(
+    path: Path,
+    resources: dict[str, Any],
+    *,
+    tell: Tell,
+    how_to_resume: Callable[[Path], str] | None = None,
+    ends_process: bool = True,
+    shown: bool = True,
+) -> Ending:
+    """Carry out what is left of a study.
+
+    Args:
+        path: Study folder.
+        resources: Fields of `flbench.tuning.request.TuneRequest` that change.
+        tell: Shows notes to the user.
+        how_to_resume: Function from the study folder to what the user calls to resume it; None for
+            the command.
+        ends_process: Whether this process may be ended if Ray does not answer after a signal.
+        shown: Whether to show the progress.
+
+    Raises:
+        UserError: The path is no study folder, or the data are others than before.
+        RunError: A server of Ray was lost.
+        KeyboardInterrupt: A stop signal has arrived.
+    """
+    require_ray_tune()
+    from flbench.tuning import driver, prepare, study_page
+    from flbench.tuning.cluster import cluster
+    from flbench.tuning.study import StudyFolder
+    from flbench.tuning.supervisor import Supervisor
+
+    with (
+        preserved(),
+        Supervisor(ends_process=ends_process) as supervisor,
+        closing(StudyFolder.reopen(path)) as folder,
+    ):
+        if how_to_resume is not None:
+            folder.resume_command = how_to_resume(path)
+        supervisor.note = _note(folder)
+        prepared = prepare.reopen(folder, resources)
+        if driver.is_over(folder, prepared):
+            # The process may have been killed before it wrote the report.
+            study_page.write(folder.path)
+            tell([f"{path} is finished: there is nothing to resume."])
+            return Ending(folder.path, [])
+        with cluster(prepared.resources, supervisor):
+            return _carry_out(folder, prepared, supervisor, tell, shown=shown)
+
+
+def failure(path: Path) -> str | None:
+    """Return why a study has no result, and where the reasons are; None if it has one."""
+    from flbench.tuning.failures import search_failure
+
+    reason = search_failure(study_folder.read(path))
+    return reason and f"{path}: {reason}. The reasons are above, and in {path / 'study.md'}."
+
+
+def require_ray_tune() -> None:
+    """Raise a ConfigError if Ray Tune is not installed."""
+    try:
+        import ray.tune  # noqa: F401
+    except ImportError as error:
+        raise ConfigError(
+            f"flbench tune needs the package `{error.name}`, which is not installed:"
+            " pip install 'flbench[tune]'"
+        ) from error
+
+
+def tell(sentences: Sequence[str]) -> None:
+    """Print sentences on standard error, as `note: ...`."""
+    for sentence in sentences:
+        open_console(errors=True).print(f"note: {sentence}", soft_wrap=True)
+
+
+def _ignore(sentences: Sequence[str]) -> None:
+    """Show nothing."""
+
+
+def _note(folder: "StudyFolder") -> str:
+    return f"Resume with: {folder.resume_command}"
+
+
+def _carry_out(
+    folder: "StudyFolder",
+    prepared: "Prepared",
+    supervisor: "Supervisor",
+    tell: Tell,
+    *,
+    shown: bool,
+) -> Ending:
+    """Train what is left of a study and write its report."""
+    from flbench.tuning import driver, study_page
+
+    request = prepared.request
+    supervisor.note = _note(folder)
+    supervisor.report = partial(study_page.write, folder.path)
+    tell(
+        [
+            f"{folder.path}: {request.trials} trials of {prepared.settings.rounds} rounds for each"
+            f" of {', '.join(request.methods)}, {prepared.resources.concurrent} at once; then final"
+            f" trainings of the default and the best parameters with {request.seeds} seeds."
+        ]
+    )
+    with mirror.Mirrors() as mirrors, _told(supervisor, tell):
+        mirrors.open(folder.path, prepared.config, lambda note: tell([note]))
+        try:
+            driver.carry_out(folder, prepared, supervisor, shown=shown)
+        finally:
+            supervisor.write_report()
+            folder.close()
+    return Ending(folder.path, mirrors.finish())
+
+
+@contextmanager
+def _told(supervisor: "Supervisor", tell: Tell) -> Iterator[None]:
+    """Show how to resume after an interrupt, and say it in the message of the exception."""
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        error.args = (f"interrupted. {supervisor.note}",)
+        tell([str(error)])
+        raise
+
+
+def _layers_of(
+    name: str,
+    names: Sequence[str],
+    config: str | PathLike[str] | None,
+    given: Mapping[str, Any],
+) -> list[Layer]:
+    """Return the layers of one method's configuration.
+
+    If there are several methods, each one gets those keys of the section `algorithm` that it has.
+    """
+    from flbench.algorithms import ALGORITHMS
+
+    algorithm = given["algorithm"] or {}
+    if not isinstance(algorithm, Mapping):
+        raise ConfigError(
+            f"`algorithm` must be a dict of keys, got {algorithm!r}: fl.tune takes the methods as"
+            " its first argument."
+        )
+    known = {other: set(ALGORITHMS.find(other).Config.model_fields) for other in names}
+    kept = {
+        key: value
+        for key, value in algorithm.items()
+        if key in known[name] or not any(key in fields for fields in known.values())
+    }
+    return arguments.layers("tune", config, {**given, "algorithm": {**kept, "name": name}})
+
+
+def _finished(ending: Ending, *, shown: bool) -> Study:
+    """Return a study.
+
+    Raises:
+        RunError: No trial of any method has a score.
+    """
+    if shown:
+        tell(ending.notes)
+    if reason := failure(ending.path):
+        raise RunError(reason)
+    return Study(ending.path)
