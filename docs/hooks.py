@@ -12,7 +12,7 @@ import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import Any, get_args, get_origin
+from typing import Any, get_args
 
 from markdown import Markdown
 from markdown.extensions import Extension
@@ -25,6 +25,7 @@ from pydantic_core import PydanticUndefined
 
 from flbench.algorithms import catalogue
 from flbench.algorithms.base import Algorithm
+from flbench.config.key_types import type_name
 from flbench.config.schema import AlgorithmConfig, Config, ModelConfig
 from flbench.core.registry import ALGORITHMS, MODELS
 
@@ -403,24 +404,6 @@ def section_of(field: FieldInfo) -> type[BaseModel] | None:
         if isinstance(kind, type) and issubclass(kind, BaseModel):
             return kind
     return None
-
-
-def type_name(kind: Any) -> str:
-    """Return the type of a key in the words of YAML."""
-    names = {int: "integer", float: "number", str: "text", bool: "true or false"}
-    names |= {Path: "path", type(None): "null"}
-    if kind in names:
-        return names[kind]
-    if hasattr(kind, "__metadata__"):  # Annotated
-        return type_name(kind.__origin__)
-    arguments = get_args(kind)
-    if get_origin(kind) is tuple:
-        parts = [part for part in arguments if part is not Ellipsis]
-        length = "" if Ellipsis in arguments else f" of {len(parts)}"
-        return f"list{length}: {type_name(parts[0])}"
-    if arguments and all(isinstance(part, str | bool) for part in arguments):
-        return "one of"
-    return " or ".join(dict.fromkeys(type_name(part) for part in arguments)) or str(kind)
 
 
 def shown(field: FieldInfo) -> str:

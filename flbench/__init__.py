@@ -19,6 +19,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from flbench.api.loading import load, runs
+    from flbench.api.methods import Method, method, methods
     from flbench.api.partitions import (
         IID,
         Dirichlet,
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 
 _PLACES: Final = {
     "flbench.api.loading": ("load", "runs"),
+    "flbench.api.methods": ("Method", "method", "methods"),
     "flbench.api.partitions": (
         *("Dirichlet", "FromFile", "Grouped", "IID", "Natural", "Partition", "Pathological"),
         *("Quantity", "partition"),
@@ -63,6 +65,7 @@ __all__ = [
     "EarlyStopping",
     "FromFile",
     "Grouped",
+    "Method",
     "Natural",
     "Partition",
     "Pathological",
@@ -73,6 +76,8 @@ __all__ = [
     "UserError",
     "__version__",
     "load",
+    "method",
+    "methods",
     "partition",
     "resume",
     "run",

@@ -3,8 +3,9 @@
 from dataclasses import replace
 
 import torch
+from torch import nn
 
-from flbench.algorithms.base import state_of
+from flbench.algorithms.base import Algorithm, state_of
 from flbench.core.errors import ConfigError, did_you_mean
 from flbench.experiment.assembly import Experiment
 from flbench.models.base import net_leaves
@@ -19,10 +20,20 @@ def scorable(experiment: Experiment) -> tuple[str, ...]:
     """Return the names of the deployments that can score a trial, `personal` first.
 
     They are those of the method's last stage that clients are evaluated with on their own samples.
-    Nothing is trained.
     """
-    algorithm = experiment.algorithm
-    start = {name: leaf.detach() for name, leaf in net_leaves(experiment.net).items()}
+    return tuple(name for name in names(experiment.algorithm, experiment.net) if name != GLOBAL)
+
+
+def names(algorithm: Algorithm, net: nn.Module) -> tuple[str, ...]:
+    """Return the names of the deployments of a method's last stage, `personal` first.
+
+    Nothing is trained.
+
+    Args:
+        algorithm: The method.
+        net: The net with its seeded weights.
+    """
+    start = {name: leaf.detach() for name, leaf in net_leaves(net).items()}
     # Views instead of copies of the clients' leaves: nothing is written.
     state = state_of(algorithm, start, own=lambda tree: tree)
     stages = algorithm.stages()
@@ -33,8 +44,7 @@ def scorable(experiment: Experiment) -> tuple[str, ...]:
         round=algorithm.setting.rounds,
         is_initial=False,
     )
-    found = algorithm.deploy(last, torch.tensor([0]))
-    return tuple(name for name in found if name != GLOBAL)
+    return tuple(algorithm.deploy(last, torch.tensor([0])))
 
 
 def check(name: str, experiment: Experiment) -> None:
@@ -46,8 +56,8 @@ def check(name: str, experiment: Experiment) -> None:
     """
     if name == PERSONAL:
         return
-    names = scorable(experiment)
-    if name in names:
+    known = scorable(experiment)
+    if name in known:
         return
     why = ""
     if name == GLOBAL:
@@ -55,7 +65,7 @@ def check(name: str, experiment: Experiment) -> None:
     raise ConfigError(
         f"--deployment {name}: algorithm.name={experiment.config.algorithm.name} has no deployment"
         f" of this name that clients are evaluated with on their validation parts. It has:"
-        f" {', '.join(names)}.{why}{did_you_mean(name, names)}"
+        f" {', '.join(known)}.{why}{did_you_mean(name, known)}"
     )
 
 

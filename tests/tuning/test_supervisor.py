@@ -212,6 +212,25 @@ def test_signal_within_ray_is_raised_at_the_next_step():
     assert reached == ["still in Ray"]
 
 
+def test_second_signal_leaves_ray_in_a_process_that_is_not_to_be_ended():
+    """As in a notebook, whose kernel must survive."""
+    reached = []
+
+    def steps():
+        signal.raise_signal(signal.SIGINT)
+        reached.append("still in Ray")
+        signal.raise_signal(signal.SIGINT)
+        reached.append("left")
+
+    with (
+        pytest.raises(KeyboardInterrupt),
+        Supervisor(ends_process=False) as supervisor,
+        supervisor.waiting(),
+    ):
+        steps()
+    assert reached == ["still in Ray"]
+
+
 def test_errors_of_a_cluster_that_is_there_are_raised_as_they_are(server):
     def steps(supervisor):
         supervisor.watch([server.getsockname()], is_local=True)

@@ -1,0 +1,163 @@
+"""The methods as a DataFrame, and one of them as a card."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import pandas as pd
+import torch
+
+from flbench.algorithms import ALGORITHMS, Setting, catalogue
+from flbench.api import html
+from flbench.config.key_types import type_name
+from flbench.config.resolve import resolve
+from flbench.config.sources import from_values
+from flbench.core.errors import ConfigError
+from flbench.models.base import build, describe
+from flbench.tuning import deployments, library
+from flbench.tuning.axes import axes_of
+
+PAPER: Final = ("title", "authors", "venue", "doi")
+TRAVELS: Final = {
+    "down": "server to client",
+    "up": "client to server",
+    "keeps": "kept by the client",
+}
+
+
+def methods() -> pd.DataFrame:
+    """List the methods, one per row.
+
+    Columns, all str: `name`; `title`, `authors`, `venue` and `doi` of the paper (`doi` is missing
+    where there is none); `down`, what the server sends to a client in a round; `up`, what a client
+    sends; `keeps`, what a client keeps. There w stands for all parameters and buffers of the net, C
+    for the number of classes and D for the number of features.
+    """
+    columns = ("name", *PAPER, *TRAVELS)
+    rows = [
+        [entry["name"], *(entry["paper"][key] for key in PAPER), *(entry[key] for key in TRAVELS)]
+        for entry in catalogue.methods()
+    ]
+    return pd.DataFrame(rows, columns=list(columns), dtype="str")
+
+
+@dataclass(frozen=True)
+class Method:
+    """The card of a method.
+
+    Attributes:
+        name: Name of the method.
+        paper: The publication: `title`, `authors`, `venue`, `doi` (None where there is none).
+        about: The documentation.
+        keys: Its keys in the section `algorithm`. Columns: `key`, `type` and `range` str, `default`
+            (a value of any type), `unit` str (missing for a number without one), `meaning` str.
+        space: Search space that comes with the method, for `train.rounds` of the default
+            configuration. Columns, str: `key`, dotted; `values`. None for a method without one.
+        deployments: Names of the models that are evaluated, with its default keys; `personal` is
+            first, and `gm` is one model for all clients.
+        travels: What the server sends (`down`), clients send (`up`) and keep (`keeps`).
+    """
+
+    name: str
+    paper: Mapping[str, str | None]
+    about: str
+    keys: pd.DataFrame = field(repr=False, compare=False)
+    space: pd.DataFrame | None = field(repr=False, compare=False)
+    deployments: tuple[str, ...]
+    travels: Mapping[str, str]
+
+    def __repr__(self) -> str:
+        names = ", ".join(self.keys["key"])
+        return f"<Method {self.name}: {self.paper['title']} ({self.paper['venue']}); keys: {names}>"
+
+    def _repr_html_(self) -> str:
+        doi = f", doi {self.paper['doi']}" if self.paper["doi"] else ""
+        source = f"{self.paper['authors']}: {self.paper['title']}. {self.paper['venue']}{doi}."
+        facts = {label: self.travels[key] for key, label in TRAVELS.items()}
+        facts["deployments"] = ", ".join(self.deployments)
+        keys = self.keys.assign(default=[_shown(value) for value in self.keys["default"]])
+        pieces = [html.heading("Keys of `algorithm`"), html.table(keys, most=100, texts=True)]
+        if self.space is not None:
+            pieces += [html.heading("Search space"), html.table(self.space, most=100, texts=True)]
+        about = "".join(f"<p>{html.text(part)}</p>" for part in self.about.split("\n\n"))
+        return html.card(
+            self.name, f"<p>{html.text(source)}</p>", about, html.facts(facts), *pieces
+        )
+
+
+def method(name: str) -> Method:
+    """Return the card of a method.
+
+    Args:
+        name: Name of the method.
+
+    Raises:
+        ConfigError: There is no such method; the message names a similar one.
+
+    >>> method("fedprox").keys["key"].tolist()
+    ['agg_weights', 'mu']
+    """
+    entry = catalogue.method(name)
+    fields = ALGORITHMS.find(name).Config.model_fields
+    keys = [
+        {
+            "key": item["name"],
+            "type": type_name(fields[item["name"]].annotation),
+            "default": item["default"],
+            "range": item["range"],
+            "unit": item["unit"],
+            "meaning": item["meaning"],
+        }
+        for item in entry["parameters"]
+    ]
+    columns = ["key", "type", "default", "range", "unit", "meaning"]
+    frame = pd.DataFrame(keys, columns=columns).astype({"default": "object"})
+    frame["default"] = pd.Series([item["default"] for item in keys], dtype="object")
+    return Method(
+        name,
+        entry["paper"],
+        entry["about"],
+        frame,
+        _space(name),
+        _deployments(name),
+        {key: entry[key] for key in TRAVELS},
+    )
+
+
+def _space(name: str) -> pd.DataFrame | None:
+    """Return the search space of a method; None if it comes without one."""
+    rounds = resolve([])[0].train.rounds
+    try:
+        space = library.built_in(name, rounds=rounds)
+    except ConfigError:
+        return None
+    axes = axes_of(space.tree(), [], rounds)
+    return pd.DataFrame(
+        [(axis.path, axis.values) for axis in axes], columns=["key", "values"], dtype="str"
+    )
+
+
+def _deployments(name: str) -> tuple[str, ...]:
+    """Return the deployments of a method with its default keys, on four clients with digits."""
+    config, _ = resolve([from_values({"algorithm": name}, "fl.method")])
+    shape, classes, clients = (1, 8, 8), 10, 4
+    net = build(config.model, shape, classes, config.seed)
+    setting = Setting(
+        seed=config.seed,
+        rounds=config.train.rounds,
+        train=config.train,
+        clients=clients,
+        sizes=torch.full((clients,), 10),
+        classes=classes,
+        net=describe(net, shape),
+        model=config.model.name,
+    )
+    algorithm = ALGORITHMS.find(name)(config.algorithm, setting)
+    return deployments.names(algorithm, net)
+
+
+def _shown(value: Any) -> str:
+    """Return a default as YAML writes it."""
+    return (
+        "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    )

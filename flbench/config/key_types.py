@@ -1,0 +1,29 @@
+"""Types of configuration keys in words."""
+
+from pathlib import Path
+from typing import Any, get_args, get_origin
+
+
+def type_name(kind: Any) -> str:
+    """Return the type of a key in the words of YAML.
+
+    Args:
+        kind: Annotation of its field.
+
+    >>> type_name(tuple[float, float] | None)
+    'list of 2: number or null'
+    """
+    names = {int: "integer", float: "number", str: "text", bool: "true or false"}
+    names |= {Path: "path", type(None): "null"}
+    if kind in names:
+        return names[kind]
+    if hasattr(kind, "__metadata__"):  # Annotated
+        return type_name(kind.__origin__)
+    arguments = get_args(kind)
+    if get_origin(kind) is tuple:
+        parts = [part for part in arguments if part is not Ellipsis]
+        length = "" if Ellipsis in arguments else f" of {len(parts)}"
+        return f"list{length}: {type_name(parts[0])}"
+    if arguments and all(isinstance(part, str | bool) for part in arguments):
+        return "one of"
+    return " or ".join(dict.fromkeys(type_name(part) for part in arguments)) or str(kind)

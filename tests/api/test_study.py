@@ -1,0 +1,163 @@
+import json
+import pickle
+
+import pytest
+
+import flbench as fl
+from flbench.api import arguments, studies
+from flbench.api import tuning as api_tuning
+from flbench.config.resolve import resolve
+from flbench.results import study_folder
+from tests.support import run
+from tests.tuning import studies as handmade
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    """A study of two methods with three seeds; the defaults of the second one have won."""
+    root = tmp_path_factory.mktemp("study")
+    folder, _ = run(root / "run")
+    study = handmade.begin(root / "study", "hfcd", "fedavg")
+    for index, score in enumerate((0.5, 0.8, 0.6)):
+        handmade.trial(study, "hfcd", index, score)
+    handmade.trial(study, "hfcd", 3, None, state="failed", reason="out of <memory>")
+    handmade.trial(study, "fedavg", 0, 0.7)
+    for seed in (1, 2, 3):
+        low, high = {"accuracy": 0.5 + seed / 100}, {"accuracy": 0.7 + seed / 50}
+        handmade.final(study, folder, "hfcd", "default", seed, low)
+        handmade.final(study, folder, "hfcd", "tuned", seed, high, of=1)
+        handmade.final(study, folder, "fedavg", "default", seed, low)
+    return study
+
+
+def test_trials_are_those_of_the_folder(path):
+    study = fl.load(path)
+    trials = study.trials
+
+    assert isinstance(study, fl.Study)
+    assert trials.dtypes.astype(str).to_dict().items() >= studies.TRIALS.items()
+    assert trials["method"].tolist() == ["hfcd"] * 4 + ["fedavg"]
+    assert trials["score"].tolist()[:3] == [0.5, 0.8, 0.6]
+    assert trials["score"].isna().tolist() == [False, False, False, True, False]
+    assert trials["reason"].tolist()[3] == "out of <memory>"
+
+
+def test_best_is_the_winner_and_its_parameters_can_be_run(path):
+    study = fl.load(path)
+    best = study.best("hfcd")
+    real = {key: value for key, value in best.params.items() if key.startswith("train.")}
+    config, _ = resolve(arguments.layers("run", None, {"algorithm": "hfcd", **real}))
+
+    assert best.index == 1
+    assert config.train.optimizer.lr == best.params["train.optimizer.lr"]
+    with pytest.raises(fl.UserError, match="Did you mean `fedavg`"):
+        study.best("fedagv")
+
+
+def test_results_and_verdicts_agree_with_the_report(path):
+    study, read = fl.load(path), study_folder.read(path)
+    results, verdicts = study.results, study.verdicts
+
+    assert results.dtypes.astype(str).to_dict().items() >= studies.RESULTS.items()
+    assert verdicts.dtypes.astype(str).to_dict() == studies.VERDICTS
+    tuned = results[(results["method"] == "hfcd") & (results["variant"] == "tuned")]
+    by_seed = dict(zip(tuned["seed"], tuned["test.accuracy"], strict=True))
+    assert by_seed == read.values("hfcd", "tuned", "accuracy")
+    assert fl.load(results["path"][0]).finished
+    gain, pair = verdicts.to_dict("records")
+    assert (gain["first"], gain["second"]) == ("hfcd (tuned)", "hfcd (default)")
+    assert (pair["first"], pair["second"]) == ("hfcd (tuned)", "fedavg (tuned)")
+    assert gain["difference"] == pytest.approx(0.22)  # the mean of 0.21, 0.22, 0.23
+    assert gain["low"] < 0.22 < gain["high"]
+    assert gain["verdict"] == "better"
+    assert pair["p_holm"] == pytest.approx(pair["p"])
+
+
+def test_representations_escape_what_users_wrote(path):
+    study = fl.load(path)
+    shown = study._repr_html_()
+
+    assert "<memory>" not in shown
+    assert "out of &lt;memory&gt;" in shown
+    assert "5 of 8 trials, 9 final trainings" in repr(study)
+    assert any("out of <memory>" in note for note in study.notes)
+    assert pickle.loads(pickle.dumps(study)).path == study.path
+
+
+def test_study_without_trials(tmp_path):
+    study = fl.load(handmade.begin(tmp_path / "study", "hfcd"))
+
+    assert study.trials.empty
+    assert study.results.empty
+    assert study.verdicts.empty
+    assert "hfcd" in study._repr_html_()
+    with pytest.raises(fl.UserError, match=r"no trial of `hfcd`.*fl\.resume"):
+        study.best("hfcd")
+
+
+@pytest.mark.parametrize(
+    ("methods", "keys", "message"),
+    [
+        ("fedagv", {}, "there is no method `fedagv`. Did you mean `fedavg`?"),
+        ([], {}, "name the methods"),
+        ("fedavg,fedavg", {}, "`fedavg` is named twice"),
+        ("fedavg", {"trails": 3}, "`trails` is not a key of the configuration (argument of"),
+        ("fedavg", {"search": "best"}, "--search must be one of random, grid, optuna"),
+        ("fedavg", {"algorithm": "fedprox"}, "`algorithm` must be a dict of keys"),
+        (["fedavg", "fedprox"], {"algorithm": {"mo": 1}}, "`algorithm.mo` is not a key"),
+    ],
+)
+def test_wrong_requests_are_named(methods, keys, message, tmp_path):
+    with pytest.raises(fl.UserError) as caught:
+        fl.tune(methods, out=tmp_path, progress=False, **keys)
+
+    assert message in str(caught.value)
+    assert not list(tmp_path.iterdir())
+
+
+def test_each_method_gets_its_own_keys():
+    given = {"algorithm": {"mu": 0.5, "agg_weights": "uniform"}}
+    names = ("fedavg", "fedprox")
+    trees = [api_tuning._layers_of(name, names, None, given)[-1].tree for name in names]
+
+    assert trees[0]["algorithm"] == {"agg_weights": "uniform", "name": "fedavg"}
+    assert trees[1]["algorithm"] == {"mu": 0.5, "agg_weights": "uniform", "name": "fedprox"}
+
+
+def test_resume_of_a_study_names_what_can_change(path):
+    with pytest.raises(fl.ConfigError, match="Only concurrent, gpus_per_trial, retries, address"):
+        fl.resume(path, trials=5)
+
+
+@pytest.mark.slow
+def test_study_in_this_process(tmp_path, capfd):
+    train = {"rounds": 2, "local_epochs": 1}
+    partition = fl.Dirichlet(alpha=0.5, clients=4, samples=400)
+    study = fl.tune(
+        ["fedavg"],
+        trials=1,
+        seeds=1,
+        concurrent=1,
+        scheduler="none",
+        train=train,
+        partition=partition,
+        out=tmp_path,
+        progress=False,
+    )
+    shown = capfd.readouterr()
+
+    assert study.trials["state"].tolist() == ["finished"]
+    assert study.results["seed"].tolist() == [1]
+    assert "trials/fedavg" not in shown.err
+    command = json.loads((study.path / "study.json").read_text())["command"]
+    assert command[0].startswith("fl.tune(['fedavg'], trials=1, seeds=1")
+    again = fl.resume(study.path)
+    assert "is finished: there is nothing to resume" in capfd.readouterr().err
+    assert again.trials.equals(study.trials)
+    # A final training is a run, with the weights of the same run by itself.
+    alone = fl.run(
+        config=study.path / "finals" / "fedavg" / "default-seed1" / "config.yaml",
+        output={"dir": tmp_path / "alone"},
+        progress=False,
+    )
+    assert alone.digest == fl.load(study.results["path"][0]).digest
