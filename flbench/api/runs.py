@@ -4,16 +4,22 @@ from collections.abc import Mapping
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import pandas as pd
+from numpy.typing import NDArray
+from torch import Tensor, nn
 
 from flbench.api import arguments, html, tables
 from flbench.api.partitions import Partition
 from flbench.api.plots import RunPlots
+from flbench.api.process import preserved
 from flbench.config.schema import Config
 from flbench.reports.tables import RANKING_TITLES, size
 from flbench.results import reading
+
+if TYPE_CHECKING:
+    from flbench.experiment.trained import TrainedModel
 
 SHOWN = ("accuracy", "balanced_accuracy", "macro_f1", "rare_recall", "worst10_accuracy")
 
@@ -38,6 +44,7 @@ class Run:
     def __init__(self, path: str | PathLike[str]) -> None:
         self.path = arguments.path_of(path, "path")
         self._run = reading.read(self.path)
+        self._models: dict[tuple[int | None, str | None, str], TrainedModel] = {}
 
     @property
     def config(self) -> Config:
@@ -113,6 +120,82 @@ class Run:
     def digest(self) -> str | None:
         """SHA-256 (hex) over the weights of all clients' models; None for an unfinished run."""
         return self._run.summary.get("weights_digest")
+
+    def trained(
+        self,
+        client: int | None = None,
+        *,
+        deployment: str | None = None,
+        checkpoint: Literal["best", "last"] = "best",
+    ) -> "TrainedModel":
+        """Return a model of the run with its normalization, classes and card.
+
+        The data set of the run must be there and unchanged. A model is kept once it is loaded.
+
+        Args:
+            client: Id of the client, in [0, N); None for the global model.
+            deployment: Name of one of the method's models (`fl.method(NAME).deployments`); None for
+                `personal`, or, without a client, for `gm`.
+            checkpoint: `best` round by validation, or the `last` round.
+
+        Raises:
+            UserError: The method has no such client or model, or the run no such checkpoint.
+            DataError: A file is damaged, or the data differ from those of the run.
+            DivergedError: The model has weights that are not finite.
+        """
+        from flbench.experiment import trained
+
+        key = client, deployment, checkpoint
+        if key not in self._models:
+            with preserved():
+                self._models[key] = trained.load(self.path, client, deployment, checkpoint)
+        return self._models[key]
+
+    def model(
+        self,
+        client: int | None = None,
+        *,
+        deployment: str | None = None,
+        checkpoint: Literal["best", "last"] = "best",
+    ) -> nn.Module:
+        """Return the net of a client, or the global one, in eval mode on the CPU.
+
+        It maps normalized inputs [B, ...] to scores [B, C]. `predict` normalizes raw samples.
+
+        Args:
+            client: Id of the client, in [0, N); None for the global model.
+            deployment: Name of one of the method's models; see `trained`.
+            checkpoint: `best` round by validation, or the `last` round.
+
+        Raises:
+            UserError: See `trained`.
+        """
+        return self.trained(client, deployment=deployment, checkpoint=checkpoint).net
+
+    def predict(
+        self,
+        x: Tensor | NDArray[Any],
+        client: int | None = None,
+        *,
+        deployment: str | None = None,
+        checkpoint: Literal["best", "last"] = "best",
+    ) -> Tensor:
+        """Return the scores of raw samples, which are normalized as in training.
+
+        Args:
+            x: Samples as the data set stores them: images [B, height, width] or [B, height, width,
+                channels], uint8 where the data set has uint8 images; rows of tables [B, columns].
+            client: Id of the client, in [0, N); None for the global model.
+            deployment: Name of one of the method's models; see `trained`.
+            checkpoint: `best` round by validation, or the `last` round.
+
+        Returns:
+            Scores [B, C] on the CPU; `scores.argmax(1)` are the predicted classes.
+
+        Raises:
+            UserError: The samples do not fit the data set, or see `trained`.
+        """
+        return self.trained(client, deployment=deployment, checkpoint=checkpoint).predict(x)
 
     @property
     def plot(self) -> RunPlots:

@@ -348,6 +348,30 @@ def test_partition_before_a_run_is_the_one_of_the_run(finished, tmp_path):
     assert loaded.hash == before.hash
 
 
+def test_models_predict_what_the_run_has_evaluated(finished):
+    from flbench.data import partition_files, sources
+
+    dataset = sources.load(finished.config.data)
+    parts = partition_files.load(finished.path / "partition.npz", dataset).parts["test"]
+    state = torch.get_rng_state()
+    threads = torch.get_num_threads()
+    correct = total = 0
+    for client, rows in enumerate(parts):
+        scores = finished.predict(client=client, x=dataset.x[rows], checkpoint="last")
+        correct += int((scores.argmax(1).numpy() == dataset.y[rows]).sum())
+        total += len(rows)
+        net = finished.model(client=client, checkpoint="last")
+        assert not net.training
+        assert isinstance(net, torch.nn.Module)
+
+    assert correct / total == pytest.approx(finished.summary["last"]["test"]["accuracy"])
+    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.get_num_threads() == threads
+    assert finished.predict(dataset.x[:3]).shape == (3, 10)  # the global model
+    with pytest.raises(fl.UserError):
+        finished.model(client=99)
+
+
 def test_pictures_are_figures_outside_pyplot(finished):
     import matplotlib.pyplot as plt
 

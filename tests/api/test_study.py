@@ -129,6 +129,27 @@ def test_resume_of_a_study_names_what_can_change(path):
         fl.resume(path, trials=5)
 
 
+def test_cards_of_methods():
+    table, card = fl.methods(), fl.method("fedproto")
+
+    assert table["name"].tolist() == sorted(table["name"])
+    assert table.set_index("name").loc["fedproto", "title"] == card.paper["title"]
+    assert card.deployments == ("personal", "proto_own", "head")
+    keys = card.keys.set_index("key")
+    config, _ = resolve(arguments.layers("run", None, {"algorithm": "fedproto"}))
+    for key, default in keys["default"].items():
+        assert getattr(config.algorithm, key) == default
+    assert keys.loc["agg_weights", "range"] == "samples | uniform"
+    assert set(card.space["key"]) <= {f"algorithm.{key}" for key in keys.index} | {
+        "train.optimizer.lr"
+    }
+    assert "fedproto" in repr(card)
+    assert "<script" not in card._repr_html_()
+    assert "Search space" in card._repr_html_()
+    with pytest.raises(fl.ConfigError, match="Did you mean `fedproto`"):
+        fl.method("fedprot0")
+
+
 @pytest.mark.slow
 def test_study_in_this_process(tmp_path, capfd):
     train = {"rounds": 2, "local_epochs": 1}
