@@ -398,3 +398,56 @@ def test_representations_escape_names(copied):
     assert "&lt;b&gt;digits" in shown
     assert "4 clients" in repr(fl.load(copied).partition)
     assert "fedavg on digits" in fl.load(copied)._repr_html_()
+
+
+class Counting(fl.Callback):
+    """Remembers the rounds that it has seen."""
+
+    def __init__(self):
+        self.seen = []
+
+    def on_round_end(self, run, metrics):
+        self.seen.append(run.round)
+
+    def state_dict(self):
+        return {"seen": self.seen}
+
+    def load_state_dict(self, state):
+        self.seen = state["seen"]
+
+
+class Stumbling(fl.Callback):
+    def on_round_end(self, run, metrics):
+        if run.round == 1:
+            raise OSError("no paper in the printer")
+
+
+@pytest.mark.slow
+def test_callbacks_and_loggers_of_a_run_and_of_its_resume(finished, tmp_path):
+    from lightning.pytorch.loggers import CSVLogger
+
+    def logger():
+        return CSVLogger(tmp_path / "logs", version=0)
+
+    first = [Counting(), Stumbling()]
+    with pytest.raises(fl.RunError, match=r"callback Stumbling .*Resume with: fl.resume") as caught:
+        short(tmp_path / "runs", callbacks=first, logger=logger())
+    assert isinstance(caught.value.__cause__, OSError)
+    [path] = (tmp_path / "runs").glob("*/*")
+    counting = Counting()
+    run = fl.resume(path, callbacks=counting, logger=[logger()], progress=False)
+
+    assert counting.seen == [1, 2]
+    assert run.digest == finished.digest
+    log = pd.read_csv(tmp_path / "logs" / "lightning_logs" / "version_0" / "metrics.csv")
+    losses = run.metrics.query("split == 'train' and metric == 'loss'")
+    assert list(log["train/loss"].dropna()) == list(losses["value"])
+
+
+@pytest.mark.slow
+def test_early_stopping_ends_a_run(tmp_path):
+    keys = {"train": {"rounds": 9, "optimizer": {"lr": 0.0}}, "evaluation": {"every": 1}}
+    run = short(tmp_path, callbacks=fl.EarlyStopping(patience=2), **keys)
+
+    assert run.summary["stopped"]["round"] == run.summary["last"]["round"] == 3
+    assert run.finished

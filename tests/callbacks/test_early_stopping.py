@@ -2,6 +2,9 @@
 
 import hashlib
 import json
+import subprocess
+import sys
+import time
 
 import pytest
 
@@ -11,8 +14,8 @@ from flbench.config.sources import Layer
 from flbench.core.errors import ConfigError
 from flbench.experiment import lifecycle
 from flbench.results import metrics_file
-from tests.callbacks.support import CrashAfter, CrashError, config, only_run, run_with
-from tests.support import Silent, reproducible, summary_of
+from tests.callbacks.support import QUICK, CrashAfter, CrashError, config, only_run, run_with
+from tests.support import SMALL, Silent, reproducible, summary_of
 
 LONG = ("train.rounds=14", "evaluation.every=1", "train.optimizer.lr=1", "train.participation=0.4")
 
@@ -189,3 +192,36 @@ def test_arguments_out_of_range_are_refused(arguments, message):
 def test_configuration_refuses_a_patience_of_zero(tmp_path):
     with pytest.raises(ConfigError, match=r"train.early_stopping.patience"):
         config(tmp_path, "train.early_stopping.patience=0")
+
+
+@pytest.mark.slow
+def test_killed_process_stops_in_the_same_round_after_a_resume(tmp_path):
+    """A separate process is killed with SIGKILL after its first checkpoint."""
+    keys = (
+        *("train.rounds=400", "evaluation.every=1", "train.optimizer.lr=0"),
+        "train.early_stopping.patience=90",
+    )
+    path, summary = run_with(tmp_path / "a", [], *keys)
+    items = [*SMALL, *QUICK, *keys, f"output.dir={tmp_path / 'b'}"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "flbench", "run", *items],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        deadline = time.monotonic() + 120
+        while (
+            not list((tmp_path / "b").glob("*/*/checkpoints/last.safetensors"))
+            and time.monotonic() < deadline
+        ):
+            time.sleep(0.01)
+    finally:
+        process.kill()
+        process.wait()
+    folder = only_run(tmp_path / "b")
+    assert not (folder / "summary.json").exists(), "the run was over before it could be killed"
+    lifecycle.resume(folder, Layer({}))
+
+    assert summary["stopped"]["round"] == 91
+    assert reproducible(summary_of(folder)) == reproducible(summary)
+    assert (folder / "metrics.csv").read_bytes() == (path / "metrics.csv").read_bytes()
