@@ -19,8 +19,8 @@ def check_trainer(
         trainer: The Trainer, with its data loader attached.
         phase: The phase that it is about to train.
         net: The client's net, on the Trainer's device and in its precision.
-        leaves: The client's leaves.
-        start: The leaves at the beginning of the local program.
+        leaves: The client's parameters and buffers, and the tensors that the method adds.
+        start: The same at the beginning of the local program.
         ctx: What the server sent and what Statistics computed.
     """
     reasons = [
@@ -90,9 +90,9 @@ def _tensors(net: nn.Module, leaves: Tree, start: Tree, ctx: Tree) -> Iterator[s
     copies = [name for name, tensor in own.items() if leaves.get(name) is not tensor]
     if copies:
         yield (
-            f"the leaves {copies} are not the net's own tensors (a Trainer replaces buffers when it"
-            " moves or casts a net). Move and cast the net first, then make the leaves with"
-            " flbench.models.base.net_leaves."
+            f"the parameters and buffers {copies} are not the net's own tensors (a Trainer replaces"
+            " buffers when it moves or casts a net). Move and cast the net first, then take them"
+            " from it with flbench.models.base.net_leaves."
         )
     reference = next(iter(own.values()))
     for place, tree in (("leaves", leaves), ("start", start), ("ctx", ctx)):

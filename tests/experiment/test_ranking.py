@@ -105,6 +105,8 @@ def test_metrics_stand_where_others_do(data, tmp_path, capsys):
     shown = capsys.readouterr().out
     assert "AUROC" in shown
     assert f"{summary['best']['test']['auroc']:.4f}" in shown
+    assert app.main(["show", str(path)]) == 0
+    assert set(NAMES) <= set(capsys.readouterr().out.split())  # no name is cut
 
 
 def test_metrics_are_scikit_learns_over_all_clients(data):

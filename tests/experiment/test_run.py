@@ -445,10 +445,7 @@ def test_interrupt_in_the_middle_of_training_discards_only_that_round(tmp_path, 
 
 @pytest.mark.parametrize(
     "name",
-    [
-        name if name == "hfcd" else pytest.param(name, marks=pytest.mark.full)
-        for name in METHODS
-    ],
+    [name if name == "hfcd" else pytest.param(name, marks=pytest.mark.full) for name in METHODS],
 )
 def test_kill_and_resume_end_like_the_straight_run(tmp_path, name):
     """Kill a separate process with SIGKILL at a random moment."""

@@ -60,7 +60,7 @@ def _comparison(runs: Sequence[Run], apart: Differences) -> Table:
     rare = any(run.has_rare_classes for run in runs)
     shown = {name: title for name, title in METRICS.items() if rare or name not in RARE_METRICS}
     shown |= {
-        name: title
+        name: title.replace(" ", "\n")
         for name, title in RANKING_TITLES.items()  # defined for two classes
         if any(name in test for test in tests)
     }
@@ -108,13 +108,13 @@ def _print_details(run: Run) -> None:
         console.print("not evaluated yet")
         return
     table = titled_table(f"{summary['algorithm']} on {summary['dataset']}")
-    table.add_column("metric")
     best_is_last = summary["best"]["round"] == summary["last"]["round"]
     moments = ("last",) if best_is_last else ("best", "last")
     columns = [(moment, split) for moment in moments for split in ("validation", "test")]
+    names = dict.fromkeys(name for moment, split in columns for name in summary[moment][split])
+    table.add_column("metric", min_width=max(map(len, names)))  # otherwise long names are cut
     for moment, split in columns:
         table.add_column(f"{split}, {moment} round ({summary[moment]['round']})", justify="right")
-    names = dict.fromkeys(name for moment, split in columns for name in summary[moment][split])
     for name in names:
         if name in RARE_METRICS and not run.has_rare_classes:
             continue
