@@ -26,8 +26,8 @@ from pydantic_core import PydanticUndefined
 from flbench.algorithms import catalogue
 from flbench.algorithms.base import Algorithm
 from flbench.config.key_types import type_name
-from flbench.config.schema import AlgorithmConfig, Config, ModelConfig
-from flbench.core.registry import ALGORITHMS, MODELS
+from flbench.config.schema import AlgorithmConfig, Config, ModelConfig, TermConfig, TrainConfig
+from flbench.core.registry import ALGORITHMS, MODELS, TERMS
 
 DOCS = Path(__file__).resolve().parent
 
@@ -321,6 +321,10 @@ def configuration_page() -> str:
             continue
         lines += [f"## {name}", "", prose(inspect.getdoc(kind) or ""), ""]
         lines += [*section_tables(kind, f"{name}."), ""]
+        if kind is TrainConfig:
+            lines += [f"### {name}.terms", "", prose(inspect.getdoc(TermConfig) or ""), ""]
+            lines += [*key_table(TermConfig, f"{name}.terms."), ""]
+            lines += choices(TERMS, TermConfig, f"{name}.terms", "term")
         if kind is ModelConfig:
             lines += choices(MODELS, ModelConfig, "model", "net")
         if kind is AlgorithmConfig:

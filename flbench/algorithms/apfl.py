@@ -16,7 +16,7 @@ from flbench.client.batchnorm import recalibrate
 from flbench.client.program import LocalProgram, LossTerm, Phase
 from flbench.config.schema import UniformConfig
 from flbench.core.tree import only, repeat
-from flbench.core.types import State, StepContext, Tree
+from flbench.core.types import Outputs, State, StepContext, Tree
 from flbench.losses.cross_entropy import mean_cross_entropy
 
 V = "v."  # prefix of the local model's parameters
@@ -84,11 +84,14 @@ class MixtureLoss:
 
     def __call__(self, context: StepContext) -> Tensor:
         """Return the mean cross entropy in nats, 0-dim."""
+        logits = self.outputs(context).logits  # [B, C]
+        return mean_cross_entropy(logits, context.batch.y, context.batch.mask)
+
+    def outputs(self, context: StepContext) -> Outputs:
+        """Return the outputs of the personal model."""
         w = {name: context.leaves[name].detach() for name in self.model.names}
         mixed = self.model({**context.leaves, **w}, context.ctx)
-
-        logits = context.apply(mixed, context.batch.x, train=True).logits  # [B, C]
-        return mean_cross_entropy(logits, context.batch.y, context.batch.mask)
+        return context.apply(mixed, context.batch.x, train=True)
 
 
 @dataclass(frozen=True)

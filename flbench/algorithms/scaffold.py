@@ -73,12 +73,18 @@ class Scaffold(Algorithm):
 
     def requires(self) -> list[str]:
         optimizer = self.setting.train.optimizer
-        if optimizer.name == "sgd" and optimizer.momentum == 0:
-            return []
-        return [
-            "eq. 3 and 4 hold for SGD without momentum, whose steps are gradients. Set"
-            " train.optimizer.name=sgd and train.optimizer.momentum=0."
-        ]
+        unmet = []
+        if optimizer.name != "sgd" or optimizer.momentum != 0:
+            unmet.append(
+                "eq. 3 and 4 hold for SGD without momentum, whose steps are gradients. Set"
+                " train.optimizer.name=sgd and train.optimizer.momentum=0."
+            )
+        if self.config.control == "gradient" and self.setting.train.terms:
+            unmet.append(
+                "with algorithm.control=gradient a control variate is a gradient of the plain cross"
+                " entropy, not of the loss with train.terms. Set algorithm.control=steps."
+            )
+        return unmet
 
     def notes(self) -> list[str]:
         """Return a note about the gradients in c_i if `train.clip` is set; otherwise no note."""

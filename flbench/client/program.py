@@ -8,12 +8,12 @@ usable under `torch.vmap`.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 from torch import Tensor
 
 from flbench.config.schema import OptimizerConfig
-from flbench.core.types import Batch, Info, Samples, StepContext, Tree
+from flbench.core.types import Batch, Info, Outputs, Samples, StepContext, Tree
 
 Reduce = Literal["sum", "min", "max", "rows"]
 
@@ -33,6 +33,14 @@ class LossTerm(Protocol):
 
     def __call__(self, context: StepContext) -> Tensor:
         """Return the value of the term in this step, 0-dim."""
+
+
+@runtime_checkable
+class CrossEntropyTerm(LossTerm, Protocol):
+    """The cross entropy of a method's local loss, which `train.terms` adds to or replaces."""
+
+    def outputs(self, context: StepContext) -> Outputs:
+        """Return what the cross entropy is computed from: features [B, D] and logits [B, C]."""
 
 
 GradFn = Callable[[Tree, Batch], Tree]

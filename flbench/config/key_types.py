@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
+from pydantic import BaseModel
+
 
 def type_name(kind: Any) -> str:
     """Return the type of a key in the words of YAML.
@@ -17,6 +19,8 @@ def type_name(kind: Any) -> str:
     names |= {Path: "path", type(None): "null"}
     if kind in names:
         return names[kind]
+    if isinstance(kind, type) and issubclass(kind, BaseModel):
+        return "sections"
     if hasattr(kind, "__metadata__"):  # Annotated
         return type_name(kind.__origin__)
     arguments = get_args(kind)

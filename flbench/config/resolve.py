@@ -5,10 +5,10 @@ from typing import Any, cast, get_args
 
 from pydantic import BaseModel, ValidationError, create_model
 
-from flbench.config.schema import AlgorithmConfig, Config, ModelConfig
+from flbench.config.schema import AlgorithmConfig, Config, ModelConfig, OwnTermConfig, TermConfig
 from flbench.config.sources import NAMED_SECTIONS, Layer, leaves, merge
 from flbench.core.errors import ConfigError, did_you_mean
-from flbench.core.registry import ALGORITHMS, MODELS
+from flbench.core.registry import ALGORITHMS, MODELS, TERMS
 
 BOUNDS = {
     "greater_than": ("gt", ">"),
@@ -41,6 +41,7 @@ def resolve(layers: Sequence[Layer]) -> tuple[Config, dict[str, str]]:
         algorithm=(algorithm, algorithm()),
         model=(model, model()),
     )
+    problems += _check_terms(tree, origins)
     config: Config | None = None
     try:
         config = schema.model_validate(tree)
@@ -85,6 +86,53 @@ def _select(
         problems.append(f"`{section}.name` ({_origin(f'{section}.name', origins)}): {error}")
         tree.pop(section, None)
         return cast(type[AlgorithmConfig] | type[ModelConfig], find(fallback.name).Config)
+
+
+def _check_terms(tree: dict[str, Any], origins: dict[str, str]) -> list[str]:
+    """Check the entries of `train.terms`, and put configurations of terms in their place.
+
+    Functions of the user (`package.module:name`) are not imported: whoever reads the configuration
+    of a finished run need not have them.
+
+    Args:
+        tree: Values of all layers. If an entry is wrong, `train.terms` is removed from it.
+        origins: Origin of each value by its dotted path.
+
+    Returns:
+        One sentence for each wrong key.
+    """
+    train = tree.get("train")
+    terms = train.get("terms") if isinstance(train, dict) else None
+    if not isinstance(train, dict) or not isinstance(terms, list):
+        return []
+    problems: list[str] = []
+    checked: list[TermConfig] = []
+    for k, entry in enumerate(terms):
+        path = f"train.terms.{k}"
+        item = {"name": entry} if isinstance(entry, str) else entry
+        name = item.get("name") if isinstance(item, dict) else None
+        if not isinstance(name, str):
+            problems.append(
+                f"`{path}` must be a loss term, such as {{name: focal, gamma: 2}}, got {entry!r}"
+                f" ({_origin(path, origins)})."
+            )
+            continue
+        try:
+            kind = OwnTermConfig if ":" in name else TERMS.find(name).Config
+            checked.append(kind.model_validate(item))
+        except ConfigError as error:
+            problems.append(f"`{path}.name` ({_origin(path, origins)}): {error}")
+        except ValidationError as error:
+            by_path: dict[str, list[Any]] = {}
+            for wrong in error.errors():
+                by_path.setdefault(str(wrong["loc"][0]), []).append(wrong)
+            for items in by_path.values():
+                problems.append(_error_message(items, kind, origins, f"{path}."))
+    if problems:
+        del train["terms"]
+    else:
+        train["terms"] = checked
+    return problems
 
 
 def _contradictions(config: Config) -> list[tuple[str, str]]:
@@ -149,22 +197,26 @@ def _path(location: Sequence[Any]) -> str:
     return ".".join(str(part) for part in location)
 
 
-def _error_message(items: Sequence[Any], schema: type[BaseModel], origins: dict[str, str]) -> str:
+def _error_message(
+    items: Sequence[Any], schema: type[BaseModel], origins: dict[str, str], prefix: str = ""
+) -> str:
     """Return a sentence about a wrong key: its condition, its value, its origin and the cure.
 
     Args:
         items: pydantic's errors about the key. There are several if the key accepts several types
             and its value has none of them.
-        schema: Schema of the whole configuration.
+        schema: Schema of the whole configuration, or of the section at `prefix`.
         origins: Origin of each value by its dotted path.
+        prefix: Dotted path of the section that `schema` describes, with a dot at the end.
     """
     item, location = items[0], _location(items[0], schema)
-    path = _path(location)
+    path = prefix + _path(location)
     place = _origin(path, origins)
     kind, context, value = item["type"], item.get("ctx", {}), item.get("input")
     if kind == "extra_forbidden":
         keys = _keys_at(schema, location[:-1])
-        where = f"`{_path(location[:-1])}`" if location[1:] else "the configuration"
+        section = path.rpartition(".")[0]
+        where = f"`{section}`" if section else "the configuration"
         hint = did_you_mean(str(location[-1]), keys) or _elsewhere(schema, str(location[-1]))
         listed = f" Keys there: {', '.join(keys)}."
         return f"`{path}` is not a key of {where} ({place}).{hint or listed}"

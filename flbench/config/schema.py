@@ -16,6 +16,10 @@ from pydantic import (
     ConfigDict,
     Field,
     SerializeAsAny,
+    StrictBool,
+    StrictFloat,
+    StrictInt,
+    StrictStr,
     ValidationInfo,
     field_serializer,
     field_validator,
@@ -27,6 +31,8 @@ from flbench.core.addresses import redact_address
 # evaluations; a shorter one has an evaluation after each round.
 EVALUATIONS: Final = 10
 LONGEST_PERIOD: Final = 10  # most rounds between two of them, unless the user sets it
+
+Scalar = bool | int | float | str
 
 
 class Strict(BaseModel):
@@ -280,6 +286,42 @@ class EarlyStoppingConfig(Strict):
     )
 
 
+class TermConfig(Strict):
+    """An entry of `train.terms`: a loss term. Each term adds keys of its own."""
+
+    name: str = Field(
+        description="loss term; or package.module:name, a function of one's own, whose further keys"
+        " are its keyword arguments"
+    )
+    weight: float = Field(
+        1.0, gt=0, description="factor of the term, where the method's cross entropy has factor 1"
+    )
+    instead: bool = Field(
+        False,
+        description="take the term instead of the method's cross entropy; false adds it to that",
+    )
+
+
+class OwnTermConfig(TermConfig):
+    """An entry of `train.terms` that names a function by its import path, `package.module:name`.
+
+    Keys other than those below are keyword arguments of the function: numbers, booleans or words.
+    """
+
+    model_config = ConfigDict(extra="allow")
+    __pydantic_extra__: dict[str, StrictBool | StrictInt | StrictFloat | StrictStr]
+
+    sha256: str | None = Field(
+        None,
+        pattern="^[0-9a-f]{64}$",
+        description="SHA-256 of the function's source file; flbench writes it to config.yaml",
+    )
+
+    def arguments(self) -> dict[str, Scalar]:
+        """Return the keyword arguments of the function, by name."""
+        return dict(self.__pydantic_extra__)
+
+
 class TrainConfig(Strict):
     """Section `train`: local training, the same for all methods."""
 
@@ -309,6 +351,11 @@ class TrainConfig(Strict):
     )
     early_stopping: EarlyStoppingConfig = Field(
         EarlyStoppingConfig(), description="end of a run that does not improve any more"
+    )
+    terms: tuple[SerializeAsAny[TermConfig], ...] = Field(
+        (),
+        description="loss terms that are added to the cross entropy of any method, or take its"
+        " place; a list such as [{name: focal, gamma: 2, weight: 0.5}]",
     )
 
 
@@ -485,11 +532,14 @@ class Config(Strict):
 
         These are `seed` and the sections `data`, `partition`, `model`, `algorithm` and `train`, but
         not `data.root`: the content of the files is covered by the hash of the partition.
-        `train.early_stopping` counts only if it is on, so that hashes from before it are valid.
+        `train.early_stopping` counts only if it is on, and `train.terms` only if it is not empty,
+        so that hashes from before them are valid.
         """
         sections = ("seed", "data", "partition", "model", "algorithm", "train")
         tree = {key: value for key, value in self.tree().items() if key in sections}
         del tree["data"]["root"]
         if self.train.early_stopping.patience is None:
             del tree["train"]["early_stopping"]
+        if not tree["train"]["terms"]:
+            del tree["train"]["terms"]
         return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()

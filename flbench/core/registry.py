@@ -1,4 +1,4 @@
-"""Registries of methods and nets by name. Their modules are imported on first use."""
+"""Registries of methods, nets and loss terms by name. Their modules are imported on first use."""
 
 import importlib
 import pkgutil
@@ -97,3 +97,6 @@ ALGORITHMS: Registry[Any] = Registry("method", "flbench.algorithms")
 
 MODELS: Registry[Any] = Registry("model", "flbench.models")
 """All nets: subclasses of `flbench.models.Net` by name."""
+
+TERMS: Registry[Any] = Registry("loss term", "flbench.losses")
+"""The loss terms that `train.terms` can name: frozen dataclasses by name."""

@@ -112,6 +112,21 @@ class StepContext:
             self._out = self._forward()
         return self._out
 
+    def with_outputs(self, outputs: Outputs) -> "StepContext":
+        """Return a context of the same step in which `out` is something else.
+
+        Args:
+            outputs: Features [B, D] and logits [B, C], such as those of a second model.
+        """
+        return StepContext(
+            lambda: outputs,
+            batch=self.batch,
+            ctx=self.ctx,
+            leaves=self.leaves,
+            start=self.start,
+            apply=self.apply,
+        )
+
 
 @dataclass(frozen=True)
 class Samples:

@@ -23,7 +23,7 @@ from flbench.data import sources
 from flbench.data.federation import Federation
 from flbench.data.federation import build as build_federation
 from flbench.engine.base import Engine, dtype_of, find_device
-from flbench.experiment import checkpoint, engine_choice, memory
+from flbench.experiment import checkpoint, engine_choice, local_terms, memory
 from flbench.experiment.evaluate import PARTS, Evaluator
 from flbench.experiment.evaluation_tables import ClassGroups
 from flbench.experiment.loop import FederatedLoop, Seconds
@@ -217,6 +217,9 @@ def build(config: Config, federation: Federation | None = None) -> Experiment:
     config = altered(config, "data", name=federation.dataset.name)
     config = altered(config, "partition", clients=federation.clients)
     net = build_net(config.model, federation.shape, federation.classes, config.seed)
+    terms = None
+    if config.train.terms:
+        config, terms = local_terms.make(config, net, federation)
     setting = Setting(
         seed=config.seed,
         rounds=config.train.rounds,
@@ -227,18 +230,26 @@ def build(config: Config, federation: Federation | None = None) -> Experiment:
         net=describe(net, federation.shape),
         model=config.model.name,
     )
-    algorithm = ALGORITHMS.find(config.algorithm.name)(config.algorithm, setting)
+    method = ALGORITHMS.find(config.algorithm.name)
+    if terms is not None:
+        method = local_terms.with_terms(method, terms)
+    algorithm = method(config.algorithm, setting)
     unmet = algorithm.requires()
     if unmet:
         raise ConfigError(
             "\n".join(f"`algorithm.name={config.algorithm.name}`: {sentence}" for sentence in unmet)
         )
+    about_terms: list[str] = []
+    if terms is not None:
+        before = replace(state_of(algorithm, _start_values(config, net)), clients={})
+        about_terms = local_terms.notes(config, algorithm, before)
     rare, notes = rare_classes(federation.counts.sum(dim=0), config.evaluation.rare)
     class_groups = ClassGroups(tuple(rare), _confusable(config, federation), federation.counts)
     notes = [
         *federation.notes,
         *notes,
         *algorithm.notes(),
+        *about_terms,
         *configuration_notes(config, federation, net, algorithm),
     ]
     reason = None

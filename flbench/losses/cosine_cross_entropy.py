@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from flbench.core.types import StepContext
+from flbench.core.types import Outputs, StepContext
 from flbench.losses.cross_entropy import mean_cross_entropy
 from flbench.losses.similarity import cosines
 
@@ -41,3 +41,7 @@ class CosineCrossEntropy:
         """Return the mean cross entropy, 0-dim."""
         logits = cosine_logits(context, self.directions, self.scale)
         return mean_cross_entropy(logits, context.batch.y, context.batch.mask)
+
+    def outputs(self, context: StepContext) -> Outputs:
+        """Return the net's features, and the scaled cosines [B, C] as logits."""
+        return context.out._replace(logits=cosine_logits(context, self.directions, self.scale))

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from flbench.core.types import StepContext
+from flbench.core.types import Outputs, StepContext
 from flbench.losses.similarity import masked_mean
 
 
@@ -22,7 +22,7 @@ def mean_cross_entropy(logits: Tensor, y: Tensor, mask: Tensor) -> Tensor:
         >>> mean_cross_entropy(logits, y, torch.tensor([True, True, False]))  # ln 4
         tensor(1.3863)
     """
-    return masked_mean(_cross_entropies(logits, y), mask)
+    return masked_mean(cross_entropies(logits, y), mask)
 
 
 def sum_cross_entropy(logits: Tensor, y: Tensor, mask: Tensor) -> Tensor:
@@ -33,10 +33,10 @@ def sum_cross_entropy(logits: Tensor, y: Tensor, mask: Tensor) -> Tensor:
         y: [B] int64 labels in [0, C).
         mask: [B] bool; rows where it is False do not count.
     """
-    return torch.where(mask, _cross_entropies(logits, y), 0.0).sum()
+    return torch.where(mask, cross_entropies(logits, y), 0.0).sum()
 
 
-def _cross_entropies(logits: Tensor, y: Tensor) -> Tensor:
+def cross_entropies(logits: Tensor, y: Tensor) -> Tensor:
     """Return -log softmax(logits)[label] of each sample, [B], for logits [B, C] and labels [B]."""
     # Two operations instead of `F.cross_entropy`, which vmap decomposes in Python in every step.
     logarithms = logits.log_softmax(dim=1)  # [B, C]
@@ -58,3 +58,7 @@ class CrossEntropy:
     def __call__(self, context: StepContext) -> Tensor:
         """Return the mean cross entropy, 0-dim."""
         return mean_cross_entropy(context.out.logits, context.batch.y, context.batch.mask)
+
+    def outputs(self, context: StepContext) -> Outputs:
+        """Return the net's outputs."""
+        return context.out

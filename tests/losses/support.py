@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from flbench.core.types import Batch, Outputs, StepContext, Tree
+from flbench.losses.class_counts import COUNTS
 
 TINY = 1e-12  # float64 sums in another order
 
@@ -39,7 +40,8 @@ def case(
 ) -> Case:
     """Random features.
 
-    Classes in `absent` have neither a global prototype nor a place in the bank.
+    Classes in `absent` have neither a global prototype, nor a place in the bank, nor a training
+    sample of the client.
     """
     g = torch.Generator().manual_seed(seed)
     y = torch.randint(0, classes, (n,), generator=g)
@@ -56,6 +58,8 @@ def case(
             "global.present": present,
             "global.similarity": unit @ unit.T,
             "beta": torch.tensor(0.3, dtype=torch.float64),
+            COUNTS: torch.tensor([40.0, 7.0, 1.0, 12.0, 3.0], dtype=torch.float64)[:classes]
+            * present,
         },
         {
             "prototypes": bank,

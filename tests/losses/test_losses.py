@@ -7,10 +7,15 @@ import pytest
 import torch
 
 from flbench.losses import (
+    BalancedSoftmax,
+    ClassBalanced,
     ClassPull,
     CosineCrossEntropy,
     CrossEntropy,
+    Focal,
+    LabelSmoothing,
     Linear,
+    LogitAdjustment,
     PrototypeContrast,
     PrototypeDistillation,
     PrototypeL2,
@@ -36,6 +41,12 @@ TERMS = {
     "prototype_distillation": PrototypeDistillation(),
     "proximal": Proximal(("w",)),
     "linear": Linear(("w",), "c."),
+    "balanced_softmax": BalancedSoftmax(),
+    "logit_adjustment": LogitAdjustment(tau=0.7),
+    "focal": Focal(gamma=2.0),
+    "focal_below_one": Focal(gamma=0.5),
+    "class_balanced": ClassBalanced(beta=0.9),
+    "label_smoothing": LabelSmoothing(epsilon=0.1),
 }
 
 

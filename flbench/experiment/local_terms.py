@@ -1,0 +1,309 @@
+"""The loss terms of `train.terms`, in the local loss of any method.
+
+A phase of local training whose loss contains a cross entropy (a `CrossEntropyTerm`) takes the terms
+into account, whatever method it belongs to; so does a fine-tuning before an evaluation. The terms
+read the logits that this cross entropy reads, for example those of APFL's mixed model. What a
+method measures without training on it (Statistics, such as the losses by which IFCA chooses a
+cluster) stays with the plain cross entropy.
+"""
+
+import inspect
+import sys
+import traceback
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from flbench.algorithms import Algorithm
+from flbench.algorithms.base import Deployment
+from flbench.algorithms.shared.prototypes import CountClasses
+from flbench.client.module import apply, make_step_context
+from flbench.client.program import CrossEntropyTerm, LocalProgram, LossTerm, Phase, Statistic, Step
+from flbench.client.step import local_loss
+from flbench.config.schema import Config, OwnTermConfig, TermConfig
+from flbench.core import imported
+from flbench.core.errors import ConfigError, did_you_mean
+from flbench.core.registry import TERMS
+from flbench.core.types import Batch, State, StepContext, Tree
+from flbench.data.federation import Federation
+from flbench.losses import CrossEntropy
+from flbench.losses.class_counts import COUNTS
+from flbench.losses.own import OwnTerm
+from flbench.models.base import net_leaves
+
+
+@dataclass(frozen=True)
+class ExtendedCrossEntropy:
+    """A method's cross entropy to which terms are added, or whose place they take.
+
+    The value is (the cross entropy, or the terms `instead` of it) + the terms `added`, each times
+    its own weight. All of them read the outputs that the method's cross entropy reads.
+
+    Attributes:
+        base: The method's cross entropy.
+        added: Terms that are added to it.
+        instead: Terms that take its place; if there is none, it stays.
+    """
+
+    base: CrossEntropyTerm
+    added: tuple[LossTerm, ...]
+    instead: tuple[LossTerm, ...]
+
+    @property
+    def weight(self) -> float | str:
+        """Factor that the method gives its cross entropy; it multiplies the whole value."""
+        return self.base.weight
+
+    def __call__(self, context: StepContext) -> Tensor:
+        """Return the term, 0-dim."""
+        inner = context.with_outputs(self.base.outputs(context))
+        return local_loss(((*self.instead,) or (CrossEntropy(),)) + self.added, inner)
+
+
+@dataclass(frozen=True)
+class LocalTerms:
+    """The terms of `train.terms`.
+
+    Attributes:
+        added: Terms that are added to a method's cross entropy.
+        instead: Terms that take its place.
+        classes: Number of classes C.
+    """
+
+    added: tuple[LossTerm, ...]
+    instead: tuple[LossTerm, ...]
+    classes: int
+
+    def extend(self, program: LocalProgram) -> LocalProgram:
+        """Return a program whose phases take the terms into account.
+
+        The client counts its training samples by class first. Nothing else changes, and nothing
+        more is kept or sent. A program without a phase that has a cross entropy is returned as it
+        is, and so is one that is already extended.
+        """
+        steps = tuple(self._extend_step(step) for step in program.steps)
+        if steps == program.steps:
+            return program
+        count = Statistic(COUNTS.partition(".")[0], CountClasses(self.classes))
+        return replace(program, steps=(count, *steps))
+
+    def _extend_step(self, step: Step) -> Step:
+        """Return a step of a program; a phase has its cross entropies extended."""
+        if not isinstance(step, Phase):
+            return step
+        terms = tuple(
+            ExtendedCrossEntropy(term, self.added, self.instead)
+            if isinstance(term, CrossEntropyTerm)
+            else term
+            for term in step.terms
+        )
+        return replace(step, terms=terms)
+
+
+def with_terms(kind: type[Algorithm], terms: LocalTerms) -> type[Algorithm]:
+    """Return a subclass of a method whose local programs and fine-tunings have the terms."""
+
+    class WithTerms(kind):  # type: ignore[misc, valid-type]
+        def program(self, state: State) -> LocalProgram:
+            return terms.extend(super().program(state))
+
+        def deploy(self, state: State, ids: Tensor) -> dict[str, Deployment]:
+            deployments: dict[str, Deployment] = super().deploy(state, ids)
+            return {
+                name: model
+                if model.program is None
+                else replace(model, program=terms.extend(model.program))
+                for name, model in deployments.items()
+            }
+
+    WithTerms.__name__, WithTerms.__qualname__ = kind.__name__, kind.__qualname__
+    return WithTerms
+
+
+def make(config: Config, net: nn.Module, federation: Federation) -> tuple[Config, LocalTerms]:
+    """Return the terms of `train.terms`, and the configuration with the hashes of their sources.
+
+    Args:
+        config: Configuration of the run, with at least one term.
+        net: The net, to try functions of the user.
+        federation: Samples of the run, to try functions of the user.
+
+    Raises:
+        ConfigError: A function of the user is not there, has changed since the run began, or is not
+            a loss term.
+    """
+    added: list[LossTerm] = []
+    instead: list[LossTerm] = []
+    written: list[TermConfig] = []
+    for k, entry in enumerate(config.train.terms):
+        try:
+            if isinstance(entry, OwnTermConfig):
+                own = _own_term(entry)
+                sha256 = _unchanged_source(entry)
+                _try(own, net, federation, config.engine.name in ("vectorized", "auto"))
+                term: LossTerm = own
+                written.append(entry.model_copy(update={"sha256": sha256}))
+            else:
+                term = TERMS.find(entry.name)(**entry.model_dump(exclude={"name", "instead"}))
+                written.append(entry)
+        except ConfigError as error:
+            raise ConfigError(f"`train.terms.{k}`: {error}") from error
+        (instead if entry.instead else added).append(term)
+    train = config.train.model_copy(update={"terms": tuple(written)})
+    terms = LocalTerms(tuple(added), tuple(instead), federation.classes)
+    return config.model_copy(update={"train": train}), terms
+
+
+def notes(config: Config, algorithm: Algorithm, start: State) -> list[str]:
+    """Return notes that say where the terms are: in which phases, and in which not.
+
+    Args:
+        config: Configuration of the run, with at least one term.
+        algorithm: The method, with the terms.
+        start: State before the first round, without the clients' leaves.
+
+    Raises:
+        ConfigError: No phase of the method has a cross entropy.
+    """
+    where, with_none, found = [], [], 0
+    for number, stage in enumerate(algorithm.stages()):
+        program = algorithm.program(replace(start, stage=number))
+        phases = [step for step in program.steps if isinstance(step, Phase)]
+        extended = [_is_extended(phase) for phase in phases]
+        found += sum(extended)
+        if any(extended):
+            which = "all" if all(extended) else f"{sum(extended)} of {len(extended)}"
+            count = f"{which} training phases" if len(extended) > 1 else "the training phase"
+            where.append(f"{count} of the stage `{stage.name}`")
+        else:
+            with_none.append(f"`{stage.name}`")
+    if not found:
+        raise ConfigError(
+            f"`train.terms`: no training phase of `{algorithm.name}` has a cross entropy that a"
+            " term can be added to. Remove the key, or take another method."
+        )
+    names = {
+        choice: ", ".join(
+            f"{entry.name} (weight {entry.weight:g})"
+            for entry in config.train.terms
+            if entry.instead == choice
+        )
+        for choice in (True, False)
+    }
+    parts = [f"{names[True]} instead of the cross entropy"] if names[True] else []
+    parts += [f"{names[False]} added to the cross entropy"] if names[False] else []
+    text = f"train.terms: {' and '.join(parts)}, in {', '.join(where)}, and in any"
+    text += " fine-tuning before an evaluation."
+    if with_none:
+        text += f" There is no cross entropy in {', '.join(with_none)}."
+    return [text]
+
+
+def _is_extended(phase: Phase) -> bool:
+    """Return whether the terms are in the loss of a phase."""
+    return any(isinstance(term, ExtendedCrossEntropy) for term in phase.terms)
+
+
+def _own_term(entry: OwnTermConfig) -> OwnTerm:
+    """Return the term of a function of the user; raise a ConfigError if it cannot be called."""
+    arguments = entry.arguments()
+    term = OwnTerm.load(entry.name, tuple(arguments.items()), entry.weight)
+    if not callable(term.function):
+        raise ConfigError(
+            f"`{entry.name}` is {type(term.function).__name__}, not a function of a StepContext."
+        )
+    signature = inspect.signature(term.function)
+    accepted = signature.parameters.values()
+    keys = [one.name for one in accepted if one.kind is not one.POSITIONAL_ONLY][1:]
+    if not any(one.kind is one.VAR_KEYWORD for one in accepted):
+        for key in (key for key in arguments if key not in keys):
+            hint = did_you_mean(key, [*keys, *OwnTermConfig.model_fields])
+            listed = f" It has: {', '.join(keys) or 'none'}."
+            raise ConfigError(f"`{entry.name}` has no keyword argument `{key}`.{hint or listed}")
+    try:
+        signature.bind(None, **arguments)
+    except TypeError as error:
+        raise ConfigError(
+            f"`{entry.name}` must accept a StepContext and the keyword arguments"
+            f" {sorted(arguments)}: {error}."
+        ) from error
+    return term
+
+
+def _unchanged_source(entry: OwnTermConfig) -> str:
+    """Return the hash of a function's source file; raise a ConfigError if another is written."""
+    now = imported.source_sha256(entry.name)
+    if entry.sha256 not in (None, now):
+        raise ConfigError(
+            # Short: the command line shows both hashes in full.
+            f"SHA-256 of the source of `{entry.name}` was {entry.sha256} and is now {now}. Restore"
+            " the file, or start a new run without `sha256`."
+        )
+    return now
+
+
+def _try(term: OwnTerm, net: nn.Module, federation: Federation, stacked: bool) -> None:
+    """Compute a term of the user on three samples, one of them padding.
+
+    Args:
+        term: The term.
+        net: The net.
+        federation: Samples of the run.
+        stacked: Whether the term must work under `torch.vmap`.
+
+    Raises:
+        ConfigError: The term raises an exception, is not a finite 0-dim tensor, or depends on
+            padding.
+    """
+    leaves = {
+        name: leaf.detach().float() if leaf.is_floating_point() else leaf.detach()
+        for name, leaf in net_leaves(net).items()
+    }
+    x = (federation.x[:3].float() - federation.shift) * federation.scale
+
+    def value(parameters: Tree, padding: int) -> Tensor:
+        y = federation.y[:3].clone()
+        y[2] = padding
+        mask = torch.tensor([True, True, False])
+        batch = Batch(x, y, mask, torch.arange(3), torch.tensor(0))
+        own = leaves | parameters
+        forward = partial(apply, net, own, x)
+        ctx = {COUNTS: torch.ones(federation.classes, dtype=torch.float64)}
+        return term(make_step_context(net, forward, batch, ctx, own, leaves))
+
+    trained = {name: leaves[name] for name, _ in net.named_parameters()}
+    try:
+        results = [value(trained, padding) for padding in (0, federation.classes - 1)]
+    except Exception as error:
+        raise ConfigError(_raised(term, error, "")) from error
+    if not all(isinstance(one, Tensor) and one.shape == () for one in results):
+        shape = getattr(results[0], "shape", None)
+        got = type(results[0]).__name__ if shape is None else f"a tensor of shape {list(shape)}"
+        raise ConfigError(f"`{term.path}` must return a 0-dim tensor, and returns {got}.")
+    if not all(one.isfinite() for one in results):
+        raise ConfigError(f"`{term.path}` is {results[0].item()} on the first samples.")
+    if not torch.equal(*results):
+        raise ConfigError(
+            f"`{term.path}` depends on rows of padding, where `context.batch.mask` is False."
+            " Leave them out, for example by `flbench.losses.similarity.masked_mean`."
+        )
+    if stacked:
+        pairs = {name: torch.stack([leaf, leaf]) for name, leaf in trained.items()}
+        try:
+            torch.vmap(torch.func.grad(lambda parameters: value(parameters, 0)))(pairs)
+        except Exception as error:
+            where = " under torch.vmap, which engine.name=vectorized needs"
+            raise ConfigError(_raised(term, error, where)) from error
+
+
+def _raised(term: OwnTerm, error: Exception, where: str) -> str:
+    """Return a sentence on an exception of a user's function, with its innermost line of code."""
+    file = getattr(sys.modules[term.path.partition(":")[0]], "__file__", None)
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [frame.lineno for frame in frames if frame.filename == file]
+    place = f" ({file}:{lines[-1]})" if lines else ""
+    return (
+        f"`{term.path}` raised {type(error).__name__}{where}: {error}{place}. Correct the function."
+    )

@@ -1,0 +1,93 @@
+"""The key `train.terms`: entries, errors, and the hash of configurations with and without it."""
+
+import hashlib
+import json
+
+import pytest
+
+from flbench.config.resolve import resolve
+from flbench.config.sources import from_file, from_overrides
+from flbench.config.yaml_text import to_yaml
+from flbench.core.errors import ConfigError
+from flbench.core.registry import TERMS
+
+
+def resolved(text):
+    return resolve([from_overrides([f"train.terms={text}"])])[0]
+
+
+def test_a_term_is_given_by_its_name_or_with_keys():
+    one, two = resolved("[focal, {name: focal, gamma: 3, weight: 0.5, instead: true}]").train.terms
+
+    assert (one.name, one.gamma, one.weight, one.instead) == ("focal", 2.0, 1.0, False)
+    assert (two.name, two.gamma, two.weight, two.instead) == ("focal", 3.0, 0.5, True)
+
+
+def test_every_registered_term_has_the_keys_of_its_configuration():
+    for name in TERMS.load():
+        [entry] = resolved(f"[{name}]").train.terms
+        term = TERMS.find(name)(**entry.model_dump(exclude={"name", "instead"}))
+
+        assert term.weight == 1.0
+        for key in set(type(entry).model_fields) - {"name", "instead"}:
+            assert getattr(term, key) == getattr(entry, key)
+
+
+def test_terms_come_back_from_the_text_of_a_configuration(tmp_path):
+    config = resolved("[{name: label_smoothing, epsilon: 0.3}, {name: a.b:c, x: 1, y: no, z: w}]")
+    file = tmp_path / "config.yaml"
+    file.write_text(to_yaml(config.tree(), {}))
+
+    again = resolve([from_file(file)])[0]
+    assert again.tree() == config.tree()
+    assert again.train == config.train
+
+
+def test_a_configuration_without_terms_has_the_hash_from_before_the_key_existed():
+    config = resolve([])[0]
+    sections = ("seed", "data", "partition", "model", "algorithm", "train")
+    tree = {key: value for key, value in config.tree().items() if key in sections}
+    del tree["data"]["root"], tree["train"]["terms"], tree["train"]["early_stopping"]
+    before = hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()
+
+    assert config.hash() == resolved("[]").hash() == before
+    assert resolved("[focal]").hash() != before
+    assert resolved("[{name: focal, gamma: 1}]").hash() != resolved("[focal]").hash()
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("[focall]", "there is no loss term `focall`. Did you mean `focal`?"),
+        ("[proximal]", "there is no loss term `proximal`."),
+        (
+            "[{name: focal, gama: 2}]",
+            "`train.terms.0.gama` is not a key of `train.terms.0` (command line). Did you mean"
+            " `gamma`?",
+        ),
+        ("[focal, {name: focal, weight: 0}]", "`train.terms.1.weight` must be > 0, got 0"),
+        ("[{name: focal, gamma: -1}]", "`train.terms.0.gamma` must be >= 0, got -1"),
+        ("[{name: class_balanced, beta: 1}]", "`train.terms.0.beta` must be < 1, got 1"),
+        ("[{name: label_smoothing, epsilon: 2}]", "`train.terms.0.epsilon` must be <= 1, got 2"),
+        ("[{name: focal, instead: maybe}]", "`train.terms.0.instead` must be a valid boolean"),
+        ("[{name: focal, gamma: .nan}]", "`train.terms.0.gamma` must be a finite number"),
+        ("[{gamma: 2}]", "`train.terms.0` must be a loss term, such as"),
+        ("[3]", "`train.terms.0` must be a loss term, such as"),
+        ("focal", "`train.terms` must be a list, like [focal], got 'focal'"),
+        ("[{name: a:b, x: [1]}]", "`train.terms.0.x` must be"),
+        ("[{name: a:b, sha256: 0}]", "`train.terms.0.sha256` must be a valid string"),
+    ],
+)
+def test_a_wrong_entry_is_named_with_its_place(text, sentence):
+    with pytest.raises(ConfigError) as refusal:
+        resolved(text)
+
+    assert sentence in str(refusal.value)
+    assert "command line" in str(refusal.value)
+
+
+def test_all_wrong_entries_are_reported_together():
+    with pytest.raises(ConfigError) as refusal:
+        resolved("[focall, {name: focal, gamma: -1, wait: 2}]")
+
+    assert len(str(refusal.value).splitlines()) == 3

@@ -1,0 +1,312 @@
+"""`train.terms` in the local loss of methods: where the terms are, and functions of the user."""
+
+import pickle
+import re
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from flbench.algorithms import Algorithm
+from flbench.client.program import LocalProgram, Phase, Statistic
+from flbench.config.sources import Layer
+from flbench.core.errors import ConfigError, shortened
+from flbench.core.registry import ALGORITHMS
+from flbench.core.tree import is_finite
+from flbench.core.types import Stage
+from flbench.experiment import lifecycle
+from flbench.experiment.local_terms import ExtendedCrossEntropy
+from flbench.losses import CrossEntropy, Focal, LabelSmoothing, LogitAdjustment, Proximal
+from flbench.losses.class_counts import COUNTS
+from flbench.losses.own import OwnTerm
+from flbench.testing import after, build, fingerprint, run
+from flbench.testing.setting import Silent
+from tests.losses.support import case
+
+MODULE = '''
+"""Terms of a user."""
+
+from flbench.losses.class_counts import COUNTS
+from flbench.losses.cross_entropy import mean_cross_entropy
+
+
+def scaled(context, *, factor=1.0):
+    logits, batch = context.out.logits, context.batch
+    return factor * mean_cross_entropy(logits, batch.y, batch.mask)
+
+
+def balanced(context):
+    logits, batch = context.out.logits, context.batch
+    counts = context.ctx[COUNTS].to(logits.dtype).clamp_min(1)
+    return mean_cross_entropy(logits + counts.log(), batch.y, batch.mask)
+
+
+def matrix(context):
+    return context.out.logits
+
+
+def nothing(context):
+    return None
+
+
+def infinite(context):
+    return context.out.logits.mean() / 0
+
+
+def padded(context):
+    return context.out.logits.gather(1, context.batch.y[:, None]).mean()
+
+
+def broken(context):
+    return context.out.logit
+
+
+def by_hand(context):
+    value = scaled(context)
+    return value if value.item() > 0 else -value
+
+
+number = 3
+'''
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    """A folder with a module of the user, which is the current folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.delitem(sys.modules, "own_terms", raising=False)
+    file = tmp_path / "own_terms.py"
+    file.write_text(MODULE)
+    yield file
+    sys.modules.pop("own_terms", None)
+
+
+def test_the_guides_term_is_accepted(own):
+    """The page's own module, with the page's arguments, under the vectorized engine too."""
+    guide = Path(__file__).resolve().parents[2] / "docs" / "guides" / "rare-classes.md"
+    text = guide.read_text("utf-8")
+    [code] = re.findall(r"```python title=\"my_terms.py\"\n(.*?)```", text, re.DOTALL)
+    [entry] = re.findall(r"'(train\.terms=\[\{name: my_terms:.*?\])'", text)
+    own.with_name("my_terms.py").write_text(code)
+
+    state = after(build("algorithm=fedavg", entry, "engine=vectorized"), rounds=1)
+
+    assert is_finite(state.server)
+
+
+def phases(built, stage=0):
+    state = replace(built.start(), stage=stage)
+    return [s for s in built.algorithm.program(state).steps if isinstance(s, Phase)]
+
+
+def test_a_term_joins_the_cross_entropy_and_other_terms_stay():
+    built = build("algorithm=fedprox", "train.terms=[{name: focal, weight: 0.5}]")
+    [phase] = phases(built)
+    extended, proximal = phase.terms
+
+    assert extended == ExtendedCrossEntropy(CrossEntropy(), (Focal(gamma=2.0, weight=0.5),), ())
+    assert isinstance(proximal, Proximal)
+    c = case()
+    expected = CrossEntropy()(c.context()) + 0.5 * Focal(gamma=2.0)(c.context())
+    assert torch.equal(extended(c.context()), expected)
+
+
+def test_a_term_instead_takes_the_place_of_the_cross_entropy_with_its_factor():
+    terms = "[{name: logit_adjustment, instead: true, weight: 2}, {name: label_smoothing}]"
+    built = build("algorithm=hfcd", "algorithm.loss_form=flat", f"train.terms={terms}")
+    extended = phases(built)[0].terms[0]
+
+    assert extended.weight == "beta"  # of HFCD's own cross entropy, in this form of its loss
+    c = case()
+    expected = 2 * LogitAdjustment(tau=1.0)(c.context()) + LabelSmoothing(epsilon=0.1)(c.context())
+    assert torch.allclose(extended(c.context()), expected, rtol=0, atol=1e-15)
+
+
+def test_the_terms_of_fednh_and_apfl_read_the_logits_of_their_cross_entropy():
+    """With epsilon = 0 label smoothing is cross entropy, of whatever logits it is given."""
+    for method in ("fednh", "apfl"):
+        keys = (f"algorithm={method}", "engine.precision=64-true")
+        plain, same = (
+            after(build(*keys, *more), rounds=1)
+            for more in ((), ("train.terms=[{name: label_smoothing, epsilon: 0, instead: true}]",))
+        )
+        for name, value in plain.server.items():
+            assert torch.allclose(value, same.server[name], rtol=0, atol=1e-12)
+
+
+def test_the_client_counts_its_training_samples_once_before_it_trains():
+    built = build("algorithm=fedrep", "train.local_epochs=2", "train.terms=[balanced_softmax]")
+    first, *others = built.algorithm.program(built.start()).steps
+
+    assert f"{first.name}.counts" == COUNTS
+    assert first.samples.part == "train"
+    assert not any(isinstance(step, Statistic) and step.name == first.name for step in others)
+    assert len(phases(built)) == 2
+
+
+def test_terms_change_neither_what_is_kept_nor_what_is_sent():
+    plain, extended = (
+        build("algorithm=scaffold", *more).algorithm
+        for more in ((), ("train.terms=[balanced_softmax]",))
+    )
+    state = build("algorithm=scaffold").start()
+    one, two = plain.program(state), extended.program(state)
+
+    assert (one.keeps, one.sends, one.masks) == (two.keeps, two.sends, two.masks)
+    assert len(two.steps) == len(one.steps) + 1
+
+
+def test_terms_are_in_a_fine_tuning_before_an_evaluation():
+    built = build("algorithm=ft", "train.terms=[{name: focal, instead: true}]")
+    tuning = built.algorithm.deploy(built.start(), torch.arange(2))["personal"].program
+    trained = [step for step in tuning.steps if isinstance(step, Phase)]
+
+    assert trained
+    assert all(isinstance(phase.terms[0], ExtendedCrossEntropy) for phase in trained)
+
+
+def test_a_replayed_step_gives_the_same_weights():
+    keys = ("algorithm=hfcd", "train.terms=[{name: class_balanced}, {name: focal, gamma: 1.5}]")
+    traced, plain = (after(build(*keys, f"engine.trace={on}")) for on in ("true", "false"))
+
+    assert fingerprint(traced) == fingerprint(plain)
+
+
+def test_stacked_clients_train_as_one_after_the_other():
+    keys = ("algorithm=fedper", "engine.precision=64-true", "partition.alpha=0.1")
+    terms = "train.terms=[{name: balanced_softmax, instead: true}, class_balanced]"
+    one, many = (
+        after(build(*keys, terms, f"engine={engine}")) for engine in ("sequential", "vectorized")
+    )
+
+    for name, value in one.clients.items():
+        assert torch.allclose(value, many.clients[name], rtol=0, atol=1e-10)
+
+
+def test_notes_say_where_the_terms_are_and_where_not():
+    [note] = [n for n in build("algorithm=fedavg", "train.terms=[focal]").notes if "terms" in n]
+    assert "focal (weight 1) added to the cross entropy, in the training phase of the stage" in note
+
+    terms = "[{name: balanced_softmax, instead: true}, {name: focal, weight: 0.5}]"
+    [note] = [
+        n for n in build("algorithm=fedpc", f"train.terms={terms}").notes if "train.terms" in n
+    ]
+    assert "balanced_softmax (weight 1) instead of the cross entropy" in note
+    assert "focal (weight 0.5) added to the cross entropy" in note
+    assert "no cross entropy in `cluster`" in note
+
+
+def test_without_terms_there_is_no_note_and_the_method_is_the_registered_class():
+    built = build("algorithm=fedavg")
+
+    assert type(built.algorithm) is ALGORITHMS.find("fedavg")
+    assert not any("train.terms" in note for note in built.notes)
+
+
+def test_a_method_without_cross_entropy_is_refused(monkeypatch):
+    class Averages(Algorithm):
+        name = "averages"
+        paper = ALGORITHMS.find("fedavg").paper
+        communication = ALGORITHMS.find("fedavg").communication
+
+        def stages(self):
+            return (Stage("pull", 3),)
+
+        def program(self, state):
+            keeps, sends = self.split()
+            pull = Proximal(self.setting.net.parameters)
+            return LocalProgram((self.phase(pull),), keeps, sends)
+
+    monkeypatch.setitem(ALGORITHMS, "averages", Averages)
+
+    assert build("algorithm=averages").algorithm.name == "averages"
+    with pytest.raises(ConfigError, match="no training phase of `averages` has a cross entropy"):
+        build("algorithm=averages", "train.terms=[focal]")
+
+
+def test_scaffold_refuses_terms_that_its_control_variates_would_not_have():
+    with pytest.raises(ConfigError, match=r"algorithm.control=steps"):
+        build("algorithm=scaffold", "algorithm.control=gradient", "train.terms=[focal]")
+
+
+def test_a_function_of_the_user_trains_like_the_term_that_it_computes(own):
+    keys = ("algorithm=fedavg", "engine.precision=64-true")
+    ours, theirs = (
+        after(build(*keys, f"train.terms=[{{name: {name}, weight: 0.7, instead: true}}]"))
+        for name in ("balanced_softmax", "own_terms:balanced")
+    )
+
+    for name, value in ours.server.items():
+        assert torch.allclose(value, theirs.server[name], rtol=0, atol=1e-12)
+
+
+def test_arguments_reach_the_function_and_another_process(own):
+    built = build("algorithm=fedavg", "train.terms=[{name: own_terms:scaled, factor: 3}]")
+    [term] = phases(built)[0].terms[0].added
+    context = case().context()
+
+    assert isinstance(term, OwnTerm)
+    assert torch.equal(term(context), 3 * CrossEntropy()(context))
+    assert pickle.loads(pickle.dumps(term)) == term
+
+
+@pytest.mark.parametrize(
+    ("entry", "sentence"),
+    [
+        ("name: own_terms:scale", "has no name `scale`. Did you mean `scaled`?"),
+        ("name: own_term:scaled", "there is no module `own_term`"),
+        ("name: own_terms:number", "is int, not a function of a StepContext"),
+        ("name: own_terms:scaled, facto: 2", "has no keyword argument `facto`. Did you mean"),
+        ("name: own_terms:matrix", "must return a 0-dim tensor, and returns a tensor of shape"),
+        ("name: own_terms:nothing", "must return a 0-dim tensor, and returns NoneType"),
+        ("name: own_terms:infinite", "on the first samples"),
+        ("name: own_terms:padded", "depends on rows of padding"),
+        ("name: own_terms:broken", "own_terms:broken` raised AttributeError"),
+    ],
+)
+def test_a_function_that_is_no_term_is_refused_with_its_place(own, entry, sentence):
+    with pytest.raises(ConfigError) as refusal:
+        build(f"train.terms=[focal, {{{entry}}}]")
+
+    assert str(refusal.value).startswith("`train.terms.1`: ")
+    assert sentence in str(refusal.value)
+
+
+def test_a_function_that_vmap_cannot_run_is_refused_by_the_vectorized_engine_alone(own):
+    term = "train.terms=[{name: own_terms:by_hand}]"
+    build("algorithm=fedavg", term)
+
+    with pytest.raises(ConfigError, match=r"under torch\.vmap, which"):
+        build("algorithm=fedavg", term, "engine=vectorized")
+
+
+def test_a_module_that_cannot_be_imported_is_named(own):
+    own.write_text("import flbench.no_such_module\n")
+    with pytest.raises(ConfigError, match="importing `own_terms` raised ModuleNotFoundError"):
+        build("train.terms=[{name: own_terms:scaled}]")
+
+
+@pytest.mark.slow
+def test_a_run_keeps_path_and_hash_and_is_not_resumed_with_another_source(own, tmp_path):
+    entry = "train.terms=[{name: own_terms:scaled, factor: 2}]"
+    path, summary = run(tmp_path / "runs", "algorithm=fedavg", entry)
+    written = (path / "config.yaml").read_text()
+    before = build("algorithm=fedavg", entry).config.train.terms[0].sha256
+
+    assert "own_terms:scaled" in written
+    assert before in written
+    assert any("own_terms:scaled" in note for note in summary["notes"])
+
+    (path / "summary.json").unlink()
+    own.write_text(MODULE + "\n# another one\n")
+    with pytest.raises(ConfigError) as refusal:
+        lifecycle.resume(path, Layer({}), [Silent()])
+
+    sys.modules.pop("own_terms")
+    after_change = build("algorithm=fedavg", entry).config.train.terms[0].sha256
+    assert before in shortened(str(refusal.value))
+    assert after_change in shortened(str(refusal.value))
+    assert before != after_change
