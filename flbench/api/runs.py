@@ -17,6 +17,7 @@ from flbench.api.process import preserved
 from flbench.config.schema import Config
 from flbench.reports.tables import RANKING_TITLES, size
 from flbench.results import reading
+from flbench.results.summary import ended_after
 
 if TYPE_CHECKING:
     from flbench.experiment.trained import TrainedModel
@@ -219,7 +220,7 @@ class Run:
         best = self.summary["best"]
         accuracy = best["test"].get("accuracy")
         state = (
-            f"round {best['round']} of {self.summary['rounds']}, test accuracy {accuracy:.4f}"
+            f"round {best['round']} of {ended_after(self.summary)}, test accuracy {accuracy:.4f}"
             if self.finished and accuracy is not None
             else ("finished" if self.finished else f"unfinished: fl.resume({str(self.path)!r})")
         )
@@ -229,7 +230,7 @@ class Run:
         summary, sent = self.summary, self.summary["communication"]
         facts = {
             "seed": str(self.config.seed),
-            "rounds": str(summary["rounds"]),
+            "rounds": str(ended_after(summary)) + (" (stopped)" if "stopped" in summary else ""),
             "best round": str(summary["best"]["round"]) + " (by validation)",
             "clients": str(self.config.partition.clients),
             "model": self.config.model.name,

@@ -50,6 +50,11 @@ class _Seconds(_Part):
     total: float
 
 
+class _Stopped(_Part):
+    round: NonNegativeInt
+    reason: str
+
+
 class _Finished(_Part):
     """The keys of summary.json that flbench reads; there are more."""
 
@@ -65,6 +70,7 @@ class _Finished(_Part):
     trainings_without_step: NonNegativeInt
     diverged: NonNegativeInt
     seconds: _Seconds
+    stopped: _Stopped | None = None
 
 
 def check(summary: Summary) -> None:
@@ -101,6 +107,21 @@ def best_round(rows: list[Row]) -> int | None:
     """
     found = [row for row in rows if row[1:4] == ("validation", "personal", "accuracy")]
     return max(found, key=lambda row: (row.value, -row.round)).round if found else None
+
+
+def ended_after(summary: Summary) -> int:
+    """Return the round that a finished run ended after: its last one, unless it was stopped.
+
+    Args:
+        summary: Content of summary.json.
+
+    >>> ended_after({"rounds": 60})
+    60
+    >>> ended_after({"rounds": 60, "stopped": {"round": 52, "reason": "the target is reached"}})
+    52
+    """
+    stopped = summary.get("stopped")
+    return int(summary["rounds"] if stopped is None else stopped["round"])
 
 
 def training_failure(summary: Summary) -> str | None:

@@ -445,9 +445,16 @@ def test_callbacks_and_loggers_of_a_run_and_of_its_resume(finished, tmp_path):
 
 
 @pytest.mark.slow
-def test_early_stopping_ends_a_run(tmp_path):
+def test_early_stopping_ends_a_run(tmp_path, capsys):
     keys = {"train": {"rounds": 9, "optimizer": {"lr": 0.0}}, "evaluation": {"every": 1}}
     run = short(tmp_path, callbacks=fl.EarlyStopping(patience=2), **keys)
 
     assert run.summary["stopped"]["round"] == run.summary["last"]["round"] == 3
     assert run.finished
+    assert "round 1 of 3," in repr(run)
+    assert "3 (stopped)" in run._repr_html_()
+    report = (run.path / "report.html").read_text()
+    assert "9, stopped after 3; best by" in report
+    assert "stopped after round 3 of 9: validation/personal/accuracy has not improved" in report
+    assert main(["show", str(run.path)]) == 0
+    assert "1/3" in capsys.readouterr().out

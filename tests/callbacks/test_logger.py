@@ -150,6 +150,7 @@ def test_tensorboard_logger_continues_or_begins_a_complete_log(tmp_path, version
     assert [entry[2] for entry in found] == pytest.approx([entry[2] for entry in wanted])
 
 
+@pytest.mark.mlflow
 def test_mlflow_logger_continues_by_its_run_id(tmp_path, recwarn):
     uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
 

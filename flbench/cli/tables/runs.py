@@ -16,6 +16,7 @@ from flbench.reports.tables import (
 from flbench.reports.terminal import open_console
 from flbench.results.differences import Differences, differences
 from flbench.results.reading import RARE_METRICS, Run
+from flbench.results.summary import ended_after
 
 # Test metrics of the comparison, with their column headers.
 METRICS = {
@@ -79,7 +80,7 @@ def _comparison(runs: Sequence[Run], apart: Differences) -> Table:
         table.add_row(
             summary["algorithm"],
             *(values[index] for values in settings.values()),
-            f"{summary['best']['round']}/{summary['rounds']}",
+            f"{summary['best']['round']}/{ended_after(summary)}",
             *(share(test.get(name)) for name in shown),
             size(sent["up_bytes"] + sent["peer_bytes"]),
             size(sent["down_bytes"] + sent["setup_bytes"]),
