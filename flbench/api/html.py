@@ -14,12 +14,16 @@ if TYPE_CHECKING:
 # Colours come from the notebook's theme, light or dark.
 STYLE: Final = (
     "<style>"
-    ".flbench{font-family:system-ui,sans-serif;font-size:13px;line-height:1.45;max-width:60em}"
+    ".flbench{font-family:system-ui,sans-serif;font-size:13px;line-height:1.45;max-width:70em}"
     ".flbench h4{margin:.2em 0 .5em;font-size:15px}"
     ".flbench h5{margin:.9em 0 .3em;font-size:13px}"
-    ".flbench table{border-collapse:collapse;margin:0}"
+    ".flbench table{border-collapse:collapse;margin:.4em 0 0;font-size:13px}"
     ".flbench th,.flbench td{padding:.15em .9em .15em 0;text-align:right;border:0;"
     "vertical-align:top}"
+    ".flbench th:first-child,.flbench td:first-child{text-align:left}"
+    ".flbench .block td,.flbench .facts th{white-space:nowrap}"
+    ".flbench p{margin:.5em 0;max-width:60em}"
+    ".flbench pre{margin:.5em 0;font-size:12px;background:none;color:inherit}"
     ".flbench thead th{border-bottom:1px solid;white-space:nowrap}"
     ".flbench .facts th{font-weight:normal;opacity:.7}"
     ".flbench .facts th,.flbench .facts td,.flbench .texts td{text-align:left}"
@@ -95,17 +99,26 @@ def table(frame: "pd.DataFrame", *, most: int = 20, texts: bool = False) -> str:
     return f"<table{kind}><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{rest}"
 
 
+def prose(content: str) -> str:
+    """Return a docstring as paragraphs; indented ones, such as equations, keep their lines."""
+    parts = []
+    for part in content.split("\n\n"):
+        tag = "pre" if part.startswith("    ") else "p"
+        parts.append(f"<{tag}>{text(part)}</{tag}>")
+    return "".join(parts)
+
+
 def block(content: "Block") -> str:
     """Return a table of a report with its heading and the sentence below the heading."""
-    kind = ' class="texts"' if len(content.texts) == len(content.header) else ""
-    head = "".join(f"<th>{text(name)}</th>" for name in content.header)
+    sides = [LEFT if column in content.texts else "" for column in range(len(content.header))]
+    titles = zip(sides, content.header, strict=True)
+    head = "".join(f"<th{side}>{text(name)}</th>" for side, name in titles)
     rows = ""
     for row in content.rows:
-        aligned = [LEFT if column in content.texts else "" for column in range(len(row))]
-        cells = [f"<td{side}>{text(item)}</td>" for side, item in zip(aligned, row, strict=True)]
+        cells = [f"<td{side}>{text(item)}</td>" for side, item in zip(sides, row, strict=True)]
         rows += f"<tr>{''.join(cells)}</tr>"
-    about = f"<div>{text(content.about)}</div>" if content.about else ""
-    table = f"<table{kind}><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
+    about = f"<p>{text(content.about)}</p>" if content.about else ""
+    table = f'<table class="block"><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>'
     return f"{heading(content.title)}{about}{table}"
 
 

@@ -79,9 +79,12 @@ class Method:
         pieces = [html.heading("Keys of `algorithm`"), html.table(keys, most=100, texts=True)]
         if self.space is not None:
             pieces += [html.heading("Search space"), html.table(self.space, most=100, texts=True)]
-        about = "".join(f"<p>{html.text(part)}</p>" for part in self.about.split("\n\n"))
         return html.card(
-            self.name, f"<p>{html.text(source)}</p>", about, html.facts(facts), *pieces
+            self.name,
+            f"<p>{html.text(source)}</p>",
+            html.prose(self.about),
+            html.facts(facts),
+            *pieces,
         )
 
 

@@ -51,6 +51,7 @@ class RunPlots:
             ],
             {"recall": rows["recall"].tolist(), "F1": rows["f1"].tolist()},
             f"{self._title}: test, {moment} round",
+            "class, most training samples first",
         )
 
     def confusion(self, split: Literal["validation", "test"] = "test") -> "Figure":

@@ -253,7 +253,8 @@ class Run:
     def _moments(self) -> pd.DataFrame:
         """Return the main metrics at the best and at the last round, a row for each metric."""
         columns: dict[str, Mapping[str, Any]] = {}
-        for moment in ("best", "last"):
+        best_is_last = self.summary["best"]["round"] == self.summary["last"]["round"]
+        for moment in ("last",) if best_is_last else ("best", "last"):
             for split in ("validation", "test"):
                 found = self.summary[moment][split]
                 columns[f"{split}, {moment} round ({self.summary[moment]['round']})"] = found

@@ -151,13 +151,16 @@ def curves(runs: Sequence[tuple[str, Sequence[Row]]]) -> Figure:
     return figure
 
 
-def classes(names: Sequence[str], metrics: Mapping[str, Sequence[float]], title: str) -> Figure:
+def classes(
+    names: Sequence[str], metrics: Mapping[str, Sequence[float]], title: str, xlabel: str
+) -> Figure:
     """Draw metrics of classes as bars, a group of bars for each class.
 
     Args:
         names: Names of the C classes.
         metrics: Values [C] in [0, 1] by name of the metric.
         title: Title of the figure.
+        xlabel: What the axis of the classes shows, such as their order.
     """
     count = len(names)
     figure = Figure(figsize=(min(14.0, 3.0 + 0.45 * count), 3.6), layout="constrained")
@@ -169,7 +172,7 @@ def classes(names: Sequence[str], metrics: Mapping[str, Sequence[float]], title:
     axes.set_xticks(
         range(count), [_label(name) for name in names], parse_math=False, rotation=_rotation(names)
     )
-    axes.set_ylim(0, 1)
+    axes.set(ylim=(0, 1), xlabel=xlabel)
     axes.set_title(title, loc="left")
     axes.grid(axis="y", alpha=0.3)
     axes.set_axisbelow(True)
