@@ -24,7 +24,7 @@ class ProgressTable:
         methods: Names of the methods, in the order of the table.
         metric: Metric that scores the trials.
         trials: Number of trials of each method's search.
-        finals: Number of final trainings of each method.
+        finals: Number of final trainings of each method, the default and the tuned ones together.
         rounds: Number of rounds of a complete trial.
         console: Console to print to; standard error by default.
         ended: Records of the trials that have ended, by job name.
@@ -111,7 +111,7 @@ class ProgressTable:
                 ", ".join(running),
                 *(str(states[state] or "") for state in ENDS[1:]),
                 self._best(method),
-                f"{len(self._of(method, 'final'))}/{self.finals}",
+                f"{len(self._of(method, 'final'))}/{self._finals_of(method)}",
             )
         return table
 
@@ -120,9 +120,10 @@ class ProgressTable:
         score = record.get("score")
         found = f"validation {self.metric} {score:.4f}" if score is not None else "no score"
         why = f" ({record['reason']})" if record["state"] in ("failed", "diverged") else ""
+        trials = sum(self.trials + self._finals_of(method) for method in self.methods)
         self.console.print(
             f"{job.name}  {record['state']}{why}  {found}  round {record.get('round', 0)}  "
-            f" {len(self.ended)}/{len(self.methods) * (self.trials + self.finals)} trials"
+            f" {len(self.ended)}/{trials} trials"
             f"  best {self._best(job.method)}  {self._left()}",
             soft_wrap=True,
         )
@@ -133,6 +134,20 @@ class ProgressTable:
             for record in list(self.ended.values())
             if record["method"] == method and record["kind"] == kind
         ]
+
+    def _finals_of(self, method: str) -> int:
+        """Return the number of final trainings of a method.
+
+        After a search that the default trial has won, the tuned ones would be the default ones
+        again; after one without a score there are none.
+        """
+        search = self._of(method, "search")
+        if len(search) < self.trials:
+            return self.finals
+        won = winner(search)
+        if won is None:
+            return 0
+        return self.finals if won.index else self.finals // 2
 
     def _best(self, method: str) -> str:
         won = winner(self._of(method, "search"))
@@ -160,9 +175,10 @@ class ProgressTable:
         expected = round(fmean(lasted)) if lasted else self.rounds
         begun = self.interrupted | dict(self.running)
         rest = 0
-        for kind, each, length in (
-            ("search", self.trials, expected),
-            ("final", self.finals, self.rounds),
+        finals = sum(self._finals_of(method) for method in self.methods)
+        for kind, planned, length in (
+            ("search", len(self.methods) * self.trials, expected),
+            ("final", finals, self.rounds),
         ):
             done = [
                 count
@@ -170,7 +186,7 @@ class ProgressTable:
                 if name not in self.ended and (name.split("/")[0] == "finals") == (kind == "final")
             ]
             over = sum(record["kind"] == kind for record in ended)
-            waiting = max(0, len(self.methods) * each - over - len(done))
+            waiting = max(0, planned - over - len(done))
             rest += waiting * length
             rest += sum((length if count < length else self.rounds) - count for count in done)
         return rest

@@ -41,7 +41,8 @@ def test_time_left_leaves_out_what_came_before_the_first_trial(progress):
 
 
 def test_time_left_of_a_resumed_study_depends_on_its_own_rounds_only(progress):
-    progress.add_ended([ended(TrainingJob("a", "search", k, 0, {})) for k in range(2)])
+    searched = [TrainingJob("a", "search", k, 0, {}) for k in range(2)]
+    progress.add_ended([ended(job, score=0.5 + job.index / 10) for job in searched])
     job = TrainingJob("b", "search", 0, 0, {})
     progress.update(job, 0)
     progress.clock[0] += 5
@@ -62,6 +63,30 @@ def test_time_left_expects_that_trials_are_stopped_as_early_as_before(progress):
         progress.end(ended(job, state="stopped", round=2))
 
     assert progress.table().title.startswith("4 of about 48 rounds, 44.0 s left")
+
+
+@pytest.mark.parametrize(
+    ("scores", "finals"), [((0.5, 0.6), 2), ((0.6, 0.5), 1), ((0.5, 0.5), 1), ((None, None), 0)]
+)
+def test_final_trainings_are_those_that_the_search_leaves(progress, scores, finals):
+    """The default trial is the first one; if it wins, no tuned parameters are trained."""
+    progress.update(TrainingJob("a", "search", 0, 0, {}), 0)
+    for method in ("a", "b"):
+        for k, score in enumerate(scores):
+            job = TrainingJob(method, "search", k, 0, {})
+            progress.clock[0] += 10
+            progress.update(job, 10)
+            progress.end(ended(job, score=score))
+
+    assert f"4/{4 + 2 * finals} trials" in said(progress)
+    for method in ("a", "b"):
+        for k in range(finals):
+            job = TrainingJob(method, "final", k, 1 + k, {}, ("default", "tuned")[k])
+            progress.clock[0] += 10
+            progress.update(job, 10)
+            progress.end(ended(job))
+    assert said(progress).rstrip().endswith("0.0 s left")
+    assert progress.table().title.startswith(f"{40 + 20 * finals} of about {40 + 20 * finals} ")
 
 
 def test_time_left_counts_what_an_interrupted_trial_had_done_as_done(progress):
