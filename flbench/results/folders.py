@@ -3,8 +3,12 @@
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Final
 
+from flbench.core.errors import UserError
 from flbench.results import study_folder
+
+MOST_OTHERS: Final = 20_000  # folders without a run that a search visits
 
 
 def find(paths: Sequence[Path]) -> list[Path]:
@@ -15,6 +19,9 @@ def find(paths: Sequence[Path]) -> list[Path]:
 
     Returns:
         The folders. A path that has no such folder at or below it is returned as it is.
+
+    Raises:
+        UserError: See `below`.
     """
     found: dict[Path, None] = {}
     for path in paths:
@@ -26,12 +33,20 @@ def below(path: Path) -> list[Path]:
     """Return the run folders and study folders below a folder, ordered by path.
 
     The runs of a study are part of it. Hidden folders and links to folders are left out.
+
+    Raises:
+        UserError: So many other folders are below it that the search would take minutes.
     """
-    found = []
-    for folder, names, _ in os.walk(path):
+    found: list[Path] = []
+    for visited, (folder, names, _) in enumerate(os.walk(path)):
         if is_one(Path(folder)):
             found.append(Path(folder))
             names.clear()
+        elif visited - len(found) >= MOST_OTHERS:
+            raise UserError(
+                f"{path} has more than {MOST_OTHERS:,} folders below it that are no runs. Name a"
+                " folder nearer to the runs."
+            )
         names[:] = sorted(name for name in names if not name.startswith("."))
     return found
 
