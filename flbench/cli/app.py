@@ -328,6 +328,129 @@ def show(
     command.show(paths, picture)
 
 
+RunFolder = Annotated[
+    Path, typer.Argument(metavar="RUN_DIR", help="Folder of a run.", show_default=False)
+]
+Client = Annotated[
+    str | None,
+    typer.Option(
+        "--client",
+        metavar="ID",
+        help="The model of this client: its number, or its name.",
+        show_default=False,
+    ),
+]
+GlobalModel = Annotated[
+    bool, typer.Option("--global", help="The global model, if the method has one.")
+]
+DeployedModel = Annotated[
+    str | None,
+    typer.Option(
+        "--deployment",
+        metavar="NAME",
+        help="Another model of the method, such as noft of ft (default: the one that is judged).",
+        show_default=False,
+    ),
+]
+Checkpoint = Annotated[
+    str,
+    typer.Option(
+        "--checkpoint",
+        metavar="best|last",
+        help="best: the round with the best validation accuracy; last: the last one.",
+    ),
+]
+
+
+@app.command(no_args_is_help=True)
+def export(
+    path: RunFolder,
+    *,
+    client: Client = None,
+    is_global: GlobalModel = False,
+    deployment: DeployedModel = None,
+    checkpoint: Checkpoint = "best",
+    format: Annotated[
+        str | None,
+        typer.Option(
+            "--format",
+            metavar="torch.export|torch|onnx|safetensors",
+            help="Format of the file (default: that of --out, else torch.export). safetensors holds"
+            " the weights alone.",
+            show_default=False,
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out",
+            metavar="FILE",
+            help="The file (default: METHOD-DATASET-clientID in this folder). The model's card is"
+            " written beside it, with the suffix .json.",
+            show_default=False,
+        ),
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace existing files.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Write a model of a run to a file that loads and predicts without flbench."""
+    from flbench.cli import models as command
+
+    command.export(
+        path,
+        client=client,
+        is_global=is_global,
+        model=deployment,
+        checkpoint=checkpoint,
+        format=format,
+        out=out,
+        overwrite=overwrite,
+        as_json=as_json,
+    )
+
+
+@app.command(no_args_is_help=True)
+def predict(
+    path: RunFolder,
+    inputs: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="FILE ...",
+            help="Images, .csv tables, .npz files, or folders and .zip files of images or tables.",
+            show_default=False,
+        ),
+    ],
+    *,
+    client: Client = None,
+    is_global: GlobalModel = False,
+    deployment: DeployedModel = None,
+    checkpoint: Checkpoint = "best",
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out",
+            metavar="FILE.csv",
+            help="Write the predictions to a CSV file.",
+            show_default=False,
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Predict the classes of samples in files with a model of a run."""
+    from flbench.cli import models as command
+
+    command.predict(
+        path,
+        inputs,
+        client=client,
+        is_global=is_global,
+        model=deployment,
+        checkpoint=checkpoint,
+        out=out,
+        as_json=as_json,
+    )
+
+
 @app.command()
 def bench(
     overrides: Overrides = None,

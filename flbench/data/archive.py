@@ -142,6 +142,25 @@ class Archive:
             )
 
 
+class SingleFile(Archive):
+    """One file as the only entry of a folder.
+
+    Args:
+        file: The file.
+
+    Raises:
+        DataError: The file is too large, or its name is not UTF-8.
+        OSError: The file does not exist.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self.path = file.parent
+        self._zip = None
+        self._sizes = {file.name: file.stat().st_size}
+        self._check()
+        self.names = [file.name]
+
+
 def open_zip(path: Path) -> zipfile.ZipFile:
     """Open a .zip or .npz file, and check the two headers of each entry.
 

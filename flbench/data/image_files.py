@@ -81,18 +81,19 @@ def has_class_folders(archive: Archive) -> bool:
     Args:
         archive: The folder or .zip file.
     """
-    folders = {PurePosixPath(entry).parent for entry in archive.names if _is_image(entry)}
+    folders = {PurePosixPath(entry).parent for entry in archive.names if is_image(entry)}
     return len(folders) > 1 and len({folder.parent for folder in folders}) == 1
 
 
 def _place(entry: str) -> tuple[str, ...]:
     """Return (part, class) of the entry of an image; an empty tuple for other entries."""
     parts = PurePosixPath(entry).parts
-    is_placed = _is_image(entry) and len(parts) >= 3 and parts[-3] in ("train", "test")
+    is_placed = is_image(entry) and len(parts) >= 3 and parts[-3] in ("train", "test")
     return parts[-3:-1] if is_placed else ()
 
 
-def _is_image(entry: str) -> bool:
+def is_image(entry: str) -> bool:
+    """Return whether the name of a file has the suffix of an image."""
     return entry.lower().endswith(SUFFIXES)
 
 
@@ -120,7 +121,7 @@ def _class_folders(archive: Archive) -> list[tuple[str, str, str]]:
     Raises:
         DataError: Images lie outside of class folders, or class folders are not beside each other.
     """
-    images = [PurePosixPath(entry) for entry in archive.names if _is_image(entry)]
+    images = [PurePosixPath(entry) for entry in archive.names if is_image(entry)]
     has_parts_alone = {image.parent.name for image in images} <= set(PART_FOLDERS)
     for image in images:
         if len(image.parts) < 2 or has_parts_alone:
@@ -143,7 +144,7 @@ def _client_folders(archive: Archive) -> list[tuple[str, str, str]]:
     Raises:
         DataError: There is no image, or the images are not in this layout.
     """
-    images = [PurePosixPath(entry) for entry in archive.names if _is_image(entry)]
+    images = [PurePosixPath(entry) for entry in archive.names if is_image(entry)]
     wanted = "`data.client=folder` needs images CLIENT/CLASS/*, all at one depth"
     if not images:
         raise DataError(f"{archive.path} has no images. {wanted}; leave it out for other data.")
@@ -160,7 +161,7 @@ def _client_folders(archive: Archive) -> list[tuple[str, str, str]]:
 
 def _unused(archive: Archive, used: set[str]) -> tuple[str, ...]:
     """Return a note if images lie outside the folders that are read, such as in `val/CLASS/`."""
-    unused = [entry for entry in archive.names if _is_image(entry) and entry not in used]
+    unused = [entry for entry in archive.names if is_image(entry) and entry not in used]
     if not unused:
         return ()
     return (
@@ -174,7 +175,7 @@ def _decode(archive: Archive, entries: list[str]) -> NDArray[np.uint8]:
     """Return the decoded images [n, 3 or 1, height, width]."""
     images: NDArray[np.uint8] | None = None
     for position, entry in enumerate(entries):
-        image = _decode_one(archive, entry)
+        image = decode(archive, entry)
         if images is None:
             needed = len(entries) * image.size
             if needed > MAX_BYTES:
@@ -200,8 +201,16 @@ def _decode(archive: Archive, entries: list[str]) -> NDArray[np.uint8]:
     return np.ascontiguousarray(np.moveaxis(images[..., :1] if grey else images, -1, 1))
 
 
-def _decode_one(archive: Archive, entry: str) -> NDArray[Any]:
-    """Return one image [height, width, 3] uint8."""
+def decode(archive: Archive, entry: str) -> NDArray[Any]:
+    """Return one image [height, width, 3] uint8.
+
+    Args:
+        archive: The folder or .zip file.
+        entry: Name of the image.
+
+    Raises:
+        DataError: The image cannot be decoded, or has more than 8 bits per channel.
+    """
     from PIL import Image, UnidentifiedImageError
 
     content = archive.read(entry)

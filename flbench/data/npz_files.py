@@ -46,7 +46,7 @@ def read(path: Path, name: str, layout: str = "auto") -> Dataset:
     labels: list[NDArray[np.int64]] = []
     groups: list[NDArray[Any] | None] = []
     for part in parts:
-        x = _as_samples(arrays[f"{part}_images"], f"{path}: `{part}_images`", layout)
+        x = as_samples(arrays[f"{part}_images"], f"{path}: `{part}_images`", layout)
         y = check_labels(arrays.get(f"{part}_labels", np.zeros(0)), f"{path}: `{part}_labels`")
         if len(x) != len(y):
             raise DataError(
@@ -120,7 +120,7 @@ def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
     return found
 
 
-def _as_samples(x: NDArray[Any], what: str, layout: str) -> NDArray[Any]:
+def as_samples(x: NDArray[Any], what: str, layout: str) -> NDArray[Any]:
     """Return images as [n, channels, height, width], uint8 or float32; a table as it is, float32.
 
     Args:

@@ -9,6 +9,7 @@ column `data.label=COLUMN`, or the result of a rule such as `data.label="num > 0
 import csv
 import io
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path, PurePosixPath
@@ -126,6 +127,55 @@ def read(archive: Archive, name: str, label: str | None) -> Dataset:
         columns=tuple(columns),
         words=words,
     )
+
+
+def read_features(
+    archive: Archive, entry: str, columns: Sequence[str], words: Sequence[Sequence[str]]
+) -> NDArray[np.float32]:
+    """Read the features of one table, whose label is not known.
+
+    Args:
+        archive: The folder or .zip file.
+        entry: Name of the table. It may have further columns, in any order, which are not read.
+        columns: Names of the columns to read.
+        words: Words of each column; empty for columns of numbers.
+
+    Returns:
+        Features [n, columns]; NaN for missing values. A column of words has the position of the
+        word, and -1 for a word that is not among them.
+
+    Raises:
+        DataError: The table lacks a column, or a value cannot be used.
+    """
+    where = f"{archive.path}: {entry}"
+    rows, lines = _rows(archive, entry)
+    header = rows[0]
+    if missing := [name for name in columns if name not in header]:
+        hint = did_you_mean(missing[0], header) or f" Its columns: {', '.join(header)}."
+        raise DataError(
+            f"{where} has no column `{missing[0]}`; the model takes"
+            f" {', '.join(columns)}.{hint} Add the column; its fields may be empty."
+        )
+    x = np.full((len(rows) - 1, len(columns)), np.nan, dtype=np.float32)
+    for k, (name, known) in enumerate(zip(columns, words, strict=True)):
+        place, number = header.index(name), {word: position for position, word in enumerate(known)}
+        for position, (row, line) in enumerate(zip(rows[1:], lines[1:], strict=True)):
+            if len(row) != len(header):
+                raise DataError(
+                    f"{where}, line {line} has {len(row)} fields, but the header has"
+                    f" {len(header)}. Correct the line."
+                )
+            text = row[place]
+            if text.lower() in MISSING:
+                continue
+            value = number.get(text, -1) if known else _number(text)
+            if value is None or abs(value) > LARGEST:
+                raise DataError(
+                    f"{where}, line {line}, column `{name}`: {shortened(text, 60)!r} is not a"
+                    " finite number that float32 can represent. Replace it."
+                )
+            x[position, k] = value
+    return x
 
 
 def _client_names(files: list[str]) -> tuple[str, ...]:

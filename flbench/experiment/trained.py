@@ -82,6 +82,11 @@ class DeployedNet(nn.Module):
         self.eval()
 
     @property
+    def has_rule(self) -> bool:
+        """Whether the model predicts by a rule of its method instead of the net's logits."""
+        return self._rule is not None
+
+    @property
     def scores(self) -> str:
         """What the scores are: `logits`, whose softmax are probabilities, or something else."""
         return str(getattr(self._rule, "scores", "logits"))
@@ -250,7 +255,8 @@ class TrainedModel:
         Raises:
             UserError: The samples have another shape, type or range than those of the data set.
         """
-        raw = torch.as_tensor(x).detach().cpu()
+        # A copy of an array, because arrays of images and files may be read-only.
+        raw = x.detach().cpu() if isinstance(x, Tensor) else torch.from_numpy(np.array(x))
         shape = self.raw_shape
         expected = f"[B, {', '.join(map(str, shape))}]"
         if len(shape) > 1 and raw.dim() == 4 and tuple(raw.shape[1:]) == self.inputs.shape:
@@ -325,6 +331,31 @@ def load(
     finally:
         experiment.engine.close()
         torch.set_num_threads(threads)
+
+
+def client_of(path: Path, text: str) -> int:
+    """Return the id of the client that a text names.
+
+    Args:
+        path: The run folder.
+        text: An id, or the name of a natural client.
+
+    Raises:
+        UserError: The run has no such client.
+    """
+    check_run_folder(path)
+    names = [str(name) for name in read_json(path / "partition.json").get("client_names") or ()]
+    if text in names:
+        return names.index(text)
+    if text.removeprefix("-").isdecimal() and len(text) < 12:
+        return int(text)
+    shown = did_you_mean(text, names) or (
+        f" Its clients have numbers, and the names {', '.join(names[:5])}"
+        f"{', ...' if len(names) > 5 else ''}."
+        if names
+        else " Its clients have numbers, from 0."
+    )
+    raise UserError(f"{path} has no client `{text}`.{shown}")
 
 
 def _ignore(sentence: str) -> None:

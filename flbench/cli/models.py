@@ -1,0 +1,146 @@
+"""`flbench export` and `flbench predict`: the models of a run, as files and at work."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from flbench.cli import console
+from flbench.cli.tables import predictions as prediction_tables
+from flbench.core import files
+from flbench.core.csv_text import csv_text
+from flbench.core.documents import read_json
+from flbench.core.errors import DataError, UserError
+from flbench.data import unlabelled
+from flbench.experiment import export as exporting
+from flbench.experiment import trained
+from flbench.results import reading
+
+
+def export(
+    path: Path,
+    *,
+    client: str | None,
+    is_global: bool,
+    model: str | None,
+    checkpoint: str,
+    format: str | None,
+    out: Path | None,
+    overwrite: bool,
+    as_json: bool,
+) -> None:
+    """Write a model of a run to a file, and print where it is and how to load it.
+
+    Args:
+        path: The run folder.
+        client: Id or name of a client; None with `is_global`.
+        is_global: Whether to take the global model.
+        model: Name of one of the method's models; None for the one that counts.
+        checkpoint: `best` or `last`.
+        format: Name of a format; None for that of `out`.
+        out: The file; None for a name in the current folder.
+        overwrite: Whether to replace existing files.
+        as_json: Whether to print JSON.
+    """
+    name = exporting.choose(format, out)
+    loaded = _load(path, client, is_global=is_global, model=model, checkpoint=checkpoint)
+    card = loaded.card
+    if out is None:
+        who = "global" if card["client"] is None else f"client{card['client']}"
+        other = "" if model in (None, "personal", "gm") else f"-{model}"
+        stem = f"{card['method']}-{card['dataset']}-{who}{other}"
+        out = Path(f"{stem}{exporting.FORMATS[name].suffix}")
+    file, card_file = exporting.write(loaded, out, name, overwrite=overwrite)
+    if as_json:
+        console.json({"file": str(file), "card": str(card_file), **read_json(card_file)})
+        return
+    console.line(f"{file}: {exporting.FORMATS[name].about}; card: {card_file}")
+    for line in read_json(card_file)["load"]:
+        console.line(f"  {line}")
+
+
+def predict(
+    path: Path,
+    inputs: Sequence[Path],
+    *,
+    client: str | None,
+    is_global: bool,
+    model: str | None,
+    checkpoint: str,
+    out: Path | None,
+    as_json: bool,
+) -> None:
+    """Predict the classes of samples in files, and print them.
+
+    Args:
+        path: The run folder.
+        inputs: Images, tables and NPZ files, or folders and .zip files of them.
+        client: Id or name of a client; None with `is_global`.
+        is_global: Whether to take the global model.
+        model: Name of one of the method's models; None for the one that counts.
+        checkpoint: `best` or `last`.
+        out: CSV file for the predictions; None to write none.
+        as_json: Whether to print JSON.
+    """
+    loaded = _load(path, client, is_global=is_global, model=model, checkpoint=checkpoint)
+    layout = unlabelled.Layout(
+        shape=tuple(loaded.inputs.shape) if not loaded.columns else (len(loaded.columns),),
+        is_pixels=loaded.largest is not None,
+        columns=loaded.columns,
+        words=loaded.words or ((),) * len(loaded.columns),
+        layout=reading.read(path).config.data.layout,
+    )
+    rows: list[dict[str, Any]] = []
+    for given in inputs:
+        for samples in unlabelled.read(given, layout):
+            rows += _predictions(loaded, samples)
+    if out is not None:
+        header = tuple(rows[0]) if rows else ("file", "row", "class")
+        files.write(out, csv_text(header, [tuple(row.values()) for row in rows]).encode())
+    if as_json:
+        console.json(rows)
+        return
+    prediction_tables.print_predictions(rows, loaded.card)
+    if out is not None:
+        console.line(f"predictions: {out}")
+
+
+def _predictions(
+    model: trained.TrainedModel, samples: unlabelled.Unlabelled
+) -> list[dict[str, Any]]:
+    """Return one row for each sample: file, row in the file, class, and probability or score."""
+    try:
+        scores = model.predict(samples.x)
+    except UserError as error:
+        raise DataError(f"{samples.file}: {error}") from error
+    column = "score"
+    if model.net.scores == "logits":
+        column, scores = "probability", torch.softmax(scores.double(), dim=1)
+    best, predicted = scores.max(dim=1)
+    places = [None] if samples.rows is None else list(samples.rows)
+    return [
+        {"file": samples.file, "row": row, "class": model.classes[k], column: value}
+        for row, k, value in zip(places, predicted.tolist(), best.tolist(), strict=True)
+    ]
+
+
+def _load(
+    path: Path, client: str | None, *, is_global: bool, model: str | None, checkpoint: str
+) -> trained.TrainedModel:
+    """Return the model that the options name, and print notes about it."""
+    if is_global == (client is not None):
+        what = "both" if is_global else "neither"
+        raise UserError(
+            f"{what} of --client and --global are given. Choose the model of one client, --client"
+            " ID, or the global model, --global."
+        )
+    number = None if client is None else trained.client_of(path, client)
+    loaded = trained.load(path, number, model, checkpoint, _note)  # type: ignore[arg-type]
+    if not reading.is_finished(path):
+        _note(f"{path} is not finished; the model is that of round {loaded.card['round']}.")
+    return loaded
+
+
+def _note(sentence: str) -> None:
+    console.notes([sentence])

@@ -1,0 +1,137 @@
+"""Reading of samples without labels, to predict their classes: images, tables and NPZ files."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flbench.core.errors import DataError
+from flbench.data import image_files, npz_files, table_files
+from flbench.data.archive import Archive, SingleFile
+
+NO_SAMPLES = ("_labels", "_groups", "class_names")  # ends of the names of other arrays in NPZ files
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What samples a model takes.
+
+    Attributes:
+        shape: Shape of one sample of the data set: (channels, height, width), or (columns,).
+        is_pixels: Whether the samples are images of whole numbers.
+        columns: Names of a table's columns.
+        words: Words of each column; empty for columns of numbers.
+        layout: Key `data.layout` for NPZ files.
+    """
+
+    shape: tuple[int, ...]
+    is_pixels: bool
+    columns: tuple[str, ...]
+    words: tuple[tuple[str, ...], ...]
+    layout: str = "auto"
+
+
+@dataclass(frozen=True)
+class Unlabelled:
+    """Samples of one file.
+
+    Attributes:
+        file: The file: a path, behind a colon the entry of an archive or the array of an NPZ file.
+        rows: Row of each sample in the file [n], from 0; None if the file is one sample.
+        x: Samples [n, ...] as the data set stores them.
+    """
+
+    file: str
+    rows: Sequence[int] | None
+    x: NDArray[Any]
+
+
+def read(path: Path, layout: Layout) -> list[Unlabelled]:
+    """Read the samples of a file or of all files of a folder or .zip file, sorted by name.
+
+    Args:
+        path: An image, a .csv or .npz file, or a folder or .zip file of images or tables.
+        layout: What samples the model takes.
+
+    Raises:
+        DataError: The path does not exist, a file cannot be read, or its samples have another shape
+            than the model's.
+    """
+    if not path.exists():
+        raise DataError(f"{path} does not exist. Give an image, a .csv or .npz file, or a folder.")
+    if path.suffix.lower() == ".npz":
+        return _arrays(path, layout)
+    is_single = path.is_file() and (_is_table(path.name) or image_files.is_image(path.name))
+    with SingleFile(path) if is_single else Archive(path) as archive:
+        is_wanted = _is_table if len(layout.shape) == 1 else image_files.is_image
+        entries = [entry for entry in archive.names if is_wanted(entry)]
+        if not entries:
+            wanted = "tables (.csv)" if len(layout.shape) == 1 else "images (.png, .jpg, .webp)"
+            raise DataError(
+                f"{path} has no {wanted}, which the model takes. Give such files, or an .npz file."
+            )
+        return [
+            Unlabelled(str(archive.path / entry), *_samples(archive, entry, layout))
+            for entry in entries
+        ]
+
+
+def _is_table(entry: str) -> bool:
+    return entry.lower().endswith(".csv")
+
+
+def _samples(
+    archive: Archive, entry: str, layout: Layout
+) -> tuple[Sequence[int] | None, NDArray[Any]]:
+    """Return the rows and the samples of one table, or one image."""
+    if len(layout.shape) == 1:
+        x = table_files.read_features(archive, entry, layout.columns, layout.words)
+        return range(len(x)), x
+    return None, _image(archive, entry, layout)
+
+
+def _image(archive: Archive, entry: str, layout: Layout) -> NDArray[np.uint8]:
+    """Return one image [1, channels, height, width]."""
+    where = f"{archive.path}: {entry}"
+    if not layout.is_pixels:
+        raise DataError(
+            f"{where} has pixels of whole numbers, but the model takes images in floating point."
+            " Give them in an .npz file, in the units of the training data."
+        )
+    image = image_files.decode(archive, entry)  # [height, width, 3]
+    channels, height, width = layout.shape
+    if image.shape[:2] != (height, width):
+        raise DataError(
+            f"{where} has {image.shape[1]}x{image.shape[0]} pixels, but the model takes"
+            f" {width}x{height}. Resize it."
+        )
+    if channels == 1:
+        if (image != image[..., :1]).any():
+            raise DataError(
+                f"{where} is a colour image, but the model takes grey images (one channel). Convert"
+                " it."
+            )
+        image = image[..., :1]
+    return np.moveaxis(image, -1, 0)[None]
+
+
+def _arrays(path: Path, layout: Layout) -> list[Unlabelled]:
+    """Return the samples of an NPZ file, by array."""
+    found = []
+    for key, array in npz_files.read_arrays(path).items():
+        if key.endswith(NO_SAMPLES):
+            continue
+        x = npz_files.as_samples(array, f"{path}: `{key}`", layout.layout)
+        if x.shape[1:] != layout.shape:
+            raise DataError(
+                f"{path}: `{key}` has samples of the shape {list(x.shape[1:])}, but the model takes"
+                f" {list(layout.shape)} (channels, height, width; or columns). Bring them to that"
+                " shape."
+            )
+        found.append(Unlabelled(f"{path}:{key}", range(len(x)), x))
+    if not found:
+        raise DataError(f"{path} has no array of samples. Save one, such as `test_images`.")
+    return found

@@ -1,0 +1,230 @@
+"""Exported models: they load and predict in a process that cannot import flbench."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from safetensors import safe_open
+
+from flbench.core.errors import UserError
+from flbench.experiment import export, trained
+from flbench.testing import run
+from tests.experiment.test_trained import federation_of, tables
+from tests.support import SMALL
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore:The given buffer is not writable"),  # torch.export.load
+]
+
+# Load each file as its card says, and save the scores of `samples.npy` for several sizes B.
+SCRIPT = """
+import json, pathlib, sys
+
+class NoFlbench:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] == "flbench":
+            raise ImportError("this process has no flbench")
+
+sys.meta_path.insert(0, NoFlbench())
+try:
+    import flbench
+except ImportError:
+    pass
+else:
+    sys.exit("flbench can be imported")
+
+import numpy, torch
+
+all_samples = numpy.load("samples.npy")
+for card_file in sorted(pathlib.Path().glob("*.json")):
+    card = json.loads(card_file.read_text())
+    for size in (1, 2, 7, len(all_samples)):
+        samples = all_samples[:size]
+        if card["format"] == "safetensors":
+            names = {"samples": torch.from_numpy(samples)}
+            exec("\\n".join(card["load"][:2]), names)
+            layers = [
+                eval(f"{layer['module']}({layer['arguments']})")
+                for layer in card["architecture"]
+            ]
+            net = torch.nn.Sequential(*layers)
+            order = [layer["name"] for layer in card["architecture"]]
+            net.load_state_dict(
+                {f"{order.index(n.rpartition('.')[0])}.{n.rpartition('.')[2]}": value
+                 for n, value in names["weights"].items()}
+            )
+            mean, std = (torch.tensor(card["normalization"][key]) for key in ("mean", "std"))
+            scores = net.eval()(((torch.from_numpy(samples).float() - mean) / std)[:, None])
+        else:
+            onnx = card["format"] == "onnx"
+            names = {"samples": samples if onnx else torch.from_numpy(samples)}
+            exec("\\n".join(card["load"]), names)
+            scores = torch.as_tensor(names["scores"])
+        numpy.save(f"{card_file.stem}-{size}.npy", scores.detach().numpy())
+assert not any(name.split(".")[0] == "flbench" for name in sys.modules)
+"""
+
+
+def export_all(model, folder, prefix):
+    """Write a model in all formats that can hold it; return the files of the cards."""
+    cards = []
+    for name, known in export.FORMATS.items():
+        if name == "safetensors" and model.net.has_rule:
+            continue
+        file = folder / f"{prefix}-{name.replace('.', '-')}{known.suffix}"
+        cards.append(export.write(model, file, name)[1])
+    return cards
+
+
+def assert_load_without_flbench(paths, folder):
+    """Compare the scores of all formats, computed in another process, with those of the models.
+
+    Args:
+        paths: Run folders, of one partition of the digits.
+        folder: An empty folder.
+    """
+    folder.mkdir()
+    federation = federation_of(paths[0])
+    samples = federation.dataset.x[federation.partition.parts["test"][1]][:, 0]
+    np.save(folder / "samples.npy", samples)
+    models = [trained.load(path, 1) for path in paths]
+    cards = [export_all(model, folder, k) for k, model in enumerate(models)]
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", SCRIPT],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert not done.returncode, done.stderr
+    for model, files in zip(models, cards, strict=True):
+        for size in (1, 2, 7, len(samples)):
+            wanted = model.predict(samples[:size])
+            for card in files:
+                scores = torch.from_numpy(np.load(folder / f"{card.stem}-{size}.npy"))
+                torch.testing.assert_close(scores, wanted, rtol=1e-4, atol=1e-4)
+                assert torch.equal(scores.argmax(dim=1), wanted.argmax(dim=1))
+
+
+def test_images(tmp_path):
+    small = (*SMALL, "model.name=lenet5", "partition.samples=300")
+    paths = [run(tmp_path, *small, f"algorithm={name}")[0] for name in ("fedper", "fedproto")]
+    assert_load_without_flbench(paths, tmp_path / "files")
+
+
+@pytest.mark.full
+def test_images_of_other_methods(tmp_path):
+    methods = ("fednh", "moon", "apfl", "dispfl-hp", "hfcd", "ft")
+    paths = [run(tmp_path, *SMALL, f"algorithm={name}")[0] for name in methods]
+    assert_load_without_flbench(paths, tmp_path / "files")
+
+
+def test_tables(tmp_path):
+    data = tables(tmp_path / "x")
+    overrides = ("model.name=mlp", "partition.scheme=natural", f"data.path={data}")
+    path, _ = run(tmp_path / "runs", *SMALL, "algorithm=fedper", *overrides)
+    model, federation = trained.load(path, 2), federation_of(path)
+    samples = federation.dataset.x[:40]
+    assert np.isnan(samples).any()
+    for name in ("torch.export", "torch", "onnx"):
+        file, _ = export.write(
+            model, tmp_path / f"model{export.FORMATS[name].suffix}", name, overwrite=True
+        )
+        if name == "onnx":
+            import onnxruntime
+
+            session = onnxruntime.InferenceSession(str(file))
+            scores = torch.from_numpy(session.run(None, {"samples": samples})[0])
+        elif name == "torch":
+            scores = torch.load(file, weights_only=False)(torch.from_numpy(samples))
+        else:
+            scores = torch.export.load(file).module()(torch.from_numpy(samples))
+        torch.testing.assert_close(scores, model.predict(samples), rtol=1e-4, atol=1e-5)
+
+
+def test_colour_images(tmp_path):
+    rng = np.random.default_rng(0)
+    y = np.arange(120) % 3
+    x = rng.integers(0, 100, (120, 8, 8, 3), dtype=np.uint8)
+    x[np.arange(120), :, :, y] += 100
+    np.savez(tmp_path / "colours.npz", train_images=x, train_labels=y)
+    path, _ = run(tmp_path, *SMALL, "algorithm=fedavg", f"data.path={tmp_path / 'colours.npz'}")
+    model = trained.load(path)
+    file, card = export.write(model, tmp_path / "model.pt2")
+    assert json.loads(card.read_text())["input"]["shape"] == ["B", 8, 8, 3]
+    scores = torch.export.load(file).module()(torch.from_numpy(x))
+    assert torch.equal(scores, model.predict(x))
+    assert torch.equal(scores, model.predict(np.moveaxis(x, -1, 1)))
+
+
+def test_the_card_is_beside_the_file_and_inside(tmp_path, finished_run):
+    import onnx
+
+    model = trained.load(finished_run, 1)
+    for name, known in export.FORMATS.items():
+        file, card_file = export.write(model, tmp_path / f"{name}{known.suffix}")
+        card = json.loads(card_file.read_text())
+        assert card["format"] == name
+        assert card["classes"] == [str(k) for k in range(10)]
+        assert card["metrics"]["test_samples"] > 0
+        assert len(card["data_hash"]) == len(card["config_hash"]) == 64
+        assert model.card.items() <= card.items()
+        inside = {
+            "torch.export": lambda file: _extra(file),
+            "torch": lambda file: torch.load(file, weights_only=False).card,
+            "onnx": lambda file: json.loads(onnx.load(file).metadata_props[0].value),
+            "safetensors": lambda file: json.loads(safe_open(file, "pt").metadata()["card"]),
+        }[name](file)
+        assert inside == card
+
+
+def _extra(file):
+    found = {"card.json": ""}
+    torch.export.load(file, extra_files=found)
+    return json.loads(found["card.json"])
+
+
+def test_an_exported_module_can_be_trained_further(tmp_path, finished_run):
+    model = trained.load(finished_run, 1)
+    file, _ = export.write(model, tmp_path / "model.pt")
+    net = torch.load(file, weights_only=False).train().requires_grad_()
+    x = torch.randint(0, 17, (5, 8, 8), dtype=torch.uint8)
+    torch.nn.functional.cross_entropy(net(x), torch.arange(5)).backward()
+    assert all(value.grad is not None for value in net.parameters())
+
+
+def test_existing_files_and_unknown_formats_are_refused(tmp_path, finished_run):
+    model = trained.load(finished_run, 1)
+    file = tmp_path / "model.pt2"
+    export.write(model, file)
+    with pytest.raises(UserError, match=r"exists.*--overwrite"):
+        export.write(model, file)
+    export.write(model, file, overwrite=True)
+    file.unlink()
+    with pytest.raises(UserError, match=r"model.json exists"):
+        export.write(model, file)
+    with pytest.raises(UserError, match=r"no format `onxx`. Did you mean `onnx`"):
+        export.write(model, file, "onxx")
+    with pytest.raises(UserError, match=r"suffix of .*model.bin stands for no format"):
+        export.write(model, tmp_path / "model.bin")
+    with pytest.raises(UserError, match="place of the model's card"):
+        export.write(model, tmp_path / "model.json", "torch")
+
+
+def test_missing_packages_are_named(tmp_path, finished_run, monkeypatch):
+    model = trained.load(finished_run, 1)
+    monkeypatch.setattr(export, "find_spec", lambda name: None if name == "onnxscript" else name)
+    with pytest.raises(UserError, match=r"`onnxscript`.*pip install 'flbench\[export\]'"):
+        export.write(model, tmp_path / "model.onnx")
+    assert not list(tmp_path.iterdir())
+
+
+def test_weights_alone_do_not_hold_a_prediction_rule(tmp_path):
+    path, _ = run(tmp_path, *SMALL, "algorithm=fedproto", "train.rounds=1")
+    with pytest.raises(UserError, match=r"weights of the net alone.*torch.export, torch, onnx"):
+        export.write(trained.load(path, 0), tmp_path / "model.safetensors")
+    assert not (tmp_path / "model.json").exists()
