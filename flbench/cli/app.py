@@ -321,11 +321,12 @@ def show(
         Path | None,
         typer.Option("--picture", metavar="FILE", help="Draw the runs' curves (PNG, SVG or PDF)."),
     ] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Print the tables of finished or unfinished runs and studies."""
     from flbench.cli import show as command
 
-    command.show(paths, picture)
+    command.show(paths, picture, as_json=as_json)
 
 
 RunFolder = Annotated[

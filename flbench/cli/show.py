@@ -1,8 +1,12 @@
 """`flbench show`: tables of runs and studies."""
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
+from math import isfinite
 from pathlib import Path
+from typing import Any
 
+from flbench.cli import console
 from flbench.cli.tables import runs as run_tables
 from flbench.cli.tables import studies as study_tables
 from flbench.core.errors import UserError
@@ -10,12 +14,15 @@ from flbench.results import folders, reading, study_folder
 from flbench.results.differences import differences
 
 
-def show(paths: Sequence[Path], picture: Path | None = None) -> None:
+def show(paths: Sequence[Path], picture: Path | None = None, *, as_json: bool = False) -> None:
     """Print the tables of runs and studies, and draw the curves of the runs.
 
     Args:
         paths: Run folders and study folders, finished or not, and folders above them.
         picture: File for the curves of all runs; None to draw nothing.
+        as_json: Whether to print JSON instead of the tables: `runs`, with the content of
+            summary.json and, as `settings`, the values (as text) of the keys in which they differ;
+            and `studies`, with trials, results of final trainings, and verdicts.
 
     Raises:
         UserError: Some folders cannot be read. The others are shown before that.
@@ -37,10 +44,13 @@ def show(paths: Sequence[Path], picture: Path | None = None) -> None:
                 runs.append(reading.read(path))
         except UserError as error:
             errors.append(str(error))
-    for study in studies:
-        study_tables.print_study(study)
-    if runs:
-        run_tables.print_runs(runs)
+    if as_json:
+        console.json({"runs": _runs(runs), "studies": [_study(study.path) for study in studies]})
+    else:
+        for study in studies:
+            study_tables.print_study(study)
+        if runs:
+            run_tables.print_runs(runs)
     if runs and picture is not None:
         apart = differences(runs)
         labels = [apart.label(index) for index in range(len(runs))]
@@ -53,3 +63,38 @@ def show(paths: Sequence[Path], picture: Path | None = None) -> None:
         errors.append("--picture draws the curves of runs; a study's pictures are in report.html.")
     if errors:
         raise UserError("\n".join(errors))
+
+
+def _runs(runs: Sequence[reading.Run]) -> list[dict[str, Any]]:
+    """Return what `--json` prints of runs, in the order of the arguments."""
+    apart = differences(runs).values if runs else {}
+    return [
+        {
+            "path": str(run.path),
+            "finished": run.finished,
+            "settings": {key: values[k] for key, values in apart.items()},
+            **_plain(run.summary),
+        }
+        for k, run in enumerate(runs)
+    ]
+
+
+def _study(path: Path) -> dict[str, Any]:
+    """Return what `--json` prints of a study."""
+    from flbench.api.studies import Study
+
+    study = Study(path)
+    tables = {"trials": study.trials, "results": study.results, "verdicts": study.verdicts}
+    return {
+        "path": str(path),
+        **{name: json.loads(table.to_json(orient="records")) for name, table in tables.items()},
+    }
+
+
+def _plain(value: Any) -> Any:
+    """Return a JSON value in which numbers that are not finite are None, as JSON has none."""
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return None if isinstance(value, float) and not isfinite(value) else value

@@ -475,6 +475,27 @@ def test_show_tells_apart_what_differs_and_warns(flbench, tmp_path):
 
 
 @pytest.mark.slow
+def test_show_prints_json(flbench, tmp_path):
+    flbench("run", *SMALL, "--algo", "local", "train.rounds=1")
+    flbench("run", *SMALL, "--algo", "local", "train.rounds=1", "seed=1")
+    begin(tmp_path / "studies" / "one", "local")
+    paths = sorted(tmp_path.glob("runs/*/*"))
+
+    code, out, error = flbench("show", "--json", *map(str, paths), "studies")
+
+    assert (code, error) == (0, "")
+    shown = json.loads(out, parse_constant=pytest.fail)  # JSON has neither NaN nor Infinity
+    assert [run["path"] for run in shown["runs"]] == [str(path) for path in paths]
+    for run, path in zip(shown["runs"], paths, strict=True):
+        summary = json.loads((path / "summary.json").read_text())
+        assert run["settings"]["seed"] == str(summary["seed"])
+        assert run["finished"]
+        assert run["best"]["test"]["accuracy"] == summary["best"]["test"]["accuracy"]
+    [study] = shown["studies"]
+    assert study == {"path": "studies/one", "trials": [], "results": [], "verdicts": []}
+
+
+@pytest.mark.slow
 def test_show_of_one_setting_has_no_further_columns_and_no_note(flbench, tmp_path):
     flbench("run", *SMALL, "--algo", "local,fedprox")
     flbench("run", *SMALL, "--algo", "fedprox", "algorithm.mu=0.5")
