@@ -1,12 +1,13 @@
 """Arguments of `fl.run`, `fl.tune` and `fl.partition` as layers of the configuration."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from os import PathLike, fspath
 from pathlib import Path, PurePath
 from typing import Any, Final, Protocol, runtime_checkable
 
 import numpy as np
 
+from flbench.algorithms import ALGORITHMS
 from flbench.config.sources import NAMED_SECTIONS, Layer, from_file, from_values
 from flbench.core.errors import ConfigError, UserError
 
@@ -86,6 +87,29 @@ def names_of(methods: str | Sequence[str]) -> tuple[str, ...]:
         if names.count(name) > 1:
             raise UserError(f"`{name}` is named twice in {list(names)}.")
     return names
+
+
+def keys_of_others(name: str, names: Sequence[str], keys: Iterable[str]) -> dict[str, list[str]]:
+    """Return those keys of `algorithm` that other methods of a comparison have, and this one not.
+
+    Args:
+        name: Name of the method.
+        names: Names of all methods of the comparison.
+        keys: The keys.
+
+    Returns:
+        The methods that have the key, by key. A key that no method has is not among them: it is
+        refused when the configuration is resolved.
+
+    Raises:
+        ConfigError: There is no such method.
+
+    >>> keys_of_others("fedavg", ["fedavg", "fedprox"], ["mu", "agg_weights", "nothing"])
+    {'mu': ['fedprox']}
+    """
+    known = {other: ALGORITHMS.find(other).Config.model_fields for other in names}
+    owners = {key: [other for other in names if key in known[other]] for key in keys}
+    return {key: found for key, found in owners.items() if found and name not in found}
 
 
 def plain(value: Any, path: str, origin: str) -> Any:

@@ -15,6 +15,7 @@ from flbench.callbacks.logger import Logger
 from flbench.config.resolve import resolve
 from flbench.config.sources import from_values
 from flbench.core.errors import RunError
+from flbench.core.expected import as_flbench_errors
 from flbench.experiment import lifecycle
 from flbench.results import reading
 from flbench.results.summary import training_failure
@@ -114,6 +115,7 @@ def run(
     mirror.check(checked.tracking)
     title = f"{checked.algorithm.name} on {checked.data.title}"
     with (
+        as_flbench_errors(),
         preserved(),
         _display(title, shown=progress) as display,
         mirror.Mirrors() as mirrors,
@@ -162,6 +164,7 @@ def resume(
     origin = "argument of fl.resume"
     given = {name: arguments.plain(value, name, origin) for name, value in keys.items()}
     with (
+        as_flbench_errors(),
         preserved(),
         _display(f"resuming {folder}", shown=progress) as display,
         mirror.Mirrors() as mirrors,

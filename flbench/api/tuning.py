@@ -1,7 +1,7 @@
 """Searching hyper-parameters from Python, and resuming a study."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from functools import partial
 from os import PathLike
 from pathlib import Path
@@ -14,6 +14,7 @@ from flbench.api.running import how_to_resume
 from flbench.api.studies import Study
 from flbench.config.sources import Layer
 from flbench.core.errors import ConfigError, RunError
+from flbench.core.expected import as_flbench_errors
 from flbench.reports.terminal import open_console
 from flbench.results import study_folder
 from flbench.tracking import mirror
@@ -223,7 +224,7 @@ def start(
     from flbench.tuning.request import TuneRequest
     from flbench.tuning.supervisor import Supervisor
 
-    with preserved(), Supervisor(ends_process=ends_process) as supervisor:
+    with as_flbench_errors(), preserved(), Supervisor(ends_process=ends_process) as supervisor:
         prepared = prepare.prepare(TuneRequest(tuple(layers), **options), layers)
         mirror.check(prepared.config.tracking)
         tell(prepared.notes)
@@ -267,6 +268,7 @@ def carry_on(
     from flbench.tuning.supervisor import Supervisor
 
     with (
+        as_flbench_errors(),
         preserved(),
         Supervisor(ends_process=ends_process) as supervisor,
         closing(StudyFolder.reopen(path)) as folder,
@@ -338,25 +340,18 @@ def _carry_out(
             f" trainings of the default and the best parameters with {request.seeds} seeds."
         ]
     )
-    with mirror.Mirrors() as mirrors, _told(supervisor, tell):
+    with mirror.Mirrors() as mirrors:
         mirrors.open(folder.path, prepared.config, lambda note: tell([note]))
         try:
             driver.carry_out(folder, prepared, supervisor, shown=shown)
+        except KeyboardInterrupt as error:
+            error.args = (f"interrupted. {supervisor.note}",)
+            tell([str(error)])
+            raise
         finally:
             supervisor.write_report()
             folder.close()
     return Ending(folder.path, mirrors.finish())
-
-
-@contextmanager
-def _told(supervisor: "Supervisor", tell: Tell) -> Iterator[None]:
-    """Show how to resume after an interrupt, and say it in the message of the exception."""
-    try:
-        yield
-    except KeyboardInterrupt as error:
-        error.args = (f"interrupted. {supervisor.note}",)
-        tell([str(error)])
-        raise
 
 
 def _layers_of(
@@ -369,20 +364,14 @@ def _layers_of(
 
     If there are several methods, each one gets those keys of the section `algorithm` that it has.
     """
-    from flbench.algorithms import ALGORITHMS
-
     algorithm = given["algorithm"] or {}
     if not isinstance(algorithm, Mapping):
         raise ConfigError(
             f"`algorithm` must be a dict of keys, got {algorithm!r}: fl.tune takes the methods as"
             " its first argument."
         )
-    known = {other: set(ALGORITHMS.find(other).Config.model_fields) for other in names}
-    kept = {
-        key: value
-        for key, value in algorithm.items()
-        if key in known[name] or not any(key in fields for fields in known.values())
-    }
+    others = arguments.keys_of_others(name, names, algorithm)
+    kept = {key: value for key, value in algorithm.items() if key not in others}
     return arguments.layers("tune", config, {**given, "algorithm": {**kept, "name": name}})
 
 

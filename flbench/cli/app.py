@@ -16,15 +16,9 @@ from typer.core import TyperGroup
 from flbench import __version__
 from flbench.core import files
 from flbench.core.errors import RunError, UserError, shortened
+from flbench.core.expected import as_flbench_errors
 from flbench.core.printable import printable
 
-# What PyTorch's messages contain when memory runs out, on a GPU and on the CPU.
-OUT_OF_MEMORY = (
-    "out of memory",
-    "not enough memory",
-    "can't allocate memory",
-    "Storage size calculation overflowed",
-)
 # Typer has its own copy of Click, without a public name for the base of its errors.
 USAGE_ERROR: Any = typer.BadParameter.__base__
 MAX_MESSAGES: Final = 20  # messages about wrong input that are printed
@@ -79,7 +73,8 @@ def _exit_codes() -> Iterator[None]:
     Exit codes: 2 for an error in the user's input, 1 for an error during the run, 130 after Ctrl-C.
     """
     try:
-        yield
+        with as_flbench_errors():
+            yield
     except UserError as error:
         _print_error(error)
         raise typer.Exit(2) from None
@@ -89,23 +84,6 @@ def _exit_codes() -> Iterator[None]:
     except KeyboardInterrupt:
         typer.echo("interrupted", err=True)
         raise typer.Exit(130) from None
-    except OSError as error:
-        if error.errno is None:
-            raise
-        file = f"{error.filename}: " if error.filename else ""
-        _print_error(f"{file}{error.strerror}. Choose another path, or fix this one.")
-        raise typer.Exit(1 if error.errno in files.DISK_ERRORS else 2) from None
-    except (MemoryError, RuntimeError) as error:
-        is_memory = isinstance(error, MemoryError) or any(
-            text in str(error) for text in OUT_OF_MEMORY
-        )
-        if not is_memory:
-            raise
-        _print_error(
-            "out of memory. Lower train.batch_size, choose a smaller model, or set"
-            " engine.device=cpu."
-        )
-        raise typer.Exit(1) from None
 
 
 def _print_error(error: object) -> None:

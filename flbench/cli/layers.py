@@ -68,17 +68,16 @@ def one_run_per_method(
 
 def _overrides_of(name: str, names: Sequence[str], overrides: Sequence[str]) -> list[str]:
     """Return the overrides without the keys that only other methods of the comparison have."""
-    from flbench.algorithms import ALGORITHMS
+    from flbench.api.arguments import keys_of_others
 
-    keys = {other: set(ALGORITHMS.find(other).Config.model_fields) for other in names}
+    sections = [item.partition("=")[0].strip().partition(".") for item in overrides]
+    keys = [key for section, _, key in sections if section == "algorithm" and key]
+    others = keys_of_others(name, names, keys)
     kept = []
-    for item in overrides:
-        section, _, key = item.partition("=")[0].strip().partition(".")
-        owners = [other for other in names if key in keys[other]]
-        if section != "algorithm" or not key or not owners or name in owners:
-            kept.append(item)
+    for item, (section, _, key) in zip(overrides, sections, strict=True):
+        if section == "algorithm" and key in others:
+            owners = ", ".join(others[key])
+            console.notes([f"{section}.{key} is set for {owners}; {name} has no such key."])
         else:
-            console.notes(
-                [f"{section}.{key} is set for {', '.join(owners)}; {name} has no such key."]
-            )
+            kept.append(item)
     return kept

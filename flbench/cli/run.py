@@ -11,8 +11,6 @@ from flbench.config.resolve import resolve
 from flbench.config.sources import Layer, from_overrides
 from flbench.config.yaml_text import to_yaml
 from flbench.core.errors import RunError, UserError
-from flbench.results import reading
-from flbench.results.summary import training_failure
 from flbench.tracking import mirror
 
 
@@ -95,12 +93,7 @@ def _finish(folders: Sequence[Path], mirrors: mirror.Mirrors) -> None:
     """
     show(folders)
     console.notes(mirrors.finish())
-    failures = []
-    for folder in folders:
-        if failure := training_failure(reading.read(folder).summary):
-            failures.append(
-                f"{folder}: {failure}. Lower train.optimizer.lr, set train.clip, or check"
-                " train.batch_size and train.last_batch."
-            )
-    if failures:
+    from flbench.api import running
+
+    if failures := [reason for folder in folders if (reason := running.failure(folder))]:
         raise RunError("\n".join(failures))

@@ -458,3 +458,29 @@ def test_early_stopping_ends_a_run(tmp_path, capsys):
     assert "stopped after round 3 of 9: validation/personal/accuracy has not improved" in report
     assert main(["show", str(run.path)]) == 0
     assert "1/3" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("raised", "kind", "message"),
+    [
+        (
+            PermissionError(13, "Permission denied", "x.npz"),
+            fl.UserError,
+            "x.npz: Permission denie",
+        ),
+        (OSError(28, "No space left on device", "m.csv"), fl.RunError, "m.csv: No space left on"),
+        (RuntimeError("CUDA out of memory. Tried"), fl.RunError, "Lower train.batch_size"),
+        (MemoryError(), fl.RunError, "Lower train.batch_size"),
+        (RuntimeError("a defect"), RuntimeError, "a defect"),
+    ],
+)
+def test_errors_of_the_system_are_those_of_the_command_line(raised, kind, message, monkeypatch):
+    def fail(*args, **kwargs):
+        raise raised
+
+    monkeypatch.setattr(running.lifecycle, "run", fail)
+    with pytest.raises(kind) as caught:
+        fl.run("fedavg", progress=False)
+
+    assert message in str(caught.value)
+    assert caught.value is raised or caught.value.__cause__ is raised

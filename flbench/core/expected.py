@@ -1,0 +1,47 @@
+"""Errors of the operating system and of PyTorch as errors of flbench, with a cure."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from flbench.core import files
+from flbench.core.errors import RunError, UserError
+
+# What PyTorch's messages contain when memory runs out, on a GPU and on the CPU.
+OUT_OF_MEMORY: Final = (
+    "out of memory",
+    "not enough memory",
+    "can't allocate memory",
+    "Storage size calculation overflowed",
+)
+
+
+@contextmanager
+def as_flbench_errors() -> Iterator[None]:
+    """Context manager that turns errors which a user can cause or cure into errors of flbench.
+
+    These are files that cannot be read or written, a disk that is full, and memory that runs out.
+    Other errors pass unchanged.
+
+    Raises:
+        UserError: A file cannot be read or written.
+        RunError: The disk failed, or memory ran out.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None:
+            raise
+        file = f"{error.filename}: " if error.filename else ""
+        kind = RunError if error.errno in files.DISK_ERRORS else UserError
+        raise kind(f"{file}{error.strerror}. Choose another path, or fix this one.") from error
+    except (MemoryError, RuntimeError) as error:
+        is_memory = isinstance(error, MemoryError) or any(
+            text in str(error) for text in OUT_OF_MEMORY
+        )
+        if not is_memory:
+            raise
+        raise RunError(
+            "out of memory. Lower train.batch_size, choose a smaller model, or set"
+            " engine.device=cpu."
+        ) from error
