@@ -1,6 +1,8 @@
 """Arguments of `fl.run`, `fl.tune` and `fl.partition` as layers of the configuration."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from difflib import get_close_matches
+from inspect import Parameter, signature
 from os import PathLike, fspath
 from pathlib import Path, PurePath
 from typing import Any, Final, Protocol, runtime_checkable
@@ -8,6 +10,7 @@ from typing import Any, Final, Protocol, runtime_checkable
 import numpy as np
 
 from flbench.algorithms import ALGORITHMS
+from flbench.config.schema import Config
 from flbench.config.sources import NAMED_SECTIONS, Layer, from_file, from_values
 from flbench.core.errors import ConfigError, UserError
 
@@ -51,6 +54,38 @@ def layers(
     if config is not None:
         found.append(from_file(path_of(config, "config")))
     return [*found, from_values(given, origin)]
+
+
+def check_names(function: Callable[..., Any], keys: Iterable[str]) -> None:
+    """Refuse further keys of a call that look like misspelt arguments of the function.
+
+    Unknown keys that look like sections are refused when the configuration is resolved.
+
+    Args:
+        function: The function that the user called, such as `fl.tune`.
+        keys: Names of its further keyword arguments.
+
+    Raises:
+        ConfigError: A key is no section of the configuration, and an argument has a similar name.
+
+    >>> def tune(methods, trials=None, **keys): ...
+    >>> check_names(tune, ["trails"])
+    Traceback (most recent call last):
+        ...
+    flbench.core.errors.ConfigError: `trails` is not an argument of fl.tune. Did you mean `trials`?
+    """
+    sections = set(Config.model_fields)
+    names = [
+        name
+        for name, parameter in signature(function).parameters.items()
+        if parameter.kind is not Parameter.VAR_KEYWORD
+    ]
+    for key in keys:
+        close = get_close_matches(key, [*names, *sections], n=1)
+        if key not in sections and close and close[0] not in sections:
+            raise ConfigError(
+                f"`{key}` is not an argument of fl.{function.__name__}. Did you mean `{close[0]}`?"
+            )
 
 
 def path_of(path: str | PathLike[str], name: str) -> Path:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 import pandas as pd
@@ -14,7 +14,7 @@ from flbench.api import arguments, html
 from flbench.api.arguments import Section
 from flbench.config.resolve import resolve
 from flbench.core.documents import as_data_error, read_json
-from flbench.core.errors import DataError
+from flbench.core.errors import ConfigError, DataError, did_you_mean
 from flbench.data import catalogue, partition_files
 from flbench.data.npz_files import read_arrays
 from flbench.data.partition import PARTS
@@ -41,6 +41,20 @@ class _Scheme:
         min_samples: Smallest number of samples of a client.
         seed: Seed of the partition; by default the seed of the run.
     """
+
+    def __new__(cls, *values: Any, **keys: Any) -> Self:
+        """Refuse what the scheme does not have, as the configuration does."""
+        known = [field.name for field in fields(cls)]
+        if values:
+            raise ConfigError(
+                f"fl.{cls.__name__} takes keyword arguments, got {values[0]!r}: write"
+                f" fl.{cls.__name__}(clients=10)."
+            )
+        for key in keys:
+            if key not in known:
+                hint = did_you_mean(key, known) or f" Keys there: {', '.join(known)}."
+                raise ConfigError(f"`{key}` is not a key of fl.{cls.__name__}.{hint}")
+        return super().__new__(cls)
 
     scheme: ClassVar[str]
     clients: int | None = None

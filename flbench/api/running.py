@@ -111,6 +111,7 @@ def run(
         "output": output,
         **keys,
     }
+    arguments.check_names(run, keys)
     checked, origins = resolve(arguments.layers("run", config, given))
     mirror.check(checked.tracking)
     title = f"{checked.algorithm.name} on {checked.data.title}"

@@ -131,6 +131,7 @@ def tune(
         "tracking": tracking,
         **keys,
     }
+    arguments.check_names(tune, keys)
     names = arguments.names_of(methods)
     layers = {name: _layers_of(name, names, config, given) for name in names}
     asked = {**options, **{name: value for name, value in given.items() if value is not None}}

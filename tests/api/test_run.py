@@ -1,3 +1,4 @@
+import copy
 import pickle
 import random
 import shutil
@@ -145,6 +146,7 @@ def test_changes_of_the_process_are_undone():
     ("keys", "message"),
     [
         ({"sead": 1}, "`sead` is not a key of the configuration (argument of fl.run). Did you"),
+        ({"calbacks": ()}, "`calbacks` is not an argument of fl.run. Did you mean `callbacks`?"),
         ({"lr": 0.1}, "Did you mean `train.optimizer.lr`?"),
         ({"train": {"rouns": 3}}, "`train.rouns` is not a key of `train` (argument of fl.run)."),
         ({"train": {"rouns": 3}}, "Did you mean `rounds`?"),
@@ -163,6 +165,14 @@ def test_wrong_arguments_are_named(keys, message):
         fl.run(progress=False, **keys)
 
     assert message in str(caught.value)
+
+
+def test_wrong_keys_of_a_scheme_are_named():
+    with pytest.raises(fl.ConfigError, match=r"not a key of fl.Dirichlet. Did you mean `alpha`"):
+        fl.Dirichlet(alhpa=0.1)
+    with pytest.raises(fl.ConfigError, match=r"takes keyword arguments, got 0.1"):
+        fl.Dirichlet(0.1)
+    assert copy.copy(fl.Dirichlet(alpha=0.1)) == fl.Dirichlet(alpha=0.1)
 
 
 def test_sections_can_be_given_by_dicts_names_objects_and_a_file(tmp_path):
