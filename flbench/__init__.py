@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from flbench.api.tuning import tune
     from flbench.callbacks import Callback, EarlyStopping
     from flbench.core.errors import ConfigError, DataError, RunError, UserError
+    from flbench.data.own import Data
 
 _PLACES: Final = {
     "flbench.api.loading": ("load", "runs"),
@@ -53,6 +54,7 @@ _PLACES: Final = {
     "flbench.api.tuning": ("tune",),
     "flbench.callbacks": ("Callback", "EarlyStopping"),
     "flbench.core.errors": ("ConfigError", "DataError", "RunError", "UserError"),
+    "flbench.data.own": ("Data",),
 }
 _MODULE_OF: Final = {name: module for module, names in _PLACES.items() for name in names}
 
@@ -60,6 +62,7 @@ __all__ = [
     "IID",
     "Callback",
     "ConfigError",
+    "Data",
     "DataError",
     "Dirichlet",
     "EarlyStopping",

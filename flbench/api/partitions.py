@@ -10,11 +10,12 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from flbench.api import arguments, html
+from flbench.api import arguments, html, parts
 from flbench.api.arguments import Section
 from flbench.config.resolve import resolve
 from flbench.core.documents import as_data_error, read_json
 from flbench.core.errors import ConfigError, DataError, did_you_mean
+from flbench.core.given import offered
 from flbench.data import catalogue, partition_files
 from flbench.data.npz_files import read_arrays
 from flbench.data.partition import PARTS
@@ -271,7 +272,7 @@ class Partition:
 
 
 def partition(
-    data: Section | None = None,
+    data: Any = None,
     partition: Section | None = None,
     *,
     config: str | PathLike[str] | None = None,
@@ -281,7 +282,7 @@ def partition(
     """Distribute the samples of a data set to clients, without a run.
 
     Args:
-        data: Section `data`, or the name of a data set.
+        data: Section `data`, the name of a data set, or data of your own; see `fl.Data`.
         partition: Section `partition`, the name of a scheme, or an object such as
             `fl.Dirichlet(alpha=0.1, clients=20)`.
         config: Configuration file with the values that differ from the defaults.
@@ -297,11 +298,11 @@ def partition(
     >>> partition("digits", Dirichlet(alpha=0.5, clients=4)).clients
     4
     """
-    found, _ = resolve(
-        arguments.layers("partition", config, {"data": data, "partition": partition, "seed": seed})
-    )
+    given, objects = parts.split({"data": data, "partition": partition, "seed": seed})
+    found, _ = resolve(arguments.layers("partition", config, given))
     complete = assembly.fill_defaults(found)
-    federation = assembly.load_federation(complete)
+    with offered(objects):
+        federation = assembly.load_federation(complete)
     if save is not None:
         path = arguments.path_of(save, "save")
         if path.suffix != ".npz":

@@ -6,7 +6,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, TypeVar
 
-from flbench.api import arguments, notebook, progress
+from flbench.api import arguments, notebook, parts, progress
 from flbench.api.arguments import Section
 from flbench.api.process import preserved
 from flbench.api.runs import Run
@@ -16,6 +16,7 @@ from flbench.config.resolve import resolve
 from flbench.config.sources import from_values
 from flbench.core.errors import RunError
 from flbench.core.expected import as_flbench_errors
+from flbench.core.given import offered
 from flbench.experiment import lifecycle
 from flbench.results import reading
 from flbench.results.summary import training_failure
@@ -30,9 +31,9 @@ def run(
     *,
     config: str | PathLike[str] | None = None,
     seed: int | None = None,
-    data: Section | None = None,
+    data: Any = None,
     partition: Section | None = None,
-    model: Section | None = None,
+    model: Any = None,
     train: Mapping[str, Any] | None = None,
     engine: Section | None = None,
     evaluation: Mapping[str, Any] | None = None,
@@ -63,9 +64,11 @@ def run(
             `{"name": "hfcd", "tau": 0.5}`. By default `hfcd`.
         config: YAML file with the values that differ from the defaults. Arguments override it.
         seed: Seed of all randomness.
-        data: Section `data`.
+        data: Section `data`, or data of your own: arrays `(x, y)`, a DataFrame, a torch Dataset or
+            a function that returns one of them; see `fl.Data`.
         partition: Section `partition`, or an object such as `fl.Dirichlet(alpha=0.1, clients=20)`.
-        model: Section `model`.
+        model: Section `model`, or a net of your own: an `nn.Module`, whose weights all clients
+            start from, or a function or class `f(shape, classes)` that returns one.
         train: Section `train`.
         engine: Section `engine`.
         evaluation: Section `evaluation`.
@@ -112,6 +115,7 @@ def run(
         **keys,
     }
     arguments.check_names(run, keys)
+    given, objects = parts.split(given)
     checked, origins = resolve(arguments.layers("run", config, given))
     mirror.check(checked.tracking)
     title = f"{checked.algorithm.name} on {checked.data.title}"
@@ -120,6 +124,7 @@ def run(
         preserved(),
         _display(title, shown=progress) as display,
         mirror.Mirrors() as mirrors,
+        offered(objects),
     ):
         own = [mirror.StartMirror(mirrors, display.on_note), _SayHowToResume(), display]
         path = lifecycle.run(
@@ -127,7 +132,7 @@ def run(
         )
         for sentence in mirrors.finish():
             display.on_note(sentence)
-    return _finished(path)
+    return _finished(path, objects)
 
 
 def resume(
@@ -150,7 +155,8 @@ def resume(
             continues its log.
         progress: Whether to show the progress.
         keys: Sections and dotted keys that may change on resume, such as
-            `engine={"device": "cpu"}`.
+            `engine={"device": "cpu"}`; and `data` or `model`, if the run began with an object
+            without an import path.
 
     Returns:
         The finished run. A run that was finished before is returned as it is.
@@ -163,12 +169,14 @@ def resume(
     """
     folder = arguments.path_of(path, "path")
     origin = "argument of fl.resume"
+    keys, objects = parts.of_resume(folder, keys)
     given = {name: arguments.plain(value, name, origin) for name, value in keys.items()}
     with (
         as_flbench_errors(),
         preserved(),
         _display(f"resuming {folder}", shown=progress) as display,
         mirror.Mirrors() as mirrors,
+        offered(objects),
     ):
         own = [mirror.StartMirror(mirrors, display.on_note), _SayHowToResume(), display]
         changed = from_values(given, origin)
@@ -177,7 +185,7 @@ def resume(
         )
         for sentence in mirrors.finish():
             display.on_note(sentence)
-    return _finished(folder)
+    return _finished(folder, objects)
 
 
 def how_to_resume(path: Path) -> str:
@@ -200,7 +208,7 @@ def failure(path: Path) -> str | None:
     )
 
 
-def _finished(path: Path) -> Run:
+def _finished(path: Path, objects: Mapping[str, Any]) -> Run:
     """Return a finished run.
 
     Raises:
@@ -208,7 +216,7 @@ def _finished(path: Path) -> Run:
     """
     if reason := failure(path):
         raise RunError(reason)
-    return Run(path)
+    return Run(path, objects)
 
 
 def _display(title: str, *, shown: bool) -> AbstractContextManager[Callback]:

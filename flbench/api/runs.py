@@ -15,6 +15,7 @@ from flbench.api.partitions import Partition
 from flbench.api.plots import RunPlots
 from flbench.api.process import preserved
 from flbench.config.schema import Config
+from flbench.core.given import offered
 from flbench.reports.tables import RANKING_TITLES, size
 from flbench.results import reading
 from flbench.results.summary import ended_after
@@ -33,6 +34,7 @@ class Run:
 
     Args:
         path: The run folder.
+        objects: Data and net of the run, by section, if they are objects without an import path.
 
     Raises:
         UserError: The path is not a run folder, or its configuration is not valid.
@@ -42,8 +44,9 @@ class Run:
         path: The run folder.
     """
 
-    def __init__(self, path: str | PathLike[str]) -> None:
+    def __init__(self, path: str | PathLike[str], objects: Mapping[str, Any] | None = None) -> None:
         self.path = arguments.path_of(path, "path")
+        self._objects = dict(objects or {})
         self._run = reading.read(self.path)
         self._models: dict[tuple[int | None, str | None, str], TrainedModel] = {}
 
@@ -148,7 +151,7 @@ class Run:
 
         key = client, deployment, checkpoint
         if key not in self._models:
-            with preserved():
+            with preserved(), offered(self._objects):
                 self._models[key] = trained.load(self.path, client, deployment, checkpoint)
         return self._models[key]
 

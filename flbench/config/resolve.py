@@ -5,9 +5,17 @@ from typing import Any, cast, get_args
 
 from pydantic import BaseModel, ValidationError, create_model
 
-from flbench.config.schema import AlgorithmConfig, Config, ModelConfig, OwnTermConfig, TermConfig
+from flbench.config.schema import (
+    AlgorithmConfig,
+    Config,
+    ModelConfig,
+    OwnModelConfig,
+    OwnTermConfig,
+    TermConfig,
+)
 from flbench.config.sources import NAMED_SECTIONS, Layer, leaves, merge
 from flbench.core.errors import ConfigError, did_you_mean
+from flbench.core.given import OBJECT
 from flbench.core.registry import ALGORITHMS, MODELS, TERMS
 
 BOUNDS = {
@@ -81,6 +89,8 @@ def _select(
     part = tree.get(section)
     name = part.get("name", fallback.name) if isinstance(part, dict) else fallback.name
     try:
+        if section == "model" and (":" in str(name) or name == OBJECT):
+            return OwnModelConfig
         return cast(type[AlgorithmConfig] | type[ModelConfig], find(str(name)).Config)
     except ConfigError as error:
         problems.append(f"`{section}.name` ({_origin(f'{section}.name', origins)}): {error}")
@@ -159,6 +169,13 @@ def _contradictions(config: Config) -> list[tuple[str, str]]:
             (
                 "partition.scheme",
                 "`partition.scheme=file` needs `partition.path`, the saved partition",
+            )
+        )
+    if config.data.source is not None and config.data.path is not None:
+        problems.append(
+            (
+                "data.source",
+                "`data.source` and `data.path` are both set: leave one of them out",
             )
         )
     if config.train.optimizer.nesterov and config.train.optimizer.momentum == 0:

@@ -90,6 +90,17 @@ class DataConfig(Strict):
         description="images: `folder` reads CLIENT/CLASS/*, with a natural client in each folder"
         " (partition.scheme=natural)",
     )
+    source: str | None = Field(
+        None,
+        pattern=r"^(object|[\w.]+:[\w.]+)$",
+        description="a function of your own, `package.module:name`, that returns the data, instead"
+        " of a search by name; `object` for data given in Python",
+    )
+    sha256: str | None = Field(
+        None,
+        pattern="^[0-9a-f]{64}$",
+        description="SHA-256 of the samples of `source`; flbench writes it to config.yaml",
+    )
     normalize: Literal["standard", "unit"] = Field(
         "standard",
         description="standard: zero mean and unit variance of each channel over all training parts;"
@@ -107,11 +118,13 @@ class DataConfig(Strict):
 
     @property
     def title(self) -> str:
-        """Name of the data set: that of the file or folder `path` if there is one, else `name`.
+        """Name of the data set: that of the file, folder or function if there is one, else `name`.
 
         >>> DataConfig(path="files/hospitals.zip").title
         'hospitals'
         """
+        if self.source is not None and ":" in self.source:
+            return self.source.rpartition(":")[2]
         return self.name if self.path is None else self.path.stem
 
 
@@ -169,6 +182,22 @@ class ModelConfig(Strict):
     """Section `model`: the net. Each net adds keys of its own."""
 
     name: str = Field("mlp", description="net")
+
+
+class OwnModelConfig(ModelConfig):
+    """Section `model` of a net of the user, whose `name` is `package.module:name` or `object`."""
+
+    head: str | None = Field(
+        None, description="submodule that computes the logits (default: the last linear layer)"
+    )
+    args: dict[str, bool | int | float | str] | None = Field(
+        None, description="keyword arguments of the function or class that makes the net"
+    )
+    sha256: str | None = Field(
+        None,
+        pattern="^[0-9a-f]{64}$",
+        description="SHA-256 of the source file, or of an object; flbench writes it to config.yaml",
+    )
 
 
 class AlgorithmConfig(Strict):
@@ -532,12 +561,14 @@ class Config(Strict):
 
         These are `seed` and the sections `data`, `partition`, `model`, `algorithm` and `train`, but
         not `data.root`: the content of the files is covered by the hash of the partition.
-        `train.early_stopping` counts only if it is on, and `train.terms` only if it is not empty,
-        so that hashes from before them are valid.
+        `train.early_stopping` counts only if it is on, and `train.terms` and `data.source` only if
+        they are set, so that hashes from before them are valid.
         """
         sections = ("seed", "data", "partition", "model", "algorithm", "train")
         tree = {key: value for key, value in self.tree().items() if key in sections}
         del tree["data"]["root"]
+        if self.data.source is None:
+            del tree["data"]["source"], tree["data"]["sha256"]
         if self.train.early_stopping.patience is None:
             del tree["train"]["early_stopping"]
         if not tree["train"]["terms"]:

@@ -49,6 +49,27 @@ def find(path: str) -> Any:
     return found
 
 
+def path_of(thing: Any) -> str | None:
+    """Return the import path of a function or class; None if it has none.
+
+    Objects of `__main__`, and those made within a function, cannot be imported by another process.
+
+    Args:
+        thing: Any object.
+
+    >>> from fractions import Fraction
+    >>> path_of(Fraction), path_of(Fraction.limit_denominator), path_of(Fraction(1, 2))
+    ('fractions:Fraction', 'fractions:Fraction.limit_denominator', None)
+    """
+    module, name = getattr(thing, "__module__", None), getattr(thing, "__qualname__", None)
+    if not isinstance(module, str) or not isinstance(name, str) or module == "__main__":
+        return None
+    found: Any = sys.modules.get(module)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return f"{module}:{name}" if found is thing else None
+
+
 def source_sha256(path: str) -> str:
     """Return the SHA-256 (hex) of the file that an import path's module was read from.
 

@@ -82,7 +82,7 @@ def is_available(config: DataConfig) -> bool:
     Args:
         config: Section `data`.
     """
-    return config.path is not None or location(config) is not None
+    return config.path is not None or config.source is not None or location(config) is not None
 
 
 def partition(federation: Federation) -> Entry:

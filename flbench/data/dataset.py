@@ -35,6 +35,7 @@ class Dataset:
         words: Words of each column of a table, sorted; empty for columns of numbers. In `x` such a
             column has the position of the word.
         notes: Notes for the user about what was read, one sentence each.
+        sha256: SHA-256 (hex) over all samples and labels, of the data of `data.source` only.
     """
 
     name: str
@@ -48,6 +49,7 @@ class Dataset:
     columns: tuple[str, ...] = ()
     words: tuple[tuple[str, ...], ...] = ()
     notes: tuple[str, ...] = ()
+    sha256: str | None = None
 
     @property
     def is_table(self) -> bool:
@@ -109,7 +111,7 @@ def check_labels(y: NDArray[Any], what: str, classes: int | None = None) -> NDAr
     return y.astype(np.int64)
 
 
-def check_classes(dataset: Dataset, path: Path) -> None:
+def check_classes(dataset: Dataset, path: Path | str) -> None:
     """Check the classes of a data set that was read from a file.
 
     Args:

@@ -8,6 +8,7 @@ validation part of its own; `train_groups` [n] (likewise `val_` and `test_`), na
 natural clients; and `class_names` [C].
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -33,7 +34,23 @@ def read(path: Path, name: str, layout: str = "auto") -> Dataset:
     Raises:
         DataError: The file is damaged, has another layout, or would unpack to more than 16 GiB.
     """
-    arrays = read_arrays(path)
+    return from_arrays(read_arrays(path), path, name, layout)
+
+
+def from_arrays(
+    arrays: Mapping[str, NDArray[Any]], path: Path | str, name: str, layout: str = "auto"
+) -> Dataset:
+    """Return the data set of arrays that have the names of those in an NPZ file.
+
+    Args:
+        arrays: Arrays by name.
+        path: The file, or what the arrays are, for error messages.
+        name: Name of the data set.
+        layout: `data.layout`: `channels_last`, `channels_first` or `auto`.
+
+    Raises:
+        DataError: The arrays have another layout.
+    """
     for key in ("train_images", "train_labels"):
         if key not in arrays:
             raise DataError(
@@ -200,7 +217,7 @@ def _as_float32(x: NDArray[Any], what: str) -> NDArray[np.float32]:
 
 
 def _as_groups(
-    groups: list[NDArray[Any] | None], labels: list[NDArray[np.int64]], path: Path
+    groups: list[NDArray[Any] | None], labels: list[NDArray[np.int64]], path: Path | str
 ) -> tuple[NDArray[np.int64] | None, tuple[str, ...]]:
     """Return the number of the natural client of every sample, and the clients' names.
 

@@ -6,6 +6,7 @@ that an archive chooses.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -13,10 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flbench.config.schema import DataConfig
+from flbench.core import given, imported
 from flbench.core.errors import DataError, did_you_mean
 from flbench.data import image_files, npz_files, table_files, torchvision_sets
 from flbench.data.archive import Archive
 from flbench.data.dataset import Dataset, KnownDataset, check_classes
+from flbench.data.own import Data
+from flbench.data.partition_files import data_hash
 
 
 def known() -> dict[str, KnownDataset]:
@@ -48,6 +52,8 @@ def load(config: DataConfig) -> Dataset:
         DataError: The data set is not found (the message names the expected files) or cannot be
             read or downloaded.
     """
+    if config.source is not None:
+        return _own(config)
     if config.path is not None:
         if not config.path.exists():
             raise DataError(
@@ -108,7 +114,47 @@ def read_file(path: Path, config: DataConfig) -> Dataset:
         DataError: The file is damaged or has none of these layouts, its samples have a single
             class, or `data.augment` is set for tables.
     """
-    dataset = _read(path, config)
+    return _checked(_read(path, config), path, config)
+
+
+def _own(config: DataConfig) -> Dataset:
+    """Return the data of `data.source`: what a function returns, or an object from Python.
+
+    Raises:
+        ConfigError: There is no such function.
+        DataError: The data cannot be used, or are others than those of `data.sha256`.
+    """
+    _check_no_client_folders(config, "`data.source`")
+    if config.source == given.OBJECT:
+        found = given.find("data")
+        if found is None:
+            raise DataError(
+                "the data of this run are an object of Python without an import path, so they must"
+                " be given again: fl.resume(path, data=...)."
+            )
+    else:
+        function = imported.find(str(config.source))
+        try:
+            found = function() if callable(function) else function
+        except Exception as error:
+            raise DataError(
+                f"`data.source={config.source}` raised {type(error).__name__}: {error}. It must be"
+                " a function without arguments that returns the data."
+            ) from error
+    if not isinstance(found, Data):
+        found = Data(found, name=config.title, layout=config.layout, label=config.label)
+    dataset = _checked(found.dataset, found.where, config)
+    sha256 = data_hash(dataset)
+    if config.sha256 not in (None, sha256):
+        raise DataError(
+            f"the data have changed: the SHA-256 of the samples of `data.source={config.source}`"
+            f" was {config.sha256} and is now {sha256}. Give the same data, or start a new run."
+        )
+    return replace(dataset, sha256=sha256)
+
+
+def _checked(dataset: Dataset, path: Path | str, config: DataConfig) -> Dataset:
+    """Return a data set of the user if its classes and `data.augment` are right."""
     check_classes(dataset, path)
     if config.augment and dataset.is_table:
         raise DataError(

@@ -13,13 +13,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path, PurePosixPath
-from typing import Final
+from typing import Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from flbench.core.errors import DataError, did_you_mean, shortened
-from flbench.data.archive import Archive
 from flbench.data.dataset import Dataset
 
 MISSING: Final = frozenset({"", "?", "na", "nan", "null", "none"})
@@ -63,7 +62,22 @@ class Features:
     lines: list[int]
 
 
-def read(archive: Archive, name: str, label: str | None) -> Dataset:
+class Tables(Protocol):
+    """CSV files by name: a folder, a .zip file, or tables in memory."""
+
+    @property
+    def path(self) -> Path:
+        """The folder or .zip file, for error messages."""
+
+    @property
+    def names(self) -> Sequence[str]:
+        """Names of all files, sorted."""
+
+    def read(self, name: str) -> bytes:
+        """Return the content of a file."""
+
+
+def read(archive: Tables, name: str, label: str | None) -> Dataset:
     """Read the tables of all clients, in the order of their file names.
 
     All rows belong to the train part: there is no common test set.
@@ -130,7 +144,7 @@ def read(archive: Archive, name: str, label: str | None) -> Dataset:
 
 
 def read_features(
-    archive: Archive, entry: str, columns: Sequence[str], words: Sequence[Sequence[str]]
+    archive: Tables, entry: str, columns: Sequence[str], words: Sequence[Sequence[str]]
 ) -> NDArray[np.float32]:
     """Read the features of one table, whose label is not known.
 
@@ -196,7 +210,7 @@ def _client_names(files: list[str]) -> tuple[str, ...]:
     return tuple("/".join(path) for path in paths)
 
 
-def _rows(archive: Archive, entry: str) -> tuple[list[list[str]], list[int]]:
+def _rows(archive: Tables, entry: str) -> tuple[list[list[str]], list[int]]:
     """Return the rows of a CSV file, the header first, and the line in which each begins.
 
     Empty lines are left out. A quoted field can extend over several lines.

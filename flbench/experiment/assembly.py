@@ -16,7 +16,7 @@ from flbench.algorithms import ALGORITHMS, Algorithm, Setting
 from flbench.algorithms.base import state_of
 from flbench.callbacks.callback_list import CallbackList
 from flbench.callbacks.run_view import Memory
-from flbench.config.schema import Config
+from flbench.config.schema import Config, OwnModelConfig
 from flbench.core.errors import ConfigError, DataError
 from flbench.core.types import State, Tree
 from flbench.data import sources
@@ -31,6 +31,7 @@ from flbench.experiment.notes import configuration_notes
 from flbench.experiment.rounds import training_state
 from flbench.experiment.run_folder import RunFolder
 from flbench.metrics.classes import confusable_classes, rare_classes, read_confusion
+from flbench.models import own
 from flbench.models.base import build as build_net
 from flbench.models.base import describe, net_leaves
 
@@ -214,9 +215,12 @@ def build(config: Config, federation: Federation | None = None) -> Experiment:
     torch.set_num_threads(config.engine.threads or 1)
     federation = load_federation(config) if federation is None else federation
     # A file given by `data.path` has a name of its own.
-    config = altered(config, "data", name=federation.dataset.name)
+    dataset = federation.dataset
+    config = altered(config, "data", name=dataset.name, sha256=dataset.sha256)
     config = altered(config, "partition", clients=federation.clients)
     net = build_net(config.model, federation.shape, federation.classes, config.seed)
+    if isinstance(config.model, OwnModelConfig):
+        config = altered(config, "model", sha256=own.sha256(config.model, net))
     terms = None
     if config.train.terms:
         config, terms = local_terms.make(config, net, federation)

@@ -7,6 +7,7 @@ from torch import nn
 from flbench.algorithms.base import Algorithm
 from flbench.config.schema import Config
 from flbench.data.federation import Federation
+from flbench.models import own
 from flbench.models.base import padding_note
 
 DEALT: Final = ("iid", "dirichlet", "pathological", "grouped", "quantity")
@@ -39,7 +40,7 @@ def configuration_notes(
         net: The net.
         algorithm: The method.
     """
-    notes = [note] if (note := padding_note(net)) else []
+    notes = [note for note in (own.note(net), padding_note(net)) if note]
     if algorithm.setting.net.names("batchnorm"):
         policy = {
             "average": "averaged over clients where the layer's weights are",

@@ -7,11 +7,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from flbench.config.schema import ModelConfig
+from flbench.config.schema import ModelConfig, OwnModelConfig
 from flbench.core.errors import ConfigError
 from flbench.core.registry import MODELS
 from flbench.core.rng import torch_seed
 from flbench.core.types import Outputs, Tree
+from flbench.models import own
 
 Role = Literal["all", "backbone", "head", "batchnorm", "linear"]
 Norm = Literal["batch", "group", "none"]
@@ -137,7 +138,7 @@ class NetSpec:
         )
 
 
-def build(config: ModelConfig, shape: tuple[int, ...], classes: int, seed: int) -> Net:
+def build(config: ModelConfig, shape: tuple[int, ...], classes: int, seed: int) -> nn.Module:
     """Build a net with seeded random weights.
 
     The weights depend on the arguments alone, and the state of PyTorch's global generator is not
@@ -156,6 +157,8 @@ def build(config: ModelConfig, shape: tuple[int, ...], classes: int, seed: int) 
     with torch.random.fork_rng(devices=[]):
         # Seed the CPU generator alone: `torch.manual_seed` would reseed all GPUs as well.
         torch.default_generator.manual_seed(torch_seed(seed, "model"))
+        if isinstance(config, OwnModelConfig):
+            return own.make(config, shape, classes)
         net: Net = MODELS.find(config.name)(config, shape, classes)
         return net
 

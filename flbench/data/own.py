@@ -1,0 +1,362 @@
+"""Data given as objects: arrays, tensors, tables of pandas, data sets of torch and Hugging Face.
+
+All of them become the arrays of an NPZ file, or the CSV files of a table, and are read as those
+are: with the same checks and the same result.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pandas as pd
+import torch
+from numpy.typing import NDArray
+from torch.utils.data import IterableDataset
+
+from flbench.core.errors import DataError, did_you_mean
+from flbench.data import npz_files, table_files
+from flbench.data.dataset import Dataset
+
+Arrays = dict[str, NDArray[Any]]
+KEYS: Final = tuple(
+    f"{part}_{kind}" for part in ("train", "val", "test") for kind in ("images", "labels", "groups")
+)
+LAYOUTS: Final = ("auto", "channels_first", "channels_last")
+SAMPLE_COLUMNS: Final = ("image", "img", "pixel_values", "x", "features")
+LABEL_COLUMNS: Final = ("label", "labels", "fine_label", "target", "y")
+BLOCK: Final = 256  # rows of a Hugging Face data set that are decoded at once
+
+
+class Data:
+    """A data set of your own, for `fl.run(data=...)`.
+
+    What is accepted as `x`:
+
+    - samples, with labels `y` or as a pair `(x, y)`: arrays or tensors, uint8 or floating point,
+      [n, H, W], [n, H, W, C], [n, C, H, W], or a table [n, columns] in floating point;
+    - a dict of arrays with the names of an NPZ file, such as `train_images` and `train_labels`;
+    - a DataFrame of pandas, with the label in its last column or in `label`. Words become
+      categories, and missing values are imputed, as for CSV files;
+    - a `torch.utils.data.Dataset` of pairs (sample, label). It is read once, into memory;
+    - a `Dataset` or `DatasetDict` of Hugging Face's package `datasets`.
+
+    Args:
+        x: The data.
+        y: Labels [n]: integers in [0, C), or names.
+        test: A common test set, as a pair (x, y), or in the form of `x`.
+        clients: Natural client of each sample, [n] names or numbers, for `partition="natural"`.
+        classes: Names of the C classes; by default those of the labels or of the data set.
+        label: Tables and Hugging Face: column of the label. Tables: or a rule such as `num > 0`.
+        client: Tables and Hugging Face: column with the natural client.
+        layout: Where the channels of images are: `channels_last`, `channels_first`, or `auto`: the
+            axis that has 1 or 3 entries. Tensors [n, C, H, W] have the channels first.
+        name: Name of the data set in tables and folders.
+
+    Attributes:
+        dataset: The data set as flbench uses it.
+        where: What the data are, as error messages call them.
+
+    Raises:
+        DataError: The data cannot be used. The message says why.
+
+    >>> data = Data(np.zeros((4, 8, 8), dtype=np.uint8), ["cat", "dog", "dog", "cat"])
+    >>> data.dataset.classes, data.dataset.y
+    (('cat', 'dog'), array([0, 1, 1, 0]))
+    """
+
+    def __init__(
+        self,
+        x: Any,
+        y: Any = None,
+        *,
+        test: Any = None,
+        clients: Any = None,
+        classes: Sequence[str] | None = None,
+        label: str | None = None,
+        client: str | None = None,
+        layout: str = "auto",
+        name: str = "data",
+    ) -> None:
+        self.where = f"`data` ({type(x).__name__})"
+        if layout not in LAYOUTS:
+            raise DataError(f"`layout` must be one of {', '.join(LAYOUTS)}, got {layout!r}.")
+        if not name or any(part in name for part in "/\\\0") or name.startswith("."):
+            raise DataError(f"`name` must be a plain name, got {name!r}.")
+        if isinstance(x, pd.DataFrame) and y is None:
+            _refuse(self.where, "tables", test=test, clients=clients, classes=classes)
+            self.dataset = _table(x, label, client, name, self.where)
+            return
+        arrays = _arrays(x, y, label, client, self.where)
+        if "frame" in arrays:
+            _refuse(self.where, "tables", test=test, clients=clients, classes=classes)
+            self.dataset = _table(arrays["frame"], label, client, name, self.where)
+            return
+        if test is not None:
+            part = _arrays(test, None, label, None, f"{self.where}, `test`")
+            arrays |= {key.replace("train_", "test_"): part[key] for key in part if "_" in key}
+        if clients is not None:
+            arrays["train_groups"] = _array(clients)
+        if layout == "auto" and "layout" in arrays:
+            layout = arrays["layout"]
+        names = arrays.get("class_names") if classes is None else list(classes)
+        usable: Arrays = {key: arrays[key] for key in KEYS if key in arrays}
+        names = _number_labels(usable, names, self.where)
+        if names is not None:
+            usable["class_names"] = np.asarray(names)
+        self.dataset = npz_files.from_arrays(usable, self.where, name, layout)
+
+    def section(self) -> dict[str, Any]:
+        """Return the keys of the section `data` that stand for this object."""
+        return {"source": "object", "name": self.dataset.name}
+
+    def __repr__(self) -> str:
+        found = self.dataset
+        test = len(found.y) - found.train
+        return (
+            f"<Data `{found.name}`: {found.train:,} samples {list(found.x.shape[1:])}"
+            f" {found.x.dtype}, {len(found.classes)} classes, {test:,} common test samples>"
+        )
+
+
+class _Frames:
+    """Tables of pandas as CSV files in memory, one for each client."""
+
+    def __init__(self, frames: Mapping[str, pd.DataFrame], where: str) -> None:
+        self.path = Path(where)
+        self._frames = dict(frames)
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the files."""
+        return list(self._frames)
+
+    def read(self, name: str) -> bytes:
+        """Return a table as the text of a CSV file."""
+        return self._frames[name].to_csv(index=False).encode()
+
+
+def is_own(value: Any) -> bool:
+    """Return whether an argument `data` is data, and not a section of the configuration.
+
+    Args:
+        value: The argument.
+    """
+    if isinstance(value, Mapping):
+        return any(
+            isinstance(item, np.ndarray | torch.Tensor) or _is_hugging_face(item)
+            for item in value.values()
+        )
+    return value is not None and not isinstance(value, str)
+
+
+def _refuse(where: str, what: str, **arguments: Any) -> None:
+    """Raise a DataError if an argument is set that is for other kinds of data."""
+    for name, value in arguments.items():
+        if value is not None:
+            cure = " Use `client`, the name of a column." if name == "clients" else ""
+            raise DataError(f"{where}: `{name}` cannot be used with {what}. Leave it out.{cure}")
+
+
+def _table(
+    frame: pd.DataFrame, label: str | None, client: str | None, name: str, where: str
+) -> Dataset:
+    """Return the data set of a DataFrame, read as CSV files with one file for each client."""
+    frame = frame.rename(columns=str)
+    if client is not None:
+        if client not in frame.columns:
+            hint = did_you_mean(client, frame.columns)
+            raise DataError(f"{where} has no column `{client}`, which `client` names.{hint}")
+        if frame[client].isna().any():
+            raise DataError(f"{where}: the column `{client}` has missing values. Fill them in.")
+        parts = {str(key): part for key, part in frame.groupby(frame[client].astype(str))}
+        frames = {f"{key}.csv": part.drop(columns=client) for key, part in parts.items()}
+    else:
+        parts, frames = {}, {"table.csv": frame}
+    dataset = table_files.read(_Frames(frames, where), name, label)
+    if client is None:
+        return replace(dataset, groups=None, group_names=())
+    return replace(dataset, group_names=tuple(parts))
+
+
+def _arrays(x: Any, y: Any, label: str | None, client: str | None, where: str) -> dict[str, Any]:
+    """Return data as the arrays of an NPZ file.
+
+    Besides, `layout` if the type of the data says it, or `frame` alone if they are a table.
+    """
+    if isinstance(x, Mapping) and any(map(_is_hugging_face, x.values())):
+        return _hugging_face_parts(x, label, client, where)
+    if _is_hugging_face(x):
+        return _hugging_face(x, label, client, where)
+    _refuse(where, "arrays", label=label, client=client)
+    if isinstance(x, Mapping):
+        if unknown := [key for key in x if key not in (*KEYS, "class_names")]:
+            raise DataError(
+                f"{where} has the key {unknown[0]!r}.{did_you_mean(str(unknown[0]), KEYS)}"
+                f" Keys: {', '.join(KEYS)}, class_names."
+            )
+        return _first_channels(x.get("train_images")) | {
+            key: _array(value) for key, value in x.items()
+        }
+    if y is None and isinstance(x, tuple | list) and len(x) == 2:
+        x, y = x
+    if y is not None:
+        return _first_channels(x) | {"train_images": _array(x), "train_labels": _array(y)}
+    if isinstance(x, IterableDataset) or not (
+        hasattr(x, "__getitem__") and hasattr(x, "__len__") and not isinstance(x, np.ndarray)
+    ):
+        raise DataError(
+            f"{where} are no data with labels. Give arrays as a pair (x, y), a dict of arrays, a"
+            " DataFrame of pandas, a map-style torch Dataset, or fl.Data(x, y)."
+        )
+    pairs = (x[k] for k in range(len(x)))
+    return _stacked(pairs, len(x), where) | _names_of(getattr(x, "classes", None))
+
+
+def _first_channels(x: Any) -> dict[str, Any]:
+    """Return the layout of a batch of images if it is a tensor."""
+    is_images = isinstance(x, torch.Tensor) and x.ndim == 4
+    return {"layout": "channels_first"} if is_images else {}
+
+
+def _names_of(classes: Any) -> dict[str, Any]:
+    """Return names of classes that a data set has, if they are names."""
+    is_names = isinstance(classes, list | tuple) and all(isinstance(k, str) for k in classes)
+    return {"class_names": list(classes)} if is_names and classes else {}
+
+
+def _stacked(pairs: Iterable[Any], count: int, where: str) -> dict[str, Any]:
+    """Return the samples and labels of pairs, written one by one into one array.
+
+    Args:
+        pairs: Pairs (sample, label): tensors, arrays, images of Pillow, or numbers.
+        count: Number of pairs.
+        where: What the data are.
+    """
+    x: NDArray[Any] = np.empty(0)
+    labels: list[Any] = []
+    found: dict[str, Any] = {}
+    for k, pair in enumerate(pairs):
+        if not isinstance(pair, tuple | list) or len(pair) != 2:
+            raise DataError(
+                f"{where}: item {k} is no pair (sample, label), but {type(pair).__name__}. Wrap the"
+                " data set so that it returns pairs."
+            )
+        sample = _array(pair[0])
+        if k == 0:
+            x = np.empty((count, *sample.shape), dtype=sample.dtype)
+            if sample.ndim == 3:
+                is_tensor = isinstance(pair[0], torch.Tensor)
+                is_image = type(pair[0]).__module__.startswith("PIL.")
+                if is_tensor or is_image:
+                    found["layout"] = "channels_first" if is_tensor else "channels_last"
+        if sample.shape != x.shape[1:] or sample.dtype != x.dtype:
+            raise DataError(
+                f"{where}: item {k} has the shape {list(sample.shape)} and type {sample.dtype},"
+                f" but item 0 {list(x.shape[1:])} and {x.dtype}. Bring all samples to one shape and"
+                " type, for example with a transform."
+            )
+        x[k] = sample
+        label = _array(pair[1])
+        if label.size != 1:
+            raise DataError(
+                f"{where}: the label of item {k} has the shape {list(label.shape)}. Labels must be"
+                " single integers."
+            )
+        labels.append(label.reshape(())[()])
+    return {"train_images": x, "train_labels": np.asarray(labels), **found}
+
+
+def _array(value: Any) -> NDArray[Any]:
+    """Return a tensor, an image of Pillow, a Series, a list or an array as an array."""
+    if isinstance(value, torch.Tensor):
+        value = value.detach().cpu()
+        value = value.float() if value.dtype == torch.bfloat16 else value
+        return np.asarray(value.numpy())
+    try:
+        return np.asarray(value)
+    except ValueError as error:
+        raise DataError(
+            f"`data`: {type(value).__name__} is not an array ({error}). Bring all samples to one"
+            " shape."
+        ) from error
+
+
+def _number_labels(arrays: Arrays, names: Any, where: str) -> Any:
+    """Replace labels that are names by their numbers, in place; return the names of the classes."""
+    keys = [key for key in arrays if key.endswith("_labels")]
+    if not any(arrays[key].dtype.kind in "UO" for key in keys):
+        return names
+    texts = {key: arrays[key].reshape(-1).astype(str) for key in keys}
+    names = (
+        sorted({str(text) for found in texts.values() for text in found})
+        if (names is None)
+        else [str(name) for name in names]
+    )
+    number = {text: k for k, text in enumerate(names)}
+    for key, found in texts.items():
+        if unknown := [text for text in found if text not in number]:
+            raise DataError(
+                f"{where}: the label {str(unknown[0])!r} is not one of `classes`. Add it."
+            )
+        arrays[key] = np.array([number[text] for text in found], dtype=np.int64)
+    return names
+
+
+def _is_hugging_face(value: Any) -> bool:
+    """Return whether an object is a `datasets.Dataset`; the package need not be installed."""
+    return hasattr(value, "column_names") and hasattr(value, "features")
+
+
+def _hugging_face_parts(
+    parts: Mapping[Any, Any], label: str | None, client: str | None, where: str
+) -> dict[str, Any]:
+    """Return the arrays of a DatasetDict with `train` and perhaps `validation` and `test`."""
+    if "train" not in parts:
+        raise DataError(
+            f"{where} has no split `train`, but {', '.join(map(str, parts))}. Give one of them,"
+            f" such as data[{next(iter(parts))!r}]."
+        )
+    found = _hugging_face(parts["train"], label, client, where)
+    if "frame" in found:
+        raise DataError(
+            f"{where} are tables with several splits. Give one of them, such as data['train']."
+        )
+    for split, part in (("validation", "val"), ("test", "test")):
+        if split in parts:
+            more = _hugging_face(parts[split], label, None, f"{where}, split `{split}`")
+            found |= {f"{part}_{kind}": more[f"train_{kind}"] for kind in ("images", "labels")}
+    return found
+
+
+def _hugging_face(data: Any, label: str | None, client: str | None, where: str) -> dict[str, Any]:
+    """Return the arrays of a `datasets.Dataset`, or its DataFrame if it is a table."""
+    columns = list(data.column_names)
+    for name, given in (("label", label), ("client", client)):
+        if given is not None and given not in columns:
+            if name == "label" and given.split(" ")[0] in columns:
+                continue  # a rule on a column
+            hint = did_you_mean(given, columns) or f" Columns: {', '.join(columns)}."
+            raise DataError(f"{where} has no column `{given}`, which `{name}` names.{hint}")
+    target = label or next((name for name in LABEL_COLUMNS if name in columns), columns[-1])
+    others = [name for name in columns if name not in (target, client)]
+    source = next((name for name in SAMPLE_COLUMNS if name in others), None)
+    if source is None and len(others) != 1:
+        frame = data.to_pandas()
+        if label is None:  # a table's label is its last column
+            frame = frame[[*(name for name in columns if name != target), target]]
+        return {"frame": frame}
+    source = source or others[0]
+    blocks = (data[k : k + BLOCK] for k in range(0, len(data), BLOCK))
+    groups: list[Any] = []
+
+    def pairs() -> Iterable[Any]:
+        for block in blocks:
+            groups.extend(block[client] if client is not None else ())
+            yield from zip(block[source], block[target], strict=True)
+
+    found = _stacked(pairs(), len(data), where)
+    if client is not None:
+        found["train_groups"] = np.asarray(groups)
+    return found | _names_of(getattr(data.features.get(target), "names", None))

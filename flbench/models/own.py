@@ -1,0 +1,257 @@
+"""Nets of the user: any `nn.Module`, as an object or as a function that makes one."""
+
+import hashlib
+import inspect
+from collections.abc import Callable
+from copy import deepcopy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
+
+from flbench.config.schema import OwnModelConfig
+from flbench.core import given, imported
+from flbench.core.errors import ConfigError
+from flbench.core.types import Outputs
+
+
+class OwnNet(nn.Module):
+    """A net of the user in two parts: the head, and all that comes before it.
+
+    Args:
+        backbone: The user's net, in which the head is replaced by an identity.
+        head: The head.
+        place: Name of the head in the user's net.
+    """
+
+    def __init__(self, backbone: nn.Module, head: nn.Module, place: str) -> None:
+        super().__init__()
+        self.backbone = backbone
+        self.head = head
+        self.place = place
+
+    def forward(self, x: Tensor) -> Outputs:
+        """Return features [B, D] and logits [B, C] of inputs [B, ...]."""
+        features = self.backbone(x)  # [B, ...] -> [B, D]
+        return Outputs(features, self.head(features))
+
+
+def make(config: OwnModelConfig, shape: tuple[int, ...], classes: int) -> nn.Module:
+    """Return the user's net, with a backbone and a head.
+
+    Args:
+        config: Section `model`.
+        shape: Shape of one sample.
+        classes: Number of classes C.
+
+    Raises:
+        ConfigError: There is no such net, or it cannot be used; the message says why.
+    """
+    what = f"`model.name={config.name}`"
+    if config.name == given.OBJECT:
+        source = given.find("model")
+        if source is None:
+            raise ConfigError(
+                "the net of this run is an object of Python without an import path, so it must be"
+                " given again: fl.resume(path, model=...)."
+            )
+    else:
+        source = imported.find(config.name)
+    net = _built(source, config.args or {}, shape, classes, what)
+    _check_leaves(net, what)
+    x = torch.linspace(-1.0, 1.0, 2 * torch.Size(shape).numel()).reshape(2, *shape)
+    x = x.to(next(net.parameters()).dtype)
+    was_training = net.training
+    net.eval()
+    outputs = _outputs(net, x, what)
+    if isinstance(outputs, Outputs):
+        if config.head is not None:
+            raise ConfigError(f"{what} has a head of its own. Leave `model.head` out.")
+        _check_logits(outputs.logits, classes, what)
+        return net.train(was_training)
+    _check_logits(outputs, classes, what)
+    split = _split(net, config.head, what)
+    with torch.no_grad():
+        try:
+            both = split(x)
+        except Exception as error:
+            raise ConfigError(
+                f"{what} cannot be divided at `{split.place}`: {type(error).__name__}: {error}. Set"
+                " `model.head` to the submodule that computes the logits."
+            ) from error
+    features: Any = both.features
+    if (
+        not isinstance(features, Tensor)
+        or features.ndim != 2
+        or not torch.equal(both.logits, outputs)
+    ):
+        raise ConfigError(
+            f"{what}: its output is not that of the head `{split.place}` applied to features"
+            " [B, D]. A net must return the logits of its head, without softmax; otherwise set"
+            " `model.head` to the submodule that computes them."
+        )
+    return split.train(was_training)
+
+
+def sha256(config: OwnModelConfig, net: nn.Module) -> str:
+    """Return the SHA-256 (hex) of the source file of a net or, for an object, of the net itself.
+
+    Args:
+        config: Section `model`.
+        net: The net with its weights before the first round.
+
+    Raises:
+        ConfigError: It is another one than `model.sha256`.
+    """
+    if config.name == given.OBJECT:
+        sha = hashlib.sha256(str(net).encode())
+        for name, leaf in net.state_dict().items():
+            sha.update(f"{name}{leaf.dtype}{list(leaf.shape)}".encode())
+            sha.update(leaf.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        now, whose = sha.hexdigest(), "of the net that was given, with its weights,"
+    else:
+        now, whose = imported.source_sha256(config.name), f"of the source of `{config.name}`"
+    if config.sha256 not in (None, now):
+        raise ConfigError(
+            f"SHA-256 {whose} was {config.sha256} and is now {now}. Use the same net (a net made by"
+            " a function starts from the run's seed), or start a new run."
+        )
+    return now
+
+
+def note(net: nn.Module) -> str | None:
+    """Return a note that says which part of a net of the user is its head, otherwise None.
+
+    Args:
+        net: The net.
+    """
+    if not isinstance(net, OwnNet):
+        return None
+    return (
+        f"model: the head is `{net.place or type(net.head).__name__}`; its input are the features."
+        " Set `model.head` for another one."
+    )
+
+
+def _built(
+    source: Any, args: dict[str, Any], shape: tuple[int, ...], classes: int, what: str
+) -> nn.Module:
+    """Return a net of its own: a copy of an object, or what a function or class returns."""
+    try:
+        if isinstance(source, nn.Module):
+            if args:
+                raise TypeError("`model.args` are for functions and classes")
+            net: Any = deepcopy(source).cpu()
+        else:
+            net = _called(source, args, shape, classes)
+    except Exception as error:
+        raise ConfigError(
+            f"{what} cannot be made: {type(error).__name__}: {error}. Give an nn.Module, a function"
+            " f(shape, classes) that returns one, or one with the argument `num_classes`."
+        ) from error
+    if not isinstance(net, nn.Module):
+        raise ConfigError(
+            f"{what} must return an nn.Module, got {type(net).__name__}. Correct the function."
+        )
+    return net
+
+
+def _called(
+    source: Callable[..., Any], args: dict[str, Any], shape: tuple[int, ...], classes: int
+) -> Any:
+    """Return source(shape, classes), or source(num_classes=classes) as torchvision's nets take."""
+    parameters = inspect.signature(source).parameters
+    needed = [
+        one
+        for one in parameters.values()
+        if one.default is one.empty and one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)
+    ]
+    takes_any = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
+    if "num_classes" in parameters or (takes_any and not needed):
+        return source(**{"num_classes": classes, **args})
+    return source(shape, classes, **args)
+
+
+def _check_leaves(net: nn.Module, what: str) -> None:
+    """Raise a ConfigError if parameters are missing, shared, uninitialized or not floating."""
+    leaves = [
+        *net.named_parameters(remove_duplicate=False),
+        *net.named_buffers(remove_duplicate=False),
+    ]
+    if not list(net.parameters()):
+        raise ConfigError(f"{what} has no parameters. Give a net that can be trained.")
+    seen: dict[int, str] = {}
+    for name, leaf in leaves:
+        if isinstance(leaf, UninitializedParameter | UninitializedBuffer):
+            raise ConfigError(
+                f"{what}: `{name}` is not initialized (a Lazy layer). Call the net once with a"
+                " sample before you give it."
+            )
+        if id(leaf) in seen:
+            raise ConfigError(
+                f"{what}: `{seen[id(leaf)]}` and `{name}` are one tensor. Nets that share"
+                " parameters cannot be used; give each layer its own."
+            )
+        seen[id(leaf)] = name
+    for name, module in net.named_modules():
+        if isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0:
+            raise ConfigError(
+                f"{what}: `{name}` is dropout with p={module.p:g}, whose random numbers do not come"
+                " from the run's seed, so that a run could not be repeated or resumed. Set its p to"
+                " 0 (torchvision: model.args.dropout=0)."
+            )
+    for name, parameter in net.named_parameters():
+        if not parameter.is_floating_point():
+            raise ConfigError(f"{what}: `{name}` is {parameter.dtype}. Use floating point.")
+
+
+def _outputs(net: nn.Module, x: Tensor, what: str) -> Any:
+    """Return what a net returns for two samples."""
+    try:
+        with torch.no_grad():
+            return net(x)
+    except Exception as error:
+        raise ConfigError(
+            f"{what} does not accept samples of the shape {list(x.shape[1:])}:"
+            f" {type(error).__name__}: {error}. Change the net or the data."
+        ) from error
+
+
+def _check_logits(logits: Any, classes: int, what: str) -> None:
+    """Raise a ConfigError if the output for two samples is not floating point, [2, C]."""
+    if not isinstance(logits, Tensor):
+        raise ConfigError(
+            f"{what} returns {type(logits).__name__}. A net must return logits [B, C], one tensor."
+        )
+    if logits.shape != (2, classes):
+        raise ConfigError(
+            f"{what} returns {list(logits.shape)} for two samples, and must return logits [2,"
+            f" {classes}] for {classes} classes. Change the net's last layer."
+        )
+    if not logits.is_floating_point():
+        raise ConfigError(f"{what} returns {logits.dtype}. Logits must be floating point.")
+
+
+def _split(net: nn.Module, place: str | None, what: str) -> OwnNet:
+    """Divide a net at its head: the last linear layer, or the submodule of a name."""
+    modules = dict(net.named_modules())
+    linear = [name for name, module in modules.items() if isinstance(module, nn.Linear)]
+    if place is None:
+        if not linear:
+            raise ConfigError(
+                f"{what} has no linear layer. Set `model.head` to the submodule that computes the"
+                " logits."
+            )
+        place = linear[-1]
+    if place not in modules:
+        raise ConfigError(
+            f"{what} has no submodule `{place}`, which `model.head` names. Its linear layers:"
+            f" {', '.join(linear) or 'none'}."
+        )
+    head = modules[place]
+    if not place:
+        return OwnNet(nn.Identity(), head, place)
+    above, _, last = place.rpartition(".")
+    setattr(net.get_submodule(above), last, nn.Identity())
+    return OwnNet(net, head, place)

@@ -1,0 +1,28 @@
+"""Data and nets that tests name by their import path."""
+
+import numpy as np
+from torch import nn
+
+from flbench.data.sources import digits
+
+
+def arrays(count=300):
+    """Images [n, 8, 8] and labels [n] of digits."""
+    found = digits()
+    return found.x[:count, 0], found.y[:count]
+
+
+def failing():
+    raise OSError("the disk is away")
+
+
+class Two(nn.Module):
+    """A net with features, a classifier and an option."""
+
+    def __init__(self, shape, classes, width=16):
+        super().__init__()
+        self.features = nn.Sequential(nn.Flatten(), nn.Linear(int(np.prod(shape)), width))
+        self.classifier = nn.Linear(width, classes)
+
+    def forward(self, x):
+        return self.classifier(self.features(x).relu())

@@ -1,0 +1,232 @@
+"""Data of the user's own as objects, and by import path."""
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from PIL import Image
+from torch.utils.data import Dataset, IterableDataset, TensorDataset
+
+import flbench as fl
+from flbench.cli.app import main
+from flbench.data import npz_files, table_files
+from flbench.data.archive import Archive
+from flbench.data.partition_files import data_hash
+from tests.api.own_parts import arrays
+
+FEW = fl.Dirichlet(alpha=1.0, clients=3)
+X, Y = arrays()
+
+
+def short(out, data, **keys):
+    """A run of one round."""
+    keys = {"partition": FEW, "train": {"rounds": 1}, "engine": {"threads": 1}, **keys}
+    return fl.run("fedavg", data=data, output={"dir": out}, progress=False, **keys)
+
+
+class Pairs(Dataset):
+    """A map-style data set of given pairs."""
+
+    def __init__(self, pairs):
+        self.pairs = pairs
+
+    def __len__(self):
+        return len(self.pairs)
+
+    def __getitem__(self, k):
+        return self.pairs[k]
+
+
+class Stream(IterableDataset):
+    """A data set without items by number."""
+
+    def __iter__(self):
+        return iter([(X[0], 0)])
+
+
+class Label:
+    """As `datasets.ClassLabel`."""
+
+    names = ("zero", "one")
+
+
+class HuggingFace:
+    """As `datasets.Dataset`: columns, features, slices as dicts of lists, and pandas."""
+
+    def __init__(self, columns, **features):
+        self.columns = columns
+        self.column_names = list(columns)
+        self.features = features
+
+    def __len__(self):
+        return len(next(iter(self.columns.values())))
+
+    def __getitem__(self, rows):
+        return {name: values[rows] for name, values in self.columns.items()}
+
+    def to_pandas(self):
+        return pd.DataFrame(self.columns)
+
+
+def test_arrays_are_the_npz_file_of_the_same_arrays(tmp_path):
+    path = tmp_path / "data.npz"
+    np.savez(path, train_images=X, train_labels=Y, test_images=X[:9], test_labels=Y[:9])
+    data = fl.Data(X, Y, test=(X[:9], Y[:9]))
+
+    by_object = short(tmp_path, data)
+    by_file = short(tmp_path, {"path": str(path)})
+
+    assert by_object.digest == by_file.digest
+    assert by_object.partition.hash == by_file.partition.hash
+    assert by_object.config.data.source == "object"
+    assert by_object.config.data.sha256 == data_hash(npz_files.read(path, "data"))
+
+
+@pytest.mark.parametrize("kind", ["tensors", "dict", "dataset", "images"])
+def test_forms_of_the_same_samples(kind):
+    forms = {
+        "tensors": lambda: fl.Data(torch.from_numpy(X), torch.from_numpy(Y)),
+        "dict": lambda: fl.Data({"train_images": X, "train_labels": Y}),
+        "dataset": lambda: fl.Data(
+            TensorDataset(torch.from_numpy(X)[:, None], torch.from_numpy(Y))
+        ),
+        "images": lambda: fl.Data(
+            Pairs([(Image.fromarray(x), int(y)) for x, y in zip(X, Y, strict=True)])
+        ),
+    }
+    found, expected = forms[kind]().dataset, fl.Data(X, Y).dataset
+
+    assert data_hash(found) == data_hash(expected)
+
+
+def test_tensors_and_layout_say_where_channels_are():
+    x = np.arange(2 * 3 * 5 * 3, dtype=np.float32).reshape(2, 3, 5, 3)
+
+    assert fl.Data(torch.from_numpy(x), [0, 1]).dataset.x.shape == (2, 3, 5, 3)
+    assert fl.Data(x, [0, 1], layout="channels_last").dataset.x.shape == (2, 3, 3, 5)
+    with pytest.raises(fl.DataError, match="fit two layouts"):
+        fl.Data(x, [0, 1])
+
+
+def test_names_of_clients_and_classes():
+    data = fl.Data(X[:4], ["b", "a", "b", "a"], clients=["north", "south", "north", "south"])
+
+    assert data.dataset.classes == ("a", "b")
+    assert data.dataset.y.tolist() == [1, 0, 1, 0]
+    assert data.dataset.group_names == ("north", "south")
+    assert data.dataset.groups.tolist() == [0, 1, 0, 1]
+
+
+def test_frame_is_the_csv_files_of_the_same_tables(tmp_path):
+    frame = pd.DataFrame(
+        {
+            "age": [31.5, None, 40, 52, 8, 9],
+            "sick": ["no", "yes", "no", "yes", "yes", "no"],
+            "site": ["x", "x", "y", "y", "y", "x"],
+            "sex": ["f", "m", "f", "f", "m", "f"],
+        }
+    )
+    for site, part in frame.groupby("site"):
+        part.drop(columns="site").to_csv(tmp_path / f"{site}.csv", index=False)
+    with Archive(tmp_path) as archive:
+        expected = table_files.read(archive, "data", "sick")
+    found = fl.Data(frame, label="sick", client="site").dataset
+
+    assert data_hash(found) == data_hash(expected)
+    assert found.groups.tolist() == expected.groups.tolist()
+    assert (found.group_names, found.classes) == (expected.group_names, expected.classes)
+    assert fl.Data(frame, label="sick").dataset.groups is None
+
+
+def test_hugging_face():
+    images = [Image.fromarray(x) for x in X[:6]]
+    train = HuggingFace(
+        {"image": images, "label": [0, 1] * 3, "who": list("aabbcc")}, label=Label()
+    )
+    found = fl.Data({"train": train, "test": train}, client="who").dataset
+
+    assert (found.train, len(found.y), found.classes) == (6, 12, ("zero", "one"))
+    assert np.array_equal(found.x[:6, 0], X[:6])
+    assert found.group_names == ("a", "b", "c")
+    assert found.groups.tolist() == [0, 0, 1, 1, 2, 2] + [-1] * 6
+    table = HuggingFace({"y": [0, 1, 1], "a": [1.0, 2.0, 3.0], "b": [0.5, 0.25, 0.0]})
+    assert fl.Data(table).dataset.columns == ("a", "b")
+
+
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (lambda: fl.Data(X), "are no data with labels|is no pair"),
+        (lambda: fl.Data(X, Y[:5]), "300 `train_images` but 5 `train_labels`"),
+        (lambda: fl.Data({"images": X}), "has the key 'images'"),
+        (lambda: fl.Data(Pairs([(X[0], 0), (X[0, :4], 1)])), r"item 1 has the shape \[4, 8\]"),
+        (lambda: fl.Data(Pairs([X[0], X[1]])), "item 0 is no pair"),
+        (lambda: fl.Data(Pairs([(X[0], [0, 1])])), "the label of item 0 has the shape"),
+        (lambda: fl.Data(Stream()), "are no data with labels"),
+        (lambda: fl.Data(X, Y, layout="nchw"), "`layout` must be one of"),
+        (lambda: fl.Data(X, Y, label="a"), "`label` cannot be used with arrays"),
+        (lambda: fl.Data(X[:2], ["a", "c"], classes=["a", "b"]), "'c' is not one of `classes`"),
+        (lambda: fl.Data(pd.DataFrame({"a": [1], "b": [0]}), client="c"), "has no column `c`"),
+        (lambda: fl.Data({"other": HuggingFace({"x": [1]})}), "has no split `train`"),
+    ],
+)
+def test_wrong_data_are_refused(make, sentence):
+    with pytest.raises(fl.DataError, match=sentence):
+        make()
+
+
+def test_import_path_is_written_and_checked(tmp_path, capsys):
+    keys = (
+        "partition.clients=3",
+        "train.rounds=1",
+        "engine.threads=1",
+        "tracking.mlflow=false",
+    )
+    path = "tests.api.own_parts:arrays"
+    by_function = short(tmp_path, arrays)
+
+    status = main(
+        [
+            "run",
+            "algorithm=fedavg",
+            f"data.source={path}",
+            "partition.alpha=1.0",
+            *keys,
+            f"output.dir={tmp_path / 'cli'}",
+        ]
+    )
+    (by_command,) = fl.runs(tmp_path / "cli")["path"]
+
+    assert status == 0, capsys.readouterr().err
+    assert by_function.config.data.source == path
+    assert fl.load(by_command).digest == by_function.digest
+    assert by_function.model(client=0) is not None  # the data are found by their path
+    other = (X, (Y + 1) % 10)
+    with pytest.raises(fl.DataError, match="SHA-256 of the samples"):
+        short(tmp_path, fl.Data(*other), **{"data.sha256": by_function.config.data.sha256})
+    with pytest.raises(fl.DataError, match=r"raised OSError: the disk is away"):
+        short(tmp_path, {"source": "tests.api.own_parts:failing"})
+
+
+def test_resume_asks_for_data_without_import_path(tmp_path):
+    class Stop(fl.Callback):
+        def on_round_end(self, run, metrics):
+            if run.round == 1:
+                raise KeyboardInterrupt
+
+    keys = {"train": {"rounds": 2}, "output.checkpoint_every": 1}
+    whole = short(tmp_path / "whole", (X, Y), **keys)
+    with pytest.raises(KeyboardInterrupt):
+        short(tmp_path / "cut", (X, Y), callbacks=Stop(), **keys)
+    (path,) = (tmp_path / "cut").glob("*/*/")
+
+    with pytest.raises(fl.DataError, match=r"must be given again: fl\.resume\(path, data"):
+        fl.resume(path, progress=False)
+    with pytest.raises(fl.DataError, match="the data have changed"):
+        fl.resume(path, data=(X[::-1], Y), progress=False)
+    resumed = fl.resume(path, data=(X, Y), progress=False)
+
+    assert resumed.digest == whole.digest
+    assert resumed.model(client=0) is not None
+    with pytest.raises(fl.ConfigError, match="did not begin with one"):
+        fl.resume(path, model=torch.nn.Linear(1, 1), progress=False)
