@@ -40,15 +40,17 @@ def layers(
     Args:
         function: Name of the function that the user called, for the origin of the values.
         config: Configuration file; None for none.
-        arguments: Arguments by name: the sections and keys of the configuration. Those that are
-            None are left out.
+        arguments: Arguments by name: the sections and keys of the configuration. Sections that
+            are None are left out; a key by its dotted name may be None, which is YAML's null.
 
     Raises:
         ConfigError: The file cannot be read, or an argument has a type that no section can have.
     """
     origin = f"argument of fl.{function}"
     given = {
-        name: plain(value, name, origin) for name, value in arguments.items() if value is not None
+        name: plain(value, name, origin)
+        for name, value in arguments.items()
+        if value is not None or "." in name
     }
     found = [from_values(DEFAULTS, f"default of fl.{function}")]
     if config is not None:

@@ -1,6 +1,7 @@
 """A run as an object: its configuration, its results as DataFrames, its pictures."""
 
 from collections.abc import Mapping
+from copy import deepcopy
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
@@ -26,11 +27,34 @@ if TYPE_CHECKING:
 SHOWN = ("accuracy", "balanced_accuracy", "macro_f1", "rare_recall", "worst10_accuracy")
 
 
+class _Tables:
+    """The tables of a run folder, each read when it is first asked for."""
+
+    def __init__(self, run: reading.Run) -> None:
+        self._run = run
+
+    @cached_property
+    def metrics(self) -> pd.DataFrame:
+        return tables.metrics(self._run.rows)
+
+    @cached_property
+    def per_class(self) -> pd.DataFrame:
+        return tables.read(self._run.path / "per_class.csv", tables.PER_CLASS)
+
+    @cached_property
+    def clients(self) -> pd.DataFrame:
+        return tables.read(self._run.path / "clients.csv", tables.CLIENTS, optional=("name",))
+
+    @cached_property
+    def confusion(self) -> pd.DataFrame:
+        return tables.read(self._run.path / "confusion.csv", tables.CONFUSION)
+
+
 class Run:
     """A run, finished or not, as read from its folder.
 
     `fl.run`, `fl.resume` and `fl.load` return one. It is a view of the folder at that time: after
-    a resume, `fl.load` reads the folder again.
+    a resume, `fl.load` reads the folder again. What its attributes return are copies.
 
     Args:
         path: The run folder.
@@ -48,6 +72,7 @@ class Run:
         self.path = arguments.path_of(path, "path")
         self._objects = dict(objects or {})
         self._run = reading.read(self.path)
+        self._tables = _Tables(self._run)
         self._models: dict[tuple[int | None, str | None, str], TrainedModel] = {}
 
     @property
@@ -60,17 +85,18 @@ class Run:
         """Whether the run is finished; `fl.resume` continues one that is not."""
         return self._run.finished
 
-    @cached_property
+    @property
     def summary(self) -> dict[str, Any]:
         """The content of summary.json (see `flbench.results.summary`).
 
         Besides, `validation` and `test` have the metrics of the best round by validation, which are
         `best.validation` and `best.test`. For an unfinished run: what is known so far.
         """
-        best = self._run.summary["best"]
-        return {**self._run.summary, "validation": best["validation"], "test": best["test"]}
+        summary = deepcopy(self._run.summary)
+        best = summary["best"]
+        return {**summary, "validation": best["validation"], "test": best["test"]}
 
-    @cached_property
+    @property
     def metrics(self) -> pd.DataFrame:
         """All metrics over the rounds, one per row.
 
@@ -78,37 +104,38 @@ class Run:
         `validation` or `test`; `protocol` str, the model, such as `personal` or `gm`; `metric` str;
         `value` float64. See `flbench.results.metrics_file.Row`.
         """
-        return tables.metrics(self._run.rows)
+        return self._tables.metrics.copy()
 
-    @cached_property
+    @property
     def per_class(self) -> pd.DataFrame:
         """Test metrics of each class, pooled over the clients; empty for an unfinished run.
 
-        Columns: `moment` str, `best` or `last` round; `class` int64 and its `name` str;
-        `train_support` and `test_support` int64, numbers of samples; `precision`, `recall` and `f1`
-        float64 in [0, 1]; `rare` and `confusable` bool.
+        Columns: `moment` str, `best` or `last` round, only `last` if they are the same; `class`
+        int64 and its `name` str; `train_support` and `test_support` int64, numbers of samples;
+        `precision`, `recall` and `f1` float64 in [0, 1]; `rare` and `confusable` bool.
         """
-        return tables.read(self.path / "per_class.csv", tables.PER_CLASS)
+        return self._tables.per_class.copy()
 
-    @cached_property
+    @property
     def clients(self) -> pd.DataFrame:
         """Test metrics of each client's personal model; empty for an unfinished run.
 
-        Columns: `moment` str, `best` or `last` round; `client` int64; `name` str (natural clients
+        Columns: `moment` str, `best` or `last` round, only `last` if they are the same; `client`
+        int64; `name` str (natural clients
         with names only); `train_size` and `test_size` int64, numbers of samples; `classes` int64,
         the classes that it trains on; `trainings` int64, the rounds that it took part in; metrics,
         such as `accuracy`, float64, NaN for a client without test samples.
         """
-        return tables.read(self.path / "clients.csv", tables.CLIENTS, optional=("name",))
+        return self._tables.clients.copy()
 
-    @cached_property
+    @property
     def confusion(self) -> pd.DataFrame:
         """Confusion counts after the last round, summed over the clients; empty while unfinished.
 
         Columns: `split` str, `validation` or `test`; `true`, `predicted` and `count` int64. Pairs
         of classes without samples have no row.
         """
-        return tables.read(self.path / "confusion.csv", tables.CONFUSION)
+        return self._tables.confusion.copy()
 
     @cached_property
     def partition(self) -> Partition:
@@ -127,7 +154,7 @@ class Run:
 
     def trained(
         self,
-        client: int | None = None,
+        client: int | str | None = None,
         *,
         deployment: str | None = None,
         checkpoint: Literal["best", "last"] = "best",
@@ -137,7 +164,8 @@ class Run:
         The data set of the run must be there and unchanged. A model is kept once it is loaded.
 
         Args:
-            client: Id of the client, in [0, N); None for the global model.
+            client: Id of the client, in [0, N), or the name of a natural client; None for the
+                global model.
             deployment: Name of one of the method's models (`fl.method(NAME).deployments`); None for
                 `personal`, or, without a client, for `gm`.
             checkpoint: `best` round by validation, or the `last` round.
@@ -149,6 +177,8 @@ class Run:
         """
         from flbench.experiment import trained
 
+        if isinstance(client, str):
+            client = trained.client_of(self.path, client)
         key = client, deployment, checkpoint
         if key not in self._models:
             with preserved(), offered(self._objects):
@@ -157,29 +187,31 @@ class Run:
 
     def model(
         self,
-        client: int | None = None,
+        client: int | str | None = None,
         *,
         deployment: str | None = None,
         checkpoint: Literal["best", "last"] = "best",
     ) -> nn.Module:
-        """Return the net of a client, or the global one, in eval mode on the CPU.
+        """Return a copy of the net of a client, or of the global one, in eval mode on the CPU.
 
         It maps normalized inputs [B, ...] to scores [B, C]. `predict` normalizes raw samples.
 
         Args:
-            client: Id of the client, in [0, N); None for the global model.
+            client: Id of the client, in [0, N), or the name of a natural client; None for the
+                global model.
             deployment: Name of one of the method's models; see `trained`.
             checkpoint: `best` round by validation, or the `last` round.
 
         Raises:
             UserError: See `trained`.
         """
-        return self.trained(client, deployment=deployment, checkpoint=checkpoint).net
+        found = self.trained(client, deployment=deployment, checkpoint=checkpoint)
+        return deepcopy(found.net)
 
     def predict(
         self,
         x: Tensor | NDArray[Any],
-        client: int | None = None,
+        client: int | str | None = None,
         *,
         deployment: str | None = None,
         checkpoint: Literal["best", "last"] = "best",
@@ -189,7 +221,8 @@ class Run:
         Args:
             x: Samples as the data set stores them: images [B, height, width] or [B, height, width,
                 channels], uint8 where the data set has uint8 images; rows of tables [B, columns].
-            client: Id of the client, in [0, N); None for the global model.
+            client: Id of the client, in [0, N), or the name of a natural client; None for the
+                global model.
             deployment: Name of one of the method's models; see `trained`.
             checkpoint: `best` round by validation, or the `last` round.
 

@@ -42,6 +42,9 @@ class Callback:
     def on_run_start(self, run: RunView) -> None:
         """The run begins or resumes.
 
+        An object can serve several runs, one after the other. What it remembers of the run before
+        must be reset here, unless `load_state_dict` was called just before.
+
         Args:
             run: The run. `run.round` is above 0 if it resumes.
         """
@@ -99,7 +102,8 @@ class Callback:
     def state_dict(self) -> dict[str, Any]:
         """Return what the callback remembers, as JSON values; {} for nothing.
 
-        This is called before the first round and for each checkpoint, after the hooks of the round.
+        This is called before the first round and for each checkpoint. The checkpoint `last`, from
+        which runs resume, is written after the hooks of its round.
         """
         return {}
 

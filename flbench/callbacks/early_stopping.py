@@ -42,17 +42,18 @@ class EarlyStopping(Callback):
         min_delta: float = 0.0,
         mode: Literal["max", "min"] = "max",
     ) -> None:
-        if patience < 1:
-            raise ConfigError(f"EarlyStopping: `patience` must be at least 1, got {patience}.")
+        if not isinstance(patience, int) or patience < 1:
+            raise ConfigError(
+                f"EarlyStopping: `patience` must be a whole number, at least 1, got {patience!r}."
+            )
         if not min_delta >= 0:
             raise ConfigError(f"EarlyStopping: `min_delta` must be at least 0, got {min_delta}.")
         if mode not in ("max", "min"):
             raise ConfigError(f"EarlyStopping: `mode` must be max or min, got {mode!r}.")
         self.metric, self.patience, self.min_delta, self.mode = metric, patience, min_delta, mode
         self._place = "EarlyStopping"
-        self._best: float | None = None
-        self._best_round = 0
-        self._waited = 0  # values since the best one
+        self._is_resumed = False
+        self._forget()
 
     @classmethod
     def of(cls, config: EarlyStoppingConfig) -> "EarlyStopping | None":
@@ -83,7 +84,16 @@ class EarlyStopping(Callback):
             )
         return ()
 
+    def _forget(self) -> None:
+        """Forget the values of the metric so far."""
+        self._best: float | None = None
+        self._best_round = 0
+        self._waited = 0  # values since the best one
+
     def on_run_start(self, run: RunView) -> None:
+        if not self._is_resumed:  # the object may have served another run before
+            self._forget()
+        self._is_resumed = False
         split = self.metric.partition("/")[0]
         if split in ("test", "common"):
             run.note(
@@ -116,6 +126,7 @@ class EarlyStopping(Callback):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._best, self._best_round = state["best"], state["best_round"]
         self._waited = state["waited"]
+        self._is_resumed = True
 
     def _watch(self, run: RunView, metrics: Mapping[str, float], unit: str) -> None:
         """Compare a new value of the metric, if there is one, with the best so far."""

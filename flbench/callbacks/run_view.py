@@ -1,6 +1,7 @@
 """What callbacks see of a run."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -238,8 +239,8 @@ class RunView:
 
     @property
     def summary(self) -> dict[str, Any] | None:
-        """Content of summary.json; None before the run is finished."""
-        return self._progress.summary
+        """Content of summary.json, a copy; None before the run is finished."""
+        return deepcopy(self._progress.summary)
 
     @property
     def stopped(self) -> str | None:

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
 import torch
 
@@ -267,7 +268,7 @@ class FederatedLoop:
         if best_round(self.folder.rows) == state.round and not last:
             self.save("best", state)
         if self.callbacks:
-            metrics = {row.full_name: row.value for row in rows}
+            metrics = MappingProxyType({row.full_name: row.value for row in rows})
             self._notify(lambda: self.callbacks.on_evaluation_end(self.view, metrics))
 
     def evaluation_settings(self, state: State) -> RoundSettings:
@@ -299,7 +300,7 @@ class FederatedLoop:
     def _notify_of_round(self, rows: list[Row]) -> None:
         """Tell the callbacks that a round is completed, with its rows of metrics.csv."""
         if self.callbacks:
-            metrics = {row.full_name: row.value for row in rows}
+            metrics = MappingProxyType({row.full_name: row.value for row in rows})
             self._notify(lambda: self.callbacks.on_round_end(self.view, metrics))
 
     def _notify(self, call: Callable[[], None], *, save: bool = True) -> None:

@@ -167,6 +167,33 @@ def test_wrong_arguments_are_named(keys, message):
     assert message in str(caught.value)
 
 
+def test_dotted_key_may_be_null(tmp_path):
+    file = tmp_path / "my.yaml"
+    file.write_text("train: {clip: 1.0}\n")
+
+    config, _ = resolve(running.arguments.layers("run", file, {"train.clip": None, "seed": None}))
+
+    assert config.train.clip is None
+    assert config.seed == 0
+
+
+@pytest.mark.slow
+def test_what_a_run_returns_can_be_changed_without_changing_the_run(finished):
+    run = fl.load(finished.path)
+    accuracy, x = run.summary["test"]["accuracy"], np.zeros((2, 8, 8), dtype=np.uint8)
+    scores = run.predict(x, client=0)
+
+    run.summary["test"]["accuracy"] = 2.0
+    run.metrics.drop(run.metrics.index, inplace=True)
+    for parameter in run.model(client=0).parameters():
+        torch.nn.init.zeros_(parameter)
+
+    assert run.summary["test"]["accuracy"] == accuracy
+    assert len(run.metrics) > 0
+    assert torch.equal(run.predict(x, client=0), scores)
+    assert torch.equal(run.predict(x, client="0"), scores)
+
+
 def test_wrong_keys_of_a_scheme_are_named():
     with pytest.raises(fl.ConfigError, match=r"not a key of fl.Dirichlet. Did you mean `alpha`"):
         fl.Dirichlet(alhpa=0.1)

@@ -122,6 +122,17 @@ def test_hash_of_a_configuration_without_early_stopping_is_that_from_before_the_
     assert Config(train={"early_stopping": {"patience": 5}}).hash() != expected
 
 
+@pytest.mark.slow
+def test_an_object_can_serve_several_runs(tmp_path):
+    """It begins each run with no memory of the run before."""
+    callback = EarlyStopping("train/loss", patience=2, mode="max")
+
+    runs = [run_with(tmp_path / name, [callback], "train.rounds=5")[1] for name in ("one", "two")]
+
+    assert runs[0]["stopped"]["round"] < 5
+    assert reproducible(runs[0]) == reproducible(runs[1])
+
+
 def test_off_by_default():
     assert EarlyStopping.of(EarlyStoppingConfig()) is None
     found = EarlyStopping.of(EarlyStoppingConfig(patience=2, mode="min", metric="train/loss"))
@@ -179,7 +190,8 @@ def test_metric_of_the_test_part_is_noted(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"patience": 0}, "`patience` must be at least 1, got 0"),
+        ({"patience": 0}, "`patience` must be a whole number, at least 1, got 0"),
+        ({"patience": 2.5}, "`patience` must be a whole number, at least 1, got 2.5"),
         ({"min_delta": -0.1}, "`min_delta` must be at least 0, got -0.1"),
         ({"min_delta": float("nan")}, "`min_delta` must be at least 0, got nan"),
         ({"mode": "most"}, "`mode` must be max or min, got 'most'"),
