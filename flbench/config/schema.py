@@ -561,12 +561,14 @@ class Config(Strict):
 
         These are `seed` and the sections `data`, `partition`, `model`, `algorithm` and `train`, but
         not `data.root`: the content of the files is covered by the hash of the partition.
-        `train.early_stopping` counts only if it is on, and `train.terms` and `data.source` only if
-        they are set, so that hashes from before them are valid.
+        `train.early_stopping` counts only if it is on, and `train.terms`, `data.client` and
+        `data.source` only if they are set, so that hashes from before them are valid.
         """
         sections = ("seed", "data", "partition", "model", "algorithm", "train")
         tree = {key: value for key, value in self.tree().items() if key in sections}
         del tree["data"]["root"]
+        if self.data.client is None:
+            del tree["data"]["client"]
         if self.data.source is None:
             del tree["data"]["source"], tree["data"]["sha256"]
         if self.train.early_stopping.patience is None:
