@@ -14,6 +14,7 @@ from flbench.config.schema import (
     TermConfig,
 )
 from flbench.config.sources import NAMED_SECTIONS, Layer, leaves, merge
+from flbench.core.addresses import MASK, redact
 from flbench.core.errors import ConfigError, did_you_mean
 from flbench.core.given import OBJECT
 from flbench.core.registry import ALGORITHMS, MODELS, TERMS
@@ -230,6 +231,7 @@ def _error_message(
     path = prefix + _path(location)
     place = _origin(path, origins)
     kind, context, value = item["type"], item.get("ctx", {}), item.get("input")
+    got = MASK if path == "tracking.uri" else redact(repr(value))  # an address may have a password
     if kind == "extra_forbidden":
         keys = _keys_at(schema, location[:-1])
         section = path.rpartition(".")[0]
@@ -240,22 +242,22 @@ def _error_message(
     if kind == "missing":
         return f"`{path.rpartition('.')[0]}` is too short: it needs more values ({place})."
     if kind in ("too_short", "too_long"):
-        return f"`{path}` has a wrong number of values, got {value!r} ({place})."
+        return f"`{path}` has a wrong number of values, got {got} ({place})."
     if kind == "tuple_type":
-        return f"`{path}` must be a list, like [{value}], got {value!r} ({place})."
+        return f"`{path}` must be a list, like [{redact(str(value))}], got {got} ({place})."
     if kind == "invalid_key":
         return f"`{path}` is not a word: keys must be words ({place})."
     if kind in ("model_type", "model_attributes_type"):
         names = " or a name" if path in NAMED_SECTIONS else ""
-        return f"`{path}` must be a section with keys{names}, got {value!r} ({place})."
+        return f"`{path}` must be a section with keys{names}, got {got} ({place})."
     if kind == "string_pattern_mismatch":
-        return f"`{path}` must match {context['pattern']}, got {value!r} ({place})."
+        return f"`{path}` must match {context['pattern']}, got {got} ({place})."
     conditions = " or ".join(_condition(one) for one in items)
     hint = ""
     if kind == "literal_error":
         choices = str(context["expected"]).replace("'", "").replace(" or ", ", ").split(", ")
         hint = did_you_mean(str(value), choices)
-    return f"`{path}` must be {conditions}, got {value!r} ({place}).{hint}"
+    return f"`{path}` must be {conditions}, got {got} ({place}).{hint}"
 
 
 def _condition(item: Any) -> str:

@@ -2,16 +2,24 @@
 
 import hashlib
 import importlib
+import importlib.util
 import os
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from flbench.core.errors import ConfigError, did_you_mean
 
+# Name of a module -> (its spec, SHA-256 of its file when flbench first used it). A module that is
+# imported anew or reloaded has another spec.
+_first: dict[str, tuple[Any, str]] = {}
+
 
 def find(path: str) -> Any:
     """Return the object at an import path. The current folder is searched after `sys.path`.
+
+    The folder stays at the end of `sys.path`, for imports within functions of the module.
 
     Args:
         path: `package.module:name`, with dots in `name` for an attribute of an object.
@@ -38,6 +46,7 @@ def find(path: str) -> Any:
             f"`{path}`: importing `{module_name}` raised {type(error).__name__}: {error}. Correct"
             " the module."
         ) from error
+    _remember(found)
     for part in name.split("."):
         known = dir(found)
         if part not in known:
@@ -73,20 +82,68 @@ def path_of(thing: Any) -> str | None:
 def source_sha256(path: str) -> str:
     """Return the SHA-256 (hex) of the file that an import path's module was read from.
 
-    The whole file counts, because an object may use anything else in it.
+    The whole file counts, because an object may use anything else in it. If another part of the
+    process imported the module, an edit before its first use by `find` is seen only if Python has
+    its bytecode on disk.
 
     Args:
         path: `package.module:name`; the module has been imported.
 
     Raises:
-        ConfigError: The module has no source file that can be read.
+        ConfigError: The module has no source file that can be read, or the file was edited after
+            the import.
     """
     module_name = path.partition(":")[0]
-    file = getattr(sys.modules.get(module_name), "__file__", None)
+    module = sys.modules.get(module_name)
+    file = getattr(module, "__file__", None)
     try:
-        return hashlib.sha256(Path(str(file)).read_bytes()).hexdigest()
+        now = hashlib.sha256(Path(str(file)).read_bytes()).hexdigest()
     except OSError as error:
         raise ConfigError(
             f"`{path}`: the module `{module_name}` has no source file that can be read. Put the"
             " code in a file of its own."
         ) from error
+    spec, first = _first.get(module_name, (None, ""))
+    if spec is not None and spec is getattr(module, "__spec__", None) and first != now:
+        raise ConfigError(
+            f"`{path}`: the file {file} was edited since `{module_name}` was imported. Restart the"
+            " process (in a notebook: the kernel), so that the new code runs."
+        )
+    return now
+
+
+def check_unedited(path: str) -> None:
+    """Raise a ConfigError if the file of an import path's module was edited after the import.
+
+    Args:
+        path: `package.module:name`; `find` has imported the module.
+    """
+    if path.partition(":")[0] in _first:
+        source_sha256(path)
+
+
+def _remember(module: ModuleType) -> None:
+    """Keep the hash of a module's file, or "" if the file is no longer what was imported."""
+    spec, file = module.__spec__, getattr(module, "__file__", None)
+    if spec is None or _first.get(module.__name__, (None, ""))[0] is spec:
+        return
+    try:
+        source = Path(str(file)).read_bytes()
+        is_same = _is_bytecode_of(spec.cached, Path(str(file)), source)
+    except OSError:
+        return
+    _first[module.__name__] = (spec, hashlib.sha256(source).hexdigest() if is_same else "")
+
+
+def _is_bytecode_of(cached: str | None, file: Path, source: bytes) -> bool:
+    """Return False if the bytecode that Python wrote at the import is that of another source."""
+    if cached is None or sys.dont_write_bytecode or not os.access(Path(cached).parent, os.W_OK):
+        return True  # there may be bytecode of an earlier import, which says nothing
+    try:
+        header = Path(cached).read_bytes()[4:16]  # PEP 552: flags, then 8 bytes on the source
+    except OSError:
+        return True
+    if header[0] & 1:
+        return header[4:] == importlib.util.source_hash(source)
+    numbers = int(file.stat().st_mtime), len(source)
+    return header[4:] == b"".join((one & 0xFFFFFFFF).to_bytes(4, "little") for one in numbers)

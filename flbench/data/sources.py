@@ -121,7 +121,7 @@ def _own(config: DataConfig) -> Dataset:
     """Return the data of `data.source`: what a function returns, or an object from Python.
 
     Raises:
-        ConfigError: There is no such function.
+        ConfigError: There is no such function, or its file was edited after the import.
         DataError: The data cannot be used, or are others than those of `data.sha256`.
     """
     _check_no_client_folders(config, "`data.source`")
@@ -134,6 +134,7 @@ def _own(config: DataConfig) -> Dataset:
             )
     else:
         function = imported.find(str(config.source))
+        imported.check_unedited(str(config.source))
         try:
             found = function() if callable(function) else function
         except Exception as error:

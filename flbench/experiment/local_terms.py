@@ -254,17 +254,18 @@ def _try(term: OwnTerm, net: nn.Module, federation: Federation, stacked: bool) -
         stacked: Whether the term must work under `torch.vmap`.
 
     Raises:
-        ConfigError: The term raises an exception, is not a finite 0-dim tensor, or depends on
-            padding.
+        ConfigError: The term raises an exception, is not a finite 0-dim tensor, depends on
+            padding, or is random.
     """
     leaves = {
         name: leaf.detach().float() if leaf.is_floating_point() else leaf.detach()
         for name, leaf in net_leaves(net).items()
     }
-    x = (federation.x[:3].float() - federation.shift) * federation.scale
+    samples = (federation.x[:3].float() - federation.shift) * federation.scale
 
     def value(parameters: Tree, padding: int) -> Tensor:
-        y = federation.y[:3].clone()
+        x, y = samples.clone(), federation.y[:3].clone()
+        x[2] = samples[0] if padding else 0.0
         y[2] = padding
         mask = torch.tensor([True, True, False])
         batch = Batch(x, y, mask, torch.arange(3), torch.tensor(0))
@@ -275,7 +276,7 @@ def _try(term: OwnTerm, net: nn.Module, federation: Federation, stacked: bool) -
 
     trained = {name: leaves[name] for name, _ in net.named_parameters()}
     try:
-        results = [value(trained, padding) for padding in (0, federation.classes - 1)]
+        results = [value(trained, padding) for padding in (0, 0, federation.classes - 1)]
     except Exception as error:
         raise ConfigError(_raised(term, error, "")) from error
     if not all(isinstance(one, Tensor) and one.shape == () for one in results):
@@ -284,7 +285,12 @@ def _try(term: OwnTerm, net: nn.Module, federation: Federation, stacked: bool) -
         raise ConfigError(f"`{term.path}` must return a 0-dim tensor, and returns {got}.")
     if not all(one.isfinite() for one in results):
         raise ConfigError(f"`{term.path}` is {results[0].item()} on the first samples.")
-    if not torch.equal(*results):
+    if not torch.equal(results[0], results[1]):
+        raise ConfigError(
+            f"`{term.path}` is random: two calls with the same batch differ, so a run could not be"
+            " repeated. Draw from `context.batch.key`, by `flbench.core.rng.uniform`."
+        )
+    if not torch.equal(results[0], results[2]):
         raise ConfigError(
             f"`{term.path}` depends on rows of padding, where `context.batch.mask` is False."
             " Leave them out, for example by `flbench.losses.similarity.masked_mean`."

@@ -22,7 +22,7 @@ def class_counts(context: StepContext) -> Tensor:
     n_k = 0 taken literally, an absent class would leave the softmax: no client without the class
     would ever lower its logit, so a personal head would keep the random weights of that class and
     predict it. One sample is the least that the formulas are defined for. An absent class is
-    therefore taught as cross entropy teaches it, but less than any class that the client has.
+    therefore taught as cross entropy teaches it, but no more than any class that the client has.
 
     Args:
         context: The step. The counts come from `context.ctx`, and their type from the logits: at

@@ -28,6 +28,8 @@ from tests.losses.support import case
 MODULE = '''
 """Terms of a user."""
 
+import torch
+
 from flbench.losses.class_counts import COUNTS
 from flbench.losses.cross_entropy import mean_cross_entropy
 
@@ -57,6 +59,14 @@ def infinite(context):
 
 def padded(context):
     return context.out.logits.gather(1, context.batch.y[:, None]).mean()
+
+
+def square(context):
+    return context.out.logits.square().mean()
+
+
+def drawn(context):
+    return context.out.logits[:2].mean() * torch.rand(())
 
 
 def broken(context):
@@ -264,6 +274,8 @@ def test_arguments_reach_the_function_and_another_process(own):
         ("name: own_terms:nothing", "must return a 0-dim tensor, and returns NoneType"),
         ("name: own_terms:infinite", "on the first samples"),
         ("name: own_terms:padded", "depends on rows of padding"),
+        ("name: own_terms:square", "depends on rows of padding"),
+        ("name: own_terms:drawn", "own_terms:drawn` is random"),
         ("name: own_terms:broken", "own_terms:broken` raised AttributeError"),
     ],
 )
@@ -302,10 +314,13 @@ def test_a_run_keeps_path_and_hash_and_is_not_resumed_with_another_source(own, t
 
     (path / "summary.json").unlink()
     own.write_text(MODULE + "\n# another one\n")
+    with pytest.raises(ConfigError, match="was edited since `own_terms` was imported"):
+        lifecycle.resume(path, Layer({}), [Silent()])
+
+    sys.modules.pop("own_terms")  # as in another process
     with pytest.raises(ConfigError) as refusal:
         lifecycle.resume(path, Layer({}), [Silent()])
 
-    sys.modules.pop("own_terms")
     after_change = build("algorithm=fedavg", entry).config.train.terms[0].sha256
     assert before in shortened(str(refusal.value))
     assert after_change in shortened(str(refusal.value))

@@ -1,0 +1,64 @@
+"""Functions by import path: the hash of the file is that of the code that runs."""
+
+import hashlib
+import importlib
+import os
+import sys
+
+import pytest
+
+from flbench.core import imported
+from flbench.core.errors import ConfigError
+
+PATH = "edited_module:number"
+EDITED = "was edited since `edited_module` was imported"
+
+
+@pytest.fixture
+def file(tmp_path, monkeypatch):
+    """A module of the user in the current folder, written by Python's cache of bytecode too."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    monkeypatch.setattr(sys, "pycache_prefix", None)
+    importlib.invalidate_caches()
+    file = tmp_path / "edited_module.py"
+    file.write_text("number = 1\n")
+    yield file
+    sys.modules.pop("edited_module", None)
+
+
+def edit(file):
+    file.write_text("number = 1000\n")
+    os.utime(file, (1e9, 1e9))
+
+
+def test_a_file_that_was_edited_after_the_import_is_refused_until_it_is_imported_anew(file):
+    before = hashlib.sha256(file.read_bytes()).hexdigest()
+    assert imported.find(PATH) == 1
+    assert imported.source_sha256(PATH) == before
+
+    edit(file)
+    assert imported.find(PATH) == 1  # workers of a run that began before the edit go on
+    with pytest.raises(ConfigError, match=EDITED):
+        imported.source_sha256(PATH)
+    with pytest.raises(ConfigError, match=EDITED):
+        imported.check_unedited(PATH)
+
+    importlib.reload(sys.modules["edited_module"])
+    assert imported.find(PATH) == 1000
+    assert imported.source_sha256(PATH) == hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+def test_an_edit_between_the_users_import_and_the_first_run_is_refused(file):
+    importlib.import_module("edited_module")
+    edit(file)
+
+    assert imported.find(PATH) == 1
+    with pytest.raises(ConfigError, match=EDITED):
+        imported.source_sha256(PATH)
+
+
+def test_a_module_without_a_file_is_not_checked():
+    imported.find("sys:path")
+    imported.check_unedited("sys:path")
