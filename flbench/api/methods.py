@@ -98,7 +98,7 @@ def method(name: str) -> Method:
         ConfigError: There is no such method; the message names a similar one.
 
     >>> method("fedprox").keys["key"].tolist()
-    ['agg_weights', 'mu']
+    ['agg_weights', 'finetune_epochs', 'mu']
     """
     entry = catalogue.method(name)
     fields = ALGORITHMS.find(name).Config.model_fields

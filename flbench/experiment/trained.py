@@ -38,7 +38,7 @@ from flbench.engine.base import find_device
 from flbench.experiment import checkpoint, rounds
 from flbench.experiment.assembly import Experiment, altered, build
 from flbench.experiment.evaluate import BLOCK, SCALARS
-from flbench.metrics import ranking
+from flbench.metrics import ranking_names
 from flbench.results import metrics_file
 from flbench.results.reading import CLIENT_SCORES, check_run_folder
 from flbench.results.summary import best_round
@@ -760,7 +760,7 @@ def _metrics(path: Path, state: State, client: int | None, name: str) -> dict[st
     with as_data_error(file):
         for row in csv.DictReader(StringIO(files.read_text(file)), strict=True):
             if row["moment"] == moment and int(row["client"]) == client:
-                scores = {key: row.get(key) for key in (*CLIENT_SCORES, *ranking.NAMES)}
+                scores = {key: row.get(key) for key in (*CLIENT_SCORES, *ranking_names.NAMES)}
                 values = {key: float(cell) for key, cell in scores.items() if cell}
                 return {
                     "test_samples": int(row["test_size"]),

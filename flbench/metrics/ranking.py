@@ -7,7 +7,6 @@ all samples, not from bins.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
 
 import numpy as np
 import torch
@@ -15,10 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from flbench.metrics.classification import Metrics
-
-NAMES: Final = ("auroc", "average_precision")
-NAMES_WITH_MEANS: Final = tuple(name for key in NAMES for name in (key, f"{key}_mean"))
-"""Metrics of a run on data with two classes: each over all samples, and as a mean over clients."""
+from flbench.metrics.ranking_names import NAMES
 
 
 @dataclass(frozen=True)

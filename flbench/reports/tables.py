@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from flbench.core.printable import one_line
-from flbench.metrics import ranking
+from flbench.metrics import ranking_names
 
 MOST_CLIENTS: Final = 100  # rows of the table of clients
-RANKING_TITLES: Final = dict(zip(ranking.NAMES, ("AUROC", "average precision"), strict=True))
+RANKING_TITLES: Final = dict(zip(ranking_names.NAMES, ("AUROC", "average precision"), strict=True))
 """Column headers of the metrics for two classes; tables have them if their runs do."""
 
 

@@ -17,7 +17,7 @@ from flbench.core.csv_text import read_cell
 from flbench.core.documents import as_data_error, read_json
 from flbench.core.errors import DataError, UserError
 from flbench.data.npz_files import read_arrays
-from flbench.metrics import ranking
+from flbench.metrics import ranking_names
 from flbench.metrics.classes import are_balanced, rare_classes
 from flbench.results import metrics_file
 from flbench.results.metrics_file import Row
@@ -196,7 +196,7 @@ def read_clients(path: Path) -> list[dict[str, str]]:
     for row in rows:
         if None in row or None in row.values() or not set(CLIENT_COLUMNS) <= row.keys():
             raise ValueError("a row has other columns than a clients.csv")
-        for column in (*CLIENT_SCORES, *(name for name in ranking.NAMES if name in row)):
+        for column in (*CLIENT_SCORES, *(name for name in ranking_names.NAMES if name in row)):
             float(row[column] or "nan")
     return [row | {"name": read_cell(row["name"])} for row in rows]
 

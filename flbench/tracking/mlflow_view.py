@@ -12,7 +12,7 @@ from hashlib import sha256
 from typing import Any, Final
 from urllib.parse import quote
 
-from flbench.metrics import ranking
+from flbench.metrics import ranking_names
 from flbench.tracking import mlflow_charts
 from flbench.tracking.mlflow_charts import Section, bars, folded, parallel_coordinates
 
@@ -154,7 +154,7 @@ def _metrics(moment: str, names: Collection[str]) -> tuple[str, ...]:
         names: Names of the metrics that runs have. Those for two classes are returned only if they
             are among them.
     """
-    ranked = [name for name in ranking.NAMES if f"{moment}/test/{name}" in names]
+    ranked = [name for name in ranking_names.NAMES if f"{moment}/test/{name}" in names]
     tests = (f"{moment}/test/{name}" for name in (*METRICS, *ranked))
     return *tests, "cost/up_bytes", "cost/down_bytes"
 

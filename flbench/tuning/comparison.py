@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from statistics import fmean
 
-from flbench.metrics import ranking
+from flbench.metrics import ranking_names
 from flbench.reports.statistics import (
     PairedDifference,
     Sample,
@@ -19,7 +19,7 @@ from flbench.results.summary import Summary
 
 TEST_METRICS = (
     *("accuracy", "balanced_accuracy", "macro_f1", "rare_recall", "worst10_accuracy"),
-    *ranking.NAMES,
+    *ranking_names.NAMES,
 )
 """Test metrics that the report shows beside the study's metric, as far as the data have them."""
 

@@ -14,7 +14,7 @@ from flbench.core.errors import ConfigError, DataError, UserError
 from flbench.data import partition_files
 from flbench.data.federation import Federation
 from flbench.experiment import assembly, provenance
-from flbench.metrics import ranking
+from flbench.metrics import ranking_names
 from flbench.results.study_folder import PERSONAL
 from flbench.tuning import deployments, fitting, library
 from flbench.tuning.cluster import Resources
@@ -144,7 +144,7 @@ def prepare(request: TuneRequest, layers: dict[str, list[Layer]]) -> Prepared:
             f" (partition.split={list(config.partition.split)}).{rounds} Set a share for them, such"
             " as partition.split=[0.6,0.2,0.2]."
         )
-    if request.metric in ranking.NAMES_WITH_MEANS and federation.classes != 2:
+    if request.metric in ranking_names.NAMES_WITH_MEANS and federation.classes != 2:
         raise ConfigError(
             f"--metric {request.metric} is for data with two classes, and"
             f" `{federation.dataset.name}` has {federation.classes}. Choose another metric, such as"

@@ -10,7 +10,7 @@ from flbench.config.resolve import resolve
 from flbench.config.schema import EngineConfig
 from flbench.config.sources import Layer
 from flbench.core.errors import ConfigError, did_you_mean
-from flbench.metrics import ranking
+from flbench.metrics import ranking_names
 from flbench.results.study_folder import PERSONAL
 from flbench.tuning.cluster import Resources
 
@@ -19,7 +19,7 @@ Scheduler = Literal["asha", "pbt", "none"]
 METRICS: Final = (
     *("accuracy", "accuracy_mean", "balanced_accuracy", "macro_f1"),
     *("rare_recall", "rare_f1", "confusable_f1", "worst10_accuracy"),
-    *ranking.NAMES_WITH_MEANS,
+    *ranking_names.NAMES_WITH_MEANS,
 )
 PER_CORE: Final = 8  # processes that a study starts on each core of this machine, at most
 TRIAL_EVALUATIONS: Final = 15  # evaluations of a trial, unless the user sets `evaluation.every`

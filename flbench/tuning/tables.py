@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import NamedTuple
 
-from flbench.metrics import ranking
+from flbench.metrics import ranking_names
 from flbench.reports.statistics import CLAIM_FROM, WILCOXON_FROM, PairedDifference, Sample
 from flbench.reports.tables import Block, share, size
 from flbench.results.reading import RARE_METRICS
@@ -70,7 +70,7 @@ def other_metrics(report: StudyReport) -> Block:
         if name != report.study.header.metric
         and (report.has_rare_classes or name not in RARE_METRICS)
         # Two metrics are defined for two classes only.
-        and (name not in ranking.NAMES or any(name in side.test for side in sides))
+        and (name not in ranking_names.NAMES or any(name in side.test for side in sides))
     ]
     rows = [
         (

@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("mlflow")
 
 from flbench.core.errors import DataError, UserError
-from flbench.metrics import ranking
+from flbench.metrics import ranking_names
 from flbench.results import metrics_file
 from flbench.tracking import follow, mlflow_names, mlflow_view
 from tests.support import run
@@ -414,7 +414,9 @@ def test_views_have_columns_of_ranking_metrics_where_runs_have_them(ranked):
         for text in texts:
             columns = json.loads(text)["selectedColumns"]
             assert f"metrics.`{moment}/test/accuracy`" in columns
-            shown = {name for name in ranking.NAMES if f"metrics.`{moment}/test/{name}`" in columns}
+            shown = {
+                name for name in ranking_names.NAMES if f"metrics.`{moment}/test/{name}`" in columns
+            }
             assert shown == set(ranked)
     without = SimpleNamespace(info=run.info, data=SimpleNamespace(metrics={"best/test/accuracy"}))
     assert "auroc" not in mlflow_view.latest_view([run, without])
