@@ -88,7 +88,8 @@ class RunPlots:
         from flbench.reports import figures
 
         path = self._run.path / "clients.csv"
-        rows = self._at(tables.read(path, tables.CLIENTS, optional=("name",)), moment)
+        table = tables.read(path, tables.CLIENTS, optional=("name",))
+        rows = self._at(tables.both_moments(table), moment)
         known = [name for name in rows.columns if rows[name].dtype == "float64"]
         if metric not in known:
             raise UserError(f"`metric` must be one of {', '.join(known)}, got {metric!r}.")
@@ -102,15 +103,15 @@ class RunPlots:
         )
 
     def _per_class(self) -> pd.DataFrame:
-        return tables.read(self._run.path / "per_class.csv", tables.PER_CLASS)
+        table = tables.read(self._run.path / "per_class.csv", tables.PER_CLASS)
+        return tables.both_moments(table)
 
     def _at(self, table: pd.DataFrame, moment: str) -> pd.DataFrame:
-        """Return the rows of a table at a moment; of the last round if it is the best one."""
+        """Return the rows of a table at a moment."""
         self._require(not table.empty)
         if moment not in ("best", "last"):
             raise UserError(f"`moment` must be best or last, got {moment!r}.")
-        found = table[table["moment"] == moment]
-        return found if len(found) else table[table["moment"] == "last"]
+        return table[table["moment"] == moment]
 
     def _require(self, condition: bool) -> None:
         if not condition:

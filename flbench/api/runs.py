@@ -39,11 +39,13 @@ class _Tables:
 
     @cached_property
     def per_class(self) -> pd.DataFrame:
-        return tables.read(self._run.path / "per_class.csv", tables.PER_CLASS)
+        table = tables.read(self._run.path / "per_class.csv", tables.PER_CLASS)
+        return tables.both_moments(table)
 
     @cached_property
     def clients(self) -> pd.DataFrame:
-        return tables.read(self._run.path / "clients.csv", tables.CLIENTS, optional=("name",))
+        table = tables.read(self._run.path / "clients.csv", tables.CLIENTS, optional=("name",))
+        return tables.both_moments(table)
 
     @cached_property
     def confusion(self) -> pd.DataFrame:
@@ -110,9 +112,9 @@ class Run:
     def per_class(self) -> pd.DataFrame:
         """Test metrics of each class, pooled over the clients; empty for an unfinished run.
 
-        Columns: `moment` str, `best` or `last` round, only `last` if they are the same; `class`
-        int64 and its `name` str; `train_support` and `test_support` int64, numbers of samples;
-        `precision`, `recall` and `f1` float64 in [0, 1]; `rare` and `confusable` bool.
+        Columns: `moment` str, `best` or `last` round, with equal rows if they are the same round;
+        `class` int64 and its `name` str; `train_support` and `test_support` int64, numbers of
+        samples; `precision`, `recall` and `f1` float64 in [0, 1]; `rare` and `confusable` bool.
         """
         return self._tables.per_class.copy()
 
@@ -120,11 +122,11 @@ class Run:
     def clients(self) -> pd.DataFrame:
         """Test metrics of each client's personal model; empty for an unfinished run.
 
-        Columns: `moment` str, `best` or `last` round, only `last` if they are the same; `client`
-        int64; `name` str (natural clients
-        with names only); `train_size` and `test_size` int64, numbers of samples; `classes` int64,
-        the classes that it trains on; `trainings` int64, the rounds that it took part in; metrics,
-        such as `accuracy`, float64, NaN for a client without test samples.
+        Columns: `moment` str, `best` or `last` round, with equal rows if they are the same round;
+        `client` int64; `name` str (natural clients with names only); `train_size` and `test_size`
+        int64, numbers of samples; `classes` int64, the classes that it trains on; `trainings`
+        int64, the rounds that it took part in; metrics, such as `accuracy`, float64, NaN for a
+        client without test samples.
         """
         return self._tables.clients.copy()
 

@@ -75,6 +75,22 @@ def read(path: Path, columns: Mapping[str, str], optional: Sequence[str] = ()) -
         return frame
 
 
+def both_moments(table: pd.DataFrame) -> pd.DataFrame:
+    """Return a table with rows for the best and for the last round, whether or not they differ.
+
+    The files of a run whose best round is its last one have rows for `last` alone.
+
+    Args:
+        table: A table with the column `moment`.
+
+    >>> both_moments(pd.DataFrame({"moment": ["last"], "accuracy": [0.5]}))["moment"].tolist()
+    ['best', 'last']
+    """
+    if len(table) == 0 or (table["moment"] == "best").any():
+        return table
+    return pd.concat([table.assign(moment="best"), table], ignore_index=True)
+
+
 def _typed(column: "pd.Series[str]", kind: str) -> "pd.Series[Any]":
     """Return a column of texts in its type."""
     if kind == "str":

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from flbench.core import files
 from flbench.core.errors import UserError
 from flbench.core.printable import one_line
+from flbench.reports.picture import Picture
 from flbench.results.metrics_file import Row
 
 MOST_CHARACTERS = 24  # of a client's name in a figure
@@ -49,7 +50,7 @@ def partition_table(
     """
     clients, classes = counts.shape
     size = (min(12.0, 2.5 + 0.25 * classes), min(12.0, 1.5 + 0.16 * clients))
-    figure = Figure(figsize=size, layout="constrained")
+    figure = Picture(figsize=size, layout="constrained")
     axes = figure.add_subplot()
     shown = np.ma.masked_equal(counts, 0)
     norm = LogNorm(1, max(10, int(counts.max())))
@@ -86,7 +87,7 @@ def topology(graph: "Tensor", rows: "Tensor", positions: NDArray[np.float64], ti
     """
     from flbench.algorithms.shared.topology import components
 
-    figure = Figure(figsize=(10.0, 5.0), layout="constrained")
+    figure = Picture(figsize=(10.0, 5.0), layout="constrained")
     left, right = figure.subplots(1, 2)
     clients = len(graph)
     links = graph.numpy()
@@ -132,7 +133,7 @@ def curves(runs: Sequence[tuple[str, Sequence[Row]]]) -> Figure:
     Args:
         runs: Name and lines of metrics.csv of each run.
     """
-    figure = Figure(figsize=(9.0, 3.4), layout="constrained")
+    figure = Picture(figsize=(9.0, 3.4), layout="constrained")
     left, right = figure.subplots(1, 2)
     validated = all(_line(rows, "validation", "personal", "accuracy")[0] for _, rows in runs)
     split = "validation" if validated else "test"
@@ -163,7 +164,7 @@ def classes(
         xlabel: What the axis of the classes shows, such as their order.
     """
     count = len(names)
-    figure = Figure(figsize=(min(14.0, 3.0 + 0.45 * count), 3.6), layout="constrained")
+    figure = Picture(figsize=(min(14.0, 3.0 + 0.45 * count), 3.6), layout="constrained")
     axes = figure.add_subplot()
     width = 0.8 / len(metrics)
     for k, (metric, values) in enumerate(metrics.items()):
@@ -195,7 +196,7 @@ def confusion(counts: NDArray[np.floating[Any]], names: Sequence[str], title: st
     totals = counts.sum(axis=1, keepdims=True)
     shares = np.divide(counts, totals, out=np.zeros_like(counts), where=totals > 0)
     side = min(12.0, 2.5 + 0.36 * count)
-    figure = Figure(figsize=(side + 1.0, side), layout="constrained")
+    figure = Picture(figsize=(side + 1.0, side), layout="constrained")
     axes = figure.add_subplot()
     image = axes.imshow(shares, cmap="Blues", vmin=0, vmax=1, interpolation="nearest")
     if count <= 40:
@@ -230,7 +231,7 @@ def clients(
         metric: Name of the metric.
         title: Title of the figure.
     """
-    figure = Figure(figsize=(7.0, 3.8), layout="constrained")
+    figure = Picture(figsize=(7.0, 3.8), layout="constrained")
     axes = figure.add_subplot()
     axes.scatter(sizes, values, s=24)
     known = ~np.isnan(values)

@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator
 
 from flbench.reports import figures
+from flbench.reports.picture import Picture
 from flbench.results.study_folder import Trial, best_trial
 from flbench.tuning.axes import Axis, shown
 
@@ -38,7 +39,7 @@ def parallel(axes: Sequence[Axis], trials: Sequence[Trial], metric: str) -> Figu
     drawn = sorted(_scored(trials), key=lambda item: item[1])
     axes = _free(axes, trials)
     last = _score_axis(metric, [score for _, score in drawn])
-    figure = Figure(figsize=(WIDTH, 3.9), layout="constrained")
+    figure = Picture(figsize=(WIDTH, 3.9), layout="constrained")
     plot = figure.add_subplot()
     norm, colours = Normalize(last.low, last.high), _dark("viridis_r")
     xs = range(len(axes) + 1)
@@ -80,7 +81,7 @@ def scatter(axes: Sequence[Axis], trials: Sequence[Trial], metric: str) -> Figur
     wide = min(4, max(1, len(axes)))
     high = max(1, ceil(len(axes) / wide))
     size = (2.3 * wide if wide > 1 else 3.4, 2.1 * high)
-    figure = Figure(figsize=size, layout="constrained")
+    figure = Picture(figsize=size, layout="constrained")
     plots = figure.subplots(high, wide, sharey=True, squeeze=False).ravel()
     dots = {"marker": "o", "markersize": 4.5, "color": "#3b6ea5"}
     star = {"marker": "*", "markersize": 11, "color": "#c0392b", "zorder": 3}
@@ -111,7 +112,7 @@ def shares(found: Mapping[str, float]) -> Figure:
         found: Shares of the explained variance by configuration key, in descending order.
     """
     names = list(found)[::-1]
-    figure = Figure(figsize=(6.5, 0.55 + 0.3 * len(names)), layout="constrained")
+    figure = Picture(figsize=(6.5, 0.55 + 0.3 * len(names)), layout="constrained")
     plot = figure.add_subplot()
     bars = plot.barh(names, [found[name] for name in names], color="#3b6ea5", height=0.65)
     plot.bar_label(bars, fmt="%.2f", padding=3, fontsize=8)
@@ -129,7 +130,7 @@ def progress(methods: Mapping[str, Sequence[Trial]], metric: str) -> Figure:
         methods: Trials of each method, in the order of their index.
         metric: Name of the score.
     """
-    figure = Figure(figsize=(WIDTH, 3.4), layout="constrained")
+    figure = Picture(figsize=(WIDTH, 3.4), layout="constrained")
     plot = figure.add_subplot()
     for k, (method, trials) in enumerate(methods.items()):
         leaders = [(trial.index, best_trial(trials[: n + 1])) for n, trial in enumerate(trials)]
