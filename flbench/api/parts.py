@@ -1,6 +1,6 @@
-"""Parts of the user's own, as arguments of `fl.run` and `fl.resume`: data and nets."""
+"""Parts of the user's own, as arguments of `fl.run` and `fl.resume`: data, nets and loss terms."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ from flbench.config.schema import Config
 from flbench.config.sources import from_file
 from flbench.core import imported
 from flbench.core.errors import ConfigError
-from flbench.core.given import OBJECT
+from flbench.core.given import OBJECT, TERMS
 from flbench.data.own import Data, is_own
 
 
@@ -21,7 +21,8 @@ def split(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]
     A function or class that has an import path becomes that path.
 
     Args:
-        arguments: Arguments by name; those named `data` and `model` may be objects.
+        arguments: Arguments by name. Those named `data` and `model` may be objects, and entries of
+            `train["terms"]` may be functions, or have one as their `name`.
 
     Returns:
         The arguments, and the objects without an import path by the name of their section.
@@ -49,7 +50,45 @@ def split(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]
     elif isinstance(model, Mapping) and isinstance(model.get("name"), nn.Module | type):
         objects["model"] = model["name"]
         plain["model"] = {**model, "name": OBJECT}
+    train = plain.get("train")
+    if isinstance(train, Mapping) and isinstance(train.get("terms"), list | tuple):
+        terms, functions = _terms(train["terms"])
+        plain["train"] = {**train, "terms": terms}
+        if functions:
+            objects[TERMS] = functions
     return plain, objects
+
+
+def _terms(entries: Sequence[Any]) -> tuple[list[Any], dict[str, Callable[..., Any]]]:
+    """Return the entries of `train.terms` with names in the place of functions, and the functions.
+
+    Args:
+        entries: Names, functions, or dicts with one of these as `name`.
+
+    Returns:
+        The entries, and the functions without an import path by the names that they get.
+
+    Raises:
+        ConfigError: Two different functions have the same name.
+    """
+    written: list[Any] = []
+    functions: dict[str, Callable[..., Any]] = {}
+    for entry in entries:
+        term = entry.get("name") if isinstance(entry, Mapping) else entry
+        if not callable(term):
+            written.append(entry)
+            continue
+        name = imported.path_of(term)
+        if name is None:
+            own = getattr(term, "__name__", type(term).__name__)
+            name = f"{OBJECT}:{own}"
+            if functions.setdefault(name, term) is not term:
+                raise ConfigError(
+                    f"`train.terms` has two functions that are called `{own}`. Give one of them"
+                    " another name."
+                )
+        written.append({**entry, "name": name} if isinstance(entry, Mapping) else name)
+    return written, functions
 
 
 def of_resume(path: Path, keys: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -67,11 +106,17 @@ def of_resume(path: Path, keys: Mapping[str, Any]) -> tuple[dict[str, Any], dict
     if objects and (path / "config.yaml").is_file():
         config: Config
         config, _ = resolve([from_file(path / "config.yaml")])
-        began = {"data": config.data.source, "model": config.model.name}
+        began = {
+            "data": config.data.source == OBJECT,
+            "model": config.model.name == OBJECT,
+            TERMS: any(term.name.startswith(f"{OBJECT}:") for term in config.train.terms),
+        }
         for section in objects:
-            if began[section] != OBJECT:
+            if not began[section]:
                 raise ConfigError(
                     f"`{section}` is an object, but {path} did not begin with one. Leave it out:"
                     " the run finds it by its configuration."
                 )
+    if TERMS in objects:  # the terms are those of the configuration; only the functions are needed
+        plain["train"] = {key: value for key, value in plain["train"].items() if key != "terms"}
     return {key: value for key, value in plain.items() if key not in objects}, objects

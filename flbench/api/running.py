@@ -71,7 +71,7 @@ def run(
         partition: Section `partition`, or an object such as `fl.Dirichlet(alpha=0.1, clients=20)`.
         model: Section `model`, or a net of your own: an `nn.Module`, whose weights all clients
             start from, or a function or class `f(shape, classes)` that returns one.
-        train: Section `train`.
+        train: Section `train`. Entries of `terms` may be functions, or have one as their `name`.
         engine: Section `engine`.
         evaluation: Section `evaluation`.
         tracking: Section `tracking`.
@@ -157,8 +157,8 @@ def resume(
             continues its log.
         progress: Whether to show the progress.
         keys: Sections and dotted keys that may change on resume, such as
-            `engine={"device": "cpu"}`; and `data` or `model`, if the run began with an object
-            without an import path.
+            `engine={"device": "cpu"}`; and `data`, `model` or the functions of
+            `train={"terms": ...}`, if the run began with objects without an import path.
 
     Returns:
         The finished run. A run that was finished before is returned as it is.

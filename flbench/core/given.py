@@ -10,7 +10,13 @@ from contextvars import ContextVar
 from typing import Any, Final
 
 OBJECT: Final = "object"
-"""What `data.source` and `model.name` are for an object without an import path."""
+"""What `data.source` and `model.name` are for an object without an import path.
+
+The name of such a function in `train.terms` is `object:NAME`.
+"""
+
+TERMS: Final = "train.terms"
+"""Name under which the functions of `train.terms` are offered, as a dict by their names there."""
 
 _objects: ContextVar[Mapping[str, Any] | None] = ContextVar("objects", default=None)
 
@@ -37,6 +43,6 @@ def find(section: str) -> Any:
     """Return the object that was given for a section, or None.
 
     Args:
-        section: `data` or `model`.
+        section: `data`, `model` or `train.terms`.
     """
     return (_objects.get() or {}).get(section)

@@ -3,6 +3,7 @@
 import hashlib
 import importlib
 import importlib.util
+import inspect
 import os
 import sys
 from pathlib import Path
@@ -110,6 +111,33 @@ def source_sha256(path: str) -> str:
             " process (in a notebook: the kernel), so that the new code runs."
         )
     return now
+
+
+def text_sha256(thing: Any) -> str | None:
+    """Return the SHA-256 (hex) of the source text of a function, or of an object's class.
+
+    Args:
+        thing: The function or object.
+
+    Returns:
+        The hash; None if Python does not know the source, as for a function made by `exec`.
+    """
+    try:
+        text = inspect.getsource(thing if inspect.isroutine(thing) else type(thing))
+    except (OSError, TypeError):
+        return None
+    return hashlib.sha256(inspect.cleandoc(text).encode()).hexdigest()
+
+
+def file_of(thing: Any) -> str | None:
+    """Return the file that tracebacks name for a function, or for an object's `__call__`.
+
+    Args:
+        thing: The function or object; None is returned if it is not written in Python.
+    """
+    function = inspect.unwrap(thing if inspect.isroutine(thing) else type(thing).__call__)
+    code = getattr(function, "__code__", None)
+    return None if code is None else str(code.co_filename)
 
 
 def check_unedited(path: str) -> None:

@@ -8,7 +8,6 @@ cluster) stays with the plain cross entropy.
 """
 
 import inspect
-import sys
 import traceback
 from dataclasses import dataclass, replace
 from functools import partial
@@ -25,6 +24,7 @@ from flbench.client.step import local_loss
 from flbench.config.schema import Config, OwnTermConfig, TermConfig
 from flbench.core import imported
 from flbench.core.errors import ConfigError, did_you_mean
+from flbench.core.given import OBJECT
 from flbench.core.registry import TERMS
 from flbench.core.types import Batch, State, StepContext, Tree
 from flbench.data.federation import Federation
@@ -141,7 +141,7 @@ def make(config: Config, net: nn.Module, federation: Federation) -> tuple[Config
         try:
             if isinstance(entry, OwnTermConfig):
                 own = _own_term(entry)
-                sha256 = _unchanged_source(entry)
+                sha256 = _unchanged_source(entry, own)
                 _try(own, net, federation, config.engine.name in ("vectorized", "auto"))
                 term: LossTerm = own
                 written.append(entry.model_copy(update={"sha256": sha256}))
@@ -232,14 +232,23 @@ def _own_term(entry: OwnTermConfig) -> OwnTerm:
     return term
 
 
-def _unchanged_source(entry: OwnTermConfig) -> str:
-    """Return the hash of a function's source file; raise a ConfigError if another is written."""
-    now = imported.source_sha256(entry.name)
+def _unchanged_source(entry: OwnTermConfig, term: OwnTerm) -> str | None:
+    """Return the hash of a function's source file, or of its own source if it has no import path.
+
+    The source of a function that was made by `exec` is not known; its hash is None.
+
+    Raises:
+        ConfigError: The entry has the hash of another source.
+    """
+    if entry.name.startswith(f"{OBJECT}:"):
+        now = imported.text_sha256(term.function)
+    else:
+        now = imported.source_sha256(entry.name)
     if entry.sha256 not in (None, now):
         raise ConfigError(
             # Short: the command line shows both hashes in full.
             f"SHA-256 of the source of `{entry.name}` was {entry.sha256} and is now {now}. Restore"
-            " the file, or start a new run without `sha256`."
+            " the source, or start a new run without `sha256`."
         )
     return now
 
@@ -306,7 +315,7 @@ def _try(term: OwnTerm, net: nn.Module, federation: Federation, stacked: bool) -
 
 def _raised(term: OwnTerm, error: Exception, where: str) -> str:
     """Return a sentence on an exception of a user's function, with its innermost line of code."""
-    file = getattr(sys.modules[term.path.partition(":")[0]], "__file__", None)
+    file = imported.file_of(term.function)
     frames = traceback.extract_tb(error.__traceback__)
     lines = [frame.lineno for frame in frames if frame.filename == file]
     place = f" ({file}:{lines[-1]})" if lines else ""

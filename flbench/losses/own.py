@@ -2,11 +2,13 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
 from flbench.config.schema import Scalar
-from flbench.core import imported
+from flbench.core import given, imported
+from flbench.core.errors import ConfigError
 from flbench.core.types import StepContext
 
 Arguments = tuple[tuple[str, Scalar], ...]
@@ -22,7 +24,8 @@ class OwnTerm:
     `flbench.losses.class_counts.COUNTS`.
 
     Attributes:
-        path: Import path of the function, `package.module:name`.
+        path: Import path of the function, `package.module:name`; or `object:NAME` for a function
+            that was given to the Python interface and has none.
         function: The function.
         arguments: Its keyword arguments, as pairs.
         weight: Factor of the term: a number, or the name of a 0-dim ctx entry.
@@ -38,11 +41,22 @@ class OwnTerm:
         """Return the term whose function is imported from `path`.
 
         Raises:
-            ConfigError: There is no such function.
+            ConfigError: There is no such function, or it must be given again.
         """
-        return cls(path, imported.find(path), arguments, weight)
+        if not path.startswith(f"{given.OBJECT}:"):
+            return cls(path, imported.find(path), arguments, weight)
+        functions = given.find(given.TERMS) or {}
+        if path not in functions:
+            raise ConfigError(
+                f"the loss term `{path.partition(':')[2]}` of this run is a function without an"
+                " import path, so it must be given again: fl.resume(path, train={'terms':"
+                " [...]})."
+            )
+        return cls(path, functions[path], arguments, weight)
 
-    def __reduce__(self) -> tuple[Callable[..., "OwnTerm"], tuple[str, Arguments, float | str]]:
+    def __reduce__(self) -> tuple[Callable[..., "OwnTerm"], tuple[Any, ...]]:
+        if self.path.startswith(f"{given.OBJECT}:"):
+            return OwnTerm, (self.path, self.function, self.arguments, self.weight)
         # Worker processes import the function again; they start in the folder of the run.
         return OwnTerm.load, (self.path, self.arguments, self.weight)
 
