@@ -13,7 +13,7 @@ MAY_IMPORT = {
         "engine/environment.py",
         "engine/sequential.py",
     },
-    "matplotlib": {"reports/figures.py", "tuning/study_figures.py"},
+    "matplotlib": {"reports/figures.py", "reports/picture.py", "tuning/study_figures.py"},
     "ray": {
         "engine/ray.py",
         *(
