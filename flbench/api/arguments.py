@@ -58,6 +58,19 @@ def layers(
     return [*found, from_values(given, origin)]
 
 
+def sections(values: Mapping[str, Any], keys: Mapping[str, Any]) -> dict[str, Any]:
+    """Return those arguments of a call that belong to the configuration.
+
+    Args:
+        values: Arguments of the function by name.
+        keys: Its further keyword arguments. They override the sections.
+
+    >>> sections({"trials": 4, "seed": 1, "data": "digits"}, {"train.rounds": 5})
+    {'seed': 1, 'data': 'digits', 'train.rounds': 5}
+    """
+    return {name: values[name] for name in Config.model_fields if name in values} | dict(keys)
+
+
 def check_names(function: Callable[..., Any], keys: Iterable[str]) -> None:
     """Refuse further keys of a call that look like misspelt arguments of the function.
 

@@ -1,23 +1,28 @@
 """Running and resuming experiments from Python."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import Any, TypeVar
 
 from flbench.api import arguments, notebook, parts, progress
 from flbench.api.arguments import Section
+from flbench.api.caller import Caller, program
 from flbench.api.process import preserved
 from flbench.api.runs import Run
 from flbench.callbacks import Callback, RunView
 from flbench.callbacks.logger import Logger
 from flbench.config.resolve import resolve
-from flbench.config.sources import from_values
+from flbench.config.schema import Config
+from flbench.config.sources import Layer, from_values
 from flbench.core.errors import RunError
 from flbench.core.expected import as_flbench_errors
 from flbench.core.given import offered
 from flbench.experiment import lifecycle
+from flbench.experiment.run_folder import RunFolder
 from flbench.results import reading
 from flbench.results.summary import training_failure
 from flbench.tracking import mirror
@@ -103,38 +108,15 @@ def run(
     >>> found.config.algorithm.name, found.finished
     ('fedavg', True)
     """
-    given = {
-        "seed": seed,
-        "algorithm": algorithm,
-        "data": data,
-        "partition": partition,
-        "model": model,
-        "train": train,
-        "engine": engine,
-        "evaluation": evaluation,
-        "tracking": tracking,
-        "output": output,
-        **keys,
-    }
+    given = arguments.sections(locals(), keys)
     arguments.check_names(run, keys)
     given, objects = parts.split(given)
     checked, origins = resolve(arguments.layers("run", config, given))
-    mirror.check(checked.tracking)
-    title = f"{checked.algorithm.name} on {checked.data.title}"
-    with (
-        as_flbench_errors(),
-        preserved(),
-        _display(title, shown=progress) as display,
-        mirror.Mirrors() as mirrors,
-        offered(objects),
-    ):
-        own = [mirror.StartMirror(mirrors, display.on_note), _SayHowToResume(), display]
-        path = lifecycle.run(
-            checked, origins, [*own, *_listed(callbacks)], _listed(logger), how_to_resume
-        )
-        for sentence in mirrors.finish():
-            display.on_note(sentence)
-    return _finished(path, objects)
+    caller = program(shown=progress)
+    ending = start(
+        [(checked, origins)], caller, _listed(callbacks), _listed(logger), objects=objects
+    )
+    return _finished(ending, caller, objects)
 
 
 def resume(
@@ -173,26 +155,140 @@ def resume(
     origin = "argument of fl.resume"
     keys, objects = parts.of_resume(folder, keys)
     given = {name: arguments.plain(value, name, origin) for name, value in keys.items()}
+    changed = from_values(given, origin)
+    caller = program(shown=progress)
+    ending = carry_on(folder, changed, caller, _listed(callbacks), _listed(logger), objects=objects)
+    return _finished(ending, caller, objects)
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How runs ended.
+
+    Attributes:
+        paths: The run folders, in the order of the runs.
+        mirrors: The processes that send them to MLflow.
+    """
+
+    paths: list[Path]
+    mirrors: mirror.Mirrors
+
+    def unsent(self) -> list[str]:
+        """Wait a few seconds for MLflow; return a sentence for each run that it does not have."""
+        return self.mirrors.finish()
+
+    def failures(self) -> list[str]:
+        """Return a sentence for each run that has trained nothing."""
+        return [reason for path in self.paths if (reason := failure(path))]
+
+
+def start(
+    runs: Sequence[tuple[Config, dict[str, str]]],
+    caller: Caller,
+    callbacks: Sequence[Callback] = (),
+    loggers: Sequence[Logger] = (),
+    *,
+    objects: Mapping[str, Any] | None = None,
+) -> Ending:
+    """Train one run after the other.
+
+    Args:
+        runs: Configuration of each run, with the origin of each value by its dotted path.
+        caller: Who gets progress and notes.
+        callbacks: Callbacks of the user.
+        loggers: Loggers of Lightning.
+        objects: Objects of the user without an import path, by the name of their section.
+
+    Raises:
+        UserError: Data, configuration and callbacks do not fit together, or a folder cannot be
+            written.
+        RunError: A run or a callback failed.
+        KeyboardInterrupt: A run was interrupted and saved.
+    """
+    for config, _ in runs:  # all of them, before the first run starts
+        mirror.check(config.tracking)
+    ending = Ending([], mirror.Mirrors())
+    known: set[str] = set()
+    try:
+        for config, origins in runs:
+            title = f"{config.algorithm.name} on {config.data.title}"
+            train = partial(lifecycle.run, config, origins)
+            _train(train, title, ending, caller, callbacks, loggers, objects or {}, known)
+    except KeyboardInterrupt:
+        waiting = [config.algorithm.name for config, _ in runs[len(ending.paths) + 1 :]]
+        if waiting:
+            caller.tell([f"not started: {', '.join(waiting)}."])
+        raise
+    return ending
+
+
+def carry_on(
+    path: Path,
+    changed: Layer,
+    caller: Caller,
+    callbacks: Sequence[Callback] = (),
+    loggers: Sequence[Logger] = (),
+    *,
+    objects: Mapping[str, Any] | None = None,
+) -> Ending:
+    """Train what is left of a run.
+
+    Args:
+        path: The run folder.
+        changed: New values of keys that may change on resume.
+        caller: Who gets progress and notes.
+        callbacks: Callbacks of the user, as the run began with them.
+        loggers: Loggers of Lightning.
+        objects: Objects of the user without an import path, by the name of their section.
+
+    Raises:
+        UserError: The folder is not a run folder, another process writes to it, a key must not
+            change, or the data are others than before.
+        RunError: The run or a callback failed.
+        KeyboardInterrupt: The run was interrupted again and saved.
+    """
+    ending = Ending([], mirror.Mirrors())
+    train = partial(lifecycle.resume, path, changed)
+    _train(train, f"resuming {path}", ending, caller, callbacks, loggers, objects or {})
+    return ending
+
+
+def _train(
+    train: Callable[[Sequence[Callback], Sequence[Logger], lifecycle.HowToResume], Path],
+    title: str,
+    ending: Ending,
+    caller: Caller,
+    callbacks: Sequence[Callback],
+    loggers: Sequence[Logger],
+    objects: Mapping[str, Any],
+    known: set[str] | None = None,
+) -> None:
+    """Train one run with progress and a mirror, and add its folder to the ending.
+
+    Args:
+        train: Function of the callbacks, the loggers and the function that says how to resume.
+        title: Line above the progress.
+        ending: Folders and mirrors of all runs.
+        caller: Who gets progress and notes.
+        callbacks: Callbacks of the user.
+        loggers: Loggers of Lightning.
+        objects: Objects of the user without an import path, by the name of their section.
+        known: Notes that were printed for an earlier run of the comparison; see
+            `flbench.api.progress.display`.
+    """
     with (
         as_flbench_errors(),
         preserved(),
-        _display(f"resuming {folder}", shown=progress) as display,
-        mirror.Mirrors() as mirrors,
+        _display(title, known, shown=caller.shown) as display,
+        ending.mirrors,
         offered(objects),
     ):
-        own = [mirror.StartMirror(mirrors, display.on_note), _SayHowToResume(), display]
-        changed = from_values(given, origin)
-        lifecycle.resume(
-            folder, changed, [*own, *_listed(callbacks)], _listed(logger), how_to_resume
-        )
-        for sentence in mirrors.finish():
-            display.on_note(sentence)
-    return _finished(folder, objects)
-
-
-def how_to_resume(path: Path) -> str:
-    """Return the call that continues a run or study."""
-    return f"fl.resume({str(path)!r})"
+        own: list[Callback] = [mirror.StartMirror(ending.mirrors, display.on_note)]
+        how_to_resume: lifecycle.HowToResume = RunFolder.command_to_resume
+        if caller.how_to_resume is not None:
+            how_to_resume = caller.how_to_resume
+            own.append(_SayHowToResume(how_to_resume))
+        ending.paths.append(train([*own, display, *callbacks], loggers, how_to_resume))
 
 
 def failure(path: Path) -> str | None:
@@ -210,24 +306,27 @@ def failure(path: Path) -> str | None:
     )
 
 
-def _finished(path: Path, objects: Mapping[str, Any]) -> Run:
-    """Return a finished run.
+def _finished(ending: Ending, caller: Caller, objects: Mapping[str, Any]) -> Run:
+    """Return the run of a call from Python.
 
     Raises:
         RunError: No client finished a training.
     """
-    if reason := failure(path):
-        raise RunError(reason)
-    return Run(path, objects)
+    caller.tell(ending.unsent())
+    if failures := ending.failures():
+        raise RunError(failures[0])
+    return Run(ending.paths[0], objects)
 
 
-def _display(title: str, *, shown: bool) -> AbstractContextManager[Callback]:
+def _display(
+    title: str, known: set[str] | None, *, shown: bool
+) -> AbstractContextManager[Callback]:
     """Return the context manager that shows the progress of a run."""
     if not shown:
         return nullcontext(Callback())
     if notebook.is_notebook():
         return notebook.display(title)
-    return show_progress.display(title)
+    return show_progress.display(title, known)
 
 
 def _listed(items: Item | Sequence[Item]) -> list[Item]:
@@ -236,8 +335,16 @@ def _listed(items: Item | Sequence[Item]) -> list[Item]:
 
 
 class _SayHowToResume(Callback):
-    """Gives a KeyboardInterrupt a message with the call that continues the run."""
+    """Gives a KeyboardInterrupt a message with the call that continues the run.
+
+    Args:
+        how_to_resume: Function from the run folder to the call.
+    """
+
+    def __init__(self, how_to_resume: lifecycle.HowToResume) -> None:
+        self._how_to_resume = how_to_resume
 
     def on_exception(self, run: RunView, error: BaseException) -> None:
         if isinstance(error, KeyboardInterrupt):
-            error.args = (f"interrupted and saved. Resume with: {how_to_resume(run.path)}",)
+            call = self._how_to_resume(run.path)
+            error.args = (f"interrupted and saved. Resume with: {call}",)

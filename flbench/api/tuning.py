@@ -1,6 +1,6 @@
 """Searching hyper-parameters from Python, and resuming a study."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from functools import partial
 from os import PathLike
@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from flbench.api import arguments
 from flbench.api.arguments import Section
+from flbench.api.caller import Caller, program
 from flbench.api.process import preserved
-from flbench.api.running import how_to_resume
 from flbench.api.studies import Study
 from flbench.config.sources import Layer
 from flbench.core.errors import ConfigError, RunError
 from flbench.core.expected import as_flbench_errors
-from flbench.reports.terminal import open_console
 from flbench.results import study_folder
 from flbench.tracking import mirror
 
@@ -23,9 +22,6 @@ if TYPE_CHECKING:
     from flbench.tuning.prepare import Prepared
     from flbench.tuning.study import StudyFolder
     from flbench.tuning.supervisor import Supervisor
-
-Tell = Callable[[Sequence[str]], object]
-"""Function that shows sentences to the user."""
 
 
 def tune(
@@ -104,6 +100,7 @@ def tune(
         RunError: No trial of any method has a score, or a server of Ray was lost.
         KeyboardInterrupt: The study was interrupted; `fl.resume` continues it.
     """
+    given = arguments.sections(locals(), keys)
     options = {
         "trials": trials,
         "seeds": seeds,
@@ -119,33 +116,19 @@ def tune(
         "out": None if out is None else arguments.path_of(out, "out"),
     }
     options = {name: value for name, value in options.items() if value is not None}
-    given = {
-        "seed": seed,
-        "algorithm": algorithm,
-        "data": data,
-        "partition": partition,
-        "model": model,
-        "train": train,
-        "engine": engine,
-        "evaluation": evaluation,
-        "tracking": tracking,
-        **keys,
-    }
     arguments.check_names(tune, keys)
     names = arguments.names_of(methods)
     layers = {name: _layers_of(name, names, config, given) for name in names}
     asked = {**options, **{name: value for name, value in given.items() if value is not None}}
     call = ", ".join([repr(list(names)), *(f"{name}={value!r}" for name, value in asked.items())])
+    caller = program(shown=progress)
     ending = start(
         layers,
         options,
         command=(f"fl.tune({call})",),
-        tell=tell if progress else _ignore,
-        how_to_resume=how_to_resume,
-        ends_process=False,
-        shown=progress,
+        caller=caller,
     )
-    return _finished(ending, shown=progress)
+    return _finished(ending, caller)
 
 
 def resume(path: Path, *, progress: bool = True, **resources: Any) -> Study:
@@ -169,15 +152,13 @@ def resume(path: Path, *, progress: bool = True, **resources: Any) -> Study:
             f"`{unknown[0]}` cannot be given to fl.resume of a study, which keeps its methods,"
             f" search spaces and configuration. Only {', '.join(names)} can change."
         )
+    caller = program(shown=progress)
     ending = carry_on(
         path,
         {names[name]: value for name, value in resources.items()},
-        tell=tell if progress else _ignore,
-        how_to_resume=how_to_resume,
-        ends_process=False,
-        shown=progress,
+        caller=caller,
     )
-    return _finished(ending, shown=progress)
+    return _finished(ending, caller)
 
 
 class Ending(NamedTuple):
@@ -197,10 +178,7 @@ def start(
     options: dict[str, Any],
     *,
     command: Sequence[str],
-    tell: Tell,
-    how_to_resume: Callable[[Path], str] | None = None,
-    ends_process: bool = True,
-    shown: bool = True,
+    caller: Caller,
 ) -> Ending:
     """Check a study, make its folder, and carry it out.
 
@@ -208,11 +186,7 @@ def start(
         layers: Layers of each method's configuration, in the order of the methods.
         options: Fields of `flbench.tuning.request.TuneRequest` that differ from their defaults.
         command: What the user called, for study.json.
-        tell: Shows notes to the user.
-        how_to_resume: Function from the study folder to what the user calls to resume it; None for
-            the command.
-        ends_process: Whether this process may be ended if Ray does not answer after a signal.
-        shown: Whether to show the progress.
+        caller: Who gets progress and notes.
 
     Raises:
         UserError: The study cannot be carried out.
@@ -225,37 +199,32 @@ def start(
     from flbench.tuning.request import TuneRequest
     from flbench.tuning.supervisor import Supervisor
 
-    with as_flbench_errors(), preserved(), Supervisor(ends_process=ends_process) as supervisor:
+    with (
+        as_flbench_errors(),
+        preserved(),
+        Supervisor(ends_process=caller.ends_process) as supervisor,
+    ):
         prepared = prepare.prepare(TuneRequest(tuple(layers), **options), layers)
         mirror.check(prepared.config.tracking)
-        tell(prepared.notes)
+        caller.tell(prepared.notes)
         # The cluster is checked before a folder is made.
         with cluster(prepared.resources, supervisor):
-            folder = prepare.create(prepared, command)
-            if how_to_resume is not None:
-                folder.resume_command = how_to_resume(folder.path)
-            return _carry_out(folder, prepared, supervisor, tell, shown=shown)
+            folder = _addressed(prepare.create(prepared, command), caller)
+            return _carry_out(folder, prepared, supervisor, caller)
 
 
 def carry_on(
     path: Path,
     resources: dict[str, Any],
     *,
-    tell: Tell,
-    how_to_resume: Callable[[Path], str] | None = None,
-    ends_process: bool = True,
-    shown: bool = True,
+    caller: Caller,
 ) -> Ending:
     """Carry out what is left of a study.
 
     Args:
         path: Study folder.
         resources: Fields of `flbench.tuning.request.TuneRequest` that change.
-        tell: Shows notes to the user.
-        how_to_resume: Function from the study folder to what the user calls to resume it; None for
-            the command.
-        ends_process: Whether this process may be ended if Ray does not answer after a signal.
-        shown: Whether to show the progress.
+        caller: Who gets progress and notes.
 
     Raises:
         UserError: The path is no study folder, or the data are others than before.
@@ -271,20 +240,18 @@ def carry_on(
     with (
         as_flbench_errors(),
         preserved(),
-        Supervisor(ends_process=ends_process) as supervisor,
-        closing(StudyFolder.reopen(path)) as folder,
+        Supervisor(ends_process=caller.ends_process) as supervisor,
+        closing(_addressed(StudyFolder.reopen(path), caller)) as folder,
     ):
-        if how_to_resume is not None:
-            folder.resume_command = how_to_resume(path)
         supervisor.note = _note(folder)
         prepared = prepare.reopen(folder, resources)
         if driver.is_over(folder, prepared):
             # The process may have been killed before it wrote the report.
             study_page.write(folder.path)
-            tell([f"{path} is finished: there is nothing to resume."])
+            caller.tell([f"{path} is finished: there is nothing to resume."])
             return Ending(folder.path, [])
         with cluster(prepared.resources, supervisor):
-            return _carry_out(folder, prepared, supervisor, tell, shown=shown)
+            return _carry_out(folder, prepared, supervisor, caller)
 
 
 def failure(path: Path) -> str | None:
@@ -306,14 +273,11 @@ def require_ray_tune() -> None:
         ) from error
 
 
-def tell(sentences: Sequence[str]) -> None:
-    """Print sentences on standard error, as `note: ...`."""
-    for sentence in sentences:
-        open_console(errors=True).print(f"note: {sentence}", soft_wrap=True)
-
-
-def _ignore(sentences: Sequence[str]) -> None:
-    """Show nothing."""
+def _addressed(folder: "StudyFolder", caller: Caller) -> "StudyFolder":
+    """Return a study folder whose messages name what the caller calls to resume it."""
+    if caller.how_to_resume is not None:
+        folder.resume_command = caller.how_to_resume(folder.path)
+    return folder
 
 
 def _note(folder: "StudyFolder") -> str:
@@ -324,9 +288,7 @@ def _carry_out(
     folder: "StudyFolder",
     prepared: "Prepared",
     supervisor: "Supervisor",
-    tell: Tell,
-    *,
-    shown: bool,
+    caller: Caller,
 ) -> Ending:
     """Train what is left of a study and write its report."""
     from flbench.tuning import driver, study_page
@@ -334,7 +296,7 @@ def _carry_out(
     request = prepared.request
     supervisor.note = _note(folder)
     supervisor.report = partial(study_page.write, folder.path)
-    tell(
+    caller.tell(
         [
             f"{folder.path}: {request.trials} trials of {prepared.settings.rounds} rounds for each"
             f" of {', '.join(request.methods)}, {prepared.resources.concurrent} at once; then final"
@@ -342,12 +304,12 @@ def _carry_out(
         ]
     )
     with mirror.Mirrors() as mirrors:
-        mirrors.open(folder.path, prepared.config, lambda note: tell([note]))
+        mirrors.open(folder.path, prepared.config, lambda note: caller.tell([note]))
         try:
-            driver.carry_out(folder, prepared, supervisor, shown=shown)
+            driver.carry_out(folder, prepared, supervisor, shown=caller.shown)
         except KeyboardInterrupt as error:
             error.args = (f"interrupted. {supervisor.note}",)
-            tell([str(error)])
+            caller.tell([str(error)])
             raise
         finally:
             supervisor.write_report()
@@ -376,14 +338,13 @@ def _layers_of(
     return arguments.layers("tune", config, {**given, "algorithm": {**kept, "name": name}})
 
 
-def _finished(ending: Ending, *, shown: bool) -> Study:
+def _finished(ending: Ending, caller: Caller) -> Study:
     """Return a study.
 
     Raises:
         RunError: No trial of any method has a score.
     """
-    if shown:
-        tell(ending.notes)
+    caller.tell(ending.notes)
     if reason := failure(ending.path):
         raise RunError(reason)
     return Study(ending.path)

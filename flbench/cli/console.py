@@ -2,7 +2,6 @@
 
 import json as json_module
 import sys
-from collections.abc import Sequence
 from typing import Final
 
 from rich.box import SIMPLE_HEAD
@@ -11,9 +10,11 @@ from rich.table import Table
 
 from flbench.core.printable import printable
 from flbench.reports.tables import Block
-from flbench.reports.terminal import open_console
+from flbench.reports.terminal import open_console, print_notes
 
 UNLIMITED: Final = 10_000  # columns
+
+notes = print_notes
 
 
 def text(content: str) -> None:
@@ -29,12 +30,6 @@ def line(content: str) -> None:
 def json(value: object) -> None:
     """Print a value as JSON on standard output."""
     sys.stdout.write(json_module.dumps(value, indent=1, default=str) + "\n")
-
-
-def notes(sentences: Sequence[str]) -> None:
-    """Print sentences that the user must know on standard error, as `note: ...`."""
-    for sentence in sentences:
-        open_console(errors=True).print(f"note: {sentence}", soft_wrap=True)
 
 
 def titled_table(title: str) -> Table:

@@ -2,8 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from flbench.api import progress
+from flbench.api.caller import Caller
 from flbench.cli import console
 from flbench.cli.show import show
 from flbench.cli.tables import estimates, partitions
@@ -11,7 +12,9 @@ from flbench.config.resolve import resolve
 from flbench.config.sources import Layer, from_overrides
 from flbench.config.yaml_text import to_yaml
 from flbench.core.errors import RunError, UserError
-from flbench.tracking import mirror
+
+if TYPE_CHECKING:
+    from flbench.api.running import Ending
 
 
 def refuse_with_resume(options: Mapping[str, object]) -> None:
@@ -29,37 +32,17 @@ def run(runs: Sequence[list[Layer]]) -> None:
     Args:
         runs: Configuration layers of each run, see `flbench.cli.layers`.
     """
-    # All configurations are checked before the first run starts.
     resolved = [resolve(layers) for layers in runs]
-    for config, _ in resolved:
-        mirror.check(config.tracking)
-    from flbench.experiment import lifecycle
+    from flbench.api import running
 
-    methods = [config.algorithm.name for config, _ in resolved]
-    folders: list[Path] = []
-    known: set[str] = set()
-    with mirror.Mirrors() as mirrors:
-        for config, origins in resolved:
-            title = f"{config.algorithm.name} on {config.data.title}"
-            try:
-                with progress.display(title, known) as display:
-                    callbacks = [mirror.StartMirror(mirrors, display.on_note), display]
-                    folders.append(lifecycle.run(config, origins, callbacks))
-            except KeyboardInterrupt:
-                if not_started := methods[len(folders) + 1 :]:
-                    console.notes([f"not started: {', '.join(not_started)}."])
-                raise
-    _finish(folders, mirrors)
+    _finish(running.start(resolved, Caller()))
 
 
 def resume(path: Path, overrides: Sequence[str]) -> None:
     """Resume an interrupted run, and print its tables."""
-    from flbench.experiment import lifecycle
+    from flbench.api import running
 
-    with mirror.Mirrors() as mirrors, progress.display(f"resuming {path}") as display:
-        callbacks = [mirror.StartMirror(mirrors, display.on_note), display]
-        lifecycle.resume(path, from_overrides(overrides), callbacks)
-    _finish([path], mirrors)
+    _finish(running.carry_on(path, from_overrides(overrides), Caller()))
 
 
 def print_config(runs: Sequence[list[Layer]]) -> None:
@@ -85,15 +68,13 @@ def dry_run(runs: Sequence[list[Layer]]) -> None:
             built.engine.close()
 
 
-def _finish(folders: Sequence[Path], mirrors: mirror.Mirrors) -> None:
+def _finish(ending: "Ending") -> None:
     """Print the tables of finished runs, and wait until MLflow has them.
 
     Raises:
         RunError: In one of the runs no client finished a training.
     """
-    show(folders)
-    console.notes(mirrors.finish())
-    from flbench.api import running
-
-    if failures := [reason for folder in folders if (reason := running.failure(folder))]:
+    show(ending.paths)
+    console.notes(ending.unsent())
+    if failures := ending.failures():
         raise RunError("\n".join(failures))

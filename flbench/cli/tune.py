@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from flbench.api.caller import Caller
 from flbench.cli import console
 from flbench.cli.layers import one_run_per_method
 from flbench.cli.show import show
@@ -44,7 +45,7 @@ def tune(
     methods = tuple(name.strip() for name in algo.split(","))
     command = ["flbench", *sys.argv[1:]]
     by_method = dict(zip(methods, layers, strict=True))
-    _finish(tuning.start(by_method, options, command=command, tell=console.notes))
+    _finish(tuning.start(by_method, options, command=command, caller=Caller()))
 
 
 def resume(path: Path, resources: dict[str, Any]) -> None:
@@ -56,7 +57,7 @@ def resume(path: Path, resources: dict[str, Any]) -> None:
     """
     from flbench.api import tuning
 
-    _finish(tuning.carry_on(path, resources, tell=console.notes))
+    _finish(tuning.carry_on(path, resources, caller=Caller()))
 
 
 def _finish(ending: "Ending") -> None:

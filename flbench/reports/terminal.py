@@ -1,6 +1,7 @@
 """Consoles for output on a terminal or in a pipe."""
 
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Console
@@ -37,6 +38,12 @@ def open_console(*, errors: bool = False) -> Console:
         markup=False,
         emoji=False,
     )
+
+
+def print_notes(sentences: Sequence[str]) -> None:
+    """Print sentences that the user must know on standard error, as `note: ...`."""
+    for sentence in sentences:
+        open_console(errors=True).print(f"note: {sentence}", soft_wrap=True)
 
 
 def duration(seconds: float) -> str:

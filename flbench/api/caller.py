@@ -1,0 +1,46 @@
+"""How a run or a study speaks to whoever started it: the command line, or a program."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from flbench.reports.terminal import print_notes
+
+
+@dataclass(frozen=True)
+class Caller:
+    """Who started a run or a study. The defaults are those of the command line.
+
+    Attributes:
+        shown: Whether to show progress and notes.
+        how_to_resume: Function from a folder to what the user calls to resume it; None for the
+            command.
+        ends_process: Whether this process may be ended if Ray does not answer after a signal.
+    """
+
+    shown: bool = True
+    how_to_resume: Callable[[Path], str] | None = None
+    ends_process: bool = True
+
+    def tell(self, sentences: Sequence[str]) -> None:
+        """Print sentences on standard error, as `note: ...`; nothing if notes are not shown."""
+        if self.shown:
+            print_notes(sentences)
+
+
+def program(*, shown: bool) -> Caller:
+    """Return the caller of a function of the Python interface.
+
+    Args:
+        shown: Whether to show progress and notes.
+    """
+    return Caller(shown=shown, how_to_resume=call_to_resume, ends_process=False)
+
+
+def call_to_resume(path: Path) -> str:
+    """Return the call that continues a run or study.
+
+    >>> call_to_resume(Path("runs/a"))
+    "fl.resume('runs/a')"
+    """
+    return f"fl.resume({str(path)!r})"
