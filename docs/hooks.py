@@ -1,4 +1,4 @@
-"""Pages of the site that follow from the code: methods, configuration keys, API reference.
+"""Pages of the site that are generated: tutorials, methods, configuration keys, API reference.
 
 MkDocs calls the functions `on_*`. Nothing that is generated here is written to `docs/`.
 """
@@ -14,11 +14,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, get_args
 
+from jinja2 import DictLoader
 from markdown import Markdown
 from markdown.extensions import Extension
 from markdown.preprocessors import Preprocessor
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
+from nbconvert import MarkdownExporter
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
@@ -68,8 +70,8 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the generated pages."""
-    for path, text in pages().items():
-        files.append(File.generated(config, path, content=text))
+    for path, content in {**pages(), **tutorials()}.items():
+        files.append(File.generated(config, path, content=content))
     return files
 
 
@@ -115,6 +117,47 @@ class _Docstrings(Preprocessor):
                 line = INNER_PRODUCT.sub("&lt;", re.sub(r"^(\s*)>", r"\1&gt;", line))
             found.append(line)
         return found[:-1]
+
+
+# Tutorials
+
+NOTEBOOK = """
+{%- extends "markdown/index.md.j2" -%}
+{%- block stream %}
+```text
+{{ output.text.rstrip() }}
+```
+{% endblock stream -%}
+{%- block data_text %}
+```text
+{{ output.data["text/plain"].rstrip() }}
+```
+{% endblock data_text -%}
+"""
+"""Template of nbconvert for the outputs of a notebook: text in fenced blocks of code."""
+
+
+def tutorials() -> dict[str, str | bytes]:
+    """Return the page of each notebook in `docs/tutorials/`, and its pictures, by their paths."""
+    loader = DictLoader({"notebook.md.j2": NOTEBOOK})
+    exporter = MarkdownExporter(template_file="notebook.md.j2", extra_loaders=[loader])
+    found: dict[str, str | bytes] = {}
+    for path in sorted((DOCS / "tutorials").glob("*.ipynb")):
+        text, resources = exporter.from_filename(str(path))
+        # The tables of pandas look like those of other pages.
+        text = re.sub(r"<style scoped>.*?</style>", "", text, flags=re.DOTALL)
+        text = text.replace('<table border="1" class="dataframe">', "<table>")
+        title, _, rest = text.lstrip().partition("\n")
+        note = (
+            f"This page is a notebook. [Download it]({path.name}) to run it yourself, with"
+            " `pip install flbench` in its kernel."
+        )
+        # Pictures of all notebooks are in one folder.
+        rest = rest.replace("](output_", f"]({path.stem}-output_")
+        found[f"tutorials/{path.stem}.md"] = f"{title}\n\n{note}\n{rest}"
+        for name, picture in resources["outputs"].items():
+            found[f"tutorials/{path.stem}-{name}"] = picture
+    return found
 
 
 # Methods

@@ -236,6 +236,45 @@ class Run:
         """
         return self.trained(client, deployment=deployment, checkpoint=checkpoint).predict(x)
 
+    def export(
+        self,
+        file: str | PathLike[str],
+        client: int | str | None = None,
+        *,
+        format: str | None = None,
+        deployment: str | None = None,
+        checkpoint: Literal["best", "last"] = "best",
+        overwrite: bool = False,
+    ) -> Path:
+        """Write a model to a file that loads and predicts without flbench, as `flbench export`.
+
+        The model's card is written to `FILE.json`: classes, inputs, normalization, test metrics,
+        hashes, and the lines of Python that load the file.
+
+        Args:
+            file: The file to write.
+            client: Id of the client, in [0, N), or the name of a natural client; None for the
+                global model.
+            format: `torch.export`, `torch`, `onnx` or `safetensors`; by default what the suffix of
+                the file stands for (`.pt2`, `.pt`, `.onnx`, `.safetensors`).
+            deployment: Name of one of the method's models; see `trained`.
+            checkpoint: `best` round by validation, or the `last` round.
+            overwrite: Whether to replace the files if they exist.
+
+        Returns:
+            The file.
+
+        Raises:
+            UserError: There is no such format, a package is missing, a file exists, the format
+                cannot hold the model, or see `trained`.
+            RunError: The file would not predict what the model predicts, or the disk failed.
+        """
+        from flbench.experiment import export
+
+        model = self.trained(client, deployment=deployment, checkpoint=checkpoint)
+        path = arguments.path_of(file, "file")
+        return export.write(model, path, format, overwrite=overwrite)[0]
+
     @property
     def plot(self) -> RunPlots:
         """Pictures of the run as figures of matplotlib, such as `run.plot.curves()`."""

@@ -365,7 +365,7 @@ def export(
             "--out",
             metavar="FILE",
             help="The file (default: METHOD-DATASET-clientID in this folder). The model's card is"
-            " written beside it, with the suffix .json.",
+            " written to FILE.json.",
             show_default=False,
         ),
     ] = None,

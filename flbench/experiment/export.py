@@ -49,7 +49,7 @@ class Format:
 def write(
     model: TrainedModel, file: Path, format: str | None = None, *, overwrite: bool = False
 ) -> tuple[Path, Path]:
-    """Write a model to a file, and its card to a JSON file beside it.
+    """Write a model to FILE, and its card to FILE.json.
 
     The card is in the file too. It is `TrainedModel.card` and the keys `format`, `load` (lines of
     Python) and `architecture` (the layers by their names in PyTorch).
@@ -70,12 +70,13 @@ def write(
     """
     name = choose(format, file)
     chosen = FORMATS[name]
-    card_file = file.with_suffix(".json")
-    if card_file == file:
-        raise UserError(f"{file} is the place of the model's card. Give another suffix than .json.")
+    card_file = file.with_name(f"{file.name}.json")
     for place in (file, card_file):
         if place.exists() and not overwrite:
-            raise UserError(f"{place} exists. Choose another file, or replace it with --overwrite.")
+            raise UserError(
+                f"{place} exists. Choose another file, or replace it with --overwrite (in Python:"
+                " overwrite=True)."
+            )
     card = model.card | {
         "format": name,
         "load": [line.replace("FILE", repr(file.name)) for line in chosen.load],
