@@ -28,7 +28,14 @@ from pydantic_core import PydanticUndefined
 from flbench.algorithms import catalogue
 from flbench.algorithms.base import Algorithm
 from flbench.config.key_types import type_name
-from flbench.config.schema import AlgorithmConfig, Config, ModelConfig, TermConfig, TrainConfig
+from flbench.config.schema import (
+    AlgorithmConfig,
+    Config,
+    ModelConfig,
+    OwnModelConfig,
+    TermConfig,
+    TrainConfig,
+)
 from flbench.core.registry import ALGORITHMS, MODELS, TERMS
 
 DOCS = Path(__file__).resolve().parent
@@ -370,6 +377,9 @@ def configuration_page() -> str:
             lines += choices(TERMS, TermConfig, f"{name}.terms", "term")
         if kind is ModelConfig:
             lines += choices(MODELS, ModelConfig, "model", "net")
+            lines += ["### A net of your own", "", prose(inspect.getdoc(OwnModelConfig) or ""), ""]
+            own = [key for key in OwnModelConfig.model_fields if key not in kind.model_fields]
+            lines += [*key_table(OwnModelConfig, "model.", only=own), ""]
         if kind is AlgorithmConfig:
             lines += choices(ALGORITHMS, AlgorithmConfig, "algorithm", "method")
     return "\n".join(lines)

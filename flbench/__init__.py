@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from flbench.api.federating import federate
     from flbench.api.loading import load, runs
     from flbench.api.methods import Method, method, methods
     from flbench.api.partitions import (
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from flbench.data.own import Data
 
 _PLACES: Final = {
+    "flbench.api.federating": ("federate",),
     "flbench.api.loading": ("load", "runs"),
     "flbench.api.methods": ("Method", "method", "methods"),
     "flbench.api.partitions": (
@@ -78,6 +80,7 @@ __all__ = [
     "Study",
     "UserError",
     "__version__",
+    "federate",
     "load",
     "method",
     "methods",

@@ -9,10 +9,12 @@ HEAVY = {"lightning", "ray", "mlflow", "optuna", "matplotlib", "torchmetrics"}
 MAY_IMPORT = {
     "lightning": {
         "client/module.py",
+        "client/own_module.py",
         "client/trainer_checks.py",
         "engine/environment.py",
         "engine/sequential.py",
     },
+    "torchmetrics": {"client/own_module.py"},
     "matplotlib": {"reports/figures.py", "reports/picture.py", "tuning/study_figures.py"},
     "ray": {
         "engine/ray.py",

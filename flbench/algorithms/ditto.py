@@ -73,7 +73,8 @@ class Ditto(Algorithm):
 
     def notes(self) -> list[str]:
         lam, optimizer = max(self.factors()), self.setting.train.optimizer
-        if optimizer.name != "sgd" or lam * optimizer.lr < 1:
+        is_sgd = optimizer.name == "sgd" and not self.setting.own_optimizer
+        if not is_sgd or lam * optimizer.lr < 1:
             return []
         return [
             f"ditto: lam={lam:g} times train.optimizer.lr is {lam * optimizer.lr:g}: from 1 on"

@@ -74,6 +74,11 @@ class Scaffold(Algorithm):
     def requires(self) -> list[str]:
         optimizer = self.setting.train.optimizer
         unmet = []
+        if self.setting.own_optimizer:
+            unmet.append(
+                "its control variates are computed from the learning rate, which the optimizer of a"
+                " LightningModule does not tell. Take fedavg, fedprox or feddyn."
+            )
         if optimizer.name != "sgd" or optimizer.momentum != 0:
             unmet.append(
                 "eq. 3 and 4 hold for SGD without momentum, whose steps are gradients. Set"

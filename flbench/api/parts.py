@@ -47,9 +47,11 @@ def split(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]
         plain["model"] = {"name": path or OBJECT}
         if path is None:
             objects["model"] = model
-    elif isinstance(model, Mapping) and isinstance(model.get("name"), nn.Module | type):
-        objects["model"] = model["name"]
-        plain["model"] = {**model, "name": OBJECT}
+    elif isinstance(model, Mapping) and callable(net := model.get("name")):
+        path = None if isinstance(net, nn.Module) else imported.path_of(net)
+        plain["model"] = {**model, "name": path or OBJECT}
+        if path is None:
+            objects["model"] = net
     train = plain.get("train")
     if isinstance(train, Mapping) and isinstance(train.get("terms"), list | tuple):
         terms, functions = _terms(train["terms"])
@@ -102,6 +104,10 @@ def of_resume(path: Path, keys: Mapping[str, Any]) -> tuple[dict[str, Any], dict
         ConfigError: The run did not begin with an object.
         DataError: The data cannot be used.
     """
+    if "module" in keys:  # as `fl.federate` names it
+        if "model" in keys:
+            raise ConfigError("`module` and `model` are the same argument. Give one of them.")
+        keys = {"model" if name == "module" else name: value for name, value in keys.items()}
     plain, objects = split(keys)
     if objects and (path / "config.yaml").is_file():
         config: Config

@@ -8,7 +8,7 @@ from flbench.callbacks.run_view import RunView
 from flbench.config.schema import Config, EarlyStoppingConfig
 from flbench.core.errors import ConfigError, did_you_mean
 
-SPLITS: Final = ("train", "server", "validation", "test", "common")
+SPLITS: Final = ("train", "log", "server", "validation", "test", "common")
 DEFAULT_METRIC: Final = EarlyStoppingConfig().metric
 
 

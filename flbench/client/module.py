@@ -11,9 +11,9 @@ PyTorch loop where steps are not replayed from a trace, and Fabric 4 %.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from lightning import LightningModule
@@ -24,6 +24,7 @@ from flbench.client.program import Phase
 from flbench.client.recording import Recording
 from flbench.client.step import local_loss, make_optimizer
 from flbench.client.trainer_checks import check_trainer
+from flbench.core.rng import Draw
 from flbench.core.types import Batch, Outputs, StepContext, Tree
 
 
@@ -45,7 +46,12 @@ class ClientModule(LightningModule):
         trained: The leaves that the phase trains, set by `configure_optimizers`.
         recorded: For each Statistic of `phase.record`, its tensors in the last `training_step`.
         recordings: The running reductions of these Statistics.
+        is_traceable: Whether a step may be replayed from a trace, without its Python code.
+        writes_gradients: Whether the optimizer may write to gradients, and needs copies.
     """
+
+    is_traceable: ClassVar[bool] = True
+    writes_gradients: bool = False
 
     def __init__(
         self,
@@ -60,6 +66,7 @@ class ClientModule(LightningModule):
         super().__init__()
         self.net = net
         self.phase = phase
+        self.writes_gradients = phase.clip is not None or phase.optimizer.nesterov
         self.lr = phase.optimizer.lr if lr is None else lr
         self.leaves = leaves
         self.start = start
@@ -176,6 +183,29 @@ class ClientModule(LightningModule):
         """
         if self.phase.clip is not None:
             nn.utils.clip_grad_norm_(list(self.trained.values()), self.phase.clip)
+
+    # The hooks below are called by engines only, around what a module of the user does.
+
+    def randomness(self, client: int, draw: Draw) -> AbstractContextManager[None]:
+        """Return a context manager for the whole phase; it may seed global random generators.
+
+        Args:
+            client: Id of the client.
+            draw: Random streams of the round.
+        """
+        return nullcontext()
+
+    def begin_epoch(self, number: int) -> None:
+        """Do nothing at the beginning of an epoch that has a batch; epochs count from 0."""
+
+    def end_step(self, batch: Batch, loss: Tensor) -> None:
+        """Do nothing after an optimizer step with this loss, 0-dim and detached."""
+
+    def end_epoch(self, number: int) -> None:
+        """Do nothing after an epoch that has a batch; epochs count from 0."""
+
+    def end_phase(self) -> None:
+        """Do nothing at the end of the phase."""
 
     # The hooks below are called by Lightning's Trainer only. Engines do the same in their loops.
 
@@ -299,6 +329,7 @@ def make_step_context(
     ctx: Tree,
     leaves: Tree,
     start: Tree,
+    task: Callable[[], Tensor] | None = None,
 ) -> StepContext:
     """Return what loss terms and Statistics read in a step.
 
@@ -309,9 +340,16 @@ def make_step_context(
         ctx: What the server sent and what Statistics computed.
         leaves: The client's leaves.
         start: Their values at the beginning of the local program.
+        task: Computes the loss of a training step that the net brings itself.
     """
     return StepContext(
-        forward, batch=batch, ctx=ctx, leaves=leaves, start=start, apply=partial(apply, net)
+        forward,
+        batch=batch,
+        ctx=ctx,
+        leaves=leaves,
+        start=start,
+        apply=partial(apply, net),
+        task=task,
     )
 
 

@@ -25,6 +25,10 @@ class LossTerm(Protocol):
     frozen dataclasses that work under `torch.vmap`: they use masks and fixed shapes, and neither
     boolean indexing, `.item()`, `if` on a tensor, nor `F.one_hot`. A class that is missing from the
     batch contributes zero, never NaN, and so does a row where `batch.mask` is False.
+
+    A term that reads parameters alone (`leaves`, `start`, `ctx`) and not what the net computes may
+    have the attribute `of_parameters = True`. It can then be added to the loss of a LightningModule
+    of the user.
     """
 
     @property

@@ -188,7 +188,14 @@ class OwnModelConfig(ModelConfig):
     """Section `model` of a net of the user, whose `name` is `package.module:name` or `object`."""
 
     head: str | None = Field(
-        None, description="submodule that computes the logits (default: the last linear layer)"
+        None,
+        description="submodule that computes the logits (default: the last linear layer, or none"
+        " with `lightning`)",
+    )
+    lightning: bool = Field(
+        False,
+        description="train a LightningModule by its own training_step and configure_optimizers"
+        " instead of the cross entropy and train.optimizer",
     )
     args: dict[str, bool | int | float | str] | None = Field(
         None, description="keyword arguments of the function or class that makes the net"
@@ -561,8 +568,9 @@ class Config(Strict):
 
         These are `seed` and the sections `data`, `partition`, `model`, `algorithm` and `train`, but
         not `data.root`: the content of the files is covered by the hash of the partition.
-        `train.early_stopping` counts only if it is on, and `train.terms`, `data.client` and
-        `data.source` only if they are set, so that hashes from before them are valid.
+        `train.early_stopping` counts only if it is on, and `train.terms`, `data.client`,
+        `data.source` and `model.lightning` only if they are set, so that hashes from before them
+        are valid.
         """
         sections = ("seed", "data", "partition", "model", "algorithm", "train")
         tree = {key: value for key, value in self.tree().items() if key in sections}
@@ -571,6 +579,8 @@ class Config(Strict):
             del tree["data"]["client"]
         if self.data.source is None:
             del tree["data"]["source"], tree["data"]["sha256"]
+        if not tree["model"].get("lightning", True):
+            del tree["model"]["lightning"]
         if self.train.early_stopping.patience is None:
             del tree["train"]["early_stopping"]
         if not tree["train"]["terms"]:

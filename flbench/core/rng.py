@@ -25,6 +25,7 @@ PURPOSES: Final = (
     "common",
     "method",
     "search",
+    "module",
 )
 """The purposes of streams. Only append: the index of a purpose is part of its stream's seed."""
 
@@ -132,6 +133,14 @@ class Draw:
         )
         mixed = rows.astype(np.uint64) ^ of_client ^ (of_epoch >> np.uint64(1))
         return _scramble(mixed).view(np.int64)
+
+    def module_seed(self, client: int) -> int:
+        """Return the seed in [0, 2^32) that a LightningModule of the user draws from in a phase.
+
+        Args:
+            client: Id of the client.
+        """
+        return int(generator(self.seed, "module", client, *self.key).integers(2**32))
 
     def method_generator(self, *key: int) -> np.random.Generator:
         """Return a generator for the draws of a method, such as starts of k-means or noise.

@@ -85,7 +85,7 @@ class StepContext:
         out: The net's outputs for this batch, computed on first access.
     """
 
-    __slots__ = ("_forward", "_out", "apply", "batch", "ctx", "leaves", "start")
+    __slots__ = ("_forward", "_out", "_task", "apply", "batch", "ctx", "leaves", "start")
 
     def __init__(
         self,
@@ -96,8 +96,10 @@ class StepContext:
         leaves: Tree,
         start: Tree,
         apply: Apply,
+        task: Callable[[], Tensor] | None = None,
     ) -> None:
         self._forward = forward
+        self._task = task
         self._out: Outputs | None = None
         self.batch = batch
         self.ctx = ctx
@@ -111,6 +113,16 @@ class StepContext:
         if self._out is None:
             self._out = self._forward()
         return self._out
+
+    def task_loss(self) -> Tensor:
+        """Return the loss, 0-dim, that the user's LightningModule computes for this batch.
+
+        Raises:
+            ValueError: The net has no training step of its own.
+        """
+        if self._task is None:
+            raise ValueError("the net has no training step of its own: use its outputs")
+        return self._task()
 
     def with_outputs(self, outputs: Outputs) -> "StepContext":
         """Return a context of the same step in which `out` is something else.

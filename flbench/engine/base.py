@@ -194,6 +194,19 @@ def concatenate_results(parts: list[Results], ids: Tensor) -> Results:
         names = trees[0] if trees else {}
         return {name: torch.cat([tree[name] for tree in trees]) for name in names}  # [K, ...]
 
+    def concatenate_some(parts: list[Results]) -> Tree:
+        # What one client has logged another may not: its row is zero, as in `ClientRows`.
+        first = {name: value for part in parts for name, value in part.observed.items()}
+        return concatenate(
+            [
+                {
+                    name: part.observed.get(name, value.new_zeros(len(part.ids), *value.shape[1:]))
+                    for name, value in first.items()
+                }
+                for part in parts
+            ]
+        )
+
     return Results(
         ids=torch.cat([part.ids for part in parts]) if parts else ids[:0],
         steps=torch.cat([part.steps for part in parts]) if parts else ids[:0],
@@ -203,6 +216,6 @@ def concatenate_results(parts: list[Results], ids: Tensor) -> Results:
             concatenate([part.sent.values for part in some]),
             concatenate([part.sent.mask for part in some]),
         ),
-        observed=concatenate([part.observed for part in some]),
+        observed=concatenate_some(some),
         failures=tuple(failure for part in parts for failure in part.failures),
     )

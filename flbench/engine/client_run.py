@@ -5,6 +5,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from flbench.client.logged import Log
 from flbench.client.module import ClientModule, make_step_context, mode
 from flbench.client.program import Phase, Statistic, Step, Transform
 from flbench.client.recording import Recording
@@ -14,6 +15,7 @@ from flbench.data import batches
 from flbench.engine.base import RoundSettings
 from flbench.engine.environment import Environment
 from flbench.engine.training import Training
+from flbench.models.lightning_net import LightningNet
 
 STATISTIC_BATCH = 512
 """Samples of one batch of a Statistic."""
@@ -50,6 +52,7 @@ class ClientRun:
         self._settings = settings
         self._losses: list[Tensor] = []
         self._lr = 0.0
+        self._log: Log | None = None
         self.steps = 0
         self.start = dict(env.start)
         self.ctx: Tree = {
@@ -108,13 +111,28 @@ class ClientRun:
 
     def _run_phase(self, phase: Phase) -> None:
         """Train the leaves as a phase says."""
-        self._lr = phase.optimizer.lr * self._settings.lr_factor
-        module = ClientModule(
-            self._environment.net, phase, self.leaves, self.start, self.ctx, lr=self._lr
-        )
+        module = self._module(phase)
         training = Training(self._environment, module, self._client, self._settings)
+        self._lr = module.lr
         self._losses += training.run()
         self.steps += training.steps
+
+    def _module(self, phase: Phase) -> ClientModule:
+        """Return the module that trains a phase: flbench's, or one around that of the user."""
+        net, factor = self._environment.net, self._settings.lr_factor
+        if not isinstance(net, LightningNet):
+            lr = phase.optimizer.lr * factor
+            return ClientModule(net, phase, self.leaves, self.start, self.ctx, lr=lr)
+        from flbench.client.own_module import OwnModule
+
+        self._log = self._log or Log()
+        return OwnModule(
+            net, phase, self.leaves, self.start, self.ctx, factor=factor, log=self._log
+        )
+
+    def logged(self) -> Tree:
+        """Return what a LightningModule of the user has logged; see `Log.tree`."""
+        return {} if self._log is None else self._log.tree()
 
     def _run_statistic(self, statistic: Statistic) -> None:
         """Compute a Statistic over the client's samples and write the result into ctx."""

@@ -30,6 +30,7 @@ from flbench.engine.base import (
     open_device,
 )
 from flbench.engine.traced import TraceWarning
+from flbench.models.lightning_net import LightningNet
 
 RESTARTS: Final = 3
 """Restarts of an actor before the run fails."""
@@ -221,8 +222,11 @@ class Actor:
 
 
 def _engine_of_actor(net: nn.Module, federation: Federation, config: EngineConfig) -> Engine:
-    """Return the engine of an actor: vectorized on a GPU, sequential on a CPU."""
-    if find_device(config.device).type == "cuda":
+    """Return the engine of an actor: vectorized on a GPU, sequential on a CPU.
+
+    The training step of a user's LightningModule cannot be vectorized.
+    """
+    if find_device(config.device).type == "cuda" and not isinstance(net, LightningNet):
         from flbench.engine.vectorized import VectorizedEngine
 
         return VectorizedEngine(net, federation, config.model_copy(update={"device": "cuda"}))

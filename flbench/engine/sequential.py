@@ -101,7 +101,8 @@ class SequentialEngine:
             for step in observe:
                 run.execute(step)
             prefixes = tuple(f"{step.name}." for step in observe if isinstance(step, Statistic))
-            observed.add(position, {n: v for n, v in run.ctx.items() if n.startswith(prefixes)})
+            found = {n: v for n, v in run.ctx.items() if n.startswith(prefixes)}
+            observed.add(position, found | run.logged())
         return Results(
             ids=ids[finished],
             steps=steps[finished],

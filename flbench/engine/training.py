@@ -42,6 +42,7 @@ class Training:
         self._phase = module.phase
         module.train()
         self._optimizer = module.configure_optimizers()
+        self._randomness = partial(module.randomness, client, settings.draw)
         self._batches = ClientBatches(
             environment.federation,
             self._phase,
@@ -59,6 +60,11 @@ class Training:
 
     def run(self) -> list[Tensor]:
         """Train to the end of the phase; return the sum of the losses of each epoch, 0-dim each."""
+        with self._randomness():
+            return self._run()
+
+    def _run(self) -> list[Tensor]:
+        """Train to the end of the phase, with the random numbers of the client."""
         phase, module = self._phase, self._module
         cap = most_epochs(phase)
         means = torch.full(
@@ -70,7 +76,7 @@ class Training:
             if phase.until is not None and bool(phase.until(means, done, module.ctx)):
                 break
             before = self.steps
-            total = self._epoch()
+            total = self._epoch(number)
             if total is None:
                 break
             sums.append(total)
@@ -81,6 +87,7 @@ class Training:
             self._record_padded_row()
         for recording in module.recordings:
             recording.finish(module.leaves, module.ctx)
+        module.end_phase()
         for leaf in module.trained.values():
             leaf.requires_grad_(False)
             leaf.grad = None
@@ -98,24 +105,29 @@ class Training:
         """Return whether the phase has taken all of its `steps`."""
         return self._phase.steps is not None and self.steps >= self._phase.steps
 
-    def _epoch(self) -> Tensor | None:
+    def _epoch(self, number: int) -> Tensor | None:
         """Train for an epoch; return the sum of its losses, or None if it has no batch."""
         total: Tensor | None = None
-        for batch in self._batches:
-            loss = self._step(batch)
+        for index, batch in enumerate(self._batches):
+            if index == 0:
+                self._module.begin_epoch(number)
+            loss = self._step(batch, index)
             total = loss if total is None else total + loss
             self.steps += 1
+            self._module.end_step(batch, loss)
             if self._is_over():
                 break
+        if total is not None:
+            self._module.end_epoch(number)
         return total
 
-    def _step(self, batch: Batch) -> Tensor:
+    def _step(self, batch: Batch, index: int) -> Tensor:
         """Take one optimizer step; return its loss, 0-dim and detached."""
         phase, env, module = self._phase, self._environment, self._module
-        loss, gradients, recorded = self._compute_or_replay(batch)
+        loss, gradients, recorded = self._compute_or_replay(batch, index)
         # Gradients may share memory or be expanded. Clipping, Nesterov momentum (on a GPU) and the
         # loss scaler write to them, and get copies.
-        written = phase.clip is not None or phase.optimizer.nesterov or bool(env.scaler)
+        written = module.writes_gradients or bool(env.scaler)
         for leaf, gradient in zip(module.trained.values(), gradients, strict=True):
             leaf.grad = gradient.clone() if written and gradient is not None else gradient
         module.merge_recorded(recorded)
@@ -130,21 +142,22 @@ class Training:
         module.project()
         return loss
 
-    def _compute_or_replay(self, batch: Batch) -> StepResult:
+    def _compute_or_replay(self, batch: Batch, index: int) -> StepResult:
         """Return the results of a step, replayed from a trace where steps of its kind have one."""
         env = self._environment
-        if env.scaler:  # its factor changes from step to step and is no input of a trace
-            return self._compute(batch)
+        # A loss scaler's factor changes from step to step and is no input of a trace.
+        if env.scaler or not self._module.is_traceable:
+            return self._compute(batch, index)
         given = [batch.x, batch.y, batch.key, batch.step]
-        step = partial(self._compute, batch)
+        step = partial(self._compute, batch, 0)  # a trace knows no index
         # A batch of this engine has no padding, so the mask is constant.
         return env.traces.take(self._inputs, step, given, constants=[batch.mask])
 
-    def _compute(self, batch: Batch) -> StepResult:
+    def _compute(self, batch: Batch, index: int) -> StepResult:
         """Return the results of a step, computed by the module."""
         module, env = self._module, self._environment
         with env.fabric.autocast():
-            loss = module.training_step(batch)
+            loss = module.training_step(batch, index)
         hooked = self._phase.gradient is not None
         gradients = module.gradients(loss if hooked else env.scale(loss))
         return loss.detach(), gradients, module.recorded

@@ -26,6 +26,7 @@ from flbench.engine.stack import Stack, StackEnvironment
 from flbench.engine.stacked_training import train
 from flbench.engine.traced import Traces
 from flbench.models.base import net_leaves
+from flbench.models.lightning_net import LightningNet
 
 MEMORY_SHARE = 0.25
 """Share of the free memory that a block of clients may take."""
@@ -55,6 +56,11 @@ class VectorizedEngine:
             raise ConfigError(
                 "`engine.precision=16-mixed` needs a loss scaler for each client, which"
                 " `engine.name=vectorized` does not have. Use bf16-mixed or 32-true."
+            )
+        if isinstance(net, LightningNet):
+            raise ConfigError(
+                f"`engine.name=vectorized` cannot train {net.title}: the training step of a"
+                " LightningModule is Python code for one client. Use sequential, ray or auto."
             )
         device, dtype = open_device(config), dtype_of(config)
         net = deepcopy(net).to(device, dtype).requires_grad_(False)

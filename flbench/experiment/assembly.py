@@ -34,6 +34,7 @@ from flbench.metrics.classes import confusable_classes, rare_classes, read_confu
 from flbench.models import own
 from flbench.models.base import build as build_net
 from flbench.models.base import describe, net_leaves
+from flbench.models.lightning_net import LightningNet
 
 THREADS_PER_CORE: Final = 16
 ENGINES: Final = {
@@ -233,10 +234,16 @@ def build(config: Config, federation: Federation | None = None) -> Experiment:
         classes=federation.classes,
         net=describe(net, federation.shape),
         model=config.model.name,
+        own_optimizer=isinstance(net, LightningNet),
     )
     method = ALGORITHMS.find(config.algorithm.name)
     if terms is not None:
         method = local_terms.with_terms(method, terms)
+    if isinstance(net, LightningNet):
+        from flbench.experiment import own_training  # it loads Lightning
+
+        own_training.check_keys(config)
+        method = own_training.with_module(method)
     algorithm = method(config.algorithm, setting)
     unmet = algorithm.requires()
     if unmet:
@@ -244,9 +251,13 @@ def build(config: Config, federation: Federation | None = None) -> Experiment:
             "\n".join(f"`algorithm.name={config.algorithm.name}`: {sentence}" for sentence in unmet)
         )
     about_terms: list[str] = []
-    if terms is not None:
+    if terms is not None or isinstance(net, LightningNet):
         before = replace(state_of(algorithm, _start_values(config, net)), clients={})
-        about_terms = local_terms.notes(config, algorithm, before)
+        if isinstance(net, LightningNet):
+            own_training.check_method(algorithm, before, net.title)
+            own_training.try_step(net, algorithm.program(before), config, federation)
+        else:
+            about_terms = local_terms.notes(config, algorithm, before)
     rare, notes = rare_classes(federation.counts.sum(dim=0), config.evaluation.rare)
     class_groups = ClassGroups(tuple(rare), _confusable(config, federation), federation.counts)
     notes = [

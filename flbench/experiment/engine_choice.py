@@ -59,16 +59,19 @@ def choose(
         make: Function that builds an engine by its name.
     """
     candidates = [_measured("sequential", config, algorithm, state, make)]
-    # ConfigError: the precision, or an operation in a loss term, does not support vectorization.
-    with suppress(ConfigError):
+    left_out = ""
+    try:
         candidates.append(_measured("vectorized", config, algorithm, state, make))
+    except ConfigError:  # the precision, the net, or an operation in a loss term
+        left_out = " The vectorized engine cannot train this configuration."
     several = len(os.sched_getaffinity(0)) > 1
     if several and find_spec("ray") and min(one.total for one in candidates) > RAY_MINIMUM_SECONDS:
         with suppress(ConfigError, RunError):  # Ray cannot be started on this machine
             candidates.append(_measured("ray", config, algorithm, state, make))
     best = min(candidates, key=lambda one: one.total)
     times = ", ".join(f"{one.name} {one.round:.3g} s" for one in candidates)
-    return best.name, f"engine.name=auto chose {best.name}: a round takes about {times}."
+    reason = f"engine.name=auto chose {best.name}: a round takes about {times}.{left_out}"
+    return best.name, reason
 
 
 def _measured(

@@ -12,6 +12,7 @@ import torch
 from flbench.algorithms.base import Algorithm
 from flbench.callbacks.callback_list import CallbackList
 from flbench.callbacks.run_view import Memory, Progress, RunView
+from flbench.client.logged import LOGGED
 from flbench.client.program import LocalProgram, Statistic, Step
 from flbench.config.schema import Config
 from flbench.core.errors import CallbackError, DivergedError, RunError, UserError
@@ -227,6 +228,8 @@ class FederatedLoop:
         number, split = over.state.round, "setup" if stage.setup else "train"
         lines = [Row(number, split, "", name, value) for name, value in over.costs.items()]
         lines += [Row(number, "server", "", name, value) for name, value in over.metrics.items()]
+        if not stage.setup:
+            lines += _logged(trained.results, number)
         if evaluated:
             evaluation = self._observed(trained.results, number)
             lines += metric_rows(evaluation, self.class_groups, suffix="@local")
@@ -449,3 +452,11 @@ def _diagnosed(diagnostics: tuple[Statistic, ...], results: Results, number: int
             if len(values) and name.startswith(f"{statistic.name}."):
                 key = name.removeprefix(f"{statistic.name}.")
                 yield Row(number, "train", "", key, float(values.double().mean()))
+
+
+def _logged(results: Results, number: int) -> Iterator[Row]:
+    """Yield the cohort's means of what the user's LightningModule has logged as rows."""
+    for name, values in results.observed.items():  # [K, 2]: value, and whether there is one
+        if name.startswith(LOGGED) and (clients := float(values[:, 1].sum())):
+            mean = float(values[:, 0].sum()) / clients
+            yield Row(number, "log", "", name.removeprefix(LOGGED), mean)

@@ -20,6 +20,7 @@ from flbench.losses.prototype_distillation import PrototypeDistillation
 from flbench.losses.prototype_l2 import PrototypeL2
 from flbench.losses.proximal import Proximal
 from flbench.losses.semantic_kl import SemanticKL
+from flbench.losses.task_loss import TaskLoss
 
 __all__ = [
     "BalancedSoftmax",
@@ -38,4 +39,5 @@ __all__ = [
     "PrototypeL2",
     "Proximal",
     "SemanticKL",
+    "TaskLoss",
 ]

@@ -1,6 +1,7 @@
 """FedDyn's dynamic regularizer: a linear and a quadratic term with a strength per client."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -20,9 +21,12 @@ class Dynamic:
     the last local optimum is -a h; deviations: none.
 
     Attributes:
+        of_parameters: The term reads parameters alone, not what the net computes.
         names: Names of the parameters, in order.
         weight: Factor of the term: a number, or the name of a 0-dim ctx entry.
     """
+
+    of_parameters: ClassVar[bool] = True
 
     names: tuple[str, ...]
     weight: float | str = 1.0

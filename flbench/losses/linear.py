@@ -1,6 +1,7 @@
 """A linear term, which adds a constant to the gradient (control variates)."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -19,10 +20,13 @@ class Linear:
     term of FedDyn (Acar et al., ICLR 2021, eq. 1); deviations: none.
 
     Attributes:
+        of_parameters: The term reads parameters alone, not what the net computes.
         names: Names of the parameters, in order.
         prefix: Prefix of the constants' names.
         weight: Factor of the term: a number, or the name of a 0-dim ctx entry.
     """
+
+    of_parameters: ClassVar[bool] = True
 
     names: tuple[str, ...]
     prefix: str

@@ -1,7 +1,7 @@
 """Squared distance of parameters from their values at the beginning of the round."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ class Proximal:
     leaves of a second model and w_start those of the first, as in Ditto (Li et al., ICML 2021).
 
     Attributes:
+        of_parameters: The term reads parameters alone, not what the net computes.
         names: Names of the parameters, in order: the rounding of the sum depends on it.
         weight: Factor of the term (mu): a number, or the name of a 0-dim ctx entry.
         prefix: Prefix of the names of w; w_start has no prefix.
@@ -29,6 +30,8 @@ class Proximal:
         >>> Proximal(("w",))(SimpleNamespace(leaves=leaves, start=start))  # 1/2 (3 - 1)^2
         tensor(2.)
     """
+
+    of_parameters: ClassVar[bool] = True
 
     names: tuple[str, ...]
     weight: float | str = 1.0

@@ -13,6 +13,7 @@ from flbench.core.registry import MODELS
 from flbench.core.rng import torch_seed
 from flbench.core.types import Outputs, Tree
 from flbench.models import own
+from flbench.models.lightning_net import LightningNet
 
 Role = Literal["all", "backbone", "head", "batchnorm", "linear"]
 Norm = Literal["batch", "group", "none"]
@@ -94,27 +95,42 @@ class NetSpec:
     Attributes:
         layers: All layers with leaves, in the order of their definition, which is that of the
             forward pass.
-        features: Width D of the features.
+        features: Width D of the features; 0 for a LightningModule, which does not tell them.
         size: Total number of scalars of the parameters.
+        head: Name of the submodule that is the head; None if nobody knows it.
     """
 
     layers: tuple[LayerSpec, ...]
     features: int
     size: int
+    head: str | None = "head"
 
     def names(self, role: Role) -> frozenset[str]:
         """Return the names of the leaves of a role, buffers included.
 
         Args:
-            role: `backbone` and `head` are the net's submodules of these names. `batchnorm` and
-                `linear` are all layers of these types. Layers are recognized by their type, never
-                by a part of their name: a BatchNorm in a ResNet's shortcut may be called
-                `downsample.1`, and a layer called `fc1` need not be the head.
+            role: `head` is the net's submodule of that name (the one that `model.head` names in a
+                LightningModule), `backbone` the rest. `batchnorm` and `linear` are all layers of
+                these types. Layers are recognized by their type, never by a part of their name: a
+                BatchNorm in a ResNet's shortcut may be called `downsample.1`, and a layer called
+                `fc1` need not be the head.
+
+        Raises:
+            ConfigError: Backbone or head is asked for, and nobody knows the head.
         """
+        if self.head is None and role in ("backbone", "head"):
+            linear = [layer.name for layer in self.layers if layer.kind == "linear"]
+            known = ", ".join(name.removeprefix("module.") for name in linear)
+            raise ConfigError(
+                "the method divides the net into a backbone and a head, and a LightningModule does"
+                " not tell which is its head. Set `model.head` (in Python head=...) to the"
+                f" submodule that computes the output; linear layers: {known or 'none'}."
+            )
+        inside = f"{self.head}."
         layers = {
             "all": self.layers,
-            "backbone": [layer for layer in self.layers if layer.name.split(".")[0] != "head"],
-            "head": [layer for layer in self.layers if layer.name.split(".")[0] == "head"],
+            "backbone": [one for one in self.layers if not f"{one.name}.".startswith(inside)],
+            "head": [one for one in self.layers if f"{one.name}.".startswith(inside)],
             "batchnorm": [layer for layer in self.layers if layer.kind == "batchnorm"],
             "linear": [layer for layer in self.layers if layer.kind == "linear"],
         }[role]
@@ -189,7 +205,10 @@ def describe(net: nn.Module, shape: tuple[int, ...]) -> NetSpec:
         if parameters or buffers:
             layers.append(LayerSpec(name, _kind(module), parameters, buffers))
     return NetSpec(
-        tuple(layers), int(features), sum(parameter.numel() for parameter in net.parameters())
+        tuple(layers),
+        int(features),
+        sum(parameter.numel() for parameter in net.parameters()),
+        net.head if isinstance(net, LightningNet) else "head",
     )
 
 

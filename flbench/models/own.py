@@ -14,6 +14,7 @@ from flbench.config.schema import OwnModelConfig
 from flbench.core import given, imported
 from flbench.core.errors import ConfigError
 from flbench.core.types import Outputs
+from flbench.models import lightning_net
 
 
 class OwnNet(nn.Module):
@@ -52,14 +53,18 @@ def make(config: OwnModelConfig, shape: tuple[int, ...], classes: int) -> nn.Mod
     if config.name == given.OBJECT:
         source = given.find("model")
         if source is None:
+            name = "module" if config.lightning else "model"
             raise ConfigError(
                 "the net of this run is an object of Python without an import path, so it must be"
-                " given again: fl.resume(path, model=...)."
+                f" given again: fl.resume(path, {name}=...)."
             )
     else:
         source = imported.find(config.name)
+    if config.lightning:
+        return _lightning(source, config, shape, classes, what)
     net = _built(source, config.args or {}, shape, classes, what)
     _check_leaves(net, what)
+    _check_randomness(net, what)
     x = torch.linspace(-1.0, 1.0, 2 * torch.Size(shape).numel()).reshape(2, *shape)
     x = x.to(next(net.parameters()).dtype)
     was_training = net.training
@@ -94,6 +99,17 @@ def make(config: OwnModelConfig, shape: tuple[int, ...], classes: int) -> nn.Mod
     return split.train(was_training)
 
 
+def _lightning(
+    source: Any, config: OwnModelConfig, shape: tuple[int, ...], classes: int, what: str
+) -> nn.Module:
+    """Return the net of a LightningModule that is trained by its own training step."""
+    net = lightning_net.make(source, config, shape, classes, what)
+    _check_leaves(net.module, what)
+    was_training = net.training
+    lightning_net.check_output(net.eval(), shape, classes, what)
+    return net.train(was_training)
+
+
 def sha256(config: OwnModelConfig, net: nn.Module) -> str:
     """Return the SHA-256 (hex) of the source file of a net or, for an object, of the net itself.
 
@@ -126,6 +142,8 @@ def note(net: nn.Module) -> str | None:
     Args:
         net: The net.
     """
+    if isinstance(net, lightning_net.LightningNet):
+        return lightning_net.note(net)
     if not isinstance(net, OwnNet):
         return None
     return (
@@ -194,6 +212,13 @@ def _check_leaves(net: nn.Module, what: str) -> None:
                 " parameters cannot be used; give each layer its own."
             )
         seen[id(leaf)] = name
+    for name, parameter in net.named_parameters():
+        if not parameter.is_floating_point():
+            raise ConfigError(f"{what}: `{name}` is {parameter.dtype}. Use floating point.")
+
+
+def _check_randomness(net: nn.Module, what: str) -> None:
+    """Raise a ConfigError if a layer draws from PyTorch's global generator."""
     for name, module in net.named_modules():
         if isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0:
             raise ConfigError(
@@ -201,9 +226,6 @@ def _check_leaves(net: nn.Module, what: str) -> None:
                 " from the run's seed, so that a run could not be repeated or resumed. Set its p to"
                 " 0 (torchvision: model.args.dropout=0)."
             )
-    for name, parameter in net.named_parameters():
-        if not parameter.is_floating_point():
-            raise ConfigError(f"{what}: `{name}` is {parameter.dtype}. Use floating point.")
 
 
 def _outputs(net: nn.Module, x: Tensor, what: str) -> Any:

@@ -52,8 +52,11 @@ class CountClasses:
     The result is `counts` [C] float64. Padding does not count.
 
     Attributes:
+        of_labels: The function reads labels alone, not what the net computes.
         classes: Number of classes C.
     """
+
+    of_labels: ClassVar[bool] = True
 
     classes: int
 

@@ -1,0 +1,116 @@
+"""Federated training of a LightningModule by its own training step."""
+
+from collections.abc import Mapping, Sequence
+from os import PathLike
+from typing import Any
+
+from flbench.api import running
+from flbench.api.arguments import Section
+from flbench.api.runs import Run
+from flbench.callbacks import Callback
+from flbench.callbacks.logger import Logger
+from flbench.core.errors import ConfigError
+
+
+def federate(
+    module: Any,
+    data: Any = None,
+    method: Section = "fedavg",
+    *,
+    head: str | None = None,
+    args: Mapping[str, Any] | None = None,
+    config: str | PathLike[str] | None = None,
+    seed: int | None = None,
+    partition: Section | None = None,
+    train: Mapping[str, Any] | None = None,
+    engine: Section | None = None,
+    evaluation: Mapping[str, Any] | None = None,
+    tracking: Mapping[str, Any] | None = None,
+    output: Mapping[str, Any] | None = None,
+    callbacks: Callback | Sequence[Callback] = (),
+    logger: Logger | Sequence[Logger] = (),
+    progress: bool = True,
+    **keys: Any,
+) -> Run:
+    """Train a LightningModule in every client, by its own `training_step` and optimizer.
+
+    Each client of a round calls the module's `training_step((x, y), batch_idx)` and steps the
+    optimizer of its `configure_optimizers`, which is made anew in each round. A method adds its
+    terms on parameters, such as FedProx's, and aggregates. With one client and all data, a round
+    of E local epochs gives the weights of `Trainer(max_epochs=E).fit(...)`, bit for bit.
+
+    What the module logs by `self.log` is in `run.metrics` and in the metrics of callbacks as
+    `log/NAME`: the mean over a client's steps, then over the clients of the round.
+
+    It is `fl.run(method, model={"name": module, "lightning": True, "head": head}, ...)`, and
+    everything else is as in `fl.run`.
+
+    Args:
+        module: A LightningModule, with whose weights all clients start; a class or function that
+            makes one, whose arguments `shape` and `classes` get those of the data; or the import
+            path `package.module:name` of a class or function.
+        data: Section `data`, or data of your own; see `fl.run`.
+        method: The method: its name, or a dict with its keys. Methods that need features, logits,
+            or the learning rate are refused with the reason.
+        head: Name of the module's submodule that computes the output, for methods that divide the
+            net into backbone and head, such as `fedper`.
+        args: Keyword arguments of the class or function that makes the module.
+        config: YAML file with the values that differ from the defaults.
+        seed: Seed of all randomness, that of the module's training step included.
+        partition: Section `partition`, or an object such as `fl.IID(clients=10)`.
+        train: Section `train`; without `optimizer` and `terms`, which the module brings.
+        engine: Section `engine`: `sequential`, `ray` or `auto`.
+        evaluation: Section `evaluation`.
+        tracking: Section `tracking`.
+        output: Section `output`.
+        callbacks: One or several callbacks.
+        logger: One or several loggers of Lightning.
+        progress: Whether to show the progress.
+        keys: Keys by their dotted names.
+
+    Returns:
+        The finished run. `run.model(client=7).net.module` is the trained module of client 7.
+
+    Raises:
+        ConfigError: Keys are wrong, or the module or the method needs something that only a
+            Trainer or a net of flbench has; the message names it.
+        UserError: See `fl.run`.
+        RunError: See `fl.run`.
+        KeyboardInterrupt: The run was interrupted and saved. `fl.resume(path, module=module)`
+            continues it; a class or import path need not be given again.
+    """
+    if isinstance(module, Mapping):
+        raise ConfigError(
+            "`module` must be a LightningModule, a class or function that makes one, or its import"
+            " path `package.module:name`, got a dict."
+        )
+    if isinstance(module, str) and ":" not in module:
+        raise ConfigError(
+            f"`module` must be an import path `package.module:name`, got {module!r}. The nets of"
+            " flbench have no training step: use fl.run(model=...)."
+        )
+    model = {"name": module, "lightning": True, "head": head}
+    if args is not None:
+        model["args"] = args
+    if wrong := [name for name in ("model", "algorithm") if name in keys]:
+        raise ConfigError(
+            f"`{wrong[0]}` is an argument of fl.run; here it is"
+            f" `{'module' if wrong[0] == 'model' else 'method'}`."
+        )
+    return running.run(
+        method,
+        config=config,
+        seed=seed,
+        data=data,
+        partition=partition,
+        model=model,
+        train=train,
+        engine=engine,
+        evaluation=evaluation,
+        tracking=tracking,
+        output=output,
+        callbacks=callbacks,
+        logger=logger,
+        progress=progress,
+        **keys,
+    )

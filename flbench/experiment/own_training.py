@@ -1,0 +1,203 @@
+"""The training step of a user's LightningModule, in the local loss of a method.
+
+A method whose local training is a task loss with terms on parameters can train any module: the
+loss that `training_step` returns takes the place of its cross entropy. Methods that read features,
+logits or activations, or that choose the optimizer themselves, cannot, and are refused with the
+reasons. They are found in the method's programs, so this holds for methods of other packages too.
+"""
+
+from collections.abc import Iterator
+from copy import deepcopy
+from dataclasses import replace
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from flbench.algorithms import Algorithm
+from flbench.algorithms.base import Deployment
+from flbench.client.logged import Log
+from flbench.client.own_module import OwnModule, parameter_of
+from flbench.client.program import LocalProgram, LossTerm, Phase, Statistic, Step
+from flbench.config.schema import Config, OptimizerConfig
+from flbench.core.errors import ConfigError
+from flbench.core.rng import Draw
+from flbench.core.types import Batch, State
+from flbench.data.federation import Federation
+from flbench.engine.base import dtype_of
+from flbench.losses import CrossEntropy, TaskLoss
+from flbench.models.base import NetSpec, net_leaves
+from flbench.models.lightning_net import LightningNet
+
+TRIED: Final = 4  # samples of the step that is tried before a run
+
+
+def check_keys(config: Config) -> None:
+    """Raise a ConfigError for keys that a module with its own training step leaves no place for.
+
+    Args:
+        config: Configuration of the run.
+    """
+    if config.train.optimizer != OptimizerConfig():
+        raise ConfigError(
+            "`train.optimizer` is set, but with `model.lightning` the module's"
+            " configure_optimizers makes the optimizer. Leave the section out."
+        )
+    if config.train.terms:
+        raise ConfigError(
+            "`train.terms` add to a cross entropy, but with `model.lightning` the module's"
+            " training_step computes the loss. Add the terms there."
+        )
+
+
+def with_module(kind: type[Algorithm]) -> type[Algorithm]:
+    """Return a subclass of a method whose task loss is that of the user's module."""
+
+    class WithModule(kind):  # type: ignore[misc, valid-type]
+        def program(self, state: State) -> LocalProgram:
+            return _with_task_loss(super().program(state))
+
+        def deploy(self, state: State, ids: Tensor) -> dict[str, Deployment]:
+            deployments: dict[str, Deployment] = super().deploy(state, ids)
+            return {
+                name: model
+                if model.program is None
+                else replace(model, program=_with_task_loss(model.program))
+                for name, model in deployments.items()
+            }
+
+    WithModule.__name__, WithModule.__qualname__ = kind.__name__, kind.__qualname__
+    return WithModule
+
+
+def _with_task_loss(program: LocalProgram) -> LocalProgram:
+    """Return a program whose phases have the module's loss instead of the cross entropy."""
+    return replace(program, steps=tuple(_changed(step) for step in program.steps))
+
+
+def _changed(step: Step) -> Step:
+    """Return a step of a program with the module's loss."""
+    if not isinstance(step, Phase):
+        return step
+    return replace(step, terms=tuple(_task_loss(term) for term in step.terms))
+
+
+def _task_loss(term: LossTerm) -> LossTerm:
+    """Return the module's loss for the plain cross entropy; other terms stay as they are."""
+    return TaskLoss(term.weight) if type(term) is CrossEntropy else term
+
+
+def check_method(algorithm: Algorithm, start: State, title: str) -> None:
+    """Raise a ConfigError if a method needs more of a net than parameters and a task loss.
+
+    Args:
+        algorithm: The method, with the module's loss.
+        start: State before the first round, without the clients' leaves.
+        title: Name of the user's class.
+    """
+    programs = [
+        algorithm.program(replace(start, stage=number)) for number in range(len(algorithm.stages()))
+    ]
+    deployments = algorithm.deploy(start, torch.tensor([0])).values()
+    programs += [model.program for model in deployments if model.program is not None]
+    reasons = [reason for program in programs for reason in _reasons(algorithm, program)]
+    rules = [model.predict for model in deployments if model.predict is not None]
+    reasons += [f"it predicts by features or scores of its own ({_name(rule)})" for rule in rules]
+    if reasons:
+        listed = "; ".join(dict.fromkeys(reasons))
+        raise ConfigError(
+            f"`algorithm.name={algorithm.name}` cannot train {title} by its own training step:"
+            f" {listed}. Take a method of parameters alone, such as fedavg, fedprox or ditto, or"
+            " train the module as a net: fl.run(model=...)."
+        )
+
+
+def _reasons(algorithm: Algorithm, program: LocalProgram) -> Iterator[str]:
+    """Yield what a program needs that a LightningModule does not give."""
+    for step in program.steps:
+        if isinstance(step, Phase):
+            yield from _of_phase(step, algorithm.setting.net, algorithm.setting.train.optimizer)
+        elif isinstance(step, Statistic) and not getattr(step.fn, "of_labels", False):
+            yield f"it reads what the net computes for samples ({_name(step.fn)})"
+
+
+def _of_phase(phase: Phase, net: NetSpec, optimizer: OptimizerConfig) -> Iterator[str]:
+    """Yield what a phase needs that a LightningModule does not give."""
+    for term in phase.terms:
+        if not isinstance(term, TaskLoss) and not getattr(term, "of_parameters", False):
+            yield f"its loss has a term on features or logits ({_name(term)})"
+    for statistic in phase.record:
+        yield f"it reads what the net computes for samples ({_name(statistic.fn)})"
+    if phase.gradient is not None:
+        yield f"it changes the gradient of a step ({_name(phase.gradient)})"
+    if phase.optimizer != optimizer:
+        before, after = optimizer.model_dump(), phase.optimizer.model_dump()
+        keys = ", ".join(key for key in before if before[key] != after[key])
+        yield f"it sets the {keys} of an optimizer itself, and the module makes its own"
+    if isinstance(phase.train, frozenset):
+        own = dict.fromkeys(net.parameters, torch.empty(0))
+        found = [parameter_of(name, own) for name in sorted(phase.train)]
+        if None in found or len(set(found)) < len(found):
+            yield "it trains tensors that are not parameters of the module"
+
+
+def _name(thing: object) -> str:
+    """Return the name of a function, or of the class of an object that is called."""
+    return str(getattr(thing, "__name__", type(thing).__name__))
+
+
+def try_step(
+    net: LightningNet, program: LocalProgram, config: Config, federation: Federation
+) -> None:
+    """Compute a step of the module, with all its hooks, on a few samples and a copy.
+
+    Args:
+        net: The net.
+        program: A program of the method.
+        config: Configuration of the run.
+        federation: Samples of the run.
+
+    Raises:
+        ConfigError: The module's code raised an exception, or returned something else than a loss
+            or an optimizer.
+    """
+    phase = next((step for step in program.steps if isinstance(step, Phase)), None)
+    several = [rows[:TRIED] for rows in federation.partition.parts["train"] if len(rows) > 1]
+    if phase is None or not several:
+        return
+    rows = several[0]
+    dtype = dtype_of(config.engine)
+    net = deepcopy(net).to(dtype)
+    leaves = net_leaves(net)
+    phase = replace(
+        phase, terms=(TaskLoss(),), weights=None, train=frozenset(dict(net.named_parameters()))
+    )
+    start = {name: leaf.detach().clone() for name, leaf in leaves.items()}
+    factor = config.train.schedule.factor(config.train.rounds - 1, config.train.rounds)
+    module = OwnModule(net, phase, leaves, start, {}, factor=factor, log=Log())
+    x, y = federation.inputs(rows, dtype), federation.y[torch.from_numpy(rows)]
+    ones, key = torch.ones(len(y), dtype=torch.bool), torch.arange(len(y))
+    batch = Batch(x, y, ones, key, torch.tensor(0))
+    module.train()
+    optimizer = module.configure_optimizers()
+    with module.randomness(0, Draw(config.seed, (0,), federation.clients)):
+        module.begin_epoch(0)
+        loss = module.training_step(batch)
+        if not loss.requires_grad:
+            raise ConfigError(
+                f"{net.title}.training_step returned a loss without a gradient. Compute it from"
+                " self(x), without detach(), item() or torch.no_grad()."
+            )
+        for leaf, gradient in zip(module.trained.values(), module.gradients(loss), strict=True):
+            leaf.grad = gradient
+        try:
+            optimizer.step()
+        except Exception as error:
+            raise ConfigError(
+                f"{net.title}.configure_optimizers: a step of {type(optimizer).__name__} raised"
+                f" {type(error).__name__}: {error}. Take an optimizer whose step needs gradients"
+                " alone."
+            ) from error
+        module.end_step(batch, loss.detach())
+        module.end_epoch(0)
+        module.end_phase()

@@ -1,0 +1,393 @@
+"""`fl.federate`: a user's LightningModule trained by its own step in every client."""
+
+import warnings
+
+import lightning
+import pytest
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import CosineAnnealingLR, ExponentialLR, ReduceLROnPlateau, StepLR
+from torch.utils.data import DataLoader, IterableDataset
+from torchmetrics.classification import MulticlassAccuracy
+
+import flbench as fl
+
+FEW = fl.Dirichlet(alpha=1.0, clients=3, samples=120)
+ALL = fl.IID(clients=1, samples=150)
+DOUBLE = {"name": "sequential", "precision": "64-true", "threads": 1}
+
+
+class Lit(lightning.LightningModule):
+    """A module with BatchNorm that logs two values, and counts its steps in an attribute."""
+
+    def __init__(self, width=12):
+        super().__init__()
+        self.body = nn.Sequential(nn.Flatten(), nn.Linear(64, width), nn.BatchNorm1d(width))
+        self.fc = nn.Linear(width, 10)
+        self.steps = 0
+
+    def forward(self, x):
+        return self.fc(self.body(x).relu())
+
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        logits = self(x)
+        loss = nn.functional.cross_entropy(logits, y)
+        self.steps += 1
+        self.log("loss", loss, prog_bar=True)
+        self.log("acc", (logits.argmax(1) == y).float().mean())
+        return loss
+
+    def configure_optimizers(self):
+        return torch.optim.Adam(self.parameters(), lr=0.01)
+
+
+class ByStep(Lit):
+    """Adam with a scheduler by step, and hooks."""
+
+    def training_step(self, batch, batch_idx):
+        # All that a Trainer and an engine tell of the position enters the loss.
+        place = 1 + batch_idx + 10 * self.current_epoch + 100 * self.global_step
+        return {"loss": super().training_step(batch, batch_idx) * (1 + self.factor / place)}
+
+    def on_train_epoch_start(self):
+        self.factor = 0.5 * (1 + self.current_epoch)
+
+    def configure_optimizers(self):
+        optimizer = super().configure_optimizers()
+        schedule = {"scheduler": StepLR(optimizer, 2, 0.5), "interval": "step", "frequency": 2}
+        return {"optimizer": optimizer, "lr_scheduler": schedule}
+
+
+class ByEpoch(Lit):
+    """SGD with momentum on two groups of parameters, a scheduler by epoch, a frozen bias."""
+
+    def __init__(self):
+        super().__init__()
+        self.body[1].bias.requires_grad_(False)
+
+    def configure_optimizers(self):
+        groups = [{"params": self.body.parameters(), "lr": 0.2}, {"params": [self.fc.weight]}]
+        optimizer = torch.optim.SGD(groups, lr=0.05, momentum=0.9, weight_decay=0.01)
+        return [optimizer], [ExponentialLR(optimizer, 0.5)]
+
+
+class Epochs(IterableDataset):
+    """Batches that were seen before; each iteration is the next epoch."""
+
+    def __init__(self, epochs):
+        self.epochs = iter(epochs)
+
+    def __iter__(self):
+        yield from next(self.epochs)
+
+
+def made(kind, *arguments):
+    torch.manual_seed(0)
+    return kind(*arguments)
+
+
+def short(out, module, method="fedavg", *, rounds=1, **keys):
+    train = {"rounds": rounds, "local_epochs": 2, **keys.pop("train", {})}
+    keys = {"partition": FEW, "engine": DOUBLE, "data": "digits", **keys}
+    data = keys.pop("data")
+    return fl.federate(
+        module, data, method, train=train, output={"dir": out}, progress=False, **keys
+    )
+
+
+def weights(run, client=0):
+    return {
+        name.removeprefix("module."): leaf
+        for name, leaf in run.model(client=client, checkpoint="last").net.state_dict().items()
+    }
+
+
+@pytest.mark.parametrize("kind", [Lit, ByStep, ByEpoch])
+@pytest.mark.parametrize("clip", [None, 0.5])
+def test_one_client_equals_the_trainer_bit_for_bit(tmp_path, kind, clip):
+    seen = []
+
+    class Recorded(kind):
+        def training_step(self, batch, batch_idx):
+            seen.append((batch_idx, [tensor.clone() for tensor in batch]))
+            return super().training_step(batch, batch_idx)
+
+    module = made(Recorded)
+    run = short(tmp_path, module, rounds=2, partition=ALL, train={"clip": clip})
+
+    # The first step is the one that is tried on a copy before the run. An epoch begins at 0.
+    epochs = []
+    for index, batch in seen[1:]:
+        epochs += [[]] if index == 0 else []
+        epochs[-1].append(batch)
+    assert [len(epoch) for epoch in epochs] == [3] * 4  # 90 samples, 2 rounds of 2 epochs
+    reference = made(kind).double()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of few workers and batches
+        for number in range(2):  # the optimizer is new in each round
+            trainer = lightning.Trainer(
+                max_epochs=2,
+                accelerator="cpu",
+                logger=False,
+                gradient_clip_val=clip,
+                enable_checkpointing=False,
+                enable_progress_bar=False,
+                enable_model_summary=False,
+            )
+            loader = DataLoader(Epochs(epochs[2 * number : 2 * number + 2]), batch_size=None)
+            trainer.fit(reference.train(), loader)
+
+    found, expected = weights(run), reference.state_dict()
+    assert found.keys() == expected.keys()
+    start = made(kind).double().state_dict()
+    moved = {name for name in found if not torch.equal(found[name], start[name])}
+    frozen = {"body.1.bias", "fc.bias"} if kind is ByEpoch else set()
+    assert moved == found.keys() - frozen
+    for name, leaf in found.items():
+        assert torch.equal(leaf, expected[name]), name
+
+
+class Plain(Lit):
+    """What flbench does with a net: cross entropy, and SGD of `train.optimizer`."""
+
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        return -self(x).log_softmax(1).gather(1, y[:, None]).mean()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.01)
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedprox", "ditto", "feddyn"])
+def test_plain_module_trains_as_its_net(tmp_path, method):
+    own = short(tmp_path / "own", made(Plain), method, rounds=2)
+    net = fl.run(
+        method,
+        data="digits",
+        model=made(Plain),
+        partition=FEW,
+        train={"rounds": 2, "local_epochs": 2},
+        engine=DOUBLE,
+        output={"dir": tmp_path / "net"},
+        progress=False,
+    )
+
+    expected = list(net.model(client=1, checkpoint="last").net.state_dict().values())
+    for leaf, wanted in zip(weights(own, 1).values(), expected, strict=True):
+        torch.testing.assert_close(leaf, wanted, rtol=0, atol=1e-12)
+    assert own.summary["last"] == net.summary["last"]
+
+
+class Random(Lit):
+    """A module with dropout."""
+
+    def __init__(self):
+        super().__init__()
+        self.drop = nn.Dropout(0.3)
+        self.accuracy = MulticlassAccuracy(10, average="micro")
+
+    def forward(self, x):
+        return self.fc(self.drop(self.body(x)))
+
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        self.accuracy(self(batch[0]), batch[1])
+        self.log("metric", self.accuracy)
+        self.log("steps", self.steps, reduce_fx="max")
+        return loss
+
+
+class Rounds(fl.Callback):
+    """Keeps the metrics of each round, and may interrupt the run."""
+
+    def __init__(self, stop=None):
+        self.stop, self.metrics = stop, []
+
+    def on_round_end(self, run, metrics):
+        self.metrics.append(dict(metrics))
+        if run.round == self.stop:
+            raise KeyboardInterrupt
+
+
+@pytest.fixture(scope="module")
+def random_run(tmp_path_factory):
+    """A run of two rounds of a module with dropout, and the metrics that its callback got."""
+    told = Rounds()
+    out = tmp_path_factory.mktemp("whole")
+    return short(out, made(Random), rounds=2, callbacks=told), told.metrics
+
+
+def test_fedprox_without_its_term_equals_fedavg(tmp_path, random_run):
+    run, _ = random_run
+    zero = short(tmp_path, made(Random), {"name": "fedprox", "mu": 0.0}, rounds=2)
+    pulled = short(tmp_path, made(Random), {"name": "fedprox", "mu": 1.0}, rounds=2)
+
+    assert zero.digest == run.digest != pulled.digest
+
+
+def test_ditto_without_its_pull_equals_local_training(tmp_path):
+    # The personal model is a second one, called by functional_call with leaves of its own.
+    for kind in (Random, ByEpoch):
+        ditto = short(tmp_path, made(kind), {"name": "ditto", "lam": 0.0}, rounds=2)
+        assert ditto.digest == short(tmp_path, made(kind), "local", rounds=2).digest
+
+
+def test_what_is_logged_reaches_callbacks_and_metrics(random_run):
+    run, told = random_run
+    rows = run.metrics[run.metrics["split"] == "log"]
+
+    assert {*rows["metric"]} == {"loss", "acc", "metric", "steps"}
+    assert [metrics["log/loss"] for metrics in told] == pytest.approx(
+        [metrics["train/loss"] for metrics in told]
+    )
+    assert [*rows[rows["metric"] == "acc"]["value"]] == [metrics["log/acc"] for metrics in told]
+    assert 0 < told[1]["log/metric"] <= 1
+    # Attributes begin anew at each client: the steps of a round, in the mean over the clients.
+    steps = [2 * -(-size // 32) for size in run.clients.query("moment == 'last'")["train_size"]]
+    assert told[1]["log/steps"] == pytest.approx(sum(steps) / len(steps))
+    assert any("Random is trained by its own training_step" in note for note in run.notes)
+
+
+def test_interrupted_run_resumes_with_its_module(tmp_path, random_run):
+    whole, _ = random_run
+    keys = {"callbacks": Rounds(stop=1), "output.checkpoint_every": 1}
+    with pytest.raises(KeyboardInterrupt):
+        short(tmp_path, made(Random), rounds=2, **keys)
+    (path,) = tmp_path.glob("*/*/")
+
+    with pytest.raises(fl.ConfigError, match=r"fl\.resume\(path, module="):
+        fl.resume(path, callbacks=Rounds(), progress=False)
+    with pytest.raises(fl.ConfigError, match="SHA-256 of the net"):
+        fl.resume(path, module=made(Random).double(), callbacks=Rounds(), progress=False)
+    resumed = fl.resume(path, module=made(Random), callbacks=Rounds(), progress=False)
+    assert resumed.digest == whole.digest
+    assert resumed.metrics.equals(whole.metrics)
+
+
+def test_import_path_equals_class(tmp_path):
+    path = "tests.api.test_federate:Plain"
+    by_class, by_path = (
+        short(tmp_path, one, {"name": "fedper"}, head="fc", args={"width": 6})
+        for one in (Plain, path)
+    )
+
+    assert by_class.digest == by_path.digest
+    assert by_class.config.model.name == path
+    assert by_class.config.model.args == {"width": 6}
+    assert by_class.config.model.lightning
+    assert len(by_class.config.model.sha256) == 64
+    assert type(by_class.model(client=2).net.module) is Plain
+    heads = [weights(by_path, client)["fc.weight"] for client in (0, 1)]
+    assert not torch.equal(*heads)
+
+
+@pytest.mark.slow
+def test_ray_trains_the_same(tmp_path, random_run):
+    whole, _ = random_run
+    engine = {"name": "ray", "precision": "64-true", "threads": 1, "workers": 2}
+    run = short(tmp_path, made(Random), rounds=2, engine=engine)
+
+    assert run.digest == whole.digest
+    assert run.metrics.equals(whole.metrics)
+
+
+def test_auto_leaves_the_vectorized_engine_out(tmp_path):
+    run = short(tmp_path, made(Lit), engine="auto")
+
+    assert run.config.engine.name == "sequential"
+    assert "The vectorized engine cannot train" in run.summary["engine"]["choice"]
+
+
+# Modules that cannot be trained, and why
+
+
+def changed(name, function, base=Lit):
+    """A class with another method."""
+    return type("Changed", (base,), {name: function})
+
+
+class Manual(Lit):
+    """A module with manual optimization."""
+
+    def __init__(self):
+        super().__init__()
+        self.automatic_optimization = False
+
+
+def two_optimizers(self):
+    return [torch.optim.SGD(half.parameters(), lr=0.1) for half in (self.body, self.fc)]
+
+
+def plateau(self):
+    optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+    scheduler = ReduceLROnPlateau(optimizer)
+    return {"optimizer": optimizer, "lr_scheduler": scheduler, "monitor": "val_loss"}
+
+
+def cosine(self):
+    optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+    return [optimizer], [CosineAnnealingLR(optimizer, 5)]
+
+
+def detached(self, batch, batch_idx):
+    return self(batch[0]).sum().detach()
+
+
+def logs_a_vector(self, batch, batch_idx):
+    self.log("all", self(batch[0]).mean(0))
+    return self(batch[0]).sum()
+
+
+def fails(self, batch, batch_idx):
+    return self.fc(batch[0])
+
+
+@pytest.mark.parametrize(
+    ("module", "keys", "sentence"),
+    [
+        (Lit, {"method": "fedproto"}, r"term on features or logits \(PrototypeL2\).*fl\.run"),
+        (Lit, {"method": "pfedme"}, "it changes the gradient of a step"),
+        (Lit, {"method": "fedfomo"}, "it reads what the net computes for samples"),
+        (Lit, {"method": "scaffold"}, "control variates are computed from the learning rate"),
+        (Lit, {"method": "dfedavgm"}, "it sets the momentum of an optimizer itself"),
+        (Lit, {"method": "fedper"}, "linear layers: body.1, fc"),
+        (Lit, {"method": "fedper", "head": "top"}, "has no submodule `top`"),
+        (Lit, {"engine": "vectorized"}, "`engine.name=vectorized` cannot train Lit"),
+        (Lit, {"train": {"optimizer": {"lr": 0.1}}}, "`train.optimizer` is set"),
+        (Lit, {"train": {"terms": ["focal"]}}, "`train.terms` add to a cross entropy"),
+        (Lit, {"model": Lit}, "here it is `module`"),
+        (nn.Linear(3, 10), {}, "Linear is no LightningModule"),
+        ("mlp", {}, "must be an import path"),
+        (lightning.LightningModule, {}, "has no `training_step`"),
+        (Manual, {}, "sets automatic_optimization=False"),
+        (changed("configure_optimizers", two_optimizers), {}, "returns 2 optimizers"),
+        (changed("configure_optimizers", plateau), {}, "ReduceLROnPlateau"),
+        (changed("configure_optimizers", lambda self: None), {}, "returns NoneType"),
+        (
+            changed("configure_optimizers", cosine),
+            {"train": {"rounds": 2, "schedule": {"name": "cosine"}}},
+            "has a scheduler of its own",
+        ),
+        (changed("on_after_backward", lambda self: None), {}, "overrides `on_after_backward`"),
+        (
+            changed("on_train_epoch_end", lambda self: self.trainer.callback_metrics["loss"]),
+            {},
+            "reads `callback_metrics` of its Trainer",
+        ),
+        (
+            changed("training_step", lambda self, batch: self.optimizers()),
+            {},
+            "reads `strategy` of its Trainer",
+        ),
+        (changed("training_step", lambda self, batch: None), {}, "training_step returned None"),
+        (changed("training_step", detached), {}, "a loss without a gradient"),
+        (changed("training_step", fails), {}, r"raised RuntimeError: .*\(.*test_federate\.py:"),
+        (changed("training_step", logs_a_vector), {}, r"logs `all`, a tensor of shape \[10\]"),
+        (changed("forward", lambda self, x: self.body(x)), {}, r"must return logits \[2, 10\]"),
+    ],
+)
+def test_what_cannot_be_had_is_refused(tmp_path, module, keys, sentence):
+    with pytest.raises(fl.ConfigError, match=sentence):
+        short(tmp_path, module, **keys)
+    assert not [*tmp_path.glob("*/*/metrics.csv")]
