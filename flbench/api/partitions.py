@@ -13,9 +13,11 @@ from numpy.typing import NDArray
 from flbench.api import arguments, html, parts
 from flbench.api.arguments import Section
 from flbench.config.resolve import resolve
+from flbench.config.schema import Config
 from flbench.core.documents import as_data_error, read_json
-from flbench.core.errors import ConfigError, DataError, did_you_mean
+from flbench.core.errors import ConfigError, DataError, UserError, did_you_mean
 from flbench.core.given import offered
+from flbench.core.wording import setting
 from flbench.data import catalogue, partition_files
 from flbench.data.npz_files import read_arrays
 from flbench.data.partition import PARTS
@@ -302,10 +304,26 @@ def partition(
     found, _ = resolve(arguments.layers("partition", config, given))
     complete = assembly.fill_defaults(found)
     with offered(objects):
-        federation = assembly.load_federation(complete)
-    if save is not None:
-        path = arguments.path_of(save, "save")
-        if path.suffix != ".npz":
-            raise DataError(f"`save` must be a file that ends with .npz, got {path}.")
-        partition_files.save(federation.partition, federation.dataset, complete.partition, path)
+        federation, _ = make(complete, None if save is None else arguments.path_of(save, "save"))
     return Partition.of(federation, complete.partition.model_dump(mode="json"))
+
+
+def make(config: Config, save: Path | None = None) -> tuple["Federation", Path | None]:
+    """Load a data set, distribute its samples to clients, and save the partition if asked to.
+
+    Args:
+        config: The configuration.
+        save: File NAME.npz for the partition; None to write none.
+
+    Returns:
+        The samples of all clients, and the file.
+
+    Raises:
+        UserError: The data set cannot be read, or the partition cannot be made or saved.
+    """
+    if save is not None and save.suffix != ".npz":
+        raise UserError(f"{setting('save')} must be a file that ends with .npz, got {save}.")
+    federation = assembly.load_federation(config)
+    if save is not None:
+        partition_files.save(federation.partition, federation.dataset, config.partition, save)
+    return federation, save

@@ -4,6 +4,7 @@ Each command imports the file that carries it out when it is called, so that `fl
 not wait for PyTorch.
 """
 
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,10 +15,13 @@ import typer
 from typer.core import TyperGroup
 
 from flbench import __version__
+from flbench.cli import completion, suggestions
+from flbench.cli.aliases import ALIASES, DATA, with_aliases
 from flbench.core import files
 from flbench.core.errors import RunError, UserError, shortened
 from flbench.core.expected import as_flbench_errors
 from flbench.core.printable import printable
+from flbench.core.wording import for_command_line
 
 # Typer has its own copy of Click, without a public name for the base of its errors.
 USAGE_ERROR: Any = typer.BadParameter.__base__
@@ -29,41 +33,110 @@ class CommandGroup(TyperGroup):
 
     def make_context(self, *args: Any, **options: Any) -> Any:
         """Read the options before the command."""
-        with _printable_usage_errors():
-            return super().make_context(*args, **options)
+        with _exit_codes(), _printable_usage_errors():
+            try:
+                return super().make_context(*args, **options)
+            except USAGE_ERROR as error:
+                option = _unknown_option(error)
+                if option is None:
+                    raise
+                raise UserError(
+                    f"No such option: {option}. Options follow the command, for example flbench"
+                    f" run {option} ...; flbench --help lists the commands."
+                ) from None
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Find the command that the user named, and check that no option drops another one."""
+        """Find the command that the user named, and check its options.
+
+        Options with a dot in their name, such as `--train.rounds 10`, become overrides.
+        """
+        if args and args[0] not in self.commands:
+            word = printable(args[0])
+            raise UserError(suggestions.for_command(word, args[1:], list(self.commands)))
         name, command, rest = super().resolve_command(ctx, args)
         if command is not None:
-            _refuse_repeated_options(command, ctx, rest)
+            rest = _with_dotted_options(rest)
+            self._check_options(command, ctx, rest)
         return name, command, rest
+
+    def _check_options(self, command: Any, ctx: Any, arguments: list[str]) -> None:
+        """Check the options of a command before it reads them.
+
+        Args:
+            command: Typer's object for the command.
+            ctx: Typer's context of the group that the command belongs to.
+            arguments: Arguments of the command.
+
+        Raises:
+            UserError: An option does not exist, or one that takes one value was given several
+                times. Typer would take the last value without a word.
+        """
+        own = command.context_class(command, info_name=command.name, parent=ctx)
+        try:
+            _, _, given = command.make_parser(own).parse_args(args=list(arguments))
+        except USAGE_ERROR as error:
+            option = _unknown_option(error)
+            if option is None:
+                raise
+            elsewhere = [name for name, other in self.commands.items() if option in _options(other)]
+            sentence = suggestions.for_option(
+                option,
+                arguments,
+                _options(command),
+                takes_keys=any("key=value" in str(one.metavar) for one in command.params),
+                elsewhere=elsewhere,
+            )
+            raise UserError(sentence) from None
+        for option in given:
+            takes_one = option.param_type_name == "option" and not (
+                option.multiple or option.is_flag
+            )
+            if takes_one and given.count(option) > 1:
+                raise UserError(
+                    f"{option.opts[0]} is given {given.count(option)} times, but takes one value."
+                    " Give it once."
+                )
 
     def invoke(self, ctx: Any) -> Any:
         """Call the command that the user named."""
-        with _exit_codes(), _printable_usage_errors():
+        with for_command_line(), _exit_codes(), _printable_usage_errors():
             return super().invoke(ctx)
 
 
-def _refuse_repeated_options(command: Any, ctx: Any, arguments: list[str]) -> None:
-    """Raise a UserError if an option that takes one value was given several times.
+def _unknown_option(error: Exception) -> str | None:
+    """Return the option that does not exist; None if an error is another one."""
+    # Typer has no public name for this error.
+    return getattr(error, "option_name", None) if hasattr(error, "possibilities") else None
 
-    Typer would take the last value without a word.
 
-    Args:
-        command: Typer's object for the command.
-        ctx: Typer's context of the group that the command belongs to.
-        arguments: Arguments of the command.
+def _options(command: Any) -> list[str]:
+    """Return the options of a command, such as `--rounds`."""
+    return [name for one in command.params for name in one.opts if name.startswith("--")]
+
+
+def _with_dotted_options(arguments: list[str]) -> list[str]:
+    """Return arguments in which options with a dot in their name are overrides.
+
+    Raises:
+        UserError: Such an option has no value.
+
+    >>> _with_dotted_options(["--train.rounds", "10", "--engine.name=ray", "--json"])
+    ['train.rounds=10', 'engine.name=ray', '--json']
     """
-    own = command.context_class(command, info_name=command.name, parent=ctx)
-    _, _, given = command.make_parser(own).parse_args(args=list(arguments))
-    for option in given:
-        takes_one = option.param_type_name == "option" and not (option.multiple or option.is_flag)
-        if takes_one and given.count(option) > 1:
-            raise UserError(
-                f"{option.opts[0]} is given {given.count(option)} times, but takes one value. Give"
-                " it once."
-            )
+    found: list[str] = []
+    rest = iter(arguments)
+    for argument in rest:
+        key, sign, _ = argument.removeprefix("--").partition("=")
+        if not argument.startswith("--") or not re.fullmatch(r"[\w-]+(\.[\w-]+)+", key):
+            found.append(argument)
+        elif sign:
+            found.append(argument.removeprefix("--"))
+        else:
+            value = next(rest, None)
+            if value is None or value.startswith("--") or "=" in value:
+                raise UserError(f"--{key} has no value. Write {key}=VALUE.")
+            found.append(f"{key}={value}")
+    return found
 
 
 @contextmanager
@@ -110,18 +183,19 @@ app = typer.Typer(
     cls=CommandGroup,
     help="Compare personalized federated learning methods on non-IID data.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 
-Overrides = Annotated[
+MethodsAndOverrides = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="[key=value ...]",
-        help="Overrides, for example train.rounds=100.",
+        metavar="[METHOD ...] [key=value ...]",
+        help="Method, or several methods to compare, for example hfcd fedavg; and overrides of"
+        " configuration keys, for example train.local_epochs=2.",
         show_default=False,
+        autocompletion=lambda incomplete: completion.words(incomplete),
     ),
 ]
 ConfigFile = Annotated[
@@ -136,8 +210,9 @@ Methods = Annotated[
     typer.Option(
         "--algo",
         metavar="NAME[,NAME ...]",
-        help="Method, or several methods to compare. Can be given several times.",
+        help="The same as METHOD. Can be given several times.",
         show_default=False,
+        autocompletion=lambda incomplete: completion.methods(incomplete),
     ),
 ]
 StoreUri = Annotated[
@@ -160,8 +235,9 @@ def _version(
 
 
 @app.command()
+@with_aliases(*ALIASES)
 def run(
-    overrides: Overrides = None,
+    methods_and_overrides: MethodsAndOverrides = None,
     *,
     algo: Methods = None,
     config: ConfigFile = None,
@@ -188,38 +264,43 @@ def run(
             help="Print the resolved configuration with the origin of each value; train nothing.",
         ),
     ] = False,
+    as_json: AsJson = False,
+    aliases: dict[str, str],
 ) -> None:
-    """Train and evaluate a method; without options, HFCD on scikit-learn's digits."""
+    """Train and evaluate a method; without arguments, HFCD on scikit-learn's digits."""
     from flbench.cli import layers
     from flbench.cli import run as command
 
+    methods, origin, overrides = layers.methods(methods_and_overrides or [], _joined(algo))
+    given = layers.CommandLine(overrides, aliases, config, out, methods, origin)
     if resume is not None:
         command.refuse_with_resume(
             {
-                "--algo": _joined(algo),
+                "--algo": " ".join(methods),
                 "--config": config,
                 "--out": out,
                 "--dry-run": dry_run,
                 "--print-config": print_config,
             }
         )
-        command.resume(resume, overrides or [])
-        return
-    runs = layers.one_run_per_method(
-        _joined(algo), config=config, overrides=overrides or [], out=out
-    )
-    if print_config:
-        command.print_config(runs)
+        command.resume(resume, given.layers()[0], as_json=as_json)
+    elif print_config:
+        command.print_config(given.layers_of_each(), as_json=as_json)
     elif dry_run:
-        command.dry_run(runs)
+        command.dry_run(given.layers_of_each(), as_json=as_json)
     else:
-        command.run(runs)
+        command.run(given.layers_of_each(), as_json=as_json)
 
 
 @app.command()
 def algos(
     name: Annotated[
-        str | None, typer.Argument(help="A method to describe.", show_default=False)
+        str | None,
+        typer.Argument(
+            help="A method to describe.",
+            show_default=False,
+            autocompletion=lambda incomplete: completion.methods(incomplete),
+        ),
     ] = None,
     *,
     as_json: AsJson = False,
@@ -231,11 +312,18 @@ def algos(
 
 
 @app.command()
+@with_aliases(*DATA)
 def data(
     name_and_overrides: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[NAME] [key=value ...]", help="A data set, and overrides.", show_default=False
+            metavar="[NAME] [key=value ...]",
+            help="A data set, and overrides.",
+            show_default=False,
+            autocompletion=lambda incomplete: [
+                *completion.data_sets(incomplete),
+                *completion.keys(incomplete),
+            ],
         ),
     ] = None,
     *,
@@ -268,6 +356,7 @@ def data(
         ),
     ] = None,
     as_json: AsJson = False,
+    aliases: dict[str, str],
 ) -> None:
     """List the data sets, or show the partition of one: samples per client and class.
 
@@ -278,6 +367,7 @@ def data(
     command.data(
         name_and_overrides or [],
         config=config,
+        aliases=aliases,
         save=save,
         picture=picture,
         topology=topology,
@@ -431,8 +521,17 @@ def predict(
 
 
 @app.command()
+@with_aliases(*DATA, "model", "participation", "device")
 def bench(
-    overrides: Overrides = None,
+    method_and_overrides: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[METHOD] [key=value ...]",
+            help="A method (default fedavg), and overrides.",
+            show_default=False,
+            autocompletion=lambda incomplete: completion.words(incomplete),
+        ),
+    ] = None,
     *,
     config: ConfigFile = None,
     engines: Annotated[
@@ -443,15 +542,6 @@ def bench(
             help="Engines to measure (default sequential,vectorized). Can be given several times.",
             show_default=False,
         ),
-    ] = None,
-    model: Annotated[
-        str | None, typer.Option("--model", metavar="NAME", help="The same as model.name=NAME.")
-    ] = None,
-    dataset: Annotated[
-        str | None, typer.Option("--dataset", metavar="NAME", help="The same as data.name=NAME.")
-    ] = None,
-    clients: Annotated[
-        int | None, typer.Option("--clients", metavar="N", help="The same as partition.clients=N.")
     ] = None,
     repeats: Annotated[int, typer.Option("--repeats", min=1, help="Rounds to measure.")] = 5,
     rounds: Annotated[
@@ -464,17 +554,15 @@ def bench(
         Path, typer.Option("--out", metavar="DIR", help="Folder for bench.json and bench.html.")
     ] = Path("bench"),
     as_json: AsJson = False,
+    aliases: dict[str, str],
 ) -> None:
     """Measure the speed of engines beside a bare PyTorch loop over the same batches."""
     from flbench.cli import bench as command
 
-    shortcuts = {"model.name": model, "data.name": dataset, "partition.clients": clients}
     command.bench(
         (_joined(engines) or "sequential,vectorized").split(","),
-        [
-            *(overrides or []),
-            *(f"{key}={value}" for key, value in shortcuts.items() if value is not None),
-        ],
+        method_and_overrides or [],
+        aliases=aliases,
         config=config,
         repeats=repeats,
         rounds=rounds,
@@ -484,6 +572,7 @@ def bench(
 
 
 @app.command()
+@with_aliases("clients", "alpha", "model", "rounds", "participation", "engine", "device", "seed")
 def reproduce(
     paper_and_overrides: Annotated[
         list[str] | None,
@@ -549,6 +638,8 @@ def reproduce(
         bool,
         typer.Option("--dry-run", help="List the runs, and what is missing; train nothing."),
     ] = False,
+    as_json: AsJson = False,
+    aliases: dict[str, str],
 ) -> None:
     """Measure tables of a paper, and print the published numbers beside the measured ones.
 
@@ -558,7 +649,9 @@ def reproduce(
 
     command.reproduce(
         paper_and_overrides or [],
+        aliases=aliases,
         dry_run=dry_run,
+        as_json=as_json,
         tables=_joined(table),
         dataset=dataset,
         algos=_joined(algos),
@@ -570,8 +663,9 @@ def reproduce(
 
 
 @app.command(no_args_is_help=True)
+@with_aliases(*ALIASES)
 def tune(
-    overrides: Overrides = None,
+    methods_and_overrides: MethodsAndOverrides = None,
     *,
     algo: Methods = None,
     space: Annotated[
@@ -681,12 +775,15 @@ def tune(
         Path | None,
         typer.Option("--resume", metavar="STUDY_DIR", help="Resume an interrupted study."),
     ] = None,
+    as_json: AsJson = False,
+    aliases: dict[str, str],
 ) -> None:
     """Search hyper-parameters of methods with equal budgets, and compare the tuned methods.
 
     Trials are scored on the validation parts. The best and the default parameters are then trained
     again with several seeds, and only these final trainings are evaluated on the test parts.
     """
+    from flbench.cli import layers
     from flbench.cli import tune as command
 
     resources = {"concurrent": concurrent, "gpus": gpus, "retries": retries, "address": address}
@@ -702,15 +799,14 @@ def tune(
     }
     resources = {key: value for key, value in resources.items() if value is not None}
     settings = {key: value for key, value in settings.items() if value is not None}
+    methods, origin, overrides = layers.methods(methods_and_overrides or [], _joined(algo))
     if resume is not None:
-        command.refuse_with_resume(
-            {"algo": _joined(algo), "config": config, **settings}, overrides or []
-        )
-        command.resume(resume, resources)
+        asked = {"algo": " ".join(methods) or None, "config": config, **aliases, **settings}
+        command.refuse_with_resume(asked, overrides)
+        command.resume(resume, resources, as_json=as_json)
     else:
-        command.tune(
-            _joined(algo), config=config, overrides=overrides or [], options=settings | resources
-        )
+        given = layers.CommandLine(overrides, aliases, config, None, methods, origin)
+        command.tune(given, options=settings | resources, as_json=as_json)
 
 
 @app.command(no_args_is_help=True)
@@ -720,11 +816,12 @@ def sync(
     ],
     *,
     uri: StoreUri = None,
+    as_json: AsJson = False,
 ) -> None:
     """Send to MLflow the parts of runs and studies that it does not have yet."""
     from flbench.cli import mlflow as command
 
-    command.sync(paths, uri)
+    command.sync(paths, uri, as_json=as_json)
 
 
 @app.command()

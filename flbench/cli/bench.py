@@ -1,23 +1,23 @@
 """`flbench bench`: the speed of engines beside a bare PyTorch loop."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from flbench.cli import console
-from flbench.cli.layers import one_run
+from flbench.cli import console, layers
 from flbench.cli.tables import bench as bench_tables
 from flbench.config.resolve import resolve
 from flbench.config.schema import Config, EngineConfig
 from flbench.config.sources import Layer
 from flbench.core import files
-from flbench.core.errors import ConfigError
+from flbench.core.errors import ConfigError, UserError
 
 
 def bench(
     engines: Sequence[str],
-    overrides: Sequence[str],
+    method_and_overrides: Sequence[str],
     *,
+    aliases: Mapping[str, str],
     config: str | None,
     repeats: int,
     rounds: int,
@@ -28,14 +28,19 @@ def bench(
 
     Args:
         engines: Names of the engines.
-        overrides: Overrides `key=value`.
+        method_and_overrides: At most one method, and overrides `key=value`.
+        aliases: Texts of the short forms that the user gave, by the name of the option.
         config: Configuration file.
         repeats: Rounds to measure.
         rounds: Rounds of the complete run to measure; 0 for none.
         out: Folder for the two files.
         as_json: Whether to print JSON instead of tables.
     """
-    configs = _configurations([name.strip() for name in engines], overrides, config)
+    methods, origin, overrides = layers.methods(method_and_overrides, None)
+    if len(methods) > 1:
+        raise UserError(f"give one method, got {', '.join(methods)}.")
+    given = layers.CommandLine(overrides, aliases, config, None, methods, origin)
+    configs = _configurations([name.strip() for name in engines], given.layers(*methods))
     from flbench.bench import measure, page
 
     out.mkdir(parents=True, exist_ok=True)
@@ -50,15 +55,13 @@ def bench(
         console.text(f"{out / 'bench.json'}\n{out / 'bench.html'}\n")
 
 
-def _configurations(
-    engines: Sequence[str], overrides: Sequence[str], config: str | None
-) -> list[Config]:
+def _configurations(engines: Sequence[str], given: list[Layer]) -> list[Config]:
     """Return one configuration for each engine; the method is FedAvg unless the user names one.
 
     Raises:
         ConfigError: The configuration names an engine that --engines does not.
     """
-    configured = resolve(one_run(config, overrides))[0].engine.name
+    configured = resolve(given)[0].engine.name
     if configured != EngineConfig().name and configured not in engines:
         raise ConfigError(
             f"`engine.name`={configured} would not be measured, because --engines does not name it:"
@@ -68,5 +71,5 @@ def _configurations(
     configs = []
     for name in engines:
         engine = Layer({"engine": {"name": name}}, {"engine.name": "--engines"})
-        configs.append(resolve([method, *one_run(config, overrides), engine])[0])
+        configs.append(resolve([method, *given, engine])[0])
     return configs

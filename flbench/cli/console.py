@@ -2,7 +2,9 @@
 
 import json as json_module
 import sys
-from typing import Final
+from collections.abc import Mapping
+from math import isfinite
+from typing import Any, Final
 
 from rich.box import SIMPLE_HEAD
 from rich.measure import Measurement
@@ -28,8 +30,21 @@ def line(content: str) -> None:
 
 
 def json(value: object) -> None:
-    """Print a value as JSON on standard output."""
-    sys.stdout.write(json_module.dumps(value, indent=1, default=str) + "\n")
+    """Print a value as one JSON document on standard output.
+
+    JSON has no number for infinity and NaN; they are printed as null.
+    """
+    content = json_module.dumps(_finite(value), indent=1, default=str, allow_nan=False)
+    sys.stdout.write(content + "\n")
+
+
+def _finite(value: Any) -> Any:
+    """Return a value of JSON in which numbers that are not finite are None."""
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not isfinite(value) else value
 
 
 def titled_table(title: str) -> Table:

@@ -1,69 +1,149 @@
-"""The configuration layers that `--config`, `--algo`, `--out` and overrides stand for."""
+"""The configuration layers that `--config`, methods, overrides and short forms stand for."""
 
-from collections.abc import Sequence
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any, Final
 
-from flbench.cli import console
-from flbench.config.sources import Layer, from_file, from_overrides
-from flbench.core.errors import UserError
+from flbench.cli import aliases, console, words
+from flbench.config.sources import Layer, from_file, from_overrides, leaves, merge
+from flbench.core.errors import ConfigError, UserError
+
+WORDS: Final = "command line"
+"""Origin of values that overrides and words without an option set."""
 
 
-def split_names(items: Sequence[str], kind: str) -> tuple[str | None, list[str]]:
-    """Separate a name from the overrides `key=value` that follow it.
+@dataclass(frozen=True)
+class CommandLine:
+    """What a user gave on the command line for the configuration of one run or of several.
+
+    Attributes:
+        overrides: Overrides `key=value`.
+        short_forms: Texts of the given short forms, by the name of the option.
+        config: Configuration file; None for none.
+        out: Option `--out` of `flbench run`: folder of the run folders; None if it is not given.
+        methods: Names of the methods; empty if none is named.
+        methods_origin: What names the methods: `--algo`, or the command line.
+    """
+
+    overrides: Sequence[str] = ()
+    short_forms: Mapping[str, str] = field(default_factory=dict)
+    config: str | None = None
+    out: str | None = None
+    methods: tuple[str, ...] = ()
+    methods_origin: str = WORDS
+
+    def layers(self, method: str | None = None) -> list[Layer]:
+        """Return the layers of one run, from the lowest to the highest: file, command line.
+
+        Args:
+            method: The method of the run; None for the one of the other layers.
+
+        Raises:
+            UserError: An option is empty, or two of them set a key to different values.
+        """
+        for option, value in (("--config", self.config), ("--out", self.out)):
+            if value == "":
+                raise UserError(f"{option} is empty. Give a path, or leave the option out.")
+        layers = [] if self.config is None else [from_file(Path(self.config))]
+        # One layer holds all that the command line sets: merging it over the file drops the keys
+        # of a method or net that the command line replaces, and none that the command line sets.
+        return [*layers, self._own(method)]
+
+    def layers_of_each(self) -> list[list[Layer]]:
+        """Return the layers of each run: one run for each method that is named.
+
+        If there are several methods, each one gets those overrides `algorithm.KEY=...` whose key it
+        has. A key that none of the methods has is refused later, when the configuration is
+        resolved.
+
+        Raises:
+            UserError: A name is empty, or a method is named twice.
+        """
+        if len(self.methods) < 2:
+            return [self.layers(*self.methods)]
+        found = []
+        for name in self.methods:
+            kept = _overrides_of(name, self.methods, self.overrides)
+            found.append(replace(self, overrides=kept).layers(name))
+        return found
+
+    def _own(self, method: str | None) -> Layer:
+        """Return the layer of the overrides, the short forms, `--out` and the method."""
+        overrides = from_overrides(self.overrides, WORDS)
+        values = leaves(overrides.tree)
+        options = aliases.origins(self.short_forms)
+        options += [] if self.out is None else [("--out", "output.dir", self.out)]
+        own = []
+        for option, key, text in options:
+            # A path is a text, whatever YAML would make of it.
+            layer = (
+                Layer({"output": {"dir": text}}, {key: option})
+                if option == "--out"
+                else from_overrides([f"{key}={text}"], option)
+            )
+            value = leaves(layer.tree).get(key)
+            if key in values and values[key] != value:
+                raise _conflict(f"{option} {text}", f"{key}={_text(values[key])}", key)
+            own.append(layer)
+        if method is not None:
+            key = "algorithm.name"
+            if key in values and values[key] != method:
+                given = f"--algo {method}" if self.methods_origin == "--algo" else f"`{method}`"
+                raise _conflict(given, f"{key}={values[key]}", key)
+            own.append(Layer({"algorithm": {"name": method}}, {key: self.methods_origin}))
+        return Layer(*merge([overrides, *own]))
+
+
+def methods(
+    items: Sequence[str], algo: str | None, *, option: str = "--algo"
+) -> tuple[tuple[str, ...], str, list[str]]:
+    """Separate the methods from the overrides among the words of a command.
 
     Args:
-        items: Arguments of a command.
-        kind: What the name is of, for the error message.
+        items: Words of the command.
+        algo: Value of the option that names methods too, separated by commas; None without it.
+        option: The option.
 
     Returns:
-        The name, or None if there is none; and the overrides.
+        The names of the methods, what names them, and the overrides.
 
     Raises:
-        UserError: There is more than one name.
+        UserError: A word is neither a method nor an override, a name is empty or given twice, or
+            the words and the option name different methods.
     """
-    names = [item for item in items if "=" not in item]
-    if len(names) > 1:
-        raise UserError(f"give one {kind}, got {', '.join(names)}.")
-    return (names[0] if names else None), [item for item in items if "=" in item]
+    names, overrides = words.separate(items, "method")
+    by_option = () if algo is None else _split(f"{option} {algo}", algo)
+    # A shell splits `hfcd, fedavg` into two words.
+    joined = re.sub(r"\s*,\s*", ",", " ".join(names)).split()
+    by_words = tuple(name for word in joined for name in _split(f"`{word}`", word))
+    for name in by_words:
+        words.check_method(name)
+        if by_words.count(name) > 1:
+            raise UserError(f"`{name}` is named twice. Name it once.")
+    if by_words and by_option and set(by_words) != set(by_option):
+        raise UserError(
+            f"`{' '.join(names)}` and {option} {algo} name different methods. Name the methods"
+            " once."
+        )
+    return by_words or by_option, option if by_option and not by_words else WORDS, overrides
 
 
-def one_run(config: str | None, overrides: Sequence[str], out: str | None = None) -> list[Layer]:
-    """Return the layers of one run, from the lowest to the highest: file, overrides, `--out`."""
-    for option, value in (("--config", config), ("--out", out)):
-        if value == "":
-            raise UserError(f"{option} is empty. Give a path, or leave the option out.")
-    layers = [] if config is None else [from_file(Path(config))]
-    layers.append(from_overrides(overrides))
-    if out is not None:
-        layers.append(Layer({"output": {"dir": out}}, {"output.dir": "--out"}))
-    return layers
-
-
-def one_run_per_method(
-    algo: str | None, *, config: str | None, overrides: Sequence[str], out: str | None
-) -> list[list[Layer]]:
-    """Return the layers of each run: one run for each method that `--algo` names.
-
-    If there are several methods, each one gets those overrides `algorithm.KEY=...` whose key it
-    has. A key that none of the methods has is refused later, when the configuration is resolved.
+def _split(given: str, text: str) -> tuple[str, ...]:
+    """Return names that are separated by commas.
 
     Raises:
-        UserError: A name is empty, or a method is named twice.
+        UserError: A name is empty or given twice.
     """
-    if algo is None:
-        return [one_run(config, overrides, out)]
-    names = [name.strip() for name in algo.split(",")]
+    names = tuple(name.strip() for name in text.split(","))
     for name in names:
         if not name:
-            raise UserError(f"--algo {algo}: a name is empty. Put one comma between two names.")
+            raise UserError(f"{given}: a name is empty. Put one comma between two names.")
         if names.count(name) > 1:
-            raise UserError(f"--algo {algo}: `{name}` is named twice. Name it once.")
-    runs = []
-    for name in names:
-        method_overrides = overrides if len(names) == 1 else _overrides_of(name, names, overrides)
-        method = Layer({"algorithm": {"name": name}}, {"algorithm.name": "--algo"})
-        runs.append([*one_run(config, method_overrides, out), method])
-    return runs
+            raise UserError(f"{given}: `{name}` is named twice. Name it once.")
+    return names
 
 
 def _overrides_of(name: str, names: Sequence[str], overrides: Sequence[str]) -> list[str]:
@@ -81,3 +161,14 @@ def _overrides_of(name: str, names: Sequence[str], overrides: Sequence[str]) -> 
         else:
             kept.append(item)
     return kept
+
+
+def _conflict(option: str, override: str, key: str) -> ConfigError:
+    return ConfigError(
+        f"{option} and {override} give `{key}` two different values. Leave one of the two out."
+    )
+
+
+def _text(value: Any) -> str:
+    """Return a value as YAML writes it on one line."""
+    return value if isinstance(value, str) else json.dumps(value)

@@ -7,20 +7,29 @@ from flbench.cli import console
 from flbench.tracking import follow, mlflow_ui
 
 
-def sync(paths: Sequence[Path], uri: str | None) -> None:
+def sync(paths: Sequence[Path], uri: str | None, *, as_json: bool) -> None:
     """Send to MLflow the parts of runs and studies that it does not have yet.
 
     Args:
         paths: Run folders and study folders.
         uri: MLflow server or database; None for the default.
+        as_json: Whether to print JSON: a list with `path`, `uri` and `sent`, the number of each
+            kind of entry that was sent.
     """
     for path in paths:
         follow.kind_of(path)  # a wrong path is refused before anything is sent
+    entries = []
     for path in paths:
         sent, address = follow.sync(path, uri)
-        counts = {name: count for name, count in vars(sent).items() if count}
-        parts = [f"{count} {name if count > 1 else name[:-1]}" for name, count in counts.items()]
-        console.line(f"{path} to {address}: {', '.join(parts) or 'nothing new'}")
+        entries.append({"path": str(path), "uri": address, "sent": vars(sent)})
+        if not as_json:
+            counts = {name: count for name, count in vars(sent).items() if count}
+            texts = [
+                f"{count} {name if count > 1 else name[:-1]}" for name, count in counts.items()
+            ]
+            console.line(f"{path} to {address}: {', '.join(texts) or 'nothing new'}")
+    if as_json:
+        console.json(entries)
 
 
 def ui(uri: str | None, port: int) -> None:

@@ -9,7 +9,7 @@ from flbench.cli import console
 from flbench.cli.show import show
 from flbench.cli.tables import estimates, partitions
 from flbench.config.resolve import resolve
-from flbench.config.sources import Layer, from_overrides
+from flbench.config.sources import Layer
 from flbench.config.yaml_text import to_yaml
 from flbench.core.errors import RunError, UserError
 
@@ -26,55 +26,92 @@ def refuse_with_resume(options: Mapping[str, object]) -> None:
         )
 
 
-def run(runs: Sequence[list[Layer]]) -> None:
+def run(runs: Sequence[list[Layer]], *, as_json: bool) -> None:
     """Train one run after the other, and print their tables.
 
     Args:
         runs: Configuration layers of each run, see `flbench.cli.layers`.
+        as_json: Whether to print JSON: what `flbench show --json` prints of the runs.
     """
     resolved = [resolve(layers) for layers in runs]
     from flbench.api import running
 
-    _finish(running.start(resolved, Caller()))
+    _finish(running.start(resolved, Caller()), as_json=as_json)
 
 
-def resume(path: Path, overrides: Sequence[str]) -> None:
-    """Resume an interrupted run, and print its tables."""
+def resume(path: Path, changed: Layer, *, as_json: bool) -> None:
+    """Resume an interrupted run, and print its tables.
+
+    Args:
+        path: The run folder.
+        changed: New values of keys that may change on resume.
+        as_json: Whether to print JSON, as `run` does.
+    """
     from flbench.api import running
 
-    _finish(running.carry_on(path, from_overrides(overrides), Caller()))
+    _finish(running.carry_on(path, changed, Caller()), as_json=as_json)
 
 
-def print_config(runs: Sequence[list[Layer]]) -> None:
-    """Print the resolved configurations, with the origin of each value as a comment."""
-    for layers in runs:
-        config, origins = resolve(layers)
+def print_config(runs: Sequence[list[Layer]], *, as_json: bool) -> None:
+    """Print the resolved configurations, with the origin of each value as a comment.
+
+    Args:
+        runs: Configuration layers of each run.
+        as_json: Whether to print JSON: a list with `config`, the sections, and `origins`, the
+            origin of each value by its dotted key.
+    """
+    resolved = [resolve(layers) for layers in runs]
+    if as_json:
+        console.json([{"config": config.tree(), "origins": place} for config, place in resolved])
+        return
+    for config, origins in resolved:
         console.text(to_yaml(config.tree(), origins))
 
 
-def dry_run(runs: Sequence[list[Layer]]) -> None:
-    """Print configuration, partition, and estimates of size, time and memory."""
+def dry_run(runs: Sequence[list[Layer]], *, as_json: bool) -> None:
+    """Print configuration, partition, and estimates of size, time and memory.
+
+    Args:
+        runs: Configuration layers of each run.
+        as_json: Whether to print JSON: a list with `config`, `notes`, `partition` (as `flbench data
+            --json` prints it) and `estimate`, the fields of `flbench.experiment.estimate.Estimate`.
+    """
     resolved = [resolve(layers) for layers in runs]
+    from flbench.data import catalogue
     from flbench.experiment import assembly, estimate
 
+    entries = []
     for config, origins in resolved:
         built = assembly.build(config)
-        console.text(to_yaml(built.config.tree(), origins))
-        console.notes(built.messages())
-        partitions.print_partition(built.federation)
         try:
-            estimates.print_estimate(estimate.measure(built))
+            if not as_json:
+                console.text(to_yaml(built.config.tree(), origins))
+                console.notes(built.messages())
+                partitions.print_partition(built.federation)
+            measured = estimate.measure(built)
         finally:
             built.engine.close()
+        if not as_json:
+            estimates.print_estimate(measured)
+        entries.append(
+            {
+                "config": built.config.tree(),
+                "notes": list(built.messages()),
+                "partition": catalogue.partition(built.federation),
+                "estimate": vars(measured),
+            }
+        )
+    if as_json:
+        console.json(entries)
 
 
-def _finish(ending: "Ending") -> None:
+def _finish(ending: "Ending", *, as_json: bool) -> None:
     """Print the tables of finished runs, and wait until MLflow has them.
 
     Raises:
         RunError: In one of the runs no client finished a training.
     """
-    show(ending.paths)
+    show(ending.paths, as_json=as_json)
     console.notes(ending.unsent())
     if failures := ending.failures():
         raise RunError("\n".join(failures))

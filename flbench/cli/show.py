@@ -1,8 +1,7 @@
 """`flbench show`: tables of runs and studies."""
 
 import json
-from collections.abc import Mapping, Sequence
-from math import isfinite
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +72,7 @@ def _runs(runs: Sequence[reading.Run]) -> list[dict[str, Any]]:
             "path": str(run.path),
             "finished": run.finished,
             "settings": {key: values[k] for key, values in apart.items()},
-            **_plain(run.summary),
+            **run.summary,
         }
         for k, run in enumerate(runs)
     ]
@@ -89,12 +88,3 @@ def _study(path: Path) -> dict[str, Any]:
         "path": str(path),
         **{name: json.loads(table.to_json(orient="records")) for name, table in tables.items()},
     }
-
-
-def _plain(value: Any) -> Any:
-    """Return a JSON value in which numbers that are not finite are None, as JSON has none."""
-    if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return None if isinstance(value, float) and not isfinite(value) else value

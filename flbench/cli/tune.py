@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from flbench.api.caller import Caller
 from flbench.cli import console
-from flbench.cli.layers import one_run_per_method
+from flbench.cli.layers import CommandLine
 from flbench.cli.show import show
 from flbench.core.errors import RunError, UserError
 
@@ -26,41 +26,38 @@ def refuse_with_resume(options: Mapping[str, object], overrides: Sequence[str]) 
         )
 
 
-def tune(
-    algo: str | None, *, config: str | None, overrides: Sequence[str], options: dict[str, Any]
-) -> None:
+def tune(given: CommandLine, *, options: dict[str, Any], as_json: bool) -> None:
     """Check a study, make its folder, and carry it out.
 
     Args:
-        algo: Names of the methods, separated by commas.
-        config: Configuration file.
-        overrides: Overrides `key=value`.
+        given: What the user gave on the command line for the configuration.
         options: Fields of `flbench.tuning.request.TuneRequest`.
+        as_json: Whether to print JSON: what `flbench show --json` prints of the study.
     """
-    if algo is None:
-        raise UserError("name the methods to tune, separated by commas: --algo hfcd,fedavg.")
-    layers = one_run_per_method(algo, config=config, overrides=overrides, out=None)
+    if not given.methods:
+        raise UserError("name the methods to tune, for example flbench tune hfcd fedavg.")
+    layers = dict(zip(given.methods, given.layers_of_each(), strict=True))
     from flbench.api import tuning
 
-    methods = tuple(name.strip() for name in algo.split(","))
     command = ["flbench", *sys.argv[1:]]
-    by_method = dict(zip(methods, layers, strict=True))
-    _finish(tuning.start(by_method, options, command=command, caller=Caller()))
+    ending = tuning.start(layers, options, command=command, caller=Caller())
+    _finish(ending, as_json=as_json)
 
 
-def resume(path: Path, resources: dict[str, Any]) -> None:
+def resume(path: Path, resources: dict[str, Any], *, as_json: bool) -> None:
     """Resume an interrupted study.
 
     Args:
         path: Study folder.
         resources: Fields of `flbench.tuning.request.TuneRequest` that change.
+        as_json: Whether to print JSON, as `tune` does.
     """
     from flbench.api import tuning
 
-    _finish(tuning.carry_on(path, resources, caller=Caller()))
+    _finish(tuning.carry_on(path, resources, caller=Caller()), as_json=as_json)
 
 
-def _finish(ending: "Ending") -> None:
+def _finish(ending: "Ending", *, as_json: bool) -> None:
     """Print the tables of a study.
 
     Raises:
@@ -68,7 +65,7 @@ def _finish(ending: "Ending") -> None:
     """
     from flbench.api import tuning
 
-    show([ending.path])
+    show([ending.path], as_json=as_json)
     console.notes(ending.notes)
     if reason := tuning.failure(ending.path):
         raise RunError(reason)

@@ -2,9 +2,11 @@
 
 import importlib
 import pkgutil
+import re
 from collections.abc import Callable
 from importlib.metadata import entry_points
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, TypeVar
 
 from flbench.core.errors import ConfigError, did_you_mean
@@ -66,6 +68,19 @@ class Registry(dict[str, T]):
             hint = did_you_mean(name, self) or f" Known: {', '.join(sorted(self))}."
             raise ConfigError(f"there is no {self.kind} `{name}`.{hint}")
         return self[name]
+
+    def names(self) -> list[str]:
+        """Return the sorted names without importing a module; for suggestions, such as completion.
+
+        Names of the package are read from the text of its modules. Of other packages the names of
+        the entry points are returned, which should be those that the packages register.
+        """
+        spec = find_spec(self.package)
+        folders = [] if spec is None else list(spec.submodule_search_locations or ())
+        found = {point.name for point in entry_points(group=self.package)}
+        for file in (file for folder in folders for file in Path(folder).glob("*.py")):
+            found |= set(re.findall(r'^@\w+\.register\("(.+?)"\)', file.read_text("utf-8"), re.M))
+        return sorted(found | set(self))
 
     def load(self) -> list[str]:
         """Import all modules that can register names, once, and return the sorted names.

@@ -3,7 +3,7 @@
 from typing import Any
 
 from flbench.config.schema import DataConfig
-from flbench.data import sources
+from flbench.data import known_sets, sources
 from flbench.data.federation import Federation
 
 Entry = dict[str, Any]
@@ -16,7 +16,7 @@ def data_sets(config: DataConfig) -> list[Entry]:
     Args:
         config: Section `data`; its `name` and `path` are ignored.
     """
-    names = list(sources.known())
+    names = list(known_sets.known())
     if config.root.is_dir():
         files = (
             path.stem for path in sorted(config.root.iterdir()) if path.suffix in (".npz", ".zip")
@@ -39,7 +39,7 @@ def data_set(config: DataConfig) -> Entry:
     Raises:
         DataError: The name is unknown and there is no such file.
     """
-    known = sources.known().get(config.name)
+    known = known_sets.known().get(config.name)
     if known is None and not is_available(config):
         sources.load(config)  # raises the error that names the expected files
     places = [str(path) for path in sources.candidates(config)]
@@ -70,7 +70,7 @@ def location(config: DataConfig) -> str | None:
     if config.name == "digits":
         return "scikit-learn"
     places = list(sources.candidates(config))
-    known = sources.known().get(config.name)
+    known = known_sets.known().get(config.name)
     if known is not None and known.downloaded:
         places.append(config.root / known.downloaded)
     return next((str(path) for path in places if path.exists()), None)

@@ -16,30 +16,12 @@ from numpy.typing import NDArray
 from flbench.config.schema import DataConfig
 from flbench.core import given, imported
 from flbench.core.errors import DataError, did_you_mean
-from flbench.data import image_files, npz_files, table_files, torchvision_sets
+from flbench.data import image_files, npz_files, table_files
 from flbench.data.archive import Archive
-from flbench.data.dataset import Dataset, KnownDataset, check_classes
+from flbench.data.dataset import Dataset, check_classes
+from flbench.data.known_sets import known
 from flbench.data.own import Data
 from flbench.data.partition_files import data_hash
-
-
-def known() -> dict[str, KnownDataset]:
-    """Return the data sets that flbench knows, by name, in the order in which they are listed."""
-    sets = {
-        "digits": KnownDataset(
-            "scikit-learn's digits, 8x8", 10, (1, 8, 8), "comes with scikit-learn"
-        )
-    }
-    sets |= torchvision_sets.known()
-    file = "a file that you make: NPZ, or a folder or .zip of images"
-    sets["cinic10"] = KnownDataset(
-        "CINIC-10 (give its train and test parts)", 10, (3, 32, 32), file
-    )
-    sets["tinyimagenet"] = KnownDataset("Tiny-ImageNet-200", 200, (3, 64, 64), file)
-    sets["organamnist"] = KnownDataset(
-        "OrganAMNIST of MedMNIST (MedMNISTA)", 11, (1, 28, 28), "MedMNIST's organamnist.npz"
-    )
-    return sets
 
 
 def load(config: DataConfig) -> Dataset:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
-from flbench.config.sources import Layer, from_overrides, leaves
+from flbench.config.sources import Layer, leaves
 from flbench.core.errors import ConfigError, UserError, did_you_mean
 from flbench.reproduce.schema import Paper
 
@@ -33,7 +33,7 @@ class ReproduceRequest:
         scale: Scale of the runs.
         seeds: Number of seeds; None for the paper's number, but at most 3 at small scale.
         output: Folder for runs and reports.
-        overrides: Overrides `key=value`.
+        overrides: What the command line sets: overrides `key=value` and short forms.
         download: Whether torchvision may download missing data sets.
     """
 
@@ -44,7 +44,7 @@ class ReproduceRequest:
     scale: Scale = "small"
     seeds: int | None = None
     output: Path = Path("reproduce")
-    overrides: Sequence[str] = ()
+    overrides: Layer = Layer({})
     download: bool = False
 
 
@@ -122,11 +122,10 @@ def overrides(request: ReproduceRequest) -> Layer:
     Raises:
         ConfigError: A key cannot be overridden, because an option sets it.
     """
-    given = from_overrides(request.overrides)
-    for path in leaves(given.tree):
+    for path in leaves(request.overrides.tree):
         if path in OPTIONS:
             raise ConfigError(f"`{path}` cannot be overridden here. Its option: {OPTIONS[path]}.")
-    return given
+    return request.overrides
 
 
 def seeds(request: ReproduceRequest, paper: Paper, given: Layer) -> tuple[int, ...]:

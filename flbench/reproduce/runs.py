@@ -10,7 +10,7 @@ from typing import Final, Literal
 from flbench.callbacks import Callback, RunView
 from flbench.config.resolve import resolve
 from flbench.config.schema import Config
-from flbench.config.sources import Layer, from_file, from_overrides
+from flbench.config.sources import Layer, from_file
 from flbench.core.errors import UserError
 from flbench.experiment import lifecycle
 from flbench.reproduce.configurations import fingerprint
@@ -156,7 +156,7 @@ def carry_out(
 
 def _engine(plan: PaperPlan) -> Layer:
     """Return the overrides of the engine that a resumed run accepts."""
-    given = from_overrides(plan.request.overrides)
+    given = plan.request.overrides
     changeable = {
         key: value
         for key, value in given.tree.get("engine", {}).items()

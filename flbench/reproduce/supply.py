@@ -8,7 +8,7 @@ from flbench.config.resolve import resolve
 from flbench.config.schema import DataConfig
 from flbench.config.sources import Layer, from_file
 from flbench.core.errors import UserError, did_you_mean
-from flbench.data import catalogue, sources
+from flbench.data import catalogue, known_sets, sources
 from flbench.reproduce import cells, library
 from flbench.reproduce.request import ReproduceRequest
 from flbench.reproduce.schema import Paper
@@ -117,7 +117,7 @@ def _source(
         values = {"name": name, "root": root, "path": base.path.absolute()}
         return DataSource(values, str(base.path), None)
     absent = None
-    config, known = DataConfig(name=name, root=root), sources.known().get(name)
+    config, known = DataConfig(name=name, root=root), known_sets.known().get(name)
     if not catalogue.is_available(config):
         if substitute is not None and known is None:
             sources.load(config)  # raises an error with the known names and the searched folders

@@ -14,7 +14,15 @@ from PIL import Image
 
 from flbench.config.schema import DataConfig, PartitionConfig
 from flbench.core.errors import DataError
-from flbench.data import archive, catalogue, image_files, npz_files, sources, table_files
+from flbench.data import (
+    archive,
+    catalogue,
+    image_files,
+    known_sets,
+    npz_files,
+    sources,
+    table_files,
+)
 from flbench.data.federation import build
 from tests.support import write_npz
 
@@ -111,7 +119,7 @@ def test_all_nine_data_sets_of_fedcpmd_are_known():
         "svhn",
     }
 
-    assert names | {"tinyimagenet"} <= set(sources.known())
+    assert names | {"tinyimagenet"} <= set(known_sets.known())
 
 
 def test_npz_joins_validation_to_train(tmp_path):

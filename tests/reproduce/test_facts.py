@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from flbench.config.resolve import resolve
 from flbench.config.sources import from_file, from_overrides
-from flbench.data import catalogue, sources
+from flbench.data import catalogue, known_sets
 from flbench.reproduce import cells, library, plan, verdicts
 from flbench.reproduce.request import ReproduceRequest
 from flbench.reproduce.schema import Paper
@@ -45,7 +45,7 @@ def test_every_published_number_is_possible_for_its_metric(name):
 @pytest.mark.parametrize("name", PAPERS)
 def test_data_sets_are_known_by_name_or_are_files_to_make(name):
     for data in library.load(name).datasets.values():
-        assert data.name in sources.known()
+        assert data.name in known_sets.known()
 
 
 @pytest.mark.parametrize("scale", ["small", "full"])

@@ -1,0 +1,42 @@
+"""How messages name a setting: an option on the command line, an argument in Python."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, Final
+
+_NOTHING: Final = object()
+_of_command_line: ContextVar[bool] = ContextVar("command_line", default=False)
+
+
+@contextmanager
+def for_command_line() -> Iterator[None]:
+    """Return a context manager in which messages are for a user of the command line.
+
+    Outside of it they are for a user of the Python interface.
+    """
+    token = _of_command_line.set(True)
+    try:
+        yield
+    finally:
+        _of_command_line.reset(token)
+
+
+def setting(name: str, value: Any = _NOTHING) -> str:
+    """Return a setting as the user writes it.
+
+    Args:
+        name: Name of the argument of the Python function, such as `gpus_per_trial`. The option has
+            hyphens instead of underscores.
+        value: Its value; without one, the setting is named alone.
+
+    >>> setting("gpus_per_trial"), setting("metric", "auc")
+    ('`gpus_per_trial`', "`metric='auc'`")
+    >>> with for_command_line():
+    ...     setting("gpus_per_trial"), setting("metric", "auc")
+    ('--gpus-per-trial', '--metric auc')
+    """
+    if _of_command_line.get():
+        option = f"--{name.replace('_', '-')}"
+        return option if value is _NOTHING else f"{option} {value}"
+    return f"`{name}`" if value is _NOTHING else f"`{name}={value!r}`"

@@ -1,0 +1,114 @@
+"""`--json`: standard output is one JSON document, whatever else a command says."""
+
+import io
+import json
+from contextlib import redirect_stderr, redirect_stdout
+
+import pytest
+
+from flbench.cli import app, console
+from flbench.cli import mlflow as mlflow_command
+from flbench.tracking.mlflow_run import SentCounts
+
+TINY = (
+    *("--dataset", "digits", "--clients", "3", "--rounds", "1", "train.local_epochs=1"),
+    *("partition.samples=300", "tracking.mlflow=false"),
+)
+
+
+def document(*arguments: str, code: int = 0):
+    """Run a command with `--json` and return its document, which must be valid JSON."""
+    out, err = io.StringIO(), io.StringIO()
+    with redirect_stdout(out), redirect_stderr(err):
+        assert app.main([*arguments, "--json"]) == code, err.getvalue()
+
+    def refuse(text: str) -> None:
+        pytest.fail(f"{text} is not JSON")
+
+    return json.loads(out.getvalue(), parse_constant=refuse)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """Document of `flbench run` with two methods, and the folder of the runs."""
+    folder = tmp_path_factory.mktemp("json")
+    return document("run", "local", "fedavg", *TINY, "--out", str(folder)), folder
+
+
+def test_run_prints_what_show_prints(trained):
+    printed, folder = trained
+
+    assert [run["algorithm"] for run in printed["runs"]] == ["local", "fedavg"]
+    assert printed["studies"] == []
+    assert all(run["finished"] and run["path"].startswith(str(folder)) for run in printed["runs"])
+    assert document("show", *(run["path"] for run in printed["runs"])) == printed
+
+
+def test_finished_run_resumed(trained):
+    path = trained[0]["runs"][0]["path"]
+
+    [run] = document("run", "--resume", path)["runs"]
+
+    assert run["path"] == path
+
+
+def test_digest_is_the_same_by_short_forms_and_keys(trained, tmp_path):
+    keys = ("data.name=digits", "partition.clients=3", "train.rounds=1", *TINY[6:])
+
+    [run] = document("run", "--algo", "fedavg", *keys, f"output.dir={tmp_path}")["runs"]
+
+    by_option = trained[0]["runs"][1]
+    assert run["config_hash"] == by_option["config_hash"]
+    assert run["weights_digest"] == by_option["weights_digest"]
+
+
+def test_dry_run_prints_configuration_partition_and_estimate():
+    [entry] = document("run", "local", *TINY, "--dry-run")
+
+    assert entry["config"]["train"]["rounds"] == 1
+    assert entry["partition"]["clients"] == 3
+    assert entry["estimate"]["cohort"] == 3
+    assert entry["estimate"]["total"] > 0
+
+
+def test_partition_that_is_saved_is_named_on_standard_error(tmp_path):
+    path = tmp_path / "p.npz"
+
+    entry = document("data", *TINY[:4], "--save", str(path))
+
+    assert entry["clients"] == 3
+    assert path.exists()
+
+
+def test_papers_and_the_plan_of_a_paper():
+    papers = document("reproduce")
+    plan = document("reproduce", "hfcd", "--dataset", "digits", "--dry-run", "--rounds", "2")
+
+    assert "hfcd" in [paper["name"] for paper in papers]
+    assert plan["runs"]
+    assert plan["runs"][0].keys() == {"run", "state"}
+    assert all(item.keys() == {"what", "why", "cells"} for item in plan["unavailable"])
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["algos", "algos hfcd", "data", "data cinic10", "data digits --topology ring --clients 5"],
+)
+def test_other_commands(command, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    assert document(*command.split())
+
+
+def test_sync_prints_counts(trained, monkeypatch):
+    path = trained[0]["runs"][0]["path"]
+    sent = SentCounts(runs=1, metrics=4)
+    monkeypatch.setattr(mlflow_command.follow, "sync", lambda *_: (sent, "sqlite:///x.db"))
+
+    assert document("sync", path) == [{"path": path, "uri": "sqlite:///x.db", "sent": vars(sent)}]
+
+
+def test_numbers_that_json_does_not_have_are_null(capsys):
+    console.json({"a": [float("nan"), float("inf"), 1.5]})
+
+    assert json.loads(capsys.readouterr().out) == {"a": [None, None, 1.5]}
