@@ -1,24 +1,50 @@
-"""Provenance of a run: version and source revision of flbench, and the start time."""
+"""Provenance of a run: what ran, when, with which versions, on which hardware."""
 
+import os
+import platform
+import shlex
 import subprocess
+import sys
 from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
+
+import torch
 
 from flbench import __version__
+from flbench.core.addresses import redact
+
+PACKAGES: Final = (
+    *("torch", "torchvision", "lightning", "torchmetrics", "numpy", "scipy", "scikit-learn"),
+    *("pandas", "ray", "mlflow", "optuna"),
+)
+"""Packages whose versions may matter for results, or for reading them again."""
 
 
 def now() -> dict[str, Any]:
     """Return the content of provenance.json for a run that starts now.
 
     Returns:
-        `flbench`, the version; `git_revision`, see the function of this name; `started`, the time
-        in ISO 8601 format, in UTC and to the millisecond.
+        - `flbench`: the version; `git_revision`: see the function of this name;
+        - `started`: the time in ISO 8601 format, in UTC and to the millisecond;
+        - `python` and `packages`: versions; packages that are not installed are left out;
+        - `platform`: operating system and machine; `processor`, its `cores` that this process may
+          use, `threads` of PyTorch, and the names of the `gpus` that PyTorch sees;
+        - `command`: how the process was started, as a command of the shell without passwords.
     """
     return {
         "flbench": __version__,
         "git_revision": git_revision(),
         "started": datetime.now(UTC).isoformat(timespec="milliseconds"),
+        "python": platform.python_version(),
+        "packages": _versions(),
+        "platform": platform.platform(),
+        "processor": _processor(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else _cores(),
+        "threads": torch.get_num_threads(),
+        "gpus": [torch.cuda.get_device_name(k) for k in range(torch.cuda.device_count())],
+        "command": shlex.join(redact(word) for word in sys.argv),
     }
 
 
@@ -29,7 +55,7 @@ def git_revision() -> str | None:
         The first 12 digits of the commit, with the suffix `-dirty` if files have uncommitted
         changes; None if flbench does not run from a checkout or Git is not installed.
     """
-    checkout = Path(__file__).resolve().parents[1]
+    checkout = Path(__file__).resolve().parents[2]
     if not (checkout / ".git").exists():
         return None
     command = ["git", "describe", "--always", "--dirty", "--exclude=*", "--abbrev=12"]
@@ -40,3 +66,28 @@ def git_revision() -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return finished.stdout.strip() or None
+
+
+def _versions() -> dict[str, str]:
+    """Return the versions of the packages that are installed, by name."""
+    found = {}
+    for name in PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def _processor() -> str:
+    """Return the name of the processor as far as the operating system says it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
+    except (OSError, UnicodeDecodeError):
+        return platform.processor()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor()
+
+
+def _cores() -> int:
+    return os.cpu_count() or 1

@@ -1,0 +1,40 @@
+"""What provenance.json says of the process is what other tools say of it."""
+
+import platform
+import subprocess
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+import torch
+
+from flbench.experiment import provenance
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def git(*arguments):
+    found = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True)
+    return found.stdout.strip() if found.returncode == 0 else None
+
+
+@pytest.mark.skipif(git("rev-parse", "HEAD") is None, reason="not a checkout of Git")
+def test_revision_is_that_of_the_checkout():
+    changed = "-dirty" if git("status", "--porcelain", "--untracked-files=no") else ""
+
+    assert provenance.git_revision() == git("rev-parse", "HEAD")[:12] + changed
+
+
+def test_versions_hardware_and_command(monkeypatch):
+    address = "tracking.uri=http://ann:x7@host:5000"
+    monkeypatch.setattr("sys.argv", ["flbench", "run", address, "data.path=my file.npz"])
+
+    found = provenance.now()
+
+    assert found["python"] == platform.python_version()
+    assert found["packages"]["torch"] == version("torch")
+    assert found["threads"] == torch.get_num_threads()
+    assert found["cores"] >= 1
+    assert found["command"] == (
+        "flbench run 'tracking.uri=http://***@host:5000' 'data.path=my file.npz'"
+    )
