@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from flbench.api.diff import Diff, diff
     from flbench.api.federating import federate
     from flbench.api.loading import load, runs
     from flbench.api.methods import Method, method, methods
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from flbench.data.own import Data
 
 _PLACES: Final = {
+    "flbench.api.diff": ("Diff", "diff"),
     "flbench.api.federating": ("federate",),
     "flbench.api.loading": ("load", "runs"),
     "flbench.api.methods": ("Method", "method", "methods"),
@@ -66,6 +68,7 @@ __all__ = [
     "ConfigError",
     "Data",
     "DataError",
+    "Diff",
     "Dirichlet",
     "EarlyStopping",
     "FromFile",
@@ -80,6 +83,7 @@ __all__ = [
     "Study",
     "UserError",
     "__version__",
+    "diff",
     "federate",
     "load",
     "method",

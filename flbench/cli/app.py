@@ -400,6 +400,16 @@ def show(
 RunFolder = Annotated[
     Path, typer.Argument(metavar="RUN_DIR", help="Folder of a run.", show_default=False)
 ]
+
+
+@app.command(no_args_is_help=True)
+def diff(first: RunFolder, second: RunFolder, *, as_json: AsJson = False) -> None:
+    """Print what differs between two runs: configuration, metrics, versions and hardware."""
+    from flbench.cli import diff as command
+
+    command.diff(first, second, as_json=as_json)
+
+
 Client = Annotated[
     str | None,
     typer.Option(
@@ -417,7 +427,8 @@ DeployedModel = Annotated[
     typer.Option(
         "--deployment",
         metavar="NAME",
-        help="Another model of the method, such as noft of ft (default: the one that is judged).",
+        help="Another model of the method, such as noft of ft (default: personal, or gm with"
+        " --global).",
         show_default=False,
     ),
 ]
