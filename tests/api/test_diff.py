@@ -56,9 +56,9 @@ def test_a_run_and_itself_have_equal_weights(finished_run):
 
 def test_command_prints_tables_json_and_errors(finished_run, other, capsys, tmp_path):
     assert app.main(["diff", str(finished_run), str(other)]) == 0
-    printed = capsys.readouterr().out
-    assert "train.optimizer.lr" in printed
-    assert "single runs" in " ".join(printed.split())
+    printed = capsys.readouterr()
+    assert "train.optimizer.lr" in printed.out
+    assert "single runs" in " ".join(printed.err.split())
 
     assert app.main(["diff", str(finished_run), str(other), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
