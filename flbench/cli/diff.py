@@ -81,16 +81,19 @@ def _metrics(pairs: Mapping[str, Pair]) -> None:
     for column in ("first", "second", "second - first"):
         table.add_column(column, justify="right")
     for name, (first, second) in pairs.items():
-        known = first is not None and second is not None
-        if name in COSTS:
-            texts = (size(first), size(second), f"x {second / first:.3g}" if first else NONE)
-        elif name in ("best_round", "seconds"):
-            texts = (f"{first:.4g}", f"{second:.4g}", f"{second - first:+.4g}") if known else None
-        else:
-            change = f"{second - first:+.4f}" if known else NONE
-            texts = (share(first), share(second), change)
-        table.add_row(name, *(texts or map(_text, (first, second, None))))
+        table.add_row(name, *_result(name, first, second))
     console.whole_table(table)
+
+
+def _result(name: str, first: Any, second: Any) -> tuple[str, str, str]:
+    """Return a result of both runs and its change, as text."""
+    if first is None or second is None:
+        return _text(first), _text(second), NONE
+    if name in COSTS:
+        return size(first), size(second), f"x {second / first:.3g}" if first else NONE
+    if name in ("best_round", "seconds"):
+        return f"{first:.4g}", f"{second:.4g}", f"{second - first:+.4g}"
+    return share(first), share(second), f"{second - first:+.4f}"
 
 
 def _text(value: Any) -> str:
