@@ -73,6 +73,11 @@ class PFedSim(Algorithm):
     )
     communication = Communication(down="w, later the body", up="w", keeps="w, after the warm-up")
 
+    def requires(self) -> list[str]:
+        if self.stages()[-1].name == "similar":
+            self.classifier()  # refuses a net whose head nobody knows before the warm-up, not after
+        return super().requires()
+
     def notes(self) -> list[str]:
         only_warm = self.stages()[-1].name == "warmup"
         return ["pfedsim: all rounds are warm-up rounds, which is FedAvg."] if only_warm else []

@@ -79,10 +79,10 @@ def federate(
         KeyboardInterrupt: The run was interrupted and saved. `fl.resume(path, module=module)`
             continues it; a class or import path need not be given again.
     """
-    if isinstance(module, Mapping):
+    if not (isinstance(module, str) or callable(module)):
         raise ConfigError(
             "`module` must be a LightningModule, a class or function that makes one, or its import"
-            " path `package.module:name`, got a dict."
+            f" path `package.module:name`, got {type(module).__name__}."
         )
     if isinstance(module, str) and ":" not in module:
         raise ConfigError(

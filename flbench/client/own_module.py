@@ -10,7 +10,7 @@ import copy
 import math
 import random
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -323,14 +323,14 @@ class _Position:
         )
 
 
-def parameter_of(leaf: str, own: Tree | dict[str, nn.Parameter]) -> str | None:
+def parameter_of(leaf: str, own: Collection[str]) -> str | None:
     """Return the name of the module's parameter that a leaf is, or that it is a second one of.
 
     Args:
         leaf: Name of a leaf. That of a second model has a prefix with a dot, such as `v.`.
-        own: The parameters of the module by name.
+        own: Names of the parameters of the module.
 
-    >>> parameter_of("v.module.fc.bias", {"module.fc.bias": torch.zeros(2)})
+    >>> parameter_of("v.module.fc.bias", {"module.fc.weight", "module.fc.bias"})
     'module.fc.bias'
     """
     parts = leaf.split(".")

@@ -244,20 +244,24 @@ def build(config: Config, federation: Federation | None = None) -> Experiment:
 
         own_training.check_keys(config)
         method = own_training.with_module(method)
-    algorithm = method(config.algorithm, setting)
-    unmet = algorithm.requires()
+    try:
+        algorithm = method(config.algorithm, setting)
+        unmet = algorithm.requires()
+        if not unmet:
+            # The clients' rows may share memory here: nothing writes to them.
+            before = state_of(algorithm, _start_values(config, net), lambda rows: rows)
+    except ConfigError as error:  # the net does not tell which is its head
+        unmet = [str(error)]
     if unmet:
         raise ConfigError(
             "\n".join(f"`algorithm.name={config.algorithm.name}`: {sentence}" for sentence in unmet)
         )
     about_terms: list[str] = []
-    if terms is not None or isinstance(net, LightningNet):
-        before = replace(state_of(algorithm, _start_values(config, net)), clients={})
-        if isinstance(net, LightningNet):
-            own_training.check_method(algorithm, before, net.title)
-            own_training.try_step(net, algorithm.program(before), config, federation)
-        else:
-            about_terms = local_terms.notes(config, algorithm, before)
+    if terms is not None:
+        about_terms = local_terms.notes(config, algorithm, replace(before, clients={}))
+    if isinstance(net, LightningNet):
+        own_training.check_method(algorithm, before, net.title)
+        own_training.try_step(net, config, federation)
     rare, notes = rare_classes(federation.counts.sum(dim=0), config.evaluation.rare)
     class_groups = ClassGroups(tuple(rare), _confusable(config, federation), federation.counts)
     notes = [

@@ -17,6 +17,7 @@ from torch import Tensor
 from flbench.algorithms import Algorithm
 from flbench.algorithms.base import Deployment
 from flbench.client.logged import Log
+from flbench.client.module import is_buffer
 from flbench.client.own_module import OwnModule, parameter_of
 from flbench.client.program import LocalProgram, LossTerm, Phase, Statistic, Step
 from flbench.config.schema import Config, OptimizerConfig
@@ -25,6 +26,7 @@ from flbench.core.rng import Draw
 from flbench.core.types import Batch, State
 from flbench.data.federation import Federation
 from flbench.engine.base import dtype_of
+from flbench.experiment.rounds import visible_to_server
 from flbench.losses import CrossEntropy, TaskLoss
 from flbench.models.base import NetSpec, net_leaves
 from flbench.models.lightning_net import LightningNet
@@ -92,13 +94,16 @@ def check_method(algorithm: Algorithm, start: State, title: str) -> None:
 
     Args:
         algorithm: The method, with the module's loss.
-        start: State before the first round, without the clients' leaves.
+        start: State before the first round.
         title: Name of the user's class.
     """
     programs = [
-        algorithm.program(replace(start, stage=number)) for number in range(len(algorithm.stages()))
+        algorithm.program(replace(start, stage=number, clients={}))
+        for number in range(len(algorithm.stages()))
     ]
-    deployments = algorithm.deploy(start, torch.tensor([0])).values()
+    deployments = algorithm.deploy(
+        visible_to_server(start, programs[0]), torch.tensor([0])
+    ).values()
     programs += [model.program for model in deployments if model.program is not None]
     reasons = [reason for program in programs for reason in _reasons(algorithm, program)]
     rules = [model.predict for model in deployments if model.predict is not None]
@@ -135,8 +140,9 @@ def _of_phase(phase: Phase, net: NetSpec, optimizer: OptimizerConfig) -> Iterato
         keys = ", ".join(key for key in before if before[key] != after[key])
         yield f"it sets the {keys} of an optimizer itself, and the module makes its own"
     if isinstance(phase.train, frozenset):
-        own = dict.fromkeys(net.parameters, torch.empty(0))
-        found = [parameter_of(name, own) for name in sorted(phase.train)]
+        own, buffers = set(net.parameters), net.names("all").difference(net.parameters)
+        trained = [name for name in sorted(phase.train) if not is_buffer(name, buffers)]
+        found = [parameter_of(name, own) for name in trained]
         if None in found or len(set(found)) < len(found):
             yield "it trains tensors that are not parameters of the module"
 
@@ -146,14 +152,11 @@ def _name(thing: object) -> str:
     return str(getattr(thing, "__name__", type(thing).__name__))
 
 
-def try_step(
-    net: LightningNet, program: LocalProgram, config: Config, federation: Federation
-) -> None:
+def try_step(net: LightningNet, config: Config, federation: Federation) -> None:
     """Compute a step of the module, with all its hooks, on a few samples and a copy.
 
     Args:
         net: The net.
-        program: A program of the method.
         config: Configuration of the run.
         federation: Samples of the run.
 
@@ -161,16 +164,21 @@ def try_step(
         ConfigError: The module's code raised an exception, or returned something else than a loss
             or an optimizer.
     """
-    phase = next((step for step in program.steps if isinstance(step, Phase)), None)
     several = [rows[:TRIED] for rows in federation.partition.parts["train"] if len(rows) > 1]
-    if phase is None or not several:
+    if not several:
         return
-    rows = several[0]
-    dtype = dtype_of(config.engine)
-    net = deepcopy(net).to(dtype)
+    rows, dtype = several[0], dtype_of(config.engine)
+    try:
+        net = deepcopy(net).to(dtype)
+    except Exception as error:
+        raise ConfigError(
+            f"{net.title} cannot be copied: {type(error).__name__}: {error}. Each client begins"
+            " with a copy of its attributes: make such an object in on_train_start."
+        ) from error
     leaves = net_leaves(net)
-    phase = replace(
-        phase, terms=(TaskLoss(),), weights=None, train=frozenset(dict(net.named_parameters()))
+    everything = frozenset(name for name, _ in net.named_parameters())
+    phase = Phase(
+        everything, (TaskLoss(),), config.train.optimizer, epochs=config.train.local_epochs
     )
     start = {name: leaf.detach().clone() for name, leaf in leaves.items()}
     factor = config.train.schedule.factor(config.train.rounds - 1, config.train.rounds)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from flbench.config.resolve import resolve
-from flbench.config.schema import Config
+from flbench.config.schema import Config, OwnModelConfig
 from flbench.config.sources import Layer, from_file
 from flbench.config.yaml_text import to_yaml
 from flbench.core.addresses import redact
@@ -96,6 +96,16 @@ class Prepared:
         }
 
 
+def _check_own_optimizer(space: Space, config: Config) -> None:
+    """Raise a ConfigError if an optimizer is searched that a LightningModule makes itself."""
+    searched = [path for path in space.parameters if path.startswith("train.optimizer.")]
+    if isinstance(config.model, OwnModelConfig) and config.model.lightning and searched:
+        raise ConfigError(
+            f"`{searched[0]}` of the space of {space.method} ({space.source}) cannot be searched:"
+            " with `model.lightning` the module makes the optimizer. Give a space without it."
+        )
+
+
 def prepare(request: TuneRequest, layers: dict[str, list[Layer]]) -> Prepared:
     """Check a request against search spaces, data and methods. No file is written.
 
@@ -130,6 +140,7 @@ def prepare(request: TuneRequest, layers: dict[str, list[Layer]]) -> Prepared:
     for method in request.methods:
         spaces[method], fit_notes = fitting.fit(spaces[method], found[method])
         notes += fit_notes
+        _check_own_optimizer(spaces[method], config)
     federation = assembly.load_federation(config)
     if not any(len(rows) for rows in federation.partition.parts["validation"]):
         target = config.evaluation.target_accuracy

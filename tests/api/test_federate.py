@@ -359,6 +359,7 @@ def fails(self, batch, batch_idx):
         (Lit, {"model": Lit}, "here it is `module`"),
         (nn.Linear(3, 10), {}, "Linear is no LightningModule"),
         ("mlp", {}, "must be an import path"),
+        (None, {}, "`module` must be a LightningModule.*got NoneType"),
         (lightning.LightningModule, {}, "has no `training_step`"),
         (Manual, {}, "sets automatic_optimization=False"),
         (changed("configure_optimizers", two_optimizers), {}, "returns 2 optimizers"),
@@ -391,3 +392,15 @@ def test_what_cannot_be_had_is_refused(tmp_path, module, keys, sentence):
     with pytest.raises(fl.ConfigError, match=sentence):
         short(tmp_path, module, **keys)
     assert not [*tmp_path.glob("*/*/metrics.csv")]
+
+
+def test_a_study_does_not_search_the_optimizer_of_a_module(tmp_path):
+    with pytest.raises(fl.ConfigError, match="`train.optimizer.lr` of the space of fedavg"):
+        fl.tune(
+            ["fedavg"],
+            trials=2,
+            seeds=1,
+            model={"name": "tests.api.test_federate:Plain", "lightning": True},
+            partition=FEW,
+            output={"dir": tmp_path},
+        )

@@ -1,0 +1,71 @@
+"""Which methods can train a LightningModule of the user."""
+
+import re
+from pathlib import Path
+
+import lightning
+import torch
+from torch import nn
+
+from flbench.algorithms import ALGORITHMS
+from flbench.config.resolve import resolve
+from flbench.config.sources import from_values
+from flbench.core.errors import ConfigError
+from flbench.core.given import offered
+from flbench.experiment.assembly import build, load_federation
+
+GUIDE = Path(__file__).resolve().parents[2] / "docs" / "guides" / "your-lightning-module.md"
+
+
+class Lit(lightning.LightningModule):
+    """A small module with BatchNorm."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.ReLU())
+        self.fc = nn.Linear(8, 10)
+
+    def forward(self, x):
+        return self.fc(self.body(x))
+
+    def training_step(self, batch, batch_idx):
+        return nn.functional.cross_entropy(self(batch[0]), batch[1])
+
+    def configure_optimizers(self):
+        return torch.optim.Adam(self.parameters())
+
+
+def configured(method, head):
+    model = {"name": "object", "lightning": True, "head": head}
+    given = {
+        "algorithm": {"name": method},
+        "model": model,
+        "partition": {"scheme": "iid", "clients": 2, "samples": 80},
+        "train": {"rounds": 20, "local_epochs": 2},
+        "engine": {"threads": 1},
+    }
+    return resolve([from_values(given, "test")])[0]
+
+
+def test_the_guide_lists_the_methods_that_are_accepted():
+    """Each method is built without and with `head`, as before a run."""
+    federation = load_federation(configured("fedavg", None))
+    accepted, refused = {}, {}
+    with offered({"model": Lit()}):
+        for method in ALGORITHMS.load():
+            for head in (None, "fc"):
+                try:
+                    build(configured(method, head), federation)
+                except ConfigError as error:
+                    refused[method] = str(error)
+                else:
+                    accepted.setdefault(method, head)
+    rows = re.findall(r"^\| (`.*`) \| (any module|with) ", GUIDE.read_text("utf-8"), re.MULTILINE)
+    listed = {
+        method: None if kind == "any module" else "fc"
+        for methods, kind in rows
+        for method in re.findall("`([^`]*)`", methods)
+    }
+
+    assert listed == accepted
+    assert all(f"`algorithm.name={method}`" in sentence for method, sentence in refused.items())
