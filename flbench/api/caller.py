@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from flbench.core.wording import how_to_resume
 from flbench.reports.terminal import print_notes
 
 
@@ -34,13 +35,4 @@ def program(*, shown: bool) -> Caller:
     Args:
         shown: Whether to show progress and notes.
     """
-    return Caller(shown=shown, how_to_resume=call_to_resume, ends_process=False)
-
-
-def call_to_resume(path: Path) -> str:
-    """Return the call that continues a run or study.
-
-    >>> call_to_resume(Path("runs/a"))
-    "fl.resume('runs/a')"
-    """
-    return f"fl.resume({str(path)!r})"
+    return Caller(shown=shown, how_to_resume=how_to_resume, ends_process=False)

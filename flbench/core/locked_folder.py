@@ -9,6 +9,7 @@ from typing import IO, ClassVar, Self
 
 from flbench.core import files
 from flbench.core.errors import RunError, UserError
+from flbench.core.wording import is_for_command_line, setting
 
 
 class LockedFolder:
@@ -25,7 +26,7 @@ class LockedFolder:
         path: The folder.
         resume_command: The command.
         marker: File without which the folder cannot be resumed.
-        option: Name of the option or key for the folder above, for messages.
+        option: Key of the configuration (with a dot), or argument, for the folder above.
     """
 
     marker: ClassVar[str]
@@ -65,15 +66,22 @@ class LockedFolder:
             if error.errno in files.DISK_ERRORS:
                 raise RunError(
                     f"{path} cannot be written ({error.strerror}). Make space or repair the disk,"
-                    " or choose another with --out DIR."
+                    f" or choose another with {cls._option()}."
                 ) from error
             raise UserError(
                 f"`{cls.option}`: {path} cannot be written ({error.strerror}). Choose another with"
-                " --out DIR."
+                f" {cls._option()}."
             ) from error
         folder = cls(path)
         folder.lock()
         return folder
+
+    @classmethod
+    def _option(cls) -> str:
+        """Return what the user gives another folder by."""
+        if is_for_command_line() or "." not in cls.option:
+            return setting("out")
+        return f"`{cls.option}`"
 
     def lock(self) -> None:
         """Lock the folder against other processes.

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from pathlib import Path
 from typing import Any, Final
 
 _NOTHING: Final = object()
@@ -22,6 +23,11 @@ def for_command_line() -> Iterator[None]:
         _of_command_line.reset(token)
 
 
+def is_for_command_line() -> bool:
+    """Return whether messages are for a user of the command line."""
+    return _of_command_line.get()
+
+
 def setting(name: str, value: Any = _NOTHING) -> str:
     """Return a setting as the user writes it.
 
@@ -36,7 +42,27 @@ def setting(name: str, value: Any = _NOTHING) -> str:
     ...     setting("gpus_per_trial"), setting("metric", "auc")
     ('--gpus-per-trial', '--metric auc')
     """
-    if _of_command_line.get():
+    if isinstance(value, float):
+        value = f"{value:g}" if is_for_command_line() else value
+    if is_for_command_line():
         option = f"--{name.replace('_', '-')}"
         return option if value is _NOTHING else f"{option} {value}"
     return f"`{name}`" if value is _NOTHING else f"`{name}={value!r}`"
+
+
+def how_to_resume(path: Path, command: str = "run") -> str:
+    """Return what the user calls to continue a run or a study.
+
+    Args:
+        path: Its folder.
+        command: Command of the command line that continues it: `run` or `tune`.
+
+    >>> how_to_resume(Path("runs/a"))
+    "fl.resume('runs/a')"
+    >>> with for_command_line():
+    ...     how_to_resume(Path("runs/a"))
+    'flbench run --resume runs/a'
+    """
+    if is_for_command_line():
+        return f"flbench {command} --resume {path}"
+    return f"fl.resume({str(path)!r})"

@@ -235,13 +235,13 @@ def _engine_of_actor(net: nn.Module, federation: Federation, config: EngineConfi
     return SequentialEngine(net, federation, config)
 
 
-def connect(address: str | None, *, key: str = "engine.address", cpus: int | None = None) -> bool:
+def connect(address: str | None, *, key: str = "`engine.address`", cpus: int | None = None) -> bool:
     """Join or start a Ray cluster, unless this process is already connected to one.
 
     Args:
         address: Address of a running cluster, `auto` to find one, or None to start one on this
             machine.
-        key: The configuration key of the address, for error messages.
+        key: The key or option of the address, as error messages write it.
         cpus: Number of CPUs of a cluster that is started; None takes the available cores.
 
     Returns:
@@ -267,7 +267,7 @@ def connect(address: str | None, *, key: str = "engine.address", cpus: int | Non
         ray.init(**options)
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise ConfigError(
-            f"`{key}`: no Ray cluster answers at {address or 'this machine'} ({error}). Start one"
+            f"{key}: no Ray cluster answers at {address or 'this machine'} ({error}). Start one"
             " with `ray start --head`, or leave the address out."
         ) from error
     return True
@@ -282,7 +282,7 @@ def _probe(address: str, key: str) -> None:
         socket.create_connection((host, int(port)), timeout=10).close()
     except (OSError, ValueError, OverflowError) as error:
         raise ConfigError(
-            f"`{key}`: no Ray cluster answers at {address} ({error}). Start one with"
+            f"{key}: no Ray cluster answers at {address} ({error}). Start one with"
             " `ray start --head`, or leave it out."
         ) from error
 

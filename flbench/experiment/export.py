@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from flbench.core import files
 from flbench.core.errors import RunError, UserError, did_you_mean
+from flbench.core.wording import setting
 from flbench.experiment.trained import TrainedModel
 
 EXAMPLES: Final = 4  # samples that a model is traced with and compared on
@@ -74,8 +75,7 @@ def write(
     for place in (file, card_file):
         if place.exists() and not overwrite:
             raise UserError(
-                f"{place} exists. Choose another file, or replace it with --overwrite (in Python:"
-                " overwrite=True)."
+                f"{place} exists. Choose another file, or replace it with {setting('overwrite')}."
             )
     card = model.card | {
         "format": name,
@@ -118,7 +118,7 @@ def choose(format: str | None, file: Path | None) -> str:
     suffixes = ", ".join(f"{known.suffix} ({name})" for name, known in FORMATS.items())
     raise UserError(
         f"the suffix of {file} stands for no format: {suffixes}. Choose one of these, or give"
-        " --format."
+        f" {setting('format')}."
     )
 
 

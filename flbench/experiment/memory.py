@@ -42,7 +42,7 @@ def writable_copy(rows: Tree, limit: float, folder: Path) -> Tree:
         raise RunError(
             f"the tensors that the clients keep take {size / GIB:.1f} GiB, more than"
             f" `engine.state_memory`={limit}, and {folder} has not enough space for them"
-            f" ({error.strerror or error}). Choose a larger disk with --out DIR, or raise"
+            f" ({error.strerror or error}). Choose a larger disk with output.dir, or raise"
             " engine.state_memory if there is enough main memory."
         ) from error
 

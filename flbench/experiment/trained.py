@@ -31,6 +31,7 @@ from flbench.core import files
 from flbench.core.documents import as_data_error, read_json
 from flbench.core.errors import DataError, UserError, did_you_mean
 from flbench.core.types import Batch, Outputs, Samples, State, StepContext, Tree
+from flbench.core.wording import how_to_resume
 from flbench.data.dataset import Dataset
 from flbench.data.federation import Federation
 from flbench.data.partition_files import data_hash
@@ -405,7 +406,7 @@ def _read_state(experiment: Experiment, path: Path, moment: Moment) -> State:
     if not last.is_file():
         raise UserError(
             f"{path} has no checkpoint checkpoints/{last.name}: no round was saved. Continue the"
-            f" run: flbench run --resume {path}"
+            f" run: {how_to_resume(path)}"
         )
     state, _ = checkpoint.load(last, experiment.config.hash())
     if moment == "last":

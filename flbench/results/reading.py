@@ -16,6 +16,7 @@ from flbench.core import files
 from flbench.core.csv_text import read_cell
 from flbench.core.documents import as_data_error, read_json
 from flbench.core.errors import DataError, UserError
+from flbench.core.wording import how_to_resume
 from flbench.data.npz_files import read_arrays
 from flbench.metrics import ranking_names
 from flbench.metrics.classes import are_balanced, rare_classes
@@ -133,8 +134,7 @@ def read(path: Path) -> Run:
         check(summary)
     except ValueError as error:
         raise DataError(
-            f"{file} is damaged ({error}). Remove it, and resume the run:"
-            f" flbench run --resume {path}"
+            f"{file} is damaged ({error}). Remove it, and resume the run: {how_to_resume(path)}"
         ) from error
     return Run(path, config, summary, rows, classes, finished=True, clients=clients)
 

@@ -11,6 +11,7 @@ from ray import tune
 
 from flbench.config.schema import EngineConfig
 from flbench.core.errors import ConfigError
+from flbench.core.wording import setting
 from flbench.engine.ray import connect
 from flbench.tuning.supervisor import Server, Supervisor
 
@@ -81,7 +82,9 @@ def cluster(resources: Resources, supervisor: Supervisor) -> Iterator[None]:
     """
     os.environ.update({key: os.environ.get(key, value) for key, value in QUIET.items()})
     # A local cluster declares as many cores as the concurrent trials need: it limits their number.
-    owns = connect(resources.address, key="--address", cpus=resources.concurrent * resources.cpus)
+    owns = connect(
+        resources.address, key=setting("address"), cpus=resources.concurrent * resources.cpus
+    )
     supervisor.catch_signals()
     try:
         supervisor.watch(_servers(), is_local=owns and resources.address is None)
@@ -117,5 +120,5 @@ def _check(resources: Resources) -> None:
         )
         raise ConfigError(
             f"a trial needs {resources.cpus} CPUs and {needs['GPU']:g} GPUs, but Ray has {there}."
-            " Lower engine.threads, engine.workers or --gpus-per-trial."
+            f" Lower engine.threads, engine.workers or {setting('gpus_per_trial')}."
         )

@@ -13,6 +13,7 @@ from typing import Final
 from flbench.algorithms import ALGORITHMS
 from flbench.config.sources import from_file
 from flbench.core.errors import ConfigError
+from flbench.core.wording import setting
 from flbench.tuning.reading import parse
 from flbench.tuning.space import Space
 
@@ -45,13 +46,15 @@ def load(methods: Sequence[str], path: Path | None, *, rounds: int) -> dict[str,
         }
         if not own:
             wanted = ", ".join(f"{name}.yaml" for name in methods)
-            raise ConfigError(f"--space {path}: the folder must have one of {wanted}.")
+            raise ConfigError(
+                f"{setting('space', str(path))}: the folder must have one of {wanted}."
+            )
     elif path is not None:
         space = _read(path, rounds)
         if space.method not in methods:
             raise ConfigError(
-                f"--space {path} is for `{space.method}`, which is not a method of this study."
-                f" Methods of the study: {', '.join(methods)}."
+                f"{setting('space', str(path))} is for `{space.method}`, which is not a method of"
+                f" this study. Methods of the study: {', '.join(methods)}."
             )
         own = {space.method: space}
     return {name: own.get(name) or built_in(name, rounds=rounds) for name in methods}
@@ -78,7 +81,7 @@ def built_in(method: str, *, rounds: int) -> Space:
         return _of(method, file, rounds)
     raise ConfigError(
         f"there is no search space for `{method}`. Write one, as described in"
-        f" {FOLDER / 'README.md'}, and pass it with --space FILE, or ship it as"
+        f" {FOLDER / 'README.md'}, and name the file by {setting('space')}, or ship it as"
         f" {method}.yaml{beside}."
     )
 
@@ -98,8 +101,8 @@ def _read(path: Path, rounds: int) -> Space:
     """Load a YAML file with a search space."""
     if not path.exists():
         raise ConfigError(
-            f"--space {path}: there is no such file or folder. Give a YAML file, or a folder of"
-            " them."
+            f"{setting('space', str(path))}: there is no such file or folder. Give a YAML file, or"
+            " a folder of them."
         )
     file = from_file(path)
     return parse(file.tree, file.origins, str(path), rounds=rounds)

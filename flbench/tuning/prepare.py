@@ -11,6 +11,7 @@ from flbench.config.sources import Layer, from_file
 from flbench.config.yaml_text import to_yaml
 from flbench.core.addresses import redact
 from flbench.core.errors import ConfigError, DataError, UserError
+from flbench.core.wording import setting
 from flbench.data import partition_files
 from flbench.data.federation import Federation
 from flbench.experiment import assembly, provenance
@@ -123,18 +124,20 @@ def prepare(request: TuneRequest, layers: dict[str, list[Layer]]) -> Prepared:
     config = resolved[request.methods[0]][0]
     if request.metric == "confusable_f1" and config.evaluation.confusable is None:
         raise ConfigError(
-            "--metric confusable_f1 needs evaluation.confusable: `own`, or the folder of a run."
+            f"{setting('metric', 'confusable_f1')} needs evaluation.confusable: `own`, or the"
+            " folder of a run."
         )
     if config.train.early_stopping.patience is not None:
         raise ConfigError(
             "`train.early_stopping.patience` cannot be used in a study, whose trials have equal"
-            " budgets. Leave it out; --scheduler asha stops trials that are worse than others."
+            f" budgets. Leave it out; {setting('scheduler', 'asha')} stops trials that are worse"
+            " than others."
         )
     notes = []
     if request.seeds in (1, 2):
         notes.append(
-            f"--seeds {request.seeds}: with fewer than 3 seeds, no difference between methods can"
-            " be claimed."
+            f"{setting('seeds', request.seeds)}: with fewer than 3 seeds, no difference between"
+            " methods can be claimed."
         )
     spaces = library.load(request.methods, request.space, rounds=config.train.rounds)
     for method in request.methods:
@@ -151,13 +154,13 @@ def prepare(request: TuneRequest, layers: dict[str, list[Layer]]) -> Prepared:
             else ""
         )
         raise UserError(
-            f"--metric {request.metric} is computed on validation samples, and no client has any"
-            f" (partition.split={list(config.partition.split)}).{rounds} Set a share for them, such"
-            " as partition.split=[0.6,0.2,0.2]."
+            f"{setting('metric', request.metric)} is computed on validation samples, and no client"
+            f" has any (partition.split={list(config.partition.split)}).{rounds} Set a share for"
+            " them, such as partition.split=[0.6,0.2,0.2]."
         )
     if request.metric in ranking_names.NAMES_WITH_MEANS and federation.classes != 2:
         raise ConfigError(
-            f"--metric {request.metric} is for data with two classes, and"
+            f"{setting('metric', request.metric)} is for data with two classes, and"
             f" `{federation.dataset.name}` has {federation.classes}. Choose another metric, such as"
             " accuracy or balanced_accuracy."
         )

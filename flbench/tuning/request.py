@@ -10,6 +10,7 @@ from flbench.config.resolve import resolve
 from flbench.config.schema import EngineConfig
 from flbench.config.sources import Layer
 from flbench.core.errors import ConfigError, did_you_mean
+from flbench.core.wording import setting
 from flbench.metrics import ranking_names
 from flbench.results.study_folder import PERSONAL
 from flbench.tuning.cluster import Resources
@@ -76,24 +77,24 @@ def check(request: TuneRequest) -> None:
         ALGORITHMS.find(method)
     if request.metric not in METRICS:
         raise ConfigError(
-            f"--metric must be one of {', '.join(METRICS)}, got {request.metric}."
+            f"{setting('metric')} must be one of {', '.join(METRICS)}, got {request.metric}."
             f"{did_you_mean(request.metric, METRICS)}"
         )
     for option, value, known in (
-        ("--search", request.search, get_args(Search)),
-        ("--scheduler", request.scheduler, get_args(Scheduler)),
+        ("search", request.search, get_args(Search)),
+        ("scheduler", request.scheduler, get_args(Scheduler)),
     ):
         if value not in known:
-            raise ConfigError(f"{option} must be one of {', '.join(known)}, got {value}.")
+            raise ConfigError(f"{setting(option)} must be one of {', '.join(known)}, got {value}.")
     if request.scheduler == "pbt" and request.search != "random":
         raise ConfigError(
-            "--scheduler pbt changes parameters during training, starting from random ones: it"
-            " requires --search random."
+            f"{setting('scheduler', 'pbt')} changes parameters during training, starting from"
+            f" random ones: it requires {setting('search', 'random')}."
         )
     if request.address is not None and request.concurrent is None:
         raise ConfigError(
-            "--address needs --concurrent N, the number of trials that run at the same time: it"
-            " cannot be derived from the cores of this machine."
+            f"{setting('address')} needs {setting('concurrent')}, the number of trials that run at"
+            " the same time: it cannot be derived from the cores of this machine."
         )
 
 
@@ -147,15 +148,15 @@ def resources_of(request: TuneRequest, engine: EngineConfig) -> Resources:
         raise ConfigError(
             f"{at_once} trials at once with {resources.cpus} CPUs each would need"
             f" {at_once * resources.cpus:,} CPUs, but this machine has {cores} cores, and a study"
-            f" starts at most {PER_CORE} processes on each. Lower --concurrent, engine.workers or"
-            " engine.threads."
+            f" starts at most {PER_CORE} processes on each. Lower {setting('concurrent')},"
+            " engine.workers or engine.threads."
         )
     return replace(resources, concurrent=at_once)
 
 
 def _check_gpus(gpus: float, engine: EngineConfig, *, on_gpu: bool) -> None:
     """Raise a ConfigError if the number of GPUs contradicts the engine."""
-    asked = f"--gpus-per-trial {gpus:g}"
+    asked = setting("gpus_per_trial", gpus)
     if engine.name == "ray":
         raise ConfigError(
             f"{asked}: with engine.name=ray, each worker uses one GPU. Leave the option out, or"

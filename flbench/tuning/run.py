@@ -12,6 +12,7 @@ import ray
 from ray import tune
 
 from flbench.core.errors import RunError
+from flbench.core.wording import how_to_resume
 from flbench.data.federation import Federation
 from flbench.results import metrics_file
 from flbench.tuning.callbacks import TuneCallbacks
@@ -256,5 +257,5 @@ def _fit(
     except tune.TuneError as error:
         last = str(error).strip().splitlines()[-1]
         raise RunError(
-            f"Ray Tune failed ({last}). Resume with: flbench tune --resume {study}"
+            f"Ray Tune failed ({last}). Resume with: {how_to_resume(study, 'tune')}"
         ) from error

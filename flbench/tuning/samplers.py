@@ -13,6 +13,7 @@ from typing import Final, Literal, Protocol
 
 from flbench.core.errors import ConfigError
 from flbench.core.rng import generator
+from flbench.core.wording import setting
 from flbench.tuning.parameters import Params, Scalar
 from flbench.tuning.space import Space
 
@@ -121,9 +122,10 @@ class GridSampler(RandomSampler):
             sizes = ", ".join(f"{p} {len(kind.grid())}" for p, kind in space.parameters.items())
             raise ConfigError(
                 f"the grid of `{space.method}` ({space.source}) has {more}{count:,} combinations"
-                f" besides the defaults, and --trials is {trials}: it needs {more}{count + 1:,}."
-                f" Values of each: {sizes}. Lower `points` in the space, or set a key on the"
-                " command line (KEY=VALUE), or use --search random."
+                f" besides the defaults, and {setting('trials')} is {trials}: it needs"
+                f" {more}{count + 1:,}. Values of each: {sizes}. Lower `points` in the space, or"
+                " set a key yourself, which takes it out of the search, or use"
+                f" {setting('search', 'random')}."
             )
 
     def trial(self, index: int) -> Params:

@@ -95,7 +95,7 @@ class StudyFolder(LockedFolder):
     """
 
     marker = "study.json"
-    option = "--out"
+    option = "out"
 
     @classmethod
     def command_to_resume(cls, path: Path) -> str:

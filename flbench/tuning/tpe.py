@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from flbench.core.errors import ConfigError
 from flbench.core.rng import generator
+from flbench.core.wording import setting
 from flbench.tuning.parameters import Params
 from flbench.tuning.samplers import Observation, RandomSampler, number
 from flbench.tuning.space import Space
@@ -104,7 +105,7 @@ def _optuna() -> Any:
         import optuna
     except ImportError as error:
         raise ConfigError(
-            "--search optuna needs the package `optuna`, which is not installed:"
+            f"{setting('search', 'optuna')} needs the package `optuna`, which is not installed:"
             " pip install 'flbench[tune]'"
         ) from error
     optuna.logging.set_verbosity(optuna.logging.WARNING)  # it would announce every study

@@ -71,7 +71,7 @@ def begin(tmp_path):
         (("--resume", "nowhere", "seed=1"), "seed=1 cannot be used with --resume"),
         (("--algo", "fedavg", "--address", "auto"), "--concurrent"),
         (("--algo", "fedavg", "engine.name=auto"), "engine.name=auto"),
-        (("train.rounds=3",), "--algo hfcd"),
+        (("train.rounds=3",), "flbench tune hfcd fedavg"),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_starts(
