@@ -19,6 +19,7 @@ from flbench.results import study_folder
 from flbench.tracking import mirror
 
 if TYPE_CHECKING:
+    from flbench.tuning.cost import StudyCost
     from flbench.tuning.prepare import Prepared
     from flbench.tuning.study import StudyFolder
     from flbench.tuning.supervisor import Supervisor
@@ -194,9 +195,8 @@ def start(
         KeyboardInterrupt: A stop signal has arrived.
     """
     require_ray_tune()
-    from flbench.tuning import prepare
+    from flbench.tuning import cost, prepare
     from flbench.tuning.cluster import cluster
-    from flbench.tuning.request import TuneRequest
     from flbench.tuning.supervisor import Supervisor
 
     with (
@@ -204,13 +204,45 @@ def start(
         preserved(),
         Supervisor(ends_process=caller.ends_process) as supervisor,
     ):
-        prepared = prepare.prepare(TuneRequest(tuple(layers), **options), layers)
-        mirror.check(prepared.config.tracking)
-        caller.tell(prepared.notes)
+        prepared = _prepared(layers, options, caller)
+        if caller.shown:
+            with preserved():
+                caller.tell(cost.measure(prepared).sentences())
         # The cluster is checked before a folder is made.
         with cluster(prepared.resources, supervisor):
             folder = _addressed(prepare.create(prepared, command), caller)
             return _carry_out(folder, prepared, supervisor, caller)
+
+
+def plan(layers: dict[str, list[Layer]], options: dict[str, Any], caller: Caller) -> "StudyCost":
+    """Check a study, and estimate its cost; nothing is written or trained to the end.
+
+    Args:
+        layers: Layers of each method's configuration, in the order of the methods.
+        options: Fields of `flbench.tuning.request.TuneRequest` that differ from their defaults.
+        caller: Who gets notes.
+
+    Raises:
+        UserError: The study cannot be carried out.
+    """
+    require_ray_tune()
+    from flbench.tuning import cost
+
+    with as_flbench_errors(), preserved():
+        return cost.measure(_prepared(layers, options, caller))
+
+
+def _prepared(
+    layers: dict[str, list[Layer]], options: dict[str, Any], caller: Caller
+) -> "Prepared":
+    """Check a study, and tell the caller the notes about it."""
+    from flbench.tuning import prepare
+    from flbench.tuning.request import TuneRequest
+
+    prepared = prepare.prepare(TuneRequest(tuple(layers), **options), layers)
+    mirror.check(prepared.config.tracking)
+    caller.tell(prepared.notes)
+    return prepared
 
 
 def carry_on(

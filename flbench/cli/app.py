@@ -50,6 +50,8 @@ class CommandGroup(TyperGroup):
 
         Options with a dot in their name, such as `--train.rounds 10`, become overrides.
         """
+        if ctx.resilient_parsing:  # a shell completes a command that is not written to its end
+            return super().resolve_command(ctx, args)
         if args and args[0] not in self.commands:
             word = printable(args[0])
             raise UserError(suggestions.for_command(word, args[1:], list(self.commands)))
@@ -786,6 +788,13 @@ def tune(
         Path | None,
         typer.Option("--resume", metavar="STUDY_DIR", help="Resume an interrupted study."),
     ] = None,
+    dry_run: Annotated[
+        bool,
+        typer.Option(
+            "--dry-run",
+            help="Print the plan, and estimates of time and memory; train nothing.",
+        ),
+    ] = False,
     as_json: AsJson = False,
     aliases: dict[str, str],
 ) -> None:
@@ -813,11 +822,12 @@ def tune(
     methods, origin, overrides = layers.methods(methods_and_overrides or [], _joined(algo))
     if resume is not None:
         asked = {"algo": " ".join(methods) or None, "config": config, **aliases, **settings}
+        asked["dry-run"] = True if dry_run else None
         command.refuse_with_resume(asked, overrides)
         command.resume(resume, resources, as_json=as_json)
     else:
         given = layers.CommandLine(overrides, aliases, config, None, methods, origin)
-        command.tune(given, options=settings | resources, as_json=as_json)
+        command.tune(given, options=settings | resources, dry_run=dry_run, as_json=as_json)
 
 
 @app.command(no_args_is_help=True)

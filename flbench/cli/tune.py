@@ -26,19 +26,29 @@ def refuse_with_resume(options: Mapping[str, object], overrides: Sequence[str]) 
         )
 
 
-def tune(given: CommandLine, *, options: dict[str, Any], as_json: bool) -> None:
+def tune(given: CommandLine, *, options: dict[str, Any], dry_run: bool, as_json: bool) -> None:
     """Check a study, make its folder, and carry it out.
 
     Args:
         given: What the user gave on the command line for the configuration.
         options: Fields of `flbench.tuning.request.TuneRequest`.
-        as_json: Whether to print JSON: what `flbench show --json` prints of the study.
+        dry_run: Whether to print the plan and its estimated cost, and train nothing.
+        as_json: Whether to print JSON: what `flbench show --json` prints of the study, or with
+            `dry_run` the plan, see `flbench.tuning.cost.StudyCost.tree`.
     """
     if not given.methods:
         raise UserError("name the methods to tune, for example flbench tune hfcd fedavg.")
     layers = dict(zip(given.methods, given.layers_of_each(), strict=True))
     from flbench.api import tuning
 
+    if dry_run:
+        cost = tuning.plan(layers, options, Caller())
+        if as_json:
+            console.json(cost.tree())
+        else:
+            for sentence in cost.sentences():
+                console.line(sentence)
+        return
     command = ["flbench", *sys.argv[1:]]
     ending = tuning.start(layers, options, command=command, caller=Caller())
     _finish(ending, as_json=as_json)

@@ -4,6 +4,7 @@ import json
 
 import pytest
 import yaml
+from typer.testing import CliRunner
 
 from flbench.cli import app, completion
 from flbench.cli.aliases import ALIASES
@@ -195,6 +196,32 @@ def test_completion_knows_the_names_without_importing_their_modules():
     assert completion.data_sets("") == list(known())
     assert "vectorized" in completion.engines("v")
     assert completion.schemes("dir") == ["dirichlet"]
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        ("flbench ru", ["run"]),
+        ("flbench run fedpro", ["fedproto", "fedprox"]),
+        ("flbench tune hfcd,fedb", ["hfcd,fedbabu", "hfcd,fedbn"]),
+        ("flbench run partition.al", ["partition.alpha="]),
+        ("flbench run nonsense --datas", ["--dataset"]),
+        ("flbench run --dataset mni", ["mnist"]),
+        ("flbench run --engine v", ["vectorized"]),
+        ("flbench algos dispfl-", ["dispfl-hp"]),
+    ],
+)
+def test_bash_completes(typed, offered):
+    words = typed.split(" ")
+    asked = {
+        "_FLBENCH_COMPLETE": "complete_bash",
+        "COMP_WORDS": typed,
+        "COMP_CWORD": str(len(words) - 1),
+    }
+
+    result = CliRunner().invoke(app.app, prog_name="flbench", env=asked)
+
+    assert result.output.split() == offered
 
 
 def test_print_config_names_short_forms_as_origins(flbench):
