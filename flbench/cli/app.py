@@ -278,7 +278,7 @@ def run(
     if resume is not None:
         command.refuse_with_resume(
             {
-                "--algo": " ".join(methods),
+                " ".join(methods) if origin == layers.WORDS else "--algo": methods,
                 "--config": config,
                 "--out": out,
                 "--dry-run": dry_run,
@@ -821,9 +821,9 @@ def tune(
     settings = {key: value for key, value in settings.items() if value is not None}
     methods, origin, overrides = layers.methods(methods_and_overrides or [], _joined(algo))
     if resume is not None:
-        asked = {"algo": " ".join(methods) or None, "config": config, **aliases, **settings}
+        asked = {"algo": _joined(algo), "config": config, **aliases, **settings}
         asked["dry-run"] = True if dry_run else None
-        command.refuse_with_resume(asked, overrides)
+        command.refuse_with_resume(asked, methods_and_overrides or [])
         command.resume(resume, resources, as_json=as_json)
     else:
         given = layers.CommandLine(overrides, aliases, config, None, methods, origin)

@@ -107,15 +107,19 @@ def for_option(
     if elsewhere:
         *first, last = elsewhere
         others = f"{', '.join(first)} and {last}" if first else last
-        return f"{begin} It is an option of flbench {others}."
+        alike = get_close_matches(option, sorted(known), n=1, cutoff=0.9)
+        hint = f" Did you mean {alike[0]}?" if alike else ""
+        return f"{begin} It is an option of flbench {others}.{hint}"
     meant = OTHER_NAMES.get(name)
     if meant is None and takes_keys:
-        meant = _key(name)
+        meant = key_like(name)
+    if meant is None and takes_keys and name.startswith("no-"):
+        meant, value = key_like(name.removeprefix("no-")), "false"
     if meant is None:
         close = get_close_matches(f"--{name}", sorted(known), n=1)
         if not close and takes_keys:
             close = get_close_matches(name, [*OTHER_NAMES, *_last_parts()], n=1, cutoff=0.75)
-            meant = (OTHER_NAMES.get(close[0]) or _key(close[0])) if close else None
+            meant = (OTHER_NAMES.get(close[0]) or key_like(close[0])) if close else None
         else:
             meant = close[0] if close else None
     if meant is None:
@@ -150,6 +154,8 @@ def for_command(word: str, arguments: Sequence[str], commands: Sequence[str]) ->
 
     rest = "".join(f" {argument}" for argument in arguments)
     begin = f"No such command: {word}."
+    if word == "help":
+        return f"{begin} Did you mean flbench --help or flbench COMMAND --help?"
     if word in ALGORITHMS.names():
         return f"{begin} `{word}` is a method. Did you mean flbench run {word}{rest}?"
     if "=" in word:
@@ -180,10 +186,14 @@ def _device(name: str, value: str | None) -> str:
     return f"cuda:{value}" if value.isdigit() else value
 
 
-def _key(name: str) -> str | None:
-    """Return the key whose last part an option names; None if there is none.
+def key_like(name: str) -> str | None:
+    """Return the key that a short name such as `lr` may stand for; None if there is none.
 
-    Keys of all methods and nets are among them, but those of the other sections go first.
+    It is the key whose last part has this name. Keys of all methods and nets are among them, but
+    those of the other sections go first.
+
+    >>> key_like("batch-size"), key_like("lr"), key_like("nothing")
+    ('train.batch_size', 'train.optimizer.lr', None)
     """
     from flbench.core.registry import ALGORITHMS, MODELS
 

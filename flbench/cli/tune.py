@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from flbench.api.tuning import Ending
 
 
-def refuse_with_resume(options: Mapping[str, object], overrides: Sequence[str]) -> None:
-    """Raise a UserError if options or overrides were given that a resumed study cannot take."""
+def refuse_with_resume(options: Mapping[str, object], words: Sequence[str]) -> None:
+    """Raise a UserError if options or words were given that a resumed study cannot take."""
     given = [f"--{name}" for name, value in options.items() if value is not None]
-    if given or overrides:
+    if given or words:
         raise UserError(
-            f"{', '.join(given) or ' '.join(overrides)} cannot be used with --resume: a resumed"
+            f"{', '.join([*words, *given])} cannot be used with --resume: a resumed"
             " study keeps its methods, search spaces, configuration and folder. Only --concurrent,"
             " --gpus-per-trial, --retries and --address can change."
         )

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 from pathlib import Path
 
+from flbench.cli import suggestions
 from flbench.core.errors import UserError
 from flbench.core.registry import ALGORITHMS, MODELS
 
@@ -69,6 +70,9 @@ def check_method(name: str) -> None:
     known = ALGORITHMS.names()
     if name in known or name in ALGORITHMS.load():
         return
+    short, colon, value = name.partition(":")
+    if colon and (key := suggestions.key_like(short)):
+        raise UserError(f"`{name}` has a colon. Write {key}={value or 'VALUE'} (key=value).")
     raise UserError(f"`{name}` is neither a method nor key=value.{_instead(name, known)}")
 
 
@@ -115,6 +119,8 @@ def _instead(word: str, methods: Sequence[str]) -> str:
     from flbench.config.schema import EngineConfig
     from flbench.data.known_sets import known
 
+    if word == "help":
+        return " Did you mean --help?"
     if close := get_close_matches(word.lower(), methods, n=1, cutoff=0.7):
         return f" Did you mean `{close[0]}`?"
     if word in known():

@@ -395,7 +395,7 @@ def test_what_cannot_be_had_is_refused(tmp_path, module, keys, sentence):
 
 
 def test_a_study_does_not_search_the_optimizer_of_a_module(tmp_path):
-    with pytest.raises(fl.ConfigError, match="`train.optimizer.lr` of the space of fedavg"):
+    with pytest.raises(fl.ConfigError, match=r"`train.optimizer.lr` of the space of fedavg"):
         fl.tune(
             ["fedavg"],
             trials=2,
