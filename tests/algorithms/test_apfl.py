@@ -89,6 +89,7 @@ def test_alpha_takes_its_step_on_the_first_batch_of_the_round():
     lr = 1e-7
     keys = (
         "partition.scheme=iid",
+        "partition.samples=1200",
         "train.batch_size=100",
         "train.last_batch=drop",
         f"train.optimizer.lr={lr}",

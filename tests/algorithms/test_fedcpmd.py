@@ -498,6 +498,7 @@ def test_paper_evaluation_is_that_of_a_rounds_clients_at_three_moments(tmp_path,
     """Round by round and sample by sample: two rounds of votes, two with clusters."""
     keys = ("algorithm=fedcpmd", "model.name=lenet5", "algorithm.k_p=2", "train.rounds=4")
     keys = (*keys, "partition.clients=10", "train.participation=0.4", "evaluation.every=4")
+    keys = (*keys, "partition.samples=null")
     path, summary = run(tmp_path, *keys, "algorithm.paper_evaluation=true")
     rows = metrics_file.read(path / "metrics.csv")
     found = {

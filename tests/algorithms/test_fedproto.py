@@ -119,6 +119,7 @@ def test_prototypes_and_predictions_of_each_rule_equal_a_loop():
         f"algorithm.lam={lam}",
         "model.name=lenet5",
         "partition.alpha=0.1",
+        "partition.samples=null",
     )
     built = build(*keys, *FULL)
     plain, names = Plain(built), built.algorithm.setting.net.parameters

@@ -150,6 +150,7 @@ def test_projection_trains_and_predicts_in_the_place_of_the_classifier():
 
     # The net's own classifier never learns: only the projection's can tell classes apart.
     long = ("train.rounds=10", "train.optimizer.lr=0.3", "algorithm.proj_dim=8", "algorithm.mu=0.1")
+    long = ("partition.samples=null", *long)
     for evaluated in ("global", "last"):
         summary = summary_of_run("algorithm=moon", f"algorithm.evaluated={evaluated}", *long)
         assert summary["last"]["test"]["accuracy"] > 0.6

@@ -26,7 +26,8 @@ CLIENTS = (3, 0, 4, 1)  # of different size, in no order
 @pytest.fixture(scope="module", params=["mlp", "lenet5"])
 def engines(request):
     """The same experiment with both engines; LeNet-5 has BatchNorm."""
-    keys = (f"model.name={request.param}", "engine.precision=64-true", "partition.alpha=0.2")
+    few = ("partition.alpha=0.2", "partition.samples=600")
+    keys = (f"model.name={request.param}", "engine.precision=64-true", *few)
     return [build(*keys, f"engine.name={name}") for name in ("sequential", "vectorized")]
 
 

@@ -125,7 +125,8 @@ def test_the_global_model_is_the_one_evaluated_on_the_common_test_set(tmp_path):
 
 def test_best_and_last_are_the_models_of_their_rounds(tmp_path):
     # The clients' models soon have the validation accuracy that they end with.
-    overrides = (*SMALL, "algorithm=local", "train.rounds=6", "evaluation.every=1")
+    overrides = (*SMALL, "partition.samples=null", "algorithm=local", "train.rounds=6")
+    overrides = (*overrides, "evaluation.every=1")
     path, summary = run(tmp_path, *overrides, "train.local_epochs=5", "train.optimizer.lr=0.3")
     assert summary["best"]["round"] != 6
     best, last = (trained.load(path, 0, checkpoint=moment) for moment in trained.MOMENTS)
