@@ -1,4 +1,5 @@
 import os
+from collections import Counter
 from functools import cache
 from zlib import crc32
 
@@ -7,9 +8,9 @@ from zlib import crc32
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import pytest
-import torch
 
-from tests.support import REAL_DATA, run
+# This file imports neither torch nor flbench at its beginning: the process that only hands out the
+# tests to others reads it too.
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -25,6 +26,8 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 @pytest.fixture(autouse=True)
 def _one_thread(tmp_path, monkeypatch):
     """Run every test with one thread and an empty cache folder."""
+    import torch
+
     torch.set_num_threads(1)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
@@ -39,9 +42,22 @@ def _entry_points_are_read_once():
         yield
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _no_pictures_in_pages():
+    """Leave the pictures out of pages: drawing one takes longer than most trainings here.
+
+    All else of a page is computed. Tests of the pictures use `support.pictures_in_pages`.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("flbench.reports.figures.svg", lambda figure: "")
+        yield
+
+
 @pytest.fixture(scope="session")
 def finished_run(tmp_path_factory):
     """The folder of a finished run. Tests must copy it before they write to it."""
+    from tests.support import run
+
     return run(tmp_path_factory.mktemp("finished"))[0]
 
 
@@ -60,8 +76,8 @@ def _no_mirror(request, monkeypatch):
 def _mark_all_but_one_as_full(items):
     """Apply `one_of`: a test marked `one_of("policy")` runs with one value of that parameter.
 
-    The value follows from the test's name, so that all values occur over many tests. With the other
-    values the test is `full`.
+    The value follows from the test's name, and goes on by one with each combination of the other
+    parameters, so that all values occur. With the other values the test is `full`.
     """
     groups = {}
     for item in items:
@@ -70,14 +86,20 @@ def _mark_all_but_one_as_full(items):
             params = item.callspec.params.items()
             others = tuple(repr(value) for name, value in params if name not in mark.args)
             groups.setdefault((function, others), []).append(item)
+    turns = Counter()
     for (function, _), members in groups.items():
-        kept = crc32(function.encode()) % len(members)
+        kept = (crc32(function.encode()) + turns[function]) % len(members)
+        turns[function] += 1
         for item in members[:kept] + members[kept + 1 :]:
             item.add_marker(pytest.mark.full)
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest selects by marks
 def pytest_collection_modifyitems(items):
+    import torch
+
+    from tests.support import REAL_DATA
+
     _mark_all_but_one_as_full(items)
     # The longest tests have a time limit of their own. They start first, so that no test process
     # waits for them at the end.

@@ -2,6 +2,8 @@
 
 import os
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -12,6 +14,7 @@ import pytest
 from flbench.config.resolve import resolve
 from flbench.config.sources import from_overrides
 from flbench.experiment import lifecycle
+from flbench.reports import figures
 from flbench.testing import (
     SMALL,
     Silent,
@@ -31,6 +34,7 @@ __all__ = [
     "build",
     "config_of",
     "interrupted_run",
+    "pictures_in_pages",
     "reproducible",
     "run",
     "summary_of",
@@ -38,6 +42,7 @@ __all__ = [
     "write_npz",
 ]
 
+SVG = figures.svg
 REAL_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 
 
@@ -50,6 +55,14 @@ def summary_of_run(*overrides: str) -> dict[str, Any]:
     """
     with TemporaryDirectory() as folder:
         return run(Path(folder), *overrides)[1]
+
+
+@contextmanager
+def pictures_in_pages() -> Iterator[None]:
+    """Draw the pictures of report.html, which conftest.py leaves out."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(figures, "svg", SVG)
+        yield
 
 
 class Interrupting(Silent):

@@ -2,24 +2,23 @@
 
 import json
 from collections.abc import Mapping
+from functools import cache
 from importlib.resources import files
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flbench.config.sources import leaves
 from flbench.reports import figures, tables
 from flbench.results.reading import RARE_METRICS, Run
 
+if TYPE_CHECKING:
+    from jinja2 import Template
+
 
 def render(run: Run) -> str:
     """Return report.html of a finished run."""
-    from jinja2 import Environment, StrictUndefined
-
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
-    environment.filters |= {"share": _share, "size": _size, "target": tables.target_text}
-    source = files("flbench.reports").joinpath("page.html").read_text(encoding="utf-8")
     summary = run.summary
     moments = [(name, split) for name in ("best", "last") for split in ("validation", "test")]
-    return environment.from_string(source).render(
+    return _template().render(
         summary=summary,
         metrics=[
             row
@@ -34,6 +33,17 @@ def render(run: Run) -> str:
         curves=figures.svg(figures.curves([(summary["algorithm"], run.rows)])),
         settings={key: json.dumps(value) for key, value in leaves(run.config.tree()).items()},
     )
+
+
+@cache  # compiling it takes longer than filling it
+def _template() -> "Template":
+    """Return the template of the page."""
+    from jinja2 import Environment, StrictUndefined
+
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
+    environment.filters |= {"share": _share, "size": _size, "target": tables.target_text}
+    source = files("flbench.reports").joinpath("page.html").read_text(encoding="utf-8")
+    return environment.from_string(source)
 
 
 def _metrics(

@@ -38,6 +38,7 @@ from tests.support import (
     build,
     config_of,
     interrupted_run,
+    pictures_in_pages,
     reproducible,
     run,
     summary_of,
@@ -82,6 +83,7 @@ def test_tables_of_best_and_last_round_agree_with_the_metrics(tmp_path):
     path, summary = run(
         tmp_path,
         "algorithm=local",
+        "partition.samples=null",
         "train.rounds=8",
         "evaluation.every=1",
         "train.optimizer.lr=0.5",
@@ -252,6 +254,7 @@ def test_predictions_are_saved_sample_by_sample(tmp_path):
 
 def test_target_accuracy_is_priced(tmp_path):
     keys = ("algorithm=fedavg", "train.rounds=6", "evaluation.every=1", "train.optimizer.lr=0.1")
+    keys = ("partition.samples=null", *keys)
     path, summary = run(tmp_path, *keys, "evaluation.target_accuracy=0.5")
     _, never = run(tmp_path, *keys, "evaluation.target_accuracy=0.9999")
 
@@ -269,7 +272,7 @@ def test_target_accuracy_is_priced(tmp_path):
 
 def test_target_accuracy_is_that_of_the_test_parts_without_a_validation_part(tmp_path, capsys):
     keys = ("algorithm=fedavg", "train.rounds=6", "evaluation.every=1", "train.optimizer.lr=0.1")
-    keys = (*keys, "partition.split=[0.8,0,0.2]")
+    keys = (*keys, "partition.samples=null", "partition.split=[0.8,0,0.2]")
     path, summary = run(tmp_path, *keys, "evaluation.target_accuracy=0.5")
 
     test = metric_by_round(path, "test", "personal", "accuracy")
@@ -452,9 +455,10 @@ def test_kill_and_resume_end_like_the_straight_run(tmp_path, name):
     items = [
         *SMALL,
         f"algorithm={name}",
+        "partition.samples=null",
         "train.rounds=60",
         "output.checkpoint_every=3",
-        "evaluation.every=5",
+        "evaluation.every=10",
     ]
     straight, summary = run(tmp_path / "a", *items)
     command = [sys.executable, "-m", "flbench", "run", *items, f"output.dir={tmp_path / 'b'}"]
@@ -718,7 +722,8 @@ def test_resume_refuses_other_data_than_the_run_began_with(tmp_path):
 
 
 def test_report_is_one_page_without_external_resources(tmp_path):
-    path, summary = run(tmp_path, "algorithm=fedproto")
+    with pictures_in_pages():
+        path, summary = run(tmp_path, "algorithm=fedproto")
 
     page = (path / "report.html").read_text()
     assert summary["weights_digest"] in page

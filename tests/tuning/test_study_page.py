@@ -15,6 +15,7 @@ from flbench.tuning import study_figures, tables
 from flbench.tuning import study_page as results_of
 from flbench.tuning.failures import find_failures
 from flbench.tuning.report import StudyReport
+from tests.support import pictures_in_pages
 from tests.tuning.studies import DEFAULTS, begin, final, trial, write
 
 pytestmark = pytest.mark.slow  # they write reports with pictures
@@ -36,7 +37,8 @@ def written(tmp_path_factory, finished_run):
             for variant, gain in (("default", 0.0), ("tuned", 0.05 + seed / 1000)):
                 score = {"accuracy": 0.6 + offset + seed / 50 + gain, "macro_f1": 0.3}
                 final(folder, finished_run, method, variant, seed, score, of=8 if gain else 0)
-    results_of.write(folder)
+    with pictures_in_pages():
+        results_of.write(folder)
     return folder
 
 
@@ -101,7 +103,8 @@ def test_pictures_are_written_for_other_pages(written):
 def test_results_written_again_are_the_same(written):
     before = texts(written)
 
-    results_of.write(written)
+    with pictures_in_pages():
+        results_of.write(written)
 
     assert texts(written) == before
     assert not list(written.rglob("*.part"))
@@ -165,7 +168,8 @@ def test_no_test_figure_of_a_search_trial_is_read(tmp_path, written, finished_ru
         f"round,split,protocol,metric,value\n3,test,personal,accuracy,{poison}\n"
     )
 
-    results_of.write(folder)
+    with pictures_in_pages():
+        results_of.write(folder)
 
     for name, text in texts(folder).items():
         assert "0.8765" not in text, name
