@@ -313,22 +313,18 @@ def test_title_of_the_progress_is_cut_in_the_middle(capsys):
 
 @pytest.mark.slow
 def test_terminal_gets_a_progress_bar(tmp_path):
-    """In a pseudo-terminal of 100 columns."""
+    """In a pseudo-terminal of 100 columns; a fork has imported PyTorch already."""
     pid, terminal = pty.fork()
     if pid == 0:
         os.environ |= {"COLUMNS": "100", "TERM": "xterm"}
-        os.execv(
-            sys.executable,
-            [
-                sys.executable,
-                "-m",
-                "flbench",
-                "run",
-                *SMALL,
-                "train.rounds=40",
-                f"output.dir={tmp_path}",
-            ],
-        )
+        sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
+        code = 99
+        try:
+            code = app.main(["run", *SMALL, "train.rounds=40", f"output.dir={tmp_path}"])
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
     seen = b""
     while True:
         try:

@@ -1,13 +1,46 @@
-"""A store for the tests of MLflow: one database for each file of tests."""
+"""Stores for the tests of MLflow. To create a database takes MLflow more than a second."""
+
+import sqlite3
+from contextlib import closing
 
 import pytest
 
-from flbench.tracking import mlflow_store
+from flbench.tracking import mirror, mlflow_store
 from flbench.tracking.mlflow_store import Store
+from tests.tracking import forked
+
+
+@pytest.fixture(scope="session")
+def database(tmp_path_factory):
+    """The file of an empty store. Tests copy it."""
+    pytest.importorskip("mlflow")
+    file = tmp_path_factory.mktemp("mlflow") / "flbench.db"
+    mlflow_store.open_store(f"sqlite:///{file}")
+    return file
+
+
+def copied(database, folder) -> str:
+    """Copy a database, of which SQLite keeps a part in other files; return the address."""
+    folder.mkdir(exist_ok=True)
+    file = folder / "flbench.db"
+    with closing(sqlite3.connect(database)) as source, closing(sqlite3.connect(file)) as target:
+        source.backup(target)
+    return f"sqlite:///{file}"
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory) -> Store:
-    pytest.importorskip("mlflow")
-    folder = tmp_path_factory.mktemp("mlflow")
-    return mlflow_store.open_store(f"sqlite:///{folder / 'flbench.db'}")
+def store(tmp_path_factory, database) -> Store:
+    """One store for each file of tests."""
+    return mlflow_store.open_store(copied(database, tmp_path_factory.mktemp("mlflow")))
+
+
+@pytest.fixture
+def uri(tmp_path, database) -> str:
+    """The address of an empty store."""
+    return copied(database, tmp_path / "m")
+
+
+@pytest.fixture
+def _forked(monkeypatch):
+    """Make the mirrors of the test forks of the test process."""
+    monkeypatch.setattr(mirror, "subprocess", forked)

@@ -123,10 +123,11 @@ def test_server_that_never_answers_costs_a_sentence_and_no_more(tmp_path, capsys
     assert (folder / "summary.json").exists()
 
 
-def test_killed_run_is_marked_and_its_resumption_continues_the_same_entry(tmp_path):
-    store = mlflow_store.open_store(f"sqlite:///{tmp_path}/m/flbench.db")
+@pytest.mark.usefixtures("_forked")
+def test_killed_run_is_marked_and_its_resumption_continues_the_same_entry(tmp_path, uri):
+    store = mlflow_store.open_store(uri)
     items = [*RUN, f"output.dir={tmp_path}", f"tracking.uri={store.uri}", "train.rounds=400"]
-    more = ["output.checkpoint_every=2", "evaluation.every=50"]
+    more = ["output.checkpoint_every=2", "evaluation.every=50", "partition.samples=null"]
     process = subprocess.Popen(
         [sys.executable, "-m", "flbench", "run", *items, *more],
         stdout=subprocess.DEVNULL,
@@ -160,10 +161,10 @@ def test_killed_run_is_marked_and_its_resumption_continues_the_same_entry(tmp_pa
     assert sorted((point.step, point.value) for point in losses) == wanted
 
 
-def test_mirror_reports_how_a_failed_run_ended(finished, tmp_path):
+@pytest.mark.usefixtures("_forked")
+def test_mirror_reports_how_a_failed_run_ended(finished, tmp_path, uri):
     path = shutil.copytree(finished, tmp_path / "failed")
     (path / "summary.json").unlink()
-    uri = f"sqlite:///{tmp_path}/m/flbench.db"
     mirrored = mirror.start(path, TrackingConfig(uri=uri))
 
     said = mirrored.finish(60, "failed")
@@ -175,6 +176,7 @@ def test_mirror_reports_how_a_failed_run_ended(finished, tmp_path):
     assert only(store, path).info.status == "FAILED"  # a later sync cannot know better
 
 
+@pytest.mark.usefixtures("_forked")
 def test_a_server_that_starts_late_or_dies_gets_everything(finished, tmp_path, capsys):
     path = shutil.copytree(finished, tmp_path / "late")
     port = free_port()
@@ -201,8 +203,7 @@ def test_a_server_that_starts_late_or_dies_gets_everything(finished, tmp_path, c
     assert f"MLflow at {uri} was not reached (connection refused)" in capsys.readouterr().err
 
 
-def test_ui_serves_the_store_until_it_is_interrupted(finished, tmp_path):
-    uri = f"sqlite:///{tmp_path}/m/flbench.db"
+def test_ui_serves_the_store_until_it_is_interrupted(finished, tmp_path, uri):
     paths = [shutil.copytree(finished, tmp_path / name) for name in ("one", "two")]
     config = paths[1] / "config.yaml"
     config.write_text(config.read_text().replace("name: fedavg", "name: fedprox"))
@@ -316,11 +317,11 @@ def test_sync_refuses_a_folder_that_is_being_mirrored(finished, tmp_path, capsys
         ("clients.csv", ""),
     ],
 )
-def test_damaged_file_is_an_error_without_a_traceback(finished, tmp_path, capsys, name, text):
+def test_damaged_file_is_an_error_without_a_traceback(finished, tmp_path, capsys, name, text, uri):
     path = shutil.copytree(finished, tmp_path / "damaged")
     (path / name).write_text(text)
 
-    code = app.main(["sync", str(path), "--uri", f"sqlite:///{tmp_path}/y.db"])
+    code = app.main(["sync", str(path), "--uri", uri])
 
     said = capsys.readouterr().err
     assert code == 2
@@ -329,9 +330,9 @@ def test_damaged_file_is_an_error_without_a_traceback(finished, tmp_path, capsys
     assert "Traceback" not in said
 
 
-def test_mirror_of_a_run_that_is_named_by_a_dot(finished, tmp_path, monkeypatch):
+@pytest.mark.usefixtures("_forked")
+def test_mirror_of_a_run_that_is_named_by_a_dot(finished, tmp_path, monkeypatch, uri):
     path = shutil.copytree(finished, tmp_path / "dotted")
-    uri = f"sqlite:///{tmp_path}/m/flbench.db"
     monkeypatch.chdir(path)
     mirrored = mirror.start(Path(), TrackingConfig(uri=uri))
 
@@ -341,12 +342,12 @@ def test_mirror_of_a_run_that_is_named_by_a_dot(finished, tmp_path, monkeypatch)
     assert only(mlflow_store.open_store(uri), path).info.status == "FINISHED"
 
 
-def test_live_mirror_outlives_a_trial_that_cannot_be_read(finished, tmp_path):
+@pytest.mark.usefixtures("_forked")
+def test_live_mirror_outlives_a_trial_that_cannot_be_read(finished, tmp_path, uri):
     path = study.make(tmp_path, {"fedavg": finished}, finals=False)
     file = path / "trials" / "fedavg" / "001" / "trial.json"
     text = file.read_text()
     file.write_text("{")
-    uri = f"sqlite:///{tmp_path}/m/flbench.db"
     mirrored = mirror.start(path, TrackingConfig(uri=uri))
     wait(lambda: f"{file} is damaged" in (path / mirror.LOG).read_text())
     file.write_text(text)
@@ -359,11 +360,12 @@ def test_live_mirror_outlives_a_trial_that_cannot_be_read(finished, tmp_path):
     assert entry.info.status == "FINISHED"
 
 
-def test_mirror_names_the_file_that_is_still_damaged_at_the_end(finished, tmp_path):
+@pytest.mark.usefixtures("_forked")
+def test_mirror_names_the_file_that_is_still_damaged_at_the_end(finished, tmp_path, uri):
     path = study.make(tmp_path, {"fedavg": finished}, finals=False)
     file = path / "trials" / "fedavg" / "001" / "trial.json"
     file.write_text("{")
-    mirrored = mirror.start(path, TrackingConfig(uri=f"sqlite:///{tmp_path}/m/flbench.db"))
+    mirrored = mirror.start(path, TrackingConfig(uri=uri))
 
     said = mirrored.finish(60)
 

@@ -93,14 +93,21 @@ def digits(value: float) -> str:
     return repr(value).partition("e")[0].replace(".", "").lstrip("0")
 
 
+@pytest.fixture(scope="module")
+def other(store, folder, tmp_path_factory):
+    """A run that was sent, and how much MLflow has of it."""
+    path = shutil.copytree(folder, tmp_path_factory.mktemp("runs") / "x")
+    follow.sync(path, store.uri)
+    return path, counts(store, path)
+
+
 @pytest.mark.parametrize(
     "name",
     ["it's", 'a"b', "x' OR '1'='1", "a\\", "a`b", "100%", "%27", "a\nb", "a\x1b[31mb", "Zoë 北京"],
 )
-def test_any_name_of_a_folder_finds_its_own_run_and_no_other(store, copied, name):
-    other, path = copied("x" + str(hash(name))), copied(name)
-    follow.sync(other, store.uri)
-    before = counts(store, other)
+def test_any_name_of_a_folder_finds_its_own_run_and_no_other(store, copied, other, name):
+    path = copied(name)
+    other, before = other
 
     first, _ = follow.sync(path, store.uri)
     second, _ = follow.sync(path, store.uri)

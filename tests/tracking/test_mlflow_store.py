@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from flbench.tracking import mlflow_store
+from tests.tracking.forked import CONTEXT
 
 ROOT = Path(__file__).resolve().parents[2]
 HERE = pytest.mark.mlflow
@@ -71,14 +72,16 @@ def test_reason_is_short(said, reason):
 def test_three_processes_may_be_the_first_at_once(tmp_path):
     pytest.importorskip("mlflow")
     uri = f"sqlite:///{tmp_path}/new/flbench.db"
-    script = (
-        f"from flbench.tracking import mlflow_store as s; s.open_store({uri!r}).experiment('e')"
-    )
-    command = [sys.executable, "-c", script]
+    mlflow_store.open_store(f"sqlite:///{tmp_path}/other.db")  # imports all before the forks
 
-    processes = [subprocess.Popen(command, stderr=subprocess.PIPE) for _ in range(3)]
+    def begin():
+        mlflow_store.open_store(uri).experiment("e")
 
-    said = [process.communicate(timeout=120)[1].decode() for process in processes]
-    assert [process.returncode for process in processes] == [0, 0, 0], said
+    processes = [CONTEXT.Process(target=begin) for _ in range(3)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(120)
+    assert [process.exitcode for process in processes] == [0, 0, 0]
     found = mlflow_store.open_store(uri).client.search_experiments(filter_string="name = 'e'")
     assert len(found) == 1

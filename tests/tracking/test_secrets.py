@@ -50,6 +50,7 @@ def process_file(process: subprocess.Popen[bytes], name: str) -> str:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("_forked")
 @pytest.mark.parametrize("given", ["override", "file", "environment"])
 def test_secret_of_a_run_is_written_and_printed_nowhere(
     address, given, tmp_path, monkeypatch, capsys
@@ -121,6 +122,7 @@ def test_secret_is_not_in_the_command_line_of_a_server(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("_forked")
 def test_resumed_run_takes_the_secret_from_the_environment(address, tmp_path, monkeypatch, capsys):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(mlflow_store, "installed", lambda: False)
