@@ -114,6 +114,13 @@ def _check_terms(tree: dict[str, Any], origins: dict[str, str]) -> list[str]:
     """
     train = tree.get("train")
     terms = train.get("terms") if isinstance(train, dict) else None
+    if isinstance(train, dict) and isinstance(terms, dict) and all(map(str.isdecimal, terms)):
+        del train["terms"]
+        return [
+            f"`train.terms.{number}` ({_origin(f'train.terms.{number}', origins)}) does not exist:"
+            " there are no loss terms. Set `train.terms` to a list of them."
+            for number in terms
+        ]
     if not isinstance(train, dict) or not isinstance(terms, list):
         return []
     problems: list[str] = []

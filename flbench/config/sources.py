@@ -170,18 +170,51 @@ def leaves(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
+def value_at(tree: Mapping[str, Any], path: str) -> Any:
+    """Return the value at a dotted path, whose numbers are indices of lists.
+
+    Args:
+        tree: Nested dicts and lists.
+        path: The dotted path.
+
+    Raises:
+        KeyError: There is no such value.
+
+    >>> value_at({"train": {"terms": [{"name": "focal", "weight": 0.5}]}}, "train.terms.0.weight")
+    0.5
+    """
+    part: Any = tree
+    for key in path.split("."):
+        is_index = isinstance(part, list | tuple) and key.isdecimal() and int(key) < len(part)
+        if not is_index and not (isinstance(part, Mapping) and key in part):
+            raise KeyError(path)
+        part = part[int(key)] if is_index else part[key]
+    return part
+
+
+def has_value(tree: Mapping[str, Any], path: str) -> bool:
+    """Return whether there is a value at a dotted path; see `value_at`."""
+    try:
+        value_at(tree, path)
+    except KeyError:
+        return False
+    return True
+
+
 def merge(layers: Sequence[Layer]) -> tuple[dict[str, Any], dict[str, str]]:
     """Merge layers into nested dicts of values and a dict of their origins.
 
     Values of later layers override those of earlier ones. If a layer selects another method or net
     than the layers before it (`algorithm.name`, `model.name`), the keys that those set in the
-    section are dropped, because they belong to the method or net that is no longer selected.
+    section are dropped, because they belong to the method or net that is no longer selected. A key
+    such as `train.terms.0.weight` overrides a value of an element of a list.
 
     Args:
         layers: The layers, in ascending priority.
 
     Raises:
-        ConfigError: One layer has keys where another one has a value that is not a section.
+        ConfigError: One layer has keys where another one has a value that is not a section, or a
+            list has no such element.
     """
     tree: dict[str, Any] = {}
     origins: dict[str, str] = {}
@@ -197,10 +230,59 @@ def merge(layers: Sequence[Layer]) -> tuple[dict[str, Any], dict[str, str]]:
                     for path, place in origins.items()
                     if not path.startswith(f"{section}.")
                 }
-        _check_sections(tree, layer.tree, origins, layer.origins)
-        _merge_into(tree, layer.tree)
+        above = _with_elements(tree, layer.tree, layer.origins)
+        _check_sections(tree, above, origins, layer.origins)
+        _merge_into(tree, above)
         origins |= layer.origins
     return tree, origins
+
+
+def _with_elements(
+    below: Mapping[str, Any], above: Mapping[str, Any], origins: dict[str, str], prefix: str = ""
+) -> dict[str, Any]:
+    """Return values with whole lists where they name elements of a list below by their numbers."""
+    found: dict[str, Any] = {}
+    for key, value in above.items():
+        path, old = f"{prefix}{key}", below.get(key)
+        if isinstance(value, dict) and isinstance(old, dict):
+            value = _with_elements(old, value, origins, f"{path}.")
+        elif isinstance(old, list | tuple) and _names_elements(value):
+            value = _changed(old, value, origins, path)
+        found[key] = value
+    return found
+
+
+def _names_elements(value: object) -> bool:
+    """Whether a value is a section whose keys are numbers, such as `{"0": {"weight": 2}}`."""
+    return isinstance(value, dict) and bool(value) and all(str(key).isdecimal() for key in value)
+
+
+def _changed(
+    old: Sequence[Any], changes: Mapping[str, Any], origins: dict[str, str], path: str
+) -> list[Any]:
+    """Return a list with changed elements; an element given by its name alone becomes a section.
+
+    Raises:
+        ConfigError: There is no such element.
+    """
+    new = list(old)
+    for number, change in changes.items():
+        index = int(number)
+        if index >= len(new):
+            place = next((p for n, p in origins.items() if n.startswith(f"{path}.{number}")), "")
+            raise ConfigError(
+                f"`{path}.{number}` ({place}) does not exist: `{path}` has {len(new)} elements,"
+                " which are counted from 0."
+            )
+        if not isinstance(change, dict):
+            new[index] = change
+            continue
+        element = {"name": new[index]} if isinstance(new[index], str) else new[index]
+        merged: dict[str, Any] = {}
+        _merge_into(merged, element if isinstance(element, dict) else {})
+        _merge_into(merged, change)
+        new[index] = merged
+    return new
 
 
 def _check_sections(

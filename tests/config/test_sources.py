@@ -1,4 +1,5 @@
 import os
+from copy import deepcopy
 
 import pytest
 
@@ -162,6 +163,30 @@ def test_merge_keeps_what_is_not_overridden():
     ]
 
     assert merge(layers)[0] == {"train": {"rounds": 3, "clip": 2}}
+
+
+def test_number_in_a_key_is_the_index_of_a_list():
+    layers = [
+        from_overrides(["train.terms=[focal, {name: class_balanced, weight: 3}]"]),
+        from_overrides(["train.terms.0.gamma=1.5", "train.terms.1.weight=2"]),
+    ]
+    before = deepcopy(layers[0].tree)
+
+    terms = merge(layers)[0]["train"]["terms"]
+
+    assert terms == [{"name": "focal", "gamma": 1.5}, {"name": "class_balanced", "weight": 2}]
+    assert layers[0].tree == before
+    layers.append(from_overrides(["train.terms.1=focal"]))
+    assert merge(layers)[0]["train"]["terms"][1] == "focal"
+
+
+def test_element_that_does_not_exist_is_named():
+    layers = [from_overrides(["train.terms=[focal]"]), from_overrides(["train.terms.1.weight=2"])]
+
+    with pytest.raises(ConfigError, match=r"`train\.terms\.1` \(command line\).*has 1 elements"):
+        merge(layers)
+    with pytest.raises(ConfigError, match=r"`train\.terms\.0`.*there are no loss terms"):
+        resolve([from_overrides(["train.terms.0.weight=2"])])
 
 
 @pytest.mark.parametrize("text", ["1: 2\n", "train:\n  yes: 2\n", "? [a]\n: 2\n"])
