@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from flbench import tuning
     from flbench.api.diff import Diff, diff
     from flbench.api.federating import federate
     from flbench.api.loading import load, runs
@@ -93,6 +94,7 @@ __all__ = [
     "run",
     "runs",
     "tune",
+    "tuning",
 ]
 
 

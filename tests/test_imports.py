@@ -20,7 +20,10 @@ MAY_IMPORT = {
         "engine/ray.py",
         *(
             f"tuning/{name}.py"
-            for name in ("cluster", "queue", "run", "schedulers", "callbacks", "worker")
+            for name in (
+                *("cluster", "queue", "run", "schedulers", "callbacks", "worker"),
+                *("ray_space", "shipping", "trainable_function"),
+            )
         ),
     },
 }

@@ -93,12 +93,16 @@ def _terms(entries: Sequence[Any]) -> tuple[list[Any], dict[str, Callable[..., A
     return written, functions
 
 
-def of_resume(path: Path, keys: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+def of_resume(
+    path: Path, keys: Mapping[str, Any], file: str = "config.yaml"
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the arguments of `fl.resume` without objects, and the objects.
 
     Args:
-        path: The run folder.
+        path: The folder of the run or study.
         keys: Arguments by name.
+
+        file: The file in it with the configuration that it began with.
 
     Raises:
         ConfigError: The run did not begin with an object.
@@ -109,9 +113,9 @@ def of_resume(path: Path, keys: Mapping[str, Any]) -> tuple[dict[str, Any], dict
             raise ConfigError("`module` and `model` are the same argument. Give one of them.")
         keys = {"model" if name == "module" else name: value for name, value in keys.items()}
     plain, objects = split(keys)
-    if objects and (path / "config.yaml").is_file():
+    if objects and (path / file).is_file():
         config: Config
-        config, _ = resolve([from_file(path / "config.yaml")])
+        config, _ = resolve([from_file(path / file)])
         began = {
             "data": config.data.source == OBJECT,
             "model": config.model.name == OBJECT,

@@ -34,7 +34,8 @@ def resume(
         progress: Whether to show the progress.
         keys: For a run, sections and dotted keys that may change on resume, such as
             `engine={"device": "cpu"}`. For a study, `concurrent`, `gpus_per_trial`, `retries` and
-            `address`.
+            `address`. For both, `data`, `model` and the functions of `train={"terms": ...}`, if
+            they are objects without an import path.
 
     Returns:
         The finished run or study. One that was finished before is returned as it is.

@@ -8,14 +8,17 @@ from typing import Any, Final
 import pandas as pd
 
 from flbench.api import arguments, html
+from flbench.api.study_plots import StudyPlots
 from flbench.config.sources import leaves
 from flbench.core.errors import UserError, did_you_mean
 from flbench.reports.statistics import CLAIM_FROM, PairedDifference
-from flbench.results import study_folder
+from flbench.results import metrics_file, study_folder
 from flbench.results.study_folder import Trial
+from flbench.results.summary import evaluated_rounds
 from flbench.tuning import tables
 from flbench.tuning.failures import find_failures
 from flbench.tuning.report import StudyReport
+from flbench.tuning.reported import reported
 
 TRIALS: Final = {
     "method": "str",
@@ -30,7 +33,7 @@ TRIALS: Final = {
 }
 """Columns of `Study.trials` with their types; the parameters stand before `attempts`."""
 
-RESULTS: Final = {
+FINALS: Final = {
     "method": "str",
     "variant": "str",
     "seed": "int64",
@@ -42,7 +45,7 @@ RESULTS: Final = {
     "seconds": "float64",
     "path": "str",
 }
-"""Columns of `Study.results` with their types; the metrics stand before `up_bytes`."""
+"""Columns of `Study.finals` with their types; the metrics stand before `up_bytes`."""
 
 VERDICTS: Final = {
     "first": "str",
@@ -118,7 +121,7 @@ class Study:
         return pd.DataFrame(rows, columns=[*names[:-2], *keys, *names[-2:]]).astype(TRIALS)
 
     @cached_property
-    def results(self) -> pd.DataFrame:
+    def finals(self) -> pd.DataFrame:
         """The finished final trainings, one per row, each with another seed.
 
         Columns: `method` str; `variant` str, `default` or `tuned` parameters; `seed` int64; `trial`
@@ -139,15 +142,55 @@ class Study:
                     "seed": final.trial.seed,
                     "trial": final.trial.index,
                     **{key: value for key, value in leaves(last).items() if "@" not in key},
-                    **{name: summary["communication"][name] for name in list(RESULTS)[4:8]},
+                    **{name: summary["communication"][name] for name in list(FINALS)[4:8]},
                     "seconds": summary["seconds"]["total"],
                     "path": str(final.path),
                 }
             )
-        metrics = sorted({key for row in rows for key in row} - RESULTS.keys())
-        names = list(RESULTS)
+        metrics = sorted({key for row in rows for key in row} - FINALS.keys())
+        names = list(FINALS)
         frame = pd.DataFrame(rows, columns=[*names[:4], *metrics, *names[4:]])
-        return frame.astype(RESULTS | dict.fromkeys(metrics, "float64"))
+        return frame.astype(FINALS | dict.fromkeys(metrics, "float64"))
+
+    def results(self) -> pd.DataFrame:
+        """Return the trials of the search in the form of Ray Tune's `ResultGrid.get_dataframe()`.
+
+        There is one row for each trial that has been evaluated, with its last evaluation. Columns:
+        those that a trial of `fl.tuning.trainable` reports (`val_accuracy`, `round`, `up_bytes`
+        ...); `done`; `training_iteration`, the number of evaluations; `trial_id`, `METHOD/NUMBER`;
+        `date`, `time_total_s`, `pid`, `logdir`; and `config/KEY` for each hyper-parameter, with the
+        method as `config/algorithm.name`.
+        """
+        header, rows = self._study.header, []
+        for trial in self._study.trials:
+            folder = self.path / "trials" / trial.method / f"{trial.index:03d}"
+            file = folder / "metrics.csv"
+            lines = metrics_file.read(file) if file.is_file() else []
+            seconds = trial.seconds or {}
+            found = reported(lines, seconds, header.deployment, trial.rounds)
+            if not found:
+                continue
+            rows.append(
+                {
+                    **found,
+                    "done": trial.ended is not None,
+                    "training_iteration": len(evaluated_rounds(lines)),
+                    "trial_id": f"{trial.method}/{trial.index:03d}",
+                    "date": trial.ended or trial.started,
+                    "time_total_s": seconds.get("total"),
+                    "logdir": str(folder),
+                    "config/algorithm.name": trial.method,
+                    **{f"config/{key}": value for key, value in trial.params.items()},
+                }
+            )
+        first = [key for row in rows for key in row if not key.startswith("config/")]
+        last = [key for row in rows for key in row if key.startswith("config/")]
+        return pd.DataFrame(rows, columns=list(dict.fromkeys([*first, *last])))
+
+    @cached_property
+    def plot(self) -> StudyPlots:
+        """Pictures of the study as figures of matplotlib."""
+        return StudyPlots(self._report)
 
     @cached_property
     def verdicts(self) -> pd.DataFrame:
@@ -207,7 +250,7 @@ class Study:
         header = self._study.header
         return (
             f"<Study of {', '.join(self.methods)} on {header.dataset}: {len(self._study.trials)} of"
-            f" {header.trials * len(self.methods)} trials, {len(self.results)} final trainings;"
+            f" {header.trials * len(self.methods)} trials, {len(self.finals)} final trainings;"
             f" {self.path}>"
         )
 

@@ -5,9 +5,10 @@ from contextlib import closing
 from functools import partial
 from os import PathLike
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from flbench.api import arguments
+from flbench.api import arguments, parts
 from flbench.api.arguments import Section
 from flbench.api.caller import Caller, program
 from flbench.api.process import preserved
@@ -15,6 +16,7 @@ from flbench.api.studies import Study
 from flbench.config.sources import Layer
 from flbench.core.errors import ConfigError, RunError
 from flbench.core.expected import as_flbench_errors
+from flbench.core.given import offered
 from flbench.results import study_folder
 from flbench.tracking import mirror
 
@@ -43,9 +45,9 @@ def tune(
     config: str | PathLike[str] | None = None,
     seed: int | None = None,
     algorithm: Mapping[str, Any] | None = None,
-    data: Section | None = None,
+    data: Any = None,
     partition: Section | None = None,
-    model: Section | None = None,
+    model: Any = None,
     train: Mapping[str, Any] | None = None,
     engine: Section | None = None,
     evaluation: Mapping[str, Any] | None = None,
@@ -60,8 +62,7 @@ def tune(
 
     The sections of the configuration are given as to `fl.run`, with the same default of
     `tracking.mlflow`. An interrupt keeps the trials that have ended, and raises KeyboardInterrupt,
-    whose message names the call of `fl.resume` that continues the study. Environment variables that
-    Ray Tune reads are set and stay set.
+    whose message names the call of `fl.resume` that continues the study.
 
     Args:
         methods: Names of the methods.
@@ -82,10 +83,11 @@ def tune(
         config: YAML file with the values that differ from the defaults.
         seed: Seed of the partition and of the trials; the final trainings take the seeds after it.
         algorithm: Keys of the methods that are not searched. Each method gets those that it has.
-        data: Section `data`.
+        data: Section `data`, or data of your own, as for `fl.run`.
         partition: Section `partition`, or an object such as `fl.Dirichlet(alpha=0.1)`.
-        model: Section `model`.
-        train: Section `train`.
+        model: Section `model`, or a net of your own, as for `fl.run`. Objects without an import
+            path are sent to the processes of the trials once.
+        train: Section `train`. Entries of `terms` may be functions, or have one as their `name`.
         engine: Section `engine`.
         evaluation: Section `evaluation`.
         tracking: Section `tracking`.
@@ -119,6 +121,7 @@ def tune(
     options = {name: value for name, value in options.items() if value is not None}
     arguments.check_names(tune, keys)
     names = arguments.names_of(methods)
+    given, objects = parts.split(given)
     layers = {name: _layers_of(name, names, config, given) for name in names}
     asked = {**options, **{name: value for name, value in given.items() if value is not None}}
     call = ", ".join([repr(list(names)), *(f"{name}={value!r}" for name, value in asked.items())])
@@ -128,6 +131,7 @@ def tune(
         options,
         command=(f"fl.tune({call})",),
         caller=caller,
+        objects=objects,
     )
     return _finished(ending, caller)
 
@@ -148,16 +152,24 @@ def resume(path: Path, *, progress: bool = True, **resources: Any) -> Study:
     """
     names = {"concurrent": "concurrent", "gpus_per_trial": "gpus"}
     names |= {"retries": "retries", "address": "address"}
+    files = sorted(path.glob("methods/*.yaml"))  # data, net and terms are those of all methods
+    began = files[0].relative_to(path).as_posix() if files else ""
+    parts_given = [name for name in resources if name in ("data", "model", "train")]
+    own = {name: resources.pop(name) for name in parts_given}
+    rest, objects = parts.of_resume(path, own, began)
+    resources |= {name: value for name, value in rest.items() if value}
     if unknown := [name for name in resources if name not in names]:
         raise ConfigError(
             f"`{unknown[0]}` cannot be given to fl.resume of a study, which keeps its methods,"
-            f" search spaces and configuration. Only {', '.join(names)} can change."
+            f" search spaces and configuration. Only {', '.join(names)} can change; `data`, `model`"
+            " and the functions of `train` are given again if they are objects."
         )
     caller = program(shown=progress)
     ending = carry_on(
         path,
         {names[name]: value for name, value in resources.items()},
         caller=caller,
+        objects=objects,
     )
     return _finished(ending, caller)
 
@@ -180,6 +192,7 @@ def start(
     *,
     command: Sequence[str],
     caller: Caller,
+    objects: Mapping[str, Any] = MappingProxyType({}),
 ) -> Ending:
     """Check a study, make its folder, and carry it out.
 
@@ -188,6 +201,7 @@ def start(
         options: Fields of `flbench.tuning.request.TuneRequest` that differ from their defaults.
         command: What the user called, for study.json.
         caller: Who gets progress and notes.
+        objects: Objects of the user, by the section of the configuration that they stand for.
 
     Raises:
         UserError: The study cannot be carried out.
@@ -202,9 +216,10 @@ def start(
     with (
         as_flbench_errors(),
         preserved(),
+        offered(objects),
         Supervisor(ends_process=caller.ends_process) as supervisor,
     ):
-        prepared = _prepared(layers, options, caller)
+        prepared = _prepared(layers, options, caller, objects)
         if caller.shown:
             with preserved():
                 caller.tell(cost.measure(prepared).sentences())
@@ -233,13 +248,18 @@ def plan(layers: dict[str, list[Layer]], options: dict[str, Any], caller: Caller
 
 
 def _prepared(
-    layers: dict[str, list[Layer]], options: dict[str, Any], caller: Caller
+    layers: dict[str, list[Layer]],
+    options: dict[str, Any],
+    caller: Caller,
+    objects: Mapping[str, Any] = MappingProxyType({}),
 ) -> "Prepared":
     """Check a study, and tell the caller the notes about it."""
     from flbench.tuning import prepare
     from flbench.tuning.request import TuneRequest
+    from flbench.tuning.shipping import pack
 
-    prepared = prepare.prepare(TuneRequest(tuple(layers), **options), layers)
+    parcel = pack(objects)
+    prepared = prepare.prepare(TuneRequest(tuple(layers), **options), layers, parcel)
     mirror.check(prepared.config.tracking)
     caller.tell(prepared.notes)
     return prepared
@@ -250,6 +270,7 @@ def carry_on(
     resources: dict[str, Any],
     *,
     caller: Caller,
+    objects: Mapping[str, Any] = MappingProxyType({}),
 ) -> Ending:
     """Carry out what is left of a study.
 
@@ -257,6 +278,7 @@ def carry_on(
         path: Study folder.
         resources: Fields of `flbench.tuning.request.TuneRequest` that change.
         caller: Who gets progress and notes.
+        objects: Objects of the user, by the section of the configuration that they stand for.
 
     Raises:
         UserError: The path is no study folder, or the data are others than before.
@@ -266,17 +288,19 @@ def carry_on(
     require_ray_tune()
     from flbench.tuning import driver, prepare, study_page
     from flbench.tuning.cluster import cluster
+    from flbench.tuning.shipping import pack
     from flbench.tuning.study import StudyFolder
     from flbench.tuning.supervisor import Supervisor
 
     with (
         as_flbench_errors(),
         preserved(),
+        offered(objects),
         Supervisor(ends_process=caller.ends_process) as supervisor,
         closing(_addressed(StudyFolder.reopen(path), caller)) as folder,
     ):
         supervisor.note = _note(folder)
-        prepared = prepare.reopen(folder, resources)
+        prepared = prepare.reopen(folder, resources, pack(objects))
         if driver.is_over(folder, prepared):
             # The process may have been killed before it wrote the report.
             study_page.write(folder.path)

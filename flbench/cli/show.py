@@ -83,7 +83,7 @@ def _study(path: Path) -> dict[str, Any]:
     from flbench.api.studies import Study
 
     study = Study(path)
-    tables = {"trials": study.trials, "results": study.results, "verdicts": study.verdicts}
+    tables = {"trials": study.trials, "results": study.finals, "verdicts": study.verdicts}
     return {
         "path": str(path),
         **{name: json.loads(table.to_json(orient="records")) for name, table in tables.items()},

@@ -65,7 +65,7 @@ def write(experiment: Experiment, loop: FederatedLoop, state: State) -> Summary:
             # Rows that the loop has already written stay; only missing ones are added. A final run
             # of a study, for example, has not evaluated the test parts during its rounds.
             folder.add_metrics([row for row in lines if row[:4] not in there])
-        weights = digest(evaluator.deployed(state, loop.evaluation_settings(state)))
+        weights = weights_digest(loop, state)
     with seconds.measure("write"):
         _write_tables(experiment, folder, evaluations)
         if config.output.predictions:
@@ -75,6 +75,16 @@ def write(experiment: Experiment, loop: FederatedLoop, state: State) -> Summary:
     summary = _summary(experiment, loop, state, weights)
     _finish(folder, config, summary)
     return summary
+
+
+def weights_digest(loop: FederatedLoop, state: State) -> str:
+    """Return the SHA-256 (hex) over the weights of all clients' personal models.
+
+    Args:
+        loop: Loop of the run.
+        state: State after a round.
+    """
+    return digest(loop.evaluator.deployed(state, loop.evaluation_settings(state)))
 
 
 def _write_tables(

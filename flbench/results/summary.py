@@ -146,12 +146,20 @@ def last_round(rows: list[Row]) -> int | None:
     Args:
         rows: Rows of metrics.csv.
     """
-    evaluated = [
+    return max(evaluated_rounds(rows), default=None)
+
+
+def evaluated_rounds(rows: list[Row]) -> set[int]:
+    """Return the rounds after which models were evaluated.
+
+    Args:
+        rows: Rows of metrics.csv.
+    """
+    return {
         row.round
         for row in rows
         if row.protocol == "personal" and row.split in ("validation", "test")
-    ]
-    return max(evaluated, default=None)
+    }
 
 
 def metrics_at(rows: list[Row], number: int) -> Summary:

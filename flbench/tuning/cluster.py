@@ -71,7 +71,8 @@ def cluster(resources: Resources, supervisor: Supervisor) -> Iterator[None]:
     """Connect to a Ray cluster, or start a local one, for the duration of the `with` block.
 
     A cluster that this call started is shut down at the end; one that was already connected stays.
-    Environment variables of Ray Tune that are not set yet are set, and stay set.
+    Environment variables of Ray Tune that are not set yet are set for this time: a Tuner of the
+    user's own in the same process needs Ray Tune's results and checkpoints of the search.
 
     Args:
         resources: Resources of the study.
@@ -80,20 +81,32 @@ def cluster(resources: Resources, supervisor: Supervisor) -> Iterator[None]:
     Raises:
         ConfigError: No cluster answers at the address, or no node has the resources of one trial.
     """
-    os.environ.update({key: os.environ.get(key, value) for key, value in QUIET.items()})
-    # A local cluster declares as many cores as the concurrent trials need: it limits their number.
-    owns = connect(
-        resources.address, key=setting("address"), cpus=resources.concurrent * resources.cpus
-    )
-    supervisor.catch_signals()
+    with _quiet():
+        # A local cluster declares as many cores as the concurrent trials need, which limits them.
+        owns = connect(
+            resources.address, key=setting("address"), cpus=resources.concurrent * resources.cpus
+        )
+        supervisor.catch_signals()
+        try:
+            supervisor.watch(_servers(), is_local=owns and resources.address is None)
+            _check(resources)
+            yield
+        finally:
+            if owns and not supervisor.is_lost():
+                supervisor.watch((), is_local=True)
+                ray.shutdown()
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Set the environment variables of Ray Tune that are not set yet, for the `with` block."""
+    missing = {key: value for key, value in QUIET.items() if key not in os.environ}
+    os.environ.update(missing)
     try:
-        supervisor.watch(_servers(), is_local=owns and resources.address is None)
-        _check(resources)
         yield
     finally:
-        if owns and not supervisor.is_lost():
-            supervisor.watch((), is_local=True)
-            ray.shutdown()
+        for key in missing:
+            os.environ.pop(key, None)
 
 
 def _servers() -> list[Server]:

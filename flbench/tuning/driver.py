@@ -50,6 +50,7 @@ def carry_out(
             spaces=prepared.spaces,
             settings=prepared.settings,
             resources=prepared.resources,
+            parcel=prepared.parcel,
             progress=progress,
             records=records,
             supervisor=supervisor,

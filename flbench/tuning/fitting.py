@@ -1,6 +1,6 @@
 """Fits a search space to a configuration, before any training starts.
 
-Parameters that the user sets on the command line are not searched, and the method's configuration
+Parameters that the user sets by a key are not searched, and the method's configuration
 must accept the values of all others.
 """
 
@@ -8,19 +8,20 @@ from collections.abc import Sequence
 from typing import Final
 
 from flbench.config.resolve import resolve
-from flbench.config.sources import Layer, leaves
+from flbench.config.sources import Layer, has_value, leaves, value_at
 from flbench.core.errors import ConfigError
 from flbench.tuning.parameters import Fixed, Parameter, Scalar, Uniform
-from flbench.tuning.space import Space, layer
+from flbench.tuning.search_space import Space, layer
 
 RATE: Final = "train.optimizer.lr"
-COMMAND_LINE: Final = "command line"  # the origin that `config.sources.from_overrides` writes
+FIXING: Final = ("command line", "argument of fl.tune")
+"""Origins of values that are not searched. Values of a file change the default trial only."""
 
 
 def fit(space: Space, layers: Sequence[Layer]) -> tuple[Space, list[str]]:
     """Return the space without the parameters that are already set, and notes for the user.
 
-    A parameter that the user sets on the command line is not searched.
+    A parameter that the user sets on the command line, or as an argument, is not searched.
 
     Args:
         space: Search space of one method.
@@ -36,10 +37,10 @@ def fit(space: Space, layers: Sequence[Layer]) -> tuple[Space, list[str]]:
             f"the search space is for {space.method}, but algorithm.name={config.algorithm.name}."
         )
     values = leaves(config.tree())
-    given = {p: values[p] for p in space.parameters if origins.get(p) == COMMAND_LINE}
+    given = {p: values[p] for p in space.parameters if origins.get(p) in FIXING}
     searched = space.without(given)
     notes = [
-        f"{space.method}: `{path}` is {given[path]!r} (command line), not searched."
+        f"{space.method}: `{path}` is {given[path]!r} ({origins[path]}), not searched."
         for path in given
     ]
     notes += [
@@ -48,10 +49,10 @@ def fit(space: Space, layers: Sequence[Layer]) -> tuple[Space, list[str]]:
         if path not in searched.parameters and path not in given
     ]
     if all(isinstance(parameter, Fixed) for parameter in searched.parameters.values()):
-        settled = f"; on the command line: {', '.join(given)}" if given else ""
+        settled = f"; given: {', '.join(given)}" if given else ""
         raise ConfigError(
             f"no parameter of `{space.method}` is left to search ({space.source}{settled}). Remove"
-            " a key from the command line, or compare methods with `flbench run`."
+            " a key that is given, or compare methods with `flbench run`."
         )
     if RATE not in space.parameters:
         notes.append(
@@ -99,7 +100,8 @@ def _why(path: str, value: Scalar, space: Space, layers: Sequence[Layer]) -> str
         config, _ = resolve([*layers, layer(params, space.origins)])
     except ConfigError as error:
         return str(error)
-    taken = leaves(config.tree()).get(path)
+    tree = config.tree()
+    taken = value_at(tree, path) if has_value(tree, path) else None
     if taken == value:
         return ""
     place = space.origins[path]

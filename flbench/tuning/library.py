@@ -15,7 +15,7 @@ from flbench.config.sources import from_file
 from flbench.core.errors import ConfigError
 from flbench.core.wording import setting
 from flbench.tuning.reading import parse
-from flbench.tuning.space import Space
+from flbench.tuning.search_space import Space
 
 FOLDER: Final = Path(__file__).parent / "spaces"
 BUILT_IN: Final = "built in"

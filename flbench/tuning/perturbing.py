@@ -5,7 +5,7 @@ from typing import Final
 import numpy as np
 
 from flbench.tuning.parameters import Params, Uniform
-from flbench.tuning.space import Space
+from flbench.tuning.search_space import Space
 
 DOWN, UP = 0.8, 1.2  # factors of the paper
 RESAMPLE_PROBABILITY: Final = 0.25  # a number is drawn from its range instead

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from flbench.config.resolve import resolve
-from flbench.config.schema import Config, OwnModelConfig
+from flbench.config.schema import Config, OwnModelConfig, OwnTermConfig
 from flbench.config.sources import Layer, from_file
 from flbench.config.yaml_text import to_yaml
 from flbench.core.addresses import redact
@@ -25,7 +25,8 @@ from flbench.tuning.request import TuneRequest, check, resources_of, with_defaul
 from flbench.tuning.run import SearchSettings
 from flbench.tuning.samplers import Sampler
 from flbench.tuning.search_methods import sampler
-from flbench.tuning.space import Space
+from flbench.tuning.search_space import Space
+from flbench.tuning.shipping import NOTHING, Parcel
 from flbench.tuning.study import Record, StudyFolder, now
 
 KEPT = (
@@ -46,6 +47,7 @@ class Prepared:
         federation: Partitioned data set that all trials share.
         resources: Resources that the study may use.
         notes: Notes for the user.
+        parcel: Objects of the user that the configurations name.
     """
 
     request: TuneRequest
@@ -55,6 +57,7 @@ class Prepared:
     federation: Federation
     resources: Resources
     notes: tuple[str, ...] = ()
+    parcel: Parcel = NOTHING
 
     @property
     def config(self) -> Config:
@@ -107,12 +110,15 @@ def _check_own_optimizer(space: Space, config: Config) -> None:
         )
 
 
-def prepare(request: TuneRequest, layers: dict[str, list[Layer]]) -> Prepared:
+def prepare(
+    request: TuneRequest, layers: dict[str, list[Layer]], parcel: Parcel = NOTHING
+) -> Prepared:
     """Check a request against search spaces, data and methods. No file is written.
 
     Args:
         request: Options of the user.
         layers: Layers of each method's configuration.
+        parcel: Objects of the user that the configurations name.
 
     Raises:
         UserError: The request cannot be carried out. All errors of a configuration are reported
@@ -133,7 +139,7 @@ def prepare(request: TuneRequest, layers: dict[str, list[Layer]]) -> Prepared:
             f" budgets. Leave it out; {setting('scheduler', 'asha')} stops trials that are worse"
             " than others."
         )
-    notes = []
+    notes: list[str] = []
     if request.seeds in (1, 2):
         notes.append(
             f"{setting('seeds', request.seeds)}: with fewer than 3 seeds, no difference between"
@@ -144,6 +150,38 @@ def prepare(request: TuneRequest, layers: dict[str, list[Layer]]) -> Prepared:
         spaces[method], fit_notes = fitting.fit(spaces[method], found[method])
         notes += fit_notes
         _check_own_optimizer(spaces[method], config)
+    federation = load(config, request.metric)
+    resources = resources_of(request, assembly.fill_defaults(config).engine)
+    configs = {}
+    for method, (mine, _) in resolved.items():
+        configs[method], found_notes = complete(mine, federation, resources, request.deployment)
+        notes += found_notes
+    origins = {method: places for method, (_, places) in resolved.items()}
+    prepared = Prepared(
+        request,
+        configs,
+        origins,
+        spaces,
+        federation,
+        resources,
+        tuple(dict.fromkeys(notes)),
+        parcel,
+    )
+    prepared.samplers()  # raises an error if a grid is larger than the budget
+    return prepared
+
+
+def load(config: Config, metric: str) -> Federation:
+    """Load the data that all trials share, and check that trials can be scored on them.
+
+    Args:
+        config: Configuration without a trial's parameters.
+        metric: Metric on validation parts that scores a trial.
+
+    Raises:
+        UserError: The data cannot be read, no client has validation samples, or the metric is not
+            for these data.
+    """
     federation = assembly.load_federation(config)
     if not any(len(rows) for rows in federation.partition.parts["validation"]):
         target = config.evaluation.target_accuracy
@@ -154,31 +192,38 @@ def prepare(request: TuneRequest, layers: dict[str, list[Layer]]) -> Prepared:
             else ""
         )
         raise UserError(
-            f"{setting('metric', request.metric)} is computed on validation samples, and no client"
+            f"{setting('metric', metric)} is computed on validation samples, and no client"
             f" has any (partition.split={list(config.partition.split)}).{rounds} Set a share for"
             " them, such as partition.split=[0.6,0.2,0.2]."
         )
-    if request.metric in ranking_names.NAMES_WITH_MEANS and federation.classes != 2:
+    if metric in ranking_names.NAMES_WITH_MEANS and federation.classes != 2:
         raise ConfigError(
-            f"{setting('metric', request.metric)} is for data with two classes, and"
+            f"{setting('metric', metric)} is for data with two classes, and"
             f" `{federation.dataset.name}` has {federation.classes}. Choose another metric, such as"
             " accuracy or balanced_accuracy."
         )
-    resources = resources_of(request, assembly.fill_defaults(config).engine)
-    configs = {}
-    for method, (mine, _) in resolved.items():
-        # Building with the simplest engine shows whether the method accepts the configuration.
-        built = assembly.build(assembly.altered(mine, "engine", name="sequential"), federation)
-        notes += built.notes
-        deployments.check(request.deployment, built)
-        # The built configuration has the seed of the partition, which all training seeds share.
-        configs[method] = built.config.model_copy(update={"engine": resources.engine})
-    origins = {method: places for method, (_, places) in resolved.items()}
-    prepared = Prepared(
-        request, configs, origins, spaces, federation, resources, tuple(dict.fromkeys(notes))
-    )
-    prepared.samplers()  # raises an error if a grid is larger than the budget
-    return prepared
+    return federation
+
+
+def complete(
+    config: Config, federation: Federation, resources: Resources, deployment: str
+) -> tuple[Config, tuple[str, ...]]:
+    """Return the complete configuration of a method's trials, and notes about it.
+
+    Args:
+        config: Configuration without a trial's parameters.
+        federation: The data that all trials share.
+        resources: Resources of the trials.
+        deployment: Name of the deployment that scores a trial.
+
+    Raises:
+        UserError: The method does not accept the configuration, or lacks the deployment.
+    """
+    # Building with the simplest engine shows whether the method accepts the configuration.
+    built = assembly.build(assembly.altered(config, "engine", name="sequential"), federation)
+    deployments.check(deployment, built)
+    # The built configuration has the seed of the partition, which all training seeds share.
+    return built.config.model_copy(update={"engine": resources.engine}), built.notes
 
 
 def create(prepared: Prepared, command: Sequence[str]) -> StudyFolder:
@@ -209,16 +254,18 @@ def create(prepared: Prepared, command: Sequence[str]) -> StudyFolder:
     return folder
 
 
-def reopen(folder: StudyFolder, changed: dict[str, Any]) -> Prepared:
+def reopen(folder: StudyFolder, changed: dict[str, Any], parcel: Parcel = NOTHING) -> Prepared:
     """Read an existing study, so that it can be resumed.
 
     Args:
         folder: Study folder.
         changed: Options of the request that may change: concurrent, gpus, retries, address.
+        parcel: Objects of the user that the configurations name.
 
     Raises:
         DataError: study.json is damaged.
-        UserError: The data differ from those that the study began with.
+        UserError: Data, net or loss terms of the user differ from those that the study began with,
+            or must be given again.
     """
     header = folder.description()
     try:
@@ -247,6 +294,10 @@ def reopen(folder: StudyFolder, changed: dict[str, Any]) -> Prepared:
             f"the data have changed since {folder.path} began: their partition is another one."
             " Restore the old files, or start a new study."
         )
+    for config in configs.values():
+        if isinstance(config.model, OwnModelConfig) or _has_own_terms(config):
+            # Compares the hashes here: in a trial, a difference would count as its failure.
+            assembly.build(assembly.altered(config, "engine", name="sequential"), federation)
     return Prepared(
         request,
         configs,
@@ -254,7 +305,13 @@ def reopen(folder: StudyFolder, changed: dict[str, Any]) -> Prepared:
         spaces,
         federation,
         resources_of(request, configs[request.methods[0]].engine),
+        parcel=parcel,
     )
+
+
+def _has_own_terms(config: Config) -> bool:
+    """Whether a loss term is a function of the user."""
+    return any(isinstance(term, OwnTermConfig) for term in config.train.terms)
 
 
 def _described(prepared: Prepared) -> Record:

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from flbench.algorithms import ALGORITHMS
 from flbench.core.errors import ConfigError, did_you_mean
 from flbench.tuning.parameters import KINDS, Parameter, Scalar, Uniform
-from flbench.tuning.space import Space
+from flbench.tuning.search_space import Space
 
 SECTIONS: Final = ("algorithm", "train", "model")
 NEVER_SEARCHED: Final = ("algorithm.name", "model.name", "train.rounds", "train.participation")

@@ -23,7 +23,8 @@ from flbench.tuning.plan import StudyPlan
 from flbench.tuning.progress_table import ProgressTable
 from flbench.tuning.queue import JobQueue
 from flbench.tuning.schedulers import EarlierScore, HalvingByMethod, population
-from flbench.tuning.space import Space
+from flbench.tuning.search_space import Space
+from flbench.tuning.shipping import Parcel
 from flbench.tuning.study import Record, TrainingJob, job_from_record
 from flbench.tuning.supervisor import Supervisor
 from flbench.tuning.worker import TrialWorker
@@ -67,6 +68,7 @@ def carry_out(
     spaces: dict[str, Space],
     settings: SearchSettings,
     resources: Resources,
+    parcel: Parcel,
     progress: ProgressTable,
     records: Sequence[Record],
     supervisor: Supervisor,
@@ -80,6 +82,7 @@ def carry_out(
         spaces: Search spaces by method.
         settings: Settings of the search.
         resources: Resources that the study may use.
+        parcel: Objects of the user, which are put into Ray's object store once.
         progress: Progress table to update.
         records: Contents of trial.json of the trials that began before the study was resumed.
         supervisor: Stops the study after a stop signal or the loss of a server of Ray.
@@ -101,6 +104,7 @@ def carry_out(
             rounds=settings.rounds,
             samples=[shared],
             rest=federation.without_samples(),
+            parcel=parcel,
         ),
         resources.bundles(),
     )

@@ -15,7 +15,7 @@ from flbench.core.errors import ConfigError
 from flbench.core.rng import generator
 from flbench.core.wording import setting
 from flbench.tuning.parameters import Params, Scalar
-from flbench.tuning.space import Space
+from flbench.tuning.search_space import Space
 
 COUNTED: Final = 20_000  # an error message counts the combinations of a grid up to this number
 

@@ -7,7 +7,7 @@ from flbench.core.wording import setting
 from flbench.tuning.parameters import Params
 from flbench.tuning.request import Search
 from flbench.tuning.samplers import GridSampler, RandomSampler, Sampler
-from flbench.tuning.space import Space
+from flbench.tuning.search_space import Space
 from flbench.tuning.tpe import OptunaSampler
 
 NAMES: Final = get_args(Search)

@@ -9,7 +9,7 @@ from flbench.core.rng import generator
 from flbench.core.wording import setting
 from flbench.tuning.parameters import Params
 from flbench.tuning.samplers import Observation, RandomSampler, number
-from flbench.tuning.space import Space
+from flbench.tuning.search_space import Space
 
 LEAST, MOST, SHARE = 4, 10, 3
 """One trial in SHARE is random, with at least LEAST and at most MOST random trials."""

@@ -26,8 +26,15 @@ from flbench.results import metrics_file
 from flbench.results.study_folder import PERSONAL
 from flbench.results.summary import totals
 from flbench.tuning.deployments import score_of
-from flbench.tuning.space import layer
-from flbench.tuning.study import StudyFolder, TrainingJob, now, read_record, write_record
+from flbench.tuning.search_space import layer
+from flbench.tuning.study import (
+    Record,
+    StudyFolder,
+    TrainingJob,
+    now,
+    read_record,
+    write_record,
+)
 
 SAVED: Final = "trial.safetensors"  # a checkpoint that another trial can load
 
@@ -58,6 +65,8 @@ class TrialTraining:
         rounds: Number of rounds of a complete trial.
         deployment: Name of the deployment that scores the trial.
         node: Name of the machine, for the record.
+        test: Whether a trial of the search is evaluated on the test parts too, after its last
+            round. A final training is in any case.
     """
 
     def __init__(
@@ -70,8 +79,10 @@ class TrialTraining:
         rounds: int,
         deployment: str = PERSONAL,
         node: str | None = None,
+        test: bool = False,
     ) -> None:
         self.job = job
+        self._test = test or job.kind == "final"
         self._study, self._metric, self._deployment = study, metric, deployment
         self._begun = time.perf_counter()
         before = read_record(study, job) or {}
@@ -105,6 +116,20 @@ class TrialTraining:
                 self._end("failed", str(error))
         record = self._record
         return TrialProgress(record["round"], record["score"], record["ended"] is not None)
+
+    @property
+    def record(self) -> Record:
+        """What trial.json says: state, reason, rounds, score and seconds."""
+        return dict(self._record)
+
+    def weights_digest(self) -> str:
+        """Return the SHA-256 (hex) over the weights of all clients' models, as for a run.
+
+        Raises:
+            RunError: The training could not begin, or is closed.
+        """
+        _, state = self._alive()
+        return finalize.weights_digest(self._loop, state)
 
     def save(self, folder: Path) -> None:
         """Write a checkpoint that this trial, or another one, can load.
@@ -177,7 +202,7 @@ class TrialTraining:
         built, state = self._alive()
         rounds, every = built.config.train.rounds, built.config.evaluation_period
         until = min(rounds, (state.round // every + 1) * every)
-        if until == rounds and self.job.kind == "final":
+        if until == rounds and self._test:
             # Test parts are evaluated only once, after the last round, also for the best round.
             self._loop.evaluator = built.evaluator(self._loop.callbacks.on_note)
         self._state = self._loop.run(state, until)

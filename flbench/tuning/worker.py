@@ -7,6 +7,7 @@ import ray
 from ray import tune
 
 from flbench.data.federation import Federation
+from flbench.tuning.shipping import Parcel
 from flbench.tuning.study import load_job
 from flbench.tuning.training import TrialTraining
 
@@ -30,6 +31,7 @@ class TrialWorker(tune.Trainable):  # type: ignore[misc]
         rounds: int,
         samples: list[Any],
         rest: Federation,
+        parcel: Parcel,
     ) -> None:
         """Get the samples from shared memory.
 
@@ -44,9 +46,10 @@ class TrialWorker(tune.Trainable):  # type: ignore[misc]
             samples: List with the reference of the samples in Ray's object store. In a list, Ray
                 does not copy them into the arguments.
             rest: The federation without its samples.
+            parcel: Objects of the user that the configurations name.
         """
         self._study, self._metric, self._rounds = Path(study), metric, rounds
-        self._deployment = deployment
+        self._deployment, self._parcel = deployment, parcel
         self._federation = rest.with_samples(ray.get(samples[0]))
         self._params: dict[str, Any] = config["params"]
         self._training: TrialTraining | None = None
@@ -82,13 +85,14 @@ class TrialWorker(tune.Trainable):  # type: ignore[misc]
         if self._training is None:
             job = load_job(self._study, self.trial_id, self._params)
             node = ray.get_runtime_context().get_node_id()
-            self._training = TrialTraining(
-                self._study,
-                job,
-                self._federation,
-                metric=self._metric,
-                deployment=self._deployment,
-                rounds=self._rounds,
-                node=node,
-            )
+            with self._parcel.opened():
+                self._training = TrialTraining(
+                    self._study,
+                    job,
+                    self._federation,
+                    metric=self._metric,
+                    deployment=self._deployment,
+                    rounds=self._rounds,
+                    node=node,
+                )
         return self._training

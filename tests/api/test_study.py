@@ -1,12 +1,16 @@
 import json
+import os
 import pickle
 
 import pytest
+from torch import nn
 
 import flbench as fl
 from flbench.api import arguments, studies
 from flbench.api import tuning as api_tuning
 from flbench.config.resolve import resolve
+from flbench.data.sources import digits
+from flbench.losses.similarity import masked_mean
 from flbench.results import study_folder
 from tests.support import run
 from tests.tuning import studies as handmade
@@ -54,11 +58,11 @@ def test_best_is_the_winner_and_its_parameters_can_be_run(path):
         study.best("fedagv")
 
 
-def test_results_and_verdicts_agree_with_the_report(path):
+def test_finals_and_verdicts_agree_with_the_report(path):
     study, read = fl.load(path), study_folder.read(path)
-    results, verdicts = study.results, study.verdicts
+    results, verdicts = study.finals, study.verdicts
 
-    assert results.dtypes.astype(str).to_dict().items() >= studies.RESULTS.items()
+    assert results.dtypes.astype(str).to_dict().items() >= studies.FINALS.items()
     assert verdicts.dtypes.astype(str).to_dict() == studies.VERDICTS
     tuned = results[(results["method"] == "hfcd") & (results["variant"] == "tuned")]
     by_seed = dict(zip(tuned["seed"], tuned["test.accuracy"], strict=True))
@@ -71,6 +75,37 @@ def test_results_and_verdicts_agree_with_the_report(path):
     assert gain["low"] < 0.22 < gain["high"]
     assert gain["verdict"] == "better"
     assert pair["p_holm"] == pytest.approx(pair["p"])
+
+
+def test_pictures_show_the_numbers_of_the_study(path):
+    study = fl.load(path)
+    history, comparison = study.plot.history().axes[0], study.plot.comparison().axes[0]
+    parallel = study.plot.parallel("hfcd").axes[0]
+
+    lines = {line.get_label(): line.get_ydata().tolist() for line in history.lines}
+    assert lines == {"hfcd": [0.5, 0.8, 0.8, 0.8], "fedavg": [0.7]}
+    means = sorted(bar.lines[0].get_ydata()[0] for bar in comparison.containers)
+    rows = study.finals.groupby(["method", "variant"])["test.accuracy"].mean()
+    assert means == pytest.approx(sorted(rows))
+    assert [tick.get_text() for tick in comparison.get_xticklabels()] == ["hfcd", "fedavg"]
+    assert len(parallel.collections[0].get_segments()) == 3  # the failed trial has no score
+    assert len(study.plot.scatter("hfcd").axes) == len(handmade.SPACE)
+    with pytest.raises(fl.UserError, match="Too few finished trials: 3, and 8 are needed"):
+        study.plot.importance("hfcd")
+    with pytest.raises(fl.UserError, match="Did you mean `fedavg`"):
+        study.plot.parallel("fedagv")
+
+
+def test_importance_is_drawn_for_enough_trials(tmp_path):
+    study = handmade.begin(tmp_path / "study", "hfcd")
+    for index in range(9):
+        params = handmade.DEFAULTS | {"algorithm.groups": 2 + index % 7}
+        handmade.trial(study, "hfcd", index, 0.5 + 0.01 * (index % 7), params=params)
+
+    drawn = fl.load(study).plot.importance().axes[0]
+
+    assert [tick.get_text() for tick in drawn.get_yticklabels()] == ["algorithm.groups"]
+    assert drawn.patches[0].get_width() == 1.0
 
 
 def test_representations_escape_what_users_wrote(path):
@@ -88,11 +123,15 @@ def test_study_without_trials(tmp_path):
     study = fl.load(handmade.begin(tmp_path / "study", "hfcd"))
 
     assert study.trials.empty
-    assert study.results.empty
+    assert study.finals.empty
+    assert study.results().empty
     assert study.verdicts.empty
     assert "hfcd" in study._repr_html_()
     with pytest.raises(fl.UserError, match=r"no trial of `hfcd`.*fl\.resume"):
         study.best("hfcd")
+    for draw in (study.plot.history, study.plot.parallel, study.plot.comparison):
+        with pytest.raises(fl.UserError, match=r"fl\.resume\("):
+            draw()
 
 
 @pytest.mark.parametrize(
@@ -153,27 +192,47 @@ def test_cards_of_methods():
 
 @pytest.mark.slow
 def test_study_in_this_process(tmp_path, capfd):
-    train = {"rounds": 2, "local_epochs": 1}
-    partition = fl.Dirichlet(alpha=0.5, clients=4, samples=400)
+    """Data, net and loss term are objects without an import path."""
+    found, size = digits(), 0.5
+
+    def small(context):
+        return size * masked_mean(context.out.logits.square().mean(dim=1), context.batch.mask)
+
+    given = {
+        "data": (found.x[:400, 0], found.y[:400]),
+        "model": nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 10)),
+        "train": {"terms": [small]},
+    }
+    train = {"rounds": 2, "local_epochs": 1, **given["train"]}
+    partition = fl.Dirichlet(alpha=0.5, clients=4)
     study = fl.tune(
         ["fedavg"],
         trials=1,
         seeds=1,
         concurrent=1,
         scheduler="none",
-        train=train,
         partition=partition,
         out=tmp_path,
         progress=False,
+        **given | {"train": train},
     )
     shown = capfd.readouterr()
 
+    assert "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS" not in os.environ  # a Tuner of one's own has them
     assert study.trials["state"].tolist() == ["finished"]
-    assert study.results["seed"].tolist() == [1]
+    assert study.finals["seed"].tolist() == [1]
+    [row] = study.results().to_dict("records")
+    assert row["val_accuracy"] == study.trials["score"][0]
+    assert (row["round"], row["training_iteration"], row["done"]) == (2, 2, True)
+    assert row["trial_id"] == "fedavg/000"
+    assert row["time_total_s"] == row["seconds"] > 0
+    assert row["config/algorithm.name"] == "fedavg"
+    assert row["config/train.optimizer.lr"] == study.best("fedavg").params["train.optimizer.lr"]
+    assert not any(name.startswith("test") for name in row)
     assert "trials/fedavg" not in shown.err
     command = json.loads((study.path / "study.json").read_text())["command"]
     assert command[0].startswith("fl.tune(['fedavg'], trials=1, seeds=1")
-    again = fl.resume(study.path)
+    again = fl.resume(study.path, **given)
     assert "is finished: there is nothing to resume" in capfd.readouterr().err
     assert again.trials.equals(study.trials)
     # A final training is a run, with the weights of the same run by itself.
@@ -181,5 +240,13 @@ def test_study_in_this_process(tmp_path, capfd):
         config=study.path / "finals" / "fedavg" / "default-seed1" / "config.yaml",
         output={"dir": tmp_path / "alone"},
         progress=False,
+        **given,
     )
-    assert alone.digest == fl.load(study.results["path"][0]).digest
+    assert alone.digest == fl.load(study.finals["path"][0]).digest
+    # A resumed study asks for the objects, and for the same ones.
+    with pytest.raises(fl.UserError, match=r"must be given again: fl\.resume\(path, data="):
+        fl.resume(study.path)
+    with pytest.raises(fl.UserError, match=r"must be given again: fl\.resume\(path, model="):
+        fl.resume(study.path, data=given["data"])
+    with pytest.raises(fl.UserError, match="SHA-256 of the net that was given"):
+        fl.resume(study.path, **given | {"model": nn.Sequential(nn.Flatten(), nn.Linear(64, 10))})

@@ -2,9 +2,12 @@
 
 import pytest
 
+from flbench.api import arguments
+from flbench.config.resolve import resolve
 from flbench.config.sources import Layer, from_overrides
 from flbench.core.errors import ConfigError
 from flbench.tuning.fitting import check, fit
+from flbench.tuning.search_space import layer
 from tests.tuning.support import space_in, space_of
 
 LR = "train.optimizer.lr: {loguniform: [0.001, 0.3]}"
@@ -128,3 +131,39 @@ def test_all_refused_values_are_reported_together(tmp_path):
         check(space, base())
 
     assert [line.count("s.yaml") for line in str(caught.value).splitlines()] == [1, 1]
+
+
+def test_parameters_of_a_loss_term_are_searched():
+    space = space_of(
+        LR,
+        "train.terms.0.weight: {loguniform: [0.1, 10]}",
+        "train.terms.0.gamma: {uniform: [0, 4]}",
+        method="fedavg",
+    )
+    layers = base("fedavg", "train.terms=[{name: focal, weight: 2}]")
+
+    found, notes = fit(space, layers)
+
+    assert (list(found.parameters), notes) == (list(space.parameters), [])
+    config = resolve(layers)[0]
+    assert found.defaults(config)["train.terms.0.weight"] == 2
+    drawn = layer({path: one.at(0.5) for path, one in found.parameters.items()}, "trial")
+    [term] = resolve([*layers, drawn])[0].train.terms
+    assert (term.name, term.weight, term.gamma) == ("focal", 1.0, 2.0)
+
+
+def test_parameter_of_a_loss_term_that_is_not_there_is_refused():
+    space = space_of(LR, "train.terms.1.weight: {loguniform: [0.1, 10]}", method="fedavg")
+
+    with pytest.raises(ConfigError, match=r"`train\.terms\.1` \(test\) does not exist"):
+        fit(space, base("fedavg", "train.terms=[focal]"))
+
+
+def test_argument_of_python_is_not_searched():
+    space = space_of(LR, "algorithm.tau: {uniform: [0.1, 1]}")
+    layers = arguments.layers("tune", None, {"algorithm": {"name": "hfcd", "tau": 0.3}})
+
+    found, notes = fit(space, layers)
+
+    assert list(found.parameters) == ["train.optimizer.lr"]
+    assert notes == ["hfcd: `algorithm.tau` is 0.3 (argument of fl.tune), not searched."]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from flbench.core.errors import ConfigError
 from flbench.tuning.samplers import GridSampler, Observation, RandomSampler
 from flbench.tuning.search_methods import NAMES, sampler
-from flbench.tuning.space import Space
+from flbench.tuning.search_space import Space
 from tests.tuning.support import NO_CLOCK, space_of
 
 SPACE = space_of(

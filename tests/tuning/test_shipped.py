@@ -8,7 +8,7 @@ from flbench.config.sources import Layer, leaves
 from flbench.tuning import library
 from flbench.tuning.fitting import RATE, fit
 from flbench.tuning.parameters import Fixed, LogUniform, Range
-from flbench.tuning.space import Space
+from flbench.tuning.search_space import Space
 from tests.support import build
 
 METHODS = ALGORITHMS.load()

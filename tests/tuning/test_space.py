@@ -6,7 +6,7 @@ import pytest
 
 from flbench.config.sources import leaves
 from flbench.tuning.reading import parse
-from flbench.tuning.space import layer
+from flbench.tuning.search_space import layer
 from tests.support import config_of
 from tests.tuning.support import space_of
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from flbench.config.schema import Config
-from flbench.config.sources import Layer, leaves
+from flbench.config.sources import Layer, value_at
 from flbench.tuning.parameters import Parameter, Params, Scalar
 
 
@@ -49,8 +49,8 @@ class Space:
         Args:
             config: Configuration of the method without a trial's parameters.
         """
-        values = leaves(config.tree())
-        return self.assign(lambda path, _: values[path])
+        tree = config.tree()
+        return self.assign(lambda path, _: value_at(tree, path))
 
     def leading_to(self, path: str) -> Params:
         """Return values of other parameters for which this parameter is active."""

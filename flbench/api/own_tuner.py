@@ -1,0 +1,197 @@
+"""Methods and search spaces for a Tuner of the user's own: `fl.tuning.trainable` and `.space`."""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from os import PathLike
+from typing import Any, Literal
+
+from flbench.api import arguments, parts
+from flbench.api.arguments import Section
+from flbench.api.process import preserved
+from flbench.api.tuning import require_ray_tune
+from flbench.config.resolve import resolve
+from flbench.config.sources import Layer, leaves
+from flbench.config.yaml_text import to_yaml
+from flbench.core.errors import ConfigError
+from flbench.core.expected import as_flbench_errors
+from flbench.core.given import offered
+from flbench.data import partition_files
+from flbench.experiment import assembly
+from flbench.results.study_folder import PERSONAL
+
+
+def trainable(
+    method: str,
+    *,
+    config: str | PathLike[str] | None = None,
+    seed: int | None = None,
+    algorithm: Mapping[str, Any] | None = None,
+    data: Any = None,
+    partition: Section | None = None,
+    model: Any = None,
+    train: Mapping[str, Any] | None = None,
+    engine: Section | None = None,
+    evaluation: Mapping[str, Any] | None = None,
+    deployment: str = PERSONAL,
+    test: bool = False,
+    gpus_per_trial: float | None = None,
+    **keys: Any,
+) -> Callable[[dict[str, Any]], None]:
+    """Return a method as a trainable for `ray.tune.Tuner`, with any scheduler and searcher.
+
+    The config of a trial are values by dotted keys of the sections `algorithm`, `train` and
+    `model`, such as `{"algorithm.tau": 0.5, "train.optimizer.lr": 0.1}`, and `seed`. All trials
+    share the data and their partition, which are loaded here and put into Ray's object store once.
+
+    Each evaluation is a report (`training_iteration`), with the columns
+
+    - `val_METRIC`: validation metrics of the deployment, such as `val_accuracy`, `val_macro_f1` and
+      `val_rare_recall`;
+    - `round`: rounds done; `loss`: the mean training loss of the last one;
+    - `up_bytes`, `down_bytes`, `peer_bytes`, `setup_bytes`: sums over all rounds;
+    - `train_seconds`, `evaluate_seconds`, `seconds`: time spent, without Ray Tune's own;
+    - `test_METRIC` and `weights_digest`: after the last round, and only with `test=True`.
+
+    Each report has a checkpoint, so that trials that a scheduler pauses or copies, trials whose
+    worker fails, and those of `Tuner.restore` continue exactly where they were: with the same
+    weights, bit for bit. Population based training needs `CheckpointConfig(num_to_keep=4)` or more.
+
+    Keys are checked when Ray Tune creates a trial, before it starts: `Tuner.fit` raises the
+    ConfigError. A trial whose values the method refuses, or whose models diverge, fails alone.
+
+    Trials have the defaults of `fl.tune`: one thread each, and about 15 evaluations.
+
+    Args:
+        method: Name of the method.
+        config: YAML file with the values that differ from the defaults.
+        seed: Seed of the partition and of the trials.
+        algorithm: Keys of the method that are not searched.
+        data: Section `data`, or data of your own, as for `fl.run`.
+        partition: Section `partition`, or an object such as `fl.Dirichlet(alpha=0.1)`.
+        model: Section `model`, or a net of your own, as for `fl.run`.
+        train: Section `train`.
+        engine: Section `engine`.
+        evaluation: Section `evaluation`.
+        deployment: Model whose metrics are reported; until the method has it, those of the personal
+            models.
+        test: Whether to evaluate the test parts after the last round. What is chosen by a test
+            metric cannot be judged by it.
+        gpus_per_trial: Share of a GPU per trial (default: 1 if trials train on a GPU).
+        keys: Keys by their dotted names.
+
+    Returns:
+        A function trainable with its resources. `ray.tune.with_resources` gives it others; keys are
+        then checked when the trial starts.
+
+    Raises:
+        UserError: The configuration is wrong, the data cannot be used, or a net cannot be sent to
+            the processes of the trials.
+    """
+    given = arguments.sections(locals(), keys)
+    require_ray_tune()
+    from ray import tune
+
+    from flbench.tuning import prepare
+    from flbench.tuning.request import TuneRequest, resources_of, with_defaults
+    from flbench.tuning.shipping import pack
+    from flbench.tuning.trainable_function import Base, digest, request_resources, train_trial
+
+    arguments.check_names(trainable, keys)
+    given, objects = parts.split(given)
+    if not isinstance(algorithm, Mapping | None):
+        raise ConfigError(
+            f"`algorithm` must be a dict of keys, got {algorithm!r}: fl.tuning.trainable takes the"
+            " method as its first argument."
+        )
+    given["algorithm"] = {**(algorithm or {}), "name": method}
+    layers = with_defaults(arguments.layers("tuning.trainable", config, given))
+    asked, origins = resolve(layers)
+    if asked.train.early_stopping.patience is not None:
+        raise ConfigError(
+            "`train.early_stopping.patience` cannot be used in a trial. Leave it out; the scheduler"
+            " of the Tuner stops trials."
+        )
+    with as_flbench_errors(), preserved(), offered(objects):
+        federation = prepare.load(asked, "accuracy")
+        resources = resources_of(
+            TuneRequest((method,), gpus=gpus_per_trial), assembly.fill_defaults(asked).engine
+        )
+        complete, _ = prepare.complete(asked, federation, resources, deployment)
+    # A checkpoint after each round is not needed: each report has one.
+    complete = complete.model_copy(
+        update={
+            "output": complete.output.model_copy(update={"checkpoint_every": complete.train.rounds})
+        }
+    )
+    parcel = pack(objects)
+    samples = federation.x.numpy()
+    packed, description = partition_files.encode(
+        federation.partition, federation.dataset, complete.partition
+    )
+    layer = Layer(complete.tree(), origins)
+    base = Base(
+        method,
+        layer,
+        {
+            f"methods/{method}.yaml": to_yaml(complete.tree(), origins).encode(),
+            "partition.npz": packed,
+            "partition.json": description,
+        },
+        complete.seed,
+        deployment,
+        test,
+        digest(samples),
+        parcel,
+    )
+    function = tune.with_parameters(
+        train_trial, base=base, samples=samples, rest=federation.without_samples()
+    )
+    function.__name__ = method
+    request = partial(request_resources, base=layer, bundles=resources.bundles())
+    found: Callable[[dict[str, Any]], None] = tune.with_resources(function, request)
+    return found
+
+
+def space(
+    method: str,
+    path: str | PathLike[str] | None = None,
+    *,
+    rounds: int | None = None,
+    searcher: Literal["optuna"] | None = None,
+) -> Any:
+    """Return the search space of a method for `ray.tune.Tuner`.
+
+    The result is a dict of Ray Tune's search space objects by dotted keys, such as
+    `{"algorithm.tau": tune.loguniform(0.05, 1.0)}`, for `param_space` or for a search algorithm.
+
+    A parameter that has a meaning only for some values of another one (`when` in the YAML file)
+    is `tune.sample_from`, which gives its default where it has no meaning. This works for random
+    search; search algorithms of Ray Tune refuse functions, and have no conditions. With Optuna,
+    `searcher="optuna"` returns a function that draws the parameters with their conditions, for
+    `OptunaSearch(space=...)`. For other algorithms, leave such parameters out.
+
+    Args:
+        method: Name of the method.
+        path: YAML file with the space (default: the one that comes with the method).
+        rounds: Value of `train.rounds`, for ranges that are shares of it (default: that of the
+            configuration).
+        searcher: `optuna` for a function for `OptunaSearch`.
+
+    Raises:
+        ConfigError: There is no such method, it has no search space, or the file has errors.
+    """
+    require_ray_tune()
+    from flbench.tuning import library
+    from flbench.tuning.ray_space import define_by_run, to_ray
+
+    if searcher not in (None, "optuna"):
+        raise ConfigError(f"`searcher` must be optuna or None, got {searcher!r}.")
+    config, _ = resolve(arguments.layers("tuning.space", None, {"algorithm": method}))
+    file = None if path is None else arguments.path_of(path, "path")
+    found = library.load([method], file, rounds=config.train.rounds if rounds is None else rounds)[
+        method
+    ]
+    if searcher == "optuna":
+        return define_by_run(found)
+    values = leaves(config.tree())
+    return to_ray(found, {key: values[key] for key in found.parameters})

@@ -1,0 +1,224 @@
+"""Methods as trainables of a Tuner of one's own, and search spaces as those of Ray Tune."""
+
+import os
+import signal
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import ray
+from ray import tune
+from ray.tune.search.optuna import OptunaSearch
+from ray.tune.search.variant_generator import generate_variants
+from safetensors.torch import load_file
+
+import flbench as fl
+from flbench.api import own_tuner
+from flbench.config.sources import Layer
+from flbench.core.tree import digest
+from flbench.tuning import library
+from flbench.tuning.shipping import pack
+from flbench.tuning.trainable_function import parameters, rounds_of, train_trial
+
+RATE, MU = "train.optimizer.lr", "algorithm.mu"
+SETTING = {
+    "partition": fl.Dirichlet(alpha=0.5, clients=4, samples=400),
+    "train": {"rounds": 3, "local_epochs": 1},
+    "evaluation": {"every": 1},
+}
+
+
+class Killing(tune.Callback):
+    """Kills the worker of a trial after its second checkpoint, once."""
+
+    has_killed = False  # of the class: a restored Tuner has a copy of its callbacks
+
+    def on_trial_save(self, iteration, trials, trial, **info):
+        if trial.last_result["training_iteration"] == 2 and not Killing.has_killed:
+            Killing.has_killed = True
+            os.kill(trial.last_result["pid"], signal.SIGKILL)
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TUNE_GLOBAL_CHECKPOINT_S", "0")
+        ray.init(address="local", num_cpus=1, include_dashboard=False, logging_level="error")
+        yield
+        ray.shutdown()
+
+
+def tuner(folder, trainable, space, *, callbacks=()):
+    return tune.Tuner(
+        trainable,
+        param_space=space,
+        tune_config=tune.TuneConfig(metric="val_accuracy", mode="max"),
+        run_config=tune.RunConfig(
+            name="own", storage_path=str(folder), verbose=0, callbacks=list(callbacks)
+        ),
+    )
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """The run with the keys of a trial, without Ray Tune."""
+    return fl.run(
+        "fedprox",
+        **SETTING,
+        **{RATE: 0.1, MU: 0.5},
+        engine={"threads": 1},
+        output={"dir": tmp_path_factory.mktemp("alone")},
+        progress=False,
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_trial_that_is_killed_and_restored_ends_as_a_run(cluster, alone, tmp_path):
+    trainable = fl.tuning.trainable("fedprox", **SETTING, test=True)
+    killed = tuner(tmp_path, trainable, {RATE: 0.1, MU: 0.5}, callbacks=[Killing()])
+    assert len(killed.fit().errors) == 1
+    grid = tune.Tuner.restore(str(tmp_path / "own"), trainable, resume_errored=True).fit()
+
+    [good] = grid
+    assert good.error is None
+    assert good.metrics["iterations_since_restore"] < 3
+    assert good.metrics["weights_digest"] == alone.digest
+    assert good.metrics["test_accuracy"] == alone.summary["last"]["test"]["accuracy"]
+    for kind, amount in alone.summary["communication"].items():
+        assert good.metrics[kind] == amount
+    curve = good.metrics_dataframe
+    assert curve["training_iteration"].tolist() == curve["round"].tolist() == [1, 2, 3]
+    lines = alone.metrics.query("split == 'validation' and protocol == 'personal'")
+    by_round = lines.query("metric == 'accuracy'")["value"].tolist()
+    assert curve["val_accuracy"].tolist() == by_round
+    frame = grid.get_dataframe()
+    assert {f"config/{RATE}", f"config/{MU}", "trial_id", "time_total_s"} <= set(frame.columns)
+    with good.checkpoint.as_directory() as folder:
+        saved = digest([load_file(Path(folder) / "trial.safetensors")])
+    assert saved == digest([load_file(alone.path / "checkpoints" / "last.safetensors")])
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("key", "message"),
+    [
+        ("train.optimizer.lrr", "Did you mean `lr`?"),
+        ("partition.alpha", "all trials share the data and their partition"),
+        ("algorithm.name", "Make a trainable for each method"),
+    ],
+)
+def test_wrong_keys_are_refused_before_a_trial_starts(cluster, key, message, tmp_path):
+    trainable = fl.tuning.trainable("fedprox", **SETTING)
+    wrong = tuner(tmp_path, trainable, {key: tune.choice([1])})
+    with pytest.raises(fl.ConfigError) as caught:
+        wrong.fit()
+
+    assert f"`{key}`" in str(caught.value)
+    assert message in str(caught.value)
+    assert not list(tmp_path.rglob("result.json"))
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"train": {"round": 3}}, "Did you mean `rounds`?"),
+        ({"partition": {"split": [0.8, 0.0, 0.2]}}, "no client has any"),
+        ({"train": {"early_stopping": {"patience": 2}}}, "scheduler of the Tuner stops trials"),
+        ({"algorithm": "fedavg"}, "takes the method as its first argument"),
+        ({"deployment": "head"}, "no deployment of this name"),
+        ({"gpus_per_trial": 0.5}, "trials train on the CPU"),
+    ],
+)
+def test_wrong_arguments_are_refused(keys, message):
+    with pytest.raises(fl.UserError) as caught:
+        fl.tuning.trainable("fedprox", **keys)
+
+    assert message in str(caught.value)
+
+
+def test_names_are_those_of_the_package():
+    assert fl.tuning.trainable is own_tuner.trainable
+    assert fl.tuning.space is own_tuner.space
+    assert {"space", "trainable"} <= set(dir(fl.tuning))
+    assert train_trial.__module__.startswith("flbench.tuning.")
+
+
+def test_value_that_the_method_refuses_is_named():
+    trainable = fl.tuning.trainable("fedprox", **SETTING)
+    base = trainable._resources.keywords["base"]
+
+    assert parameters({RATE: np.float64(0.1), "algorithm": {"mu": 1}}, base) == {RATE: 0.1, MU: 1}
+    with pytest.raises(fl.ConfigError, match=r"must be >= 0, got -0\.1 \(config of a trial\)"):
+        rounds_of({RATE: -0.1}, base)
+
+
+def test_optimizer_of_a_lightning_module_is_not_searched():
+    base = Layer({"model": {"lightning": True}, "train": {"optimizer": {"lr": 0.1}}})
+
+    with pytest.raises(fl.ConfigError, match="the module makes the optimizer"):
+        parameters({RATE: 0.1}, base)
+
+
+def test_object_that_cannot_be_pickled_is_refused():
+    with pytest.raises(fl.ConfigError, match=r"`model`.*cannot be pickled"):
+        pack({"model": threading.Lock()})
+    lock = threading.Lock()
+    with pytest.raises(fl.ConfigError, match=r"`train\.terms`: the function cannot be sent"):
+        pack({"train.terms": {"object:held": lambda context: lock}})
+
+
+@pytest.mark.parametrize("method", ["hfcd", "ft", "cfl", "dispfl"])
+def test_space_draws_values_of_the_parameters(method):
+    mine = library.built_in(method, rounds=20)
+    theirs = fl.tuning.space(method, rounds=20)
+
+    assert list(theirs) == list(mine.parameters)
+    samples = [sampled(theirs, seed) for seed in range(40)]
+    for path, parameter in mine.parameters.items():
+        values = [config[path] for config in samples if parameter.is_active(config)]
+        assert all(map(parameter.holds, values)), path
+        assert len(set(values)) > 1, path
+
+
+def sampled(space, seed):
+    """Return a config that Ray Tune draws from a space."""
+    return next(config for _, config in generate_variants(space, random_state=seed))
+
+
+def test_parameter_whose_condition_does_not_hold_has_its_default():
+    space = fl.tuning.space("ft")
+    samples = [sampled(space, seed) for seed in range(20)]
+    heads = {s["algorithm.head_epochs"] for s in samples if s["algorithm.finetune"] == "all"}
+
+    assert heads == {fl.method("ft").keys.set_index("key")["default"]["head_epochs"]}
+    assert {s["algorithm.finetune"] for s in samples} == {"all", "head_first"}
+
+
+def test_space_for_optuna_has_conditions():
+    space, mine = fl.tuning.space("dispfl", searcher="optuna"), library.built_in("dispfl", rounds=9)
+    search = OptunaSearch(space=space, metric="val_accuracy", mode="max", seed=0)
+    drawn = [search.suggest(f"trial{k}") for k in range(20)]
+
+    for config in drawn:
+        active = {path for path, one in mine.parameters.items() if one.is_active(config)}
+        assert set(config) == active
+        assert all(mine.parameters[path].holds(value) for path, value in config.items())
+    assert len({len(config) for config in drawn}) == 2
+
+
+def test_plain_space_is_one_for_optuna_too():
+    search = OptunaSearch(space=fl.tuning.space("hfcd"), metric="val_accuracy", mode="max", seed=0)
+
+    assert set(search.suggest("trial")) == set(library.built_in("hfcd", rounds=9).parameters)
+
+
+def test_wrong_spaces_are_named(tmp_path):
+    with pytest.raises(fl.ConfigError, match="Did you mean `hfcd`"):
+        fl.tuning.space("hfdc")
+    with pytest.raises(fl.ConfigError, match="`searcher` must be optuna"):
+        fl.tuning.space("hfcd", searcher="bayes")
+    with pytest.raises(fl.ConfigError, match="there is no such file"):
+        fl.tuning.space("hfcd", tmp_path / "none.yaml")
