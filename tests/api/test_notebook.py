@@ -17,10 +17,10 @@ GUIDE = Path(__file__).resolve().parents[2] / "docs" / "guides" / "python.md"
 SETTING = """
 import flbench as fl
 few = fl.Dirichlet(alpha=0.5, clients=4, samples=400)
-train = {"rounds": 300, "local_epochs": 1}
+train = {"rounds": 100, "local_epochs": 1}
 def begin():
     return fl.run("fedavg", partition=few, train=train, engine={"threads": 1},
-                  evaluation={"every": 1}, output={"checkpoint_every": 300})
+                  evaluation={"every": 1}, output={"checkpoint_every": 100})
 """
 INTERRUPTED = """
 try:
@@ -61,13 +61,13 @@ def test_interrupt_of_a_kernel_saves_and_resume_continues(tmp_path):
     book = nbformat.v4.new_notebook()
     book.cells = [nbformat.v4.new_code_cell(text) for text in (SETTING, INTERRUPTED, RESUMED)]
     client = NotebookClient(book, timeout=250, resources={"metadata": {"path": str(tmp_path)}})
-    asyncio.run(_interrupt(client, book, lambda c: re.search(r"round \d+ of 300", text_of(c))))
+    asyncio.run(_interrupt(client, book, lambda c: re.search(r"round \d+ of 100", text_of(c))))
     shown = [text_of(cell) for cell in book.cells]
 
     assert "interrupted and saved. Resume with: fl.resume('runs/digits-dirichlet/" in shown[1]
     assert "<progress" in shown[1]
     assert "Run True True" in shown[2]
-    assert "round 300 of 300" in shown[2]
+    assert "round 100 of 100" in shown[2]
 
 
 TUNED = """

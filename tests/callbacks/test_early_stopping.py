@@ -208,11 +208,12 @@ def test_configuration_refuses_a_patience_of_zero(tmp_path):
         config(tmp_path, "train.early_stopping.patience=0")
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_killed_process_stops_in_the_same_round_after_a_resume(tmp_path):
     """A separate process is killed with SIGKILL after its first checkpoint."""
     keys = (
         *("train.rounds=400", "evaluation.every=1", "train.optimizer.lr=0"),
+        "partition.samples=null",
         "train.early_stopping.patience=90",
     )
     path, summary = run_with(tmp_path / "a", [], *keys)

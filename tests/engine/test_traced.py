@@ -477,6 +477,7 @@ def test_collectors_are_replayed_client_after_client():
     assert torch.allclose(results.observed["found.mean"][11], expected, atol=1e-6)
 
 
+@pytest.mark.one_of("engine")
 @pytest.mark.parametrize("engine", ["sequential", "vectorized"])
 @pytest.mark.parametrize("name", ["fedpc", "hfcd", "fedcmd"])
 @pytest.mark.slow
@@ -489,6 +490,7 @@ METHODS = ALGORITHMS.load()
 ENGINES = ("sequential", "vectorized")
 
 
+@pytest.mark.one_of("engine")
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("name", KINDS)
 @pytest.mark.slow
@@ -505,13 +507,14 @@ def test_every_method_is_replayed_bit_for_bit(name, engine, monkeypatch):
 
 def assert_replayed(name, engine, monkeypatch, *more):
     """Clients of different size: full batches and padded ones, fewer and fewer clients."""
-    keys = (f"algorithm={name}", "model=lenet5", f"engine.name={engine}", *more)
+    few = ("partition.samples=700", "train.batch_size=16", "train.local_epochs=2")
+    keys = (f"algorithm={name}", "model=lenet5", f"engine.name={engine}", *few, *more)
     monkeypatch.setattr(traced, "PATIENCE", 0.0)
     monkeypatch.setattr(traced, "LONGEST", 60.0)
     ends = []
     for looks in (10**9, 1):
         monkeypatch.setattr(traced, "LOOKS", looks)
-        built = build(*keys, "train.local_epochs=2")
+        built = build(*keys)
         state = built.start()
         while state.round < 2:
             setup = built.algorithm.stages()[state.stage].setup

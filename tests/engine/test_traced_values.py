@@ -232,6 +232,7 @@ def soon(monkeypatch):
     monkeypatch.setattr(traced, "LONGEST", 60.0)
 
 
+@pytest.mark.one_of("engine")
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("road", [*NUMBERS, *TENSORS])
 @pytest.mark.filterwarnings("ignore:TypedStorage", "ignore:The given buffer", "ignore:Sparse")

@@ -117,15 +117,22 @@ def assert_is_complete(study: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert (study / "report.html").stat().st_size
 
 
-@pytest.mark.parametrize("stop", [terminate_all, pytest.param(interrupt, marks=pytest.mark.full)])
-def test_study_that_is_stopped_and_killed_ends_as_a_straight_one(tmp_path, stop, capsys):
-    """Stopped, then killed with SIGKILL: no trial that had ended is touched again.
+@pytest.mark.parametrize(
+    ("stop", "is_killed"),
+    [
+        (terminate_all, False),
+        pytest.param(terminate_all, True, marks=pytest.mark.full),
+        pytest.param(interrupt, True, marks=pytest.mark.full),
+    ],
+)
+def test_study_that_is_stopped_and_killed_ends_as_a_straight_one(tmp_path, stop, is_killed, capsys):
+    """Stopped, then resumed and killed with SIGKILL: no trial that had ended is touched again.
 
     Two trials run at once, and Optuna proposes from the results of those before: the trials do not
     depend on which of them ends first.
     """
     more = ("--search", "optuna", "--trials", "3", "--seeds", "1", "--scheduler", "none")
-    more = (*more, "--concurrent", "2", "train.rounds=8")
+    more = (*more, "--concurrent", "2", "train.rounds=8", "partition.samples=null")
     straight = tune(tmp_path / "straight", "fedavg,fedproto", *more)
     assert_is_complete(straight, capsys)
     process = begin("-m", "flbench", *arguments(tmp_path / "broken", "fedavg,fedproto", *more))
@@ -136,13 +143,14 @@ def test_study_that_is_stopped_and_killed_ends_as_a_straight_one(tmp_path, stop,
     study = study_in(tmp_path / "broken")
     assert f"flbench tune --resume {study}" in said
 
-    process = begin("-m", "flbench", "tune", "--resume", str(study))
-    wait_for(process, "finished")
-    process.kill()
-    process.communicate()
+    if is_killed:
+        process = begin("-m", "flbench", "tune", "--resume", str(study))
+        wait_for(process, "finished")
+        process.kill()
+        process.communicate()
     ended = {name for name, record in records(study).items() if record["ended"]}
     untouched = {name: (study / name / "trial.json").stat().st_mtime_ns for name in ended}
-    assert 2 <= len(ended) < 10
+    assert 1 + is_killed <= len(ended) < 10
     done = begin("-m", "flbench", "tune", "--resume", str(study))
     said = done.communicate(timeout=400)[1]
 
@@ -186,7 +194,7 @@ def test_study_on_two_nodes_goes_on_when_workers_die_and_trials_diverge(tmp_path
     command += ["--trials", "4", "--seeds", "1", "--scheduler", "none", "--retries", "1"]
     once, often, wrong = (f"trials/fedprox/{index:03}" for index in (1, 2, 3))
 
-    rounds = ("train.rounds=120", "evaluation.every=40")
+    rounds = ("train.rounds=120", "evaluation.every=40", "partition.samples=null")
     process = begin("-c", TWO_NODES, *command, "--concurrent", "2", *rounds)
     wait_for(process, "4 trials of 120 rounds")  # the study's folder is there
     study = study_in(tmp_path / "out")
@@ -222,8 +230,9 @@ def test_study_on_two_nodes_goes_on_when_workers_die_and_trials_diverge(tmp_path
     assert "diverged" in ended[wrong]["reason"]
 
 
-def test_trials_that_start_workers_of_their_own_do_not_wait_for_ever(tmp_path):
-    more = ("--trials", "2", "--seeds", "0", "--scheduler", "none")
+@pytest.mark.parametrize("trials", [1, pytest.param(2, marks=pytest.mark.full)])
+def test_trials_that_start_workers_of_their_own_do_not_wait_for_ever(tmp_path, trials):
+    more = ("--trials", str(trials), "--seeds", "0", "--scheduler", "none")
 
     study = tune(tmp_path / "out", "fedavg", *more, "engine.name=ray")  # as many as cores
 
