@@ -12,6 +12,8 @@ from torchmetrics.classification import MulticlassAccuracy
 
 import flbench as fl
 
+pytestmark = pytest.mark.slow
+
 FEW = fl.Dirichlet(alpha=1.0, clients=3, samples=120)
 ALL = fl.IID(clients=1, samples=150)
 DOUBLE = {"name": "sequential", "precision": "64-true", "threads": 1}
@@ -282,7 +284,6 @@ def test_import_path_equals_class(tmp_path):
     assert not torch.equal(*heads)
 
 
-@pytest.mark.slow
 def test_ray_trains_the_same(tmp_path, random_run):
     whole, _ = random_run
     engine = {"name": "ray", "precision": "64-true", "threads": 1, "workers": 2}

@@ -42,6 +42,7 @@ class StopAfterOne(fl.Callback):
         raise KeyboardInterrupt
 
 
+@pytest.mark.slow
 def test_function_path_and_entry_give_the_same_weights(tmp_path):
     by_path = short(tmp_path, {"name": "tests.api.own_parts:confidence", "size": 0.5})
     by_function = short(tmp_path, {"name": confidence, "size": 0.5})
@@ -53,6 +54,7 @@ def test_function_path_and_entry_give_the_same_weights(tmp_path):
     assert by_path.digest != short(tmp_path, without_path()).digest
 
 
+@pytest.mark.slow
 def test_resume_asks_for_the_function_and_refuses_another(tmp_path):
     uncut = short(tmp_path, without_path())
     with pytest.raises(KeyboardInterrupt):

@@ -301,6 +301,7 @@ def test_run_can_be_pickled(finished):
     assert again.digest == finished.digest
 
 
+@pytest.mark.slow
 def test_interrupt_saves_and_resume_continues_exactly(tmp_path, monkeypatch):
     whole = short(tmp_path / "whole", train={"rounds": 4})
     monkeypatch.setattr(running, "_display", lambda *_, **__: running.nullcontext(Interrupting()))

@@ -506,6 +506,7 @@ def test_show_of_one_setting_has_no_further_columns_and_no_note(flbench, tmp_pat
     assert "mu" in values[1].split()
 
 
+@pytest.mark.slow
 def test_show_of_other_data_under_the_same_name_says_so(flbench, tmp_path):
     for size in (200, 240):
         file = write_npz(tmp_path / "hosp.npz", n=size)
