@@ -36,6 +36,8 @@ REPORT_SECONDS: Final = 6.0
 """Seconds that the report may take if the main thread cannot write it."""
 IMPATIENCE: Final = 1.0
 """A second stop signal at least these seconds after the first one ends the process at once."""
+URGENCY: Final = 0.2
+"""Seconds to close the display if Ray's library may end the process at any moment."""
 
 Server = tuple[str, int]  # host and port
 
@@ -208,6 +210,8 @@ class Supervisor:
                 # process within half a second, without a message and with exit code 1.
                 is_urgent = self._waiting and signal.SIGTERM in received
                 self._impatient = is_urgent or now - self._stopped > IMPATIENCE
+                if is_urgent and self._ends_process and not self._closed:
+                    self._end()
             self._look()
             if (
                 self._ends_process
@@ -254,7 +258,7 @@ class Supervisor:
 
     def _end(self) -> None:
         """End the process without the main thread: message, report, exit."""
-        _bounded(self.close_display, IMPATIENCE)
+        _bounded(self.close_display, URGENCY if self._impatient else IMPATIENCE)
         if self._stopped is not None:
             self._say(f"note: interrupted. {self.note}".rstrip() + "\ninterrupted")
         else:
