@@ -73,7 +73,7 @@ class LightningNet(nn.Module):
         The features have the shape [B, 0]: a LightningModule does not tell which they are.
         """
         logits = self.module(x)
-        return Outputs(logits.new_empty(len(logits), 0), logits)
+        return Outputs(logits[:, :0], logits)
 
 
 def make(
@@ -191,25 +191,31 @@ def check_output(net: LightningNet, shape: tuple[int, ...], classes: int, what: 
     """
     x = torch.linspace(-1.0, 1.0, 2 * torch.Size(shape).numel()).reshape(2, *shape)
     x = x.to(next(net.parameters()).dtype)
+    for count in (2, 1):  # a module may leave out the axis of a single sample
+        _check_logits(net, x[:count], classes, f"{what}: {net.title}.forward")
+
+
+def _check_logits(net: LightningNet, x: Tensor, classes: int, what: str) -> None:
+    """Raise a ConfigError if the module does not return logits [B, C] for samples [B, ...]."""
     try:
         with torch.no_grad():
             found = net.module(x)
     except Exception as error:
         raise ConfigError(
-            f"{what}: {net.title}.forward does not accept samples of the shape {list(shape)}:"
+            f"{what} does not accept samples of the shape {list(x.shape[1:])}:"
             f" {type(error).__name__}: {error}. Change the module or the data."
         ) from error
     if not isinstance(found, Tensor) or not found.is_floating_point():
         got = found.dtype if isinstance(found, Tensor) else type(found).__name__
         raise ConfigError(
-            f"{what}: {net.title}.forward returns {got}, and must return logits [B, C], one tensor"
-            " of floating point."
+            f"{what} returns {got}, and must return logits [B, C], one tensor of floating point."
         )
-    if found.shape != (2, classes):
+    expected = [len(x), classes]
+    if list(found.shape) != expected:
         raise ConfigError(
-            f"{what}: {net.title}.forward returns {list(found.shape)} for two samples, and must"
-            f" return logits [2, {classes}] for {classes} classes, because the models are judged as"
-            " classifiers. Change the module's last layer."
+            f"{what} returns {list(found.shape)} for a batch of {len(x)}, and must return logits"
+            f" {expected} for {classes} classes, because the models are judged as classifiers."
+            " Change the module's last layer."
         )
 
 

@@ -293,6 +293,16 @@ def test_ray_trains_the_same(tmp_path, random_run):
     assert run.metrics.equals(whole.metrics)
 
 
+@pytest.mark.filterwarnings("ignore:The given buffer is not writable")  # torch.export.load
+@pytest.mark.slow
+def test_exported_module_predicts_without_lightning(tmp_path, random_run):
+    run, _ = random_run
+    x = torch.randint(0, 17, (5, 8, 8), dtype=torch.uint8)
+    file = run.export(tmp_path / "module.pt2", client=1)
+
+    torch.testing.assert_close(torch.export.load(file).module()(x), run.predict(x, client=1))
+
+
 def test_auto_leaves_the_vectorized_engine_out(tmp_path):
     run = short(tmp_path, made(Lit), engine="auto")
 
@@ -387,6 +397,11 @@ def fails(self, batch, batch_idx):
         (changed("training_step", fails), {}, r"raised RuntimeError: .*\(.*test_federate\.py:"),
         (changed("training_step", logs_a_vector), {}, r"logs `all`, a tensor of shape \[10\]"),
         (changed("forward", lambda self, x: self.body(x)), {}, r"must return logits \[2, 10\]"),
+        (
+            changed("forward", lambda self, x: self.fc(self.body(x)).squeeze()),
+            {},
+            r"returns \[10\] for a batch of 1, and must return logits \[1, 10\]",
+        ),
     ],
 )
 def test_what_cannot_be_had_is_refused(tmp_path, module, keys, sentence):
