@@ -39,7 +39,7 @@ def trainable(
 ) -> Callable[[dict[str, Any]], None]:
     """Return a method as a trainable for `ray.tune.Tuner`, with any scheduler and searcher.
 
-    The config of a trial are values by dotted keys of the sections `algorithm`, `train` and
+    The config of a trial has values by dotted keys of the sections `algorithm`, `train` and
     `model`, such as `{"algorithm.tau": 0.5, "train.optimizer.lr": 0.1}`, and `seed`. All trials
     share the data and their partition, which are loaded here and put into Ray's object store once.
 
