@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         Partition,
         Pathological,
         Quantity,
+        Scheme,
         partition,
     )
     from flbench.api.resuming import resume
@@ -50,7 +51,7 @@ _PLACES: Final = {
     "flbench.api.methods": ("Method", "method", "methods"),
     "flbench.api.partitions": (
         *("Dirichlet", "FromFile", "Grouped", "IID", "Natural", "Partition", "Pathological"),
-        *("Quantity", "partition"),
+        *("Quantity", "Scheme", "partition"),
     ),
     "flbench.api.resuming": ("resume",),
     "flbench.api.running": ("run",),
@@ -81,6 +82,7 @@ __all__ = [
     "Quantity",
     "Run",
     "RunError",
+    "Scheme",
     "Study",
     "UserError",
     "__version__",

@@ -1,7 +1,7 @@
 """Partitions: the schemes as objects, and a partition to look at before a run."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -11,7 +11,6 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from flbench.api import arguments, html, parts
-from flbench.api.arguments import Section
 from flbench.config.resolve import resolve
 from flbench.config.schema import Config
 from flbench.core.documents import as_data_error, read_json
@@ -156,6 +155,43 @@ class FromFile(_Scheme):
     path: str | PathLike[str]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Scheme(_Scheme):
+    """A function of your own that distributes samples (`partition.scheme=package.module:name`).
+
+    It is called as `function(y, clients, rng, **args)` with the labels [n] of the samples to
+    distribute (int64), the number of clients N and a `numpy.random.Generator` that is seeded by
+    the seed of the partition. It returns N sequences of positions in [0, n): those of each client.
+    No position may be at two clients. A client with fewer than `min_samples` is refused: samples
+    are not moved.
+
+    Args:
+        function: The function, or its import path `package.module:name`.
+        keys: The attributes below.
+
+    Attributes:
+        args: Keyword arguments of the function.
+
+    >>> def in_turn(y, clients, rng):
+    ...     return [np.arange(k, len(y), clients) for k in range(clients)]
+    >>> partition("digits", Scheme(in_turn, clients=4, split=(0.8, 0.0, 0.2))).sizes["train"].max()
+    300
+    """
+
+    def __new__(cls, *values: Any, **keys: Any) -> Self:
+        """Accept the function without its name."""
+        return super().__new__(cls, *values[1:], **keys)
+
+    scheme = "object"
+    function: Callable[..., Any] | str = field(kw_only=False)
+    args: Mapping[str, Any] | None = None
+
+    def section(self) -> dict[str, Any]:
+        """Return the keys of the section `partition` that differ from their defaults."""
+        section = super().section()
+        return section | {"scheme": section.pop("function")}
+
+
 class Partition:
     """The samples of every client.
 
@@ -275,7 +311,7 @@ class Partition:
 
 def partition(
     data: Any = None,
-    partition: Section | None = None,
+    partition: Any = None,
     *,
     config: str | PathLike[str] | None = None,
     seed: int | None = None,
@@ -286,7 +322,8 @@ def partition(
     Args:
         data: Section `data`, the name of a data set, or data of your own; see `fl.Data`.
         partition: Section `partition`, the name of a scheme, or an object such as
-            `fl.Dirichlet(alpha=0.1, clients=20)`.
+            `fl.Dirichlet(alpha=0.1, clients=20)`, or a scheme of your own: a function (see
+            `fl.Scheme`), or the positions of each client's samples.
         config: Configuration file with the values that differ from the defaults.
         seed: Seed of the partition, unless the section has one.
         save: File NAME.npz for the partition, which `fl.FromFile` reads again; None to write none.

@@ -1,4 +1,7 @@
-"""Parts of the user's own, as arguments of `fl.run` and `fl.resume`: data, nets and loss terms."""
+"""Parts of the user's own, as arguments of `fl.run` and `fl.resume`.
+
+These are data, partition schemes, nets and loss terms.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -6,6 +9,7 @@ from typing import Any
 
 from torch import nn
 
+from flbench.api.arguments import SectionValues
 from flbench.config.resolve import resolve
 from flbench.config.schema import Config
 from flbench.config.sources import from_file
@@ -21,8 +25,8 @@ def split(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]
     A function or class that has an import path becomes that path.
 
     Args:
-        arguments: Arguments by name. Those named `data` and `model` may be objects, and entries of
-            `train["terms"]` may be functions, or have one as their `name`.
+        arguments: Arguments by name. Those named `data`, `partition` and `model` may be objects,
+            and entries of `train["terms"]` may be functions, or have one as their `name`.
 
     Returns:
         The arguments, and the objects without an import path by the name of their section.
@@ -42,6 +46,13 @@ def split(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]
             found = data if isinstance(data, Data) else Data(data)
             objects["data"] = found
             plain["data"] = found.section()
+    scheme = _scheme(plain.get("partition"))
+    if scheme is not None:
+        function, section = scheme
+        path = imported.path_of(function)
+        plain["partition"] = {**section, "scheme": path or OBJECT}
+        if path is None:
+            objects["partition"] = function
     if isinstance(model, nn.Module) or (callable(model) and not isinstance(model, Mapping)):
         path = None if isinstance(model, nn.Module) else imported.path_of(model)
         plain["model"] = {"name": path or OBJECT}
@@ -59,6 +70,24 @@ def split(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]
         if functions:
             objects[TERMS] = functions
     return plain, objects
+
+
+def _scheme(given: Any) -> tuple[Callable[..., Any], dict[str, Any]] | None:
+    """Return the function of an argument `partition` and its section; None if it has none.
+
+    Args:
+        given: The argument: a function, an object or section that has one as `scheme`, or the
+            positions of each client's samples.
+    """
+    if isinstance(given, list | tuple):
+        rows = list(given)
+        return (lambda y, clients, rng: rows), {"clients": len(rows)}
+    if isinstance(given, SectionValues):
+        given = given.section()
+    if isinstance(given, Mapping):
+        function = given.get("scheme")
+        return (function, dict(given)) if callable(function) else None
+    return (given, {}) if callable(given) else None
 
 
 def _terms(entries: Sequence[Any]) -> tuple[list[Any], dict[str, Callable[..., Any]]]:
@@ -118,6 +147,7 @@ def of_resume(
         config, _ = resolve([from_file(path / file)])
         began = {
             "data": config.data.source == OBJECT,
+            "partition": config.partition.scheme == OBJECT,
             "model": config.model.name == OBJECT,
             TERMS: any(term.name.startswith(f"{OBJECT}:") for term in config.train.terms),
         }

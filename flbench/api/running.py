@@ -37,7 +37,7 @@ def run(
     config: str | PathLike[str] | None = None,
     seed: int | None = None,
     data: Any = None,
-    partition: Section | None = None,
+    partition: Any = None,
     model: Any = None,
     train: Mapping[str, Any] | None = None,
     engine: Section | None = None,
@@ -73,7 +73,9 @@ def run(
         seed: Seed of all randomness.
         data: Section `data`, or data of your own: arrays `(x, y)`, a DataFrame, a torch Dataset or
             a function that returns one of them; see `fl.Data`.
-        partition: Section `partition`, or an object such as `fl.Dirichlet(alpha=0.1, clients=20)`.
+        partition: Section `partition`, or an object such as `fl.Dirichlet(alpha=0.1, clients=20)`,
+            or a scheme of your own: a function (see `fl.Scheme`), or the positions of each
+            client's samples.
         model: Section `model`, or a net of your own: an `nn.Module`, whose weights all clients
             start from, or a function or class `f(shape, classes)` that returns one.
         train: Section `train`. Entries of `terms` may be functions, or have one as their `name`.
@@ -139,7 +141,7 @@ def resume(
             continues its log.
         progress: Whether to show the progress.
         keys: Sections and dotted keys that may change on resume, such as
-            `engine={"device": "cpu"}`; and `data`, `model` or the functions of
+            `engine={"device": "cpu"}`; and `data`, `partition`, `model` or the functions of
             `train={"terms": ...}`, if the run began with objects without an import path.
 
     Returns:

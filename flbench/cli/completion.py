@@ -49,9 +49,9 @@ def engines(incomplete: str) -> list[str]:
 
 def schemes(incomplete: str) -> list[str]:
     """Complete the name of a partition scheme."""
-    from flbench.config.schema import PartitionConfig
+    from flbench.config.schema import SchemeName
 
-    return _beginning(incomplete, get_args(PartitionConfig.model_fields["scheme"].annotation))
+    return _beginning(incomplete, get_args(SchemeName))
 
 
 def data_sets(incomplete: str) -> list[str]:

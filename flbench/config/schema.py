@@ -6,9 +6,10 @@ The keys of a method are defined in its module (`flbench/algorithms/NAME.py`), t
 
 import hashlib
 import json
+import re
 from math import cos, pi
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, get_args
 
 from pydantic import (
     AfterValidator,
@@ -128,12 +129,25 @@ class DataConfig(Strict):
         return self.name if self.path is None else self.path.stem
 
 
+def _own_scheme(name: str) -> str:
+    """Refuse a name of a scheme that is neither an import path nor `object`."""
+    if name != "object" and not re.fullmatch(r"[\w.]+:[\w.]+", name):
+        raise ValueError("package.module:name, a function of your own")
+    return name
+
+
+SchemeName = Literal["iid", "dirichlet", "pathological", "grouped", "quantity", "natural", "file"]
+OwnSchemeName = Annotated[str, AfterValidator(_own_scheme)]
+
+
 class PartitionConfig(Strict):
     """Section `partition`: how samples are distributed to clients."""
 
-    scheme: Literal[
-        "iid", "dirichlet", "pathological", "grouped", "quantity", "natural", "file"
-    ] = Field("dirichlet", description="scheme by which samples are distributed to clients")
+    scheme: SchemeName | OwnSchemeName = Field(
+        "dirichlet",
+        description="scheme by which samples are distributed to clients; or package.module:name, a"
+        " function of your own",
+    )
     clients: int | None = Field(
         None,
         ge=1,
@@ -176,6 +190,29 @@ class PartitionConfig(Strict):
     min_samples: int = Field(10, ge=1, description="smallest number of samples of a client")
     seed: int | None = Field(None, ge=0, description="seed of the partition (default: `seed`)")
     path: UserPath | None = Field(None, description="file: the saved partition, NAME.npz")
+    args: dict[str, bool | int | float | str] | None = Field(
+        None, description="keyword arguments of a function of your own"
+    )
+    sha256: str | None = Field(
+        None,
+        pattern="^[0-9a-f]{64}$",
+        description="SHA-256 of the source file of a function of your own, or of the partition that"
+        " an object made; flbench writes it to config.yaml",
+    )
+
+    @property
+    def is_own(self) -> bool:
+        """Whether the scheme is a function of the user."""
+        return self.scheme not in get_args(SchemeName)
+
+    @property
+    def title(self) -> str:
+        """Name of the scheme in tables and folders: that of the function if it is the user's.
+
+        >>> PartitionConfig(scheme="my_schemes:by_label").title
+        'by_label'
+        """
+        return self.scheme.rpartition(":")[2]
 
 
 class ModelConfig(Strict):
@@ -569,8 +606,8 @@ class Config(Strict):
         These are `seed` and the sections `data`, `partition`, `model`, `algorithm` and `train`, but
         not `data.root`: the content of the files is covered by the hash of the partition.
         `train.early_stopping` counts only if it is on, and `train.terms`, `data.client`,
-        `data.source` and `model.lightning` only if they are set, so that hashes from before them
-        are valid.
+        `data.source`, `model.lightning`, `partition.args` and `partition.sha256` only if they are
+        set, so that hashes from before them are valid.
         """
         sections = ("seed", "data", "partition", "model", "algorithm", "train")
         tree = {key: value for key, value in self.tree().items() if key in sections}
@@ -579,6 +616,9 @@ class Config(Strict):
             del tree["data"]["client"]
         if self.data.source is None:
             del tree["data"]["source"], tree["data"]["sha256"]
+        for key in ("args", "sha256"):
+            if tree["partition"][key] is None:
+                del tree["partition"][key]
         if not tree["model"].get("lightning", True):
             del tree["model"]["lightning"]
         if self.train.early_stopping.patience is None:

@@ -10,7 +10,7 @@ from contextvars import ContextVar
 from typing import Any, Final
 
 OBJECT: Final = "object"
-"""What `data.source` and `model.name` are for an object without an import path.
+"""What `data.source`, `partition.scheme` and `model.name` are for an object without an import path.
 
 The name of such a function in `train.terms` is `object:NAME`.
 """
@@ -43,6 +43,6 @@ def find(section: str) -> Any:
     """Return the object that was given for a section, or None.
 
     Args:
-        section: `data`, `model` or `train.terms`.
+        section: `data`, `partition`, `model` or `train.terms`.
     """
     return (_objects.get() or {}).get(section)

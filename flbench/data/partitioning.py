@@ -15,7 +15,7 @@ import numpy as np
 from flbench.config.schema import PartitionConfig
 from flbench.core.errors import ConfigError
 from flbench.core.rng import generator
-from flbench.data import partition_files
+from flbench.data import own_schemes, partition_files
 from flbench.data.dataset import Dataset
 from flbench.data.partition import PARTS, Partition, label_hash
 from flbench.data.schemes import SCHEMES, Indices, by_class, largest_remainder, natural
@@ -102,6 +102,10 @@ def _distribute(
             f" {clients * config.min_samples:,} samples, but the pool of `{dataset.name}` has"
             f" {len(pool):,}. Lower one of the two."
         )
+    if config.is_own:  # what it returns is the user's: nothing is drawn again or moved
+        rng = generator(seed, "partition", 0)
+        chosen = own_schemes.assign(dataset.y[pool], clients, config, rng)
+        return [pool[np.sort(indices)] for indices in chosen], []
     best: list[Indices] = []
     shares = clients * len(np.unique(dataset.y[pool]))
     tries = max(1, min(TRIES, MOST_SHARES // shares))

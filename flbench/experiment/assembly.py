@@ -19,7 +19,7 @@ from flbench.callbacks.run_view import Memory
 from flbench.config.schema import Config, OwnModelConfig
 from flbench.core.errors import ConfigError, DataError
 from flbench.core.types import State, Tree
-from flbench.data import sources
+from flbench.data import own_schemes, sources
 from flbench.data.federation import Federation
 from flbench.data.federation import build as build_federation
 from flbench.engine.base import Engine, dtype_of, find_device
@@ -218,7 +218,8 @@ def build(config: Config, federation: Federation | None = None) -> Experiment:
     # A file given by `data.path` has a name of its own.
     dataset = federation.dataset
     config = altered(config, "data", name=dataset.name, sha256=dataset.sha256)
-    config = altered(config, "partition", clients=federation.clients)
+    source = own_schemes.sha256(config.partition, federation.partition.hash())
+    config = altered(config, "partition", clients=federation.clients, sha256=source)
     net = build_net(config.model, federation.shape, federation.classes, config.seed)
     if isinstance(config.model, OwnModelConfig):
         config = altered(config, "model", sha256=own.sha256(config.model, net))

@@ -73,7 +73,7 @@ def run(
         config, samples = experiment.config, experiment.federation
         folder = RunFolder.create(
             config.output.dir,
-            f"{samples.dataset.name}-{config.partition.scheme}",
+            f"{samples.dataset.name}-{config.partition.title}",
             f"{config.algorithm.name}-seed{config.seed}",
         )
         stack.callback(folder.close)

@@ -73,5 +73,6 @@ def configuration_notes(
         for key, schemes in SCHEME_KEYS.items()
         if key in config.partition.model_fields_set
         and config.partition.scheme not in schemes
+        and not (config.partition.is_own and "iid" in schemes)
         and getattr(config.partition, key) != type(config.partition).model_fields[key].default
     ]

@@ -321,7 +321,7 @@ def _described(prepared: Prepared) -> Record:
     return {
         "created": now(),
         "dataset": prepared.federation.dataset.name,
-        "scheme": config.partition.scheme,
+        "scheme": config.partition.title,
         "partition_hash": prepared.federation.partition.hash(),
         "seed": config.seed,
         **{key: asked[key] for key in ("metric", "deployment", "search", "scheduler")},

@@ -1,0 +1,185 @@
+"""Partition schemes of the user: a function that distributes samples to clients."""
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flbench.config.schema import PartitionConfig
+from flbench.core import given, imported
+from flbench.core.errors import ConfigError, did_you_mean
+
+Indices = NDArray[np.int64]
+
+
+def assign(
+    y: Indices, clients: int, config: PartitionConfig, rng: np.random.Generator
+) -> list[Indices]:
+    """Distribute the samples of a pool by the function that `partition.scheme` names.
+
+    The function is called as `scheme(y, clients, rng, **partition.args)`.
+
+    Args:
+        y: Labels [n] of the pool.
+        clients: Number of clients N.
+        config: Section `partition`.
+        rng: Random generator.
+
+    Returns:
+        Positions in the pool, one array for each client.
+
+    Raises:
+        ConfigError: There is no such function, its file has changed since the run began, it raises
+            an exception, or it returns no partition.
+    """
+    scheme = _function(config)
+    if config.scheme != given.OBJECT:
+        _unchanged_source(config)
+    what = f"`partition.scheme={config.scheme}`"
+    arguments = config.args or {}
+    _check_arguments(scheme, arguments, what)
+    try:
+        found = scheme(y.copy(), clients, rng, **arguments)
+        parts = list(found)
+    except Exception as error:
+        raise ConfigError(
+            f"{what} raised {type(error).__name__}: {error}. It must be a function of labels,"
+            " number of clients and random generator that returns the positions of each client's"
+            " samples."
+        ) from error
+    return _checked(parts, len(y), clients, config, what)
+
+
+def sha256(config: PartitionConfig, partition_hash: str) -> str | None:
+    """Return the SHA-256 (hex) of the source file of a scheme or, for an object, of the partition.
+
+    Args:
+        config: Section `partition`.
+        partition_hash: SHA-256 of the partition that the scheme made.
+
+    Returns:
+        The hash; None if the scheme is one of flbench.
+
+    Raises:
+        ConfigError: It is another one than `partition.sha256`.
+    """
+    if not config.is_own:
+        return None
+    if config.scheme != given.OBJECT:
+        return _unchanged_source(config)
+    if config.sha256 not in (None, partition_hash):
+        raise ConfigError(
+            "the partition scheme that was given makes another partition: its SHA-256 was"
+            f" {config.sha256} and is now {partition_hash}. Give the same scheme, or start a new"
+            " run."
+        )
+    return partition_hash
+
+
+def _unchanged_source(config: PartitionConfig) -> str:
+    """Return the hash of the file of a function; raise a ConfigError if it is another one."""
+    now = imported.source_sha256(config.scheme)
+    if config.sha256 not in (None, now):
+        raise ConfigError(
+            f"SHA-256 of the source of `{config.scheme}` was {config.sha256} and is now {now}."
+            " Restore the source, or start a new run without `partition.sha256`."
+        )
+    return now
+
+
+def _function(config: PartitionConfig) -> Callable[..., Any]:
+    """Return the function of a scheme."""
+    if config.scheme == given.OBJECT:
+        found = given.find("partition")
+        if found is None:
+            raise ConfigError(
+                "the partition scheme is an object of Python without an import path, so it must be"
+                " given again as `partition`, for example fl.resume(path, partition=...)."
+            )
+    else:
+        found = imported.find(config.scheme)
+    if not callable(found):
+        raise ConfigError(
+            f"`partition.scheme={config.scheme}` is {type(found).__name__}, not a function of"
+            " labels, number of clients and random generator."
+        )
+    function: Callable[..., Any] = found
+    return function
+
+
+def _check_arguments(scheme: Callable[..., Any], arguments: dict[str, Any], what: str) -> None:
+    """Raise a ConfigError if a function cannot be called with three values and `arguments`."""
+    try:
+        signature = inspect.signature(scheme)
+    except (TypeError, ValueError):  # functions that are not written in Python may have none
+        return
+    accepted = signature.parameters.values()
+    keys = [one.name for one in accepted if one.kind is not one.POSITIONAL_ONLY][3:]
+    if not any(one.kind is one.VAR_KEYWORD for one in accepted):
+        for key in (key for key in arguments if key not in keys):
+            hint = did_you_mean(key, keys) or f" It has: {', '.join(keys) or 'none'}."
+            raise ConfigError(f"`partition.args.{key}` is not a keyword argument of {what}.{hint}")
+    try:
+        signature.bind(None, None, None, **arguments)
+    except TypeError as error:
+        raise ConfigError(
+            f"{what} must accept labels, number of clients, random generator and the keyword"
+            f" arguments {sorted(arguments)} of `partition.args`: {error}."
+        ) from error
+
+
+def _checked(
+    parts: list[Any], pool: int, clients: int, config: PartitionConfig, what: str
+) -> list[Indices]:
+    """Return what a scheme returned as arrays; raise a ConfigError if it is no partition."""
+    if len(parts) != clients:
+        raise ConfigError(
+            f"{what} must return the positions of {clients} clients (partition.clients), got"
+            f" {len(parts)}. Correct the function, or set `partition.clients`."
+        )
+    checked: list[Indices] = []
+    owner = np.full(pool, -1)
+    for client, part in enumerate(parts):
+        try:
+            found = np.asarray(part)
+        except Exception as error:
+            raise ConfigError(
+                f"{what}: the positions of client {client} are not an array ({error}). Return"
+                " integers."
+            ) from error
+        if found.ndim != 1 or (found.dtype.kind not in "iu" and found.size):
+            raise ConfigError(
+                f"{what}: client {client} must have a sequence of integers, got the shape"
+                f" {list(found.shape)} and type {found.dtype}. Masks become positions by"
+                " np.flatnonzero."
+            )
+        wrong = found[(found < 0) | (found >= pool)]
+        if len(wrong):
+            raise ConfigError(
+                f"{what}: client {client} has the position {wrong[0]}, but the pool has {pool:,}"
+                f" samples, at positions 0 to {pool - 1}."
+            )
+        if len(found) < config.min_samples:
+            raise ConfigError(
+                f"{what}: client {client} has {len(found)} samples, fewer than"
+                f" `partition.min_samples`={config.min_samples}. Give it more, or lower"
+                " partition.min_samples."
+            )
+        rows = found.astype(np.int64)
+        taken = rows[owner[rows] >= 0]
+        if len(taken):
+            raise ConfigError(
+                f"{what}: the position {taken[0]} is at two clients, {owner[taken[0]]} and"
+                f" {client}. Give each sample to one client."
+            )
+        values, counts = np.unique(rows, return_counts=True)
+        if len(values) < len(rows):
+            raise ConfigError(
+                f"{what}: client {client} has the position {values[counts > 1][0]} more than once."
+                " Give it once."
+            )
+        owner[rows] = client
+        checked.append(rows)
+    return checked

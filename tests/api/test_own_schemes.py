@@ -1,0 +1,120 @@
+"""Partition schemes of the user's own as objects, and by import path."""
+
+import numpy as np
+import pytest
+
+import flbench as fl
+from flbench.config.schema import Config
+from tests.api import own_parts
+
+SCHEME = "tests.api.own_parts:every_kth"
+SMALL = {"clients": 3, "samples": 90, "min_samples": 5}
+
+
+def short(out, partition, **keys):
+    """A run of two rounds."""
+    keys = {"train": {"rounds": 2, "local_epochs": 1}, "engine": {"threads": 1}, **keys}
+    return fl.run("fedavg", partition=partition, output={"dir": out}, progress=False, **keys)
+
+
+def dealt(scheme, **keys):
+    return fl.partition("digits", fl.Scheme(scheme, **{**SMALL, **keys}))
+
+
+class StopAfterOne(fl.Callback):
+    def on_round_end(self, run, metrics):
+        raise KeyboardInterrupt
+
+
+def test_function_path_and_object_give_the_same_partition():
+    by_path = dealt(SCHEME, args={"shift": 2})
+    by_function = dealt(own_parts.every_kth, args={"shift": 2})
+    by_object = dealt(lambda y, clients, rng: own_parts.every_kth(y, clients, rng, 2))
+
+    assert by_path.hash == by_function.hash == by_object.hash
+    assert by_path.hash != dealt(SCHEME).hash
+    assert by_path.sizes[["train", "validation", "test"]].sum(axis=1).tolist() == [30, 30, 30]
+    assert (by_function.config["scheme"], by_object.config["scheme"]) == (SCHEME, "object")
+    in_yaml = {"scheme": SCHEME, "args": {"shift": 2}, **SMALL}
+    assert fl.partition("digits", in_yaml).hash == by_path.hash
+
+
+def test_positions_are_those_of_the_pool_and_labels_are_theirs():
+    seen = []
+
+    def scheme(y, clients, rng):
+        seen.append((y, clients, rng.random()))
+        return np.array_split(np.argsort(y, kind="stable"), clients)
+
+    first, again = dealt(scheme, seed=1), dealt(scheme, seed=1)
+    dealt(scheme, seed=2)
+
+    (y, clients, draw), (_, _, same), (_, _, other) = seen
+    assert (len(y), y.dtype, clients) == (90, np.int64, 3)
+    assert first.hash == again.hash
+    assert draw == same != other
+    given = fl.partition("digits", [range(100), range(100, 300)])
+    assert given.sizes[["train", "validation", "test"]].sum(axis=1).tolist() == [100, 200]
+
+
+@pytest.mark.parametrize(
+    ("result", "sentence"),
+    [
+        ([range(9)], r"the positions of 3 clients \(partition\.clients\), got 1"),
+        ([range(9), [0.5] * 9, range(9)], "client 1 must have a sequence of integers"),
+        ([range(9), range(9, 18), range(85, 95)], "client 2 has the position 90, but the pool"),
+        ([range(9), range(9, 18), range(-1, 9)], "client 2 has the position -1"),
+        ([range(9), range(8, 18), range(20, 30)], "the position 8 is at two clients, 0 and 1"),
+        ([range(9), [20] * 9, range(9, 18)], "client 1 has the position 20 more than once"),
+        ([range(9), range(9, 18), [30, 31]], "client 2 has 2 samples, fewer than"),
+        (3, "raised TypeError"),
+    ],
+)
+def test_what_is_no_partition_is_refused(result, sentence):
+    with pytest.raises(fl.ConfigError, match=sentence):
+        dealt(lambda y, clients, rng: result)
+
+
+def test_functions_that_cannot_be_called_are_refused():
+    with pytest.raises(fl.ConfigError, match=r"`partition\.args\.shif`.* Did you mean `shift`"):
+        dealt(SCHEME, args={"shif": 1})
+    with pytest.raises(fl.ConfigError, match="must accept labels, number of clients"):
+        dealt(lambda y: [y])
+    with pytest.raises(fl.ConfigError, match="raised OSError: the disk is away"):
+        dealt(own_parts.failing_scheme)
+    with pytest.raises(fl.ConfigError, match="has no name `every_kt`"):
+        dealt(SCHEME[:-1])
+    with pytest.raises(fl.ConfigError, match="SHA-256 of the source of"):
+        fl.partition("digits", {"scheme": SCHEME, "sha256": "0" * 64, **SMALL})
+    with pytest.raises(fl.ConfigError, match=r"package\.module:name, a function of your own"):
+        fl.partition("digits", "my_scheme")
+
+
+def test_resume_asks_for_the_object_and_refuses_another(tmp_path):
+    def object_scheme(y, clients, rng):
+        return own_parts.every_kth(y, clients, rng)
+
+    by_path = short(tmp_path / "path", fl.Scheme(SCHEME, **SMALL))
+    assert by_path.path.parent.name == "digits-every_kth"
+    assert len(by_path.config.partition.sha256) == 64
+    with pytest.raises(KeyboardInterrupt):
+        given = fl.Scheme(object_scheme, **SMALL)
+        short(tmp_path, given, callbacks=StopAfterOne(), **{"output.checkpoint_every": 1})
+    (path,) = tmp_path.glob("digits-object/*/")
+
+    with pytest.raises(fl.ConfigError, match=r"fl\.resume\(path, partition=\.\.\.\)"):
+        fl.resume(path, progress=False)
+    with pytest.raises(fl.ConfigError, match="makes another partition"):
+        fl.resume(path, progress=False, partition=lambda *a: own_parts.every_kth(*a, shift=1))
+    assert fl.resume(path, progress=False, partition=object_scheme).digest == by_path.digest
+    with pytest.raises(fl.ConfigError, match=r"`partition` is an object, but .* did not begin"):
+        fl.resume(by_path.path, progress=False, partition=object_scheme)
+
+
+def test_hash_of_a_configuration_has_the_new_keys_only_if_they_are_set():
+    plain = Config(partition={"scheme": SCHEME})
+    with_arguments = Config(partition={"scheme": SCHEME, "args": {"shift": 1}})
+
+    assert plain.hash() != Config().hash()
+    assert plain.hash() != with_arguments.hash()
+    assert plain.hash() == Config(partition={"scheme": SCHEME, "args": None}).hash()
