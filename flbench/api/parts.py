@@ -5,7 +5,7 @@ These are data, partition schemes, nets and loss terms.
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from torch import nn
 
@@ -17,6 +17,9 @@ from flbench.core import imported
 from flbench.core.errors import ConfigError
 from flbench.core.given import OBJECT, TERMS
 from flbench.data.own import Data, is_own
+
+SECTIONS: Final = ("data", "partition", "model", "train")
+"""Arguments that may be objects, or have some."""
 
 
 def split(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

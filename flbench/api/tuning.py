@@ -46,7 +46,7 @@ def tune(
     seed: int | None = None,
     algorithm: Mapping[str, Any] | None = None,
     data: Any = None,
-    partition: Section | None = None,
+    partition: Any = None,
     model: Any = None,
     train: Mapping[str, Any] | None = None,
     engine: Section | None = None,
@@ -154,15 +154,16 @@ def resume(path: Path, *, progress: bool = True, **resources: Any) -> Study:
     names |= {"retries": "retries", "address": "address"}
     files = sorted(path.glob("methods/*.yaml"))  # data, net and terms are those of all methods
     began = files[0].relative_to(path).as_posix() if files else ""
-    parts_given = [name for name in resources if name in ("data", "model", "train")]
+    parts_given = [name for name in resources if name in parts.SECTIONS]
     own = {name: resources.pop(name) for name in parts_given}
     rest, objects = parts.of_resume(path, own, began)
     resources |= {name: value for name, value in rest.items() if value}
     if unknown := [name for name in resources if name not in names]:
         raise ConfigError(
             f"`{unknown[0]}` cannot be given to fl.resume of a study, which keeps its methods,"
-            f" search spaces and configuration. Only {', '.join(names)} can change; `data`, `model`"
-            " and the functions of `train` are given again if they are objects."
+            f" search spaces and configuration. Only {', '.join(names)} can change; `data`,"
+            " `partition`, `model` and the functions of `train` are given again if they are"
+            " objects."
         )
     caller = program(shown=progress)
     ending = carry_on(

@@ -80,6 +80,7 @@ def sha256(config: PartitionConfig, partition_hash: str) -> str | None:
 
 def _unchanged_source(config: PartitionConfig) -> str:
     """Return the hash of the file of a function; raise a ConfigError if it is another one."""
+    imported.find(config.scheme)  # a process that got the partition from another has not called it
     now = imported.source_sha256(config.scheme)
     if config.sha256 not in (None, now):
         raise ConfigError(

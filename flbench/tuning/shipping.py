@@ -12,6 +12,9 @@ import ray
 from flbench.core.errors import ConfigError
 from flbench.core.given import TERMS, offered
 
+PREPARED: Final = ("data", "partition")
+"""Sections whose objects trials do not need: they get the samples of all clients."""
+
 
 @dataclass(frozen=True)
 class Parcel:
@@ -50,7 +53,7 @@ def pack(objects: Mapping[str, Any]) -> Parcel:
     Raises:
         ConfigError: An object cannot be pickled.
     """
-    sent = {section: thing for section, thing in objects.items() if section != "data"}
+    sent = {section: thing for section, thing in objects.items() if section not in PREPARED}
     for section, thing in sent.items():
         try:
             ray.cloudpickle.dumps(thing)

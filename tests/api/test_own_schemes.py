@@ -76,8 +76,8 @@ def test_what_is_no_partition_is_refused(result, sentence):
 
 
 def test_functions_that_cannot_be_called_are_refused():
-    with pytest.raises(fl.ConfigError, match=r"`partition\.args\.shif`.* Did you mean `shift`"):
-        dealt(SCHEME, args={"shif": 1})
+    with pytest.raises(fl.ConfigError, match=r"`partition\.args\.shiftt`.* Did you mean `shift`"):
+        dealt(SCHEME, args={"shiftt": 1})
     with pytest.raises(fl.ConfigError, match="must accept labels, number of clients"):
         dealt(lambda y: [y])
     with pytest.raises(fl.ConfigError, match="raised OSError: the disk is away"):
@@ -97,8 +97,8 @@ def test_resume_asks_for_the_object_and_refuses_another(tmp_path):
     by_path = short(tmp_path / "path", fl.Scheme(SCHEME, **SMALL))
     assert by_path.path.parent.name == "digits-every_kth"
     assert len(by_path.config.partition.sha256) == 64
+    given = fl.Scheme(object_scheme, **SMALL)
     with pytest.raises(KeyboardInterrupt):
-        given = fl.Scheme(object_scheme, **SMALL)
         short(tmp_path, given, callbacks=StopAfterOne(), **{"output.checkpoint_every": 1})
     (path,) = tmp_path.glob("digits-object/*/")
 
