@@ -1,7 +1,7 @@
 """The models of a run: the net that is deployed to a client, or the global model, ready to use.
 
 A model is read from a checkpoint by the steps of an evaluation. So it predicts what the evaluation
-of the run has judged: with the same parameters, BatchNorm statistics, fine-tuning and prediction
+of the run has evaluated: with the same parameters, BatchNorm statistics, fine-tuning and prediction
 rule.
 """
 
@@ -304,7 +304,7 @@ def load(
         path: The run folder.
         client: Id of the client, in [0, N); None for the global model.
         deployment: Name of one of the method's models (`Algorithm.deploy`); None for `personal`,
-            by which the method is judged, or, without a client, for `gm`.
+            by which the method is evaluated, or, without a client, for `gm`.
         checkpoint: `best`: the round with the best validation accuracy, by which runs are compared;
             `last`: the last round that was saved.
         warn: Function that is called with a sentence if fine-tuning diverges.
