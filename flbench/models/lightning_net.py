@@ -214,7 +214,7 @@ def _check_logits(net: LightningNet, x: Tensor, classes: int, what: str) -> None
     if list(found.shape) != expected:
         raise ConfigError(
             f"{what} returns {list(found.shape)} for a batch of {len(x)}, and must return logits"
-            f" {expected} for {classes} classes, because the models are judged as classifiers."
+            f" {expected} for {classes} classes, because the models are evaluated as classifiers."
             " Change the module's last layer."
         )
 
