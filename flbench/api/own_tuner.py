@@ -75,7 +75,7 @@ def trainable(
         deployment: Model whose metrics are reported; until the method has it, those of the personal
             models.
         test: Whether to evaluate the test parts after the last round. What is chosen by a test
-            metric cannot be judged by it.
+            metric must not be evaluated by that metric.
         gpus_per_trial: Share of a GPU per trial (default: 1 if trials train on a GPU).
         keys: Keys by their dotted names.
 

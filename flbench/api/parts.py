@@ -1,6 +1,6 @@
 """Parts of the user's own, as arguments of `fl.run` and `fl.resume`.
 
-These are data, partition schemes, nets and loss terms.
+These are data, partition schemes, nets, loss terms and metrics.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -15,10 +15,10 @@ from flbench.config.schema import Config
 from flbench.config.sources import from_file
 from flbench.core import imported
 from flbench.core.errors import ConfigError
-from flbench.core.given import OBJECT, TERMS
+from flbench.core.given import METRICS, OBJECT, TERMS
 from flbench.data.own import Data, is_own
 
-SECTIONS: Final = ("data", "partition", "model", "train")
+SECTIONS: Final = ("data", "partition", "model", "train", "evaluation")
 """Arguments that may be objects, or have some."""
 
 
@@ -29,7 +29,8 @@ def split(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]
 
     Args:
         arguments: Arguments by name. Those named `data`, `partition` and `model` may be objects,
-            and entries of `train["terms"]` may be functions, or have one as their `name`.
+            entries of `train["terms"]` may be functions, or have one as their `name`, and values of
+            `evaluation["metrics"]` may be functions.
 
     Returns:
         The arguments, and the objects without an import path by the name of their section.
@@ -72,6 +73,16 @@ def split(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]
         plain["train"] = {**train, "terms": terms}
         if functions:
             objects[TERMS] = functions
+    evaluation = plain.get("evaluation")
+    if isinstance(evaluation, Mapping) and isinstance(evaluation.get("metrics"), Mapping):
+        metrics = evaluation["metrics"]
+        paths = {
+            name: (imported.path_of(metric) or OBJECT) if callable(metric) else metric
+            for name, metric in metrics.items()
+        }
+        plain["evaluation"] = {**evaluation, "metrics": paths}
+        if OBJECT in paths.values():
+            objects[METRICS] = {name: metrics[name] for name in paths if paths[name] == OBJECT}
     return plain, objects
 
 
@@ -148,11 +159,13 @@ def of_resume(
     if objects and (path / file).is_file():
         config: Config
         config, _ = resolve([from_file(path / file)])
+        metrics = config.evaluation.metrics or {}
         began = {
             "data": config.data.source == OBJECT,
             "partition": config.partition.scheme == OBJECT,
             "model": config.model.name == OBJECT,
             TERMS: any(term.name.startswith(f"{OBJECT}:") for term in config.train.terms),
+            METRICS: any(one.source == OBJECT for one in metrics.values()),
         }
         for section in objects:
             if not began[section]:
@@ -160,6 +173,8 @@ def of_resume(
                     f"`{section}` is an object, but {path} did not begin with one. Leave it out:"
                     " the run finds it by its configuration."
                 )
-    if TERMS in objects:  # the terms are those of the configuration; only the functions are needed
-        plain["train"] = {key: value for key, value in plain["train"].items() if key != "terms"}
+    # Terms and metrics are those of the configuration; only the functions are needed.
+    for place in {TERMS, METRICS} & objects.keys():
+        section, _, name = place.partition(".")
+        plain[section] = {key: value for key, value in plain[section].items() if key != name}
     return {key: value for key, value in plain.items() if key not in objects}, objects

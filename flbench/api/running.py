@@ -80,7 +80,8 @@ def run(
             start from, or a function or class `f(shape, classes)` that returns one.
         train: Section `train`. Entries of `terms` may be functions, or have one as their `name`.
         engine: Section `engine`.
-        evaluation: Section `evaluation`.
+        evaluation: Section `evaluation`. Values of `metrics` may be functions of a confusion
+            matrix, or metrics of torchmetrics.
         tracking: Section `tracking`.
         output: Section `output`; run folders are written below `output["dir"]`.
         callbacks: One or several callbacks, such as `fl.EarlyStopping(patience=5)`.
@@ -142,7 +143,8 @@ def resume(
         progress: Whether to show the progress.
         keys: Sections and dotted keys that may change on resume, such as
             `engine={"device": "cpu"}`; and `data`, `partition`, `model` or the functions of
-            `train={"terms": ...}`, if the run began with objects without an import path.
+            `train={"terms": ...}` and `evaluation={"metrics": ...}`, if the run began with objects
+            without an import path.
 
     Returns:
         The finished run. A run that was finished before is returned as it is.

@@ -96,6 +96,6 @@ def _typed(column: "pd.Series[str]", kind: str) -> "pd.Series[Any]":
     if kind == "str":
         return column.map(read_cell).astype("str")
     if kind == "float64":
-        return pd.to_numeric(column.replace("", "nan")).astype("float64")
+        return pd.to_numeric(column.mask(column == "")).astype("float64")
     numbers = pd.to_numeric(column).astype("int64")
     return numbers.astype("bool") if kind == "bool" else numbers

@@ -357,7 +357,8 @@ def _carry_out(
         [
             f"{folder.path}: {request.trials} trials of {prepared.settings.rounds} rounds for each"
             f" of {', '.join(request.methods)}, {prepared.resources.concurrent} at once; then final"
-            f" trainings of the default and the best parameters with {request.seeds} seeds."
+            f" trainings of the default and the best parameters with {request.seeds}"
+            f" seed{'' if request.seeds == 1 else 's'}."
         ]
     )
     with mirror.Mirrors() as mirrors:

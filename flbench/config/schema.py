@@ -24,6 +24,7 @@ from pydantic import (
     ValidationInfo,
     field_serializer,
     field_validator,
+    model_validator,
 )
 
 from flbench.core.addresses import redact_address
@@ -482,6 +483,26 @@ class EngineConfig(Strict):
     )
 
 
+class OwnMetricConfig(Strict):
+    """An entry of `evaluation.metrics`: a metric of the user's own, or its import path alone."""
+
+    source: str = Field(
+        description="import path package.module:name of a function of a confusion matrix, or of a"
+        " metric of torchmetrics",
+    )
+    sha256: str | None = Field(
+        None,
+        pattern="^[0-9a-f]{64}$",
+        description="SHA-256 of the function's source file; flbench writes it to config.yaml",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _path_alone(cls, value: Any) -> Any:
+        """Accept the import path in the place of the section."""
+        return {"source": value} if isinstance(value, str) else value
+
+
 class CommonConfig(Strict):
     """Section `evaluation.common`: evaluation on the common test set (GM, PM(V), PM(L)).
 
@@ -520,6 +541,9 @@ class EvaluationConfig(Strict):
         "lowest",
         description="rare classes: the fifth of the classes with the fewest training samples, and"
         " classes with equally few (lowest), or those with less than 5 % of all samples (share)",
+    )
+    metrics: dict[str, OwnMetricConfig] | None = Field(
+        None, description="metrics of your own, by name: package.module:name of a function"
     )
     target_accuracy: float | None = Field(
         None,

@@ -15,6 +15,9 @@ OBJECT: Final = "object"
 The name of such a function in `train.terms` is `object:NAME`.
 """
 
+METRICS: Final = "evaluation.metrics"
+"""Name under which the functions of `evaluation.metrics` are offered, as a dict by their names."""
+
 TERMS: Final = "train.terms"
 """Name under which the functions of `train.terms` are offered, as a dict by their names there."""
 

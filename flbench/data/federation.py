@@ -376,8 +376,8 @@ def _impute(
         )
     if (~known).any():
         notes.append(
-            f"data: in {int((~known[:, first]).sum())} cases a client's training part has no value"
-            " in a column; the mean over the other clients was used."
+            "data: where a client's training part has no value in a column, the mean over the other"
+            f" clients was used ({int((~known[:, first]).sum())} times)."
         )
     return x, np.concatenate([filled, overall[None]]).astype(np.float32), notes
 

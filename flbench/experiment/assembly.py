@@ -23,7 +23,7 @@ from flbench.data import own_schemes, sources
 from flbench.data.federation import Federation
 from flbench.data.federation import build as build_federation
 from flbench.engine.base import Engine, dtype_of, find_device
-from flbench.experiment import checkpoint, engine_choice, local_terms, memory
+from flbench.experiment import checkpoint, engine_choice, local_terms, memory, own_metrics
 from flbench.experiment.evaluate import PARTS, Evaluator
 from flbench.experiment.evaluation_tables import ClassGroups
 from flbench.experiment.loop import FederatedLoop, Seconds
@@ -31,6 +31,7 @@ from flbench.experiment.notes import configuration_notes
 from flbench.experiment.rounds import training_state
 from flbench.experiment.run_folder import RunFolder
 from flbench.metrics.classes import confusable_classes, rare_classes, read_confusion
+from flbench.metrics.own import OwnMetric
 from flbench.models import own
 from flbench.models.base import build as build_net
 from flbench.models.base import describe, net_leaves
@@ -73,6 +74,7 @@ class Experiment:
             and data alone.
         engine_choice: Why `engine.name=auto` chose the engine, with measured times; None if the
             configuration names the engine.
+        metrics: Metrics of the user's own.
     """
 
     config: Config
@@ -83,6 +85,7 @@ class Experiment:
     class_groups: ClassGroups
     notes: tuple[str, ...]
     engine_choice: str | None = None
+    metrics: tuple[OwnMetric, ...] = ()
 
     def messages(self) -> tuple[str, ...]:
         """Return the sentences to print before a run starts: the notes and the engine's choice."""
@@ -111,6 +114,7 @@ class Experiment:
             recalibrate=self.config.train.batchnorm == "drop",
             warn=warn,
             parts=parts,
+            metrics=self.metrics,
         )
 
     def loop(
@@ -223,6 +227,7 @@ def build(config: Config, federation: Federation | None = None) -> Experiment:
     net = build_net(config.model, federation.shape, federation.classes, config.seed)
     if isinstance(config.model, OwnModelConfig):
         config = altered(config, "model", sha256=own.sha256(config.model, net))
+    config, metrics = own_metrics.make(config, federation.classes)
     terms = None
     if config.train.terms:
         config, terms = local_terms.make(config, net, federation)
@@ -288,7 +293,7 @@ def build(config: Config, federation: Federation | None = None) -> Experiment:
     if block is not None:
         config = altered(config, "engine", block=block)
     return Experiment(
-        config, federation, net, algorithm, engine, class_groups, tuple(notes), reason
+        config, federation, net, algorithm, engine, class_groups, tuple(notes), reason, metrics
     )
 
 

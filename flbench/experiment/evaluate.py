@@ -21,6 +21,7 @@ from flbench.data.federation import Federation
 from flbench.engine.base import Engine, RoundSettings
 from flbench.experiment.communication import apply_masks
 from flbench.metrics.confusion import ConfusionCounts, confusion
+from flbench.metrics.own import OwnMetric
 from flbench.metrics.ranking import Margins
 
 BLOCK = 256  # clients evaluated at once; it bounds the memory of their confusion matrices
@@ -133,6 +134,7 @@ class Evaluator:
         warn: Function that is called with a sentence if fine-tuning diverges.
         parts: Parts of the clients' samples to evaluate on. A hyper-parameter search evaluates
             `validation` alone; without `test`, the common test set is not used either.
+        metrics: Metrics of the user's own.
     """
 
     algorithm: Algorithm
@@ -142,6 +144,7 @@ class Evaluator:
     recalibrate: bool
     warn: Callable[[str], None]
     parts: tuple[str, ...] = PARTS
+    metrics: tuple[OwnMetric, ...] = ()
 
     def evaluate(self, state: State, settings: RoundSettings, *, common: bool) -> Evaluation:
         """Evaluate the models of all clients after a round, participants or not.
@@ -167,7 +170,9 @@ class Evaluator:
                     state, settings, name, deployment, ids, self.part_statistics(deployment)
                 )
                 for part in self.parts:
-                    counts = local.setdefault((name, part), ConfusionCounts.empty(clients, classes))
+                    counts = local.setdefault(
+                        (name, part), ConfusionCounts.empty(clients, classes, self.metrics)
+                    )
                     counts.add_(ids, found[f"{part}.confusion"])
                     margins.setdefault((name, part), []).extend(self.margins_of(part, ids, found))
         shared = self.evaluate_common(state, settings, margins) if common else {}
@@ -212,7 +217,10 @@ class Evaluator:
         clients, classes = self.federation.clients, self.federation.classes
         name, deployment = next(iter(self._deployments(state).items()))
         statistics = self.part_statistics(deployment)
-        local = {(name, part): ConfusionCounts.empty(clients, classes) for part in self.parts}
+        local = {
+            (name, part): ConfusionCounts.empty(clients, classes, self.metrics)
+            for part in self.parts
+        }
         for some in torch.split(ids, BLOCK) if len(ids) else ():
             found = self.run_statistics(state, settings, name, deployment, some, statistics)
             for part in self.parts:
@@ -266,7 +274,7 @@ class Evaluator:
                 found = observed[COMMON_CONFUSION]
                 size = 1 if name == "gm" else self.federation.clients
                 counts = counts_by_part.setdefault(
-                    name, ConfusionCounts.empty(size, self.federation.classes)
+                    name, ConfusionCounts.empty(size, self.federation.classes, self.metrics)
                 )
                 place = some if name == "gm" else ids
                 # [K, C, C], or [1, C, C] repeated for all clients of the block.

@@ -410,7 +410,7 @@ class FederatedLoop:
         federation, counts_by_part = self.evaluator.federation, {}
         for part in (*self.evaluator.parts, "common"):
             counts = counts_by_part[part] = ConfusionCounts.empty(
-                federation.clients, federation.classes
+                federation.clients, federation.classes, self.evaluator.metrics
             )
             if f"{part}.confusion" in results.observed:
                 counts.add_(results.ids, results.observed[f"{part}.confusion"])

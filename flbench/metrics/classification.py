@@ -62,6 +62,8 @@ def pooled(
           occur.
         - `worst10_accuracy`: mean accuracy of the worst tenth of the clients, at least of one.
         - `client_std`: population standard deviation of the clients' accuracies.
+        - `NAME`, `NAME_mean` and `NAME_worst10` of each metric of the user's own: over all samples,
+          mean over clients, and mean of the worst tenth of the clients.
 
     >>> counts = ConfusionCounts.empty(clients=2, classes=2)
     >>> counts.add_(torch.tensor([0, 1]), torch.tensor([[[4, 0], [0, 4]], [[1, 1], [0, 0]]]))
@@ -85,6 +87,7 @@ def pooled(
         "confusable_f1": _mean(_of_present(scores["f1"], confusable, occurs)),
         "worst10_accuracy": _mean(worst),
         "client_std": float(clients.std(correction=0)) if len(clients) else None,
+        **_own(counts),
     }
 
 
@@ -121,8 +124,8 @@ def per_client(counts: ConfusionCounts) -> dict[str, Tensor]:
         counts: Counts on one part of the samples.
 
     Returns:
-        `accuracy`, `balanced_accuracy` and `macro_f1`, [N] float64 each; NaN for clients without
-        samples.
+        `accuracy`, `balanced_accuracy`, `macro_f1` and the metrics of the user's own, [N] float64
+        each; NaN for clients without samples.
 
     >>> counts = ConfusionCounts.empty(clients=2, classes=2)
     >>> counts.add_(torch.tensor([0]), torch.tensor([[[3, 1], [0, 0]]]))
@@ -137,6 +140,7 @@ def per_client(counts: ConfusionCounts) -> dict[str, Tensor]:
         "accuracy": correct.sum(dim=1) / support.sum(dim=1),
         "balanced_accuracy": recall.nanmean(dim=1),
         "macro_f1": f1.nanmean(dim=1),
+        **{metric.name: values for metric, values in counts.own.items()},
     }
 
 
@@ -192,6 +196,14 @@ def trained_class_share(counts: ConfusionCounts, train_counts: Tensor) -> Tensor
     """
     support = counts.support.double()  # [N, C]
     return ((train_counts > 0) * support).sum(dim=1) / support.sum(dim=1)
+
+
+def _own(counts: ConfusionCounts) -> Metrics:
+    """Return the metrics of the user's own over all clients."""
+    found: Metrics = {}
+    for metric, values in counts.own.items():
+        found |= metric.pooled(counts.confusion, values)
+    return found
 
 
 def _ratio(numerator: Tensor, denominator: Tensor) -> Tensor:

@@ -1,9 +1,11 @@
 """Counts of correct and wrong predictions, from which all metrics are computed."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
+
+from flbench.metrics.own import OwnMetric
 
 
 @dataclass(frozen=True)
@@ -16,24 +18,29 @@ class ConfusionCounts:
         correct: Number of correct predictions [N, C] int64 by client and class.
         confusion: Confusion matrix [C, C] int64 over all clients; rows are true classes, columns
             predicted classes.
+        own: Values [N] float64 of the user's own metrics by metric; NaN for clients without one.
     """
 
     support: Tensor
     predicted: Tensor
     correct: Tensor
     confusion: Tensor
+    own: dict[OwnMetric, Tensor] = field(default_factory=dict)
 
     @staticmethod
-    def empty(clients: int, classes: int) -> "ConfusionCounts":
+    def empty(clients: int, classes: int, metrics: tuple[OwnMetric, ...] = ()) -> "ConfusionCounts":
         """Return counts of zero.
 
         Args:
             clients: Number of clients N.
             classes: Number of classes C.
+            metrics: Metrics of the user's own to compute for each client.
         """
         support, predicted, correct = torch.zeros(3, clients, classes, dtype=torch.int64)
         confusion = torch.zeros(classes, classes, dtype=torch.int64)
-        return ConfusionCounts(support, predicted, correct, confusion)
+        unknown = torch.full((clients,), torch.nan, dtype=torch.float64)
+        own = {metric: unknown.clone() for metric in metrics}
+        return ConfusionCounts(support, predicted, correct, confusion, own)
 
     def add_(self, ids: Tensor, confusions: Tensor) -> None:
         """Add the confusion matrices of some clients, in place.
@@ -52,6 +59,8 @@ class ConfusionCounts:
         self.predicted[ids] += confusions.sum(dim=1)  # [K, C, C] -> [K, C]
         self.correct[ids] += confusions.diagonal(dim1=1, dim2=2)  # [K, C, C] -> [K, C]
         self.confusion.add_(confusions.sum(dim=0))  # [K, C, C] -> [C, C]
+        for metric, values in self.own.items():
+            values[ids] = metric.of_clients(confusions)  # [K]
 
     @property
     def evaluated(self) -> Tensor:

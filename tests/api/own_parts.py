@@ -42,3 +42,11 @@ def every_kth(y, clients, rng, shift=0):
 
 def failing_scheme(y, clients, rng):
     raise OSError("the disk is away")
+
+
+def error_rate(confusion):
+    """The share of wrong predictions; small values are good."""
+    return 1 - float(confusion.diagonal().sum()) / float(confusion.sum())
+
+
+error_rate.higher_is_better = False

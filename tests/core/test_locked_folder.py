@@ -7,6 +7,7 @@ import pytest
 from flbench.core import files
 from flbench.core.errors import RunError, UserError
 from flbench.core.locked_folder import LockedFolder
+from flbench.core.wording import for_command_line
 
 
 class Notebook(LockedFolder):
@@ -37,7 +38,11 @@ def test_folders_of_the_same_name_are_different_and_locked(tmp_path):
 def test_folder_that_cannot_be_made_names_the_option(tmp_path):
     (tmp_path / "file").write_text("")
 
-    with pytest.raises(UserError, match=r"`notes\.dir`: .* cannot be written .*--out DIR"):
+    with pytest.raises(
+        UserError, match=r"`notes\.dir`: .* cannot be written .*another with `notes\.dir`"
+    ):
+        Notebook.make(tmp_path / "file", "mine", "pages")
+    with for_command_line(), pytest.raises(UserError, match="another with --out"):
         Notebook.make(tmp_path / "file", "mine", "pages")
 
 

@@ -201,7 +201,7 @@ def test_existing_files_and_unknown_formats_are_refused(tmp_path, finished_run):
     model = trained.load(finished_run, 1)
     file = tmp_path / "model.pt2"
     export.write(model, file)
-    with pytest.raises(UserError, match=r"exists.*--overwrite"):
+    with pytest.raises(UserError, match=r"exists.*`overwrite`"):
         export.write(model, file)
     export.write(model, file, overwrite=True)
     file.unlink()

@@ -69,7 +69,7 @@ def test_full_disk_is_an_error_and_leaves_no_file(tmp_path, monkeypatch):
 
     monkeypatch.setattr(os, "posix_fallocate", full)
 
-    with pytest.raises(RunError, match=r"No space left.*Choose a larger disk with --out"):
+    with pytest.raises(RunError, match=r"No space left.*Choose a larger disk with output.dir"):
         memory.writable_copy(rows(), 0.0, tmp_path)
 
     assert not list(tmp_path.iterdir())

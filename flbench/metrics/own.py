@@ -1,0 +1,100 @@
+"""Metrics of the user's own: functions of a confusion matrix, or metrics of torchmetrics."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import isnan, nan
+from numbers import Real
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from flbench.core.errors import ConfigError
+
+SUFFIXES: Final = ("_mean", "_worst10")
+"""What `OwnMetric.pooled` adds to the name: mean over clients, and mean of the worst tenth."""
+
+
+@dataclass(frozen=True, eq=False)  # metrics of torchmetrics have no constant hash
+class OwnMetric:
+    """A metric of predicted classes.
+
+    Attributes:
+        name: Name of the metric in tables.
+        function: Maps a confusion matrix [C, C] int64, whose rows are true classes, to a number, or
+            to None where it has no value; or a metric of torchmetrics, which gets the predicted
+            and the true classes of all samples that the matrix counts. An attribute
+            `higher_is_better` that is False makes small values good.
+        path: Import path of the function, or `object`.
+    """
+
+    name: str
+    function: Callable[..., Any]
+    path: str
+
+    def __call__(self, confusion: Tensor) -> float:
+        """Return the metric of a confusion matrix [C, C]; NaN for a matrix without samples.
+
+        Raises:
+            ConfigError: The function raised an exception, or returned something else than a finite
+                number or None.
+        """
+        if not bool(confusion.sum()):
+            return nan
+        try:
+            found = self._value(confusion.to(torch.int64))
+        except Exception as error:
+            raise ConfigError(
+                f"`evaluation.metrics.{self.name}`: `{self.path}` raised {type(error).__name__}:"
+                f" {error}. A metric gets a confusion matrix; metrics that need scores cannot be"
+                " computed from it."
+            ) from error
+        if isinstance(found, Tensor) and found.numel() == 1:
+            found = found.item()
+        if found is None:
+            return nan
+        if not isinstance(found, Real) or abs(float(found)) == float("inf"):
+            raise ConfigError(
+                f"`evaluation.metrics.{self.name}`: `{self.path}` must return a finite number, or"
+                f" None where there is no value; it returned {found!r}."
+            )
+        return float(found)
+
+    def of_clients(self, confusions: Tensor) -> Tensor:
+        """Return the metric of each of the matrices [K, C, C], as [K] float64."""
+        return torch.tensor([self(matrix) for matrix in confusions], dtype=torch.float64)
+
+    def pooled(self, confusion: Tensor, clients: Tensor) -> dict[str, float | None]:
+        """Return the metric over all samples, its mean over clients, and that of the worst tenth.
+
+        Args:
+            confusion: Confusion matrix [C, C] over all clients.
+            clients: Values [N] of the clients; NaN for those without a value.
+        """
+        known = clients[~clients.isnan()].sort(descending=self._is_loss()).values
+        worst = known[: -(-len(known) // 10)]
+        values = {"": self(confusion), "_mean": _mean(known), "_worst10": _mean(worst)}
+        return {
+            f"{self.name}{suffix}": None if isnan(value) else value
+            for suffix, value in values.items()
+        }
+
+    def _is_loss(self) -> bool:
+        return getattr(self.function, "higher_is_better", None) is False
+
+    def _value(self, confusion: Tensor) -> Any:
+        """Return what the function returns for a confusion matrix."""
+        if not hasattr(self.function, "update"):
+            return self.function(confusion.clone())
+        counts, classes = confusion.flatten(), len(confusion)
+        cells = torch.arange(classes * classes).repeat_interleave(counts)  # one entry per sample
+        metric: Any = self.function
+        metric.reset()
+        metric.update(cells % classes, cells // classes)
+        value = metric.compute()
+        metric.reset()
+        return value
+
+
+def _mean(values: Tensor) -> float:
+    return float(values.mean()) if len(values) else nan

@@ -1,0 +1,143 @@
+"""Metrics of the user's own: values, digests, resume and refusals."""
+
+import json
+
+import pandas as pd
+import pytest
+import torch
+from sklearn.metrics import cohen_kappa_score
+from torchmetrics.classification import MulticlassAUROC, MulticlassCohenKappa
+
+import flbench as fl
+from flbench.metrics.own import OwnMetric
+from tests.api.own_parts import error_rate
+
+FEW = fl.Dirichlet(alpha=1.0, clients=4, samples=400)
+
+
+def short(out, metrics=None, **keys):
+    """A run of two rounds, with metrics."""
+    return fl.run(
+        "fedper",
+        partition=FEW,
+        train={"rounds": 2, "local_epochs": 2, "optimizer": {"lr": 0.1}},
+        engine={"threads": 1},
+        evaluation={"metrics": metrics or {}, "every": 1},
+        output={"dir": out, "predictions": True, "checkpoint_every": 1},
+        progress=False,
+        **keys,
+    )
+
+
+def share_of_first(confusion):
+    """Share of the samples of class 0 that are predicted as such; None without any."""
+    total = int(confusion[0].sum())
+    return float(confusion[0, 0]) / total if total else None
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory):
+    """A run with a metric of torchmetrics, a function without an import path, and one with."""
+    here = share_of_first
+    metrics = {
+        "kappa": MulticlassCohenKappa(num_classes=10),
+        "first": lambda confusion: here(confusion),
+        "error": error_rate,
+    }
+    return short(tmp_path_factory.mktemp("metrics"), metrics)
+
+
+def test_values_equal_those_of_the_predictions(measured):
+    table = pd.read_csv(measured.path / "predictions.csv")
+    true, predicted = (next(c for c in table if c.startswith(name)) for name in ("true", "pred"))
+    by_client = {
+        client: cohen_kappa_score(rows[true], rows[predicted])
+        for client, rows in table.groupby("client")
+    }
+    last = measured.summary["last"]["test"]
+
+    assert last["kappa"] == pytest.approx(
+        cohen_kappa_score(table[true], table[predicted]), abs=1e-6
+    )
+    assert last["kappa_mean"] == pytest.approx(sum(by_client.values()) / len(by_client), abs=1e-6)
+    assert last["kappa_worst10"] == pytest.approx(min(by_client.values()), abs=1e-6)
+    clients = measured.clients.query("moment == 'last'").set_index("client")["kappa"]
+    assert clients.to_dict() == pytest.approx(by_client, abs=1e-6)
+    assert last["error"] == pytest.approx(1 - last["accuracy"], abs=1e-12)
+    recall = measured.per_class.query("moment == 'last' and `class` == 0")["recall"].item()
+    assert last["first"] == pytest.approx(recall)
+
+
+def test_a_metric_whose_small_values_are_good_has_its_largest_as_the_worst(measured):
+    clients = measured.clients.query("moment == 'last'")
+
+    assert measured.summary["last"]["test"]["error_worst10"] == clients["error"].max()
+
+
+def test_weights_do_not_change_and_sources_are_written(measured, tmp_path):
+    entries = measured.config.evaluation.metrics
+
+    assert measured.digest == short(tmp_path).digest
+    assert {name: entry.source for name, entry in entries.items()} == {
+        "kappa": "object",
+        "first": "object",
+        "error": "tests.api.own_parts:error_rate",
+    }
+    assert len(entries["error"].sha256) == 64
+
+
+class StopAfterOne(fl.Callback):
+    def on_round_end(self, run, metrics):
+        raise KeyboardInterrupt
+
+
+def test_resume_asks_for_an_object(tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        short(tmp_path, {"first": lambda c: share_of_first(c)}, callbacks=StopAfterOne())
+    (path,) = tmp_path.glob("*/*")
+
+    with pytest.raises(fl.ConfigError, match=r"`evaluation\.metrics\.first` is an object .* again"):
+        fl.resume(path, progress=False)
+    source = {"metrics": {"first": lambda c: share_of_first(c) and None}}
+    with pytest.raises(fl.ConfigError, match="SHA-256 of the source"):
+        fl.resume(path, evaluation=source, progress=False)
+
+
+def test_import_path_works_on_the_command_line(tmp_path, capsys):
+    from flbench.cli import app
+
+    key = "evaluation.metrics.error=tests.api.own_parts:error_rate"
+    few = ("--rounds", "1", "--clients", "3", "partition.samples=120", "engine.threads=1")
+    assert app.main(["run", "fedavg", key, *few, f"output.dir={tmp_path}", "--json"]) == 0
+    (run,) = json.loads(capsys.readouterr().out)["runs"]
+    assert run["last"]["test"]["error"] == pytest.approx(1 - run["last"]["test"]["accuracy"])
+
+
+@pytest.mark.parametrize(
+    ("metrics", "words"),
+    [
+        ({"accuracy": error_rate}, "flbench has a metric `accuracy`"),
+        ({"client_std": error_rate}, "flbench has a metric `client_std`"),
+        ({"a b": error_rate}, "must consist of letters"),
+        ({"none": "tests.api.own_parts:nothing"}, "has no name `nothing`"),
+        ({"bad": lambda confusion: confusion[11, 0]}, "raised IndexError"),
+        ({"text": lambda confusion: "high"}, "must return a finite number"),
+        ({"auc": MulticlassAUROC(num_classes=10)}, "metrics that need scores cannot"),
+        ({"word": "kappa"}, r"`evaluation\.metrics\.word`: `kappa` is no import path"),
+    ],
+)
+def test_what_is_no_metric_is_refused_before_a_run(tmp_path, metrics, words):
+    with pytest.raises(fl.ConfigError, match=words):
+        short(tmp_path, metrics)
+    assert not list(tmp_path.glob("*/*/metrics.csv"))
+
+
+def test_a_matrix_without_samples_has_no_value():
+    metric = OwnMetric("one", lambda confusion: 1.0, "object")
+
+    assert metric.of_clients(torch.zeros(2, 3, 3, dtype=torch.int64)).isnan().all()
+    assert metric.pooled(torch.zeros(3, 3), torch.tensor([torch.nan])) == {
+        "one": None,
+        "one_mean": None,
+        "one_worst10": None,
+    }
