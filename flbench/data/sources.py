@@ -152,6 +152,7 @@ def _read(path: Path, config: DataConfig) -> Dataset:
     name = config.title
     if path.suffix == ".npz":
         _check_no_client_folders(config, str(path))
+        _check_no_label(config, str(path))
         return npz_files.read(path, name, config.layout)
     _check_no_layout(config, str(path))
     with Archive(path) as archive:
@@ -164,6 +165,7 @@ def _read(path: Path, config: DataConfig) -> Dataset:
                 )
             _check_no_client_folders(config, str(path))
             return table_files.read(archive, name, config.label)
+        _check_no_label(config, str(path))
         return image_files.read(archive, name, by_client=config.client == "folder")
 
 
@@ -171,6 +173,16 @@ def _check_plain(config: DataConfig, what: str) -> None:
     """Raise a DataError if a key is set that is for files of the user."""
     _check_no_layout(config, what)
     _check_no_client_folders(config, what)
+    _check_no_label(config, what)
+
+
+def _check_no_label(config: DataConfig, what: str) -> None:
+    """Raise a DataError if `data.label` is set for data without columns."""
+    if config.label is not None:
+        raise DataError(
+            f"`data.label`={config.label} names a column of tables, and {what} has no columns."
+            " Leave it out."
+        )
 
 
 def _check_no_client_folders(config: DataConfig, what: str) -> None:

@@ -1,7 +1,6 @@
 """Groups of classes: rare classes and confusable classes."""
 
 import csv
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, Literal
 
@@ -10,24 +9,9 @@ from torch import Tensor
 
 from flbench.core import files
 from flbench.core.errors import ConfigError
+from flbench.metrics.rare_names import are_balanced
 
 RARE_SHARE: Final = 0.05  # rule `share`: classes with less than this share of all samples
-BALANCED: Final = 1.5  # largest imbalance ratio of a balanced set, as in the data sets of KEEL
-
-
-def are_balanced(counts: Sequence[int]) -> bool:
-    """Return whether classes are about equally frequent.
-
-    They are if the most frequent class has at most 1.5 times as many samples as the least frequent
-    one. Then the rules for rare classes pick classes that are not rare in the sense of the word.
-
-    Args:
-        counts: Training samples by class, over all clients.
-
-    >>> are_balanced([100, 120, 150]), are_balanced([100, 120, 151])
-    (True, False)
-    """
-    return max(counts) <= BALANCED * min(counts)
 
 
 def rare_classes(counts: Tensor, rule: Literal["lowest", "share"]) -> tuple[list[int], list[str]]:

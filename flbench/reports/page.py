@@ -7,8 +7,9 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 from flbench.config.sources import leaves
+from flbench.metrics.rare_names import NAMES as RARE_METRICS
 from flbench.reports import figures, tables
-from flbench.results.reading import RARE_METRICS, Run
+from flbench.results.reading import Run
 
 if TYPE_CHECKING:
     from jinja2 import Template

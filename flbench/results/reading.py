@@ -19,7 +19,8 @@ from flbench.core.errors import DataError, UserError
 from flbench.core.wording import how_to_resume
 from flbench.data.npz_files import read_arrays
 from flbench.metrics import ranking_names
-from flbench.metrics.classes import are_balanced, rare_classes
+from flbench.metrics.classes import rare_classes
+from flbench.metrics.rare_names import are_balanced, has_rare
 from flbench.results import metrics_file
 from flbench.results.metrics_file import Row
 from flbench.results.summary import (
@@ -34,7 +35,6 @@ from flbench.results.summary import (
 )
 
 CLASS_SCORES: Final = ("precision", "recall", "f1")
-RARE_METRICS: Final = ("rare_recall", "rare_f1")
 CLASS_COLUMNS: Final = (
     *("moment", "name", "train_support", "test_support", *CLASS_SCORES, "rare", "confusable"),
 )
@@ -76,16 +76,11 @@ class Run:
         They are left out if no class is marked as rare, and for balanced classes, which
         `evaluation.rare` tells apart by a few samples.
         """
-        lines = [line for line in self.classes if line["moment"] == "last"]
-        if lines:
-            counts = [int(line["train_support"]) for line in lines]
-            marked = any(line["rare"] == "1" for line in lines)
-        elif self.train_counts:
-            counts = self.train_counts
-            marked = bool(rare_classes(torch.tensor(counts), self.config.evaluation.rare)[0])
-        else:
-            return True
-        return marked and not are_balanced(counts)
+        if self.classes or not self.train_counts:
+            return has_rare(self.classes)
+        counts = torch.tensor(self.train_counts)
+        marked = bool(rare_classes(counts, self.config.evaluation.rare)[0])
+        return marked and not are_balanced(self.train_counts)
 
 
 def check_run_folder(path: Path) -> None:

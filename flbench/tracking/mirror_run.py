@@ -1,5 +1,6 @@
 """Sending one run folder to MLflow."""
 
+import csv
 import fcntl
 import re
 from collections.abc import Mapping
@@ -10,6 +11,7 @@ from typing import Any, Final, Literal
 
 from flbench.core.documents import as_data_error, read_json, read_yaml, unix_milliseconds
 from flbench.core.printable import printable
+from flbench.metrics import rare_names
 from flbench.tracking import mlflow_files, mlflow_metrics, mlflow_names
 from flbench.tracking.mlflow_run import RUN_TAG, MlflowRun, RunIdentity, SentCounts
 from flbench.tracking.mlflow_store import Store
@@ -155,13 +157,27 @@ def send_folder(run: MlflowRun, folder: Path, *, is_over: bool) -> None:
 def summary_metrics(folder: Path) -> dict[str, float]:
     """Return the metrics of a folder's summary.json by their names in MLflow; {} without one.
 
+    Those of rare classes are left out if the classes are about equally frequent, as in the tables.
+
     Raises:
-        DataError: summary.json is damaged.
+        DataError: summary.json or per_class.csv is damaged.
     """
-    file = folder / "summary.json"
+    file, classes = folder / "summary.json", folder / "per_class.csv"
     summary = read_json(file)
+    if not summary:
+        return {}
     with as_data_error(file):
-        return mlflow_names.summary_metrics(summary) if summary else {}
+        found = mlflow_names.summary_metrics(summary)
+    if not classes.is_file():
+        return found
+    with as_data_error(classes), classes.open(newline="", encoding="utf-8") as lines:
+        if rare_names.has_rare(csv.DictReader(lines)):
+            return found
+    return {
+        name: value
+        for name, value in found.items()
+        if name.rpartition("/")[2] not in rare_names.NAMES
+    }
 
 
 def end_time(folder: Path, started: int) -> int:

@@ -12,7 +12,7 @@ from hashlib import sha256
 from typing import Any, Final
 from urllib.parse import quote
 
-from flbench.metrics import ranking_names
+from flbench.metrics import ranking_names, rare_names
 from flbench.tracking import mlflow_charts
 from flbench.tracking.mlflow_charts import Section, bars, folded, parallel_coordinates
 
@@ -151,11 +151,13 @@ def _metrics(moment: str, names: Collection[str]) -> tuple[str, ...]:
 
     Args:
         moment: `best` or `final`.
-        names: Names of the metrics that runs have. Those for two classes are returned only if they
-            are among them.
+        names: Names of the metrics that runs have, as far as they are known. Those for two classes
+            are returned only if they are among them, and so are those of rare classes if any name
+            is known.
     """
+    rare = {name for name in rare_names.NAMES if names and f"{moment}/test/{name}" not in names}
     ranked = [name for name in ranking_names.NAMES if f"{moment}/test/{name}" in names]
-    tests = (f"{moment}/test/{name}" for name in (*METRICS, *ranked))
+    tests = (f"{moment}/test/{name}" for name in (*METRICS, *ranked) if name not in rare)
     return *tests, "cost/up_bytes", "cost/down_bytes"
 
 

@@ -5,9 +5,9 @@ from statistics import fmean
 from typing import NamedTuple
 
 from flbench.metrics import ranking_names
+from flbench.metrics.rare_names import NAMES as RARE_METRICS
 from flbench.reports.statistics import CLAIM_FROM, WILCOXON_FROM, PairedDifference, Sample
 from flbench.reports.tables import Block, share, size
-from flbench.results.reading import RARE_METRICS
 from flbench.results.study_folder import PERSONAL, STATES, VARIANTS, Study, Trial
 from flbench.tuning.axes import Axis, shown
 from flbench.tuning.bounds import bounds

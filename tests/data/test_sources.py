@@ -953,3 +953,10 @@ def test_torchvisions_files_are_found_where_it_put_them(tmp_path):
     (tmp_path / "MNIST" / "raw").mkdir(parents=True)
 
     assert catalogue.location(config) == str(tmp_path / "MNIST" / "raw")
+
+
+def test_label_is_refused_for_data_without_columns(tmp_path):
+    np.savez(tmp_path / "a.npz", train_images=np.zeros((4, 8, 8)), train_labels=[0, 1, 0, 1])
+    for config in (DataConfig(label="num"), DataConfig(label="num", path=tmp_path / "a.npz")):
+        with pytest.raises(DataError, match=r"`data\.label`=num names a column of tables"):
+            sources.load(config)

@@ -398,6 +398,17 @@ def test_everything_but_a_final_training_with_a_damaged_summary_is_sent(made):
     assert "final/test/accuracy" in mirrored.by_key["methods/fedavg"].data.metrics
 
 
+@pytest.mark.parametrize("has_rare", [True, False])
+def test_views_have_columns_of_rare_classes_where_runs_have_them(has_rare):
+    names = {"best/test/accuracy", *(["best/test/rare_recall"] if has_rare else [])}
+
+    columns = json.loads(mlflow_view.runs_view(names))["selectedColumns"]
+
+    assert ("metrics.`best/test/rare_recall`" in columns) == has_rare
+    unknown = json.loads(mlflow_view.runs_view())["selectedColumns"]
+    assert "metrics.`best/test/rare_recall`" in unknown
+
+
 @pytest.mark.parametrize("ranked", [(), ("auroc",), ("average_precision", "auroc")])
 def test_views_have_columns_of_ranking_metrics_where_runs_have_them(ranked):
     names = {"best/test/accuracy", "final/test/accuracy", "best/test/auroc_mean"}

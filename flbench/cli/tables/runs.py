@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from rich.table import Table
 
 from flbench.cli.console import block, line, notes, titled_table, whole_table
+from flbench.metrics.rare_names import NAMES as RARE_METRICS
 from flbench.reports.tables import (
     RANKING_TITLES,
     clients_block,
@@ -15,7 +16,7 @@ from flbench.reports.tables import (
 )
 from flbench.reports.terminal import open_console
 from flbench.results.differences import Differences, differences
-from flbench.results.reading import RARE_METRICS, Run
+from flbench.results.reading import Run
 from flbench.results.summary import ended_after
 
 # Test metrics of the comparison, with their column headers.
