@@ -1,0 +1,1 @@
+"""Comparisons of methods over repetitions: arrangement of runs, statistics, and the report."""
