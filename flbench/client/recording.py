@@ -13,9 +13,8 @@ REDUCTIONS: Final[Mapping[str, Callable[[Tensor, Tensor], Tensor]]] = {
     "sum": torch.add,
     "min": torch.minimum,
     "max": torch.maximum,
-    "rows": lambda a, b: torch.cat([a, b]),
 }
-"""The function of two batches' tensors for each value of `Statistic.reduce`."""
+"""The function of two batches' tensors for each value of `Statistic.reduce` but `rows`."""
 
 
 class Recording:
@@ -28,6 +27,7 @@ class Recording:
     def __init__(self, statistic: Statistic) -> None:
         self._statistic = statistic
         self._reduced: dict[str, Any] = {}
+        self._rows: dict[str, list[Tensor]] = {}  # to be concatenated
 
     def observe(self, context: StepContext) -> Tree:
         """Return the Statistic's tensors for one batch; nothing is stored."""
@@ -36,10 +36,14 @@ class Recording:
     def merge(self, tensors: Tree) -> None:
         """Reduce one batch's tensors with those of the batches before it."""
         for key, value in tensors.items():
-            reduce = REDUCTIONS[self._statistic.reduction(key)]
-            before = self._reduced.get(key)
-            # The first value is copied: it may be a leaf itself, which training overwrites.
-            self._reduced[key] = value.clone() if before is None else reduce(before, value)
+            # Values are copied: they may be leaves themselves, which training overwrites.
+            reduction, before = self._statistic.reduction(key), self._reduced.get(key)
+            if reduction == "rows":
+                self._rows.setdefault(key, []).append(value.clone())
+            elif before is None:
+                self._reduced[key] = value.clone()
+            else:
+                self._reduced[key] = REDUCTIONS[reduction](before, value)
 
     def finish(self, leaves: Tree, ctx: Tree) -> None:
         """Write the result into `ctx` under the names `NAME.KEY`.
@@ -48,7 +52,7 @@ class Recording:
             leaves: The client's leaves, which `Statistic.finish` reads.
             ctx: The client's ctx; it is changed in place.
         """
-        result: Tree = self._reduced
+        result: Tree = self._reduced | {key: torch.cat(some) for key, some in self._rows.items()}
         if self._statistic.finish is not None:
             result = self._statistic.finish(result, leaves, ctx)
         copies = {key: value.clone() for key, value in result.items()}

@@ -227,6 +227,7 @@ class Stack:
         # A client without samples gets one padded row, which does not count.
         longest = max(1, int(sizes[0]))
         reduced: Tree = {}  # [K, ...] each
+        parts: dict[str, list[Tensor]] = {}  # [K, rows, ...] each, to be concatenated
         begin = 0
         with torch.no_grad(), mode(env.net, train=False):
             while begin < longest:
@@ -237,15 +238,15 @@ class Stack:
                 for key, value in new.items():
                     reduction = statistic.reduction(key)
                     if reduction == "rows":
-                        value = _padded_rows(statistic, key, value, sizes)
-                    if key not in reduced:
+                        part = _padded_rows(statistic, key, value, sizes)
+                        parts.setdefault(key, []).append(part.clone())
+                    elif key not in reduced:
                         reduced[key] = value.clone()  # vmap may return one expanded value
-                    elif reduction == "rows":  # [K, rows, ...]
-                        reduced[key] = torch.cat([reduced[key], value], dim=1)
                     else:
                         before = reduced[key][:count]
                         reduced[key][:count] = REDUCTIONS[reduction](before, value)
                 begin = end
+            reduced |= {key: torch.cat(pieces, dim=1) for key, pieces in parts.items()}
             if statistic.finish is not None:
                 finish = statistic.finish
                 reduced = self.vmap_clients(

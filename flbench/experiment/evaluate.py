@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,19 +21,19 @@ from flbench.core.types import Info, Results, Samples, State, StepContext, Tree
 from flbench.data.federation import Federation
 from flbench.engine.base import Engine, RoundSettings
 from flbench.experiment.communication import apply_masks
-from flbench.metrics.confusion import ConfusionCounts, confusion
+from flbench.metrics.confusion import ConfusionCounts
 from flbench.metrics.own import OwnMetric
 from flbench.metrics.ranking import Margins
 
-BLOCK = 256  # clients evaluated at once; it bounds the memory of their confusion matrices
+BLOCK = 256  # clients evaluated at once; it bounds the memory of their predictions
 SCALARS = 2**26  # parameters of the models that `deployed` computes at once: 256 MB of float32
 PARTS = ("validation", "test")
-COMMON_CONFUSION = "common.confusion"  # name of the result of the Statistic `common`
+NO_ROWS = np.zeros(0, dtype=np.int64)
 
 
 @dataclass(frozen=True)
-class CountConfusion:
-    """Computes the confusion matrix of a deployment's predictions, as the function of a Statistic.
+class Predict:
+    """Computes the predicted classes of a deployment, as the function of a Statistic.
 
     Attributes:
         weights: `Deployment.weights`: maps (leaves, ctx) to the parameters and buffers that the net
@@ -60,12 +61,14 @@ class CountConfusion:
         return context.out.logits if self.predict is None else self.predict(context)
 
     def __call__(self, context: StepContext) -> Tree:
-        """Return the confusion matrix [C, C] of one batch, and with `has_margin` margins [B].
+        """Return the predicted classes [B] of one batch, and with `has_margin` margins [B].
 
-        A margin is the score of the second class minus that of the first; NaN for padding.
+        A margin is the score of the second class minus that of the first. Both are floating-point
+        numbers, NaN for padding; float32 has all integers up to 16,777,216.
         """
         scores, batch = self.scores(context), context.batch
-        found = {"confusion": confusion(scores, batch.y, batch.mask)}
+        classes = scores.argmax(dim=1).float()  # [B, C] -> [B]
+        found = {"predicted": torch.where(batch.mask, classes, torch.nan)}
         if self.has_margin:
             wide = scores.to(torch.promote_types(scores.dtype, torch.float32))
             found["margin"] = torch.where(batch.mask, wide[:, 1] - wide[:, 0], torch.nan)
@@ -73,31 +76,59 @@ class CountConfusion:
 
 
 @dataclass(frozen=True)
-class PadMargins:
-    """Pads the margins of a client, as the function `finish` of a Statistic.
+class Pad:
+    """Pads the predictions of a client, as the function `finish` of a Statistic.
 
     All clients then have tensors of one shape, in every engine and block.
 
     Attributes:
-        length: Number of margins L of every client.
+        length: Number of predictions L of every client.
     """
 
     length: int
 
     def __call__(self, reduced: Tree, leaves: Tree, ctx: Tree) -> Tree:
-        """Return the confusion matrix [C, C], and the margins [L] with NaN at the end."""
-        margin = reduced["margin"]
-        missing = self.length - margin.shape[0]
-        return reduced | {"margin": torch.nn.functional.pad(margin, (0, missing), value=torch.nan)}
+        """Return every tensor with NaN at the end, [n] -> [L]."""
+        return {
+            key: torch.nn.functional.pad(rows, (0, self.length - len(rows)), value=torch.nan)
+            for key, rows in reduced.items()
+        }
 
 
 @dataclass(frozen=True)
-class Predictions(CountConfusion):
-    """Computes the predicted class of every sample, as the function of a Statistic."""
+class Predictions:
+    """Predictions of clients' models on n samples.
 
-    def __call__(self, context: StepContext) -> Tree:
-        """Return the predicted classes [B] of one batch."""
-        return {"predicted": self.scores(context).argmax(dim=1)}
+    Attributes:
+        client: Id [n] int64 of each sample's client.
+        true: True class [n] int64 of each sample.
+        predicted: Predicted class [n] int64 of each sample.
+        margin: Margin [n] of each sample, if the data set has two classes; otherwise None.
+    """
+
+    client: Tensor
+    true: Tensor
+    predicted: Tensor
+    margin: Tensor | None
+
+    def repeated(self, ids: Tensor) -> "Predictions":
+        """Return the predictions [K n] of K clients whose models are equal to the one of these.
+
+        Args:
+            ids: Ids [K] of the clients.
+        """
+        return Predictions(
+            client=ids.repeat_interleave(len(self.true)),
+            true=self.true.repeat(len(ids)),
+            predicted=self.predicted.repeat(len(ids)),
+            margin=None if self.margin is None else self.margin.repeat(len(ids)),
+        )
+
+    def margins(self) -> list[Margins]:
+        """Return the margins; an empty list without two classes."""
+        if self.margin is None:
+            return []
+        return [Margins(self.margin, self.true == 1, self.client)]
 
 
 @dataclass(frozen=True)
@@ -161,7 +192,6 @@ class Evaluator:
         """
         local: dict[tuple[str, str], ConfusionCounts] = {}
         margins: dict[tuple[str, str], list[Margins]] = {}
-        clients, classes = self.federation.clients, self.federation.classes
         for ids in self._blocks():
             for name, deployment in self._deployments(state).items():
                 if name == "gm":
@@ -170,38 +200,52 @@ class Evaluator:
                     state, settings, name, deployment, ids, self.part_statistics(deployment)
                 )
                 for part in self.parts:
-                    counts = local.setdefault(
-                        (name, part), ConfusionCounts.empty(clients, classes, self.metrics)
-                    )
-                    counts.add_(ids, found[f"{part}.confusion"])
-                    margins.setdefault((name, part), []).extend(self.margins_of(part, ids, found))
+                    if (name, part) not in local:
+                        local[name, part] = self.no_counts()
+                    seen = self.predictions_of(part, ids, found)
+                    local[name, part].add_(seen.client, seen.true, seen.predicted)
+                    margins.setdefault((name, part), []).extend(seen.margins())
         shared = self.evaluate_common(state, settings, margins) if common else {}
         joined = {key: Margins.joined(parts) for key, parts in margins.items() if parts}
         return Evaluation(state.round, local, shared, joined)
 
-    def margins_of(
+    def no_counts(self, clients: int | None = None) -> ConfusionCounts:
+        """Return counts of zero.
+
+        Args:
+            clients: Number of clients; None for all clients.
+        """
+        clients = self.federation.clients if clients is None else clients
+        return ConfusionCounts.empty(clients, self.federation.classes, self.metrics)
+
+    def predictions_of(
         self, part: str, ids: Tensor, observed: Tree, *, whole: bool = False
-    ) -> list[Margins]:
-        """Return the margins that Statistics have computed; none without two classes.
+    ) -> Predictions:
+        """Return the predictions that Statistics have computed.
 
         Args:
             part: `validation`, `test` or `common`: the Statistic that computed them.
             ids: Ids [K] of the clients.
-            observed: Results [K, ...] of the Statistics, or [1, ...] if they hold for all these
-                clients.
+            observed: Results [K, ...] of the Statistics.
             whole: Whether the whole common test set was read, not `evaluation.common.limit`.
         """
-        rows = observed.get(f"{part}.margin")  # [K, L]
-        if rows is None:
-            return []
-        y = torch.from_numpy(self.federation.dataset.y)
+        y = self.federation.dataset.y
         if part == "common":
             limit = None if whole else self.config.common.limit
-            labels = [y[torch.from_numpy(self.federation.common_rows(limit))]] * len(ids)
+            rows = [self.federation.common_rows(limit)] * len(ids)
         else:
             parts = self.federation.partition.parts[part]
-            labels = [y[torch.from_numpy(parts[client])] for client in ids.tolist()]
-        return [Margins.of_clients(ids, rows.expand(len(ids), rows.shape[1]), labels)]
+            rows = [parts[client] for client in ids.tolist()]
+        sizes = torch.tensor([len(mine) for mine in rows], dtype=torch.int64)  # [K]
+        predicted = observed[f"{part}.predicted"]  # [K, L]
+        is_sample = torch.arange(predicted.shape[1]) < sizes[:, None]  # [K, L]
+        margin = observed.get(f"{part}.margin")  # [K, L]
+        return Predictions(
+            client=ids.repeat_interleave(sizes),
+            true=torch.from_numpy(y[np.concatenate([NO_ROWS, *rows])]).long(),
+            predicted=predicted[is_sample].long(),  # [K, L] -> [n]
+            margin=None if margin is None else margin[is_sample],
+        )
 
     def evaluate_cohort(self, state: State, settings: RoundSettings, ids: Tensor) -> Evaluation:
         """Evaluate the personal models of some clients on the clients' own samples.
@@ -214,17 +258,14 @@ class Evaluator:
         Raises:
             DivergedError: A model has weights that are not finite.
         """
-        clients, classes = self.federation.clients, self.federation.classes
         name, deployment = next(iter(self._deployments(state).items()))
         statistics = self.part_statistics(deployment)
-        local = {
-            (name, part): ConfusionCounts.empty(clients, classes, self.metrics)
-            for part in self.parts
-        }
+        local = {(name, part): self.no_counts() for part in self.parts}
         for some in torch.split(ids, BLOCK) if len(ids) else ():
             found = self.run_statistics(state, settings, name, deployment, some, statistics)
             for part in self.parts:
-                local[name, part].add_(some, found[f"{part}.confusion"])
+                seen = self.predictions_of(part, some, found)
+                local[name, part].add_(seen.client, seen.true, seen.predicted)
         return Evaluation(state.round, local)
 
     def evaluate_common(
@@ -271,18 +312,20 @@ class Evaluator:
                 elif self._is_same_for_all(state, deployment):
                     some = ids[:1]
                 observed = self.run_statistics(state, settings, name, deployment, some, statistics)
-                found = observed[COMMON_CONFUSION]
-                size = 1 if name == "gm" else self.federation.clients
-                counts = counts_by_part.setdefault(
-                    name, ConfusionCounts.empty(size, self.federation.classes, self.metrics)
-                )
-                place = some if name == "gm" else ids
-                # [K, C, C], or [1, C, C] repeated for all clients of the block.
-                counts.add_(place, found.expand(len(place), *found.shape[1:]))
+                seen = self.predictions_of("common", some, observed, whole=name == "gm")
+                if name not in counts_by_part:
+                    counts_by_part[name] = self.no_counts(1 if name == "gm" else None)
+                if len(some) < len(ids) and name != "gm":
+                    # One model for all clients of the block.
+                    one = self.no_counts(1)
+                    one.add_(torch.zeros_like(seen.client), seen.true, seen.predicted)
+                    counts_by_part[name].add_repeated_(ids, one)
+                    if seen.margin is not None:
+                        seen = seen.repeated(ids)
+                else:
+                    counts_by_part[name].add_(seen.client, seen.true, seen.predicted)
                 if margins is not None:
-                    margins.setdefault((name, "common"), []).extend(
-                        self.margins_of("common", place, observed, whole=name == "gm")
-                    )
+                    margins.setdefault((name, "common"), []).extend(seen.margins())
         return counts_by_part
 
     def _is_same_for_all(self, state: State, deployment: Deployment) -> bool:
@@ -294,8 +337,8 @@ class Evaluator:
     def part_statistics(self, deployment: Deployment) -> tuple[Statistic, ...]:
         """Return one Statistic for each of `parts`.
 
-        Its results are `PART.confusion` [C, C] and, with two classes, `PART.margin` [L], for at
-        most L samples of a client.
+        Its results are `PART.predicted` [L] and, with two classes, `PART.margin` [L], for at most
+        L samples of a client.
         """
         parts = self.federation.partition.parts
         return tuple(
@@ -307,14 +350,12 @@ class Evaluator:
         self, name: str, deployment: Deployment, samples: Samples, length: int
     ) -> Statistic:
         """Return a Statistic that evaluates a deployment on at most `length` samples."""
-        weights, predict = deployment.weights, deployment.predict
-        if self.federation.classes != 2:
-            return Statistic(name, CountConfusion(weights, predict), samples=samples)
+        has_margin = self.federation.classes == 2
         return Statistic(
             name,
-            CountConfusion(weights, predict, has_margin=True),
-            reduce=(("confusion", "sum"), ("margin", "rows")),
-            finish=PadMargins(max(1, length)),
+            Predict(deployment.weights, deployment.predict, has_margin),
+            reduce="rows",
+            finish=Pad(max(1, length)),
             samples=samples,
         )
 
@@ -361,10 +402,10 @@ class Evaluator:
                 continue
             ids = torch.tensor([client])
             name, deployment = next(iter(self._deployments(state).items()))
-            evaluate = Predictions(deployment.weights, deployment.predict)
+            evaluate = Predict(deployment.weights, deployment.predict)
             statistic = Statistic("test", evaluate, reduce="rows", samples=Samples("test"))
             found = self.run_statistics(state, settings, name, deployment, ids, (statistic,))
-            yield client, found["test.predicted"][0]
+            yield client, found["test.predicted"][0].long()
 
     def deployed(
         self, state: State, settings: RoundSettings, clients: Tensor | None = None

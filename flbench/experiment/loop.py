@@ -23,7 +23,6 @@ from flbench.experiment.evaluate import Evaluation, Evaluator
 from flbench.experiment.evaluation_tables import ClassGroups, group_rows, metric_rows
 from flbench.experiment.interrupts import Interrupts
 from flbench.experiment.run_folder import RunFolder
-from flbench.metrics.confusion import ConfusionCounts
 from flbench.results.metrics_file import Row
 from flbench.results.summary import best_round
 
@@ -407,18 +406,15 @@ class FederatedLoop:
 
         The counts are zero if all clients failed.
         """
-        federation, counts_by_part = self.evaluator.federation, {}
+        counts_by_part, margins = {}, {}
         for part in (*self.evaluator.parts, "common"):
-            counts = counts_by_part[part] = ConfusionCounts.empty(
-                federation.clients, federation.classes, self.evaluator.metrics
-            )
-            if f"{part}.confusion" in results.observed:
-                counts.add_(results.ids, results.observed[f"{part}.confusion"])
+            counts = counts_by_part[part] = self.evaluator.no_counts()
+            if f"{part}.predicted" in results.observed:
+                seen = self.evaluator.predictions_of(part, results.ids, results.observed)
+                counts.add_(seen.client, seen.true, seen.predicted)
+                for found in seen.margins():
+                    margins["personal", part] = found
         common = counts_by_part.pop("common")
-        margins = {}
-        for part in (*self.evaluator.parts, "common"):
-            for found in self.evaluator.margins_of(part, results.ids, results.observed):
-                margins["personal", part] = found
         return Evaluation(
             number,
             {("personal", part): counts for part, counts in counts_by_part.items()},

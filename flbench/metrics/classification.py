@@ -29,7 +29,7 @@ def per_class(confusion: Tensor) -> dict[str, Tensor]:
 
     >>> scores = per_class(torch.tensor([[3, 1], [0, 4]]))
     >>> scores["precision"].tolist(), scores["recall"].tolist()
-    ([1.0, 0.800000011920929], [0.75, 1.0])
+    ([1.0, 0.8], [0.75, 1.0])
     """
     correct = confusion.diagonal()  # [C, C] -> [C]
     support, predicted = confusion.sum(dim=1), confusion.sum(dim=0)  # [C, C] -> [C] each
@@ -65,8 +65,8 @@ def pooled(
         - `NAME`, `NAME_mean` and `NAME_worst10` of each metric of the user's own: over all samples,
           mean over clients, and mean of the worst tenth of the clients.
 
-    >>> counts = ConfusionCounts.empty(clients=2, classes=2)
-    >>> counts.add_(torch.tensor([0, 1]), torch.tensor([[[4, 0], [0, 4]], [[1, 1], [0, 0]]]))
+    >>> matrices = torch.tensor([[[4, 0], [0, 4]], [[1, 1], [0, 0]]])
+    >>> counts = ConfusionCounts.of_matrices(matrices)
     >>> metrics = pooled(counts)
     >>> metrics["accuracy"], metrics["accuracy_mean"], metrics["rare_f1"]
     (0.9, 0.75, None)
@@ -103,8 +103,8 @@ def accuracy_group_mean(counts: ConfusionCounts, groups: Tensor) -> float | None
     Returns:
         A value in [0, 1], or None if there are no samples.
 
-    >>> counts = ConfusionCounts.empty(clients=3, classes=2)
-    >>> counts.add_(torch.tensor([0, 2]), torch.tensor([[[6, 0], [2, 0]], [[0, 1], [0, 1]]]))
+    >>> matrices = torch.tensor([[[6, 0], [2, 0]], [[0, 0], [0, 0]], [[0, 1], [0, 1]]])
+    >>> counts = ConfusionCounts.of_matrices(matrices)
     >>> accuracy_group_mean(counts, torch.tensor([0, 0, 0]))  # 7 of 10 samples
     0.7
     >>> accuracy_group_mean(counts, torch.tensor([0, 1, 2]))  # mean of 6 of 8 and 1 of 2
@@ -127,8 +127,7 @@ def per_client(counts: ConfusionCounts) -> dict[str, Tensor]:
         `accuracy`, `balanced_accuracy`, `macro_f1` and the metrics of the user's own, [N] float64
         each; NaN for clients without samples.
 
-    >>> counts = ConfusionCounts.empty(clients=2, classes=2)
-    >>> counts.add_(torch.tensor([0]), torch.tensor([[[3, 1], [0, 0]]]))
+    >>> counts = ConfusionCounts.of_matrices(torch.tensor([[[3, 1], [0, 0]], [[0, 0], [0, 0]]]))
     >>> per_client(counts)["accuracy"].tolist()
     [0.75, nan]
     """
@@ -161,8 +160,7 @@ def personal_on_common(counts: ConfusionCounts, train_counts: Tensor) -> dict[st
     Returns:
         `pm_v` and `pm_l`, [N] float64 each; NaN for clients that were not evaluated.
 
-    >>> counts = ConfusionCounts.empty(clients=1, classes=2)
-    >>> counts.add_(torch.tensor([0]), torch.tensor([[[8, 2], [6, 4]]]))
+    >>> counts = ConfusionCounts.of_matrices(torch.tensor([[[8, 2], [6, 4]]]))
     >>> both = personal_on_common(counts, torch.tensor([[3, 1]]))
     >>> both["pm_v"].tolist(), both["pm_l"].tolist()
     ([0.6], [0.7])
@@ -189,8 +187,7 @@ def trained_class_share(counts: ConfusionCounts, train_counts: Tensor) -> Tensor
     Returns:
         [N] float64 in [0, 1]; NaN for clients that were not evaluated.
 
-    >>> counts = ConfusionCounts.empty(clients=1, classes=2)
-    >>> counts.add_(torch.tensor([0]), torch.tensor([[[3, 0], [1, 0]]]))
+    >>> counts = ConfusionCounts.of_matrices(torch.tensor([[[3, 0], [1, 0]]]))
     >>> trained_class_share(counts, torch.tensor([[5, 0]])).tolist()
     [0.75]
     """
@@ -207,12 +204,8 @@ def _own(counts: ConfusionCounts) -> Metrics:
 
 
 def _ratio(numerator: Tensor, denominator: Tensor) -> Tensor:
-    """Divide integers elementwise; 0 where the denominator is 0.
-
-    The quotient is rounded to float32, as torchmetrics does, and returned as float64.
-    """
-    quotient = numerator.float() / denominator.float()
-    return torch.where(denominator > 0, quotient, 0.0).double()
+    """Divide integers elementwise, as float64; 0 where the denominator is 0."""
+    return torch.where(denominator > 0, numerator.double() / denominator.double(), 0.0)
 
 
 def _mean(values: Tensor) -> float | None:

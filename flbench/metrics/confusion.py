@@ -42,25 +42,69 @@ class ConfusionCounts:
         own = {metric: unknown.clone() for metric in metrics}
         return ConfusionCounts(support, predicted, correct, confusion, own)
 
-    def add_(self, ids: Tensor, confusions: Tensor) -> None:
-        """Add the confusion matrices of some clients, in place.
+    @staticmethod
+    def of_matrices(confusions: Tensor) -> "ConfusionCounts":
+        """Return the counts of N clients with known confusion matrices.
+
+        Args:
+            confusions: Confusion matrices [N, C, C] int64.
+
+        >>> counts = ConfusionCounts.of_matrices(torch.tensor([[[0, 0], [0, 0]], [[3, 1], [0, 2]]]))
+        >>> counts.correct.tolist()
+        [[0, 0], [3, 2]]
+        """
+        return ConfusionCounts(
+            support=confusions.sum(dim=2),  # [N, C, C] -> [N, C]
+            predicted=confusions.sum(dim=1),  # [N, C, C] -> [N, C]
+            correct=confusions.diagonal(dim1=1, dim2=2).clone(),  # [N, C, C] -> [N, C]
+            confusion=confusions.sum(dim=0),  # [N, C, C] -> [C, C]
+        )
+
+    def add_(self, client: Tensor, true: Tensor, predicted: Tensor) -> None:
+        """Add the predictions of n samples, in place.
+
+        Args:
+            client: Id [n] int64 of each sample's client. Metrics of the user's own need all samples
+                of a client in one call.
+            true: True classes [n] int64 in [0, C).
+            predicted: Predicted classes [n] int64 in [0, C).
+
+        >>> counts = ConfusionCounts.empty(clients=3, classes=2)
+        >>> counts.add_(torch.tensor([1, 1, 1]), torch.tensor([0, 0, 1]), torch.tensor([0, 1, 1]))
+        >>> counts.correct.tolist(), counts.confusion.tolist()
+        ([[0, 0], [1, 1], [0, 0]], [[1, 1], [0, 1]])
+        """
+        is_right = true == predicted
+        for counts, cells in (
+            (self.support, _cells(self.support, client, true)),
+            (self.predicted, _cells(self.predicted, client, predicted)),
+            (self.correct, _cells(self.correct, client, true)[is_right]),
+            (self.confusion, _cells(self.confusion, true, predicted)),
+        ):
+            counts.view(-1).index_add_(0, cells, torch.ones_like(cells))
+        if self.own:
+            order = client.argsort(stable=True)
+            sizes = torch.bincount(client).tolist()
+            for k, some in enumerate(torch.split(order, sizes)):
+                if not len(some):
+                    continue
+                matrix = confusion(true[some], predicted[some], len(self.confusion))
+                for metric, values in self.own.items():
+                    values[k] = metric(matrix)
+
+    def add_repeated_(self, ids: Tensor, one: "ConfusionCounts") -> None:
+        """Add the counts of one model to each of some clients, in place.
 
         Args:
             ids: Different client ids [K] int64.
-            confusions: Confusion matrices [K, C, C] of integers.
-
-        >>> counts = ConfusionCounts.empty(clients=3, classes=2)
-        >>> counts.add_(torch.tensor([1]), torch.tensor([[[3, 1], [0, 2]]]))
-        >>> counts.correct.tolist()
-        [[0, 0], [3, 2], [0, 0]]
+            one: Counts of one client.
         """
-        # Sums of integers are int64, so there is no need for a copy of K matrices.
-        self.support[ids] += confusions.sum(dim=2)  # [K, C, C] -> [K, C]
-        self.predicted[ids] += confusions.sum(dim=1)  # [K, C, C] -> [K, C]
-        self.correct[ids] += confusions.diagonal(dim1=1, dim2=2)  # [K, C, C] -> [K, C]
-        self.confusion.add_(confusions.sum(dim=0))  # [K, C, C] -> [C, C]
+        self.support[ids] += one.support  # [K, C] += [1, C]
+        self.predicted[ids] += one.predicted
+        self.correct[ids] += one.correct
+        self.confusion.add_(one.confusion, alpha=len(ids))
         for metric, values in self.own.items():
-            values[ids] = metric.of_clients(confusions)  # [K]
+            values[ids] = one.own[metric]
 
     @property
     def evaluated(self) -> Tensor:
@@ -68,19 +112,21 @@ class ConfusionCounts:
         return self.support.sum(dim=1) > 0
 
 
-def confusion(scores: Tensor, y: Tensor, mask: Tensor) -> Tensor:
-    """Return the confusion matrix [C, C] int32 of one batch.
+def confusion(true: Tensor, predicted: Tensor, classes: int) -> Tensor:
+    """Return the confusion matrix [C, C] int64 of n predictions; rows are true classes.
 
     Args:
-        scores: Scores [B, C]; the predicted class has the largest score.
-        y: True classes [B] int64 in [0, C).
-        mask: [B] bool; samples where it is False do not count.
+        true: True classes [n] int64 in [0, C).
+        predicted: Predicted classes [n] int64 in [0, C).
+        classes: Number of classes C.
 
-    >>> scores = torch.tensor([[0.9, 0.1], [0.2, 0.8], [0.6, 0.4]])
-    >>> confusion(scores, torch.tensor([0, 1, 1]), torch.tensor([True, True, True])).tolist()
+    >>> confusion(torch.tensor([0, 1, 1]), torch.tensor([0, 1, 0]), classes=2).tolist()
     [[1, 0], [1, 1]]
     """
-    classes = scores.shape[1]
-    cell = y * classes + scores.argmax(dim=1)  # [B], index of the cell in the flattened matrix
-    flat = torch.zeros(classes * classes, dtype=torch.int32, device=y.device)
-    return flat.index_add(0, cell, mask.to(torch.int32)).reshape(classes, classes)
+    cells = true * classes + predicted
+    return torch.bincount(cells, minlength=classes * classes).reshape(classes, classes)
+
+
+def _cells(matrix: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+    """Return the indices [n] of the cells (rows, columns) of a flattened matrix."""
+    return rows * matrix.shape[1] + columns

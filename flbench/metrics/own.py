@@ -60,10 +60,6 @@ class OwnMetric:
             )
         return float(found)
 
-    def of_clients(self, confusions: Tensor) -> Tensor:
-        """Return the metric of each of the matrices [K, C, C], as [K] float64."""
-        return torch.tensor([self(matrix) for matrix in confusions], dtype=torch.float64)
-
     def pooled(self, confusion: Tensor, clients: Tensor) -> dict[str, float | None]:
         """Return the metric over all samples, its mean over clients, and that of the worst tenth.
 

@@ -32,20 +32,6 @@ class Margins:
     client: Tensor
 
     @staticmethod
-    def of_clients(ids: Tensor, rows: Tensor, labels: Sequence[Tensor]) -> "Margins":
-        """Return the margins of the samples of some clients.
-
-        Args:
-            ids: Client ids [K] int64.
-            rows: Margins [K, L] of the samples of each client, in their order; what follows them
-                is padding.
-            labels: Labels [n_k] in {0, 1} of each client's samples, with n_k <= L.
-        """
-        sizes = torch.tensor([len(mine) for mine in labels])  # [K]
-        is_sample = torch.arange(rows.shape[1]) < sizes[:, None]  # [K, L]
-        return Margins(rows[is_sample], torch.cat([*labels]) == 1, ids.repeat_interleave(sizes))
-
-    @staticmethod
     def joined(parts: Sequence["Margins"]) -> "Margins":
         """Return the margins of several sets of clients as one."""
         return Margins(

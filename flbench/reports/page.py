@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 def render(run: Run) -> str:
     """Return report.html of a finished run."""
     summary = run.summary
+    classes, about = tables.shown_classes(
+        [line for line in run.classes if line["moment"] == "last"]
+    )
     moments = [(name, split) for name in ("best", "last") for split in ("validation", "test")]
     return _template().render(
         summary=summary,
@@ -30,7 +33,8 @@ def render(run: Run) -> str:
         moments=moments,
         cohort=tables.cohort_block(summary["cohort"]) if "cohort" in summary else None,
         clients=tables.clients_block(run.clients),
-        classes=[line for line in run.classes if line["moment"] == "last"],
+        classes=classes,
+        about_classes=about,
         curves=figures.svg(figures.curves([(summary["algorithm"], run.rows)])),
         settings={key: json.dumps(value) for key, value in leaves(run.config.tree()).items()},
     )

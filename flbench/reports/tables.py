@@ -8,6 +8,7 @@ from flbench.core.printable import one_line
 from flbench.metrics import ranking_names
 
 MOST_CLIENTS: Final = 100  # rows of the table of clients
+MOST_CLASSES: Final = 100  # rows of the table of classes
 RANKING_TITLES: Final = dict(zip(ranking_names.NAMES, ("AUROC", "average precision"), strict=True))
 """Column headers of the metrics for two classes; tables have them if their runs do."""
 
@@ -114,6 +115,28 @@ def clients_block(clients: Sequence[Mapping[str, str]]) -> Block | None:
         ),
         f"{more:,} more clients are in clients.csv." if more > 0 else "",
         texts=(1,),
+    )
+
+
+def shown_classes(
+    classes: Sequence[Mapping[str, str]],
+) -> tuple[Sequence[Mapping[str, str]], str]:
+    """Return the rows of per_class.csv that tables show, and a sentence about the others.
+
+    Args:
+        classes: Rows of per_class.csv of one moment.
+
+    Returns:
+        The rows of the `MOST_CLASSES` classes with the fewest training samples, in their order;
+        and the sentence, "" if these are all classes.
+    """
+    if len(classes) <= MOST_CLASSES:
+        return classes, ""
+    by_support = sorted(range(len(classes)), key=lambda k: int(classes[k]["train_support"]))
+    shown = [classes[k] for k in sorted(by_support[:MOST_CLASSES])]
+    return shown, (
+        f"These are the {MOST_CLASSES} classes with the fewest training samples;"
+        f" {len(classes) - MOST_CLASSES:,} more classes are in per_class.csv."
     )
 
 

@@ -112,14 +112,3 @@ def test_margins_without_order_have_no_metrics_and_infinite_ones_are_ties():
     assert ranking.pooled(Margins(torch.tensor([1, 0, nan, 2]), positive, client))["auroc"] is None
     ties = Margins(torch.tensor([inf, inf, 0, -inf]), positive, client)
     assert ranking.pooled(ties)["auroc"] == pytest.approx((0.5 + 1 + 0 + 1) / 4)
-
-
-def test_padding_does_not_count():
-    rows = torch.tensor([[3.0, 1.0, torch.nan], [2.0, torch.nan, torch.nan], [torch.nan] * 3])
-    labels = [torch.tensor([1, 0]), torch.tensor([1]), torch.tensor([], dtype=torch.int64)]
-
-    margins = Margins.of_clients(torch.tensor([4, 2, 0]), rows, labels)
-
-    assert margins.value.tolist() == [3, 1, 2]
-    assert margins.positive.tolist() == [True, False, True]
-    assert margins.client.tolist() == [4, 4, 2]

@@ -139,7 +139,7 @@ def test_study_that_is_stopped_and_killed_ends_as_a_straight_one(tmp_path, stop,
     wait_for(process, "finished")
     stop(process)
     said = process.communicate(timeout=120)[1]
-    assert process.returncode == 130
+    assert process.returncode == 130, said
     study = study_in(tmp_path / "broken")
     assert f"flbench tune --resume {study}" in said
 

@@ -11,6 +11,7 @@ from flbench.reports.tables import (
     clients_block,
     cohort_block,
     share,
+    shown_classes,
     size,
     target_text,
 )
@@ -132,7 +133,10 @@ def _print_details(run: Run) -> None:
     classes = [entry for entry in run.classes if entry["moment"] == "last"]
     if classes:
         groups = [("rare", run.has_rare_classes), ("confusable", True)]
-        console.print(_per_class(classes, [name for name, exists in groups if exists]))
+        shown, about = shown_classes(classes)
+        console.print(_per_class(shown, [name for name, exists in groups if exists]))
+        if about:
+            console.print(about)
 
 
 def _per_class(classes: Sequence[Mapping[str, str]], groups: Sequence[str]) -> Table:
