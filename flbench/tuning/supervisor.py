@@ -54,9 +54,10 @@ class Supervisor:
 
     Inside it, the first SIGINT or SIGTERM raises KeyboardInterrupt in the main thread, as Ctrl-C
     does. Within `waiting()` it does not, because the signal could arrive in the middle of Ray's own
-    code: there SIGTERM ends the process at once without a report, and after SIGINT `check` raises
-    StudyStopped at the next step of Ray Tune. If the main thread has not ended after
-    `STOP_SECONDS`, the process is ended with exit code 130.
+    code: after SIGINT `check` raises StudyStopped at the next step of Ray Tune. SIGTERM ends the
+    process at once without a report, within `waiting()` and wherever servers of this process are
+    watched. If the main thread has not ended after `STOP_SECONDS`, the process is ended with exit
+    code 130.
 
     When a server is lost, `check` raises StudyStopped too, and the process ends with exit code 1.
 
@@ -207,8 +208,10 @@ class Supervisor:
                 now = time.monotonic()
                 self._stopped = self._stopped or now
                 # SIGTERM is often sent to Ray's servers too. When they end, Ray's library ends this
-                # process within half a second, without a message and with exit code 1.
-                is_urgent = self._waiting and signal.SIGTERM in received
+                # process within half a second, without a message and with exit code 1, also if the
+                # main thread has seen the signal first and is no longer waiting for trials.
+                has_servers = self._is_local and bool(self._servers)
+                is_urgent = (self._waiting or has_servers) and signal.SIGTERM in received
                 self._impatient = is_urgent or now - self._stopped > IMPATIENCE
                 if is_urgent and self._ends_process and not self._closed:
                     self._end()

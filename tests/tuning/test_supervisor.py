@@ -108,6 +108,24 @@ def test_termination_within_ray_ends_the_process_at_once(begin, tmp_path):
     assert seconds < 1
 
 
+def test_termination_is_as_quick_if_the_main_thread_has_just_left_ray(begin, server):
+    body = """
+    try:
+        print("begun", flush=True)
+        time.sleep(60)
+    except KeyboardInterrupt:
+        time.sleep(60)
+"""
+    process = begin(body, port_of(server))
+    process.send_signal(signal.SIGTERM)
+
+    code, said, seconds = end(process)
+
+    assert code == 130
+    assert said == "note: interrupted. Resume with: X.\ninterrupted\n"
+    assert seconds < 1
+
+
 @pytest.mark.slow
 def test_process_that_is_blocked_ends_after_the_loss_of_a_server(begin, tmp_path, server):
     process = begin(WITHIN, port_of(server))
