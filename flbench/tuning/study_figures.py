@@ -19,7 +19,6 @@ from flbench.reports.statistics import CLAIM_FROM, Sample
 from flbench.results.study_folder import Trial, Variant, best_trial
 from flbench.tuning.axes import Axis, shown
 
-FAINT = 0.45  # opacity of a trial that did not finish, and so cannot win
 UNSET = -0.14  # position on an axis of a trial that lacks the parameter
 ASIDE = 0.35  # the same for scatter plots, whose labels lie side by side
 APART = 0.085  # smallest distance of two labels, as a share of an axis
@@ -29,7 +28,7 @@ WIDTH = 9.0  # inches
 def parallel(axes: Sequence[Axis], trials: Sequence[Trial], metric: str) -> Figure:
     """Draw parallel coordinates: a line for each trial through its parameters to its score.
 
-    The best finished trial is bold, unfinished trials are faint. The line of a trial that lacks a
+    The best finished trial is bold, unfinished trials are dashed. The line of a trial that lacks a
     parameter passes below the parameter's axis.
 
     Args:
@@ -48,12 +47,12 @@ def parallel(axes: Sequence[Axis], trials: Sequence[Trial], metric: str) -> Figu
         [*zip(xs, (*_heights(axes, trial), float(norm(score))), strict=True)]
         for trial, score in drawn
     ]
-    shades = [
-        colours(norm(score), alpha=1.0 if trial.state == "finished" else FAINT)
-        for trial, score in drawn
-    ]
+    shades = [colours(norm(score)) for _, score in drawn]
+    dashes = ["-" if trial.state == "finished" else "--" for trial, _ in drawn]
     width = 1.2 if len(lines) <= 40 else 0.7
-    plot.add_collection(LineCollection(lines, colors=shades, linewidths=width, zorder=2))
+    plot.add_collection(
+        LineCollection(lines, colors=shades, linestyles=dashes, linewidths=width, zorder=2)
+    )
     if (won := best_trial(trials)) is not None:
         bold = [trial for trial, _ in drawn].index(won)
         plot.plot(*zip(*lines[bold], strict=True), "o-", color=shades[bold], lw=3.2, ms=5, zorder=4)
@@ -71,7 +70,7 @@ def parallel(axes: Sequence[Axis], trials: Sequence[Trial], metric: str) -> Figu
 
 
 def scatter(axes: Sequence[Axis], trials: Sequence[Trial], metric: str) -> Figure:
-    """Draw the score over each parameter. The best trial is a star, unfinished trials are faint.
+    """Draw the score over each parameter. The best trial is a star, unfinished trials are hollow.
 
     Args:
         axes: Axes of the space's parameters; fixed parameters are left out.
@@ -88,7 +87,10 @@ def scatter(axes: Sequence[Axis], trials: Sequence[Trial], metric: str) -> Figur
     star = {"marker": "*", "markersize": 11, "color": "#c0392b", "zorder": 3}
     done = [item for item in drawn if item[0].state == "finished" and item[0] is not won]
     groups = [
-        ([item for item in drawn if item[0].state != "finished"], dots | {"alpha": FAINT}),
+        (
+            [item for item in drawn if item[0].state != "finished"],
+            dots | {"markerfacecolor": "none"},
+        ),
         (done, dots),
         ([item for item in drawn if item[0] is won], star),
     ]
@@ -174,7 +176,7 @@ def comparison(
         for n, (variant, (values, about)) in enumerate(variants.items()):
             x = k + (0.0 if len(variants) == 1 else 0.36 * n - 0.18)
             colour, marker = styles[variant]
-            plot.plot([x + 0.09] * len(values), values, ".", color=colour, alpha=FAINT, zorder=2)
+            plot.plot([x + 0.09] * len(values), values, ".", color=colour, markersize=4, zorder=2)
             label = None if variant in labelled else variant
             labelled.add(variant)
             half = 0.0 if about.half is None or about.n < CLAIM_FROM else about.half
@@ -202,9 +204,9 @@ def comparison(
 
 
 def _dark(name: str) -> Colormap:
-    """Return a colour map without its palest quarter, whose lines are illegible on white."""
+    """Return a colour map without its pale end: all its colours have a contrast of 3 on white."""
     return LinearSegmentedColormap.from_list(
-        f"dark {name}", mpl.colormaps[name](np.linspace(0.25, 1, 256))
+        f"dark {name}", mpl.colormaps[name](np.linspace(0.4, 1, 256))
     )
 
 

@@ -195,7 +195,7 @@ def _pictures(report: StudyReport, method: str) -> Iterator[tuple[str, str, str]
     yield (
         "All trials",
         f"Each line is a trial, coloured by its validation {report.metric}. The best trial is bold;"
-        " trials that did not finish are faint.",
+        " trials that did not finish are dashed.",
         figures.svg(study_figures.parallel(axes, trials, report.metric)),
     )
     found = report.importances[method]
@@ -211,7 +211,7 @@ def _pictures(report: StudyReport, method: str) -> Iterator[tuple[str, str, str]
     )
     yield (
         "Score over each parameter",
-        "The star is the best trial; trials that did not finish are faint.",
+        "The star is the best trial; trials that did not finish are hollow.",
         figures.svg(study_figures.scatter(axes, trials, report.metric)),
     )
 

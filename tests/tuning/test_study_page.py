@@ -421,3 +421,12 @@ def test_show_draws_no_curves_of_a_study(written, tmp_path, capsys):
 def test_folder_that_is_no_study_is_refused(tmp_path):
     with pytest.raises(UserError, match=r"no study\.json"):
         results_of.write(tmp_path)
+
+
+def test_lines_of_trials_are_legible_on_white():
+    """WCAG asks for a contrast of 3 for parts of pictures."""
+    shades = np.array(study_figures._dark("viridis_r")(np.linspace(0, 1, 50)))[:, :3]
+    linear = np.where(shades <= 0.04045, shades / 12.92, ((shades + 0.055) / 1.055) ** 2.4)
+    luminance = linear @ [0.2126, 0.7152, 0.0722]
+
+    assert (1.05 / (luminance + 0.05)).min() >= 3
