@@ -35,6 +35,7 @@ if TYPE_CHECKING:
         Scheme,
         partition,
     )
+    from flbench.api.reporting import Comparison, report
     from flbench.api.resuming import resume
     from flbench.api.running import run
     from flbench.api.runs import Run
@@ -53,6 +54,7 @@ _PLACES: Final = {
         *("Dirichlet", "FromFile", "Grouped", "IID", "Natural", "Partition", "Pathological"),
         *("Quantity", "Scheme", "partition"),
     ),
+    "flbench.api.reporting": ("Comparison", "report"),
     "flbench.api.resuming": ("resume",),
     "flbench.api.running": ("run",),
     "flbench.api.runs": ("Run",),
@@ -67,6 +69,7 @@ _MODULE_OF: Final = {name: module for module, names in _PLACES.items() for name 
 __all__ = [
     "IID",
     "Callback",
+    "Comparison",
     "ConfigError",
     "Data",
     "DataError",
@@ -92,6 +95,7 @@ __all__ = [
     "method",
     "methods",
     "partition",
+    "report",
     "resume",
     "run",
     "runs",

@@ -5,9 +5,8 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 import pandas as pd
 
-from flbench.api import tables
 from flbench.core.errors import UserError
-from flbench.results import reading
+from flbench.results import reading, tables
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -11,14 +11,14 @@ import pandas as pd
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from flbench.api import arguments, html, tables
+from flbench.api import arguments, html
 from flbench.api.partitions import Partition
 from flbench.api.plots import RunPlots
 from flbench.api.process import preserved
 from flbench.config.schema import Config
 from flbench.core.given import offered
 from flbench.reports.tables import RANKING_TITLES, size
-from flbench.results import reading
+from flbench.results import reading, tables
 from flbench.results.summary import ended_after
 
 if TYPE_CHECKING:

@@ -412,6 +412,54 @@ def diff(first: RunFolder, second: RunFolder, *, as_json: AsJson = False) -> Non
     command.diff(first, second, as_json=as_json)
 
 
+@app.command(no_args_is_help=True)
+def report(
+    paths: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="FOLDER ...",
+            help="Folders of runs and studies, or folders above them. Of a study, the final"
+            " trainings are compared.",
+        ),
+    ],
+    *,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out",
+            metavar="FOLDER",
+            help="Folder of the report (default: that of the comparison, FOLDER/report for a"
+            " study, otherwise report).",
+            show_default=False,
+        ),
+    ] = None,
+    metric: Annotated[
+        str, typer.Option("--metric", metavar="NAME", help="Test metric that ranks the methods.")
+    ] = "accuracy",
+    baseline: Annotated[
+        str | None,
+        typer.Option(
+            "--baseline",
+            metavar="METHOD",
+            help="Method to which the recall of classes is compared (default: fedavg if it is"
+            " there).",
+            show_default=False,
+        ),
+    ] = None,
+    force: Annotated[
+        bool,
+        typer.Option(
+            "--force", help="Compare runs that are not comparable, with a warning that says why."
+        ),
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Report which method is best, how sure that is, and what it costs, from finished runs."""
+    from flbench.cli import report as command
+
+    command.report(paths, out=out, metric=metric, baseline=baseline, force=force, as_json=as_json)
+
+
 Client = Annotated[
     str | None,
     typer.Option(

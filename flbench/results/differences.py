@@ -1,6 +1,6 @@
 """How the configurations of several runs differ."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -61,11 +61,7 @@ class Differences:
         >>> Differences({"seed": ("1", "2"), "partition.seed": ("0", "7")}, ()).label(1)
         'seed=2, partition.seed=7'
         """
-        last = [key.rpartition(".")[2] for key in self.values]
-        names = {
-            key: key if part in ALONE or last.count(part) > 1 else part
-            for key, part in zip(self.values, last, strict=True)
-        }
+        names = short_names(self.values)
         return ", ".join(f"{names[key]}={texts[index]}" for key, texts in self.values.items())
 
 
@@ -93,7 +89,7 @@ def differences(runs: Sequence[Run]) -> Differences:
     keys = [leaves(run.config.algorithm.model_dump(mode="json"), "algorithm.") for run in runs]
     for method in dict.fromkeys(tree["algorithm.name"] for tree in keys):
         for key in _differing([tree for tree in keys if tree["algorithm.name"] == method]):
-            values[key] = tuple(_text(tree.get(key)) for tree in keys)
+            values[key] = tuple(text_of(tree.get(key)) for tree in keys)
     return Differences(values, setting, tuned)
 
 
@@ -112,20 +108,33 @@ def _differing(trees: Sequence[dict[str, Any]]) -> dict[str, tuple[str, ...]]:
     shared = [key for key in trees[0] if all(key in tree for tree in trees)]
     values = {key: [tree[key] for tree in trees] for key in shared}
     return {
-        key: tuple(map(_text, row))
+        key: tuple(map(text_of, row))
         for key, row in values.items()
         if any(value != row[0] for value in row)
     }
 
 
-def _text(value: Any) -> str:
+def short_names(keys: Iterable[str]) -> dict[str, str]:
+    """Return the last part of each dotted key, or the key if that stands for another key too.
+
+    >>> short_names(["partition.alpha", "partition.seed"])
+    {'partition.alpha': 'alpha', 'partition.seed': 'partition.seed'}
+    """
+    parts = {key: key.rpartition(".")[2] for key in keys}
+    last = list(parts.values())
+    return {
+        key: key if part in ALONE or last.count(part) > 1 else part for key, part in parts.items()
+    }
+
+
+def text_of(value: Any) -> str:
     """Return a value of a configuration as text.
 
-    >>> _text(0.1), _text([0.6, 0.2, 0.2]), _text(None)
+    >>> text_of(0.1), text_of([0.6, 0.2, 0.2]), text_of(None)
     ('0.1', '0.6,0.2,0.2', '-')
     """
     if value is None:
         return "-"
     if isinstance(value, float):
         return f"{value:g}"
-    return ",".join(map(_text, value)) if isinstance(value, list) else str(value)
+    return ",".join(map(text_of, value)) if isinstance(value, list) else str(value)

@@ -15,11 +15,11 @@ import pytest
 import torch
 
 import flbench as fl
-from flbench.api import partitions, process, running, tables
+from flbench.api import partitions, process, running
 from flbench.cli.app import main
 from flbench.config.resolve import resolve
 from flbench.config.schema import PartitionConfig, SchemeName
-from flbench.results import reading
+from flbench.results import reading, tables
 from tests.support import Interrupting
 
 PARTITION = fl.Dirichlet(alpha=0.5, clients=4, samples=400)

@@ -1,0 +1,200 @@
+"""Reports of finished runs: which method is best, how sure that is, and what it costs."""
+
+from collections.abc import Sequence
+from os import PathLike
+from pathlib import Path
+from typing import Any, Final
+
+import pandas as pd
+
+from flbench.api import arguments, html
+from flbench.api.runs import Run
+from flbench.api.studies import Study
+from flbench.comparison import report as written
+from flbench.comparison import text
+from flbench.comparison.analysis import Analysis, analyse
+from flbench.comparison.arrangement import arrange
+from flbench.comparison.collect import collect
+from flbench.core.errors import UserError
+from flbench.reports.tables import Block
+
+RUNS: Final = ("place", "method", "repetition", "seed", "path")
+"""Columns of `Comparison.runs`."""
+
+
+class Comparison:
+    """Methods compared over repetitions; `fl.report` returns one.
+
+    All figures are test metrics of the models that are deployed to the clients, at the best round
+    by validation, or at the last round without validation parts. A *place* is a data set with a
+    setting; its methods are compared with each other.
+
+    Args:
+        analysis: The tables.
+    """
+
+    def __init__(self, analysis: Analysis) -> None:
+        self._analysis = analysis
+
+    @property
+    def answer(self) -> list[str]:
+        """What the tables say: which method is best, how sure that is, and what it costs."""
+        return list(self._analysis.answer)
+
+    @property
+    def warnings(self) -> list[str]:
+        """Sentences about what limits the comparison."""
+        return list(self._analysis.comparison.warnings)
+
+    @property
+    def leaderboard(self) -> pd.DataFrame:
+        """A row for each method of each place, best first.
+
+        Columns: `place`, `method`, `n` (runs); `mean`, `low` and `high` of the metric with its 95 %
+        interval; interquartile mean `iqm`, `iqm_low`, `iqm_high`; `rank`; `groups` (methods without
+        a common letter differ significantly); `macro_f1`, `rare_recall`, `worst10_accuracy`;
+        `bytes` and `seconds` of a run; `better_than`, a tuple of methods.
+        """
+        return self._analysis.leaderboard.copy()
+
+    @property
+    def pairs(self) -> pd.DataFrame:
+        """A row for every two methods of a place.
+
+        Columns: `place`, `first`, `second`, `n`; `difference` of the metric, first minus second,
+        with its 95 % interval `low`, `high`; p-values `p` (paired t-test), `corrected` (for
+        partitions drawn from the same samples), `wilcoxon`, and `p_holm`, which decides the
+        `verdict`; `probability` of improvement; `needed`, the number of repetitions to see the
+        difference with a probability of 80 %.
+        """
+        return self._analysis.pairs.copy()
+
+    @property
+    def classes(self) -> pd.DataFrame:
+        """Means over repetitions by place, class and method.
+
+        Columns: `place`, `class`, `name`, `train_support`, `test_support`, `holders` (clients with
+        training samples), `rare`, `confusable`, `method`, `precision`, `recall`, `f1`;
+        `difference`, `low`, `high`: recall minus the baseline's.
+        """
+        return self._analysis.classes.copy()
+
+    @property
+    def clients(self) -> pd.DataFrame:
+        """Accuracy of each client of each run.
+
+        Columns: `place`, `method`, `repetition`, `client`, `name`, `train_size`, `test_size`,
+        `classes`; `skew` in [0, 1], the distance of the client's class shares from those of all
+        clients; `accuracy`; `gain`, accuracy minus that of Local-Only.
+        """
+        return self._analysis.clients.copy()
+
+    @property
+    def curves(self) -> pd.DataFrame:
+        """The metric by `place`, `method`, `repetition`, `round` and `split`, with the `bytes` and
+        `seconds` until then.
+        """
+        return self._analysis.curves.copy()
+
+    @property
+    def targets(self) -> pd.DataFrame:
+        """Rounds, bytes and seconds until each method reaches the target of a place."""
+        return self._analysis.targets.copy()
+
+    @property
+    def ranks(self) -> "pd.Series[float] | None":
+        """Mean rank of each method over places, best first; None for a single place."""
+        across = self._analysis.across
+        return None if across is None else across.ranks.copy()
+
+    @property
+    def runs(self) -> pd.DataFrame:
+        """The runs: `place`, `method`, `repetition`, `seed`, `path`."""
+        return pd.DataFrame(
+            [
+                (one.place, one.method, one.repetition, one.run.config.seed, str(one.run.path))
+                for one in self._analysis.comparison.entries
+            ],
+            columns=list(RUNS),
+        )
+
+    def write(self, folder: str | PathLike[str]) -> Path:
+        """Write the report: Markdown, LaTeX, JSON and CSV tables, at stable paths.
+
+        Args:
+            folder: Folder of the report; it is made if it does not exist.
+
+        Returns:
+            The folder.
+
+        Raises:
+            UserError: The folder cannot be written.
+        """
+        place = arguments.path_of(folder, "folder")
+        try:
+            written.write(place, self._analysis)
+        except OSError as error:
+            raise UserError(
+                f"the report cannot be written to {place} ({error.strerror or error}). Name"
+                " another folder."
+            ) from error
+        return place
+
+    def blocks(self) -> list[Block]:
+        """Return the leaderboard of each place, and the ranks over places, as tables of text."""
+        analysis = self._analysis
+        found = [text.leaderboard_block(analysis, place) for place in analysis.comparison.places]
+        return found if analysis.across is None else [*found, text.ranks_block(analysis.across)]
+
+    def tree(self) -> dict[str, Any]:
+        """Return the whole report as values of JSON."""
+        return text.tree_of(self._analysis)
+
+    def __repr__(self) -> str:
+        return f"<Comparison: {text.heading(self._analysis.comparison)}>"
+
+    def _repr_html_(self) -> str:
+        comparison = self._analysis.comparison
+        pieces = [html.prose("\n\n".join(self.answer))]
+        pieces += map(html.block, self.blocks())
+        return html.card(text.heading(comparison), *pieces, html.notes(self.warnings))
+
+
+Source = Run | Study | str | PathLike[str]
+
+
+def report(
+    runs: Source | Sequence[Source],
+    *,
+    metric: str = "accuracy",
+    baseline: str | None = None,
+    force: bool = False,
+) -> Comparison:
+    """Compare finished runs, as `flbench report` does.
+
+    Runs are compared within a place: a data set with a setting. What a place is, which runs are
+    repetitions of each other and which methods they belong to follows from their configurations.
+
+    Args:
+        runs: Runs and studies, or their folders, or folders above them. Of a study the final
+            trainings are compared.
+        metric: Test metric that ranks the methods; larger is better.
+        baseline: Method to which the recall of classes is compared; by default FedAvg if it is
+            there, otherwise the first method.
+        force: Whether to compare runs that are not comparable, with a warning that says why.
+
+    Raises:
+        UserError: A path is no folder of a run, no run is finished, the runs are not comparable,
+            or the metric or the baseline is not known.
+        DataError: A file in a folder is damaged.
+    """
+    given = [runs] if isinstance(runs, Run | Study | str | PathLike) else list(runs)
+    paths = [
+        one.path if isinstance(one, Run | Study) else arguments.path_of(one, "runs")
+        for one in given
+    ]
+    found = collect(paths)
+    comparison = arrange(
+        found.runs, metric=metric, baseline=baseline, force=force, labels=found.labels
+    )
+    return Comparison(analyse(comparison))

@@ -1,0 +1,63 @@
+"""`flbench report`: the report of finished runs."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from flbench.cli import console
+from flbench.core.errors import UserError
+from flbench.results import study_folder
+
+FOLDER: Final = Path("report")
+"""Folder of the report, in the current folder or in that of a study."""
+
+
+def report(
+    paths: Sequence[Path],
+    *,
+    out: Path | None,
+    metric: str,
+    baseline: str | None,
+    force: bool,
+    as_json: bool,
+) -> None:
+    """Write the report of runs, and print what it says.
+
+    Args:
+        paths: Folders of runs, comparisons and studies, or folders above them.
+        out: Folder of the report; by default that of the comparison, the folder `report` of the
+            study, or `report` in the current folder.
+        metric: Test metric that ranks the methods.
+        baseline: Method to which classes are compared.
+        force: Whether to compare runs that are not comparable.
+        as_json: Whether to print the report as JSON.
+
+    Raises:
+        UserError: See `flbench.api.reporting.report`.
+        DataError: A file in a folder is damaged.
+    """
+    from flbench.api import reporting
+
+    if missing := [path for path in paths if not path.exists()]:
+        raise UserError(f"{missing[0]} does not exist.")
+    found = reporting.report(list(paths), metric=metric, baseline=baseline, force=force)
+    folder = found.write(_folder(paths) if out is None else out)
+    if as_json:
+        console.json(found.tree() | {"path": str(folder)})
+        return
+    for block in found.blocks():
+        console.block(block)
+    for sentence in found.answer:
+        console.line(sentence)
+    console.notes(found.warnings)
+    console.line(f"report: {folder / 'report.md'}")
+
+
+def _folder(paths: Sequence[Path]) -> Path:
+    """Return the folder of the report if the user names none."""
+    if len(paths) != 1 or not paths[0].is_dir():
+        return FOLDER
+    path = paths[0]
+    if (path / "comparison.json").is_file():
+        return path
+    return path / FOLDER if study_folder.is_study(path) else FOLDER

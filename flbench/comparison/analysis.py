@@ -1,0 +1,426 @@
+"""The tables of a comparison, from which its report is written.
+
+All metrics are those of the models that are deployed to the clients, on their test parts, at the
+best round by validation; without validation parts at the last round.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from math import comb, nan
+from statistics import fmean, median
+from typing import Any, Final
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from flbench.comparison import answer, statistics
+from flbench.comparison.arrangement import Comparison, Entry
+from flbench.comparison.statistics import Across, Difference
+from flbench.data.npz_files import read_arrays
+from flbench.results import tables
+from flbench.results.summary import best_round, ended_after
+
+TRAFFIC: Final = ("up_bytes", "down_bytes", "peer_bytes", "setup_bytes")
+BEYOND: Final = ("macro_f1", "rare_recall", "worst10_accuracy")
+"""Metrics of the leaderboard besides the one that ranks the methods."""
+LOCAL: Final = "local"  # name of the method without any communication
+UNIT: Final = frozenset(
+    {"accuracy", "accuracy_mean", "balanced_accuracy", "macro_f1", "rare_recall", "rare_f1"}
+    | {"confusable_f1", "worst10_accuracy", "auroc", "average_precision"}
+)
+"""Metrics in [0, 1], whose intervals end there."""
+
+LEADERBOARD: Final = (
+    *("place", "method", "n", "mean", "low", "high", "iqm", "iqm_low", "iqm_high", "rank"),
+    *("groups", *BEYOND, "bytes", "seconds", "better_than"),
+)
+PAIRS: Final = (
+    *("place", "first", "second", "n", "difference", "low", "high", "p", "p_holm", "wilcoxon"),
+    *("corrected", "probability", "verdict", "needed"),
+)
+CLASSES: Final = (
+    *("place", "class", "name", "train_support", "test_support", "holders", "rare", "confusable"),
+    *("method", "precision", "recall", "f1", "difference", "low", "high"),
+)
+CLIENTS: Final = (
+    *("place", "method", "repetition", "client", "name", "train_size", "test_size", "classes"),
+    *("skew", "accuracy", "gain"),
+)
+CURVES: Final = ("place", "method", "repetition", "round", "bytes", "seconds", "split", "value")
+TARGETS: Final = (
+    *("place", "method", "target", "split", "reached", "n", "rounds", "bytes", "seconds"),
+)
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """The tables of a comparison. NaN stands for what there is not.
+
+    Attributes:
+        comparison: The runs.
+        leaderboard: A row for each method of each place, best first. `mean`, `low`, `high`: the
+            metric, with its 95 % interval over repetitions; `iqm`: interquartile mean, with a
+            bootstrap interval; `rank`: 1 for the best mean; `groups`: methods without a common
+            letter differ significantly; means of `macro_f1`, `rare_recall` (NaN without rare
+            classes), `worst10_accuracy`, `bytes` (of all clients and rounds, set-up included) and
+            `seconds` (training and evaluation); `better_than`: tuple of methods that this one is
+            significantly better than.
+        pairs: A row for every two methods of a place; see `statistics.Difference`. `p_holm` is the
+            decisive p-value, corrected for all pairs of the place.
+        classes: A row for each class and method of a place: means over repetitions; `holders` is
+            the number of clients with training samples of the class; `difference`: recall minus the
+            baseline's, with its interval.
+        clients: A row for each client of each run. `skew`: total variation distance between the
+            class shares of the client's training part and those of all clients', in [0, 1]; `gain`:
+            accuracy minus that of Local-Only for the same client and repetition.
+        curves: The metric of a run by round, split (`validation`, `test`), and cumulated `bytes`
+            and `seconds`. The seconds of a run are shared out evenly over its rounds.
+        targets: Costs until a method reaches the target accuracy of a place: medians over the
+            repetitions that `reached` it, of `n`.
+        across: The comparison over places; None for a single place.
+        answer: What the tables say, in sentences.
+    """
+
+    comparison: Comparison
+    leaderboard: pd.DataFrame
+    pairs: pd.DataFrame
+    classes: pd.DataFrame
+    clients: pd.DataFrame
+    curves: pd.DataFrame
+    targets: pd.DataFrame
+    across: Across | None
+    answer: tuple[str, ...]
+
+
+def analyse(comparison: Comparison) -> Analysis:
+    """Return the tables of a comparison.
+
+    Raises:
+        DataError: A file of a run is damaged.
+    """
+    gaps = {place: _gaps(comparison, place) for place in comparison.places}
+    pairs = pd.DataFrame(
+        [row for place, some in gaps.items() for row in _pair_rows(place, some)],
+        columns=list(PAIRS),
+    )
+    leaderboard = _leaderboard(comparison, pairs)
+    clients = _clients(comparison)
+    across = statistics.across(
+        {
+            method: {
+                place: [_metric(entry, comparison.metric) for entry in entries]
+                for place in comparison.places
+                if (entries := comparison.at(place, method))
+            }
+            for method in comparison.methods
+        }
+    )
+    curves = _curves(comparison)
+    return Analysis(
+        comparison=comparison,
+        leaderboard=leaderboard,
+        pairs=pairs,
+        classes=_classes(comparison),
+        clients=clients,
+        curves=curves,
+        targets=_targets(comparison, curves),
+        across=across,
+        answer=answer.sentences(comparison, leaderboard, pairs, across),
+    )
+
+
+def _metric(entry: Entry, name: str) -> float:
+    """Return a test metric of a run; NaN if it has none."""
+    value = entry.run.summary["best"]["test"].get(name)
+    if name.startswith("rare") and not entry.run.has_rare_classes:
+        return nan
+    return float(value) if isinstance(value, int | float) else nan
+
+
+def _values(entries: Sequence[Entry], name: str) -> dict[int, float]:
+    """Return a test metric by repetition."""
+    return {entry.repetition: _metric(entry, name) for entry in entries}
+
+
+def bytes_of(entry: Entry) -> float:
+    """Return the bytes that all clients of a run sent and received, set-up included."""
+    return float(sum(entry.run.summary["communication"][kind] for kind in TRAFFIC))
+
+
+def seconds_of(entry: Entry) -> float:
+    """Return the seconds of training and evaluation of a run."""
+    spent = entry.run.summary["seconds"]
+    return float(spent["train"] + spent["evaluate"])
+
+
+def _overlap(entries: Sequence[Entry], comparison: Comparison) -> float:
+    """Return n_test / n_train if repetitions draw their partitions from one pool; otherwise 0."""
+    if comparison.vary not in ("partition", "both"):
+        return 0.0
+    table = _client_table(entries[0])
+    return float(table["test_size"].sum() / max(1, table["train_size"].sum()))
+
+
+def _gaps(comparison: Comparison, place: str) -> dict[tuple[str, str], Difference]:
+    """Return the differences of every two methods of a place that share repetitions."""
+    entries = comparison.at(place)
+    overlap = _overlap(entries, comparison)
+    values = {
+        method: _values(mine, comparison.metric)
+        for method in comparison.methods
+        if (mine := comparison.at(place, method))
+    }
+    found = {
+        (first, second): statistics.difference(
+            values[first], values[second], overlap=overlap, tests=comb(len(values), 2)
+        )
+        for first, second in combinations(values, 2)
+    }
+    return {pair: gap for pair, gap in found.items() if gap is not None}
+
+
+def _pair_rows(place: str, gaps: Mapping[tuple[str, str], Difference]) -> list[tuple[Any, ...]]:
+    """Return the rows of PAIRS of one place."""
+    corrected = statistics.correct([gap.decisive for gap in gaps.values()])
+    return [
+        (
+            *(place, first, second, gap.n, gap.mean, gap.low, gap.high, gap.p, p, gap.wilcoxon),
+            *(gap.corrected, gap.probability, statistics.verdict(gap.mean, p), gap.needed),
+        )
+        for ((first, second), gap), p in zip(gaps.items(), corrected, strict=True)
+    ]
+
+
+def _leaderboard(comparison: Comparison, pairs: pd.DataFrame) -> pd.DataFrame:
+    rows = []
+    for place in comparison.places:
+        mine = pairs[pairs["place"] == place]
+        means = {
+            method: fmean(_values(entries, comparison.metric).values())
+            for method in comparison.methods
+            if (entries := comparison.at(place, method))
+        }
+        order = sorted(means, key=lambda method: -means[method])
+        p = pd.DataFrame(1.0, index=order, columns=order)
+        better: dict[str, list[str]] = {method: [] for method in order}
+        tests = (mine[name] for name in ("first", "second", "p_holm", "verdict"))
+        for first, second, value, said in zip(*tests, strict=True):
+            p.loc[first, second] = p.loc[second, first] = value
+            if said == "better":
+                better[first].append(second)
+            elif said == "worse":
+                better[second].append(first)
+        letters = statistics.letters(p)
+        for method in order:
+            entries = comparison.at(place, method)
+            values = list(_values(entries, comparison.metric).values())
+            estimate = statistics.mean(values)
+            middle = statistics.interquartile_mean([values])
+            low, high = estimate.low, estimate.high
+            if comparison.metric in UNIT:
+                low, high = np.clip([low, high], 0, 1).tolist()
+            rows.append(
+                (
+                    *(place, method, len(entries), estimate.value, low, high),
+                    *(middle.value, middle.low, middle.high),
+                    1 + sum(other > means[method] for other in means.values()),
+                    letters[method],
+                    *(fmean(_values(entries, name).values()) for name in BEYOND),
+                    fmean(map(bytes_of, entries)),
+                    fmean(map(seconds_of, entries)),
+                    tuple(name for name in order if name in better[method]),
+                )
+            )
+    return pd.DataFrame(rows, columns=list(LEADERBOARD))
+
+
+def _at_best(table: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows of a table of a run for the best round."""
+    both = tables.both_moments(table)
+    return both[both["moment"] == "best"]
+
+
+def _client_table(entry: Entry) -> pd.DataFrame:
+    """Return clients.csv of a run at the best round, with names if the clients have any."""
+    columns = {name: kind for name, kind in tables.CLIENTS.items() if name != "trainings"}
+    found = tables.read(entry.run.path / "clients.csv", columns, optional=("name", "classes"))
+    return _at_best(found)
+
+
+def _train_counts(entry: Entry) -> NDArray[np.int64] | None:
+    """Return the training samples [N, C] by client and class; None if the file lacks them."""
+    file = entry.run.path / "partition.npz"
+    if not file.is_file():
+        return None
+    counts: NDArray[np.int64] | None = read_arrays(file).get("train_counts")
+    return counts
+
+
+def _classes(comparison: Comparison) -> pd.DataFrame:
+    frames = []
+    for place in comparison.places:
+        holders: dict[int, NDArray[np.int64]] = {}  # [C] by repetition
+        recalls: dict[tuple[str, int], dict[int, float]] = {}  # by method and class, by repetition
+        parts = []
+        for entry in comparison.at(place):
+            table = _at_best(
+                tables.read(entry.run.path / "per_class.csv", tables.PER_CLASS)
+            ).assign(method=entry.method, repetition=entry.repetition)
+            table["rare"] &= entry.run.has_rare_classes
+            parts.append(table)
+            for number, recall, support in table[["class", "recall", "test_support"]].to_numpy():
+                if support:
+                    recalls.setdefault((entry.method, int(number)), {})[entry.repetition] = recall
+            counts = _train_counts(entry)
+            if counts is not None:
+                holders[entry.repetition] = (counts > 0).sum(axis=0)
+        rows = pd.concat(parts)
+        # A class without test samples has no recall.
+        rows.loc[rows["test_support"] == 0, ["recall", "f1"]] = nan
+        mine = rows.groupby(["method", "class"], sort=False).agg(
+            name=("name", "first"),
+            train_support=("train_support", "mean"),
+            test_support=("test_support", "mean"),
+            rare=("rare", "any"),
+            confusable=("confusable", "any"),
+            **{score: (score, "mean") for score in ("precision", "recall", "f1")},
+        )
+        mine = mine.reset_index().assign(place=place)
+        mean_holders = np.mean(list(holders.values()), axis=0) if holders else None
+        mine["holders"] = [
+            nan if mean_holders is None else mean_holders[number] for number in mine["class"]
+        ]
+        gaps = [
+            _recall_gap(recalls, method, comparison.baseline, number)
+            for method, number in zip(mine["method"], mine["class"], strict=True)
+        ]
+        mine[["difference", "low", "high"]] = pd.DataFrame(gaps, index=mine.index)
+        order = {method: k for k, method in enumerate(comparison.methods)}
+        mine = mine.assign(order=mine["method"].map(order)).sort_values(["class", "order"])
+        frames.append(mine[list(CLASSES)])
+    return pd.concat(frames, ignore_index=True)
+
+
+def _recall_gap(
+    recalls: Mapping[tuple[str, int], Mapping[int, float]], method: str, baseline: str, number: int
+) -> tuple[float, float, float]:
+    """Return a method's recall of a class minus the baseline's, with its interval."""
+    if method == baseline:
+        return nan, nan, nan
+    gap = statistics.difference(
+        recalls.get((method, number), {}), recalls.get((baseline, number), {})
+    )
+    if gap is None:
+        return nan, nan, nan
+    low, high = np.clip([gap.low, gap.high], -1, 1).tolist()
+    return gap.mean, low, high
+
+
+def _clients(comparison: Comparison) -> pd.DataFrame:
+    frames = []
+    for entry in comparison.entries:
+        table = _client_table(entry)
+        counts = _train_counts(entry)
+        frames.append(
+            table.assign(
+                place=entry.place,
+                method=entry.method,
+                repetition=entry.repetition,
+                name=table.get("name", ""),
+                classes=table.get("classes", nan),
+                skew=nan if counts is None else skews(counts)[table["client"]],
+            )
+        )
+    everybody = pd.concat(frames, ignore_index=True)
+    key = ["place", "repetition", "client"]
+    names = {entry.method: entry.run.config.algorithm.name for entry in comparison.entries}
+    local = everybody[everybody["method"].map(names) == LOCAL].drop_duplicates(key)
+    known = local.set_index(key)["accuracy"]
+    matched = known.reindex(pd.MultiIndex.from_frame(everybody[key])).to_numpy()
+    return everybody.assign(gain=everybody["accuracy"] - matched)[list(CLIENTS)]
+
+
+def skews(counts: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return how far the class shares of each client are from those of all clients together.
+
+    Args:
+        counts: Training samples [N, C] by client and class.
+
+    Returns:
+        Total variation distances [N] in [0, 1]: half the sum of the absolute differences of the
+        shares. NaN for clients without training samples.
+
+    >>> skews(np.array([[5, 5], [5, 5]])).tolist(), skews(np.array([[10, 0], [0, 10]])).tolist()
+    ([0.0, 0.0], [0.5, 0.5])
+    """
+    sizes = counts.sum(axis=1, keepdims=True)
+    with np.errstate(invalid="ignore"):
+        shares = counts / sizes  # [N, C]
+    whole = counts.sum(axis=0) / max(1, counts.sum())  # [C]
+    distances: NDArray[np.float64] = np.abs(shares - whole).sum(axis=1) / 2
+    return distances
+
+
+def _curves(comparison: Comparison) -> pd.DataFrame:
+    rows: list[tuple[Any, ...]] = []
+    for entry in comparison.entries:
+        sent = {0: 0.0}  # bytes of each round
+        for row in entry.run.rows:
+            if row.split in ("train", "setup") and row.metric in TRAFFIC:
+                sent[row.round] = sent.get(row.round, 0.0) + row.value
+        rounds = sorted(sent)
+        total = dict(zip(rounds, np.cumsum([sent[k] for k in rounds]).tolist(), strict=True))
+        each = seconds_of(entry) / max(1, ended_after(entry.run.summary))
+        for row in entry.run.rows:
+            if row.protocol != "personal" or row.metric != comparison.metric:
+                continue
+            if row.split in ("validation", "test"):
+                spent = total[max(k for k in rounds if k <= row.round)]
+                rows.append(
+                    (
+                        *(entry.place, entry.method, entry.repetition, row.round),
+                        *(spent, row.round * each, row.split, row.value),
+                    )
+                )
+    return pd.DataFrame(rows, columns=list(CURVES))
+
+
+def _targets(comparison: Comparison, curves: pd.DataFrame) -> pd.DataFrame:
+    """Return the costs until methods reach the target of a place.
+
+    It is `evaluation.target_accuracy` if all runs of the place have the same, otherwise what the
+    baseline has at the end of its runs, in the mean. The split is `validation`, or `test` without
+    validation parts.
+    """
+    rows: list[tuple[Any, ...]] = []
+    for place in comparison.places:
+        entries = comparison.at(place)
+        has_validation = all(best_round(entry.run.rows) is not None for entry in entries)
+        split = "validation" if has_validation else "test"
+        mine = curves[(curves["place"] == place) & (curves["split"] == split)]
+        target = _target(comparison, entries, mine)
+        if np.isnan(target):
+            continue
+        for method in comparison.methods:
+            own = [entry.repetition for entry in entries if entry.method == method]
+            if not own:
+                continue
+            above = mine[(mine["method"] == method) & (mine["value"] >= target)]
+            first = above.sort_values("round").drop_duplicates("repetition")
+            costs = [
+                median(first[what]) if len(first) else nan for what in ("round", "bytes", "seconds")
+            ]
+            rows.append((place, method, target, split, len(first), len(own), *costs))
+    return pd.DataFrame(rows, columns=list(TARGETS))
+
+
+def _target(comparison: Comparison, entries: Sequence[Entry], curves: pd.DataFrame) -> float:
+    """Return the target of a place; NaN if there is none."""
+    wanted = {entry.run.config.evaluation.target_accuracy for entry in entries}
+    if len(wanted) == 1 and comparison.metric == "accuracy" and (given := wanted.pop()) is not None:
+        return float(given)
+    mine = curves[curves["method"] == comparison.baseline].sort_values("round")
+    last = mine.drop_duplicates("repetition", keep="last")["value"]
+    return float(last.mean()) if len(last) else nan

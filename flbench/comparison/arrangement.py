@@ -1,0 +1,386 @@
+"""The arrangement of finished runs: methods, data sets and settings, and repetitions.
+
+Everything is derived from the configurations of the runs, so a report of bare run folders is the
+same as one of `flbench compare`:
+
+- Runs of one *method* have the same `algorithm.name`, keys of the method, local optimizer and loss
+  terms. Where runs of one `algorithm.name` differ in them, the method's label names the values,
+  such as `hfcd tau=1`.
+- A *place* is a data set with a setting: everything else that the results depend on, but the seeds.
+- The *repetitions* of a place differ in `seed`, in `partition.seed`, or in both. Runs of several
+  methods with the same two seeds are paired.
+
+Methods are compared within a place. They must therefore share places, and within a repetition the
+partition and the version of the code.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from flbench.config.sources import leaves
+from flbench.core.documents import read_json
+from flbench.core.errors import UserError
+from flbench.reports.statistics import CLAIM_FROM
+from flbench.results.differences import short_names, text_of
+from flbench.results.reading import Run
+
+SECTIONS: Final = ("data.", "partition.", "model.", "train.")
+ALONE: Final = ("engine.precision", "evaluation.rare", "evaluation.metrics")
+WITHOUT: Final = ("data.root", "data.name", "data.path", "partition.path", "partition.seed")
+METHOD: Final = ("algorithm.", "train.optimizer.", "train.schedule.", "train.terms")
+"""Keys that belong to a method: they may differ between methods that are compared."""
+DATA: Final = "data"  # stands for the name of the data set
+HARDWARE: Final = ("processor", "gpus", "threads")
+
+Vary = Literal["nothing", "training", "partition", "both"]
+Setting = tuple[tuple[str, str], ...]
+Seeds = tuple[int, int]
+"""Seed of the partition, and seed of everything else."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A finished run in its place.
+
+    Attributes:
+        method: Label of the method.
+        place: Label of the data set and the setting.
+        repetition: Number of the repetition, from 0. Runs of one place and repetition have the same
+            seeds and partition.
+        run: The run.
+    """
+
+    method: str
+    place: str
+    repetition: int
+    run: Run
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Finished runs of methods, arranged for a comparison.
+
+    Attributes:
+        entries: The runs, ordered by place, method and repetition.
+        methods: Labels of the methods, in the order in which they were given.
+        places: Labels of the places.
+        repetitions: Largest number of repetitions of a method in a place.
+        vary: What differs between repetitions.
+        metric: Test metric that ranks the methods.
+        baseline: Method to which classes are compared.
+        warnings: Sentences about what limits the comparison.
+    """
+
+    entries: tuple[Entry, ...]
+    methods: tuple[str, ...]
+    places: tuple[str, ...]
+    repetitions: int
+    vary: Vary
+    metric: str
+    baseline: str
+    warnings: tuple[str, ...]
+
+    def at(self, place: str, method: str | None = None) -> list[Entry]:
+        """Return the entries of a place, of one method or of all, ordered by repetition."""
+        return [
+            entry
+            for entry in self.entries
+            if entry.place == place and method in (None, entry.method)
+        ]
+
+
+def arrange(
+    runs: Sequence[Run],
+    *,
+    metric: str = "accuracy",
+    baseline: str | None = None,
+    force: bool = False,
+    labels: Mapping[Path, str] | None = None,
+) -> Comparison:
+    """Arrange runs for a comparison.
+
+    Args:
+        runs: The runs. Unfinished ones are left out, which a warning says.
+        metric: Test metric that ranks the methods; larger is better.
+        baseline: Method to which classes are compared; by default FedAvg if it is there, otherwise
+            the first method.
+        force: Whether to compare runs that are not comparable; a warning says why they are not.
+        labels: Label of the method by run folder, for runs whose method is known by another name
+            than its keys.
+
+    Raises:
+        UserError: There is no finished run, the runs are not comparable, or the metric or the
+            baseline is not known.
+    """
+    finished = [run for run in runs if run.finished]
+    if not finished:
+        raise UserError("there is no finished run to compare.")
+    warnings = []
+    if unfinished := [str(run.path) for run in runs if not run.finished]:
+        warnings.append(f"not finished, and left out: {', '.join(unfinished)}.")
+    methods = _method_labels(finished, labels or {})
+    settings = [_setting(run) for run in finished]
+    origins = {run.path: _provenance(run) for run in finished}
+    if reason := _why_apart(finished, methods, settings, origins):
+        if not force:
+            raise UserError(
+                f"these runs are not comparable: {reason}. Compare runs that agree, or use --force"
+                " to compare them with a warning."
+            )
+        warnings.append(f"These runs are not comparable: {reason}.")
+        if _strangers(methods, settings) is not None:  # one place for all
+            names = dict.fromkeys(run.summary["dataset"] for run in finished)
+            settings = [((DATA, " and ".join(names)),)] * len(finished)
+    places = _place_labels(settings)
+    entries, more = _entries(finished, methods, places)
+    warnings += more + _about_optimizers(finished) + _about_hardware(finished, origins)
+    order = list(dict.fromkeys(methods))
+    if baseline is not None and baseline not in order:
+        raise UserError(f"the baseline {baseline} is not one of the methods: {', '.join(order)}.")
+    _check_metric(finished, metric)
+    counts = _counts(entries)
+    warnings += _about_counts(counts, order, list(dict.fromkeys(places)))
+    return Comparison(
+        entries=tuple(entries),
+        methods=tuple(order),
+        places=tuple(dict.fromkeys(entry.place for entry in entries)),
+        repetitions=max(counts.values()),
+        vary=_vary(entries),
+        metric=metric,
+        baseline=baseline or ("fedavg" if "fedavg" in order else order[0]),
+        warnings=tuple(warnings),
+    )
+
+
+def _tree(run: Run) -> dict[str, Any]:
+    """Return the configuration of a run by dotted keys."""
+    return leaves(run.config.tree())
+
+
+def seeds_of(run: Run) -> Seeds:
+    """Return the seed of the partition and the seed of everything else of a run."""
+    own = run.config.partition.seed
+    return run.config.seed if own is None else own, run.config.seed
+
+
+def _method_labels(runs: Sequence[Run], labels: Mapping[Path, str]) -> list[str]:
+    """Return the label of each run's method: its name, and the keys in which its runs differ."""
+    trees = [
+        {key: value for key, value in _tree(run).items() if key.startswith(METHOD)} for run in runs
+    ]
+    found = []
+    for run, tree in zip(runs, trees, strict=True):
+        name = run.config.algorithm.name
+        same = [other for other in trees if other["algorithm.name"] == name]
+        keys = [key for key in tree if any(other.get(key) != tree[key] for other in same)]
+        short = short_names(keys)
+        values = ", ".join(f"{short[key]}={_method_text(tree[key])}" for key in keys)
+        found.append(labels.get(run.path, f"{name} {values}".strip()))
+    return found
+
+
+def _method_text(value: Any) -> str:
+    """Return a value as text; the list of loss terms as their names.
+
+    >>> _method_text(0.1), _method_text([{"name": "focal", "gamma": 2.0}]), _method_text([])
+    ('0.1', 'focal', 'none')
+    """
+    if isinstance(value, list):
+        return (
+            "+".join(str(item["name"]) if isinstance(item, dict) else str(item) for item in value)
+            or "none"
+        )
+    return text_of(value)
+
+
+def _setting(run: Run) -> Setting:
+    """Return the keys of a run's setting with their values as text, and `data`."""
+    kept = [
+        (key, text_of(value))
+        for key, value in _tree(run).items()
+        if key.startswith((*ALONE, *SECTIONS)) and key not in WITHOUT and not key.startswith(METHOD)
+    ]
+    return ((DATA, run.summary["dataset"]), *kept)
+
+
+def _place_labels(settings: Sequence[Setting]) -> list[str]:
+    """Return the label of each setting: the data set, and the keys in which settings differ."""
+    keys = _differing(settings)
+    short = short_names(keys)
+    found = []
+    for setting in map(dict, settings):
+        values = [f"{short[key]}={setting.get(key, '-')}" for key in keys if key != DATA]
+        found.append(", ".join([setting[DATA], *values]))
+    return found
+
+
+def _differing(settings: Sequence[Setting]) -> list[str]:
+    """Return the keys in which settings differ."""
+    trees = [dict(setting) for setting in settings]
+    keys = dict.fromkeys(key for tree in trees for key in tree)
+    return [key for key in keys if len({tree.get(key) for tree in trees}) > 1]
+
+
+def _strangers(methods: Sequence[str], settings: Sequence[Setting]) -> tuple[int, int] | None:
+    """Return the positions of runs of two methods that share no setting; None if all share one."""
+    held: dict[str, set[Setting]] = {}
+    for method, setting in zip(methods, settings, strict=True):
+        held.setdefault(method, set()).add(setting)
+    names = list(held)
+    for first in names:
+        for second in names:
+            if not held[first] & held[second]:
+                return methods.index(first), methods.index(second)
+    return None
+
+
+def _why_apart(
+    runs: Sequence[Run],
+    methods: Sequence[str],
+    settings: Sequence[Setting],
+    origins: Mapping[Path, Mapping[str, Any]],
+) -> str | None:
+    """Return the first reason why runs are not comparable; None if they are."""
+    if (found := _strangers(methods, settings)) is not None:
+        first, second = (dict(settings[k]) for k in found)
+        key = next(key for key in (first | second) if first.get(key) != second.get(key))
+        return _named(key, runs, found, lambda run: dict(_setting(run)).get(key, "-"))
+    groups: dict[tuple[Setting, Seeds], int] = {}
+    for k, (run, setting) in enumerate(zip(runs, settings, strict=True)):
+        before = groups.setdefault((setting, seeds_of(run)), k)
+        if run.summary["partition_hash"] != runs[before].summary["partition_hash"]:
+            what = "partition (same keys and seeds, so the data differ)"
+            return _named(what, runs, (before, k), lambda run: run.summary["partition_hash"][:12])
+    versions = {run.path: _version(origins[run.path]) for run in runs}
+    for k, run in enumerate(runs):
+        if versions[run.path] != versions[runs[0].path]:
+            return _named("version of flbench", runs, (0, k), lambda run: versions[run.path])
+    return None
+
+
+def _named(
+    what: str, runs: Sequence[Run], pair: tuple[int, int], value: Callable[[Run], str]
+) -> str:
+    """Return a sentence about what two runs differ in."""
+    first, second = (runs[k] for k in pair)
+    return (
+        f"they differ in {what}: {value(first)} in {first.path}, {value(second)} in {second.path}"
+    )
+
+
+def _provenance(run: Run) -> Mapping[str, Any]:
+    """Return the content of a run's provenance.json; empty if there is none."""
+    file = run.path / "provenance.json"
+    return read_json(file) if file.is_file() else {}
+
+
+def _version(origin: Mapping[str, Any]) -> str:
+    """Return the version of flbench in a provenance.json, with its Git revision."""
+    return f"{origin.get('flbench', '-')} ({origin.get('git_revision') or 'no Git revision'})"
+
+
+def _entries(
+    runs: Sequence[Run], methods: Sequence[str], places: Sequence[str]
+) -> tuple[list[Entry], list[str]]:
+    """Return the entries in their order, and sentences about runs that are there twice."""
+    seeds: dict[str, set[Seeds]] = {}
+    for run, place in zip(runs, places, strict=True):
+        seeds.setdefault(place, set()).add(seeds_of(run))
+    number = {
+        (place, both): k for place, some in seeds.items() for k, both in enumerate(sorted(some))
+    }
+    found: dict[tuple[str, str, int], Run] = {}
+    twice = []
+    for run, method, place in zip(runs, methods, places, strict=True):
+        key = (place, method, number[place, seeds_of(run)])
+        if key in found:
+            twice.append(f"{run.path} repeats {found[key].path}, and is left out.")
+        else:
+            found[key] = run
+    order, names = list(seeds), list(dict.fromkeys(methods))
+    entries = [Entry(method, place, k, run) for (place, method, k), run in found.items()]
+    entries.sort(key=lambda one: (order.index(one.place), names.index(one.method), one.repetition))
+    return entries, twice
+
+
+def _counts(entries: Sequence[Entry]) -> dict[tuple[str, str], int]:
+    """Return the number of repetitions by place and method."""
+    counts: dict[tuple[str, str], int] = {}
+    for entry in entries:
+        key = (entry.place, entry.method)
+        counts[key] = counts.get(key, 0) + 1
+    return counts
+
+
+def _about_counts(
+    counts: Mapping[tuple[str, str], int], methods: Sequence[str], places: Sequence[str]
+) -> list[str]:
+    """Return sentences about runs that are missing, and about too few repetitions."""
+    sentences = []
+    for place in places:
+        have = {method: counts.get((place, method), 0) for method in methods}
+        most = max(have.values())
+        if short := [f"{method} {n} of {most}" for method, n in have.items() if n < most]:
+            sentences.append(f"{place}: repetitions are missing: {', '.join(short)}.")
+    if len(methods) > 1 and max(counts.values()) < CLAIM_FROM:
+        sentences.append(
+            f"Fewer than {CLAIM_FROM} repetitions: the tables show what these runs measured, and"
+            " support no claim that a method is better."
+        )
+    return sentences
+
+
+def _about_optimizers(runs: Sequence[Run]) -> list[str]:
+    """Return a sentence if the methods were trained with different optimizers."""
+    trees = [
+        {
+            key: text_of(value)
+            for key, value in _tree(run).items()
+            if key.startswith(("train.optimizer.", "train.schedule."))
+        }
+        for run in runs
+    ]
+    keys = _differing([tuple(tree.items()) for tree in trees])
+    if not keys or len({run.config.algorithm.name for run in runs}) == 1:
+        return []
+    return [
+        f"The methods were trained with different values of {', '.join(keys)}. The comparison is"
+        " fair if each method's values were chosen on validation parts with equal effort, as"
+        " `flbench tune` does."
+    ]
+
+
+def _about_hardware(runs: Sequence[Run], origins: Mapping[Path, Mapping[str, Any]]) -> list[str]:
+    """Return a sentence if the runs were trained on different hardware or by different engines."""
+    different = [
+        name for name in HARDWARE if len({str(origins[run.path].get(name)) for run in runs}) > 1
+    ]
+    if len({run.config.engine.name for run in runs}) > 1:
+        different.append("engine.name")
+    if not different:
+        return []
+    return [f"The runs differ in {', '.join(different)}, so their seconds are not comparable."]
+
+
+def _vary(entries: Sequence[Entry]) -> Vary:
+    """Return what differs between the repetitions of a place."""
+    training = partition = False
+    for place in {entry.place for entry in entries}:
+        mine = [entry.run for entry in entries if entry.place == place]
+        training |= len({run.config.seed for run in mine}) > 1
+        partition |= len({run.summary["partition_hash"] for run in mine}) > 1
+    if training and partition:
+        return "both"
+    return "training" if training else "partition" if partition else "nothing"
+
+
+def _check_metric(runs: Sequence[Run], metric: str) -> None:
+    """Raise a UserError if a run does not have a test metric."""
+    for run in runs:
+        test = run.summary["best"]["test"]
+        if not isinstance(test.get(metric), int | float):
+            names = [name for name, value in test.items() if isinstance(value, int | float)]
+            have = f"It has {', '.join(names)}." if names else "It has no test metrics."
+            raise UserError(f"{run.path} has no test metric `{metric}`. {have}")

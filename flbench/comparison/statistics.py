@@ -1,0 +1,367 @@
+"""Statistics of a comparison over repetitions and over places.
+
+The unit of repetition is the run: the clients of one run are not independent of each other. With
+fewer than three repetitions there is no p-value and no claim.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import nan, sqrt
+from typing import Final
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from flbench.reports.statistics import ALPHA, CLAIM_FROM, Verdict
+
+POWER: Final = 0.8  # probability to see a difference that is there
+MOST_NEEDED: Final = 1000  # repetitions; more are not counted
+RESAMPLES: Final = 5000  # of a bootstrap
+WILCOXON_FROM: Final = 6  # repetitions
+MULTIPLE: Final = "holm"  # correction for several tests
+
+Values = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean with its 95 % interval; NaN where there are too few values.
+
+    Attributes:
+        value: The mean.
+        low: Lower end of the interval.
+        high: Upper end of the interval.
+    """
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The paired difference between two methods in a place.
+
+    Attributes:
+        n: Number of repetitions that both methods have.
+        mean: Mean difference, first minus second.
+        low: Lower end of its 95 % interval; NaN for fewer than three repetitions.
+        high: Upper end of its 95 % interval.
+        p: p-value of the paired t-test; NaN for fewer than three repetitions, and for differences
+            that are all equal.
+        corrected: p-value of the corrected resampled t-test, which the interval belongs to; NaN
+            where it does not apply.
+        wilcoxon: p-value of Wilcoxon's signed-rank test; NaN for fewer than six repetitions.
+        probability: Probability of improvement: that a run of the first method is better than one
+            of the second, with equal values counted half.
+        needed: Number of repetitions at which a difference of this size is seen with a probability
+            of 80 %, after the correction for all tests; NaN if it is more than 1,000, or not known.
+    """
+
+    n: int
+    mean: float
+    low: float
+    high: float
+    p: float
+    corrected: float
+    wilcoxon: float
+    probability: float
+    needed: float
+
+    @property
+    def decisive(self) -> float:
+        """The p-value that decides: the corrected one where it applies."""
+        return self.p if np.isnan(self.corrected) else self.corrected
+
+
+def mean(values: Sequence[float]) -> Estimate:
+    """Return the mean over repetitions with its interval by Student's t distribution.
+
+    Args:
+        values: At least one value.
+
+    >>> estimate = mean([0.7, 0.8, 0.9])
+    >>> [round(number, 4) for number in (estimate.value, estimate.low, estimate.high)]
+    [0.8, 0.5516, 1.0484]
+    """
+    from scipy.stats import ttest_1samp
+
+    data = np.asarray(values, dtype=np.float64)
+    if len(data) < CLAIM_FROM:
+        return Estimate(float(data.mean()), nan, nan)
+    if np.ptp(data) == 0:
+        return Estimate(float(data[0]), float(data[0]), float(data[0]))
+    interval = ttest_1samp(data, 0.0).confidence_interval(1 - ALPHA)
+    return Estimate(float(data.mean()), float(interval.low), float(interval.high))
+
+
+def interquartile_mean(groups: Sequence[Sequence[float]]) -> Estimate:
+    """Return the mean of the middle half of all values, with a stratified bootstrap interval.
+
+    The bootstrap draws repetitions within each place. It has 5,000 resamples of a fixed seed and
+    takes the percentiles 2.5 and 97.5.
+
+    Source: Agarwal et al., NeurIPS 2021.
+
+    Args:
+        groups: Values of the repetitions by place.
+
+    >>> interquartile_mean([[0.1, 0.5, 0.6, 0.7]]).value
+    0.55
+    """
+    from scipy.stats import trim_mean
+
+    data = [np.asarray(group, dtype=np.float64) for group in groups]
+    value = float(trim_mean(np.concatenate(data), 0.25))
+    if min(map(len, data)) < CLAIM_FROM:
+        return Estimate(value, nan, nan)
+    rng = np.random.default_rng(0)
+    drawn = [group[rng.integers(len(group), size=(RESAMPLES, len(group)))] for group in data]
+    means = trim_mean(np.concatenate(drawn, axis=1), 0.25, axis=1)
+    low, high = np.quantile(means, [ALPHA / 2, 1 - ALPHA / 2])
+    return Estimate(value, float(low), float(high))
+
+
+def difference(
+    first: Mapping[int, float],
+    second: Mapping[int, float],
+    *,
+    overlap: float = 0.0,
+    tests: int = 1,
+) -> Difference | None:
+    """Compare two methods over the repetitions that both have.
+
+    Where repetitions draw their partitions from one pool of samples, their training sets overlap,
+    and the variance between them is too small to tell how the methods differ on other samples. The
+    corrected resampled t-test adds n_test / n_train to 1 / n in the variance of the mean.
+
+    Source: Nadeau and Bengio, Machine Learning 2003.
+
+    Args:
+        first: Values by repetition.
+        second: Values by repetition.
+        overlap: n_test / n_train, the number of test samples over that of training samples, if the
+            repetitions draw from one pool; 0 if they do not.
+        tests: Number of tests for which the p-value will be corrected.
+
+    Returns:
+        The difference; None if no repetition has both.
+    """
+    both = sorted(first.keys() & second.keys())
+    if not both:
+        return None
+    x = np.array([first[k] for k in both], dtype=np.float64)
+    y = np.array([second[k] for k in both], dtype=np.float64)
+    gaps = x - y
+    n, average = len(gaps), float(gaps.mean())
+    low = high = p = corrected = needed = nan
+    if n >= CLAIM_FROM and not _is_constant(gaps):
+        from scipy.stats import t, ttest_1samp
+
+        p = float(ttest_1samp(gaps, 0.0).pvalue)
+        sd = float(gaps.std(ddof=1))
+        error = sd * sqrt(1 / n + overlap)
+        half = float(t.ppf(1 - ALPHA / 2, n - 1)) * error
+        low, high = average - half, average + half
+        if overlap:
+            corrected = float(2 * t.sf(abs(average) / error, n - 1))
+        needed = repetitions_needed(average / sd, overlap, tests)
+    return Difference(
+        n, average, low, high, p, corrected, _wilcoxon(gaps), _probability(x, y), needed
+    )
+
+
+def repetitions_needed(effect: float, overlap: float = 0.0, tests: int = 1) -> float:
+    """Return the number of repetitions at which a paired t-test sees an effect with power 0.8.
+
+    Args:
+        effect: Mean of the differences over their standard deviation.
+        overlap: See `difference`.
+        tests: Number of tests; the significance level of each is 0.05 over this number.
+
+    Returns:
+        The smallest number n >= 3; NaN if it is more than 1,000.
+
+    >>> repetitions_needed(0.5)
+    34.0
+    """
+    from scipy.stats import nct, t
+
+    n = np.arange(CLAIM_FROM, MOST_NEEDED + 1)
+    shift = abs(effect) / np.sqrt(1 / n + overlap)  # noncentrality of t
+    limit = t.ppf(1 - ALPHA / tests / 2, n - 1)
+    power = nct.sf(limit, n - 1, shift) + nct.cdf(-limit, n - 1, shift)
+    enough = np.flatnonzero(power >= POWER)
+    return float(n[enough[0]]) if len(enough) else nan
+
+
+def correct(values: Sequence[float]) -> list[float]:
+    """Correct p-values for several tests by Holm's procedure; NaN stays NaN.
+
+    Source: Holm, Scandinavian Journal of Statistics 1979.
+
+    >>> [round(p, 4) for p in correct([0.04, float("nan"), 0.01])]
+    [0.04, nan, 0.02]
+    """
+    from statsmodels.stats.multitest import multipletests
+
+    known = [p for p in values if not np.isnan(p)]
+    found = iter(multipletests(known, ALPHA, MULTIPLE)[1].tolist() if known else [])
+    return [p if np.isnan(p) else next(found) for p in values]
+
+
+def verdict(average: float, p: float) -> Verdict:
+    """Return what a mean difference and its corrected p-value say about the first method.
+
+    >>> verdict(0.1, 0.01), verdict(-0.1, 0.01), verdict(0.1, 0.2), verdict(0.1, float("nan"))
+    ('better', 'worse', 'no significant difference', 'no claim')
+    """
+    if np.isnan(p):
+        return "no claim"
+    if p >= ALPHA:
+        return "no significant difference"
+    return "better" if average > 0 else "worse"
+
+
+def letters(p: pd.DataFrame) -> dict[str, str]:
+    """Return the compact letter display of methods: two methods without a common letter differ.
+
+    Args:
+        p: Corrected p-values, methods x methods, from the best to the worst method; NaN where there
+            is no test.
+
+    >>> p = pd.DataFrame([[1, 0.2, 0.01], [0.2, 1, 0.3], [0.01, 0.3, 1]], list("xyz"), list("xyz"))
+    >>> letters(p)
+    {'x': 'a', 'y': 'ab', 'z': 'b'}
+    """
+    import scikit_posthocs as sp
+
+    found = sp.compact_letter_display(p.fillna(1.0), alpha=ALPHA)
+    return {str(name): text.replace(" ", "") for name, text in found.items()}
+
+
+@dataclass(frozen=True)
+class Across:
+    """Methods compared over several places by their ranks.
+
+    Attributes:
+        ranks: Mean rank by method, 1 is best; methods that all places have, best first.
+        places: Number of places.
+        friedman: p-value of Friedman's test that all methods are equal; NaN for fewer than three
+            methods.
+        nemenyi: p-values of Nemenyi's test, methods x methods.
+        critical: Critical difference of mean ranks at the level 0.05.
+        groups: Methods that the test does not tell apart, as maximal groups of neighbours by rank.
+        profiles: Performance profiles: columns `method`, `tau`, and `share`, the share of runs with
+            a value above tau, as the mean over places.
+        interquartile: Interquartile mean over all places by method.
+    """
+
+    ranks: "pd.Series[float]"
+    places: int
+    friedman: float
+    nemenyi: pd.DataFrame
+    critical: float
+    groups: tuple[tuple[str, ...], ...]
+    profiles: pd.DataFrame
+    interquartile: Mapping[str, Estimate]
+
+
+def across(values: Mapping[str, Mapping[str, Sequence[float]]]) -> Across | None:
+    """Compare methods over places.
+
+    Source: Demsar, JMLR 2006; Agarwal et al., NeurIPS 2021.
+
+    Args:
+        values: Values of the repetitions by method and place. Methods that lack a place are left
+            out.
+
+    Returns:
+        The comparison; None for fewer than two places or two methods.
+    """
+    places = list(dict.fromkeys(place for some in values.values() for place in some))
+    complete = {method: some for method, some in values.items() if len(some) == len(places)}
+    if len(places) < 2 or len(complete) < 2:
+        return None
+    import scikit_posthocs as sp
+    from scipy.stats import friedmanchisquare, rankdata
+
+    names = list(complete)
+    means = np.array([[np.mean(complete[name][place]) for name in names] for place in places])
+    ranks = rankdata(-means, axis=1)  # [places, methods]
+    averages = pd.Series(ranks.mean(axis=0), index=names).sort_values(kind="stable")
+    k, n = len(names), len(places)
+    critical = studentized(k) * sqrt(k * (k + 1) / (6 * n))
+    nemenyi = sp.posthoc_nemenyi_friedman(-means)
+    nemenyi.index = nemenyi.columns = pd.Index(names)
+    friedman = float(friedmanchisquare(*means.T).pvalue) if k > 2 else nan
+    return Across(
+        ranks=averages,
+        places=n,
+        friedman=friedman,
+        nemenyi=nemenyi.loc[averages.index, averages.index],
+        critical=critical,
+        groups=_neighbours(averages, critical),
+        profiles=_profiles(complete),
+        interquartile={name: interquartile_mean(list(complete[name].values())) for name in names},
+    )
+
+
+def studentized(methods: int) -> float:
+    """Return the quantile q of Nemenyi's test at the level 0.05: of the Studentized range over the
+    square root of 2.
+
+    >>> [round(studentized(k), 3) for k in (2, 4, 10)]  # table 5 of Demsar
+    [1.96, 2.569, 3.164]
+    """
+    from scipy.stats import studentized_range
+
+    return float(studentized_range.ppf(1 - ALPHA, methods, np.inf)) / sqrt(2)
+
+
+def _neighbours(ranks: "pd.Series[float]", critical: float) -> tuple[tuple[str, ...], ...]:
+    """Return the maximal groups of at least two methods whose mean ranks differ by less."""
+    names, values = list(ranks.index), ranks.to_numpy()
+    groups: list[tuple[str, ...]] = []
+    end = 0
+    for begin in range(len(names)):
+        last = int(np.flatnonzero(values - values[begin] < critical)[-1])
+        if last > begin and last > end - 1 + (not groups):
+            groups.append(tuple(names[begin : last + 1]))
+            end = last + 1
+    return tuple(groups)
+
+
+def _profiles(values: Mapping[str, Mapping[str, Sequence[float]]]) -> pd.DataFrame:
+    """Return the performance profiles of methods."""
+    data = [v for some in values.values() for repetitions in some.values() for v in repetitions]
+    limits = np.linspace(min(data), max(data), 101)
+    rows = []
+    for method, some in values.items():
+        shares = [
+            (np.asarray(repetitions)[:, None] > limits).mean(axis=0)
+            for repetitions in some.values()
+        ]
+        for tau, share in zip(limits, np.mean(shares, axis=0), strict=True):
+            rows.append((method, float(tau), float(share)))
+    return pd.DataFrame(rows, columns=["method", "tau", "share"])
+
+
+def _is_constant(values: Values) -> bool:
+    """Whether the deviation of values is no more than a rounding error."""
+    return bool(values.std() <= 1e-12 * (1 + abs(values.mean())))
+
+
+def _wilcoxon(gaps: Values) -> float:
+    if len(gaps) < WILCOXON_FROM or not gaps.any():
+        return nan
+    from scipy.stats import wilcoxon
+
+    return float(wilcoxon(gaps).pvalue)
+
+
+def _probability(x: Values, y: Values) -> float:
+    from scipy.stats import mannwhitneyu
+
+    return float(mannwhitneyu(x, y).statistic) / (len(x) * len(y))

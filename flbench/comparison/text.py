@@ -1,0 +1,413 @@
+"""The report of a comparison as Markdown, LaTeX, JSON and CSV."""
+
+import json
+from collections.abc import Mapping, Sequence
+from math import isfinite
+from typing import Any, Final
+
+import numpy as np
+import pandas as pd
+
+from flbench import __version__
+from flbench.comparison.analysis import Analysis
+from flbench.comparison.arrangement import Comparison
+from flbench.comparison.statistics import Across
+from flbench.core.csv_text import csv_text
+from flbench.core.printable import one_line
+from flbench.reports.tables import Block, markdown, size
+
+TABLES: Final = ("leaderboard", "pairs", "classes", "clients", "curves", "targets")
+"""Names of the tables of an Analysis that are DataFrames, and of their CSV files."""
+MOST_CLASSES: Final = 100  # rows of the table of classes
+VARIED: Final = {
+    "nothing": "there is one run of each method",
+    "training": "the seed of training differs between repetitions; the partition is the same",
+    "partition": "the partition differs between repetitions; the seed of training is the same",
+    "both": "the seed of training and the partition differ between repetitions",
+}
+"""What differs between repetitions, in words."""
+
+
+def csv_of(analysis: Analysis, name: str) -> str:
+    """Return a table as CSV; NaN is an empty cell, and tuples are joined by semicolons.
+
+    Args:
+        analysis: The tables.
+        name: One of TABLES.
+    """
+    table = _frame(analysis, name)
+    rows = [[_cell(value) for value in row] for row in table.itertuples(index=False, name=None)]
+    return csv_text(tuple(table.columns), rows)
+
+
+def json_of(analysis: Analysis) -> str:
+    """Return the report as JSON; see `tree_of`."""
+    return json.dumps(tree_of(analysis), indent=1) + "\n"
+
+
+def tree_of(analysis: Analysis) -> dict[str, Any]:
+    """Return the report as values of JSON.
+
+    Returns:
+        A dict with the keys `flbench` (version), `answer`, `warnings`, `methods`,
+        `places`, `repetitions`, `vary`, `metric`, `baseline`; for each of TABLES a list of rows as
+        objects; `across`, null for a single place; and `runs`, the folders. NaN is null.
+    """
+    comparison = analysis.comparison
+    tree = {
+        "flbench": __version__,
+        "answer": analysis.answer,
+        **facts(comparison),
+        "warnings": comparison.warnings,
+        **{name: records(_frame(analysis, name)) for name in TABLES},
+        "across": None if analysis.across is None else _across_tree(analysis.across),
+        "runs": [
+            {
+                "place": entry.place,
+                "method": entry.method,
+                "repetition": entry.repetition,
+                "path": str(entry.run.path),
+                **{key: entry.run.summary[key] for key in ("config_hash", "weights_digest")},
+            }
+            for entry in comparison.entries
+        ],
+    }
+    found: dict[str, Any] = _finite(tree)
+    return found
+
+
+def facts(comparison: Comparison) -> dict[str, Any]:
+    """Return what was compared, by name."""
+    names = ("methods", "places", "repetitions", "vary", "metric", "baseline")
+    return {name: getattr(comparison, name) for name in names}
+
+
+def heading(comparison: Comparison) -> str:
+    """Return the title of the report."""
+    if len(comparison.methods) == 1:
+        return f"{comparison.methods[0]} on {'; '.join(comparison.places)}"
+    return f"{len(comparison.methods)} methods on {'; '.join(comparison.places)}"
+
+
+def markdown_of(analysis: Analysis) -> str:
+    """Return the report as Markdown, without pictures."""
+    comparison = analysis.comparison
+    parts = [f"# {one_line(heading(comparison))}", "\n".join(f"{s}\n" for s in analysis.answer)]
+    parts += [f"**{sentence}**" for sentence in comparison.warnings]
+    for place in comparison.places:
+        parts += [markdown(block) for block in blocks(analysis, place)]
+    if analysis.across is not None:
+        parts.append(markdown(ranks_block(analysis.across)))
+    parts.append(f"Repetitions: {comparison.repetitions}; {VARIED[comparison.vary]}.")
+    return "\n\n".join(part.strip() for part in parts) + "\n"
+
+
+def blocks(analysis: Analysis, place: str) -> list[Block]:
+    """Return the tables of one place: leaderboard, differences, targets, classes."""
+    found = [
+        leaderboard_block(analysis, place),
+        pairs_block(analysis, place),
+        targets_block(analysis, place),
+        classes_block(analysis, place),
+    ]
+    return [block for block in found if block is not None and block.rows]
+
+
+def leaderboard_block(analysis: Analysis, place: str) -> Block:
+    """Return the leaderboard of a place."""
+    rows = analysis.leaderboard[analysis.leaderboard["place"] == place]
+    has_rare = bool(rows["rare_recall"].notna().any())
+    has_groups = len(rows) > 1
+    metric = analysis.comparison.metric
+    columns = ["rank", "method", f"{metric} (95 % interval)", "runs"]
+    columns += ["groups"] if has_groups else []
+    columns += ["rare recall"] if has_rare else []
+    columns += ["macro F1", "worst 10 %", "bytes", "seconds"]
+    columns += ["better than"] if has_groups else []
+    lines = []
+    for row in records(rows):
+        lines.append(
+            (
+                *(str(row["rank"]), one_line(row["method"]), interval(row), str(row["n"])),
+                *([row["groups"]] if has_groups else []),
+                *([number(row["rare_recall"])] if has_rare else []),
+                *(number(row["macro_f1"]), number(row["worst10_accuracy"])),
+                *(size(row["bytes"]), f"{row['seconds']:.1f}"),
+                *([one_line(", ".join(row["better_than"])) or "-"] if has_groups else []),
+            )
+        )
+    about = (
+        "Means over repetitions. Methods without a common letter in `groups` differ significantly."
+        if has_groups
+        else ""
+    )
+    return Block(f"{one_line(place)}: leaderboard", tuple(columns), tuple(lines), about, texts=(1,))
+
+
+def pairs_block(analysis: Analysis, place: str) -> Block | None:
+    """Return the differences between every two methods of a place; None for a single method."""
+    rows = analysis.pairs[analysis.pairs["place"] == place]
+    if not len(rows):
+        return None
+    is_corrected = bool(rows["corrected"].notna().any())
+    lines = [
+        (
+            one_line(f"{row['first']} - {row['second']}"),
+            _signed(row),
+            str(row["n"]),
+            number(row["corrected"] if is_corrected else row["p"]),
+            number(row["p_holm"]),
+            number(row["probability"], 2),
+            row["verdict"],
+            "-" if np.isnan(row["needed"]) else str(int(row["needed"])),
+        )
+        for row in records(rows)
+    ]
+    test = (
+        "corrected resampled t-test (Nadeau and Bengio), because the partitions of the repetitions"
+        " are drawn from the same samples"
+        if is_corrected
+        else "paired t-test"
+    )
+    return Block(
+        f"{one_line(place)}: differences in {analysis.comparison.metric}",
+        (
+            *("difference", "mean (95 % interval)", "runs", "p", "p (Holm)", "P(improvement)"),
+            *("verdict", "repetitions needed"),
+        ),
+        tuple(lines),
+        f"p: {test}. Repetitions needed: to see a difference of this size with a probability of"
+        " 80 %.",
+        texts=(0, 6),
+    )
+
+
+def targets_block(analysis: Analysis, place: str) -> Block | None:
+    """Return rounds, bytes and seconds until the target of a place; None without a target."""
+    rows = records(analysis.targets, place)
+    if not rows:
+        return None
+    lines = [
+        (
+            one_line(row["method"]),
+            f"{row['reached']} of {row['n']}",
+            *(
+                ("-", "-", "-")
+                if not row["reached"]
+                else (f"{row['rounds']:g}", size(row["bytes"]), f"{row['seconds']:.1f}")
+            ),
+        )
+        for row in rows
+    ]
+    first = rows[0]
+    metric, split = analysis.comparison.metric, first["split"]
+    note = " (there is no validation part)" if split == "test" else ""
+    return Block(
+        f"{one_line(place)}: costs until {split} {metric} {first['target']:.4f}{note}",
+        ("method", "runs that reached it", "rounds", "bytes", "seconds"),
+        tuple(lines),
+        "Medians over the runs that reached it.",
+    )
+
+
+def classes_block(analysis: Analysis, place: str) -> Block | None:
+    """Return recall and F1 by class and method of a place."""
+    rows = analysis.classes[analysis.classes["place"] == place]
+    methods = [name for name in analysis.comparison.methods if name in set(rows["method"])]
+    wide = rows.pivot_table(index="class", columns="method", values="recall", dropna=False)
+    first = rows.drop_duplicates("class").sort_values(["train_support", "class"])
+    about = "Recall, mean over repetitions; classes with the fewest training samples first."
+    if len(first) > MOST_CLASSES:
+        about += (
+            f" The rarest {MOST_CLASSES} of {len(first):,} classes; the others are in the CSV file."
+        )
+    lines = []
+    for row in records(first.head(MOST_CLASSES)):
+        marks = [name for name in ("rare", "confusable") if row[name]]
+        lines.append(
+            (
+                one_line(str(row["name"])),
+                f"{row['train_support']:.0f}",
+                "-" if np.isnan(row["holders"]) else f"{row['holders']:.0f}",
+                ", ".join(marks) or "-",
+                *(number(wide.loc[row["class"]].get(name, np.nan)) for name in methods),
+            )
+        )
+    return Block(
+        f"{one_line(place)}: recall by class",
+        ("class", "training samples", "clients with it", "marks", *map(one_line, methods)),
+        tuple(lines),
+        about,
+        texts=(0, 3),
+    )
+
+
+def ranks_block(across: Across) -> Block:
+    """Return the mean ranks over places."""
+    best = str(across.ranks.index[0])
+    beside = across.nemenyi[best].to_dict()
+    lines = [
+        (
+            one_line(str(name)),
+            f"{rank:.2f}",
+            number(across.interquartile[str(name)].value),
+            "-" if name == best else number(float(beside[name])),
+        )
+        for name, rank in across.ranks.items()
+    ]
+    friedman = "" if np.isnan(across.friedman) else f"Friedman's test: p = {across.friedman:.4f}. "
+    return Block(
+        f"Ranks over {across.places} places",
+        ("method", "mean rank", "interquartile mean", f"p beside {one_line(best)} (Nemenyi)"),
+        tuple(lines),
+        f"{friedman}Mean ranks that differ by {across.critical:.2f} or more differ significantly.",
+    )
+
+
+def latex_of(analysis: Analysis) -> str:
+    """Return the leaderboards as tables of LaTeX, for the packages booktabs and amsmath.
+
+    The best mean of a place is bold. Means of methods that show no significant difference to the
+    best one are underlined, if there are at least three repetitions.
+    """
+    comparison = analysis.comparison
+    parts = ["% \\usepackage{booktabs}"]
+    parts += [f"% {sentence}" for sentence in map(one_line, comparison.warnings)]
+    for place in comparison.places:
+        rows = records(analysis.leaderboard, place)
+        has_rare = any(not np.isnan(row["rare_recall"]) for row in rows)
+        best = rows[0]
+        lines = []
+        for row in rows:
+            value = _latex_value(row)
+            like = set(row["groups"]) & set(best["groups"])
+            if row is best:
+                value = f"\\textbf{{{value}}}"
+            elif like and not np.isnan(best["low"]):
+                value = f"\\underline{{{value}}}"
+            cells = [
+                latex(row["method"]),
+                value,
+                *([number(row["rare_recall"], 3)] if has_rare else []),
+                *(number(row["macro_f1"], 3), number(row["worst10_accuracy"], 3)),
+                *(latex(size(row["bytes"])), f"{row['seconds']:.1f}"),
+            ]
+            lines.append(" & ".join(cells) + " \\\\")
+        header = ["method", latex(comparison.metric.replace("_", " "))]
+        header += ["rare recall"] if has_rare else []
+        header += ["macro F1", "worst 10\\,\\%", "bytes", "seconds"]
+        warning = " ".join(latex(one_line(s)) for s in comparison.warnings)
+        caption = (
+            f"{latex(one_line(place))}: mean over {best['n']} repetitions and half the width of the"
+            " 95\\,\\% interval. Bold: largest mean; underlined: no significant difference to it."
+            f" {warning}"
+        )
+        parts += [
+            "\\begin{table}",
+            "\\centering",
+            f"\\caption{{{caption.strip()}}}",
+            f"\\begin{{tabular}}{{l{'r' * (len(header) - 1)}}}",
+            "\\toprule",
+            " & ".join(header) + " \\\\",
+            "\\midrule",
+            *lines,
+            "\\bottomrule",
+            "\\end{tabular}",
+            "\\end{table}",
+        ]
+    return "\n".join(parts) + "\n"
+
+
+def latex(text: str) -> str:
+    r"""Return a text with the special characters of LaTeX escaped.
+
+    >>> print(latex("a_b & 5 %"))
+    a\_b \& 5 \%
+    """
+    special = {
+        "\\": "\\textbackslash{}",
+        "~": "\\textasciitilde{}",
+        "^": "\\textasciicircum{}",
+        **{mark: f"\\{mark}" for mark in "&%$#_{}"},
+    }
+    return "".join(special.get(mark, mark) for mark in text)
+
+
+def number(value: float, digits: int = 4) -> str:
+    """Return a number with four decimals; a dash for NaN."""
+    return "-" if np.isnan(value) else f"{value:.{digits}f}"
+
+
+def interval(row: Mapping[str, Any]) -> str:
+    """Return a mean with its interval.
+
+    >>> interval({"mean": 0.5, "low": 0.4, "high": 0.6})
+    '0.5000 [0.4000, 0.6000]'
+    """
+    if np.isnan(row["low"]):
+        return number(row["mean"])
+    return f"{number(row['mean'])} [{number(row['low'])}, {number(row['high'])}]"
+
+
+def _signed(row: Mapping[str, Any]) -> str:
+    """Return a difference with its sign and its interval."""
+    if np.isnan(row["low"]):
+        return f"{row['difference']:+.4f}"
+    return f"{row['difference']:+.4f} [{row['low']:+.4f}, {row['high']:+.4f}]"
+
+
+def _latex_value(row: Mapping[str, Any]) -> str:
+    """Return a mean with half the width of its interval."""
+    if np.isnan(row["low"]):
+        return f"{row['mean']:.3f}"
+    half = max(row["high"] - row["mean"], row["mean"] - row["low"])
+    return f"{row['mean']:.3f} $\\pm$ {half:.3f}"
+
+
+def records(table: pd.DataFrame, place: str | None = None) -> list[dict[str, Any]]:
+    """Return the rows of a table as dicts, of one place or of all."""
+    mine = table if place is None else table[table["place"] == place]
+    names = [str(name) for name in table.columns]
+    return [dict(zip(names, row, strict=True)) for row in mine.itertuples(index=False, name=None)]
+
+
+def _frame(analysis: Analysis, name: str) -> pd.DataFrame:
+    table: pd.DataFrame = getattr(analysis, name)
+    return table
+
+
+def _cell(value: Any) -> Any:
+    """Return a value as a cell of CSV."""
+    if isinstance(value, tuple):
+        return "; ".join(value)
+    if isinstance(value, bool | np.bool_):
+        return int(value)
+    return None if isinstance(value, float) and np.isnan(value) else value
+
+
+def _across_tree(across: Across) -> dict[str, Any]:
+    """Return the comparison over places as values of JSON."""
+    return {
+        "ranks": across.ranks.to_dict(),
+        "places": across.places,
+        "friedman": across.friedman,
+        "nemenyi": across.nemenyi.to_dict(),
+        "critical": across.critical,
+        "groups": across.groups,
+        "interquartile": {
+            name: [estimate.value, estimate.low, estimate.high]
+            for name, estimate in across.interquartile.items()
+        },
+        "profiles": records(across.profiles),
+    }
+
+
+def _finite(tree: Any) -> Any:
+    """Return a tree of JSON values: keys are text, NaN and infinity are null."""
+    if isinstance(tree, Mapping):
+        return {str(key): _finite(value) for key, value in tree.items()}
+    if isinstance(tree, Sequence) and not isinstance(tree, str):
+        return [_finite(value) for value in tree]
+    if isinstance(tree, np.generic):
+        return _finite(tree.item())
+    return None if isinstance(tree, float) and not isfinite(tree) else tree
