@@ -112,6 +112,7 @@ def test_run_is_mirrored_by_a_process_of_its_own(tmp_path):
     assert not again
 
 
+@pytest.mark.usefixtures("_forked")
 def test_server_that_never_answers_costs_a_sentence_and_no_more(tmp_path, capsys):
     with black_hole() as uri:
         code = app.main(["run", *RUN, f"output.dir={tmp_path}", f"tracking.uri={uri}"])
