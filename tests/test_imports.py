@@ -15,7 +15,10 @@ MAY_IMPORT = {
         "engine/sequential.py",
     },
     "torchmetrics": {"client/own_module.py"},
-    "matplotlib": {"reports/figures.py", "reports/picture.py", "tuning/study_figures.py"},
+    "matplotlib": {
+        *("reports/figures.py", "reports/picture.py", "tuning/study_figures.py"),
+        "comparison/figures.py",
+    },
     "ray": {
         "engine/ray.py",
         *(

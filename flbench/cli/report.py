@@ -50,7 +50,7 @@ def report(
     for sentence in found.answer:
         console.line(sentence)
     console.notes(found.warnings)
-    console.line(f"report: {folder / 'report.md'}")
+    console.line(f"report: {folder / 'report.html'}")
 
 
 def _folder(paths: Sequence[Path]) -> Path:

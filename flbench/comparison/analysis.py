@@ -81,6 +81,8 @@ class Analysis:
             repetitions that `reached` it, of `n`.
         across: The comparison over places; None for a single place.
         answer: What the tables say, in sentences.
+        train_counts: Training samples [N, C] by client and class, by place and repetition, as far
+            as the run folders have them.
     """
 
     comparison: Comparison
@@ -92,6 +94,7 @@ class Analysis:
     targets: pd.DataFrame
     across: Across | None
     answer: tuple[str, ...]
+    train_counts: Mapping[tuple[str, int], NDArray[np.int64]]
 
 
 def analyse(comparison: Comparison) -> Analysis:
@@ -128,6 +131,11 @@ def analyse(comparison: Comparison) -> Analysis:
         targets=_targets(comparison, curves),
         across=across,
         answer=answer.sentences(comparison, leaderboard, pairs, across),
+        train_counts={
+            (entry.place, entry.repetition): counts
+            for entry in comparison.entries
+            if (counts := _train_counts(entry)) is not None
+        },
     )
 
 

@@ -2,13 +2,17 @@
 
 from pathlib import Path
 
-from flbench.comparison import text
+from flbench.comparison import page, text
 from flbench.comparison.analysis import Analysis
 from flbench.core import files
+from flbench.reports import figures
 
 
 def write(folder: Path, analysis: Analysis) -> None:
-    """Write the report: report.md, report.tex, report.json and tables/NAME.csv.
+    """Write the report.
+
+    It consists of report.html, report.md, report.tex, report.json, tables/NAME.csv and
+    pictures/NAME.svg and .pdf.
 
     The same runs give the same bytes. Each file is written atomically.
 
@@ -20,11 +24,16 @@ def write(folder: Path, analysis: Analysis) -> None:
         OSError: A file cannot be written.
     """
     texts = {
+        "report.html": page.render(analysis),
         "report.md": text.markdown_of(analysis),
         "report.tex": text.latex_of(analysis),
         "report.json": text.json_of(analysis),
         **{f"tables/{name}.csv": text.csv_of(analysis, name) for name in text.TABLES},
     }
     (folder / "tables").mkdir(parents=True, exist_ok=True)
+    (folder / "pictures").mkdir(exist_ok=True)
     for name, content in texts.items():
         files.write(folder / name, content.encode())
+    for one in page.pictures(analysis):
+        for suffix in ("svg", "pdf"):
+            figures.save(one.figure, folder / "pictures" / f"{one.name}.{suffix}")

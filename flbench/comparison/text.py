@@ -137,7 +137,7 @@ def leaderboard_block(analysis: Analysis, place: str) -> Block:
             )
         )
     about = (
-        "Means over repetitions. Methods without a common letter in `groups` differ significantly."
+        "Means over repetitions. Methods whose groups have no common letter differ significantly."
         if has_groups
         else ""
     )

@@ -1,0 +1,401 @@
+"""Figures of a comparison. A method has the same colour, dashes and marker in all of them."""
+
+from collections.abc import Sequence
+from itertools import cycle, islice
+from typing import Any, Final
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.colors import TwoSlopeNorm
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+from numpy.typing import NDArray
+
+from flbench.comparison.analysis import Analysis
+from flbench.core.printable import one_line
+from flbench.reports import figures
+from flbench.reports.picture import Picture
+from flbench.reports.tables import size
+
+# Colours that colour-blind people tell apart, all with a contrast of at least 3 on white.
+COLOURS: Final = ("#0072b2", "#d55e00", "#117733", "#aa4499", "#222222", "#8a6d00", "#b5485d")
+MARKERS: Final = ("o", "s", "^", "D", "v", "P", "X", "*")
+DASHES: Final = ("-", "--", "-.", ":")
+MOST_CLASSES: Final = 100  # in a heat map
+MOST_LABELS: Final = 70  # names of classes below a heat map
+MOST_SCATTERED: Final = 4  # methods in a scatter plot of clients
+WIDTH: Final = 9.0  # inches
+
+
+def leaders(analysis: Analysis, place: str) -> Figure:
+    """Draw the metric of each method: mean, 95 % interval, and the repetitions as small dots."""
+    rows = _of(analysis.leaderboard, place).reset_index(drop=True)
+    figure = Picture(figsize=(WIDTH, 1.1 + 0.3 * len(rows)), layout="constrained")
+    axes = figure.add_subplot()
+    for k, method in enumerate(rows["method"]):
+        row, style = rows.loc[k], _style(analysis, method)
+        values = [
+            one.run.summary["best"]["test"][analysis.comparison.metric]
+            for one in analysis.comparison.at(place, method)
+        ]
+        axes.plot(values, [k] * len(values), ".", color=style["color"], markersize=5, zorder=3)
+        if not np.isnan(row["low"]):
+            axes.plot([row["low"], row["high"]], [k, k], color=style["color"], lw=2, zorder=2)
+        axes.plot(
+            [row["mean"]], [k], marker=style["marker"], color=style["color"], ms=8, mfc="white"
+        )
+    axes.set_yticks(range(len(rows)), [_short(name) for name in rows["method"]], parse_math=False)
+    axes.set_ylim(len(rows) - 0.4, -0.6)
+    axes.set_xlabel(f"test {_words(analysis)}")
+    _plain(axes)
+    return figure
+
+
+def recalls(analysis: Analysis, place: str) -> Figure:
+    """Draw a heat map of the recall by method (rows) and class (columns), rarest class first."""
+    return _heat_map(analysis, place, "recall")
+
+
+def recall_gains(analysis: Analysis, place: str) -> Figure:
+    """Draw a heat map of recall minus the baseline's; dots mark intervals without zero."""
+    return _heat_map(analysis, place, "difference")
+
+
+def _heat_map(analysis: Analysis, place: str, what: str) -> Figure:
+    table = _of(analysis.classes, place)
+    baseline = analysis.comparison.baseline
+    methods = [
+        name
+        for name in analysis.comparison.methods
+        if name in set(table["method"]) and not (what == "difference" and name == baseline)
+    ]
+    order = table.drop_duplicates("class").sort_values(["train_support", "class"])
+    order = order.head(MOST_CLASSES)
+    classes, names = order["class"].tolist(), order["name"].astype(str).tolist()
+
+    def grid(column: str) -> NDArray[np.float64]:
+        wide = table.pivot_table(index="method", columns="class", values=column, dropna=False)
+        found: NDArray[np.float64] = wide.reindex(index=methods, columns=classes).to_numpy(float)
+        return found
+
+    values = grid(what)
+    deep = 1.5 + 0.32 * len(methods) + (0.5 if len(names) <= MOST_LABELS else 0.0)
+    figure = Picture(figsize=(WIDTH, deep), layout="constrained")
+    axes = figure.add_subplot()
+    shown = np.ma.masked_invalid(values)
+    if what == "recall":
+        image = axes.imshow(shown, aspect="auto", cmap="cividis", vmin=0, vmax=1)
+        label = "recall"
+    else:
+        most = float(max(0.05, np.nanmax(np.abs(values), initial=0.0)))
+        norm = TwoSlopeNorm(0, -most, most)
+        image = axes.imshow(shown, aspect="auto", cmap="PuOr_r", norm=norm)
+        label = f"recall minus\n{_short(baseline)}'s"
+        low, high = grid("low"), grid("high")
+        with np.errstate(invalid="ignore"):
+            sure = (low > 0) | (high < 0)
+        axes.plot(*np.nonzero(sure.T), ".", color="black", markersize=4)
+    axes.set_yticks(range(len(methods)), [_short(name) for name in methods], parse_math=False)
+    if len(names) <= MOST_LABELS:
+        rare = order["rare"].to_numpy(bool)
+        marks = ["*" if is_rare else "" for is_rare in rare]
+        labels = [f"{_short(name)}{mark}" for name, mark in zip(names, marks, strict=True)]
+        upright = len(names) > 12 or max(map(len, labels)) > 6
+        axes.set_xticks(
+            range(len(names)), labels, parse_math=False, rotation=90 if upright else 0, fontsize=7
+        )
+    else:
+        axes.set_xticks([])
+    axes.set_xlabel("class, fewest training samples first")
+    figure.colorbar(image, ax=axes, label=label)
+    return figure
+
+
+def client_accuracy(analysis: Analysis, place: str) -> Figure:
+    """Draw the share of clients below each accuracy, over all repetitions, a line per method."""
+    table = _of(analysis.clients, place)
+    figure = Picture(figsize=(WIDTH, 3.6), layout="constrained")
+    axes = figure.add_subplot()
+    for method in _methods(analysis, table):
+        values = table[table["method"] == method]["accuracy"].dropna()
+        if len(values):
+            style = _line(analysis, method)
+            axes.ecdf(values, label=_short(method), **style)
+    axes.set(xlabel="test accuracy of a client", ylabel="share of clients", xlim=(-0.02, 1.02))
+    _plain(axes)
+    _legend(figure, axes)
+    return figure
+
+
+def client_gains(analysis: Analysis, place: str) -> Figure | None:
+    """Draw each client's gain over Local-Only against its samples and its skew.
+
+    Returns:
+        The figure, of the first four methods of the leaderboard; None without runs of Local-Only.
+    """
+    table = _of(analysis.clients, place)
+    ranked = [m for m in _of(analysis.leaderboard, place)["method"] if _gains(table, m).any()]
+    if not ranked:
+        return None
+    figure = Picture(figsize=(WIDTH, 3.6), layout="constrained")
+    left, right = figure.subplots(1, 2, sharey=True)
+    for method in ranked[:MOST_SCATTERED]:
+        mine = table[table["method"] == method]
+        style = _style(analysis, method)
+        style = {"color": style["color"], "marker": style["marker"], "s": 14, "alpha": 0.75}
+        left.scatter(mine["train_size"], mine["gain"], label=_short(method), **style)
+        right.scatter(mine["skew"], mine["gain"], **style)
+    left.set(xlabel="training samples", ylabel="accuracy minus Local-Only's")
+    right.set(xlabel="skew: distance of class shares from all clients'")
+    for axes in (left, right):
+        axes.axhline(0, color="0.4", lw=1)
+        _plain(axes)
+    _legend(figure, left)
+    return figure
+
+
+def convergence(analysis: Analysis, place: str) -> Figure:
+    """Draw the metric by rounds, bytes and seconds: mean of the repetitions, and their range."""
+    table = _of(analysis.curves, place)
+    split = "validation" if (table["split"] == "validation").any() else "test"
+    table = table[table["split"] == split]
+    figure = Picture(figsize=(WIDTH, 3.4), layout="constrained")
+    panels = figure.subplots(1, 3, sharey=True)
+    for method in _methods(analysis, table):
+        by_round = table[table["method"] == method].groupby("round")
+        mean = by_round[["value", "bytes", "seconds"]].mean()
+        low, high = by_round["value"].min(), by_round["value"].max()
+        style = _line(analysis, method)
+        for axes, x in zip(panels, (mean.index, mean["bytes"], mean["seconds"]), strict=True):
+            axes.plot(x, mean["value"], label=_short(method), **style)
+            axes.fill_between(x, low, high, color=style["color"], alpha=0.15, lw=0)
+    panels[0].set(xlabel="round", ylabel=f"{split} {_words(analysis)}")
+    panels[0].xaxis.set_major_locator(MaxNLocator(5, integer=True))
+    panels[1].set(xlabel="bytes sent so far")
+    _log_bytes(panels[1], table["bytes"], most=4)
+    panels[2].set(xlabel="seconds so far")
+    for axes in panels:
+        _plain(axes)
+    _legend(figure, panels[0])
+    return figure
+
+
+def prices(analysis: Analysis, place: str) -> Figure:
+    """Draw the metric against bytes and seconds; a line joins the methods of the Pareto front."""
+    rows = _of(analysis.leaderboard, place)
+    figure = Picture(figsize=(WIDTH, 3.8), layout="constrained")
+    panels = figure.subplots(1, 2, sharey=True)
+    for axes, what in zip(panels, ("bytes", "seconds"), strict=True):
+        front = pareto(rows[what].to_list(), rows["mean"].to_list())
+        chain = rows.iloc[front].sort_values(what)
+        axes.plot(chain[what], chain["mean"], color="0.45", lw=1, ls=":", zorder=1)
+        for row in rows.to_dict("records"):
+            style = _style(analysis, row["method"])
+            axes.plot(
+                [row[what]],
+                [row["mean"]],
+                marker=style["marker"],
+                color=style["color"],
+                ms=8,
+                ls="none",
+                label=_short(row["method"]),
+            )
+        _plain(axes)
+    panels[0].set(xlabel="bytes of a run", ylabel=f"test {_words(analysis)}")
+    _log_bytes(panels[0], rows["bytes"])
+    panels[1].set(xlabel="seconds of a run")
+    _legend(figure, panels[0])
+    return figure
+
+
+def pareto(costs: Sequence[float], values: Sequence[float]) -> list[int]:
+    """Return the positions of those that nothing else beats in cost and value.
+
+    >>> pareto([1, 2, 3, 2], [0.5, 0.7, 0.6, 0.6])
+    [0, 1]
+    """
+    pairs = list(zip(costs, values, strict=True))
+    return [
+        k
+        for k, (cost, value) in enumerate(pairs)
+        if not any(
+            other_cost <= cost and other >= value and (other_cost, other) != (cost, value)
+            for other_cost, other in pairs
+        )
+    ]
+
+
+def partition(analysis: Analysis, place: str) -> Figure | None:
+    """Draw the training samples by client and class of the first repetition; None if unknown."""
+    entry = analysis.comparison.at(place)[0]
+    counts = analysis.train_counts.get((place, entry.repetition))
+    if counts is None:
+        return None
+    classes = _of(analysis.classes, place).drop_duplicates("class").sort_values("class")
+    names = [str(name) for name in classes["name"]]
+    return figures.partition_table(counts, names, entry.run.summary["dataset"])
+
+
+def holdings(analysis: Analysis, place: str) -> Figure:
+    """Draw training samples, classes and skew of the clients of the first repetition, sorted."""
+    table = _of(analysis.clients, place)
+    first = table[table["repetition"] == table["repetition"].min()].drop_duplicates("client")
+    figure = Picture(figsize=(WIDTH, 2.6), layout="constrained")
+    panels = figure.subplots(1, 3)
+    for axes, what, label in zip(
+        panels,
+        ("train_size", "classes", "skew"),
+        ("training samples", "classes", "skew"),
+        strict=True,
+    ):
+        values = np.sort(first[what].to_numpy(float))[::-1]
+        axes.bar(range(len(values)), values, color=COLOURS[0], width=0.9)
+        axes.set(xlabel="clients, sorted", ylabel=label)
+        axes.set_xticks([])
+        _plain(axes)
+    return figure
+
+
+def ranks(analysis: Analysis) -> Figure:
+    """Draw the mean ranks over places; bars join methods that Nemenyi's test does not tell apart.
+
+    Raises:
+        ValueError: There is a single place.
+    """
+    across = _across(analysis)
+    names = [str(name) for name in across.ranks.index]
+    high = 1.3 + 0.28 * len(names) + 0.18 * len(across.groups)
+    figure = Picture(figsize=(WIDTH, high), layout="constrained")
+    axes = figure.add_subplot()
+    for k, (name, rank) in enumerate(zip(names, across.ranks, strict=True)):
+        style = _style(analysis, name)
+        axes.plot([1, rank], [k, k], color="0.8", lw=1, zorder=1)
+        axes.plot([rank], [k], marker=style["marker"], color=style["color"], ms=8)
+    for k, group in enumerate(across.groups):
+        ends = [float(across.ranks[group[0]]), float(across.ranks[group[-1]])]
+        axes.plot(ends, [len(names) + 0.5 * k] * 2, color="black", lw=3, solid_capstyle="butt")
+    left = 1.0
+    level = len(names) + 0.5 * len(across.groups) + 0.4
+    half = across.critical / 2
+    axes.errorbar([left + half], [level], xerr=half, color="0.3", capsize=4)
+    axes.annotate(
+        f"critical difference {across.critical:.2f}",
+        (left + across.critical, level),
+        xytext=(6, 0),
+        textcoords="offset points",
+        va="center",
+        fontsize=8,
+    )
+    axes.set_yticks(range(len(names)), [_short(name) for name in names], parse_math=False)
+    axes.set_ylim(level + 0.5, -0.6)
+    axes.set_xlabel("mean rank over data sets and settings (1 is best)")
+    _plain(axes)
+    return figure
+
+
+def profiles(analysis: Analysis) -> Figure:
+    """Draw the share of runs with a value above each limit, as the mean over places.
+
+    Raises:
+        ValueError: There is a single place.
+    """
+    across = _across(analysis)
+    figure = Picture(figsize=(WIDTH, 3.4), layout="constrained")
+    axes = figure.add_subplot()
+    for method in _methods(analysis, across.profiles):
+        mine = across.profiles[across.profiles["method"] == method]
+        axes.plot(mine["tau"], mine["share"], label=_short(method), **_line(analysis, method))
+    axes.set(xlabel=f"test {_words(analysis)}", ylabel="share of runs above it")
+    _plain(axes)
+    _legend(figure, axes)
+    return figure
+
+
+def _across(analysis: Analysis) -> Any:
+    if analysis.across is None:
+        raise ValueError("there is a single place, so there are no ranks over places.")
+    return analysis.across
+
+
+def _of(table: pd.DataFrame, place: str) -> pd.DataFrame:
+    return table[table["place"] == place]
+
+
+def _methods(analysis: Analysis, table: pd.DataFrame) -> list[str]:
+    """Return the methods of a table in their order."""
+    have = set(table["method"])
+    return [method for method in analysis.comparison.methods if method in have]
+
+
+def _gains(table: pd.DataFrame, method: str) -> "pd.Series[bool]":
+    """Return which clients of a method have a gain that is not zero."""
+    mine = table[table["method"] == method]["gain"]
+    return mine.notna() & (mine != 0)
+
+
+def _style(analysis: Analysis, method: str) -> dict[str, Any]:
+    """Return colour, dashes and marker of a method."""
+    number = analysis.comparison.methods.index(method)
+    return {
+        "color": COLOURS[number % len(COLOURS)],
+        "marker": MARKERS[number % len(MARKERS)],
+        "ls": DASHES[number // len(COLOURS) % len(DASHES)] if number >= len(COLOURS) else "-",
+    }
+
+
+def _line(analysis: Analysis, method: str) -> dict[str, Any]:
+    """Return the style of a line: methods differ in colour and dashes."""
+    number = analysis.comparison.methods.index(method)
+    dashes = next(islice(cycle(DASHES), number, None))
+    return {"color": COLOURS[number % len(COLOURS)], "ls": dashes, "lw": 1.6}
+
+
+def _short(name: str, most: int = 28) -> str:
+    """Return a name as a label: one line of at most 28 characters."""
+    name = one_line(str(name))
+    return name if len(name) <= most else f"{name[: most - 3]}..."
+
+
+def _words(analysis: Analysis) -> str:
+    return analysis.comparison.metric.replace("_", " ")
+
+
+def _plain(axes: Axes) -> None:
+    """Remove what is no data."""
+    axes.grid(alpha=0.3)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _log_bytes(axes: Axes, values: "pd.Series[float]", most: int = 5) -> None:
+    """Give the axis of bytes a logarithmic scale with a place for zero and at most `most` ticks."""
+    positive = values[values > 0]
+    if not len(positive):
+        return
+    least, largest = float(positive.min()), float(positive.max())
+    begin = least / 3
+    axes.set_xscale("symlog", linthresh=begin, linscale=0.4)
+    has_zero = len(positive) < len(values)
+    low, high = int(np.ceil(np.log10(least / 1.5))), int(np.floor(np.log10(largest * 1.5)))
+    step = max(1, -(-(high - low + 1) // (most - has_zero)))
+    ticks = [10.0**k for k in range(low, high + 1, step)]
+    axes.set_xticks([0.0, *ticks] if has_zero else ticks)
+    axes.set_xlim(-0.15 * begin if has_zero else least / 1.5, largest * 1.5)
+    axes.minorticks_off()
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda count, _: size(count).replace(".0 ", " ")))
+    axes.tick_params(axis="x", labelsize=8)
+
+
+def _legend(figure: Figure, axes: Axes) -> None:
+    """Put the legend below the panels."""
+    handles, labels = axes.get_legend_handles_labels()
+    if len(labels) > 1:
+        figure.legend(
+            handles,
+            labels,
+            loc="outside lower center",
+            ncols=min(len(labels), 5),
+            frameon=False,
+            fontsize=8,
+        )

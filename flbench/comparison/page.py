@@ -1,0 +1,313 @@
+"""The page of a comparison: one file that needs no server and no network."""
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any, Final
+
+from matplotlib.figure import Figure
+
+from flbench.algorithms.registry import ALGORITHMS
+from flbench.comparison import figures, text
+from flbench.comparison.analysis import Analysis
+from flbench.comparison.arrangement import Comparison
+from flbench.config.resolve import resolve
+from flbench.config.schema import Config
+from flbench.config.sources import from_values, leaves
+from flbench.core.documents import read_json
+from flbench.core.errors import UserError
+from flbench.core.printable import one_line
+from flbench.reports import figures as encoding
+from flbench.reports.tables import Block
+
+if TYPE_CHECKING:
+    from jinja2 import Template
+
+SHOWN: Final = ("seed", "partition.seed", "output.", "tracking.", "engine.threads")
+"""Keys that are not listed as a part of how the comparison was done."""
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A picture of the page.
+
+    Attributes:
+        name: Name of its files.
+        title: Heading above the picture.
+        about: What it shows, which is also its text for readers who do not see it.
+        figure: The picture.
+    """
+
+    name: str
+    title: str
+    about: str
+    figure: Figure
+
+
+def drawn(analysis: Analysis, place: str) -> Iterator[Drawn]:
+    """Yield the pictures of a place, in the order of the page."""
+    metric = analysis.comparison.metric.replace("_", " ")
+    several = len(analysis.leaderboard[analysis.leaderboard["place"] == place]) > 1
+    baseline = one_line(analysis.comparison.baseline)
+    candidates: list[tuple[str, str, str, Callable[[], Figure | None]]] = [
+        (
+            "leaders",
+            f"Test {metric}",
+            f"Test {metric} of each method: the large mark is the mean, the line its 95 % interval,"
+            " and each dot a repetition.",
+            lambda: figures.leaders(analysis, place),
+        ),
+        (
+            "recall",
+            "Recall by class",
+            "Recall of each method and class, mean over repetitions. A star marks rare classes.",
+            lambda: figures.recalls(analysis, place),
+        ),
+        (
+            "recall-gain",
+            "Recall by class, against the baseline",
+            f"Recall minus that of {baseline}. A dot marks a difference whose 95 % interval does"
+            " not contain zero; with this many classes some intervals miss zero by chance.",
+            lambda: figures.recall_gains(analysis, place) if several else None,
+        ),
+        (
+            "clients",
+            "Clients",
+            "Share of the clients below each test accuracy, over all repetitions. A line further to"
+            " the right is better; its lower end are the worst clients.",
+            lambda: figures.client_accuracy(analysis, place),
+        ),
+        (
+            "gains",
+            "Who gains from federation",
+            "Each dot is a client of a repetition: its accuracy minus that of a model that it"
+            " trains alone, against its number of training samples and against its skew.",
+            lambda: figures.client_gains(analysis, place),
+        ),
+        (
+            "convergence",
+            "Convergence",
+            "Mean over repetitions by rounds, bytes and seconds; the band is their range. The"
+            " seconds of a run are shared out evenly over its rounds.",
+            lambda: figures.convergence(analysis, place),
+        ),
+        (
+            "prices",
+            "Price",
+            f"Mean test {metric} against the bytes of all clients and the seconds of a run. The"
+            " dotted line joins the methods that no other method beats in both.",
+            lambda: figures.prices(analysis, place) if several else None,
+        ),
+        (
+            "partition",
+            "Partition",
+            "Training samples by client and class, in the first repetition.",
+            lambda: figures.partition(analysis, place),
+        ),
+        (
+            "holdings",
+            "What clients hold",
+            "Training samples, classes and skew of the clients in the first repetition. Skew is"
+            " half the sum of the absolute differences between a client's class shares and those"
+            " of all clients together: 0 for equal shares.",
+            lambda: figures.holdings(analysis, place),
+        ),
+    ]
+    for name, title, about, draw in candidates:
+        figure = draw()
+        if figure is not None:
+            yield Drawn(name, title, about, figure)
+
+
+def drawn_across(analysis: Analysis) -> Iterator[Drawn]:
+    """Yield the pictures over all places; none for a single place."""
+    if analysis.across is None:
+        return
+    yield Drawn(
+        "ranks",
+        "Mean ranks",
+        "Mean rank of each method; black bars join methods that Nemenyi's test does not tell"
+        " apart, and the bar below has the length of the critical difference.",
+        figures.ranks(analysis),
+    )
+    yield Drawn(
+        "profiles",
+        "Performance profiles",
+        "Share of runs with a value above each limit, mean over places. A higher line is better.",
+        figures.profiles(analysis),
+    )
+
+
+def pictures(analysis: Analysis) -> Iterator[Drawn]:
+    """Yield all pictures; with several places, the place is a part of the names."""
+    places = analysis.comparison.places
+    for k, place in enumerate(places):
+        prefix = f"{k + 1}-{_slug(place)}-" if len(places) > 1 else ""
+        for one in drawn(analysis, place):
+            yield Drawn(f"{prefix}{one.name}", one.title, one.about, one.figure)
+    yield from drawn_across(analysis)
+
+
+def render(analysis: Analysis) -> str:
+    """Return the page."""
+    comparison = analysis.comparison
+    return _template().render(
+        heading=one_line(text.heading(comparison)),
+        answer=analysis.answer,
+        warnings=comparison.warnings,
+        varied=text.VARIED[comparison.vary],
+        comparison=comparison,
+        places=[
+            {
+                "name": one_line(place),
+                "id": f"place-{k + 1}",
+                "leaderboard": text.leaderboard_block(analysis, place),
+                "pairs": text.pairs_block(analysis, place),
+                "targets": text.targets_block(analysis, place),
+                "classes": text.classes_block(analysis, place),
+                "pictures": {one.name: _svg(one, f"p{k + 1}") for one in drawn(analysis, place)},
+            }
+            for k, place in enumerate(comparison.places)
+        ],
+        ranks=None if analysis.across is None else text.ranks_block(analysis.across),
+        across={one.name: _svg(one, "all") for one in drawn_across(analysis)},
+        **_how(comparison),
+    )
+
+
+@cache  # compiling it takes longer than filling it
+def _template() -> "Template":
+    """Return the template of the page."""
+    from jinja2 import Environment, StrictUndefined
+
+    environment = Environment(
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    source = files("flbench.comparison").joinpath("page.html").read_text(encoding="utf-8")
+    return environment.from_string(source)
+
+
+def _svg(one: Drawn, where: str) -> dict[str, str]:
+    """Return a picture with what the page says about it."""
+    element = encoding.svg(one.figure)
+    label = f"{where}-{one.name}"
+    described = f'<svg role="img" aria-labelledby="{label}"'
+    return {
+        "title": one.title,
+        "about": one.about,
+        "label": label,
+        "svg": element.replace("<svg", described, 1),
+    }
+
+
+def _how(comparison: Comparison) -> dict[str, Any]:
+    """Return how the comparison was done: keys, versions, hardware, papers."""
+    trees = [
+        {
+            key: value
+            for key, value in leaves(entry.run.config.tree()).items()
+            if not key.startswith(SHOWN)
+        }
+        for entry in comparison.entries
+    ]
+    keys = dict.fromkeys(key for tree in trees for key in tree)
+    settings = {key: _values(trees, key) for key in keys}
+    defaults = [_defaults(entry.run.config) for entry in comparison.entries]
+    changed = {
+        key: shown
+        for key, shown in settings.items()
+        if any(
+            key in tree and tree[key] != default.get(key)
+            for tree, default in zip(trees, defaults, strict=True)
+        )
+    }
+    origins: dict[str, dict[str, None]] = {}
+    for entry in comparison.entries:
+        file = entry.run.path / "provenance.json"
+        for key, value in leaves(read_json(file) if file.is_file() else {}).items():
+            if key not in ("started", "command"):
+                origins.setdefault(key, {})[_shown(value)] = None
+    names = dict.fromkeys(entry.run.config.algorithm.name for entry in comparison.entries)
+    return {
+        "changed": changed,
+        "settings": settings,
+        "origins": {key: " | ".join(values) for key, values in origins.items()},
+        "papers": {name: _paper(name) for name in names},
+        "runs": _runs_block(comparison),
+    }
+
+
+def _defaults(config: Config) -> dict[str, Any]:
+    """Return the default values of a configuration with the same method and net."""
+    own = {
+        "algorithm": {"name": config.algorithm.name},
+        "model": {"name": config.model.name},
+    }
+    try:
+        found, _ = resolve([from_values(own, "defaults")])
+    except UserError:  # a plug-in that is not installed any more, or a net of the user's own
+        found = Config()
+    return leaves(found.tree())
+
+
+def _values(trees: list[dict[str, Any]], key: str) -> str:
+    """Return the values of a key in the runs that have it."""
+    return " | ".join(dict.fromkeys(_shown(tree[key]) for tree in trees if key in tree))
+
+
+def _shown(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _paper(method: str) -> str:
+    """Return the publication of a method; "" for one that is not installed any more."""
+    try:
+        paper = ALGORITHMS.find(method).paper
+    except UserError:
+        return ""
+    doi = f", doi {paper.doi}" if paper.doi else ""
+    return f"{paper.authors}: {paper.title}. {paper.venue}{doi}."
+
+
+def _slug(name: str) -> str:
+    """Return a name as a part of a file's name.
+
+    >>> _slug("digits, alpha=0.1")
+    'digits-alpha-0-1'
+    """
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:60]
+
+
+def _runs_block(comparison: Comparison) -> Block:
+    """Return a table of the runs with their seeds and hashes."""
+    return Block(
+        "Runs",
+        (
+            "place",
+            "method",
+            "repetition",
+            "seed",
+            "partition",
+            "configuration",
+            "weights",
+            "folder",
+        ),
+        tuple(
+            (
+                one_line(entry.place),
+                one_line(entry.method),
+                str(entry.repetition),
+                str(entry.run.config.seed),
+                *(
+                    str(entry.run.summary.get(key, "-"))[:10]
+                    for key in ("partition_hash", "config_hash", "weights_digest")
+                ),
+                one_line(str(entry.run.path)),
+            )
+            for entry in comparison.entries
+        ),
+        texts=(0, 1, 7),
+    )
