@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 SHOWN: Final = ("seed", "partition.seed", "output.", "tracking.", "engine.threads")
 """Keys that are not listed as a part of how the comparison was done."""
+MAPS: Final = ("recall", "recall-gain", "partition")
+"""Pictures whose colours have a meaning: they are not inverted on a dark page."""
 
 
 @dataclass(frozen=True)
@@ -198,6 +200,7 @@ def _svg(one: Drawn, where: str) -> dict[str, str]:
     return {
         "title": one.title,
         "about": one.about,
+        "kind": "map" if one.name in MAPS else "lines",
         "label": label,
         "svg": element.replace("<svg", described, 1),
     }
