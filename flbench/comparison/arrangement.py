@@ -71,6 +71,7 @@ class Comparison:
         metric: Test metric that ranks the methods.
         baseline: Method to which classes are compared.
         warnings: Sentences about what limits the comparison.
+        apart: Why the runs are not comparable, if they are compared all the same; otherwise None.
     """
 
     entries: tuple[Entry, ...]
@@ -81,6 +82,7 @@ class Comparison:
     metric: str
     baseline: str
     warnings: tuple[str, ...]
+    apart: str | None = None
 
     def at(self, place: str, method: str | None = None) -> list[Entry]:
         """Return the entries of a place, of one method or of all, ordered by repetition."""
@@ -123,7 +125,8 @@ def arrange(
     methods = _method_labels(finished, labels or {})
     settings = [_setting(run) for run in finished]
     origins = {run.path: _provenance(run) for run in finished}
-    if reason := _why_apart(finished, methods, settings, origins):
+    reason = _why_apart(finished, methods, settings, origins)
+    if reason is not None:
         if not force:
             raise UserError(
                 f"these runs are not comparable: {reason}. Compare runs that agree, or use --force"
@@ -151,6 +154,7 @@ def arrange(
         metric=metric,
         baseline=baseline or ("fedavg" if "fedavg" in order else order[0]),
         warnings=tuple(warnings),
+        apart=reason,
     )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
+from textwrap import fill
 from typing import TYPE_CHECKING, Any, Final
 
 from matplotlib.figure import Figure
@@ -121,7 +122,7 @@ def drawn(analysis: Analysis, place: str) -> Iterator[Drawn]:
     for name, title, about, draw in candidates:
         figure = draw()
         if figure is not None:
-            yield Drawn(name, title, about, figure)
+            yield Drawn(name, title, about, _warned(figure, analysis.comparison))
 
 
 def drawn_across(analysis: Analysis) -> Iterator[Drawn]:
@@ -133,14 +134,26 @@ def drawn_across(analysis: Analysis) -> Iterator[Drawn]:
         "Mean ranks",
         "Mean rank of each method; black bars join methods that Nemenyi's test does not tell"
         " apart, and the bar below has the length of the critical difference.",
-        figures.ranks(analysis),
+        _warned(figures.ranks(analysis), analysis.comparison),
     )
     yield Drawn(
         "profiles",
         "Performance profiles",
         "Share of runs with a value above each limit, mean over places. A higher line is better.",
-        figures.profiles(analysis),
+        _warned(figures.profiles(analysis), analysis.comparison),
     )
+
+
+def _warned(figure: Figure, comparison: Comparison) -> Figure:
+    """Return a picture with a warning above it if the runs are not comparable."""
+    if comparison.apart is not None:
+        figure.suptitle(
+            fill(f"Not comparable: {comparison.apart}.", 110),
+            fontsize=7,
+            color="#9a3b00",
+            parse_math=False,
+        )
+    return figure
 
 
 def pictures(analysis: Analysis) -> Iterator[Drawn]:

@@ -31,11 +31,15 @@ VARIED: Final = {
 def csv_of(analysis: Analysis, name: str) -> str:
     """Return a table as CSV; NaN is an empty cell, and tuples are joined by semicolons.
 
+    The tables of runs that are not comparable have a column `warning`.
+
     Args:
         analysis: The tables.
         name: One of TABLES.
     """
     table = _frame(analysis, name)
+    if analysis.comparison.apart is not None:
+        table = table.assign(warning=f"not comparable: {analysis.comparison.apart}")
     rows = [[_cell(value) for value in row] for row in table.itertuples(index=False, name=None)]
     return csv_text(tuple(table.columns), rows)
 
