@@ -63,15 +63,17 @@ class Analysis:
         leaderboard: A row for each method of each place, best first. `mean`, `low`, `high`: the
             metric, with its 95 % interval over repetitions; `iqm`: interquartile mean, with a
             bootstrap interval; `rank`: 1 for the best mean; `groups`: methods without a common
-            letter differ significantly; means of `macro_f1`, `rare_recall` (NaN without rare
-            classes), `worst10_accuracy`, `bytes` (of all clients and rounds, set-up included) and
-            `seconds` (training and evaluation); `better_than`: tuple of methods that this one is
-            significantly better than.
+            letter differ significantly, and a method that was not tested has none; means of
+            `macro_f1`, `rare_recall` (NaN without rare classes), `worst10_accuracy`, `bytes` (of
+            all clients and rounds, set-up included) and `seconds` (training and evaluation);
+            `better_than`: tuple of methods that this one is significantly better than.
         pairs: A row for every two methods of a place; see `statistics.Difference`. `p_holm` is the
             decisive p-value, corrected for all pairs of the place.
         classes: A row for each class and method of a place: means over repetitions; `holders` is
             the number of clients with training samples of the class; `difference`: recall minus the
-            baseline's, with its interval.
+            baseline's, with its interval, which is not corrected for the number of classes. A class
+            without test samples in a repetition has neither recall nor F1 there; its precision is
+            0, as is that of a class that is never predicted.
         clients: A row for each client of each run. `skew`: total variation distance between the
             class shares of the client's training part and those of all clients', in [0, 1]; `gain`:
             accuracy minus that of Local-Only for the same client and repetition.
@@ -163,9 +165,9 @@ def seconds_of(entry: Entry) -> float:
     return float(spent["train"] + spent["evaluate"])
 
 
-def _overlap(entries: Sequence[Entry], comparison: Comparison) -> float:
-    """Return n_test / n_train if repetitions draw their partitions from one pool; otherwise 0."""
-    if comparison.vary not in ("partition", "both"):
+def _overlap(entries: Sequence[Entry]) -> float:
+    """Return n_test / n_train of a place whose repetitions differ in the partition; otherwise 0."""
+    if len({entry.run.summary["partition_hash"] for entry in entries}) == 1:
         return 0.0
     table = _client_table(entries[0])
     return float(table["test_size"].sum() / max(1, table["train_size"].sum()))
@@ -174,7 +176,7 @@ def _overlap(entries: Sequence[Entry], comparison: Comparison) -> float:
 def _gaps(comparison: Comparison, place: str) -> dict[tuple[str, str], Difference]:
     """Return the differences of every two methods of a place that share repetitions."""
     entries = comparison.at(place)
-    overlap = _overlap(entries, comparison)
+    overlap = _overlap(entries)
     values = {
         method: _values(mine, comparison.metric)
         for method in comparison.methods
@@ -211,7 +213,7 @@ def _leaderboard(comparison: Comparison, pairs: pd.DataFrame) -> pd.DataFrame:
             if (entries := comparison.at(place, method))
         }
         order = sorted(means, key=lambda method: -means[method])
-        p = pd.DataFrame(1.0, index=order, columns=order)
+        p = pd.DataFrame(nan, index=order, columns=order)
         better: dict[str, list[str]] = {method: [] for method in order}
         tests = (mine[name] for name in ("first", "second", "p_holm", "verdict"))
         for first, second, value, said in zip(*tests, strict=True):
@@ -269,6 +271,7 @@ def _train_counts(entry: Entry) -> NDArray[np.int64] | None:
 def _classes(comparison: Comparison) -> pd.DataFrame:
     frames = []
     for place in comparison.places:
+        overlap = _overlap(comparison.at(place))
         holders: dict[int, NDArray[np.int64]] = {}  # [C] by repetition
         recalls: dict[tuple[str, int], dict[int, float]] = {}  # by method and class, by repetition
         parts = []
@@ -301,7 +304,7 @@ def _classes(comparison: Comparison) -> pd.DataFrame:
             nan if mean_holders is None else mean_holders[number] for number in mine["class"]
         ]
         gaps = [
-            _recall_gap(recalls, method, comparison.baseline, number)
+            _recall_gap(recalls, method, comparison.baseline, number, overlap)
             for method, number in zip(mine["method"], mine["class"], strict=True)
         ]
         mine[["difference", "low", "high"]] = pd.DataFrame(gaps, index=mine.index)
@@ -312,13 +315,17 @@ def _classes(comparison: Comparison) -> pd.DataFrame:
 
 
 def _recall_gap(
-    recalls: Mapping[tuple[str, int], Mapping[int, float]], method: str, baseline: str, number: int
+    recalls: Mapping[tuple[str, int], Mapping[int, float]],
+    method: str,
+    baseline: str,
+    number: int,
+    overlap: float,
 ) -> tuple[float, float, float]:
     """Return a method's recall of a class minus the baseline's, with its interval."""
     if method == baseline:
         return nan, nan, nan
     gap = statistics.difference(
-        recalls.get((method, number), {}), recalls.get((baseline, number), {})
+        recalls.get((method, number), {}), recalls.get((baseline, number), {}), overlap=overlap
     )
     if gap is None:
         return nan, nan, nan

@@ -4,18 +4,20 @@ Each sentence is true for the tables that it is made from: "better" means a sign
 after the correction for several tests.
 """
 
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Mapping, Sequence
+from itertools import combinations
+from typing import Final, cast
 
 import numpy as np
 import pandas as pd
 
 from flbench.comparison.arrangement import Comparison
 from flbench.comparison.statistics import Across
-from flbench.reports.statistics import ALPHA, CLAIM_FROM
+from flbench.reports.statistics import ALPHA, CLAIM_FROM, Verdict
 from flbench.reports.tables import size
 
 MOST_NAMES: Final = 5  # more methods are counted, not named
+MOST_PLACES: Final = 4  # of more places, the sentences are about all places together
 
 
 def sentences(
@@ -28,145 +30,221 @@ def sentences(
         leaderboard: See `Analysis.leaderboard`.
         pairs: See `Analysis.pairs`.
         across: The comparison over places; None for a single place.
+
+    Returns:
+        Of one place two sentences, about the metric and about the bytes. Of several places the same
+        two over all places, and one about the metric for each place unless there are many.
     """
-    found = [] if across is None else [_over_places(comparison, across)]
-    for place in comparison.places:
-        rows = leaderboard[leaderboard["place"] == place]
-        tests = pairs[pairs["place"] == place]
-        found += _at_place(comparison, place, rows, tests)
+    places = [
+        (place, leaderboard[leaderboard["place"] == place], pairs[pairs["place"] == place])
+        for place in comparison.places
+    ]
+    if len(places) == 1:
+        return _at_place(comparison, *places[0])
+    found = [] if across is None else [*_over_places(comparison, leaderboard, across)]
+    if across is None or len(places) <= MOST_PLACES:
+        found += [_at_place(comparison, *each)[0] for each in places]
     return tuple(found)
 
 
-def _over_places(comparison: Comparison, across: Across) -> str:
-    """Return what the ranks over places say."""
-    names = list(across.ranks.index)
+def _over_places(
+    comparison: Comparison, leaderboard: pd.DataFrame, across: Across
+) -> tuple[str, str]:
+    """Return what the ranks over places say, and what the best method sends in all of them."""
+    names = [str(name) for name in across.ranks.index]
     best = names[0]
-    opening = (
-        f"Over {across.places} data sets or settings, {best} has the best mean rank by"
-        f" {_words(comparison.metric)} ({across.ranks.iloc[0]:.1f} of {len(names)} methods)"
+    like = [name for name in names[1:] if across.ranks[name] == across.ranks[best]]
+    first = (
+        f"Over {across.places} data sets or settings, {_like(best, like)} has the best mean rank by"
+        f" test {_words(comparison.metric)}: {across.ranks.iloc[0]:.2g} of {len(names)} methods"
     )
-    if len(names) < 3:
-        return f"{opening}; Friedman's test needs three methods or more."
-    if not across.friedman < ALPHA:
-        return (
-            f"{opening}, but Friedman's test sees no significant difference between the ranks of"
-            f" the methods (p = {across.friedman:.2g})."
+    beside = across.nemenyi[best].to_dict()
+    worse = [name for name in names if float(beside[name]) < ALPHA]
+    ranked = leaderboard[leaderboard["method"].isin(names)]
+    if ranked["n"].min() < CLAIM_FROM:
+        first += (
+            f"; with fewer than {CLAIM_FROM} repetitions in a place, that is no claim that it is"
+            " better."
         )
-    worse = [name for name in names if across.nemenyi.loc[best, name] < ALPHA]
-    if not worse:
-        return f"{opening}; Nemenyi's test does not tell it from any other method."
-    return f"{opening}, and is better than {_listed(worse, len(names) - 1)} by Nemenyi's test."
+    elif len(names) < 3:
+        first += "; Friedman's test needs three methods or more."
+    elif not across.friedman < ALPHA:
+        first += (
+            ", but Friedman's test sees no significant difference between the methods"
+            f" (p = {across.friedman:.2g})."
+        )
+    elif not worse:
+        first += "; Nemenyi's test does not tell it from any other method."
+    else:
+        first += f"; it is better than {_listed(worse, len(names) - 1)} by Nemenyi's test."
+    if left_out := [name for name in comparison.methods if name not in names]:
+        is_are, lack = ("is", "it lacks") if len(left_out) == 1 else ("are", "they lack")
+        first += f" {_and(left_out)} {is_are} not ranked, because {lack} a place."
+    costs = {name: float(ranked.loc[ranked["method"] == name, "bytes"].sum()) for name in names}
+    sent = _price(costs, [best], comparison.baseline, "with one run in each")
+    return first, f"Over all places, {sent}"
 
 
 def _at_place(
     comparison: Comparison, place: str, rows: pd.DataFrame, tests: pd.DataFrame
-) -> list[str]:
-    """Return the sentences about one place."""
-    entry = comparison.at(place)[0]
-    clients = entry.run.summary.get("clients", entry.run.config.partition.clients)
+) -> tuple[str, str]:
+    """Return the sentences about one place: about the metric, and about the bytes."""
+    clients = comparison.at(place)[0].run.summary["clients"]
+    what = f"test {_words(comparison.metric)}"
+    row = rows.iloc[0]
+    best, value = str(row["method"]), _value(row)
+    costs = dict(zip(map(str, rows["method"]), rows["bytes"], strict=True))
+    others = [name for name in costs if name != best]
     where = f"On {place} with {clients} clients"
-    what = _words(comparison.metric)
-    best = rows.iloc[0]
-    value = _value(best)
-    others = [str(name) for name in rows["method"] if name != best["method"]]
     if not others:
-        return [
-            f"{where}, {best['method']} has a test {what} of {value}"
-            f" ({_runs(int(best['n']))}), and sends {_sent(best['bytes'])}."
-        ]
-    if best["n"] < CLAIM_FROM:
-        return [
-            f"{where}, {best['method']} has the largest test {what}, {value}; with fewer than"
-            f" {CLAIM_FROM} repetitions that is no claim that it is better.",
-            _price(rows, [str(best["method"])], comparison.baseline),
-        ]
-    beaten = [name for name in others if _is_better(tests, str(best["method"]), name)]
-    equal = [name for name in others if name not in beaten]
-    top = [str(best["method"]), *equal]
-    if not equal:
+        one = f"{where}, {best} has a {what} of {value} ({_runs(int(row['n']))})."
+        return one, _upper(_price(costs, [best], comparison.baseline))
+    like = [str(name) for name in rows.loc[rows["rank"] == 1, "method"] if name != best]
+    opening = f"{where}, {_like(best, like)} has the largest {what}, {value}"
+    said = {name: _verdict(tests, best, name) for name in others}
+    beaten = [name for name in others if said[name] == "better"]
+    above = [name for name in others if said[name] == "worse"]
+    equal = [name for name in others if said[name] == "no significant difference"]
+    unknown = [name for name in others if said[name] == "no claim" and name not in like]
+    top = [best, *equal]
+    if row["n"] < CLAIM_FROM:
         first = (
-            f"{where}, {best['method']} has the largest test {what}, {value}, and is better than"
-            f" {_listed(beaten, len(others))}."
+            f"{opening}; with fewer than {CLAIM_FROM} repetitions that is no claim that it is"
+            " better."
         )
+        return first, _upper(_price(costs, [best, *like], comparison.baseline))
+    if not (beaten or equal):
+        first = f"{opening}."
+    elif not equal:
+        first = f"{opening}, and is better than {_listed(beaten, len(others))}."
     elif not beaten:
         first = (
-            f"{where}, {best['method']} has the largest test {what}, {value}, but no significant"
-            f" difference to {_listed(equal, len(others), all_others='any other method')}."
+            f"{opening}, but no significant difference from"
+            f" {_listed(equal, len(others), all_others='any other method')}."
         )
-    elif _is_group(tests, top, beaten):
+    elif _is_group(tests, top, beaten) and not like:
+        whole = _and(top) if len(top) <= MOST_NAMES else f"the first {len(top)} methods"
         first = (
-            f"{where}, {_and(top) if len(top) <= MOST_NAMES else f'the first {len(top)} methods'}"
-            f" show no significant difference in test {what} ({best['method']}: {value}), and are"
+            f"{where}, {whole} show no significant difference in {what} ({best}: {value}), and are"
             f" better than {_listed(beaten, len(others) + 1 - len(top))}."
         )
     else:
         first = (
-            f"{where}, {best['method']} has the largest test {what}, {value}; it is better than"
-            f" {_listed(beaten, len(others))}, and shows no significant difference to"
-            f" {_listed(equal, len(others))}."
+            f"{opening}; it is better than {_listed(beaten, len(others))}, and shows no significant"
+            f" difference from {_listed(equal, len(others))}."
         )
-    return [first, _price(rows, top, comparison.baseline)]
+    if above:
+        first += f" Over the repetitions that both have, it is worse than {_and(above)}."
+    if unknown:
+        first += f" No test compares it with {_listed(unknown, len(others))}."
+    return first, _upper(_price(costs, top, comparison.baseline))
 
 
-def _price(rows: pd.DataFrame, top: Sequence[str], baseline: str) -> str:
-    """Return what the best methods cost: the cheapest of them, beside another method."""
-    costs = dict(zip(rows["method"], rows["bytes"], strict=True))
-    cheap = min(top, key=lambda name: costs[name])
-    if len(top) > 1:
-        dear = max(top, key=lambda name: costs[name])
-        if costs[cheap] == costs[dear]:
-            return f"Each of these {len(top)} methods sends {_sent(costs[cheap])} in a run."
+def _like(best: str, others: Sequence[str]) -> str:
+    """Return the best method with those that have the same value.
+
+    >>> _like("a", []), _like("a", ["b", "c"])
+    ('a', 'a, like b and c,')
+    """
+    return f"{best}, like {_and(others)}," if others else best
+
+
+def _price(
+    costs: Mapping[str, float], top: Sequence[str], baseline: str, per: str = "in a run"
+) -> str:
+    """Return what the best methods send, beside each other or beside another method.
+
+    >>> _price({"a": 10.0, "b": 700.0, "c": 0.0}, ["a"], "b")
+    'a sends 10 B in a run, 1/70 of the bytes of b.'
+    >>> _price({"a": 10.0, "b": 700.0, "c": 0.0}, ["a", "b", "c"], "b")
+    'of a, b and c, c sends nothing; of the others, a sends the fewest bytes: 10 B in a run, 1/70 of the bytes of b.'
+    """  # noqa: E501
+    silent = [name for name in top if not costs[name]]
+    loud = [name for name in top if costs[name]]
+    which = _and(top) if len(top) <= MOST_NAMES else f"these {len(top)} methods"
+    if len(top) == 1 or not loud:
+        known = [name for name in costs if name not in top and costs[name]]
+        other = baseline if baseline in known else next(iter(known), None)
+        beside = "" if other is None else f", {_ratio(costs[top[0]], costs[other], other)}"
+        return f"{which} {_send(top)} {_sent(costs[top[0]])} {per}{beside}."
+    least, most = min(map(costs.__getitem__, loud)), max(map(costs.__getitem__, loud))
+    cheap = [name for name in loud if costs[name] == least]
+    dear = next(name for name in loud if costs[name] == most)
+    if silent and least == most:
         return (
-            f"Of these {len(top)} methods, {cheap} sends the fewest bytes: {_sent(costs[cheap])} in"
-            f" a run, {_ratio(costs[cheap], costs[dear], dear)}."
+            f"{_and(silent)} {_send(silent)} nothing {per}, while {_and(loud)} {_send(loud)}"
+            f" {_sent(least)}{' each' if len(loud) > 1 else ''}."
         )
-    others = [name for name in costs if name != cheap and costs[name]]
-    other = baseline if baseline in others else next(iter(others), None)
-    beside = "" if other is None else f", {_ratio(costs[cheap], costs[other], other)}"
-    return f"It sends {_sent(costs[cheap])} in a run{beside}."
+    if least == most:
+        return f"{which} send {_sent(least)} each {per}."
+    first = f"of {which}, "
+    if silent:
+        first += f"{_and(silent)} {_send(silent)} nothing; of the others, "
+    each = " each" if len(cheap) > 1 else ""
+    return (
+        f"{first}{_and(cheap)} {_send(cheap)} the fewest bytes: {_sent(least)}{each} {per},"
+        f" {_ratio(least, most, dear)}."
+    )
 
 
 def _ratio(cost: float, other_cost: float, other: str) -> str:
     """Return how many bytes a method sends beside another one.
 
     >>> _ratio(10.0, 700.0, "a"), _ratio(13.0, 10.0, "a"), _ratio(10.0, 10.1, "a")
-    ('1/70 of the bytes of a', '1.3 times the bytes of a', 'as many bytes as a')
+    ('1/70 of the bytes of a', '1.3 times the bytes of a', 'about as many bytes as a')
+    >>> _ratio(10.0, 999.9, "a"), _ratio(9.0, 10.0, "a"), _ratio(1e4, 10.0, "a")
+    ('1/100 of the bytes of a', '0.9 times the bytes of a', '1000 times the bytes of a')
     """
-    share = cost / other_cost
     if cost == 0:
         return f"while {other} sends {_sent(other_cost)}"
+    share = cost / other_cost
     if 0.95 < share < 1.05:
-        return f"as many bytes as {other}"
+        return f"about as many bytes as {other}"
     if share <= 0.5:
-        return (
-            f"1/{1 / share:.2g} of the bytes of {other}"
-            if share > 0.01
-            else (f"1/{1 / share:.0f} of the bytes of {other}")
-        )
-    return f"{share:.2g} times the bytes of {other}"
+        return f"1/{_rounded(1 / share)} of the bytes of {other}"
+    return f"{_rounded(share)} times the bytes of {other}"
 
 
-def _is_better(tests: pd.DataFrame, first: str, second: str) -> bool:
-    """Return whether a test says that the first method is better than the second."""
-    for row in tests.itertuples():
-        if (row.first, row.second) == (first, second):
-            return bool(row.verdict == "better")
-        if (row.first, row.second) == (second, first):
-            return bool(row.verdict == "worse")
-    return False
+def _rounded(value: float) -> str:
+    """Return a number with two digits, or without decimals from 10."""
+    return f"{value:.0f}" if value >= 10 else f"{value:.2g}"
+
+
+def _send(names: Sequence[str]) -> str:
+    return "sends" if len(names) == 1 else "send"
+
+
+def _upper(sentence: str) -> str:
+    """Return a sentence with a capital `Of`; the name of a method stays as it is."""
+    return f"Of{sentence[2:]}" if sentence.startswith("of ") else sentence
+
+
+def _verdict(tests: pd.DataFrame, first: str, second: str) -> Verdict:
+    """Return what the tests of a place say about the first method beside the second."""
+    turned: dict[Verdict, Verdict] = {"better": "worse", "worse": "better"}
+    names = ("first", "second", "verdict")
+    for one, other, verdict in zip(*(tests[name] for name in names), strict=True):
+        if (one, other) == (first, second):
+            return cast(Verdict, verdict)
+        if (one, other) == (second, first):
+            return turned.get(verdict, cast(Verdict, verdict))
+    return "no claim"
 
 
 def _is_group(tests: pd.DataFrame, top: Sequence[str], beaten: Sequence[str]) -> bool:
     """Return whether methods do not differ, and each of them is better than all the others."""
-    differ = any(_is_better(tests, one, other) for one in top for other in top)
-    return not differ and all(_is_better(tests, one, other) for one in top for other in beaten)
+    alike = all(
+        _verdict(tests, one, other) == "no significant difference"
+        for one, other in combinations(top, 2)
+    )
+    return alike and all(_verdict(tests, one, other) == "better" for one in top for other in beaten)
 
 
 def _value(row: pd.Series) -> str:
-    """Return a mean with half the width of its interval."""
+    """Return a mean with its interval."""
     if np.isnan(row["low"]):
         return f"{row['mean']:.3f}"
-    return f"{row['mean']:.3f} [{row['low']:.3f}, {row['high']:.3f}]"
+    return f"{row['mean']:.3f} (95 % interval {row['low']:.3f} to {row['high']:.3f})"
 
 
 def _runs(n: int) -> str:

@@ -27,11 +27,12 @@ from flbench.results.differences import short_names, text_of
 from flbench.results.reading import Run
 
 SECTIONS: Final = ("data.", "partition.", "model.", "train.")
-ALONE: Final = ("engine.precision", "evaluation.rare", "evaluation.metrics")
+ALONE: Final = (*("engine.precision", "evaluation.every", "evaluation.rare", "evaluation.metrics"),)
 WITHOUT: Final = ("data.root", "data.name", "data.path", "partition.path", "partition.seed")
 METHOD: Final = ("algorithm.", "train.optimizer.", "train.schedule.", "train.terms")
 """Keys that belong to a method: they may differ between methods that are compared."""
 DATA: Final = "data"  # stands for the name of the data set
+SPREADS: Final = ("client_std",)  # metrics that rank no methods: less is not better, nor is more
 HARDWARE: Final = ("processor", "gpus", "threads")
 
 Vary = Literal["nothing", "training", "partition", "both"]
@@ -143,16 +144,15 @@ def arrange(
     if baseline is not None and baseline not in order:
         raise UserError(f"the baseline {baseline} is not one of the methods: {', '.join(order)}.")
     _check_metric(finished, metric)
-    counts = _counts(entries)
-    warnings += _about_counts(counts, order, list(dict.fromkeys(places)))
+    warnings += _about_missing(entries, order)
     return Comparison(
         entries=tuple(entries),
         methods=tuple(order),
         places=tuple(dict.fromkeys(entry.place for entry in entries)),
-        repetitions=max(counts.values()),
+        repetitions=max(_counts(entries).values()),
         vary=_vary(entries),
         metric=metric,
-        baseline=baseline or ("fedavg" if "fedavg" in order else order[0]),
+        baseline=baseline or _baseline(entries),
         warnings=tuple(warnings),
         apart=reason,
     )
@@ -210,8 +210,16 @@ def _setting(run: Run) -> Setting:
 
 
 def _place_labels(settings: Sequence[Setting]) -> list[str]:
-    """Return the label of each setting: the data set, and the keys in which settings differ."""
-    keys = _differing(settings)
+    """Return the label of each setting: the data set, and keys that tell the settings apart.
+
+    Keys that differ along with others, such as the net that belongs to a data set, are left out.
+    """
+    keys: list[str] = []
+    kinds = 1
+    for key in _differing(settings):
+        tried = [*keys, key]
+        if (more := len({tuple(dict(one).get(k) for k in tried) for one in settings})) > kinds:
+            keys, kinds = tried, more
     short = short_names(keys)
     found = []
     for setting in map(dict, settings):
@@ -300,7 +308,9 @@ def _entries(
     for run, method, place in zip(runs, methods, places, strict=True):
         key = (place, method, number[place, seeds_of(run)])
         if key in found:
-            twice.append(f"{run.path} repeats {found[key].path}, and is left out.")
+            twice.append(
+                f"{run.path} has the method and the seeds of {found[key].path}, and is left out."
+            )
         else:
             found[key] = run
     order, names = list(seeds), list(dict.fromkeys(methods))
@@ -318,15 +328,14 @@ def _counts(entries: Sequence[Entry]) -> dict[tuple[str, str], int]:
     return counts
 
 
-def _about_counts(
-    counts: Mapping[tuple[str, str], int], methods: Sequence[str], places: Sequence[str]
-) -> list[str]:
+def _about_missing(entries: Sequence[Entry], methods: Sequence[str]) -> list[str]:
     """Return sentences about runs that are missing, and about too few repetitions."""
     sentences = []
-    for place in places:
+    counts = _counts(entries)
+    for place in dict.fromkeys(entry.place for entry in entries):
+        every = len({entry.repetition for entry in entries if entry.place == place})
         have = {method: counts.get((place, method), 0) for method in methods}
-        most = max(have.values())
-        if short := [f"{method} {n} of {most}" for method, n in have.items() if n < most]:
+        if short := [f"{method} has {n} of {every}" for method, n in have.items() if n < every]:
             sentences.append(f"{place}: repetitions are missing: {', '.join(short)}.")
     if len(methods) > 1 and max(counts.values()) < CLAIM_FROM:
         sentences.append(
@@ -334,6 +343,12 @@ def _about_counts(
             " support no claim that a method is better."
         )
     return sentences
+
+
+def _baseline(entries: Sequence[Entry]) -> str:
+    """Return the label of FedAvg if it is there, otherwise that of the first method."""
+    names = {entry.method: entry.run.config.algorithm.name for entry in entries}
+    return next((method for method, name in names.items() if name == "fedavg"), next(iter(names)))
 
 
 def _about_optimizers(runs: Sequence[Run]) -> list[str]:
@@ -381,10 +396,15 @@ def _vary(entries: Sequence[Entry]) -> Vary:
 
 
 def _check_metric(runs: Sequence[Run], metric: str) -> None:
-    """Raise a UserError if a run does not have a test metric."""
+    """Raise a UserError if a run does not have a test metric that ranks methods."""
     for run in runs:
         test = run.summary["best"]["test"]
-        if not isinstance(test.get(metric), int | float):
-            names = [name for name, value in test.items() if isinstance(value, int | float)]
+        names = [
+            name
+            for name, value in test.items()
+            if isinstance(value, int | float) and name not in SPREADS
+            if run.has_rare_classes or not name.startswith("rare_")
+        ]
+        if metric not in names:
             have = f"It has {', '.join(names)}." if names else "It has no test metrics."
             raise UserError(f"{run.path} has no test metric `{metric}`. {have}")

@@ -11,7 +11,7 @@ import pandas as pd
 from flbench import __version__
 from flbench.comparison.analysis import Analysis
 from flbench.comparison.arrangement import Comparison
-from flbench.comparison.statistics import Across
+from flbench.comparison.statistics import MOST_NEEDED, Across
 from flbench.core.csv_text import csv_text
 from flbench.core.printable import one_line
 from flbench.reports.tables import Block, markdown, size
@@ -121,7 +121,7 @@ def leaderboard_block(analysis: Analysis, place: str) -> Block:
     """Return the leaderboard of a place."""
     rows = analysis.leaderboard[analysis.leaderboard["place"] == place]
     has_rare = bool(rows["rare_recall"].notna().any())
-    has_groups = len(rows) > 1
+    has_groups = bool((rows["groups"] != "").any())
     metric = analysis.comparison.metric
     columns = ["rank", "method", f"{metric} (95 % interval)", "runs"]
     columns += ["groups"] if has_groups else []
@@ -140,11 +140,11 @@ def leaderboard_block(analysis: Analysis, place: str) -> Block:
                 *([one_line(", ".join(row["better_than"])) or "-"] if has_groups else []),
             )
         )
-    about = (
-        "Means over repetitions. Methods whose groups have no common letter differ significantly."
-        if has_groups
-        else ""
-    )
+    about = "Means over repetitions." if rows["n"].max() > 1 else ""
+    if has_groups:
+        about += " Methods whose groups have no common letter differ significantly."
+        if (rows["groups"] == "").any():
+            about += " Methods without a letter were not tested."
     return Block(f"{one_line(place)}: leaderboard", tuple(columns), tuple(lines), about, texts=(1,))
 
 
@@ -163,7 +163,7 @@ def pairs_block(analysis: Analysis, place: str) -> Block | None:
             number(row["p_holm"]),
             number(row["probability"], 2),
             row["verdict"],
-            "-" if np.isnan(row["needed"]) else str(int(row["needed"])),
+            _needed(row),
         )
         for row in records(rows)
     ]
@@ -180,8 +180,9 @@ def pairs_block(analysis: Analysis, place: str) -> Block | None:
             *("verdict", "repetitions needed"),
         ),
         tuple(lines),
-        f"p: {test}. Repetitions needed: to see a difference of this size with a probability of"
-        " 80 %.",
+        f"p: {test}. p (Holm): corrected for all pairs; it decides. P(improvement): that a run of"
+        " the first method is better than one of the second. Repetitions needed: to see a"
+        " difference of this size with a probability of 80 %, where it is not significant.",
         texts=(0, 6),
     )
 
@@ -271,8 +272,8 @@ def ranks_block(across: Across) -> Block:
 def latex_of(analysis: Analysis) -> str:
     """Return the leaderboards as tables of LaTeX, for the packages booktabs and amsmath.
 
-    The best mean of a place is bold. Means of methods that show no significant difference to the
-    best one are underlined, if there are at least three repetitions.
+    The best mean of a place is bold. Means of methods that a test does not tell apart from the best
+    one are underlined; with fewer than three repetitions there is no test.
     """
     comparison = analysis.comparison
     parts = ["% \\usepackage{booktabs}"]
@@ -281,13 +282,13 @@ def latex_of(analysis: Analysis) -> str:
         rows = records(analysis.leaderboard, place)
         has_rare = any(not np.isnan(row["rare_recall"]) for row in rows)
         best = rows[0]
+        like = _like_best(analysis, place, best["method"])
         lines = []
         for row in rows:
             value = _latex_value(row)
-            like = set(row["groups"]) & set(best["groups"])
-            if row is best:
+            if row["rank"] == 1:
                 value = f"\\textbf{{{value}}}"
-            elif like and not np.isnan(best["low"]):
+            elif row["method"] in like:
                 value = f"\\underline{{{value}}}"
             cells = [
                 latex(row["method"]),
@@ -301,10 +302,11 @@ def latex_of(analysis: Analysis) -> str:
         header += ["rare recall"] if has_rare else []
         header += ["macro F1", "worst 10\\,\\%", "bytes", "seconds"]
         warning = " ".join(latex(one_line(s)) for s in comparison.warnings)
+        width = "" if np.isnan(best["low"]) else " and half the width of the 95\\,\\% interval"
+        under = "; underlined: no significant difference from it" if like else ""
         caption = (
-            f"{latex(one_line(place))}: mean over {best['n']} repetitions and half the width of the"
-            " 95\\,\\% interval. Bold: largest mean; underlined: no significant difference to it."
-            f" {warning}"
+            f"{latex(one_line(place))}: mean over {best['n']} repetitions{width};"
+            f" {VARIED[comparison.vary]}. Bold: largest mean{under}. {warning}"
         )
         parts += [
             "\\begin{table}",
@@ -320,6 +322,15 @@ def latex_of(analysis: Analysis) -> str:
             "\\end{table}",
         ]
     return "\n".join(parts) + "\n"
+
+
+def _like_best(analysis: Analysis, place: str, best: str) -> set[str]:
+    """Return the methods that a test does not tell apart from the best one of a place."""
+    return {
+        row["second"] if row["first"] == best else row["first"]
+        for row in records(analysis.pairs, place)
+        if best in (row["first"], row["second"]) and row["verdict"] == "no significant difference"
+    }
 
 
 def latex(text: str) -> str:
@@ -358,6 +369,13 @@ def _signed(row: Mapping[str, Any]) -> str:
     if np.isnan(row["low"]):
         return f"{row['difference']:+.4f}"
     return f"{row['difference']:+.4f} [{row['low']:+.4f}, {row['high']:+.4f}]"
+
+
+def _needed(row: Mapping[str, Any]) -> str:
+    """Return the number of repetitions to see a difference that is not significant."""
+    if row["verdict"] != "no significant difference":
+        return "-"
+    return f"> {MOST_NEEDED:,}" if np.isnan(row["needed"]) else str(int(row["needed"]))
 
 
 def _latex_value(row: Mapping[str, Any]) -> str:

@@ -1,0 +1,233 @@
+"""Statistics against scipy, statsmodels, scikit-posthocs, and an example of a paper."""
+
+import math
+from itertools import combinations
+
+import numpy as np
+import pandas as pd
+import pytest
+import scikit_posthocs
+from scipy import stats
+from statsmodels.stats.multitest import multipletests
+from statsmodels.stats.power import TTestPower
+
+from flbench.comparison import statistics
+
+# Demsar, JMLR 2006, table 6: areas under the ROC curve of C4.5 and three variants on 14 data sets.
+# The third and fourth variant are printed as 0.975 on one data set, but ranked second and third.
+DEMSAR = """
+0.763 0.768 0.771 0.798
+0.599 0.591 0.590 0.569
+0.954 0.971 0.968 0.967
+0.628 0.661 0.654 0.657
+0.882 0.888 0.886 0.898
+0.936 0.931 0.916 0.931
+0.661 0.668 0.609 0.685
+0.583 0.583 0.563 0.625
+0.775 0.838 0.866 0.875
+1.000 1.000 1.000 1.000
+0.940 0.962 0.965 0.962
+0.619 0.666 0.614 0.669
+0.972 0.981 0.9751 0.975
+0.957 0.978 0.946 0.970
+"""
+VARIANTS = ("C4.5", "C4.5+m", "C4.5+cf", "C4.5+m+cf")
+
+
+def of_demsar():
+    table = np.array([line.split() for line in DEMSAR.split("\n") if line], dtype=float)
+    return {
+        name: {str(place): [value] for place, value in enumerate(table[:, k])}
+        for k, name in enumerate(VARIANTS)
+    }
+
+
+def by_repetition(values):
+    return dict(enumerate(np.asarray(values).tolist()))
+
+
+def test_ranks_and_critical_difference_are_those_of_demsar():
+    found = statistics.across(of_demsar())
+
+    n, k = 14, 4
+    ranks = {"C4.5": 3.143, "C4.5+m": 2.000, "C4.5+cf": 2.893, "C4.5+m+cf": 1.964}
+    assert found.ranks.to_dict() == pytest.approx(ranks, abs=5e-4)
+    assert list(found.ranks.index) == sorted(ranks, key=ranks.get)
+    squares = sum(rank**2 for rank in found.ranks)
+    chi2 = 12 * n / (k * (k + 1)) * (squares - k * (k + 1) ** 2 / 4)
+    assert chi2 == pytest.approx(9.28, abs=5e-3)
+    assert (n - 1) * chi2 / (n * (k - 1) - chi2) == pytest.approx(3.69, abs=5e-3)
+    assert statistics.studentized(k) == pytest.approx(2.569, abs=5e-4)
+    assert found.critical == pytest.approx(1.25, abs=5e-3)
+    # "not even the difference between the best and the worst" is significant.
+    assert found.groups == (tuple(found.ranks.index),)
+
+
+def test_tests_over_places_are_those_of_scipy_and_scikit_posthocs():
+    found = statistics.across(of_demsar())
+
+    table = np.array([[v[0] for v in some.values()] for some in of_demsar().values()]).T
+    assert found.friedman == pytest.approx(stats.friedmanchisquare(*table.T).pvalue, rel=1e-12)
+    # The statistic of Nemenyi's test by hand: difference of mean ranks over its standard error.
+    error = math.sqrt(4 * 5 / (6 * 14))
+    for first, second in combinations(VARIANTS, 2):
+        q = abs(found.ranks[first] - found.ranks[second]) / error * math.sqrt(2)
+        p = stats.studentized_range.sf(q, 4, np.inf)
+        assert found.nemenyi.loc[first, second] == pytest.approx(p, abs=1e-6)
+    plain = scikit_posthocs.posthoc_nemenyi_friedman(table)
+    assert found.nemenyi.loc["C4.5", "C4.5+m"] == plain.loc[0, 1]
+
+
+def test_groups_by_the_critical_difference_are_those_of_nemenyi():
+    rng = np.random.default_rng(0)
+    places, names = range(12), list("abcdefg")
+    values = {
+        name: {str(p): [k * 0.5 + rng.normal()] for p in places} for k, name in enumerate(names)
+    }
+
+    found = statistics.across(values)
+
+    assert 1 < len(found.groups) < len(names)
+    for first, second in combinations(names, 2):
+        together = any({first, second} <= set(group) for group in found.groups)
+        assert together == (found.nemenyi.loc[first, second] > 0.05)
+
+
+def test_methods_that_lack_a_place_are_not_ranked():
+    values = {"a": {"p": [1.0], "q": [1.0]}, "b": {"p": [0.5], "q": [2.0]}, "c": {"p": [3.0]}}
+
+    assert set(statistics.across(values).ranks.index) == {"a", "b"}
+    assert statistics.across({"a": {"p": [1.0]}, "b": {"p": [0.5]}}) is None
+
+
+def test_profile_is_the_share_of_runs_above_a_value():
+    values = {"a": {"p": [0.2, 0.4], "q": [0.9]}, "b": {"p": [0.1], "q": [0.3]}}
+
+    profiles = statistics.across(values).profiles
+
+    for row in profiles.itertuples():
+        shares = [np.mean(np.array(some) > row.tau) for some in values[row.method].values()]
+        assert row.share == pytest.approx(np.mean(shares))
+    falls = profiles.groupby("method")["share"].apply(lambda one: one.is_monotonic_decreasing)
+    assert falls.all()
+
+
+@pytest.mark.parametrize("n", [3, 5, 12])
+def test_mean_has_the_interval_of_scipy(n):
+    values = np.random.default_rng(n).normal(size=n)
+
+    found = statistics.mean(values)
+
+    interval = stats.t.interval(0.95, n - 1, loc=values.mean(), scale=stats.sem(values))
+    assert (found.low, found.high) == pytest.approx(interval, rel=1e-12)
+    assert found.value == pytest.approx(values.mean())
+
+
+def test_two_values_have_no_interval():
+    assert math.isnan(statistics.mean([0.1, 0.3]).low)
+    assert math.isnan(statistics.interquartile_mean([[0.1, 0.3]]).high)
+
+
+def test_interquartile_mean_draws_within_places():
+    groups = [[0.0, 0.0, 0.0, 0.0], [1.0, 1.0, 1.0, 1.0]]
+    found = statistics.interquartile_mean(groups)
+    # Places without any spread have none in the mean either, whatever the bootstrap draws.
+    assert (found.low, found.value, found.high) == (0.5, 0.5, 0.5)
+
+    some = np.random.default_rng(1).normal(size=(2, 10))
+    found = statistics.interquartile_mean(some)
+    assert found.value == pytest.approx(stats.trim_mean(some.ravel(), 0.25))
+    assert found.low < found.value < found.high
+    assert statistics.interquartile_mean(some) == found
+
+
+@pytest.mark.parametrize("n", [3, 8])
+def test_difference_is_the_paired_test_of_scipy(n):
+    first, second = np.random.default_rng(n).normal(size=(2, n))
+
+    found = statistics.difference(by_repetition(first), by_repetition(second))
+
+    test = stats.ttest_rel(first, second)
+    interval = test.confidence_interval(0.95)
+    assert found.p == pytest.approx(test.pvalue, rel=1e-9)
+    assert (found.low, found.high) == pytest.approx((interval.low, interval.high), rel=1e-9)
+    assert math.isnan(found.corrected)
+    assert found.decisive == found.p
+    better = np.mean(first[:, None] > second)
+    assert found.probability == pytest.approx(better)
+    if n < 6:
+        assert math.isnan(found.wilcoxon)
+    else:
+        assert found.wilcoxon == pytest.approx(stats.wilcoxon(first, second).pvalue)
+
+
+def test_corrected_test_adds_the_overlap_to_the_variance():
+    first, second = np.random.default_rng(5).normal([[0.5], [0.0]], 0.1, size=(2, 10))
+    gaps = first - second
+
+    found = statistics.difference(by_repetition(first), by_repetition(second), overlap=0.25)
+
+    t = gaps.mean() / math.sqrt((1 / 10 + 0.25) * gaps.var(ddof=1))
+    assert found.corrected == pytest.approx(2 * stats.t.sf(abs(t), 9), rel=1e-9)
+    assert found.p < found.corrected == found.decisive
+    plain = statistics.difference(by_repetition(first), by_repetition(second))
+    # The interval belongs to the corrected test: sqrt((1/n + 1/4) / (1/n)) times as wide.
+    assert (found.high - found.low) / (plain.high - plain.low) == pytest.approx(math.sqrt(3.5))
+
+
+def test_only_shared_repetitions_are_paired():
+    found = statistics.difference({0: 1.0, 1: 2.0, 5: 9.0}, {1: 1.0, 0: 0.5, 7: 0.0})
+
+    assert (found.n, found.mean) == (2, 0.75)
+    assert math.isnan(found.p)
+    assert math.isnan(found.needed)
+    assert statistics.difference({0: 1.0}, {1: 1.0}) is None
+
+
+def test_equal_differences_have_no_p_value():
+    found = statistics.difference({0: 0.5, 1: 0.6, 2: 0.7}, {0: 0.4, 1: 0.5, 2: 0.6})
+
+    assert math.isnan(found.p)
+    assert statistics.verdict(found.mean, found.decisive) == "no claim"
+
+
+@pytest.mark.parametrize("effect", [0.4, -0.8, 2.5])
+@pytest.mark.parametrize("tests", [1, 10])
+def test_repetitions_needed_are_those_of_statsmodels(effect, tests):
+    exact = TTestPower().solve_power(abs(effect), alpha=0.05 / tests, power=0.8)
+
+    assert statistics.repetitions_needed(effect, tests=tests) == max(3, math.ceil(exact))
+
+
+def test_overlap_can_hide_a_difference_from_any_number_of_repetitions():
+    assert math.isnan(statistics.repetitions_needed(0.3, overlap=0.25))
+    assert math.isnan(statistics.repetitions_needed(0.0))
+
+
+def test_correction_is_that_of_holm():
+    p = np.random.default_rng(2).uniform(0, 0.1, size=9)
+
+    found = statistics.correct([*p, float("nan")])
+
+    assert found[:-1] == pytest.approx(multipletests(p, method="holm")[1])
+    assert math.isnan(found[-1])
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_methods_share_a_letter_if_and_only_if_they_do_not_differ(seed):
+    rng, names = np.random.default_rng(seed), list("pqrstuv")
+    p = rng.uniform(0, 0.12, size=(7, 7))
+    p = pd.DataFrame((p + p.T) / 2, index=names, columns=names)
+
+    found = statistics.letters(p)
+
+    for first, second in combinations(names, 2):
+        assert bool(set(found[first]) & set(found[second])) == (p.loc[first, second] >= 0.05)
+
+
+def test_methods_that_were_not_tested_have_no_letter():
+    nan = float("nan")
+    p = pd.DataFrame([[nan, 0.01, nan], [0.01, nan, nan], [nan] * 3], list("xyz"), list("xyz"))
+
+    assert statistics.letters(p) == {"x": "a", "y": "b", "z": ""}
+    assert statistics.letters(p.loc[["z"], ["z"]]) == {"z": ""}
