@@ -31,6 +31,7 @@ ALONE: Final = (*("engine.precision", "evaluation.every", "evaluation.rare", "ev
 WITHOUT: Final = ("data.root", "data.name", "data.path", "partition.path", "partition.seed")
 METHOD: Final = ("algorithm.", "train.optimizer.", "train.schedule.", "train.terms")
 """Keys that belong to a method: they may differ between methods that are compared."""
+BASELINE: Final = "fedavg"  # the method to which others are compared, if it is there
 DATA: Final = "data"  # stands for the name of the data set
 SPREADS: Final = ("client_std",)  # metrics that rank no methods: less is not better, nor is more
 HARDWARE: Final = ("processor", "gpus", "threads")
@@ -348,7 +349,7 @@ def _about_missing(entries: Sequence[Entry], methods: Sequence[str]) -> list[str
 def _baseline(entries: Sequence[Entry]) -> str:
     """Return the label of FedAvg if it is there, otherwise that of the first method."""
     names = {entry.method: entry.run.config.algorithm.name for entry in entries}
-    return next((method for method, name in names.items() if name == "fedavg"), next(iter(names)))
+    return next((method for method, name in names.items() if name == BASELINE), next(iter(names)))
 
 
 def _about_optimizers(runs: Sequence[Run]) -> list[str]:
