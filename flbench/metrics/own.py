@@ -67,7 +67,7 @@ class OwnMetric:
             confusion: Confusion matrix [C, C] over all clients.
             clients: Values [N] of the clients; NaN for those without a value.
         """
-        known = clients[~clients.isnan()].sort(descending=self._is_loss()).values
+        known = clients[~clients.isnan()].sort(descending=self.is_loss).values
         worst = known[: -(-len(known) // 10)]
         values = {"": self(confusion), "_mean": _mean(known), "_worst10": _mean(worst)}
         return {
@@ -75,7 +75,9 @@ class OwnMetric:
             for suffix, value in values.items()
         }
 
-    def _is_loss(self) -> bool:
+    @property
+    def is_loss(self) -> bool:
+        """Whether smaller values are better."""
         return getattr(self.function, "higher_is_better", None) is False
 
     def _value(self, confusion: Tensor) -> Any:

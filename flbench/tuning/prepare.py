@@ -14,14 +14,21 @@ from flbench.core.errors import ConfigError, DataError, UserError
 from flbench.core.wording import setting
 from flbench.data import partition_files
 from flbench.data.federation import Federation
-from flbench.experiment import assembly, provenance
+from flbench.experiment import assembly, own_metrics, provenance
 from flbench.metrics import ranking_names
+from flbench.metrics.own import SUFFIXES
 from flbench.results.study_folder import PERSONAL
 from flbench.tuning import deployments, fitting, library
 from flbench.tuning.cluster import Resources
 from flbench.tuning.plan import Budget
 from flbench.tuning.reading import parse
-from flbench.tuning.request import TuneRequest, check, resources_of, with_defaults
+from flbench.tuning.request import (
+    TuneRequest,
+    check,
+    check_metric,
+    resources_of,
+    with_defaults,
+)
 from flbench.tuning.run import SearchSettings
 from flbench.tuning.samplers import Sampler
 from flbench.tuning.search_methods import sampler
@@ -128,6 +135,7 @@ def prepare(
     found = {method: with_defaults(layers[method]) for method in request.methods}
     resolved = {method: resolve(mine) for method, mine in found.items()}
     config = resolved[request.methods[0]][0]
+    check_metric(request.metric, config.evaluation)
     if request.metric == "confusable_f1" and config.evaluation.confusable is None:
         raise ConfigError(
             f"{setting('metric', 'confusable_f1')} needs evaluation.confusable: `own`, or the"
@@ -202,6 +210,13 @@ def load(config: Config, metric: str) -> Federation:
             f" `{federation.dataset.name}` has {federation.classes}. Choose another metric, such as"
             " accuracy or balanced_accuracy."
         )
+    _, own = own_metrics.make(config, federation.classes)
+    for one in own:
+        if one.is_loss and metric in (one.name, *(f"{one.name}{suffix}" for suffix in SUFFIXES)):
+            raise ConfigError(
+                f"{setting('metric', metric)}: smaller values of this metric are better, and a"
+                " study looks for the largest. Give it another metric, such as 1 minus this one."
+            )
     return federation
 
 

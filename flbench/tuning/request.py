@@ -7,11 +7,12 @@ from typing import Final, Literal, get_args
 
 from flbench.algorithms import ALGORITHMS
 from flbench.config.resolve import resolve
-from flbench.config.schema import EngineConfig
+from flbench.config.schema import EngineConfig, EvaluationConfig
 from flbench.config.sources import Layer
 from flbench.core.errors import ConfigError, did_you_mean
 from flbench.core.wording import setting
 from flbench.metrics import ranking_names
+from flbench.metrics.own import SUFFIXES
 from flbench.results.study_folder import PERSONAL
 from flbench.tuning.cluster import Resources
 
@@ -75,11 +76,6 @@ def check(request: TuneRequest) -> None:
     """
     for method in request.methods:
         ALGORITHMS.find(method)
-    if request.metric not in METRICS:
-        raise ConfigError(
-            f"{setting('metric')} must be one of {', '.join(METRICS)}, got {request.metric}."
-            f"{did_you_mean(request.metric, METRICS)}"
-        )
     for option, value, known in (
         ("search", request.search, get_args(Search)),
         ("scheduler", request.scheduler, get_args(Scheduler)),
@@ -95,6 +91,23 @@ def check(request: TuneRequest) -> None:
         raise ConfigError(
             f"{setting('address')} needs {setting('concurrent')}, the number of trials that run at"
             " the same time: it cannot be derived from the cores of this machine."
+        )
+
+
+def check_metric(metric: str, evaluation: EvaluationConfig) -> None:
+    """Raise a ConfigError if there is no such metric.
+
+    Args:
+        metric: Name of the metric that the search maximizes.
+        evaluation: Section `evaluation`, whose `metrics` are the user's own.
+    """
+    own = [f"{name}{suffix}" for name in evaluation.metrics or {} for suffix in ("", *SUFFIXES)]
+    known = (*METRICS, *own)
+    if metric not in known:
+        cure = "" if own else " Metrics of your own are given by evaluation.metrics."
+        raise ConfigError(
+            f"{setting('metric')} must be one of {', '.join(known)}, got {metric}."
+            f"{did_you_mean(metric, known)}{cure}"
         )
 
 

@@ -50,3 +50,8 @@ def error_rate(confusion):
 
 
 error_rate.higher_is_better = False
+
+
+def accuracy(confusion):
+    """The share of right predictions."""
+    return float(confusion.diagonal().sum()) / float(confusion.sum())

@@ -88,6 +88,30 @@ def test_what_cannot_be_is_refused_before_anything_starts(
     assert not (tmp_path / "studies").exists()
 
 
+OWN = "evaluation.metrics.{}.source=tests.api.own_parts:{}"
+
+
+@pytest.mark.parametrize("metric", ["right", "right_mean", "right_worst10"])
+def test_metric_of_the_users_own_can_score_trials(begin, metric):
+    _, prepared = begin("fedavg", more=(OWN.format("right", "accuracy"),), metric=metric)
+
+    assert prepared.settings.metric == metric
+
+
+@pytest.mark.parametrize(
+    ("metric", "said"),
+    [
+        ("rihgt", "Did you mean `right`"),
+        ("wrong", "`metric='wrong'`: smaller values of this metric are better"),
+        ("wrong_worst10", "smaller values"),
+    ],
+)
+def test_metric_that_cannot_be_maximized_is_refused(begin, metric, said):
+    more = (OWN.format("right", "accuracy"), OWN.format("wrong", "error_rate"))
+    with pytest.raises(ConfigError, match=said):
+        begin("fedavg", more=more, metric=metric)
+
+
 def test_methods_are_compared_on_the_same(begin):
     _, prepared = begin("hfcd", "fedavg", trials=3, seeds=2)
 
