@@ -1,0 +1,259 @@
+"""The tables equal what scikit-learn and scipy compute from the predictions that runs saved."""
+
+import csv
+import math
+from itertools import combinations
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy import stats
+from scipy.spatial.distance import cityblock
+from sklearn import metrics
+from statsmodels.stats.multitest import multipletests
+
+from flbench.comparison.analysis import analyse
+from flbench.comparison.arrangement import arrange
+from flbench.comparison.collect import collect
+from flbench.results import reading
+from tests.comparison.made import matrix, run_folder
+from tests.support import run
+
+METHODS, SEEDS = ("fedavg", "local", "fedper"), (1, 2, 3)
+SCORES = ("precision", "recall", "f1")
+EXACT = {"rel": 1e-9, "abs": 1e-9}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """Runs of three methods on three partitions, whose best round is the last one."""
+    out = tmp_path_factory.mktemp("runs")
+    keys = ("train.rounds=2", "output.predictions=true", "partition.alpha=0.3")
+    keys += ("train.optimizer.lr=0.1",)
+    return {
+        (method, seed): run(out, f"algorithm={method}", f"seed={seed}", *keys)[0]
+        for method in METHODS
+        for seed in SEEDS
+    }
+
+
+@pytest.fixture(scope="module")
+def analysis(folders):
+    return analyse(arrange([reading.read(path) for path in folders.values()]))
+
+
+@pytest.fixture(scope="module")
+def seen(folders):
+    """Predictions of the test samples of each run, with the columns client, true and predicted."""
+    return {key: pd.read_csv(path / "predictions.csv") for key, path in folders.items()}
+
+
+def rows_of(table, method):
+    return table[table["method"] == method].reset_index(drop=True)
+
+
+def accuracies(seen, method):
+    tables = [seen[method, seed] for seed in SEEDS]
+    return np.array([metrics.accuracy_score(one["true"], one["predicted"]) for one in tables])
+
+
+def test_leaderboard_is_that_of_scikit_learn(analysis, seen, folders):
+    board = analysis.leaderboard.set_index("method")
+
+    for method in METHODS:
+        values = accuracies(seen, method)
+        interval = stats.t.interval(0.95, 2, loc=values.mean(), scale=stats.sem(values))
+        found = board.loc[method]
+        assert found["mean"] == pytest.approx(values.mean(), **EXACT)
+        assert (found["low"], found["high"]) == pytest.approx(np.clip(interval, 0, 1), **EXACT)
+        assert found["iqm"] == pytest.approx(stats.trim_mean(values, 0.25), **EXACT)
+        macro, worst = [], []
+        for seed in SEEDS:
+            table = seen[method, seed]
+            macro.append(metrics.f1_score(table["true"], table["predicted"], average="macro"))
+            worst.append(
+                min((one["true"] == one["predicted"]).mean() for _, one in table.groupby("client"))
+            )  # of five clients
+        assert found["macro_f1"] == pytest.approx(np.mean(macro), **EXACT)
+        assert found["worst10_accuracy"] == pytest.approx(np.mean(worst), **EXACT)
+        assert found["n"] == 3
+    assert list(board["rank"]) == [1, 2, 3]
+    assert board["mean"].is_monotonic_decreasing
+    assert board.loc["local", "bytes"] == 0 < board.loc["fedper", "bytes"]
+    assert board.loc["fedper", "bytes"] < board.loc["fedavg", "bytes"]
+
+
+def test_rare_classes_are_those_of_scikit_learn(analysis, seen, folders):
+    """The mean recall over rare classes that have test samples; NaN if a run has no rare class."""
+    board = analysis.leaderboard.set_index("method")
+
+    for method in METHODS:
+        values = []
+        for seed in SEEDS:
+            one = reading.read(folders[method, seed])
+            rare = [int(row["class"]) for row in one.classes if row["rare"] == "1"]
+            truth, guess = seen[method, seed]["true"], seen[method, seed]["predicted"]
+            there = [number for number in dict.fromkeys(rare) if (truth == number).any()]
+            recall = metrics.recall_score(truth, guess, labels=there, average="macro")
+            values.append(recall if one.has_rare_classes else math.nan)
+        assert board.loc[method, "rare_recall"] == pytest.approx(
+            np.mean(values), nan_ok=True, **EXACT
+        )
+
+
+def test_classes_are_those_of_scikit_learn(analysis, seen, folders):
+    found = rows_of(analysis.classes, "fedper").set_index("class")
+    base = rows_of(analysis.classes, "fedavg")
+
+    each = {name: np.full((3, 10), np.nan) for name in ("precision", "recall", "f1", "base")}
+    holders, supports, overlap = [], [], []
+    for k, seed in enumerate(SEEDS):
+        truth, guess = seen["fedper", seed]["true"], seen["fedper", seed]["predicted"]
+        scores = metrics.precision_recall_fscore_support(
+            truth, guess, labels=range(10), zero_division=0
+        )
+        occurs = scores[3] > 0
+        each["precision"][k] = scores[0]
+        each["recall"][k, occurs], each["f1"][k, occurs] = scores[1][occurs], scores[2][occurs]
+        other = seen["fedavg", seed]
+        recall = metrics.recall_score(
+            other["true"], other["predicted"], labels=range(10), average=None, zero_division=0
+        )
+        each["base"][k, occurs] = recall[occurs]
+        counts = np.load(folders["fedper", seed] / "partition.npz")["train_counts"]
+        holders.append((counts > 0).sum(axis=0))
+        supports.append(counts.sum(axis=0))
+        overlap.append(len(truth) / counts.sum())
+    for name in SCORES:
+        mean = np.nanmean(each[name], axis=0)
+        assert found[name].to_numpy() == pytest.approx(mean, nan_ok=True, **EXACT)
+    assert found["holders"].to_numpy() == pytest.approx(np.mean(holders, axis=0))
+    assert found["train_support"].to_numpy() == pytest.approx(np.mean(supports, axis=0))
+    gaps = each["recall"] - each["base"]
+    assert found["difference"].to_numpy() == pytest.approx(gaps.mean(axis=0), **EXACT)
+    half = stats.t.ppf(0.975, 2) * gaps.std(axis=0, ddof=1) * math.sqrt(1 / 3 + overlap[0])
+    high = np.clip(gaps.mean(axis=0) + half, -1, 1)
+    spread = gaps.std(axis=0) > 1e-12
+    assert found["high"].to_numpy()[spread] == pytest.approx(high[spread], **EXACT)
+    assert found["high"][~spread].isna().all()
+    assert base["difference"].isna().all()
+
+
+def test_class_without_test_samples_has_no_recall(tmp_path):
+    for k in range(2):
+        file = run_folder(tmp_path / str(k), "fedavg", 0.5, repetition=k) / "per_class.csv"
+        lines = list(csv.reader(file.read_text().splitlines()))
+        empty = {"test_support": 0, "precision": 0, "recall": 0, "f1": 0}
+        for name, value in empty.items() if k == 0 else ():
+            lines[2][lines[0].index(name)] = str(value)
+        file.write_text("\n".join(map(",".join, lines)) + "\n")
+        kept = float(lines[2][lines[0].index("recall")])
+
+    row = analyse(arrange(collect([tmp_path]).runs)).classes.set_index("class").loc[1]
+
+    # The recall is that of the repetition with samples; the precision is 0 in the other one.
+    assert (row["recall"], row["f1"], row["precision"]) == pytest.approx((kept, kept, kept / 2))
+    assert row["test_support"] == 5
+
+
+def test_clients_are_those_of_scikit_learn(analysis, seen, folders):
+    clients = analysis.clients.set_index(["method", "repetition", "client"])
+
+    assert len(clients) == 3 * 3 * 5
+    for k, seed in enumerate(SEEDS):
+        counts = np.load(folders["fedper", seed] / "partition.npz")["train_counts"]
+        whole = counts.sum(axis=0) / counts.sum()
+        for client in range(5):
+            own, alone = (
+                one[one["client"] == client] for one in (seen["fedper", seed], seen["local", seed])
+            )
+            found = clients.loc["fedper", k, client]
+            accuracy = metrics.accuracy_score(own["true"], own["predicted"])
+            gain = accuracy - metrics.accuracy_score(alone["true"], alone["predicted"])
+            assert found["accuracy"] == pytest.approx(accuracy, **EXACT)
+            assert found["gain"] == pytest.approx(gain, **EXACT)
+            shares = counts[client] / counts[client].sum()
+            assert found["skew"] == pytest.approx(cityblock(shares, whole) / 2, **EXACT)
+            assert (found["test_size"], found["train_size"]) == (len(own), counts[client].sum())
+    assert (analysis.clients.query("method == 'local'")["gain"] == 0).all()
+
+
+def test_pairs_are_those_of_scipy(analysis, seen, folders):
+    counts = np.load(folders["fedavg", 1] / "partition.npz")["train_counts"]
+    overlap = len(seen["fedavg", 1]) / counts.sum()
+    p = []
+
+    for (first, second), (_, row) in zip(
+        combinations(METHODS, 2), analysis.pairs.iterrows(), strict=True
+    ):
+        assert (row["first"], row["second"], row["n"]) == (first, second, 3)
+        x, y = accuracies(seen, first), accuracies(seen, second)
+        gaps = x - y
+        assert row["p"] == pytest.approx(stats.ttest_rel(x, y).pvalue, **EXACT)
+        t = gaps.mean() / math.sqrt((1 / 3 + overlap) * gaps.var(ddof=1))
+        p.append(2 * stats.t.sf(abs(t), 2))
+        assert row["corrected"] == pytest.approx(p[-1], **EXACT)
+        assert row["probability"] == pytest.approx(
+            np.mean(x[:, None] > y) + np.mean(x[:, None] == y) / 2
+        )
+    assert analysis.pairs["p_holm"].to_numpy() == pytest.approx(
+        multipletests(p, method="holm")[1], **EXACT
+    )
+
+
+def test_curves_end_with_the_costs_of_the_run(analysis):
+    last = analysis.curves.query("split == 'test' and round == 2")
+
+    costs = last.groupby("method")[["bytes", "seconds", "value"]].mean()
+    board = analysis.leaderboard.set_index("method")
+    for method in METHODS:
+        found = [board.loc[method, name] for name in ("bytes", "seconds", "mean")]
+        assert costs.loc[method].tolist() == pytest.approx(found)
+    grows = analysis.curves.query("split == 'test'").groupby(["method", "repetition"])
+    assert grows["bytes"].apply(lambda one: one.is_monotonic_increasing).all()
+
+
+@pytest.mark.parametrize("validation", [True, False])
+def test_costs_to_a_target_are_those_of_the_first_round_that_reaches_it(validation, tmp_path):
+    # The accuracies grow linearly over four rounds; the baseline ends with 0.4 in the mean.
+    accuracies = {"fedavg": [0.39, 0.41], "hfcd": [0.8, 0.9], "local": [0.1, 0.1]}
+    matrix(tmp_path, accuracies, rounds=4, sent=10, seconds=8.0, validation=validation)
+
+    table = analyse(arrange(collect([tmp_path]).runs)).targets.set_index("method")
+
+    assert set(table["split"]) == {"validation" if validation else "test"}
+    assert table["target"].tolist() == pytest.approx([0.4] * 3)
+    columns = ["reached", "n", "rounds", "bytes", "seconds"]
+    assert table.loc["hfcd", columns].tolist() == [2, 2, 2, 20, 4]
+    assert table.loc["fedavg", columns].tolist() == [1, 2, 4, 40, 8]
+    assert table.loc["local", ["reached", "n"]].tolist() == [0, 2]
+    assert table.loc["local", ["rounds", "bytes", "seconds"]].isna().all()
+
+
+def test_only_places_whose_partition_differs_get_the_corrected_test(tmp_path):
+    accuracies = {"fedavg": [0.5, 0.6, 0.65], "hfcd": [0.8, 0.85, 0.8]}
+    matrix(tmp_path / "a", accuracies, keys=("partition.alpha=0.1",))
+    fixed = ("partition.alpha=1", "partition.seed=0")
+    matrix(tmp_path / "b", accuracies, keys=fixed, partition_hash="a" * 64)
+
+    found = analyse(arrange(collect([tmp_path]).runs))
+
+    pairs = found.pairs.set_index("place")
+    assert pairs["corrected"].notna().to_dict() == {
+        "digits, alpha=0.1": True,
+        "digits, alpha=1": False,
+    }
+    assert found.comparison.vary == "both"
+
+
+def test_two_repetitions_support_no_claim(tmp_path):
+    matrix(tmp_path, {"fedavg": [0.1, 0.11], "hfcd": [0.9, 0.91]})
+
+    found = analyse(arrange(collect([tmp_path]).runs))
+
+    assert set(found.pairs["verdict"]) == {"no claim"}
+    assert set(found.leaderboard["groups"]) == {""}
+    assert found.leaderboard["low"].isna().all()
+    assert set(found.leaderboard["better_than"]) == {()}
+    assert found.classes["low"].isna().all()
+    assert "no claim" in found.answer[0]

@@ -1,0 +1,230 @@
+"""What is a method, a place and a repetition, and which runs are comparable."""
+
+from dataclasses import replace
+
+import pytest
+
+from flbench.comparison.arrangement import arrange
+from flbench.comparison.collect import collect
+from flbench.core.errors import UserError
+from tests.comparison.made import matrix, run_folder
+
+TWO = {"fedavg": [0.5, 0.6, 0.7], "hfcd": [0.8, 0.8, 0.9]}
+
+
+def arranged(folder, **options):
+    return arrange(collect([folder]).runs, **options)
+
+
+def placed(comparison):
+    return {(e.method, e.place, e.repetition): e.run.path.name for e in comparison.entries}
+
+
+def test_methods_and_repetitions(tmp_path):
+    matrix(tmp_path, TWO)
+
+    found = arranged(tmp_path)
+
+    assert placed(found) == {
+        (method, "digits", k): f"{method}-{k}" for method in TWO for k in range(3)
+    }
+    assert (found.methods, found.repetitions, found.vary) == (("fedavg", "hfcd"), 3, "both")
+    assert (found.baseline, found.warnings) == ("fedavg", ())
+
+
+@pytest.mark.parametrize(
+    ("keys", "hashes", "vary"),
+    [
+        (("seed={}", "partition.seed=7"), "0" * 64, "training"),
+        (("seed=7", "partition.seed={}"), None, "partition"),
+        (("seed={}",), None, "both"),
+    ],
+)
+def test_what_differs_between_repetitions(keys, hashes, vary, tmp_path):
+    for k in range(3):
+        for method in TWO:
+            given = tuple(key.format(k) for key in keys)
+            run_folder(
+                tmp_path / f"{method}{k}",
+                method,
+                0.5,
+                repetition=k,
+                keys=given,
+                partition_hash=hashes,
+            )
+
+    found = arranged(tmp_path)
+
+    assert found.vary == vary
+    assert found.repetitions == 3
+    assert placed(found)["hfcd", "digits", 2] == "hfcd2"
+
+
+def test_one_run_of_each_method_varies_nothing(tmp_path):
+    matrix(tmp_path, {name: values[:1] for name, values in TWO.items()})
+
+    found = arranged(tmp_path)
+
+    assert found.vary == "nothing"
+    [sentence] = found.warnings
+    assert sentence.startswith("Fewer than 3 repetitions")
+    assert arranged(tmp_path / "hfcd-0").warnings == ()
+
+
+def test_keys_of_a_method_make_methods(tmp_path):
+    run_folder(tmp_path / "a", "fedavg", 0.5)
+    run_folder(tmp_path / "b", "hfcd", 0.5)
+    run_folder(tmp_path / "c", "hfcd", 0.6, keys=("algorithm.tau=0.25", "train.optimizer.lr=0.1"))
+
+    found = arranged(tmp_path)
+
+    assert found.methods == ("fedavg", "hfcd tau=0.2, lr=0.01", "hfcd tau=0.25, lr=0.1")
+    assert found.places == ("digits",)
+    assert any("train.optimizer.lr" in sentence for sentence in found.warnings)
+
+
+def test_default_baseline_is_fedavg_whatever_its_label(tmp_path):
+    run_folder(tmp_path / "a", "hfcd", 0.5)
+    for k, lr in enumerate(("0.1", "0.2")):
+        run_folder(tmp_path / f"b{k}", "fedavg", 0.5, keys=(f"train.optimizer.lr={lr}",))
+
+    assert arranged(tmp_path).baseline == "fedavg lr=0.1"
+    assert arranged(tmp_path, baseline="hfcd").baseline == "hfcd"
+    with pytest.raises(UserError, match=r"ditto is not one of the methods: hfcd, fedavg lr=0\.1"):
+        arranged(tmp_path, baseline="ditto")
+
+
+def test_settings_that_all_methods_share_are_places(tmp_path):
+    for alpha in ("0.1", "1"):
+        matrix(tmp_path / alpha, TWO, keys=(f"partition.alpha={alpha}",))
+
+    found = arranged(tmp_path)
+
+    assert found.places == ("digits, alpha=0.1", "digits, alpha=1")
+    assert [len(found.at(place)) for place in found.places] == [6, 6]
+    assert found.warnings == ()
+
+
+def test_label_of_a_place_leaves_out_keys_that_follow_others(tmp_path):
+    for alpha, hidden in (("0.1", "8"), ("1", "16")):
+        matrix(
+            tmp_path / alpha, TWO, keys=(f"partition.alpha={alpha}", f"train.batch_size={hidden}")
+        )
+
+    assert arranged(tmp_path).places == ("digits, alpha=0.1", "digits, alpha=1")
+
+
+def test_missing_runs_are_named(tmp_path):
+    for alpha in ("0.1", "1"):
+        matrix(tmp_path / alpha, TWO, keys=(f"partition.alpha={alpha}",))
+    matrix(tmp_path / "c", {"ditto": [0.5, 0.5]}, keys=("partition.alpha=1",))
+
+    warnings = arranged(tmp_path).warnings
+
+    assert "digits, alpha=0.1: repetitions are missing: ditto has 0 of 3." in warnings
+    assert "digits, alpha=1: repetitions are missing: ditto has 2 of 3." in warnings
+
+
+def test_other_repetitions_of_a_method_are_missing_ones(tmp_path):
+    run_folder(tmp_path / "a", "fedavg", 0.5, repetition=1)
+    run_folder(tmp_path / "b", "hfcd", 0.5, repetition=2)
+
+    assert (
+        "digits: repetitions are missing: fedavg has 1 of 2, hfcd has 1 of 2."
+        in arranged(tmp_path).warnings
+    )
+
+
+@pytest.mark.parametrize(
+    ("key", "first", "second"),
+    [
+        ("partition.alpha", "0.5", "0.1"),
+        ("partition.scheme", "dirichlet", "iid"),
+        ("partition.split", "[0.6,0.2,0.2]", "[0.5,0.1,0.4]"),
+        ("partition.pool", "train", "merged"),
+        ("train.batchnorm", "average", "local"),
+        ("train.rounds", "3", "5"),
+        ("train.participation", "1", "0.5"),
+        ("model.name", "mlp", "lenet5"),
+        ("evaluation.rare", "lowest", "share"),
+        ("evaluation.every", "1", "2"),
+        ("engine.precision", "32-true", "bf16-mixed"),
+    ],
+)
+def test_runs_of_different_tasks_are_refused(key, first, second, tmp_path):
+    run_folder(tmp_path / "a", "fedavg", 0.5, keys=(f"{key}={first}",))
+    run_folder(tmp_path / "b", "hfcd", 0.6, keys=(f"{key}={second}",))
+
+    with pytest.raises(UserError) as error:
+        arranged(tmp_path)
+
+    first, second = first.strip("[]"), second.strip("[]")
+    reason = f"they differ in {key}: {first} in {tmp_path / 'a'}, {second} in {tmp_path / 'b'}"
+    assert reason in str(error.value)
+    assert "--force" in str(error.value)
+    found = arranged(tmp_path, force=True)
+    assert reason in found.warnings[0]
+    assert len(found.at(found.places[0])) == 2
+
+
+def test_methods_without_a_common_place_are_refused(tmp_path):
+    matrix(tmp_path / "x", {"fedavg": [0.5], "hfcd": [0.6]}, keys=("partition.alpha=0.1",))
+    matrix(tmp_path / "y", {"fedavg": [0.5], "ditto": [0.6]}, keys=("partition.alpha=1",))
+
+    with pytest.raises(UserError, match=r"partition\.alpha: 0.1 in .*hfcd-0, 1 in .*ditto-0"):
+        arranged(tmp_path)
+
+
+def test_other_data_and_other_code_are_refused(tmp_path):
+    run_folder(tmp_path / "a", "fedavg", 0.5)
+    run_folder(tmp_path / "b", "hfcd", 0.6, partition_hash="1" * 64)
+    with pytest.raises(UserError, match=r"partition .*: 000000000000 in .*a, 111111111111 in"):
+        arranged(tmp_path)
+
+    run_folder(tmp_path / "c", "ditto", 0.6, provenance={"git_revision": "fedcba"})
+    with pytest.raises(UserError, match=r"version of flbench: .*0123456789ab.*fedcba"):
+        arrange(collect([tmp_path / "a", tmp_path / "c"]).runs)
+
+
+def test_other_hardware_is_a_warning(tmp_path):
+    run_folder(tmp_path / "a", "fedavg", 0.5)
+    run_folder(tmp_path / "b", "hfcd", 0.6, provenance={"processor": "q"})
+
+    assert any(
+        "differ in processor, so their seconds are not comparable" in sentence
+        for sentence in arranged(tmp_path).warnings
+    )
+
+
+def test_run_that_is_there_twice_counts_once(tmp_path):
+    run_folder(tmp_path / "a", "fedavg", 0.5)
+    run_folder(tmp_path / "b", "fedavg", 0.5)
+
+    found = arranged(tmp_path)
+
+    assert len(found.entries) == 1
+    assert f"{tmp_path / 'b'} has the method and the seeds of {tmp_path / 'a'}" in found.warnings[0]
+
+
+def test_unfinished_runs_are_left_out(tmp_path):
+    matrix(tmp_path, TWO)
+    runs = list(collect([tmp_path]).runs)
+    runs[0] = replace(runs[0], finished=False)
+
+    warnings = arrange(runs).warnings
+
+    assert warnings[0] == f"not finished, and left out: {runs[0].path}."
+    assert "fedavg has 2 of 3" in warnings[1]
+    with pytest.raises(UserError, match="no finished run"):
+        arrange([runs[0]])
+
+
+@pytest.mark.parametrize("metric", ["loss", "rare_recall", "client_std"])
+def test_metric_must_rank_methods(metric, tmp_path):
+    matrix(tmp_path, TWO)
+    runs = collect([tmp_path]).runs
+    for run in runs:
+        run.summary["best"]["test"] |= {"rare_recall": 0.5, "client_std": 0.1}
+
+    with pytest.raises(UserError, match=f"no test metric `{metric}`. It has accuracy, "):
+        arrange(runs, metric=metric)
