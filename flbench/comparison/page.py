@@ -9,8 +9,6 @@ from importlib.resources import files
 from textwrap import fill
 from typing import TYPE_CHECKING, Any, Final
 
-from matplotlib.figure import Figure
-
 from flbench.algorithms.registry import ALGORITHMS
 from flbench.comparison import figures, text
 from flbench.comparison.analysis import Analysis
@@ -26,6 +24,7 @@ from flbench.reports.tables import Block
 
 if TYPE_CHECKING:
     from jinja2 import Template
+    from matplotlib.figure import Figure
 
 SHOWN: Final = ("seed", "partition.seed", "output.", "tracking.", "engine.threads")
 """Keys that are not listed as a part of how the comparison was done."""
@@ -47,7 +46,7 @@ class Drawn:
     name: str
     title: str
     about: str
-    figure: Figure
+    figure: "Figure"
 
 
 def drawn(analysis: Analysis, place: str) -> Iterator[Drawn]:
@@ -144,7 +143,7 @@ def drawn_across(analysis: Analysis) -> Iterator[Drawn]:
     )
 
 
-def _warned(figure: Figure, comparison: Comparison) -> Figure:
+def _warned(figure: "Figure", comparison: Comparison) -> "Figure":
     """Return a picture with a warning above it if the runs are not comparable."""
     if comparison.apart is not None:
         figure.suptitle(

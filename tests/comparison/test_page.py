@@ -110,6 +110,7 @@ def test_names_are_escaped(tmp_path):
     assert "&lt;b&gt;x" in source
 
 
+@pytest.mark.slow
 def test_same_runs_give_the_same_bytes(analysis, tmp_path):
     report.write(tmp_path / "a", analysis)
     report.write(tmp_path / "b", analysis)
@@ -132,6 +133,7 @@ def test_single_run_has_a_page_without_comparisons(tmp_path):
     assert "better than" not in words
 
 
+@pytest.mark.slow
 def test_several_places_have_ranks_and_a_section_each(tmp_path):
     for k in range(2):
         for alpha in ("0.1", "1"):
@@ -149,6 +151,7 @@ def test_several_places_have_ranks_and_a_section_each(tmp_path):
     assert len({one.name for one in page.pictures(found)}) == 2 + 2 * 9
 
 
+@pytest.mark.slow
 def test_warnings_of_force_are_everywhere(tmp_path):
     run_folder(tmp_path / "a", "fedavg", 0.5, keys=("partition.alpha=0.1",))
     run_folder(tmp_path / "b", "hfcd", 0.6, keys=("partition.alpha=0.5",))
