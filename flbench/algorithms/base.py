@@ -135,6 +135,51 @@ class Deployment:
     predict: Callable[[StepContext], Tensor] | None = None
 
 
+@dataclass(frozen=True)
+class LearnedTable:
+    """A table of what a method has learned besides the models, for reports.
+
+    Attributes:
+        name: Short name, a part of the names of files.
+        about: One sentence or two: what rows, columns and values are.
+        values: [R, Q], NaN where there is no value.
+        rows: What the R rows are: `class`, `client`, `group` or `layer`.
+        columns: What the Q columns are, as `rows`.
+        labels: Names of the columns, if they are neither classes nor clients; () for numbers.
+        limits: Smallest and largest value that there can be; None for those of `values`.
+    """
+
+    name: str
+    about: str
+    values: Tensor
+    rows: str
+    columns: str
+    labels: tuple[str, ...] = ()
+    limits: tuple[float, float] | None = None
+
+
+@dataclass(frozen=True)
+class LearnedPoints:
+    """Vectors that a method has learned, one per class and place, for a map of them in reports.
+
+    Attributes:
+        name: Short name, a part of the names of files.
+        about: One sentence or two: what a point is.
+        values: [P, D], the points.
+        classes: [P] int64, the class of each point.
+        is_shared: [P] bool: the points of the server, or of a group; the others are of clients.
+    """
+
+    name: str
+    about: str
+    values: Tensor
+    classes: Tensor
+    is_shared: Tensor
+
+
+Learned = LearnedTable | LearnedPoints
+
+
 class Algorithm:
     """Base class of all methods. Its defaults are FedAvg, with `personal` leaves kept by clients.
 
@@ -328,6 +373,16 @@ class Algorithm:
 
         The cohort's mean of each result is logged under its key. The server does not see the
         results, and no bytes are charged for them.
+        """
+        return ()
+
+    def learned(self, state: State) -> tuple[Learned, ...]:
+        """Return what the method has learned besides the models, for the report of a comparison.
+
+        It is called once, after the last round. The default is nothing.
+
+        Args:
+            state: State after the last round, with all leaves of the clients.
         """
         return ()
 

@@ -9,7 +9,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from flbench.algorithms.base import Communication, Deployment, Paper
+from flbench.algorithms.base import Communication, Deployment, Learned, LearnedTable, Paper
 from flbench.algorithms.registry import ALGORITHMS
 from flbench.algorithms.shared.batchnorm import reestimate_batchnorm
 from flbench.algorithms.shared.election import (
@@ -335,6 +335,19 @@ class FedCpmd(LayerElection):
         if self.voting(state):  # there are no clusters yet
             return torch.zeros(self.setting.clients, dtype=torch.int64)
         return self.clusters(state)
+
+    def learned(self, state: State) -> tuple[Learned, ...]:
+        """Return the votes of the clients, by which their personal layers are chosen."""
+        table = LearnedTable(
+            "votes",
+            "Number of a client's votes for each layer. The layer with most votes is the client's"
+            " personal layer, and clients with the same personal layer form a cluster.",
+            state.server["votes"].double(),
+            rows="client",
+            columns="layer",
+            labels=tuple(layer.name for layer in self.layers),
+        )
+        return (table,)
 
 
 # Phase 1: scores and votes of clients (eq. 7 and 8).

@@ -11,7 +11,15 @@ from numpy.typing import NDArray
 from pydantic import Field, PositiveInt
 from torch import Tensor
 
-from flbench.algorithms.base import Algorithm, Communication, Deployment, Paper, Setting
+from flbench.algorithms.base import (
+    Algorithm,
+    Communication,
+    Deployment,
+    Learned,
+    LearnedTable,
+    Paper,
+    Setting,
+)
 from flbench.algorithms.registry import ALGORITHMS
 from flbench.algorithms.shared import prototypes
 from flbench.algorithms.shared.mixing import mix
@@ -341,6 +349,20 @@ class FedPc(Algorithm):
         if config.single_global:
             return rho[seen].mean(dim=0).expand_as(rho)
         return rho
+
+    def learned(self, state: State) -> tuple[Learned, ...]:
+        """Return the groups of the clients."""
+        groups = state.server["groups"]  # [N]
+        members = groups == torch.arange(len(state.server["seen"]))[:, None]  # [J, N]
+        table = LearnedTable(
+            "groups",
+            "Group of each client, by the prototypes of the seeded net or of the warm-up.",
+            members.double(),
+            rows="group",
+            columns="client",
+            limits=(0.0, 1.0),
+        )
+        return (table,)
 
     # Deployment: theta^(c(i)) with the client's head, and the global model.
 

@@ -6,7 +6,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from flbench.algorithms.base import Algorithm, Communication, Deployment, Paper
+from flbench.algorithms.base import Algorithm, Communication, Deployment, Learned, Paper
 from flbench.algorithms.registry import ALGORITHMS
 from flbench.algorithms.shared import prototypes
 from flbench.algorithms.shared.prototypes import NearestPrototype
@@ -136,6 +136,9 @@ class FedProto(Algorithm):
             {"global.prototypes": table, "global.present": present},
             metrics={"prototype_distance_mean": mean_distance(table, present)},
         )
+
+    def learned(self, state: State) -> tuple[Learned, ...]:
+        return prototypes.learned(state)
 
     # Deployment: the client's model with each rule; the first one is the method's result.
 

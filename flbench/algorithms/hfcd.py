@@ -8,7 +8,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from flbench.algorithms.base import Algorithm, Communication, Paper
+from flbench.algorithms.base import Algorithm, Communication, Learned, LearnedTable, Paper
 from flbench.algorithms.registry import ALGORITHMS
 from flbench.algorithms.shared import prototypes
 from flbench.algorithms.shared.simplex import simplex, softmax_among
@@ -313,6 +313,21 @@ class Hfcd(Algorithm):
         if self.config.linear:
             return simplex(torch.where(held, a, 0.0), equal, dim=0)
         return softmax_among(a / self.config.temperature, held, dim=0)
+
+    def learned(self, state: State) -> tuple[Learned, ...]:
+        """Return the class similarities S and the prototypes."""
+        present = state.server["global.present"]
+        known = present[:, None] & present[None, :]
+        similarity = LearnedTable(
+            "class similarity",
+            "Similarity S of every two classes: the mean cosine of their prototypes over the"
+            " clients that hold both, or else the cosine of the global prototypes.",
+            torch.where(known, state.server["global.similarity"].double(), torch.nan),
+            rows="class",
+            columns="class",
+            limits=(-1.0, 1.0),
+        )
+        return (similarity, *prototypes.learned(state))
 
 
 def mean_cosine_with_others(bank: Tensor, held: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from flbench.algorithms.base import Algorithm, Communication, Paper
+from flbench.algorithms.base import Algorithm, Communication, Learned, LearnedTable, Paper
 from flbench.algorithms.registry import ALGORITHMS
 from flbench.algorithms.shared.mixing import likeness, mix
 from flbench.algorithms.shared.prefixes import prefixed
@@ -226,6 +226,27 @@ class Slapfl(Algorithm):
         if self.config.agg_weights == "samples":
             scores = scores * self.setting.sizes[results.ids]
         return simplex(torch.where(takes_part, scores, 0.0), itself.double(), dim=1)
+
+    def learned(self, state: State) -> tuple[Learned, ...]:
+        """Return how similar the clients are in each layer of the base."""
+        means, names = [], []
+        for layer in self.layers():
+            vectors = only(state.clients, self.setting.net.parameters)
+            own = [name for name in layer if name in vectors]
+            if own:
+                cosine = likeness(vectors, own).fill_diagonal_(0.0)  # [N, N]
+                means.append(cosine.sum(dim=1) / max(1, len(cosine) - 1))
+                names.append(own[0].rpartition(".")[0])
+        table = LearnedTable(
+            "cosines by layer",
+            "Mean cosine of each client's layer with that layer of the other clients, after the"
+            " last mixing.",
+            torch.stack(means, dim=1),
+            rows="client",
+            columns="layer",
+            labels=("base",) if self.config.whole_model else tuple(names),
+        )
+        return (table,)
 
 
 def cosine_metric(cosines: Tensor) -> dict[str, float]:

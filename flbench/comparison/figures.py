@@ -6,12 +6,14 @@ from typing import Any, Final
 
 import numpy as np
 import pandas as pd
+from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.colors import TwoSlopeNorm
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 from numpy.typing import NDArray
 
+from flbench.algorithms.base import Learned, LearnedPoints, LearnedTable
 from flbench.comparison.analysis import Analysis
 from flbench.core.printable import one_line
 from flbench.reports import figures
@@ -254,6 +256,72 @@ def holdings(analysis: Analysis, place: str) -> Figure:
         axes.set(xlabel="clients, sorted", ylabel=label)
         axes.set_xticks([])
         _plain(axes)
+    return figure
+
+
+def learned(analysis: Analysis, place: str, one: Learned) -> Figure:
+    """Draw what a method of a place has learned: a table as a heat map, points as a map."""
+    classes = _of(analysis.classes, place).drop_duplicates("class").sort_values("class")
+    names = {"class": [_short(name, 14) for name in classes["name"].astype(str)]}
+    return _points(one, names) if isinstance(one, LearnedPoints) else _table(one, names)
+
+
+def _table(one: LearnedTable, names: dict[str, list[str]]) -> Figure:
+    values = one.values.numpy()
+    rows, columns = values.shape
+    deep = min(8.0, max(1.6, 1.3 + 0.2 * rows))
+    wide = min(WIDTH, 2.6 + 0.22 * columns + 0.1 * max(map(len, one.labels), default=0))
+    figure = Picture(figsize=(max(4.5, wide), deep), layout="constrained")
+    axes = figure.add_subplot()
+    some = values[np.isfinite(values)]
+    low, high = one.limits or ((some.min(), some.max()) if len(some) else (0.0, 1.0))
+    if low < 0 < high:
+        style: dict[str, Any] = {"cmap": "PuOr_r", "norm": TwoSlopeNorm(0, low, high)}
+    else:
+        style = {"cmap": "cividis", "vmin": low, "vmax": high}
+    image = axes.imshow(
+        np.ma.masked_invalid(values), aspect="auto", interpolation="nearest", **style
+    )
+    column_names = list(one.labels) or names.get(one.columns, [])
+    for axis, label, count, own in (
+        (axes.yaxis, one.rows, rows, names.get(one.rows, [])),
+        (axes.xaxis, one.columns, columns, column_names),
+    ):
+        axis.set_label_text(label)
+        axis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
+        if len(own) == count <= MOST_LABELS:
+            axis.set_ticks(range(count), own, parse_math=False, fontsize=7)
+    if len(column_names) == columns and max(map(len, column_names)) > 2:
+        axes.tick_params(axis="x", rotation=90)
+    figure.colorbar(image, ax=axes)
+    return figure
+
+
+def _points(one: LearnedPoints, names: dict[str, list[str]]) -> Figure:
+    from sklearn.decomposition import PCA  # its import is slow
+
+    values = one.values.double().numpy()
+    flat = np.zeros((len(values), 2))
+    if min(values.shape) > 1:
+        flat = PCA(2, svd_solver="full").fit_transform(values)
+    classes, is_shared = one.classes.numpy(), one.is_shared.numpy()
+    figure = Picture(figsize=(WIDTH, 5.6), layout="constrained")
+    axes = figure.add_subplot()
+    colours = colormaps["turbo"](np.linspace(0.05, 0.95, max(2, len(names["class"]))))[classes]
+    own, shared = ~is_shared, is_shared
+    axes.scatter(flat[own, 0], flat[own, 1], c=colours[own], s=12, alpha=0.6, lw=0)
+    axes.scatter(flat[shared, 0], flat[shared, 1], c=colours[shared], s=70, edgecolors="black")
+    for (x, y), number in zip(flat[shared], classes[shared], strict=True):
+        axes.annotate(
+            names["class"][number],
+            (x, y),
+            xytext=(6, 4),
+            textcoords="offset points",
+            fontsize=8,
+            parse_math=False,
+        )
+    axes.set(xlabel="first principal component", ylabel="second principal component")
+    _plain(axes)
     return figure
 
 

@@ -3,14 +3,15 @@
 import json
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
 from textwrap import fill
 from typing import TYPE_CHECKING, Any, Final
 
+from flbench.algorithms.base import LearnedTable
 from flbench.algorithms.registry import ALGORITHMS
-from flbench.comparison import figures, text
+from flbench.comparison import figures, learned, text
 from flbench.comparison.analysis import Analysis
 from flbench.comparison.arrangement import Comparison
 from flbench.config.resolve import resolve
@@ -41,16 +42,64 @@ class Drawn:
         title: Heading above the picture.
         about: What it shows, which is also its text for readers who do not see it.
         figure: The picture.
+        is_learned: Whether it shows what a method has learned.
+        is_map: Whether colours stand for values, so that a dark page does not invert them.
     """
 
     name: str
     title: str
     about: str
     figure: "Figure"
+    is_learned: bool = False
+    is_map: bool = False
+
+
+@dataclass(frozen=True)
+class Drawings:
+    """All pictures of a comparison.
+
+    Attributes:
+        places: The pictures of each place, by place.
+        missing: Sentences on what methods learned but cannot be shown, by place.
+        across: The pictures over all places; empty for a single place.
+    """
+
+    places: dict[str, tuple[Drawn, ...]]
+    missing: dict[str, tuple[str, ...]]
+    across: tuple[Drawn, ...]
+
+
+def draw(analysis: Analysis) -> Drawings:
+    """Draw all pictures of a comparison, which the page and the files show."""
+    found = {
+        place: learned.read(analysis.comparison, place) for place in analysis.comparison.places
+    }
+    return Drawings(
+        {
+            place: (*drawn(analysis, place), *_drawn_learned(analysis, place, findings))
+            for place, findings in found.items()
+        },
+        {place: findings.missing for place, findings in found.items()},
+        tuple(drawn_across(analysis)),
+    )
+
+
+def _drawn_learned(analysis: Analysis, place: str, findings: learned.Findings) -> Iterator[Drawn]:
+    """Yield pictures of what the methods of a place have learned."""
+    for method, one in findings.items:
+        is_map = isinstance(one, LearnedTable)
+        yield Drawn(
+            f"learned-{analysis.comparison.methods.index(method) + 1}-{_slug(one.name)}",
+            f"What {one_line(method)} learned: {one.name}",
+            f"{one.about} In the first repetition, after the last round.",
+            _warned(figures.learned(analysis, place, one), analysis.comparison),
+            is_learned=True,
+            is_map=is_map,
+        )
 
 
 def drawn(analysis: Analysis, place: str) -> Iterator[Drawn]:
-    """Yield the pictures of a place, in the order of the page."""
+    """Yield the pictures of a place but for what methods learned, in the order of the page."""
     metric = analysis.comparison.metric.replace("_", " ")
     several = len(analysis.leaderboard[analysis.leaderboard["place"] == place]) > 1
     baseline = one_line(analysis.comparison.baseline)
@@ -121,7 +170,8 @@ def drawn(analysis: Analysis, place: str) -> Iterator[Drawn]:
     for name, title, about, draw in candidates:
         figure = draw()
         if figure is not None:
-            yield Drawn(name, title, about, _warned(figure, analysis.comparison))
+            warned = _warned(figure, analysis.comparison)
+            yield Drawn(name, title, about, warned, is_map=name in MAPS)
 
 
 def drawn_across(analysis: Analysis) -> Iterator[Drawn]:
@@ -147,7 +197,7 @@ def _warned(figure: "Figure", comparison: Comparison) -> "Figure":
     """Return a picture with a warning above it if the runs are not comparable."""
     if comparison.apart is not None:
         figure.suptitle(
-            fill(f"Not comparable: {comparison.apart}.", 110),
+            fill(f"Not comparable: {comparison.apart}.", int(12 * figure.get_size_inches()[0])),
             fontsize=7,
             color="#9a3b00",
             parse_math=False,
@@ -155,19 +205,30 @@ def _warned(figure: "Figure", comparison: Comparison) -> "Figure":
     return figure
 
 
-def pictures(analysis: Analysis) -> Iterator[Drawn]:
-    """Yield all pictures; with several places, the place is a part of the names."""
-    places = analysis.comparison.places
-    for k, place in enumerate(places):
-        prefix = f"{k + 1}-{_slug(place)}-" if len(places) > 1 else ""
-        for one in drawn(analysis, place):
-            yield Drawn(f"{prefix}{one.name}", one.title, one.about, one.figure)
-    yield from drawn_across(analysis)
+def pictures(analysis: Analysis, drawings: Drawings | None = None) -> Iterator[Drawn]:
+    """Yield all pictures; with several places, the place is a part of the names.
+
+    Args:
+        analysis: The tables.
+        drawings: The pictures, if they are drawn already.
+    """
+    drawings = draw(analysis) if drawings is None else drawings
+    for k, (place, some) in enumerate(drawings.places.items()):
+        prefix = f"{k + 1}-{_slug(place)}-" if len(drawings.places) > 1 else ""
+        for one in some:
+            yield replace(one, name=f"{prefix}{one.name}")
+    yield from drawings.across
 
 
-def render(analysis: Analysis) -> str:
-    """Return the page."""
+def render(analysis: Analysis, drawings: Drawings | None = None) -> str:
+    """Return the page.
+
+    Args:
+        analysis: The tables.
+        drawings: The pictures, if they are drawn already.
+    """
     comparison = analysis.comparison
+    drawings = draw(analysis) if drawings is None else drawings
     return _template().render(
         heading=one_line(text.heading(comparison)),
         answer=analysis.answer,
@@ -182,12 +243,13 @@ def render(analysis: Analysis) -> str:
                 "pairs": text.pairs_block(analysis, place),
                 "targets": text.targets_block(analysis, place),
                 "classes": text.classes_block(analysis, place),
-                "pictures": {one.name: _svg(one, f"p{k + 1}") for one in drawn(analysis, place)},
+                "pictures": {one.name: _svg(one, f"p{k + 1}") for one in drawings.places[place]},
+                "missing": drawings.missing[place],
             }
             for k, place in enumerate(comparison.places)
         ],
         ranks=None if analysis.across is None else text.ranks_block(analysis.across),
-        across={one.name: _svg(one, "all") for one in drawn_across(analysis)},
+        across={one.name: _svg(one, "all") for one in drawings.across},
         **_how(comparison),
     )
 
@@ -204,7 +266,7 @@ def _template() -> "Template":
     return environment.from_string(source)
 
 
-def _svg(one: Drawn, where: str) -> dict[str, str]:
+def _svg(one: Drawn, where: str) -> dict[str, Any]:
     """Return a picture with what the page says about it."""
     element = encoding.svg(one.figure)
     label = f"{where}-{one.name}"
@@ -212,7 +274,8 @@ def _svg(one: Drawn, where: str) -> dict[str, str]:
     return {
         "title": one.title,
         "about": one.about,
-        "kind": "map" if one.name in MAPS else "lines",
+        "kind": "map" if one.is_map else "lines",
+        "is_learned": one.is_learned,
         "label": label,
         "svg": element.replace("<svg", described, 1),
     }

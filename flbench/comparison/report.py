@@ -23,8 +23,9 @@ def write(folder: Path, analysis: Analysis) -> None:
     Raises:
         OSError: A file cannot be written.
     """
+    drawings = page.draw(analysis)
     texts = {
-        "report.html": page.render(analysis),
+        "report.html": page.render(analysis, drawings),
         "report.md": text.markdown_of(analysis),
         "report.tex": text.latex_of(analysis),
         "report.json": text.json_of(analysis),
@@ -34,6 +35,6 @@ def write(folder: Path, analysis: Analysis) -> None:
     (folder / "pictures").mkdir(exist_ok=True)
     for name, content in texts.items():
         files.write(folder / name, content.encode())
-    for one in page.pictures(analysis):
+    for one in page.pictures(analysis, drawings):
         for suffix in ("svg", "pdf"):
             figures.save(one.figure, folder / "pictures" / f"{one.name}.{suffix}")

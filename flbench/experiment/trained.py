@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from flbench import __version__
-from flbench.algorithms.base import Deployment
+from flbench.algorithms.base import Deployment, Learned
 from flbench.client.module import apply
 from flbench.client.program import Statistic
 from flbench.config.resolve import resolve
@@ -334,6 +334,32 @@ def load(
         torch.set_num_threads(threads)
 
 
+def learned(path: Path, federation: Federation | None = None) -> tuple[Learned, ...]:
+    """Return what the method of a run has learned besides the models (`Algorithm.learned`).
+
+    The data set of the run must be there and unchanged. The number of threads of PyTorch is left as
+    it was.
+
+    Args:
+        path: The run folder. Its last round counts.
+        federation: The samples of the run, if they are already loaded; None to load them.
+
+    Raises:
+        UserError: The path is not a run folder, or has no checkpoint, or its data are not there.
+        DataError: A file is damaged, or the data differ from those of the run.
+    """
+    check_run_folder(path)
+    threads = torch.get_num_threads()
+    config, _ = resolve([from_file(path / "config.yaml")])
+    experiment = build(_on_this_machine(config), federation)
+    try:
+        _check_data(experiment, path)
+        return experiment.algorithm.learned(_read_state(experiment, path, "last"))
+    finally:
+        experiment.engine.close()
+        torch.set_num_threads(threads)
+
+
 def client_of(path: Path, text: str) -> int:
     """Return the id of the client that a text names.
 
@@ -395,12 +421,11 @@ def _check_data(experiment: Experiment, path: Path) -> None:
             )
 
 
-def _read_state(experiment: Experiment, path: Path, moment: Moment) -> State:
-    """Return the state of the best or the last round.
+def check_checkpoint(path: Path) -> Path:
+    """Return the checkpoint of the last round of a run.
 
     Raises:
-        UserError: The run has no such checkpoint.
-        DataError: The checkpoint is damaged, or belongs to another configuration or round.
+        UserError: There is none.
     """
     last = path / "checkpoints" / "last.safetensors"
     if not last.is_file():
@@ -408,7 +433,17 @@ def _read_state(experiment: Experiment, path: Path, moment: Moment) -> State:
             f"{path} has no checkpoint checkpoints/{last.name}: no round was saved. Continue the"
             f" run: {how_to_resume(path)}"
         )
-    state, _ = checkpoint.load(last, experiment.config.hash())
+    return last
+
+
+def _read_state(experiment: Experiment, path: Path, moment: Moment) -> State:
+    """Return the state of the best or the last round.
+
+    Raises:
+        UserError: The run has no such checkpoint.
+        DataError: The checkpoint is damaged, or belongs to another configuration or round.
+    """
+    state, _ = checkpoint.load(check_checkpoint(path), experiment.config.hash())
     if moment == "last":
         return state
     best = best_round(metrics_file.read(path / "metrics.csv"))

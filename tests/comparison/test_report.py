@@ -26,7 +26,7 @@ TABLES = ("leaderboard", "pairs", "classes", "clients", "curves", "targets")
 def _no_pictures():
     """Leave the files of the pictures out, which take seconds; test_page.py tests them."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("flbench.comparison.page.pictures", lambda analysis: [])
+        patch.setattr("flbench.comparison.page.pictures", lambda *_: [])
         yield
 
 

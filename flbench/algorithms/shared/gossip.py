@@ -11,7 +11,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from flbench.algorithms.base import Algorithm, Deployment
+from flbench.algorithms.base import Algorithm, Deployment, Learned, LearnedTable
 from flbench.algorithms.shared.generation import Generation, HypernetworkConfig
 from flbench.algorithms.shared.memory import Copy
 from flbench.algorithms.shared.mixing import mix
@@ -193,6 +193,27 @@ class Gossip(Algorithm):
     def links(self, state: State, ids: Tensor) -> Tensor:
         draw = Draw(self.setting.seed, (state.round,), self.setting.clients)
         return mixing_rows(self.topology.graph(draw, ids), self.config.mixing)
+
+    def learned(self, state: State) -> tuple[Learned, ...]:
+        """Return the mixing weights of the last round, the topology."""
+        if state.round == 0:
+            return ()
+        before = replace(state, round=state.round - 1)
+        clients = self.setting.clients
+        ids = self.cohort(before, Draw(self.setting.seed, (before.round,), clients))
+        weights = torch.full((clients, clients), torch.nan, dtype=torch.float64)
+        links = self.links(before, ids)  # [K, K]
+        weights[ids[:, None], ids] = torch.where(links == 0, torch.nan, links)
+        table = LearnedTable(
+            "topology",
+            "Weight with which each client (rows) mixed the models of the others (columns) in the"
+            " last round, as far as all clients finished it; empty where there is no link.",
+            weights,
+            rows="client",
+            columns="client",
+            limits=(0.0, float(links.max())),
+        )
+        return (table,)
 
     def aggregate(self, state: State, results: Results) -> Update:
         links = self.links(state, results.ids)

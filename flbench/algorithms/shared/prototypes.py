@@ -11,10 +11,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from flbench.algorithms.base import Setting
+from flbench.algorithms.base import LearnedPoints, Setting
 from flbench.algorithms.shared.batchnorm import reestimate_batchnorm
 from flbench.client.program import Statistic, Step, Transform
-from flbench.core.types import Info, Message, StepContext, Tree
+from flbench.core.types import Info, Message, State, StepContext, Tree
 from flbench.losses.similarity import class_sums, membership
 
 LEAVES = frozenset({"prototypes", "counts", "ids"})
@@ -194,3 +194,27 @@ class NearestPrototype:
         distance = torch.cdist(features, table, compute_mode="donot_use_mm_for_euclid_dist")
         scores = torch.where(present, -distance, -torch.inf)
         return torch.where(present.any(), scores, context.out.logits.to(scores.dtype))
+
+
+def learned(state: State) -> tuple[LearnedPoints, ...]:
+    """Return the prototypes of the server and of the clients; nothing if there are none yet.
+
+    Args:
+        state: State with `global.prototypes` [C, D] and `global.present` [C] of the server, and
+            `prototypes` [N, C, D] and `counts` [N, C] of the clients.
+    """
+    present, held = state.server["global.present"], state.clients["counts"] > 0
+    if not present.any():
+        return ()
+    shared = state.server["global.prototypes"][present]
+    values = torch.cat([shared, state.clients["prototypes"][held]])
+    classes = torch.cat([present.nonzero()[:, 0], held.nonzero()[:, 1]])
+    points = LearnedPoints(
+        "prototypes",
+        "Prototypes on their first two principal components: large with an edge those of the"
+        " server, small those of the clients. Each class has a colour.",
+        values,
+        classes,
+        is_shared=torch.arange(len(values)) < len(shared),
+    )
+    return (points,)

@@ -1,0 +1,58 @@
+"""What the methods of a comparison have learned besides their models, read from finished runs."""
+
+from dataclasses import dataclass
+
+from flbench.algorithms.base import Algorithm, Learned
+from flbench.algorithms.registry import ALGORITHMS
+from flbench.comparison.arrangement import Comparison, Entry
+from flbench.core.errors import UserError
+from flbench.data.federation import Federation
+from flbench.experiment import trained
+from flbench.experiment.assembly import load_federation
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What the methods of a place have learned, in the first repetition of each.
+
+    Attributes:
+        items: Pairs of a method's label and a table or points.
+        missing: A sentence for each method whose run folder or data cannot be read.
+    """
+
+    items: tuple[tuple[str, Learned], ...] = ()
+    missing: tuple[str, ...] = ()
+
+
+def read(comparison: Comparison, place: str) -> Findings:
+    """Return what the methods of a place have learned.
+
+    Data are loaded only if there is a method that has something to show. Methods that have nothing
+    are left out.
+    """
+    items: list[tuple[str, Learned]] = []
+    missing: list[str] = []
+    loaded: dict[int, Federation] = {}  # by repetition: the same data and partition
+    for method in comparison.methods:
+        entry = next(iter(comparison.at(place, method)), None)
+        if entry is None or not _has_something(entry):
+            continue
+        try:
+            trained.check_checkpoint(entry.run.path)
+            if entry.repetition not in loaded:
+                loaded[entry.repetition] = load_federation(entry.run.config)
+            found = trained.learned(entry.run.path, loaded[entry.repetition])
+        except UserError as error:
+            missing.append(f"What {method} learned cannot be shown: {error}")
+        else:
+            items += [(method, one) for one in found]
+    return Findings(tuple(items), tuple(missing))
+
+
+def _has_something(entry: Entry) -> bool:
+    """Return whether the method of a run overrides `Algorithm.learned`."""
+    try:
+        method = ALGORITHMS.find(entry.run.config.algorithm.name)
+    except UserError:  # a plug-in that is not installed any more
+        return False
+    return method.learned is not Algorithm.learned

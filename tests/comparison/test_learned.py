@@ -1,0 +1,140 @@
+"""What methods have learned, read from their run folders, and its pictures."""
+
+import shutil
+from itertools import permutations
+
+import numpy as np
+import pytest
+import torch
+
+from flbench.algorithms.base import LearnedPoints, LearnedTable
+from flbench.algorithms.registry import ALGORITHMS
+from flbench.algorithms.shared.gossip import Gossip
+from flbench.comparison import figures, page
+from flbench.comparison.analysis import analyse
+from flbench.comparison.arrangement import arrange
+from flbench.comparison.collect import collect
+from flbench.experiment import trained
+from flbench.experiment.trained import load
+from tests.support import pictures_in_pages, run
+
+MLP = "model.name=mlp"
+GOSSIP = sorted(name for name in ALGORITHMS.names() if issubclass(ALGORITHMS.find(name), Gossip))
+
+
+def learned(folder, *overrides):
+    path, _ = run(folder, *overrides)
+    return path, {one.name: one for one in trained.learned(path)}
+
+
+@pytest.fixture(scope="module")
+def hfcd(tmp_path_factory):
+    return learned(tmp_path_factory.mktemp("runs"), "algorithm=hfcd", MLP)
+
+
+def test_class_similarities_of_hfcd_are_cosines(hfcd):
+    values = hfcd[1]["class similarity"].values
+
+    known = ~values.isnan()
+    assert known.any()
+    assert (values[known].abs() <= 1 + 1e-6).all()
+    assert torch.equal(known, known.T)
+    assert torch.equal(values[known], values.T[known])
+    assert set(values.diagonal()[known.diagonal()].tolist()) == {1.0}
+
+
+def test_points_are_the_prototypes_that_clients_hold(hfcd):
+    path, found = hfcd
+    points = found["prototypes"]
+
+    counts = np.load(path / "partition.npz")["train_counts"]
+    assert len(points.values) == len(points.classes) == len(points.is_shared)
+    assert points.classes[points.is_shared].tolist() == np.nonzero(counts.any(axis=0))[0].tolist()
+    own = points.classes[~points.is_shared].numpy()
+    assert np.array_equal(np.bincount(own, minlength=10), (counts > 0).sum(axis=0))
+    assert points.values.norm(dim=1).min() > 0
+
+
+def test_each_client_of_fedpc_has_one_group(tmp_path):
+    _, found = learned(tmp_path, "algorithm=fedpc", MLP, "algorithm.groups=2")
+
+    members = found["groups"].values
+    assert members.shape == (2, 5)
+    assert members.sum(dim=0).tolist() == [1.0] * 5
+
+
+def test_votes_of_fedcpmd_are_those_of_its_first_phase(tmp_path):
+    _, found = learned(tmp_path, "algorithm=fedcpmd", MLP, "algorithm.k_p=2")
+
+    votes = found["votes"]
+    assert votes.values.sum(dim=1).tolist() == [2.0] * 5
+    assert len(votes.labels) == votes.values.shape[1]
+    assert votes.labels[-1] == "head"
+
+
+def test_cosines_of_slapfl_are_those_of_the_clients_nets(tmp_path):
+    path, found = learned(tmp_path, "algorithm=slapfl", "model.name=lenet5")
+
+    table = found["cosines by layer"]
+    nets = [dict(load(path, k, checkpoint="last").net.net.named_parameters()) for k in range(5)]
+    for column, layer in enumerate(table.labels):
+        names = [name for name in nets[0] if name.rpartition(".")[0] == layer]
+        rows = [torch.cat([net[name].double().ravel() for name in names]) for net in nets]
+        means = torch.zeros(5, dtype=torch.float64)
+        for i, j in permutations(range(5), 2):
+            means[i] += torch.cosine_similarity(rows[i], rows[j], dim=0) / 4
+        torch.testing.assert_close(table.values[:, column], means, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("method", GOSSIP)
+def test_topology_has_the_weights_of_the_last_round(method, tmp_path):
+    keys = (f"algorithm={method}", MLP, "train.rounds=2", "train.participation=0.6")
+    _, found = learned(tmp_path, *keys)
+
+    weights = found["topology"].values
+    rows = weights.nansum(dim=1)
+    assert weights.shape == (5, 5)
+    assert sorted(rows.round(decimals=12).tolist()) == [0.0, 0.0, 1.0, 1.0, 1.0]
+    assert not (weights == 0).any()
+
+
+def test_page_shows_what_methods_learned_or_says_why_not(hfcd, tmp_path):
+    path, found = hfcd
+    shutil.copytree(path, tmp_path / "whole")
+    shutil.copytree(path, tmp_path / "bare", ignore=shutil.ignore_patterns("checkpoints"))
+
+    def drawings(name):
+        collected = collect([tmp_path / name])
+        analysis = analyse(arrange(collected.runs, labels=collected.labels))
+        return analysis, page.draw(analysis)
+
+    analysis, whole = drawings("whole")
+    with pictures_in_pages():
+        source = page.render(analysis, whole)
+    assert not whole.missing["digits"]
+    shown = [one for one in whole.places["digits"] if one.is_learned]
+    assert [one.title for one in shown] == [f"What hfcd learned: {name}" for name in found]
+    for one in shown:
+        assert one.title in source
+    similarity = shown[0].figure.axes[0].images[0].get_array()
+    assert np.array_equal(
+        similarity.filled(np.nan), found["class similarity"].values, equal_nan=True
+    )
+
+    analysis, bare = drawings("bare")
+    assert not any(one.is_learned for one in bare.places["digits"])
+    [sentence] = bare.missing["digits"]
+    assert "has no checkpoint" in sentence
+    assert "What hfcd learned cannot be shown" in page.render(analysis, bare)
+
+
+@pytest.mark.parametrize("values", [torch.full((2, 3), torch.nan), torch.zeros(1, 1)])
+def test_pictures_take_empty_and_constant_tables(hfcd, values):
+    collected = collect([hfcd[0]])
+    analysis = analyse(arrange(collected.runs, labels=collected.labels))
+
+    figure = figures.learned(analysis, "digits", LearnedTable("t", "", values, "client", "client"))
+    figure.canvas.draw()
+
+    point = LearnedPoints("p", "", torch.ones(1, 4), torch.tensor([3]), torch.tensor([True]))
+    figures.learned(analysis, "digits", point).canvas.draw()
