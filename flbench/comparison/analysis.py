@@ -269,28 +269,23 @@ def _train_counts(entry: Entry) -> NDArray[np.int64] | None:
 
 
 def _classes(comparison: Comparison) -> pd.DataFrame:
+    order = {method: k for k, method in enumerate(comparison.methods)}
     frames = []
     for place in comparison.places:
-        overlap = _overlap(comparison.at(place))
-        holders: dict[int, NDArray[np.int64]] = {}  # [C] by repetition
-        recalls: dict[tuple[str, int], dict[int, float]] = {}  # by method and class, by repetition
+        entries = comparison.at(place)
         parts = []
-        for entry in comparison.at(place):
-            table = _at_best(
-                tables.read(entry.run.path / "per_class.csv", tables.PER_CLASS)
-            ).assign(method=entry.method, repetition=entry.repetition)
+        holders: dict[int, NDArray[np.int64]] = {}  # [C] by repetition
+        for entry in entries:
+            table = _at_best(tables.read(entry.run.path / "per_class.csv", tables.PER_CLASS))
+            table = table.assign(method=entry.method, repetition=entry.repetition)
             table["rare"] &= entry.run.has_rare_classes
             parts.append(table)
-            for number, recall, support in table[["class", "recall", "test_support"]].to_numpy():
-                if support:
-                    recalls.setdefault((entry.method, int(number)), {})[entry.repetition] = recall
-            counts = _train_counts(entry)
-            if counts is not None:
+            if (counts := _train_counts(entry)) is not None:
                 holders[entry.repetition] = (counts > 0).sum(axis=0)
         rows = pd.concat(parts)
         # A class without test samples has no recall.
         rows.loc[rows["test_support"] == 0, ["recall", "f1"]] = nan
-        mine = rows.groupby(["method", "class"], sort=False).agg(
+        mine = rows.groupby(["method", "class"], sort=True).agg(
             name=("name", "first"),
             train_support=("train_support", "mean"),
             test_support=("test_support", "mean"),
@@ -298,39 +293,32 @@ def _classes(comparison: Comparison) -> pd.DataFrame:
             confusable=("confusable", "any"),
             **{score: (score, "mean") for score in ("precision", "recall", "f1")},
         )
+        gaps = _recall_gaps(rows, comparison.baseline).loc[mine.index].to_numpy().T
+        means, low, high = statistics.intervals(gaps, _overlap(entries))
+        mine = mine.assign(difference=means, low=np.clip(low, -1, 1), high=np.clip(high, -1, 1))
         mine = mine.reset_index().assign(place=place)
-        mean_holders = np.mean(list(holders.values()), axis=0) if holders else None
-        mine["holders"] = [
-            nan if mean_holders is None else mean_holders[number] for number in mine["class"]
-        ]
-        gaps = [
-            _recall_gap(recalls, method, comparison.baseline, number, overlap)
-            for method, number in zip(mine["method"], mine["class"], strict=True)
-        ]
-        mine[["difference", "low", "high"]] = pd.DataFrame(gaps, index=mine.index)
-        order = {method: k for k, method in enumerate(comparison.methods)}
+        held = np.mean(list(holders.values()), axis=0) if holders else None
+        mine["holders"] = nan if held is None else held[mine["class"]]
         mine = mine.assign(order=mine["method"].map(order)).sort_values(["class", "order"])
         frames.append(mine[list(CLASSES)])
     return pd.concat(frames, ignore_index=True)
 
 
-def _recall_gap(
-    recalls: Mapping[tuple[str, int], Mapping[int, float]],
-    method: str,
-    baseline: str,
-    number: int,
-    overlap: float,
-) -> tuple[float, float, float]:
-    """Return a method's recall of a class minus the baseline's, with its interval."""
-    if method == baseline:
-        return nan, nan, nan
-    gap = statistics.difference(
-        recalls.get((method, number), {}), recalls.get((baseline, number), {}), overlap=overlap
+def _recall_gaps(rows: pd.DataFrame, baseline: str) -> pd.DataFrame:
+    """Return recall minus the baseline's by method and class, with a column by repetition.
+
+    Args:
+        rows: Rows with `method`, `class`, `repetition` and `recall`.
+        baseline: Method whose recall is subtracted; it has no differences itself.
+    """
+    recall = rows.pivot(index=["method", "class"], columns="repetition", values="recall")
+    base = rows[rows["method"] == baseline].pivot(
+        index="class", columns="repetition", values="recall"
     )
-    if gap is None:
-        return nan, nan, nan
-    low, high = np.clip([gap.low, gap.high], -1, 1).tolist()
-    return gap.mean, low, high
+    like = base.reindex(index=recall.index.get_level_values("class"), columns=recall.columns)
+    gaps = recall - like.to_numpy()
+    gaps.loc[gaps.index.get_level_values("method") == baseline] = nan
+    return gaps
 
 
 def _clients(comparison: Comparison) -> pd.DataFrame:

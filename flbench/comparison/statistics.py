@@ -19,6 +19,7 @@ POWER: Final = 0.8  # probability to see a difference that is there
 MOST_NEEDED: Final = 1000  # repetitions; more are not counted
 RESAMPLES: Final = 5000  # of a bootstrap
 WILCOXON_FROM: Final = 6  # repetitions
+TINY: Final = 1e-12  # a relative deviation that is no more than a rounding error
 MULTIPLE: Final = "holm"  # correction for several tests
 
 Values = NDArray[np.float64]
@@ -172,14 +173,38 @@ def difference(
         p = float(ttest_1samp(gaps, 0.0).pvalue)
         sd = float(gaps.std(ddof=1))
         error = sd * sqrt(1 / n + overlap)
-        half = float(t.ppf(1 - ALPHA / 2, n - 1)) * error
-        low, high = average - half, average + half
+        low, high = (float(end[0]) for end in intervals(gaps[:, None], overlap)[1:])
         if overlap:
             corrected = float(2 * t.sf(abs(average) / error, n - 1))
         needed = repetitions_needed(average / sd, overlap, tests)
     return Difference(
         n, average, low, high, p, corrected, _wilcoxon(gaps), _probability(x, y), needed
     )
+
+
+def intervals(gaps: Values, overlap: float = 0.0) -> tuple[Values, Values, Values]:
+    """Return mean differences with the 95 % intervals of the (corrected) paired t-test.
+
+    Args:
+        gaps: Differences [R, K] of K quantities over R repetitions; NaN where there is none.
+        overlap: See `difference`.
+
+    Returns:
+        Means [K], lower and upper ends [K]. The ends are NaN for fewer than three repetitions, and
+        for differences that are all equal.
+    """
+    from scipy.stats import t
+
+    known = ~np.isnan(gaps)  # [R, K]
+    n = known.sum(axis=0)  # [K]
+    few = np.maximum(n, 1)
+    means = np.where(known, gaps, 0.0).sum(axis=0) / few
+    means[n == 0] = nan
+    squares = np.where(known, gaps - means, 0.0) ** 2
+    sd = np.sqrt(squares.sum(axis=0) / np.maximum(n - 1, 1))
+    half = t.ppf(1 - ALPHA / 2, np.maximum(n - 1, 1)) * sd * np.sqrt(1 / few + overlap)
+    half[(n < CLAIM_FROM) | (sd <= TINY * (1 + np.abs(means)))] = nan
+    return means, means - half, means + half
 
 
 def repetitions_needed(effect: float, overlap: float = 0.0, tests: int = 1) -> float:
@@ -372,7 +397,7 @@ def _profiles(values: Mapping[str, Mapping[str, Sequence[float]]]) -> pd.DataFra
 
 def _is_constant(values: Values) -> bool:
     """Whether the deviation of values is no more than a rounding error."""
-    return bool(values.std() <= 1e-12 * (1 + abs(values.mean())))
+    return bool(values.std() <= TINY * (1 + abs(values.mean())))
 
 
 def _wilcoxon(gaps: Values) -> float:
