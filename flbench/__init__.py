@@ -19,6 +19,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from flbench import tuning
+    from flbench.api.comparing import compare
     from flbench.api.diff import Diff, diff
     from flbench.api.federating import federate
     from flbench.api.loading import load, runs
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from flbench.data.own import Data
 
 _PLACES: Final = {
+    "flbench.api.comparing": ("compare",),
     "flbench.api.diff": ("Diff", "diff"),
     "flbench.api.federating": ("federate",),
     "flbench.api.loading": ("load", "runs"),
@@ -89,6 +91,7 @@ __all__ = [
     "Study",
     "UserError",
     "__version__",
+    "compare",
     "diff",
     "federate",
     "load",

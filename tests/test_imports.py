@@ -20,6 +20,7 @@ MAY_IMPORT = {
         "comparison/figures.py",
     },
     "ray": {
+        "comparison/on_ray.py",
         "engine/ray.py",
         *(
             f"tuning/{name}.py"

@@ -1,4 +1,4 @@
-"""Reading runs and studies back from their folders."""
+"""Reading runs, studies and comparisons back from their folders."""
 
 import warnings
 from collections.abc import Sequence
@@ -8,8 +8,10 @@ from typing import Any, Final
 import pandas as pd
 
 from flbench.api import arguments
+from flbench.api.comparisons import PlannedComparison
 from flbench.api.runs import Run
 from flbench.api.studies import Study
+from flbench.comparison.folder import is_comparison
 from flbench.config.sources import leaves
 from flbench.core.errors import UserError
 from flbench.results import folders, reading, study_folder
@@ -22,11 +24,11 @@ PLACES: Final = ("output.", "tracking.", "data.root")  # keys that say where fil
 NAMED: Final = ("algorithm.name", "data.name", "model.name", "seed", "train.rounds")
 
 
-def load(path: str | PathLike[str]) -> Run | Study:
-    """Read the folder of a run or of a study.
+def load(path: str | PathLike[str]) -> Run | Study | PlannedComparison:
+    """Read the folder of a run, of a study or of a comparison.
 
     Args:
-        path: A run folder or a study folder.
+        path: The folder.
 
     Raises:
         UserError: The path is no such folder.
@@ -35,6 +37,8 @@ def load(path: str | PathLike[str]) -> Run | Study:
     folder = arguments.path_of(path, "path")
     if not folder.exists():
         raise UserError(f"{folder} does not exist.")
+    if is_comparison(folder):
+        return PlannedComparison(folder)
     if not folders.is_one(folder):
         there = folders.below(folder)
         cure = (

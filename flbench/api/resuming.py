@@ -1,14 +1,16 @@
-"""Resuming a run or a study."""
+"""Resuming a run, a study or a comparison."""
 
 from collections.abc import Sequence
 from os import PathLike
 from typing import Any
 
-from flbench.api import arguments, running, tuning
+from flbench.api import arguments, comparing, running, tuning
+from flbench.api.comparisons import PlannedComparison
 from flbench.api.runs import Run
 from flbench.api.studies import Study
 from flbench.callbacks import Callback
 from flbench.callbacks.logger import Logger
+from flbench.comparison.folder import is_comparison
 from flbench.core.errors import ConfigError
 from flbench.results import study_folder
 
@@ -20,13 +22,14 @@ def resume(
     logger: Logger | Sequence[Logger] = (),
     progress: bool = True,
     **keys: Any,
-) -> Run | Study:
-    """Continue an interrupted run or study, as `flbench run --resume` and `flbench tune --resume`.
+) -> Run | Study | PlannedComparison:
+    """Continue an interrupted run, study or comparison.
 
-    A resumed run ends with the same weights as one without an interruption.
+    This is what `--resume` of `flbench run`, `flbench tune` and `flbench compare` does. A resumed
+    run ends with the same weights as one without an interruption.
 
     Args:
-        path: The folder of the run or study.
+        path: The folder of the run, study or comparison.
         callbacks: The callbacks that a run began with, in the same order. Each continues with what
             it remembered at the checkpoint.
         logger: The loggers of a run. A logger with the same name and version as before (or run id)
@@ -34,11 +37,12 @@ def resume(
         progress: Whether to show the progress.
         keys: For a run, sections and dotted keys that may change on resume, such as
             `engine={"device": "cpu"}`. For a study, `concurrent`, `gpus_per_trial`, `retries` and
-            `address`. For both, `data`, `model` and the functions of `train={"terms": ...}`, if
-            they are objects without an import path.
+            `address`. For a comparison, `jobs`, and `methods` and `seeds` to add methods and
+            repetitions. For all of them, `data`, `model` and the functions of
+            `train={"terms": ...}`, if they are objects without an import path.
 
     Returns:
-        The finished run or study. One that was finished before is returned as it is.
+        The finished run, study or comparison. One that was finished before is returned as it is.
 
     Raises:
         UserError: The folder is not one of a run or study, another process writes to it, a key must
@@ -47,10 +51,14 @@ def resume(
         KeyboardInterrupt: It was interrupted again, and saved.
     """
     folder = arguments.path_of(path, "path")
-    if study_folder.is_study(folder):
-        if callbacks or logger:
-            raise ConfigError(
-                f"`callbacks` and `logger` are for runs, and {folder} is a study. Leave them out."
-            )
+    is_study = study_folder.is_study(folder)
+    if (callbacks or logger) and (is_study or is_comparison(folder)):
+        kind = "study" if is_study else "comparison"
+        raise ConfigError(
+            f"`callbacks` and `logger` are for runs, and {folder} is a {kind}. Leave them out."
+        )
+    if is_comparison(folder):
+        return comparing.resume(folder, progress=progress, **keys)
+    if is_study:
         return tuning.resume(folder, progress=progress, **keys)
     return running.resume(folder, callbacks=callbacks, logger=logger, progress=progress, **keys)

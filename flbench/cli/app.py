@@ -725,6 +725,134 @@ def reproduce(
 
 @app.command(no_args_is_help=True)
 @with_aliases(*ALIASES)
+def compare(
+    methods_and_overrides: MethodsAndOverrides = None,
+    *,
+    algo: Methods = None,
+    seeds: Annotated[
+        int | None,
+        typer.Option(
+            "--seeds",
+            metavar="N",
+            min=1,
+            max=1000,
+            help="Repetitions of each method, data set and setting (default 5).",
+        ),
+    ] = None,
+    vary: Annotated[
+        str | None,
+        typer.Option(
+            "--vary",
+            metavar="training|partition|both",
+            help="What differs between repetitions: the seed of the training with one partition,"
+            " the partition with one seed of the training, or both (default).",
+            autocompletion=lambda incomplete: completion.varying(incomplete),
+        ),
+    ] = None,
+    data: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--data",
+            metavar="NAME|FILE[,...]",
+            help="Data sets, by name or by file. Can be given several times.",
+            show_default=False,
+            autocompletion=lambda incomplete: completion.data_sets(incomplete),
+        ),
+    ] = None,
+    grid: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--grid",
+            metavar="KEY=VALUE,VALUE",
+            help="Values of a key, such as partition.alpha=0.1,1. Each combination of values is a"
+            " setting; algorithm.KEY makes variants of the methods that have it. Can be given"
+            " several times.",
+            show_default=False,
+            autocompletion=lambda incomplete: completion.keys(incomplete),
+        ),
+    ] = None,
+    tuned: Annotated[
+        Path | None,
+        typer.Option(
+            "--tuned",
+            metavar="STUDY_DIR",
+            help="Each method takes the best parameters that this study has found.",
+        ),
+    ] = None,
+    config: ConfigFile = None,
+    jobs: Annotated[
+        int | None,
+        typer.Option(
+            "--jobs",
+            metavar="N",
+            min=1,
+            help="Cells that are trained at the same time, in processes of Ray (default: one per"
+            " core). 1: in this process.",
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out",
+            metavar="DIR",
+            help="Folder for the folders of comparisons (default comparisons).",
+        ),
+    ] = None,
+    resume: Annotated[
+        Path | None,
+        typer.Option(
+            "--resume",
+            metavar="COMPARISON_DIR",
+            help="Resume an interrupted comparison, or add methods and repetitions to one.",
+        ),
+    ] = None,
+    dry_run: Annotated[
+        bool,
+        typer.Option(
+            "--dry-run",
+            help="Print the plan, and estimates of time and memory; train nothing.",
+        ),
+    ] = False,
+    as_json: AsJson = False,
+    aliases: dict[str, str],
+) -> None:
+    """Train methods over data sets, settings and repetitions.
+
+    Each training is a cell of the matrix methods x data sets x settings x repetitions, and an
+    ordinary run folder. The methods of a repetition have the same seeds.
+    """
+    from flbench.cli import compare as command
+    from flbench.cli import layers
+
+    methods, origin, overrides = layers.methods(methods_and_overrides or [], _joined(algo))
+    given = layers.CommandLine(overrides, aliases, config, None, methods, origin)
+    if resume is not None:
+        command.refuse_with_resume(
+            {
+                "vary": vary,
+                "data": data,
+                "grid": grid,
+                "tuned": tuned,
+                "out": out,
+                "dry-run": dry_run,
+            }
+        )
+        command.resume(resume, given, seeds=seeds, jobs=jobs, as_json=as_json)
+    else:
+        command.compare(
+            given,
+            data=[name.strip() for name in ",".join(data or []).split(",")] if data else [],
+            grid=grid or [],
+            options={"seeds": seeds, "vary": vary, "tuned": tuned},
+            out=out or Path("comparisons"),
+            jobs=jobs,
+            dry_run=dry_run,
+            as_json=as_json,
+        )
+
+
+@app.command(no_args_is_help=True)
+@with_aliases(*ALIASES)
 def tune(
     methods_and_overrides: MethodsAndOverrides = None,
     *,

@@ -54,6 +54,11 @@ def schemes(incomplete: str) -> list[str]:
     return _beginning(incomplete, get_args(SchemeName))
 
 
+def varying(incomplete: str) -> list[str]:
+    """Complete what differs between the repetitions of a comparison."""
+    return _beginning(incomplete, ("training", "partition", "both"))
+
+
 def data_sets(incomplete: str) -> list[str]:
     """Complete the name of a data set that flbench knows."""
     from flbench.data.known_sets import known

@@ -2,11 +2,14 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from flbench.cli import console
 from flbench.core.errors import UserError
 from flbench.results import study_folder
+
+if TYPE_CHECKING:
+    from flbench.api.reporting import Comparison
 
 FOLDER: Final = Path("report")
 """Folder of the report, in the current folder or in that of a study."""
@@ -42,6 +45,17 @@ def report(
         raise UserError(f"{missing[0]} does not exist.")
     found = reporting.report(list(paths), metric=metric, baseline=baseline, force=force)
     folder = found.write(_folder(paths) if out is None else out)
+    print_report(found, folder, as_json=as_json)
+
+
+def print_report(found: "Comparison", folder: Path, *, as_json: bool) -> None:
+    """Print what a report says.
+
+    Args:
+        found: The comparison.
+        folder: Folder of the report.
+        as_json: Whether to print the report as JSON.
+    """
     if as_json:
         console.json(found.tree() | {"path": str(folder)})
         return

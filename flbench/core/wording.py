@@ -55,7 +55,7 @@ def how_to_resume(path: Path, command: str = "run") -> str:
 
     Args:
         path: Its folder.
-        command: Command of the command line that continues it: `run` or `tune`.
+        command: Command of the command line that continues it: `run`, `tune` or `compare`.
 
     >>> how_to_resume(Path("runs/a"))
     "fl.resume('runs/a')"

@@ -219,11 +219,7 @@ def build(config: Config, federation: Federation | None = None) -> Experiment:
     asked, config = config, fill_defaults(config)
     torch.set_num_threads(config.engine.threads or 1)
     federation = load_federation(config) if federation is None else federation
-    # A file given by `data.path` has a name of its own.
-    dataset = federation.dataset
-    config = altered(config, "data", name=dataset.name, sha256=dataset.sha256)
-    source = own_schemes.sha256(config.partition, federation.partition.hash())
-    config = altered(config, "partition", clients=federation.clients, sha256=source)
+    config = with_data(config, federation)
     net = build_net(config.model, federation.shape, federation.classes, config.seed)
     if isinstance(config.model, OwnModelConfig):
         config = altered(config, "model", sha256=own.sha256(config.model, net))
@@ -295,6 +291,20 @@ def build(config: Config, federation: Federation | None = None) -> Experiment:
     return Experiment(
         config, federation, net, algorithm, engine, class_groups, tuple(notes), reason, metrics
     )
+
+
+def with_data(config: Config, federation: Federation) -> Config:
+    """Return a configuration with the keys that depend on the data and their partition.
+
+    Args:
+        config: Configuration with the defaults of `fill_defaults`.
+        federation: The samples that it describes.
+    """
+    # A file given by `data.path` has a name of its own.
+    dataset = federation.dataset
+    config = altered(config, "data", name=dataset.name, sha256=dataset.sha256)
+    source = own_schemes.sha256(config.partition, federation.partition.hash())
+    return altered(config, "partition", clients=federation.clients, sha256=source)
 
 
 def load_federation(config: Config) -> Federation:

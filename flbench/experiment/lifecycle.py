@@ -4,6 +4,7 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -18,6 +19,7 @@ from flbench.core import files
 from flbench.core.errors import ConfigError, DataError
 from flbench.core.tree import nbytes
 from flbench.data import partition_files
+from flbench.data.federation import Federation
 from flbench.experiment import finalize, memory, provenance
 from flbench.experiment.assembly import Experiment, Restored, build
 from flbench.experiment.evaluate import PARTS
@@ -36,12 +38,28 @@ CHANGEABLE_ON_RESUME: Final = (
 HowToResume = Callable[[Path], str]
 
 
+@dataclass(frozen=True)
+class Supplied:
+    """What a run gets that would otherwise load its data, and choose its folder, itself.
+
+    Attributes:
+        path: The run folder.
+        federation: The samples that `data` and `partition` of the configuration describe.
+        partition: Content of partition.npz and of partition.json; see `partition_files.encode`.
+    """
+
+    path: Path
+    federation: Federation
+    partition: tuple[bytes, bytes]
+
+
 def run(
     config: Config,
     origins: dict[str, str],
     callbacks: Sequence[Callback] = (),
     loggers: Sequence[Logger] = (),
     how_to_resume: HowToResume = RunFolder.command_to_resume,
+    supplied: Supplied | None = None,
 ) -> Path:
     """Run an experiment from its beginning.
 
@@ -52,6 +70,8 @@ def run(
             as the run can be resumed.
         loggers: Loggers of Lightning that get all metrics.
         how_to_resume: Function from a run folder to what the user calls to resume it.
+        supplied: Data and folder of the run; None to load the data, and to make a new folder below
+            `output.dir`.
 
     Returns:
         The run folder.
@@ -65,39 +85,49 @@ def run(
     begin = time.perf_counter()
     with ExitStack() as stack:
         told = _callbacks(config, callbacks, loggers)
-        experiment = build(config)
+        experiment = build(config, None if supplied is None else supplied.federation)
         stack.callback(experiment.engine.close)
         told.check(experiment.config, _parts(experiment))
         for sentence in experiment.messages():
             told.on_note(sentence)
         config, samples = experiment.config, experiment.federation
-        folder = RunFolder.create(
-            config.output.dir,
-            f"{samples.dataset.name}-{config.partition.title}",
-            f"{config.algorithm.name}-seed{config.seed}",
-        )
+        if supplied is None:
+            folder = RunFolder.create(
+                config.output.dir,
+                f"{samples.dataset.name}-{config.partition.title}",
+                f"{config.algorithm.name}-seed{config.seed}",
+            )
+        else:
+            folder = RunFolder.at(supplied.path)
         stack.callback(folder.close)
         folder.resume_command = how_to_resume(folder.path)
-        write_description(experiment, origins, folder)
+        partition = None if supplied is None else supplied.partition
+        write_description(experiment, origins, folder, partition)
         seconds = Seconds(total=time.perf_counter() - begin)
         start = Restored(experiment.start(), seconds, Memory())
         _run_to_end(experiment, start, folder, told)
     return folder.path
 
 
-def write_description(experiment: Experiment, origins: dict[str, str], folder: RunFolder) -> None:
+def write_description(
+    experiment: Experiment,
+    origins: dict[str, str],
+    folder: RunFolder,
+    partition: tuple[bytes, bytes] | None = None,
+) -> None:
     """Write partition, provenance and configuration of a run into its folder.
 
     Args:
         experiment: The experiment.
         origins: Origin of each value by its dotted path, for the comments in config.yaml.
         folder: Folder of the run.
+        partition: Content of partition.npz and of partition.json; None to make it.
 
     Raises:
         RunError: The disk failed.
     """
     samples = experiment.federation
-    packed, description = partition_files.encode(
+    packed, description = partition or partition_files.encode(
         samples.partition, samples.dataset, experiment.config.partition
     )
     folder.write("partition.npz", packed)
@@ -113,6 +143,7 @@ def resume(
     callbacks: Sequence[Callback] = (),
     loggers: Sequence[Logger] = (),
     how_to_resume: HowToResume = RunFolder.command_to_resume,
+    federation: Federation | None = None,
 ) -> Path:
     """Resume a run from its last checkpoint, or restart it if there is none yet.
 
@@ -123,6 +154,7 @@ def resume(
             what it remembered at the checkpoint.
         loggers: Loggers of Lightning that get all metrics.
         how_to_resume: Function from a run folder to what the user calls to resume it.
+        federation: The samples that the run began with; None to load them.
 
     Returns:
         The run folder.
@@ -145,7 +177,7 @@ def resume(
         if is_finished(path):
             told.on_note(f"{path} is finished: there is nothing to resume.")
             return path
-        experiment = build(config)
+        experiment = build(config, federation)
         stack.callback(experiment.engine.close)
         _check_data(experiment, path)
         told.check(experiment.config, _parts(experiment))

@@ -64,6 +64,28 @@ class RunFolder(LockedFolder):
         return folder
 
     @classmethod
+    def at(cls, path: Path) -> Self:
+        """Make and lock a run folder at a path, for a run that begins.
+
+        Args:
+            path: The folder. A run that was killed before its configuration was written may have
+                made it.
+
+        Raises:
+            UserError: Another process writes to the folder.
+            OSError: The folder cannot be made.
+        """
+        (path / "checkpoints").mkdir(parents=True, exist_ok=True)
+        folder = cls(path)
+        folder.lock()
+        try:
+            folder.write("metrics.csv", metrics_file.header_line())
+        except RunError:
+            folder.close()
+            raise
+        return folder
+
+    @classmethod
     def reopen(cls, path: Path) -> Self:
         """Lock an existing run folder to write to it again.
 

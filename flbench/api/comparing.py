@@ -1,0 +1,742 @@
+"""Comparing methods over repetitions from Python, and resuming a comparison."""
+
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from os import PathLike, sep
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from flbench.api import arguments, parts
+from flbench.api.arguments import Section
+from flbench.api.caller import Caller, program
+from flbench.api.comparisons import PlannedComparison
+from flbench.api.process import preserved
+from flbench.comparison import running
+from flbench.comparison.folder import ComparisonFolder, read_design
+from flbench.comparison.plan import DEFAULTS, Choice, Design
+from flbench.comparison.samples import Samples
+from flbench.config.resolve import resolve
+from flbench.config.sources import Layer, from_overrides, from_values, leaves, merge
+from flbench.core.addresses import redact
+from flbench.core.errors import ConfigError, RunError, UserError
+from flbench.core.expected import as_flbench_errors
+from flbench.core.given import offered
+from flbench.core.wording import setting
+from flbench.data.own import is_own
+from flbench.experiment.lifecycle import CHANGEABLE_ON_RESUME
+from flbench.results import study_folder
+from flbench.tuning.study import now
+
+if TYPE_CHECKING:
+    from flbench.comparison.cost import ComparisonCost
+    from flbench.comparison.prepare import Prepared
+    from flbench.tuning.supervisor import Supervisor
+
+FILES: Final = (".npz", ".zip", ".csv", ".tsv", ".parquet")  # ends of a data set's name in --data
+DATA: Final = ("name", "path", "source")  # keys of `data` that say which data set it is
+NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
+
+
+class Asked(NamedTuple):
+    """What a user asked a comparison to be.
+
+    Attributes:
+        layers: Layers of the configuration, by label of the method; that of "" for all methods
+            where none is named.
+        own: Values that one method alone has, by label of the method.
+        data: The data sets, by label: the keys of the section `data`. Empty for those of `layers`.
+        grid: Varied values by dotted key; None for none.
+        seeds: Number of repetitions; None for the default.
+        vary: What differs between repetitions; None for the default.
+        tuned: Study whose best parameters the methods take; None for none.
+    """
+
+    layers: Mapping[str, Sequence[Layer]]
+    own: Mapping[str, Layer] = NOTHING
+    data: Mapping[str, Mapping[str, Any]] = NOTHING
+    grid: Mapping[str, Sequence[Any]] | None = None
+    seeds: int | None = None
+    vary: str | None = None
+    tuned: Path | None = None
+
+
+class Ending(NamedTuple):
+    """How a comparison ended.
+
+    Attributes:
+        path: Its folder.
+        failures: A sentence for each cell that failed.
+        finished: Number of cells that are finished.
+        comparison: The comparison.
+        is_reported: Whether its report is in the folder.
+    """
+
+    path: Path
+    failures: list[str]
+    finished: int
+    comparison: PlannedComparison
+    is_reported: bool
+
+
+def compare(
+    methods: str | Sequence[str | Mapping[str, Any]],
+    *,
+    seeds: int | None = None,
+    vary: str | None = None,
+    grid: Mapping[str, Sequence[Any]] | None = None,
+    jobs: int | None = None,
+    tuned: str | PathLike[str] | None = None,
+    out: str | PathLike[str] | None = None,
+    config: str | PathLike[str] | None = None,
+    seed: int | None = None,
+    algorithm: Mapping[str, Any] | None = None,
+    data: Any = None,
+    partition: Any = None,
+    model: Any = None,
+    train: Mapping[str, Any] | None = None,
+    engine: Section | None = None,
+    evaluation: Mapping[str, Any] | None = None,
+    progress: bool = True,
+    **keys: Any,
+) -> PlannedComparison:
+    """Train methods x data sets x settings x repetitions, as `flbench compare` does.
+
+    Each training is a cell: an ordinary run folder below `cells/`, which `fl.load` reads. All
+    methods of a repetition have the same seeds, so that their results are paired.
+
+    The sections of the configuration are given as to `fl.run`. Cells differ from runs in three
+    defaults: `engine.threads` is 1, `output.checkpoint_every` is 1, and nothing is sent to MLflow.
+    An interrupt keeps the cells that are finished, and raises KeyboardInterrupt, whose message
+    names the call of `fl.resume` that continues the comparison.
+
+    Args:
+        methods: Names of the methods, or dicts with `name`, keys of the method, and dotted keys
+            that this method alone has: `{"name": "ft", "train.optimizer.lr": 0.01}`.
+        seeds: Number of repetitions (default 5).
+        vary: What differs between repetitions: the seed of the `training` with one partition, the
+            `partition` with one seed of the training, or `both` (default).
+        grid: Values by dotted key, such as `{"partition.alpha": [0.1, 1]}`. Each combination of
+            values is a setting; keys `algorithm.KEY` make variants of the methods that have them.
+        jobs: Cells that are trained at the same time, each in a process of Ray (default: one per
+            core). With 1 they are trained in this process.
+        tuned: Folder of a study; each method takes the best parameters that the study has found.
+        out: Folder for the folders of comparisons (default `comparisons`).
+        config: YAML file with the values that differ from the defaults.
+        seed: Seed of the first repetition (default 0). The others have the seeds after it.
+        algorithm: Keys of the methods. Each method gets those that it has.
+        data: Section `data` or data of your own, as for `fl.run`; or a list of several of them.
+        partition: Section `partition`, or an object such as `fl.Dirichlet(alpha=0.1)`.
+        model: Section `model`, or a net of your own, as for `fl.run`. Objects without an import
+            path are sent to the processes once.
+        train: Section `train`. Entries of `terms` may be functions, or have one as their `name`.
+        engine: Section `engine`.
+        evaluation: Section `evaluation`.
+        progress: Whether to show the progress.
+        keys: Keys by their dotted names.
+
+    Returns:
+        The comparison. Its table `cells` names the cells that failed; `fl.resume` tries them again.
+
+    Raises:
+        UserError: The comparison cannot be carried out. All errors of a configuration are reported
+            together.
+        RunError: All cells failed, or a server of Ray was lost.
+        KeyboardInterrupt: The comparison was interrupted; `fl.resume` continues it.
+    """
+    given = arguments.sections(locals(), keys)
+    arguments.check_names(compare, keys)
+    sets, own_data = _data_sets(given.pop("data", None))
+    given, objects = parts.split(given)
+    layers, own = _methods(methods, config, given)
+    asked = Asked(
+        layers,
+        own,
+        sets,
+        grid,
+        seeds,
+        vary,
+        None if tuned is None else arguments.path_of(tuned, "tuned"),
+    )
+    folder = Path("comparisons") if out is None else arguments.path_of(out, "out")
+    shown = {"methods": methods, "seeds": seeds, "vary": vary, "grid": grid, **given}
+    call = ", ".join(f"{name}={value!r}" for name, value in shown.items() if value is not None)
+    caller = program(shown=progress)
+    command = (f"fl.compare({call})",)
+    ending = start(asked, folder, jobs, command=command, caller=caller, own=(objects, own_data))
+    return _finished(ending, caller)
+
+
+def resume(path: Path, *, progress: bool = True, **keys: Any) -> PlannedComparison:
+    """Continue an interrupted comparison, or add to it, as `flbench compare --resume` does.
+
+    Args:
+        path: Folder of the comparison.
+        progress: Whether to show the progress.
+        keys: `jobs`; `methods` and `seeds` to add methods and repetitions; sections and dotted keys
+            that may change on resume; and `data`, `partition`, `model` or the functions of `train`,
+            if the comparison began with objects without an import path.
+
+    Raises:
+        UserError: The folder is not that of a comparison, another process writes to it, or a key
+            must not change.
+        RunError: All cells failed, or a server of Ray was lost.
+        KeyboardInterrupt: The comparison was interrupted again.
+    """
+    methods, seeds, jobs = (keys.pop(name, None) for name in ("methods", "seeds", "jobs"))
+    for name in ("vary", "grid", "tuned", "out"):
+        if name in keys:
+            raise ConfigError(
+                f"`{name}` cannot be given to fl.resume of a comparison, which keeps its plan."
+                " Leave it out, or start a new comparison. `methods` and `seeds` can be added to."
+            )
+    sets, own_data = _data_sets(keys.pop("data", None))
+    given, objects = parts.split(keys)
+    for section in ("partition", "model"):  # the comparison knows their section
+        if section in objects:
+            del given[section]
+    layers, own = _methods(methods, None, given)
+    data = {} if own_data else sets
+    asked = Asked(layers, own, data, None, seeds)
+    caller = program(shown=progress)
+    ending = carry_on(path, asked, jobs, caller=caller, own=(objects, own_data))
+    return _finished(ending, caller)
+
+
+def start(
+    asked: Asked,
+    out: Path,
+    jobs: int | None,
+    *,
+    command: Sequence[str],
+    caller: Caller,
+    own: tuple[Mapping[str, Any], Mapping[str, Any]] = (NOTHING, NOTHING),
+) -> Ending:
+    """Check a comparison, make its folder, and carry it out.
+
+    Args:
+        asked: What the user asked for.
+        out: Folder for the folders of comparisons.
+        jobs: Cells at the same time; None for one per core.
+        command: What the user called, for comparison.json.
+        caller: Who gets progress and notes.
+        own: Objects of the user by section, and data of the user by label of the data set.
+
+    Raises:
+        UserError: The comparison cannot be carried out.
+        RunError: A server of Ray was lost.
+        KeyboardInterrupt: A stop signal has arrived.
+    """
+    from flbench.tuning.supervisor import Supervisor
+
+    with (
+        as_flbench_errors(),
+        preserved(),
+        offered(own[0]),
+        Supervisor(ends_process=caller.ends_process) as supervisor,
+    ):
+        prepared = _prepared(design_of(asked), jobs, caller, own)
+        _tell_cost(prepared, prepared.cells, caller)
+        methods = list(dict.fromkeys(one.label for one in prepared.design.methods))
+        names = [*methods[:3], *dict.fromkeys(cell.config.data.title for cell in prepared.cells)]
+        name = re.sub(r"[^\w=.-]+", "_", "-".join(names), flags=re.ASCII)[:80]
+        with closing(_addressed(ComparisonFolder.create(out, name), caller)) as folder:
+            printed = [redact(argument) for argument in command]
+            folder.save(prepared.design, id=folder.path.name, created=now(), command=printed)
+            _tell_start(folder, prepared, caller)
+            return _carry_out(folder, prepared, Layer({}), supervisor, caller)
+
+
+def plan(
+    asked: Asked,
+    jobs: int | None,
+    caller: Caller,
+    own: tuple[Mapping[str, Any], Mapping[str, Any]] = (NOTHING, NOTHING),
+) -> "ComparisonCost":
+    """Check a comparison, and estimate its cost; nothing is written or trained to the end.
+
+    Args:
+        asked: What the user asked for.
+        jobs: Cells at the same time; None for one per core.
+        caller: Who gets notes.
+        own: Objects of the user by section, and data of the user by label of the data set.
+
+    Raises:
+        UserError: The comparison cannot be carried out.
+    """
+    from flbench.comparison import cost
+
+    with as_flbench_errors(), preserved(), offered(own[0]):
+        prepared = _prepared(design_of(asked), jobs, caller, own)
+        return cost.measure(prepared, prepared.cells)
+
+
+def carry_on(
+    path: Path,
+    asked: Asked,
+    jobs: int | None,
+    *,
+    caller: Caller,
+    own: tuple[Mapping[str, Any], Mapping[str, Any]] = (NOTHING, NOTHING),
+) -> Ending:
+    """Carry out what is left of a comparison, and what is added to it.
+
+    Args:
+        path: Folder of the comparison.
+        asked: What is added: methods and repetitions; and values of keys that may change.
+        jobs: Cells at the same time; None for one per core.
+        caller: Who gets progress and notes.
+        own: Objects of the user by section, and data of the user by label of the data set.
+
+    Raises:
+        UserError: The path is not the folder of a comparison, or a key must not change.
+        RunError: A server of Ray was lost.
+        KeyboardInterrupt: A stop signal has arrived.
+    """
+    from flbench.comparison import prepare
+    from flbench.tuning.supervisor import Supervisor
+
+    with (
+        as_flbench_errors(),
+        preserved(),
+        offered(own[0]),
+        Supervisor(ends_process=caller.ends_process) as supervisor,
+        closing(_addressed(ComparisonFolder.reopen(path), caller)) as folder,
+    ):
+        supervisor.note = _note(folder)
+        before, about = read_design(folder.path)
+        design, changed = _added(before, asked, path)
+        prepared = _prepared(design, jobs, caller, own)
+        prepare.check_existing(prepared, folder)
+        running.wait_for_orphans(folder, list(running.unfinished(prepared, folder)))
+        left = list(running.unfinished(prepared, folder))
+        if design != before:
+            folder.save(design, **about)
+        if left:
+            _tell_cost(prepared, left, caller)
+            _tell_start(folder, prepared, caller)
+        else:
+            caller.tell([f"{path} is finished: there is nothing to resume."])
+        return _carry_out(folder, prepared, changed, supervisor, caller)
+
+
+def design_of(asked: Asked) -> Design:
+    """Return the design that a user asked for.
+
+    Raises:
+        ConfigError: Two parts of it contradict each other, or the study has no winner of a method.
+    """
+    if not asked.layers or "" in asked.layers:
+        example = (
+            "flbench compare hfcd fedavg" if setting("x") == "--x" else "fl.compare(['hfcd', 'ft'])"
+        )
+        raise UserError(f"name the methods to compare, for example {example}.")
+    base, methods = _split(asked)
+    if asked.data:
+        _check_data(base)
+    if asked.tuned is not None:
+        methods = _tuned(methods, base, asked.tuned)
+    options: dict[str, Any] = {
+        "seeds": asked.seeds,
+        "vary": asked.vary,
+        "tuned": None if asked.tuned is None else str(asked.tuned),
+        "grid": {key: tuple(_listed(key, values)) for key, values in (asked.grid or {}).items()},
+    }
+    given = {name: value for name, value in options.items() if value is not None}
+    if asked.data:
+        given["data"] = tuple(_choice(label, section) for label, section in asked.data.items())
+    return Design(base, methods, **given)
+
+
+def grid_of(items: Sequence[str]) -> dict[str, list[Any]]:
+    """Return a grid that is written as `KEY=VALUE,VALUE`, with values in YAML.
+
+    Args:
+        items: One item for each key.
+
+    Raises:
+        ConfigError: An item has another form, or a key is given twice.
+
+    >>> grid_of(["partition.alpha=0.1,1", "model.name=mlp"])
+    {'partition.alpha': [0.1, 1], 'model.name': ['mlp']}
+    """
+    found: dict[str, list[Any]] = {}
+    for item in items:
+        key, sign, text = (part.strip() for part in item.partition("="))
+        if not sign or not key or not text:
+            raise ConfigError(
+                f"{setting('grid')}: `{item}` must have the form KEY=VALUE,VALUE, for example"
+                " partition.alpha=0.1,1."
+            )
+        if key in found:
+            raise ConfigError(f"{setting('grid')}: `{key}` is given twice. Give it once.")
+        tree = from_overrides([f"{key}=[{text}]"], setting("grid")).tree
+        (found[key],) = leaves(tree).values()
+    return found
+
+
+def data_of(items: Sequence[str], layers: Sequence[Layer]) -> dict[str, dict[str, Any]]:
+    """Return the data sets that are named by names and files, by their labels.
+
+    Args:
+        items: Names and paths.
+        layers: Layers of the configuration, for `data.root`.
+
+    Raises:
+        ConfigError: An item is empty or given twice.
+    """
+    root = merge(layers)[0].get("data", {})
+    folder = root.get("root") if isinstance(root, dict) else None
+    found: dict[str, dict[str, Any]] = {}
+    for item in items:
+        if not item:
+            raise ConfigError(
+                f"{setting('data')}: a name is empty. Put one comma between two names."
+            )
+        section = _named(item, Path(str(folder or "data")))
+        label = _label(section)
+        if label in found:
+            raise ConfigError(f"{setting('data')}: `{label}` is named twice. Name it once.")
+        found[label] = section
+    return found
+
+
+def _named(item: str, root: Path) -> dict[str, Any]:
+    """Return the section `data` of a data set that is given by its name or its file."""
+    path = Path(item).expanduser()
+    if path.suffix.lower() in FILES or sep in item:
+        beside = root / item
+        return {"path": str(beside if not path.exists() and beside.exists() else path)}
+    return {"name": item}
+
+
+def _label(section: Mapping[str, Any]) -> str:
+    """Return the label of a data set."""
+    path, source = section.get("path"), section.get("source")
+    if path is not None:
+        return Path(path).stem
+    if isinstance(source, str) and ":" in source:
+        return source.rpartition(":")[2]
+    return str(section.get("name", "data"))
+
+
+def _data_sets(data: Any) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
+    """Return the sections of an argument `data`, and the objects in it, by label of the data set.
+
+    One data set, which is not in a list, has the label "".
+    """
+    if data is None:
+        return {}, {}
+    several = isinstance(data, list)
+    sets: dict[str, dict[str, Any]] = {}
+    objects: dict[str, Any] = {}
+    for entry in data if several else [data]:
+        plain, found = parts.split({"data": entry})
+        section = plain["data"]
+        section = _named(section, Path("data")) if isinstance(section, str) else dict(section)
+        label = _label(section) if several else ""
+        while label in sets and is_own(entry):
+            label = f"{label} again"
+        if label in sets:
+            raise ConfigError(f"`data`: `{label}` is named twice. Name it once.")
+        sets[label] = section
+        if "data" in found:
+            objects[label] = found["data"]
+    return sets, objects
+
+
+def _choice(label: str, section: Mapping[str, Any]) -> Choice:
+    """Return a data set of the design. Its keys replace those that name another one."""
+    origin = setting("data").strip("`")
+    keys = {**dict.fromkeys(DATA), **section} if "name" in section else {"source": None, **section}
+    if keys.get("name", "") is None:
+        del keys["name"]
+    return Choice(label, from_values({"data": arguments.plain(keys, "data", origin)}, origin))
+
+
+def _listed(key: str, values: Any) -> list[Any]:
+    """Return the values of a key of the grid as a list of values of YAML."""
+    if isinstance(values, str) or not isinstance(values, Sequence):
+        values = [values]
+    return [arguments.plain(value, key, "grid") for value in values]
+
+
+def _methods(
+    methods: Any, config: str | PathLike[str] | None, given: Mapping[str, Any]
+) -> tuple[dict[str, list[Layer]], dict[str, Layer]]:
+    """Return the layers of each method, and the values that it alone has, by its label."""
+    if methods is None:
+        return {"": arguments.layers("compare", config, given)}, {}
+    entries = methods.split(",") if isinstance(methods, str) else list(methods)
+    named = [{"name": one} if isinstance(one, str) else dict(one) for one in entries]
+    names = [str(one.get("name", "")).strip() for one in named]
+    if not names or not all(names):
+        raise UserError(f"name the methods, for example ['hfcd', 'fedavg']; got {methods!r}.")
+    common = given.get("algorithm") or {}
+    if not isinstance(common, Mapping):
+        raise ConfigError(
+            f"`algorithm` must be a dict of keys, got {common!r}: fl.compare takes the methods as"
+            " its first argument."
+        )
+    layers, own = {}, {}
+    for name, entry in zip(names, named, strict=True):
+        mine = {key: value for key, value in entry.items() if key != "name" and "." not in key}
+        alone = {key: value for key, value in entry.items() if "." in key}
+        values = {**mine, **alone}
+        words = " ".join(f"{key.rpartition('.')[2]}={value}" for key, value in values.items())
+        label = f"{name} {words}" if names.count(name) > 1 and words else name
+        if label in layers:
+            raise UserError(f"`{label}` is named twice. Name it once.")
+        others = arguments.keys_of_others(name, names, common)
+        kept = {key: value for key, value in common.items() if key not in others}
+        section = {**kept, **mine, "name": name}
+        layers[label] = arguments.layers("compare", config, {**given, "algorithm": section})
+        origin = "argument of fl.compare"
+        if alone:
+            own[label] = from_values(
+                {key: arguments.plain(value, key, origin) for key, value in alone.items()}, origin
+            )
+    return layers, own
+
+
+def _split(asked: Asked) -> tuple[Layer, tuple[Choice, ...]]:
+    """Return what all methods share, and the methods with what each one has alone."""
+    methods = []
+    base = Layer({})
+    for label, layers in asked.layers.items():
+        tree, origins = merge(layers)
+        algorithm = tree.pop("algorithm", {})
+        of_method = {key: place for key, place in origins.items() if _is_of_method(key)}
+        base = Layer(tree, {key: place for key, place in origins.items() if key not in of_method})
+        mine = Layer({"algorithm": algorithm}, of_method)
+        if label in asked.own:
+            mine = Layer(*merge([mine, asked.own[label]]))
+        methods.append(Choice(label, mine))
+    if "" in asked.data:  # the only data set, which is given as an argument
+        base = Layer(*merge([base, _choice("", asked.data[""]).layer]))
+    return base, tuple(methods)
+
+
+def _is_of_method(key: str) -> bool:
+    return key == "algorithm" or key.startswith("algorithm.")
+
+
+def _check_data(base: Layer) -> None:
+    """Raise a ConfigError if the data are given twice. A configuration file may name others."""
+    for key in (f"data.{name}" for name in DATA):
+        place = base.origins.get(key)
+        if place is not None and not _is_file(place):
+            raise ConfigError(
+                f"{setting('data')} and `{key}` ({place}) both name the data. Leave one of the two"
+                " out."
+            )
+
+
+def _is_file(origin: str) -> bool:
+    """Whether an origin is a line of a file."""
+    return re.search(r":\d+$", origin) is not None
+
+
+def _tuned(methods: Sequence[Choice], base: Layer, path: Path) -> tuple[Choice, ...]:
+    """Return the methods with the best parameters that a study has found.
+
+    Raises:
+        ConfigError: A method has no winner, or one of its parameters is given too.
+    """
+    study = study_folder.read(path)
+    found, missing = [], []
+    for method in methods:
+        won = study.winner(method.layer.tree["algorithm"]["name"])
+        if won is None:
+            missing.append(method.label)
+            continue
+        for key in won.params:
+            place = method.layer.origins.get(key, base.origins.get(key, ""))
+            if place and not _is_file(place) and not place.startswith("default"):
+                raise ConfigError(
+                    f"{setting('tuned', str(path))} and {place} both give `{key}` of"
+                    f" {method.label}. Leave one of the two out."
+                )
+        layer = Layer(*merge([method.layer, from_values(won.params, str(path))]))
+        found.append(Choice(method.label, layer))
+    if missing:
+        raise ConfigError(
+            f"{setting('tuned', str(path))}: the study has no best parameters of"
+            f" {', '.join(missing)}. It has methods {', '.join(study.methods)}. Leave the others"
+            " out, or tune them too."
+        )
+    return tuple(found)
+
+
+def _added(before: Design, asked: Asked, path: Path) -> tuple[Design, Layer]:
+    """Return the design with what is added, and the values of keys that change.
+
+    Raises:
+        ConfigError: A key must not change. The message has one line for each of them.
+    """
+    if asked.seeds is not None and asked.seeds < before.seeds:
+        raise ConfigError(
+            f"{setting('seeds', asked.seeds)}: {path} has {before.seeds} repetitions, which are"
+            " kept. Leave it out, or give a larger number."
+        )
+    new: list[Choice] = []
+    changed = Layer({})
+    base, methods = _split(asked._replace(data={}))
+    known = {one.label: one for one in before.methods}
+    for method in methods:
+        given = method.layer.tree["algorithm"]
+        if not method.label:
+            if given:
+                raise ConfigError(
+                    f"`algorithm.{next(iter(given))}` cannot change on resume. Start a new"
+                    " comparison with the new value."
+                )
+            continue
+        if method.label not in known:
+            new.append(method)
+            continue
+        values = leaves(known[method.label].layer.tree)
+        for key, value in leaves(method.layer.tree).items():
+            if values.get(key, value) != value or (key not in values and before.tuned is None):
+                raise _unchangeable(key, values.get(key, "its default"), value, path)
+    if new and before.tuned is not None:
+        new = list(_tuned(new, before.base, Path(before.tuned)))
+    changed = _changes(before, base, path)
+    seeds = before.seeds if asked.seeds is None else asked.seeds
+    return Design(
+        before.base,
+        (*before.methods, *new),
+        before.data,
+        before.grid,
+        seeds,
+        before.vary,
+        before.tuned,
+    ), changed
+
+
+def _changes(before: Design, base: Layer, path: Path) -> Layer:
+    """Return the given values that differ from those of a comparison and may do so.
+
+    Raises:
+        ConfigError: One of them must not change.
+    """
+    was = leaves(resolve([DEFAULTS, before.base])[0].tree())
+    now_is = leaves(resolve([DEFAULTS, before.base, base])[0].tree())
+    errors, changed = [], {}
+    for key, value in now_is.items():
+        if key == "tracking.mlflow" or was.get(key) == value:
+            continue
+        if key.startswith(CHANGEABLE_ON_RESUME) and not key.startswith("engine.name"):
+            changed[key] = value
+        else:
+            errors.append(str(_unchangeable(key, was.get(key), value, path)))
+    if errors:
+        raise ConfigError("\n".join(errors))
+    return from_values(changed, "flbench compare --resume")
+
+
+def _unchangeable(key: str, was: Any, value: Any, path: Path) -> ConfigError:
+    return ConfigError(
+        f"`{key}` was {was!r} when {path} began and cannot become {value!r} on resume. Start a new"
+        " comparison with the new value."
+    )
+
+
+def _prepared(
+    design: Design,
+    jobs: int | None,
+    caller: Caller,
+    own: tuple[Mapping[str, Any], Mapping[str, Any]],
+) -> "Prepared":
+    """Check a comparison, and tell the caller the notes about it."""
+    from flbench.comparison import prepare
+
+    prepared = prepare.prepare(design, Samples(*own), jobs)
+    caller.tell(prepared.notes)
+    return prepared
+
+
+def _tell_cost(prepared: "Prepared", left: Sequence[Any], caller: Caller) -> None:
+    """Tell the caller what is trained, and what it will cost."""
+    from flbench.comparison import cost
+
+    if caller.shown:
+        with preserved():
+            caller.tell(cost.measure(prepared, left).sentences())
+
+
+def _tell_start(folder: ComparisonFolder, prepared: "Prepared", caller: Caller) -> None:
+    """Tell the caller where the comparison is."""
+    at_once = f", {prepared.jobs} at once" if prepared.jobs > 1 else ""
+    caller.tell([f"{folder.path}: {len(prepared.cells)} cells{at_once}."])
+
+
+def _addressed(folder: ComparisonFolder, caller: Caller) -> ComparisonFolder:
+    """Return a folder whose messages name what the caller calls to resume it."""
+    if caller.how_to_resume is not None:
+        folder.resume_command = caller.how_to_resume(folder.path)
+    return folder
+
+
+def _note(folder: ComparisonFolder) -> str:
+    return f"Resume with: {folder.resume_command}"
+
+
+def _carry_out(
+    folder: ComparisonFolder,
+    prepared: "Prepared",
+    changed: Layer,
+    supervisor: "Supervisor",
+    caller: Caller,
+) -> Ending:
+    """Train what is left of a comparison."""
+    supervisor.note = _note(folder)
+    try:
+        failures = running.carry_out(
+            prepared,
+            folder,
+            supervisor,
+            changed=changed,
+            shown=caller.shown,
+            on_ray=_on_ray,
+        )
+    except KeyboardInterrupt as error:
+        error.args = (f"interrupted. {supervisor.note}",)
+        caller.tell([str(error)])
+        raise
+    sentences = [f"{folder.path / 'cells' / name}: {why}" for name, why in failures.items()]
+    if sentences:
+        sentences.append(
+            f"{len(failures)} of {len(prepared.cells)} cells failed. Try them again with:"
+            f" {folder.resume_command}"
+        )
+    finished = sum(map(folder.is_done, prepared.cells))
+    comparison = PlannedComparison(folder.path)
+    is_reported = False
+    if finished:
+        try:
+            comparison.write(folder.path)
+            is_reported = True
+        except UserError as error:  # the trainings are worth more than their report
+            caller.tell([f"there is no report: {error}"])
+    return Ending(folder.path, sentences, finished, comparison, is_reported)
+
+
+def _on_ray(work: "running.Work", supervisor: "Supervisor") -> None:
+    """Train cells at the same time; the import of Ray takes a second."""
+    from flbench.comparison import on_ray
+
+    on_ray.carry_out(work, supervisor)
+
+
+def _finished(ending: Ending, caller: Caller) -> PlannedComparison:
+    """Return a comparison.
+
+    Raises:
+        RunError: All cells failed.
+    """
+    caller.tell(ending.failures)
+    if ending.failures and not ending.finished:
+        raise RunError("\n".join(ending.failures))
+    return ending.comparison

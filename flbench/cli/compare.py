@@ -1,0 +1,105 @@
+"""`flbench compare`: train methods over data sets, settings and repetitions."""
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flbench.api.caller import Caller
+from flbench.cli import console
+from flbench.cli.layers import CommandLine
+from flbench.cli.report import print_report
+from flbench.core.errors import RunError, UserError
+
+if TYPE_CHECKING:
+    from flbench.api.comparing import Asked, Ending
+
+
+def refuse_with_resume(options: Mapping[str, object]) -> None:
+    """Raise a UserError if options were given that a resumed comparison cannot take."""
+    if given := [f"--{name}" for name, value in options.items() if value]:
+        raise UserError(
+            f"{', '.join(given)} cannot be used with --resume: a resumed comparison keeps its plan."
+            " Only methods and --seeds can be added to, and --jobs can change."
+        )
+
+
+def compare(
+    given: CommandLine,
+    *,
+    data: Sequence[str],
+    grid: Sequence[str],
+    options: dict[str, Any],
+    out: Path,
+    jobs: int | None,
+    dry_run: bool,
+    as_json: bool,
+) -> None:
+    """Check a comparison, make its folder, and carry it out.
+
+    Args:
+        given: What the user gave on the command line for the configuration.
+        data: Names and files of data sets; empty for the data of the configuration.
+        grid: Items `KEY=VALUE,VALUE`.
+        options: Fields `seeds`, `vary` and `tuned` of `flbench.api.comparing.Asked`.
+        out: Folder for the folders of comparisons.
+        jobs: Cells at the same time; None for one per core.
+        dry_run: Whether to print the plan and its estimated cost, and train nothing.
+        as_json: Whether to print JSON: what `flbench report --json` prints of the cells, or with
+            `dry_run` the plan, see `flbench.comparison.cost.ComparisonCost.tree`.
+    """
+    from flbench.api import comparing
+
+    asked = _asked(given, **options)
+    first = given.layers()
+    asked = asked._replace(grid=comparing.grid_of(grid), data=comparing.data_of(data, first))
+    caller = Caller(shown=not as_json)
+    if dry_run:
+        cost = comparing.plan(asked, jobs, caller)
+        if as_json:
+            console.json(cost.tree())
+        else:
+            for sentence in cost.sentences():
+                console.line(sentence)
+        return
+    command = ["flbench", *sys.argv[1:]]
+    _finish(comparing.start(asked, out, jobs, command=command, caller=caller), as_json=as_json)
+
+
+def resume(
+    path: Path, given: CommandLine, *, seeds: int | None, jobs: int | None, as_json: bool
+) -> None:
+    """Resume an interrupted comparison, or add methods and repetitions to one.
+
+    Args:
+        path: Folder of the comparison.
+        given: Methods to add, and values of keys that may change.
+        seeds: Number of repetitions; None for as many as before.
+        jobs: Cells at the same time; None for one per core.
+        as_json: Whether to print JSON, as `compare` does.
+    """
+    from flbench.api import comparing
+
+    caller = Caller(shown=not as_json)
+    ending = comparing.carry_on(path, _asked(given, seeds=seeds), jobs, caller=caller)
+    _finish(ending, as_json=as_json)
+
+
+def _asked(given: CommandLine, **options: Any) -> "Asked":
+    """Return what the user asked for, without data sets and grid."""
+    from flbench.api.comparing import Asked
+
+    names = given.methods or ("",)
+    return Asked(dict(zip(names, given.layers_of_each(), strict=True)), **options)
+
+
+def _finish(ending: "Ending", *, as_json: bool) -> None:
+    """Print what the report of a comparison says.
+
+    Raises:
+        RunError: Cells failed.
+    """
+    if ending.is_reported:
+        print_report(ending.comparison, ending.path, as_json=as_json)
+    if ending.failures:
+        raise RunError("\n".join(ending.failures))

@@ -1,0 +1,158 @@
+"""What a comparison will train and what it will cost, estimated before it starts."""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+from flbench.comparison.plan import Cell, Design
+from flbench.comparison.prepare import Prepared
+from flbench.core.errors import RunError
+from flbench.experiment import assembly, estimate
+from flbench.reports.tables import size
+from flbench.reports.terminal import duration
+from flbench.tuning.cost import MEASURING, START, WORKERS
+
+VARIES = {
+    "training": "the seed of the training; all repetitions have the same partition",
+    "partition": "the partition; all repetitions have the same seed of the training",
+    "both": "the partition and the seed of the training",
+}
+"""What differs between repetitions, in words, by `Design.vary`."""
+
+
+@dataclass(frozen=True)
+class ComparisonCost:
+    """What a comparison trains, and its estimated time and memory.
+
+    Attributes:
+        methods: Labels of the methods.
+        places: Labels of data sets and settings.
+        design: What the user asked for.
+        cells: Number of cells.
+        left: Number of cells that are not finished.
+        rounds: Rounds of all cells that are not finished.
+        jobs: Cells at once.
+        seconds: Estimated seconds of a cell by method, the mean over the places.
+        measured: Labels of the methods that were measured.
+        total: Estimated seconds of all cells that are not finished.
+        memory: Estimated bytes of the process of one cell.
+    """
+
+    methods: tuple[str, ...]
+    places: tuple[str, ...]
+    design: Design
+    cells: int
+    left: int
+    rounds: int
+    jobs: int
+    seconds: Mapping[str, float]
+    measured: tuple[str, ...]
+    total: float
+    memory: int
+
+    def tree(self) -> dict[str, Any]:
+        """Return the plan and the estimates as values of JSON."""
+        return {
+            "methods": list(self.methods),
+            "places": list(self.places),
+            "repetitions": self.design.seeds,
+            "vary": self.design.vary,
+            "cells": self.cells,
+            "left": self.left,
+            "rounds": self.rounds,
+            "jobs": self.jobs,
+            "seconds": {
+                "cell": dict(self.seconds),
+                "measured": list(self.measured),
+                "total": self.total,
+            },
+            "memory": {"cell": self.memory, "total": self.memory * self.jobs},
+        }
+
+    def sentences(self) -> list[str]:
+        """Return the plan and the estimates as sentences for the user."""
+        left = "" if self.left == self.cells else f", of which {self.left} are not finished"
+        found = [
+            f"plan: {_count(len(self.methods), 'method')} ({', '.join(self.methods)}),"
+            f" {_count(len(self.places), 'place')} ({'; '.join(self.places)}),"
+            f" {_count(self.design.seeds, 'repetition')}: {_count(self.cells, 'cell')}{left},"
+            f" {self.rounds:,} rounds.",
+        ]
+        if self.design.seeds > 1:
+            found.append(
+                f"plan: what varies between repetitions is {VARIES[self.design.vary]}. All methods"
+                " of a repetition have the same seeds."
+            )
+        if self.design.tuned is not None:
+            found.append(f"plan: the methods have the best parameters of {self.design.tuned}.")
+        each = ", ".join(f"{name} {duration(seconds)}" for name, seconds in self.seconds.items())
+        found.append(
+            f"cost: about {duration(self.total)} with {_count(self.jobs, 'cell')} at once, and"
+            f" {size(self.memory * self.jobs)} of memory. One cell takes: {each}."
+        )
+        if guessed := [name for name in self.methods if name not in self.measured]:
+            found.append(f"cost: {', '.join(guessed)} not measured; the mean is assumed.")
+        return found
+
+
+def measure(prepared: Prepared, left: Sequence[Cell]) -> ComparisonCost:
+    """Estimate the cost of a comparison from a few training steps of each method.
+
+    It takes about `MEASURING` seconds at most, and one cell more. The state of PyTorch's random
+    generators and its number of threads may change.
+
+    Args:
+        prepared: The comparison.
+        left: Its cells that are not finished.
+    """
+    begin = time.monotonic()
+    found: dict[tuple[str, str], float] = {}
+    memory = 0
+    for cell in prepared.cells:
+        if cell.repetition:
+            continue
+        if found and time.monotonic() - begin > MEASURING:
+            break
+        simple = assembly.altered(cell.config, "engine", name="sequential")
+        built = assembly.build(simple, prepared.samples.federation(cell))
+        try:
+            measured = estimate.measure(built)
+        except RunError:  # a method that diverges is no reason to refuse the others
+            continue
+        finally:
+            built.engine.close()
+        found[cell.method, cell.place] = START + measured.total
+        memory = max(memory, measured.memory)
+    methods = tuple(dict.fromkeys(cell.method for cell in prepared.cells))
+    places = tuple(dict.fromkeys(cell.place for cell in prepared.cells))
+    mean = fmean(found.values()) if found else START
+    seconds = {
+        method: fmean([found[key] for key in found if key[0] == method] or [mean])
+        for method in methods
+    }
+    each = [found.get((cell.method, cell.place), seconds[cell.method]) for cell in left]
+    total = max(sum(each) / prepared.jobs, *each) if each else 0.0
+    return ComparisonCost(
+        methods=methods,
+        places=places,
+        design=prepared.design,
+        cells=len(prepared.cells),
+        left=len(left),
+        rounds=sum(cell.config.train.rounds for cell in left),
+        jobs=prepared.jobs,
+        seconds=seconds,
+        measured=tuple(dict.fromkeys(method for method, _ in found)),
+        total=total + (WORKERS if prepared.jobs > 1 and each else 0.0),
+        memory=memory,
+    )
+
+
+def _count(number: int, noun: str) -> str:
+    """Return a number with its noun.
+
+    >>> _count(1, "cell"), _count(1200, "cell")
+    ('1 cell', '1,200 cells')
+    """
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"

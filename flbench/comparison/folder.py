@@ -1,0 +1,134 @@
+"""The folder of a comparison: its plan in comparison.json, and a run folder for each cell."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final, Self
+
+from flbench.comparison.plan import Cell, Design
+from flbench.core.addresses import redact
+from flbench.core.documents import read_json
+from flbench.core.errors import DataError, UserError
+from flbench.core.locked_folder import LockedFolder
+from flbench.results.reading import is_finished
+
+MARKER: Final = "comparison.json"
+FORMAT: Final = 1
+FAILURES: Final = "failures.json"
+
+
+def is_comparison(path: Path) -> bool:
+    """Return whether a folder is that of a comparison, which has a comparison.json."""
+    return (path / MARKER).is_file()
+
+
+class ComparisonFolder(LockedFolder):
+    """The folder of a comparison.
+
+    `create` makes a new folder, `reopen` opens an existing one. Both lock it against other
+    processes until `close`.
+
+    Args:
+        path: An existing folder.
+    """
+
+    marker = MARKER
+    option = "out"
+
+    @classmethod
+    def command_to_resume(cls, path: Path) -> str:
+        """Return the command that resumes a comparison."""
+        return f"flbench compare --resume {path}"
+
+    @classmethod
+    def create(cls, root: Path, name: str) -> Self:
+        """Create and lock a new folder `root/name-DATE-TIME-xxxx/`.
+
+        Args:
+            root: Folder of all comparisons; created if it does not exist.
+            name: Beginning of the folder's name.
+
+        Raises:
+            UserError: The folder cannot be created or written to.
+            RunError: The disk is full or failed.
+        """
+        return cls.make(root.absolute(), name, "cells")
+
+    @classmethod
+    def reopen(cls, path: Path) -> Self:
+        """Open and lock the folder of an existing comparison.
+
+        Raises:
+            UserError: The folder is not that of a comparison, or another process writes to it.
+        """
+        check_is_comparison(path)
+        folder = cls(path.absolute())
+        folder.lock()
+        return folder
+
+    def cell(self, cell: Cell) -> Path:
+        """Return the run folder of a cell."""
+        return self.path / "cells" / cell.name
+
+    def is_done(self, cell: Cell) -> bool:
+        """Return whether a cell is finished."""
+        return is_finished(self.cell(cell))
+
+    def save(self, design: Design, **about: Any) -> None:
+        """Write comparison.json.
+
+        Args:
+            design: The design.
+            about: More entries: when and how the comparison began.
+        """
+        content = {"format": FORMAT, **about, **design.tree()}
+        self.write(MARKER, json.dumps(content, indent=1) + "\n")
+
+    def save_failures(self, reasons: Mapping[str, str]) -> None:
+        """Write the reasons of the cells that failed, by name of the cell."""
+        self.write(
+            FAILURES, json.dumps({name: redact(why) for name, why in reasons.items()}) + "\n"
+        )
+
+
+def check_is_comparison(path: Path) -> None:
+    """Raise a UserError if a path is not the folder of a comparison."""
+    if not path.exists():
+        raise UserError(f"{path} does not exist.")
+    if not is_comparison(path):
+        raise UserError(f"{path} is not the folder of a comparison: it has no {MARKER}.")
+
+
+def read_design(path: Path) -> tuple[Design, dict[str, Any]]:
+    """Return the design of a comparison, and when and how it began.
+
+    Args:
+        path: Its folder.
+
+    Raises:
+        UserError: The path is not the folder of a comparison.
+        DataError: comparison.json is damaged.
+    """
+    check_is_comparison(path)
+    tree = read_json(path / MARKER)
+    try:
+        design = Design.from_tree(tree)
+        about = {key: tree[key] for key in ("id", "created", "command")}
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise DataError(
+            f"{path / MARKER} is damaged ({error!r}). Restore it from a copy, or start a new"
+            " comparison."
+        ) from error
+    return design, about
+
+
+def read_failures(path: Path) -> dict[str, str]:
+    """Return the reasons of the cells that failed when the comparison last ran, by their names.
+
+    Args:
+        path: Folder of the comparison.
+
+    Raises:
+        DataError: The file is damaged.
+    """
+    return read_json(path / FAILURES)

@@ -1,0 +1,325 @@
+"""The plan of a comparison: its cells, methods x data sets x settings x repetitions."""
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from typing import Any, Final, Literal, Self, get_args
+
+from flbench.algorithms import ALGORITHMS
+from flbench.config.resolve import resolve
+from flbench.config.schema import Config
+from flbench.config.sources import Layer, from_values, merge
+from flbench.core.errors import ConfigError, did_you_mean
+from flbench.core.wording import setting
+
+Vary = Literal["training", "partition", "both"]
+ORIGIN: Final = "flbench compare"
+"""Origin of the values that the plan sets in the configuration of a cell."""
+DEFAULTS: Final = from_values(
+    {"engine.threads": 1, "output.checkpoint_every": 1, "tracking.mlflow": False}, ORIGIN
+)
+"""Defaults in which a cell differs from a run: one thread, because cells are trained at the same
+time; a checkpoint after each round, so that a killed cell loses little; and no copy in MLflow."""
+FIXED: Final = ("seed", "partition.seed", "algorithm.name", "output.", "tracking.")
+"""Keys that no grid can have: the seeds tell repetitions apart, and the others change no result."""
+LENGTH: Final = 40  # characters of each part of the name of a cell's folder
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A method or a data set of a comparison.
+
+    Attributes:
+        label: Its name in the comparison.
+        layer: What it sets in the configuration.
+    """
+
+    label: str
+    layer: Layer
+
+
+@dataclass(frozen=True)
+class Design:
+    """What a comparison is about, as the user asked for it.
+
+    Attributes:
+        base: Configuration that all cells share.
+        methods: The methods, in the order of the tables. The layer of each one sets
+            `algorithm.name`, and whatever else this method alone has.
+        data: The data sets. One without values stands for the data of `base`.
+        grid: Values of the varied keys by dotted key. Keys `algorithm.KEY` make variants of the
+            methods that have such a key; each combination of values of the other keys is a setting.
+        seeds: Number of repetitions of each method, data set and setting.
+        vary: What differs between repetitions: the seed of the training, that of the partition,
+            or both.
+        tuned: Study whose best parameters the methods have; None for none.
+    """
+
+    base: Layer
+    methods: tuple[Choice, ...]
+    data: tuple[Choice, ...] = (Choice("", Layer({})),)
+    grid: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    seeds: int = 5
+    vary: Vary = "both"
+    tuned: str | None = None
+
+    def tree(self) -> dict[str, Any]:
+        """Return the design as values of JSON."""
+        return {
+            "base": vars(self.base),
+            "methods": [{"label": one.label, **vars(one.layer)} for one in self.methods],
+            "data": [{"label": one.label, **vars(one.layer)} for one in self.data],
+            "grid": {key: list(values) for key, values in self.grid.items()},
+            "seeds": self.seeds,
+            "vary": self.vary,
+            "tuned": self.tuned,
+        }
+
+    @classmethod
+    def from_tree(cls, tree: Mapping[str, Any]) -> Self:
+        """Return the design that `tree` has written.
+
+        Raises:
+            KeyError: A part is missing.
+            TypeError: A part is of another type.
+        """
+
+        def choice(entry: Mapping[str, Any]) -> Choice:
+            return Choice(entry["label"], Layer(entry["tree"], entry["origins"]))
+
+        return cls(
+            base=Layer(**tree["base"]),
+            methods=tuple(map(choice, tree["methods"])),
+            data=tuple(map(choice, tree["data"])),
+            grid={key: tuple(values) for key, values in tree["grid"].items()},
+            seeds=int(tree["seeds"]),
+            vary=tree["vary"],
+            tuned=tree["tuned"],
+        )
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One training of a comparison, which has an ordinary run folder.
+
+    Attributes:
+        name: Name of its folder below `cells/`.
+        method: Label of the method, such as `hfcd`, or `hfcd tau=1`.
+        data: Label of the data set; "" for the only one.
+        setting: Label of the setting, such as `alpha=0.1`; "" for the only one.
+        repetition: Number of the repetition, from 0.
+        config: Its configuration.
+        origins: Origin of each value by its dotted key.
+    """
+
+    name: str
+    method: str
+    data: str
+    setting: str
+    repetition: int
+    config: Config
+    origins: Mapping[str, str]
+
+    @property
+    def place(self) -> str:
+        """Label of data set and setting."""
+        return ", ".join(filter(None, (self.data or self.config.data.title, self.setting)))
+
+    @property
+    def title(self) -> str:
+        """The cell in words, for messages."""
+        return f"{self.method}, {self.place}, repetition {self.repetition + 1}"
+
+
+def check(design: Design) -> None:
+    """Check what needs no data: numbers, names and the keys of the grid.
+
+    Raises:
+        ConfigError: The design cannot be carried out.
+    """
+    if design.vary not in get_args(Vary):
+        known = get_args(Vary)
+        raise ConfigError(
+            f"{setting('vary')} must be one of {', '.join(known)}, got {design.vary}."
+            f"{did_you_mean(str(design.vary), known)}"
+        )
+    if type(design.seeds) is not int or design.seeds < 1:
+        raise ConfigError(
+            f"{setting('seeds')} must be a whole number of at least 1, got {design.seeds!r}."
+        )
+    for kind, choices in (("method", design.methods), ("data set", design.data)):
+        labels = [one.label for one in choices]
+        for label in labels:
+            if labels.count(label) > 1:
+                raise ConfigError(f"the {kind} `{label}` is named twice. Name it once.")
+    for key, values in design.grid.items():
+        _check_axis(key, values, design)
+
+
+def _check_axis(key: str, values: Sequence[Any], design: Design) -> None:
+    """Raise a ConfigError if a key or its values cannot be varied by the grid."""
+    grid = setting("grid")
+    if key.startswith(FIXED):
+        cure = (
+            f" The repetitions have other seeds: {setting('seeds')}."
+            if key.endswith("seed")
+            else f" Leave it out of {grid}."
+        )
+        raise ConfigError(f"{grid}: `{key}` cannot be varied.{cure}")
+    if key.startswith("data.") and design.data[0].layer.tree:
+        raise ConfigError(
+            f"{grid}: `{key}` cannot be varied together with {setting('data')}. Leave one out."
+        )
+    if not values:
+        raise ConfigError(f"{grid}: `{key}` has no value. Write KEY=VALUE,VALUE.")
+    texts = [json.dumps(value) for value in values]
+    for value, text in zip(values, texts, strict=True):
+        if texts.count(text) > 1:
+            raise ConfigError(f"{grid}: `{key}` has the value {value!r} twice. Give it once.")
+    section, _, name = key.partition(".")
+    if section == "algorithm":
+        methods = [one.layer.tree["algorithm"]["name"] for one in design.methods]
+        known = {one: ALGORITHMS.find(one).Config.model_fields for one in methods}
+        if not any(name in fields for fields in known.values()):
+            every = sorted({field for fields in known.values() for field in fields} - {"name"})
+            raise ConfigError(
+                f"{grid}: none of {', '.join(methods)} has the key `{key}`."
+                f"{did_you_mean(name, every)}"
+            )
+
+
+def cells(design: Design) -> list[Cell]:
+    """Return the cells of a comparison, ordered by data set, setting, repetition and method.
+
+    So the methods of a repetition are trained one after the other, and share its partition.
+
+    Args:
+        design: The design.
+
+    Raises:
+        ConfigError: A configuration is wrong. All errors are reported together, each once.
+    """
+    methods = [one for method in design.methods for one in _variants(method, design.grid)]
+    found: list[Cell] = []
+    errors: dict[str, None] = {}
+    for data, (words, values) in product(design.data, _settings(design.grid)):
+        row = []
+        for method in methods:
+            layers = [DEFAULTS, design.base, method.layer, data.layer, values]
+            try:
+                row.append((method.label, *resolve(layers)))
+            except ConfigError as error:
+                errors |= dict.fromkeys(str(error).splitlines())
+        for repetition in range(design.seeds):
+            for label, base, origins in row:
+                config, changed, last = _repetition(base, design.vary, repetition)
+                parts = (label, data.label or base.data.title, *words, last)
+                found.append(
+                    Cell(
+                        "-".join(map(_safe, parts)),
+                        label,
+                        data.label,
+                        ", ".join(words),
+                        repetition,
+                        config,
+                        origins | dict.fromkeys(changed, ORIGIN),
+                    )
+                )
+    if errors:
+        raise ConfigError("\n".join(errors))
+    for cell in found:
+        _check_cell(cell.config)
+    return found
+
+
+def _check_cell(config: Config) -> None:
+    """Raise a ConfigError if a run could have a configuration, but a cell cannot."""
+    if config.tracking.mlflow is not False:
+        raise ConfigError(
+            f"`tracking.mlflow={json.dumps(config.tracking.mlflow)}`: a comparison is not sent to"
+            " MLflow while it is trained. Leave it out, and send finished cells with flbench sync"
+            " COMPARISON/cells/NAME."
+        )
+    if config.engine.name == "auto":
+        raise ConfigError(
+            "`engine.name=auto`: each cell would measure the engines while other cells are trained,"
+            " and cells might choose different ones. Name an engine, such as"
+            " engine.name=sequential."
+        )
+
+
+def _repetition(base: Config, vary: Vary, repetition: int) -> tuple[Config, tuple[str, ...], str]:
+    """Return the configuration of a repetition, the keys that it sets, and the end of its name."""
+    partition = base.seed if base.partition.seed is None else base.partition.seed
+    seed = base.seed if vary == "partition" else base.seed + repetition
+    partition += 0 if vary == "training" else repetition
+    section = base.partition.model_copy(update={"seed": partition})
+    config = base.model_copy(update={"seed": seed, "partition": section})
+    last = f"partition{partition}" if vary == "partition" else f"seed{seed}"
+    return config, ("seed", "partition.seed"), last
+
+
+def _variants(method: Choice, grid: Mapping[str, Sequence[Any]]) -> Iterator[Choice]:
+    """Yield a method with each combination of the values of those keys of the grid that it has."""
+    name = method.layer.tree["algorithm"]["name"]
+    known = ALGORITHMS.find(name).Config.model_fields
+    own = {
+        key: values
+        for key, values in grid.items()
+        if key.startswith("algorithm.") and key.partition(".")[2] in known
+    }
+    for combination in product(*own.values()):
+        values = dict(zip(own, combination, strict=True))
+        words = " ".join(_words(values))
+        layer = _with(method.layer, values)
+        yield Choice(f"{method.label} {words}".rstrip(), layer)
+
+
+def _settings(grid: Mapping[str, Sequence[Any]]) -> list[tuple[list[str], Layer]]:
+    """Return the combinations of the values of the keys that are no method's: words and layers."""
+    keys = [key for key in grid if not key.startswith("algorithm.")]
+    return [
+        (_words(values), _with(Layer({}), values))
+        for values in (
+            dict(zip(keys, combination, strict=True))
+            for combination in product(*(grid[key] for key in keys))
+        )
+    ]
+
+
+def _with(layer: Layer, values: Mapping[str, Any]) -> Layer:
+    """Return a layer with more values by dotted key."""
+    return Layer(*merge([layer, from_values(values, "grid")]))
+
+
+def _words(values: Mapping[str, Any]) -> list[str]:
+    """Return values as `key=value`; a key is shortened to its last part if that is unambiguous.
+
+    >>> _words({"partition.alpha": 0.1, "model.name": "mlp", "train.optimizer.name": "sgd"})
+    ['alpha=0.1', 'model.name=mlp', 'train.optimizer.name=sgd']
+    """
+    last = [key.rpartition(".")[2] for key in values]
+    return [
+        f"{short if last.count(short) == 1 else key}={_text(value)}"
+        for short, (key, value) in zip(last, values.items(), strict=True)
+    ]
+
+
+def _text(value: Any) -> str:
+    """Return a value on one line."""
+    if isinstance(value, float):
+        return f"{value:g}"
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _safe(text: str) -> str:
+    """Return a text as a part of a folder's name; texts that differ stay different.
+
+    >>> _safe("alpha=0.1"), _safe("a b/c")
+    ('alpha=0.1', 'a_b_c~d3fc60')
+    """
+    safe = re.sub(r"[^\w.=+]", "_", text, flags=re.ASCII)[:LENGTH].lstrip(".") or "_"
+    return safe if safe == text else f"{safe}~{hashlib.sha256(text.encode()).hexdigest()[:6]}"

@@ -1,0 +1,204 @@
+"""Checks of a comparison against its data and methods, before anything is written."""
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any, Final
+
+from flbench.comparison import plan
+from flbench.comparison.folder import ComparisonFolder
+from flbench.comparison.plan import Cell, Design
+from flbench.comparison.samples import Samples
+from flbench.config.resolve import resolve
+from flbench.config.schema import Config
+from flbench.config.sources import from_file, leaves
+from flbench.core.errors import ConfigError, UserError
+from flbench.core.wording import setting
+from flbench.experiment import assembly
+from flbench.experiment.lifecycle import CHANGEABLE_ON_RESUME
+
+PER_CORE: Final = 8  # processes that a comparison starts on each core of this machine, at most
+SEEDS: Final = ("seed", "partition.seed", "partition.sha256")  # what differs between repetitions
+
+Place = tuple[str, str]
+"""Label of the data set, and of the setting."""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A comparison that can be carried out.
+
+    Attributes:
+        design: What the user asked for.
+        cells: Its cells, in the order in which they are trained.
+        built: Complete configuration of the first repetition, by method and place.
+        samples: Data sets and partitions.
+        jobs: Number of cells that are trained at the same time.
+        threads: Threads of each of them.
+        gpus: Number of GPUs of each of them, which may be a fraction.
+        notes: Sentences about configuration and data.
+    """
+
+    design: Design
+    cells: tuple[Cell, ...]
+    built: Mapping[tuple[str, Place], Config]
+    samples: Samples
+    jobs: int
+    threads: int
+    gpus: float
+    notes: tuple[str, ...]
+
+
+def prepare(design: Design, samples: Samples, jobs: int | None) -> Prepared:
+    """Check a design against its data and methods. No file is written.
+
+    Args:
+        design: The design.
+        samples: Data of the comparison, not yet loaded.
+        jobs: Number of cells to train at the same time; None for one per core.
+
+    Raises:
+        UserError: The comparison cannot be carried out.
+    """
+    plan.check(design)
+    cells = plan.cells(design)
+    config = assembly.fill_defaults(cells[0].config)
+    notes: dict[str, None] = {}
+    if design.seeds < 3:
+        notes[
+            f"{setting('seeds', design.seeds)}: with fewer than 3 repetitions, no difference"
+            " between methods can be claimed."
+        ] = None
+    built: dict[tuple[str, Place], Config] = {}
+    errors: dict[str, None] = {}
+    for cell in cells:
+        place = cell.method, (cell.data, cell.setting)
+        if cell.repetition:
+            continue
+        federation = samples.federation(cell)
+        try:
+            # Building with the simplest engine shows whether the method accepts it.
+            simple = assembly.altered(cell.config, "engine", name="sequential")
+            experiment = assembly.build(simple, federation)
+        except UserError as error:
+            errors |= dict.fromkeys(str(error).splitlines())
+            continue
+        built[place] = experiment.config
+        notes |= dict.fromkeys(experiment.notes)
+    if errors:
+        raise ConfigError("\n".join(errors))
+    notes |= dict.fromkeys(_about_partitions(design, cells, samples))
+    count, threads, gpus = _resources(config, jobs, len(cells))
+    return Prepared(design, tuple(cells), built, samples, count, threads, gpus, tuple(notes))
+
+
+def _about_partitions(design: Design, cells: Sequence[Cell], samples: Samples) -> list[str]:
+    """Return a sentence if the partition is to vary between repetitions but does not.
+
+    Raises:
+        ConfigError: Nothing else would vary.
+    """
+    if design.vary == "training" or design.seeds == 1:
+        return []
+    sentences = []
+    firsts = {(cell.data, cell.setting): cell for cell in reversed(cells) if not cell.repetition}
+    for cell in cells:
+        first = firsts.get((cell.data, cell.setting))
+        if cell.repetition != 1 or first is None:
+            continue
+        del firsts[cell.data, cell.setting]
+        one, other = (samples.federation(found).partition.hash() for found in (first, cell))
+        if one != other:
+            continue
+        reason = (
+            f"{cell.place}: partition.scheme={cell.config.partition.scheme} makes the same"
+            " partition for every seed"
+        )
+        if design.vary == "partition":
+            raise ConfigError(
+                f"{setting('vary', 'partition')}: {reason}, so all repetitions would be equal. Use"
+                f" {setting('vary', 'training')}."
+            )
+        sentences.append(f"{reason}, so only the training varies between repetitions.")
+    return sentences
+
+
+def _resources(config: Config, jobs: int | None, cells: int) -> tuple[int, int, float]:
+    """Return the number of cells at the same time, and the threads and GPUs of each.
+
+    Raises:
+        ConfigError: The machine has not enough cores, Ray is missing, or the engine starts workers
+            of its own.
+    """
+    asked = jobs
+    if jobs is not None and (type(jobs) is not int or jobs < 1):
+        raise ConfigError(f"{setting('jobs')} must be a whole number of at least 1, got {jobs!r}.")
+    cores, threads = len(os.sched_getaffinity(0)), config.engine.threads or 1
+    on_gpu = config.engine.device.startswith("cuda")
+    devices = _gpus() if on_gpu else 0
+    if config.engine.name == "ray":
+        if jobs is not None and jobs > 1:
+            raise ConfigError(
+                f"{setting('jobs', jobs)}: with engine.name=ray each cell trains its clients on all"
+                f" cores. Leave engine.name out, or use {setting('jobs', 1)}."
+            )
+        jobs = 1
+    if jobs is None:
+        jobs = devices if on_gpu else max(1, cores // threads)
+        jobs = max(1, min(jobs, cells))
+    if jobs > 1 and find_spec("ray") is None:
+        if asked is not None:
+            raise ConfigError(
+                f"{setting('jobs', jobs)} needs the package `ray`, which is not installed:"
+                " pip install 'flbench[tune]'"
+            )
+        jobs = 1
+    if jobs * threads > PER_CORE * cores:
+        raise ConfigError(
+            f"{jobs} cells at once with {threads} threads each would need {jobs * threads:,} CPUs,"
+            f" but this machine has {cores} cores, and a comparison starts at most {PER_CORE}"
+            f" processes on each. Lower {setting('jobs')} or engine.threads."
+        )
+    return jobs, threads, devices / max(jobs, devices) if on_gpu else 0.0
+
+
+def _gpus() -> int:
+    import torch
+
+    return torch.cuda.device_count()
+
+
+def check_existing(prepared: Prepared, folder: ComparisonFolder) -> None:
+    """Check that the cells of a folder have the configurations that the plan gives them now.
+
+    They differ if flbench has other defaults than the version that began the comparison.
+
+    Args:
+        prepared: The comparison.
+        folder: Its folder.
+
+    Raises:
+        ConfigError: A key differs. The message names the first one.
+    """
+    for cell in prepared.cells:
+        file = folder.cell(cell) / "config.yaml"
+        if not file.is_file():
+            continue
+        now = _compared(prepared.built[cell.method, (cell.data, cell.setting)])
+        written = _compared(resolve([from_file(file)])[0])
+        for key, value in now.items():
+            if written.get(key) != value:
+                raise ConfigError(
+                    f"`{key}` was {written.get(key)!r} when {file.parent} began, and is now"
+                    f" {value!r}. Start a new comparison."
+                )
+
+
+def _compared(config: Config) -> dict[str, Any]:
+    """Return the values that two repetitions of a method share."""
+    return {
+        key: value
+        for key, value in leaves(config.tree()).items()
+        if key not in SEEDS and not key.startswith((*CHANGEABLE_ON_RESUME, "output."))
+    }

@@ -1,0 +1,341 @@
+"""`flbench compare` and `fl.compare`: the matrix, its pairs, resuming, additions and failures."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import flbench as fl
+from flbench.cli import app
+from flbench.comparison import plan
+from flbench.comparison.plan import Choice, Design
+from flbench.config.resolve import resolve
+from flbench.config.sources import Layer, from_file, from_overrides, from_values
+from flbench.core.errors import ConfigError, UserError
+from flbench.experiment import lifecycle
+from tests.support import SMALL
+
+TINY = [item for item in SMALL if not item.startswith(("engine.", "tracking.", "train.rounds"))]
+ONE = [*TINY, "train.rounds=1"]
+
+
+def compare(out: Path, *words: str) -> int:
+    return app.main(["compare", *words, "--out", str(out)])
+
+
+def comparison_in(out: Path) -> Path:
+    (path,) = out.iterdir()
+    return path
+
+
+def summary(cell: Path) -> dict[str, Any]:
+    return json.loads((cell / "summary.json").read_text())
+
+
+def partition_hash(cell: Path) -> str:
+    return json.loads((cell / "partition.json").read_text())["hash"]
+
+
+def identities(path: Path) -> dict[str, tuple[int, int]]:
+    """Return inode and time of the summary of each finished cell."""
+    found = {file.parent.name: file.stat() for file in path.glob("cells/*/summary.json")}
+    return {name: (stat.st_ino, stat.st_mtime_ns) for name, stat in found.items()}
+
+
+@pytest.fixture(autouse=True)
+def without_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Do not draw the report, which takes seconds. The comparison of `both` has one."""
+    monkeypatch.setattr("flbench.api.reporting.written.write", lambda folder, analysis: None)
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A comparison of two methods in two settings with two repetitions."""
+    out = tmp_path_factory.mktemp("both")
+    grid = ["--grid", "partition.alpha=0.2,5"]
+    assert compare(out, "local", "fedavg", "--seeds", "2", "--jobs", "1", *grid, *ONE) == 0
+    return comparison_in(out)
+
+
+def test_cells_are_the_product_of_methods_settings_and_repetitions(both: Path):
+    names = {folder.name for folder in (both / "cells").iterdir()}
+    assert names == {
+        f"{method}-digits-alpha={alpha}-seed{seed}"
+        for method in ("local", "fedavg")
+        for alpha in ("0.2", "5")
+        for seed in (0, 1)
+    }
+    found = fl.load(both)
+    assert isinstance(found, fl.Comparison)
+    assert (both / "report.html").stat().st_size
+    assert (both / "tables" / "leaderboard.csv").stat().st_size
+    assert set(found.cells["state"]) == {"finished"}
+    assert found.methods == ("local", "fedavg")
+    assert found.seeds == 2
+    assert found.vary == "both"
+    assert len(found.runs) == 8
+    assert set(found.leaderboard["n"]) == {2}
+    assert isinstance(fl.load(found.cells["path"][0]), fl.Run)
+
+
+def test_methods_of_a_repetition_share_a_partition_and_repetitions_do_not(both: Path):
+    found = {cell.name: partition_hash(cell) for cell in (both / "cells").iterdir()}
+    for alpha in ("0.2", "5"):
+        for seed in (0, 1):
+            ends = f"digits-alpha={alpha}-seed{seed}"
+            assert found[f"local-{ends}"] == found[f"fedavg-{ends}"]
+    assert len(set(found.values())) == 4
+
+
+def test_a_cell_computes_what_flbench_run_does(both: Path, tmp_path: Path):
+    cell = both / "cells" / "fedavg-digits-alpha=5-seed1"
+    layers = [from_overrides([*ONE, "partition.alpha=5", "seed=1", "engine.threads=1"])]
+    quiet = from_overrides([f"output.dir={tmp_path}", "tracking.mlflow=false", "algorithm=fedavg"])
+    alone = lifecycle.run(*resolve([*layers, quiet]))
+    assert summary(alone)["weights_digest"] == summary(cell)["weights_digest"]
+    written = [resolve([from_file(path / "config.yaml")])[0] for path in (alone, cell)]
+    assert written[0].hash() == written[1].hash()
+    for name in ("partition.npz", "partition.json"):
+        assert (alone / name).read_bytes() == (cell / name).read_bytes()
+
+
+def test_methods_and_repetitions_are_added_and_nothing_is_repeated(both: Path):
+    before = identities(both)
+    assert (
+        app.main(["compare", "--resume", str(both), "fedper", "--seeds", "3", "--jobs", "1"]) == 0
+    )
+    after = identities(both)
+    assert len(after) == 3 * 2 * 3
+    assert {name: after[name] for name in before} == before
+    assert fl.load(both).methods == ("local", "fedavg", "fedper")
+
+
+def test_a_finished_comparison_has_nothing_to_resume(
+    both: Path, capsys: pytest.CaptureFixture[str]
+):
+    before = identities(both)
+    assert app.main(["compare", "--resume", str(both), "--json"]) == 0
+    printed = capsys.readouterr()
+    assert json.loads(printed.out)["path"] == str(both)
+    assert not printed.err
+    assert identities(both) == before
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["train.rounds=7"], "`train.rounds` was 1"),
+        (["--alpha", "3"], "`partition.alpha` was 0.5"),
+        (["--seeds", "1"], "repetitions, which are kept"),
+        (["--grid", "model.name=mlp"], "--grid cannot be used with --resume"),
+        (["algorithm.tau=1"], "`algorithm.tau` cannot change on resume"),
+    ],
+)
+def test_a_changed_key_is_refused_by_its_name(
+    both: Path, words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+):
+    assert app.main(["compare", "--resume", str(both), *words]) == 2
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["seed=1"], "name the methods to compare"),
+        (["hfdc"], "Did you mean `hfcd`?"),
+        (["local", "--vary", "both_"], "Did you mean `both`?"),
+        (["local", "--grid", "partition.alpha"], "must have the form KEY=VALUE,VALUE"),
+        (["local", "--grid", "partition.alphas=1,2"], "Did you mean `alpha`?"),
+        (["local", "--grid", "seed=1,2"], "--seeds"),
+        (["local", "--grid", "algorithm.tau=1,2"], "none of local has the key `algorithm.tau`"),
+        (["local", "--data", "digits,digits"], "`digits` is named twice"),
+        (["local", "--data", "digits", "--dataset", "digits"], "both name the data"),
+        (["local", "--data", "no_such.zip"], "no_such.zip"),
+        (["local", "--tuned", "no_such"], "no_such"),
+        (["local", "--jobs", "999"], "Lower --jobs"),
+        (["local", "engine.name=auto"], "engine.name=auto"),
+        (["local", "engine.name=ray", "--jobs", "2"], "engine.name=ray"),
+        (["local", "tracking.mlflow=true"], "not sent to MLflow"),
+        (["--resume", "no_such"], "no_such does not exist"),
+    ],
+)
+def test_wrong_arguments_are_named_with_a_cure(
+    tmp_path: Path,
+    words: list[str],
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+):
+    monkeypatch.chdir(tmp_path)
+    assert app.main(["compare", *words]) == 2
+    assert said in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_dry_run_prints_the_plan_and_writes_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    words = ("hfcd,local", "--seeds", "4", "--grid", "algorithm.tau=0.5,1", "--dry-run")
+    assert compare(tmp_path / "out", *words, *ONE) == 0
+    printed = capsys.readouterr().out
+    assert "3 methods (hfcd tau=0.5, hfcd tau=1, local), 1 place (digits), 4 rep" in printed
+    assert "12 cells, 12 rounds" in printed
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("vary", ["training", "partition"])
+def test_what_varies_between_repetitions(tmp_path: Path, vary: str):
+    """Also data of one's own, a net of one's own, and several data sets."""
+    torch.manual_seed(0)
+    x, y = torch.randn(80, 4).numpy(), torch.randint(0, 2, (80,)).numpy()
+    found = fl.compare(
+        ["local"],
+        seeds=2,
+        vary=vary,
+        data=["digits", fl.Data((x, y))],
+        partition={"clients": 3, "samples": 60},
+        train={"rounds": 1, "local_epochs": 1},
+        out=tmp_path,
+        jobs=1,
+        progress=False,
+    )
+    cells = found.cells
+    assert set(cells["state"]) == {"finished"}
+    for _, rows in cells.groupby("data"):
+        hashes = {partition_hash(Path(path)) for path in rows["path"]}
+        digests = {summary(Path(path))["weights_digest"] for path in rows["path"]}
+        assert len(hashes) == (1 if vary == "training" else 2)
+        assert len(digests) == 2
+        assert len(set(rows["seed"])) == (2 if vary == "training" else 1)
+
+
+def test_a_partition_that_cannot_vary_is_refused(both: Path, tmp_path: Path):
+    saved = both / "cells" / "local-digits-alpha=5-seed0" / "partition.npz"
+    partition = {"scheme": "file", "path": saved}
+    with pytest.raises(ConfigError, match="same partition for every seed"):
+        fl.compare("local", vary="partition", partition=partition, out=tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_cell_that_fails_is_named_and_the_others_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    run = lifecycle.run
+
+    def failing(config: Any, *given: Any, **options: Any) -> Path:
+        if config.algorithm.name == "fedavg" and config.seed == 1:
+            raise ConfigError("no such luck")
+        return run(config, *given, **options)
+
+    monkeypatch.setattr(lifecycle, "run", failing)
+    words = ("local", "fedavg", "--seeds", "2", "--jobs", "1")
+    assert compare(tmp_path, *words, *ONE) == 1
+    path = comparison_in(tmp_path)
+    said = capsys.readouterr().err
+    assert f"{path}/cells/fedavg-digits-seed1: no such luck" in said
+    assert f"1 of 4 cells failed. Try them again with: flbench compare --resume {path}" in said
+    cells = fl.load(path).cells
+    assert list(cells[cells["state"] == "failed"]["reason"]) == ["no such luck"]
+    before = identities(path)
+    assert len(before) == 3
+    monkeypatch.setattr(lifecycle, "run", run)
+    found = fl.resume(path, jobs=1, progress=False)
+    assert set(found.cells["state"]) == {"finished"}
+    assert {name: identities(path)[name] for name in before} == before
+
+
+def test_an_interrupt_says_how_to_resume_and_resuming_ends_alike(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    words = ["local", "fedavg", "--seeds", "2", "--jobs", "1", *TINY, "train.rounds=2"]
+    assert compare(tmp_path / "whole", *words) == 0
+    write = lifecycle.finalize.write
+    count = 0
+
+    def interrupted(*given: Any) -> Any:
+        nonlocal count
+        count += 1
+        if count == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(1)
+        return write(*given)
+
+    monkeypatch.setattr(lifecycle.finalize, "write", interrupted)
+    assert compare(tmp_path / "cut", *words) == 130
+    monkeypatch.setattr(lifecycle.finalize, "write", write)
+    path = comparison_in(tmp_path / "cut")
+    assert f"interrupted. Resume with: flbench compare --resume {path}" in capsys.readouterr().err
+    before = identities(path)
+    assert len(before) == 2
+    assert app.main(["compare", "--resume", str(path), "--jobs", "1"]) == 0
+    assert {name: identities(path)[name] for name in before} == before
+    for cell in (path / "cells").iterdir():
+        whole = comparison_in(tmp_path / "whole") / "cells" / cell.name
+        assert summary(cell)["weights_digest"] == summary(whole)["weights_digest"]
+
+
+def test_the_seeds_and_names_of_cells_do_not_depend_on_what_is_added():
+    base = from_values({"seed": 3}, "test")
+    methods = tuple(
+        Choice(name, from_values({"algorithm": name}, "test")) for name in ("local", "ft")
+    )
+    few = plan.cells(Design(base, methods[:1], seeds=2, vary="partition"))
+    many = plan.cells(Design(base, methods, seeds=4, vary="partition"))
+    known = {cell.name: cell.config.tree() for cell in many}
+    for cell in few:
+        assert known[cell.name] == cell.config.tree()
+    assert {(c.config.seed, c.config.partition.seed) for c in many} == {
+        (3, seed) for seed in (3, 4, 5, 6)
+    }
+    assert Design.from_tree(json.loads(json.dumps(Design(base, methods).tree()))) == Design(
+        base, methods
+    )
+
+
+def test_labels_that_differ_have_folders_that_differ():
+    layers = [from_values({"algorithm": "local"}, "test")]
+    data = tuple(Choice(label, Layer({})) for label in ("a b", "a_b", "a/b", ".."))
+    design = Design(Layer({}), (Choice("local", layers[0]),), data, seeds=1)
+    names = [cell.name for cell in plan.cells(design)]
+    assert len(set(names)) == 4
+    assert not any("/" in name or name.startswith(".") for name in names)
+
+
+def test_a_study_without_winner_of_a_method_is_refused(tmp_path: Path):
+    with pytest.raises(UserError, match="nothing here does not exist"):
+        fl.compare("local", tuned=tmp_path / "nothing here", out=tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_cells_at_once_survive_the_death_of_their_driver(tmp_path: Path):
+    """Killed in the middle: finished cells stay, the others continue, all ends as without Ray."""
+    words = ["local", "fedavg", "--seeds", "2", *TINY, "train.rounds=2"]
+    assert compare(tmp_path / "alone", *words, "--jobs", "1") == 0
+    command = [sys.executable, "-m", "flbench", "compare", *words, "--jobs", "2"]
+    process = subprocess.Popen(
+        [*command, "--out", str(tmp_path / "ray")], stderr=subprocess.DEVNULL, text=True
+    )
+    while not list((tmp_path / "ray").glob("*/cells/*/summary.json")):
+        assert process.poll() is None, "the comparison ended before it was to be killed"
+        time.sleep(0.01)
+    process.kill()
+    process.wait()
+    path = comparison_in(tmp_path / "ray")
+    before = identities(path)
+    assert app.main(["compare", "--resume", str(path), "--jobs", "2"]) == 0
+    after = identities(path)
+    assert len(after) == 4
+    assert {name: after[name] for name in before} == before
+    alone = comparison_in(tmp_path / "alone")
+    for cell in (path / "cells").iterdir():
+        other = alone / "cells" / cell.name
+        assert summary(cell)["weights_digest"] == summary(other)["weights_digest"]
+        assert (cell / "partition.json").read_bytes() == (other / "partition.json").read_bytes()
