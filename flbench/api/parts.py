@@ -144,7 +144,6 @@ def of_resume(
     Args:
         path: The folder of the run or study.
         keys: Arguments by name.
-
         file: The file in it with the configuration that it began with.
 
     Raises:

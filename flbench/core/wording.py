@@ -1,5 +1,6 @@
 """How messages name a setting: an option on the command line, an argument in Python."""
 
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -50,6 +51,15 @@ def setting(name: str, value: Any = _NOTHING) -> str:
     return f"`{name}`" if value is _NOTHING else f"`{name}={value!r}`"
 
 
+def in_shell(path: Path) -> str:
+    """Return a path as a word of a shell, to be copied into a command.
+
+    >>> print(in_shell(Path("runs/a")), in_shell(Path("my runs")))
+    runs/a 'my runs'
+    """
+    return shlex.quote(str(path))
+
+
 def how_to_resume(path: Path, command: str = "run") -> str:
     """Return what the user calls to continue a run or a study.
 
@@ -64,5 +74,5 @@ def how_to_resume(path: Path, command: str = "run") -> str:
     'flbench run --resume runs/a'
     """
     if is_for_command_line():
-        return f"flbench {command} --resume {path}"
+        return f"flbench {command} --resume {in_shell(path)}"
     return f"fl.resume({str(path)!r})"

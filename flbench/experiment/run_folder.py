@@ -10,6 +10,7 @@ from flbench.core.csv_text import csv_text
 from flbench.core.errors import RunError
 from flbench.core.locked_folder import LockedFolder
 from flbench.core.types import State
+from flbench.core.wording import in_shell
 from flbench.experiment import checkpoint
 from flbench.results import metrics_file
 from flbench.results.metrics_file import Row
@@ -40,7 +41,7 @@ class RunFolder(LockedFolder):
     @classmethod
     def command_to_resume(cls, path: Path) -> str:
         """Return the command that resumes a run."""
-        return f"flbench run --resume {path}"
+        return f"flbench run --resume {in_shell(path)}"
 
     @classmethod
     def create(cls, root: Path, experiment: str, run: str) -> Self:

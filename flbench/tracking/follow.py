@@ -15,6 +15,7 @@ from flbench.core.addresses import redact_address
 from flbench.core.documents import as_data_error, read_yaml
 from flbench.core.errors import DataError, UserError
 from flbench.core.printable import one_line
+from flbench.core.wording import in_shell
 from flbench.tracking import mlflow_store
 from flbench.tracking.mirror import NOT_SENT, REFUSED
 from flbench.tracking.mirror_run import Outcome, RunMirror
@@ -76,7 +77,9 @@ def kind_of(folder: Path) -> FolderMirror:
         return StudyMirror
     if (folder / "trial.json").is_file():
         study = folder.resolve().parents[2]
-        raise UserError(f"{folder} is part of a study. Send the whole study: flbench sync {study}")
+        raise UserError(
+            f"{folder} is part of a study. Send the whole study: flbench sync {in_shell(study)}"
+        )
     if (folder / "config.yaml").is_file():
         return RunMirror
     raise UserError(

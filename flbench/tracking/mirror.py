@@ -18,6 +18,7 @@ from flbench.callbacks import Callback, RunView
 from flbench.config.schema import Config, TrackingConfig
 from flbench.core.addresses import redact_address
 from flbench.core.errors import ConfigError
+from flbench.core.wording import in_shell
 from flbench.tracking import mlflow_store
 from flbench.tracking.mirror_run import Outcome
 
@@ -115,7 +116,7 @@ class Mirror:
             A sentence for the user if something was not sent; None otherwise.
         """
         self.announce_end(outcome)
-        cure = f"flbench sync {self.folder} sends what is missing."
+        cure = f"flbench sync {in_shell(self.folder)} sends what is missing."
         try:
             code = self.process.wait(timeout)
         except subprocess.TimeoutExpired:
@@ -166,12 +167,14 @@ class Mirrors:
                 raise
             warn(f"nothing is sent to MLflow: {error}")
             self._not_started.append(
-                f"nothing of {folder} was sent to MLflow: flbench sync {folder} --uri ADDRESS"
+                f"nothing of {folder} was sent to MLflow:"
+                f" flbench sync {in_shell(folder)} --uri ADDRESS"
             )
             return
         except OSError as error:  # for example no memory for another process; the run continues
             self._not_started.append(
-                f"nothing of {folder} was sent to MLflow ({error.strerror}): flbench sync {folder}"
+                f"nothing of {folder} was sent to MLflow ({error.strerror}):"
+                f" flbench sync {in_shell(folder)}"
             )
             return
         if mirror is not None:

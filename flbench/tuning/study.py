@@ -11,6 +11,7 @@ from flbench.core import files
 from flbench.core.documents import read_json
 from flbench.core.errors import UserError
 from flbench.core.locked_folder import LockedFolder
+from flbench.core.wording import in_shell
 from flbench.results.study_folder import Variant
 
 Kind = Literal["search", "final"]
@@ -100,7 +101,7 @@ class StudyFolder(LockedFolder):
     @classmethod
     def command_to_resume(cls, path: Path) -> str:
         """Return the command that resumes a study."""
-        return f"flbench tune --resume {path}"
+        return f"flbench tune --resume {in_shell(path)}"
 
     @classmethod
     def create(cls, root: Path, name: str) -> Self:
