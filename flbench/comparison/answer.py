@@ -215,8 +215,13 @@ def _send(names: Sequence[str]) -> str:
 
 
 def _upper(sentence: str) -> str:
-    """Return a sentence with a capital `Of`; the name of a method stays as it is."""
-    return f"Of{sentence[2:]}" if sentence.startswith("of ") else sentence
+    """Return a sentence with a capital first letter; the name of a method stays as it is.
+
+    >>> _upper("these 3 methods send 10 B each."), _upper("fedavg sends 10 B.")
+    ('These 3 methods send 10 B each.', 'fedavg sends 10 B.')
+    """
+    is_word = sentence.startswith(("of ", "these "))
+    return f"{sentence[0].upper()}{sentence[1:]}" if is_word else sentence
 
 
 def _verdict(tests: pd.DataFrame, first: str, second: str) -> Verdict:

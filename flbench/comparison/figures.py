@@ -1,7 +1,8 @@
 """Figures of a comparison. A method has the same colour, dashes and marker in all of them."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import cycle, islice
+from textwrap import wrap
 from typing import Any, Final
 
 import numpy as np
@@ -47,7 +48,7 @@ def leaders(analysis: Analysis, place: str) -> Figure:
         axes.plot(
             [row["mean"]], [k], marker=style["marker"], color=style["color"], ms=8, mfc="white"
         )
-    axes.set_yticks(range(len(rows)), [_short(name) for name in rows["method"]], parse_math=False)
+    _name_rows(axes, analysis, rows["method"])
     axes.set_ylim(len(rows) - 0.4, -0.6)
     axes.set_xlabel(f"test {_words(analysis)}")
     _plain(axes)
@@ -93,12 +94,12 @@ def _heat_map(analysis: Analysis, place: str, what: str) -> Figure:
         most = float(max(0.05, np.nanmax(np.abs(values), initial=0.0)))
         norm = TwoSlopeNorm(0, -most, most)
         image = axes.imshow(shown, aspect="auto", cmap="PuOr_r", norm=norm)
-        label = f"recall minus\n{_short(baseline)}'s"
+        label = f"recall minus\n{_label(analysis, baseline)}'s"
         low, high = grid("low"), grid("high")
         with np.errstate(invalid="ignore"):
             sure = (low > 0) | (high < 0)
         axes.plot(*np.nonzero(sure.T), ".", color="black", markersize=4)
-    axes.set_yticks(range(len(methods)), [_short(name) for name in methods], parse_math=False)
+    _name_rows(axes, analysis, methods)
     if len(names) <= MOST_LABELS:
         rare = order["rare"].to_numpy(bool)
         marks = ["*" if is_rare else "" for is_rare in rare]
@@ -123,7 +124,7 @@ def client_accuracy(analysis: Analysis, place: str) -> Figure:
         values = table[table["method"] == method]["accuracy"].dropna()
         if len(values):
             style = _line(analysis, method)
-            axes.ecdf(values, label=_short(method), **style)
+            axes.ecdf(values, label=_label(analysis, method), **style)
     axes.set(xlabel="test accuracy of a client", ylabel="share of clients", xlim=(-0.02, 1.02))
     _plain(axes)
     _legend(figure, axes)
@@ -146,7 +147,7 @@ def client_gains(analysis: Analysis, place: str) -> Figure | None:
         mine = table[table["method"] == method]
         style = _style(analysis, method)
         style = {"color": style["color"], "marker": style["marker"], "s": 14, "alpha": 0.75}
-        left.scatter(mine["train_size"], mine["gain"], label=_short(method), **style)
+        left.scatter(mine["train_size"], mine["gain"], label=_label(analysis, method), **style)
         right.scatter(mine["skew"], mine["gain"], **style)
     left.set(xlabel="training samples", ylabel="accuracy minus Local-Only's")
     right.set(xlabel="skew: distance of class shares from all clients'")
@@ -170,7 +171,7 @@ def convergence(analysis: Analysis, place: str) -> Figure:
         low, high = by_round["value"].min(), by_round["value"].max()
         style = _line(analysis, method)
         for axes, x in zip(panels, (mean.index, mean["bytes"], mean["seconds"]), strict=True):
-            axes.plot(x, mean["value"], label=_short(method), **style)
+            axes.plot(x, mean["value"], label=_label(analysis, method), **style)
             axes.fill_between(x, low, high, color=style["color"], alpha=0.15, lw=0)
     panels[0].set(xlabel="round", ylabel=f"{split} {_words(analysis)}")
     panels[0].xaxis.set_major_locator(MaxNLocator(5, integer=True))
@@ -201,7 +202,7 @@ def prices(analysis: Analysis, place: str) -> Figure:
                 color=style["color"],
                 ms=8,
                 ls="none",
-                label=_short(row["method"]),
+                label=_label(analysis, row["method"]),
             )
         _plain(axes)
     panels[0].set(xlabel="bytes of a run", ylabel=f"test {_words(analysis)}")
@@ -355,7 +356,7 @@ def ranks(analysis: Analysis) -> Figure:
         va="center",
         fontsize=8,
     )
-    axes.set_yticks(range(len(names)), [_short(name) for name in names], parse_math=False)
+    _name_rows(axes, analysis, names)
     axes.set_ylim(level + 0.5, -0.6)
     axes.set_xlabel("mean rank over data sets and settings (1 is best)")
     _plain(axes)
@@ -373,7 +374,9 @@ def profiles(analysis: Analysis) -> Figure:
     axes = figure.add_subplot()
     for method in _methods(analysis, across.profiles):
         mine = across.profiles[across.profiles["method"] == method]
-        axes.plot(mine["tau"], mine["share"], label=_short(method), **_line(analysis, method))
+        axes.plot(
+            mine["tau"], mine["share"], label=_label(analysis, method), **_line(analysis, method)
+        )
     axes.set(xlabel=f"test {_words(analysis)}", ylabel="share of runs above it")
     _plain(axes)
     _legend(figure, axes)
@@ -419,6 +422,26 @@ def _line(analysis: Analysis, method: str) -> dict[str, Any]:
     return {"color": COLOURS[number % len(COLOURS)], "ls": dashes, "lw": 1.6}
 
 
+def _name_rows(axes: Axes, analysis: Analysis, methods: Iterable[str]) -> None:
+    """Write the labels of methods beside the rows 0, 1, ...; those of two lines are smaller."""
+    labels = [_label(analysis, method) for method in methods]
+    fontsize = 7.5 if any("\n" in label for label in labels) else None
+    axes.set_yticks(range(len(labels)), labels, parse_math=False, fontsize=fontsize)
+
+
+def _label(analysis: Analysis, method: str) -> str:
+    """Return a method's label, which no other method has, in at most two lines of 36 characters."""
+    name = one_line(method)
+    if len(name) <= 28:
+        return name
+    lines = wrap(name, 36)
+    if len(lines) <= 2:
+        return "\n".join(lines)
+    # The beginnings of labels may be equal, so the method's number is added.
+    number = analysis.comparison.methods.index(method) + 1
+    return f"{lines[0]}\n{_short(lines[1], 26)} (no. {number})"
+
+
 def _short(name: str, most: int = 28) -> str:
     """Return a name as a label: one line of at most 28 characters."""
     name = one_line(str(name))
@@ -459,11 +482,14 @@ def _legend(figure: Figure, axes: Axes) -> None:
     """Put the legend below the panels."""
     handles, labels = axes.get_legend_handles_labels()
     if len(labels) > 1:
-        figure.legend(
+        longest = max(len(line) for label in labels for line in label.split("\n"))
+        legend = figure.legend(
             handles,
             labels,
             loc="outside lower center",
-            ncols=min(len(labels), 5),
+            ncols=min(len(labels), 5 if longest <= 28 else 3),
             frameon=False,
             fontsize=8,
         )
+        for label in legend.get_texts():
+            label.set_parse_math(False)

@@ -194,3 +194,20 @@ def test_pictures_of_costs_take_zero_and_equal_bytes(tmp_path, costs):
         for axes in figure.axes:
             low, high = axes.get_xlim()
             assert low < high
+
+
+def test_long_labels_that_begin_alike_differ_in_pictures(tmp_path):
+    keys = ("algorithm.share=full", "algorithm.contrast=false", "algorithm.no_pos=true")
+    for k, tau in enumerate((0.1, 0.2)):
+        given = (*keys, f"algorithm.tau={tau}", f"algorithm.gamma=1.{k}")
+        run_folder(tmp_path / str(k), "hfcd", 0.5, keys=given)
+    run_folder(tmp_path / "other", "hfcd", 0.6)
+    found = analysis_of(tmp_path)
+
+    figure = figures.leaders(found, "digits")
+
+    labels = [label.get_text() for label in figure.axes[0].get_yticklabels()]
+    assert len(set(labels)) == len(found.comparison.methods) == 3
+    assert all(len(line) <= 42 for label in labels for line in label.splitlines())
+    shown = figures.client_accuracy(found, "digits").legends[0].get_texts()
+    assert {label.get_text() for label in shown} == set(labels)
