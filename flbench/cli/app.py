@@ -444,6 +444,7 @@ def report(
             help="Method to which the recall of classes is compared (default: fedavg if it is"
             " there).",
             show_default=False,
+            autocompletion=lambda incomplete: completion.methods(incomplete),
         ),
     ] = None,
     force: Annotated[

@@ -136,7 +136,8 @@ def _at_place(
     if above:
         first += f" Over the repetitions that both have, it is worse than {_and(above)}."
     if unknown:
-        first += f" No test compares it with {_listed(unknown, len(others))}."
+        which = _listed(unknown, len(others), all_others="any other method")
+        first += f" No test compares it with {which}."
     return first, _upper(_price(costs, top, comparison.baseline))
 
 
@@ -199,7 +200,7 @@ def _ratio(cost: float, other_cost: float, other: str) -> str:
         return f"while {other} sends {_sent(other_cost)}"
     share = cost / other_cost
     if 0.95 < share < 1.05:
-        return f"about as many bytes as {other}"
+        return f"{'' if cost == other_cost else 'about '}as many bytes as {other}"
     if share <= 0.5:
         return f"1/{_rounded(1 / share)} of the bytes of {other}"
     return f"{_rounded(share)} times the bytes of {other}"

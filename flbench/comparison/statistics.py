@@ -4,6 +4,7 @@ The unit of repetition is the run: the clients of one run are not independent of
 fewer than three repetitions there is no p-value and no claim.
 """
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import nan, sqrt
@@ -91,8 +92,8 @@ def mean(values: Sequence[float]) -> Estimate:
     data = np.asarray(values, dtype=np.float64)
     if len(data) < CLAIM_FROM:
         return Estimate(float(data.mean()), nan, nan)
-    if np.ptp(data) == 0:
-        return Estimate(float(data[0]), float(data[0]), float(data[0]))
+    if _is_constant(data):
+        return Estimate(float(data.mean()), float(data.mean()), float(data.mean()))
     interval = ttest_1samp(data, 0.0).confidence_interval(1 - ALPHA)
     return Estimate(float(data.mean()), float(interval.low), float(interval.high))
 
@@ -223,12 +224,16 @@ def repetitions_needed(effect: float, overlap: float = 0.0, tests: int = 1) -> f
     """
     from scipy.stats import nct, t
 
-    n = np.arange(CLAIM_FROM, MOST_NEEDED + 1)
-    shift = abs(effect) / np.sqrt(1 / n + overlap)  # noncentrality of t
-    limit = t.ppf(1 - ALPHA / tests / 2, n - 1)
-    power = nct.sf(limit, n - 1, shift) + nct.cdf(-limit, n - 1, shift)
-    enough = np.flatnonzero(power >= POWER)
-    return float(n[enough[0]]) if len(enough) else nan
+    def is_enough(n: int) -> bool:
+        shift = abs(effect) / sqrt(1 / n + overlap)  # noncentrality of t
+        limit = t.ppf(1 - ALPHA / tests / 2, n - 1)
+        # The second term is cdf(-limit, n - 1, shift), which is NaN where it underflows.
+        power = nct.sf(limit, n - 1, shift) + nct.sf(limit, n - 1, -shift)
+        return bool(power >= POWER)
+
+    # The power grows with the number of repetitions.
+    n = bisect_left(range(MOST_NEEDED + 1), True, lo=CLAIM_FROM, key=is_enough)
+    return float(n) if n <= MOST_NEEDED else nan
 
 
 def correct(values: Sequence[float]) -> list[float]:

@@ -1,5 +1,6 @@
 """The sentences are true for the tables from which they are made."""
 
+from itertools import combinations
 from types import SimpleNamespace
 
 import pandas as pd
@@ -124,7 +125,7 @@ def test_pairs_without_a_test_are_named():
     first, _ = say(rows, {("a", "b"): BETTER, ("a", "c"): NONE, ("b", "c"): NONE})
     assert first.endswith("and is better than b. No test compares it with c.")
     first, _ = say(rows, {})  # the methods share no repetition
-    assert first.endswith("to 0.910). No test compares it with both others.")
+    assert first.endswith("to 0.910). No test compares it with any other method.")
     assert "better" not in first
 
 
@@ -161,6 +162,16 @@ def test_method_without_communication():
 
     _, nobody = say({"local": (0.9, 0), "other": (0.8, 0)}, {("local", "other"): SAME})
     assert nobody == "local and other send nothing in a run."
+
+
+def test_many_methods_on_top_are_counted():
+    names = [f"m{k}" for k in range(7)]
+    rows = {name: (0.9 - k / 100, 10) for k, name in enumerate(names)}
+
+    first, second = say(rows, dict.fromkeys(combinations(names, 2), SAME))
+
+    assert first.endswith("but no significant difference from any other method.")
+    assert second == "These 7 methods send 10 B each in a run."
 
 
 def test_many_methods_are_counted():
@@ -200,7 +211,7 @@ def test_places_are_compared_by_ranks():
         "Over 8 data sets or settings, a has the best mean rank by test accuracy: 1 of 3 methods;"
         " it is better than c by Nemenyi's test."
     )
-    assert second == "Over all places, a sends 80 B with one run in each, about as many bytes as b."
+    assert second == "Over all places, a sends 80 B with one run in each, as many bytes as b."
     assert "no claim that it is better" in over_places(values, n=2)[0]
 
 

@@ -123,6 +123,13 @@ def test_mean_has_the_interval_of_scipy(n):
     assert found.value == pytest.approx(values.mean())
 
 
+def test_equal_values_have_an_interval_without_width():
+    """Also where they differ by a rounding error, without a warning."""
+    found = statistics.mean([0.1 + 0.2, 0.3, 0.3])
+
+    assert found.value == found.low == found.high == pytest.approx(0.3)
+
+
 def test_two_values_have_no_interval():
     assert math.isnan(statistics.mean([0.1, 0.3]).low)
     assert math.isnan(statistics.interquartile_mean([[0.1, 0.3]]).high)
@@ -202,6 +209,7 @@ def test_repetitions_needed_are_those_of_statsmodels(effect, tests):
 def test_overlap_can_hide_a_difference_from_any_number_of_repetitions():
     assert math.isnan(statistics.repetitions_needed(0.3, overlap=0.25))
     assert math.isnan(statistics.repetitions_needed(0.0))
+    assert statistics.repetitions_needed(1e6) == 3
 
 
 def test_correction_is_that_of_holm():
