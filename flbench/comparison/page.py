@@ -103,6 +103,10 @@ def drawn(analysis: Analysis, place: str) -> Iterator[Drawn]:
     metric = analysis.comparison.metric.replace("_", " ")
     several = len(analysis.leaderboard[analysis.leaderboard["place"] == place]) > 1
     baseline = one_line(analysis.comparison.baseline)
+    count = analysis.classes[analysis.classes["place"] == place]["class"].nunique()
+    left_out = ""
+    if count > figures.MOST_CLASSES:
+        left_out = f" Only the rarest {figures.MOST_CLASSES} of {count:,} classes are shown."
     candidates: list[tuple[str, str, str, Callable[[], Figure | None]]] = [
         (
             "leaders",
@@ -114,14 +118,16 @@ def drawn(analysis: Analysis, place: str) -> Iterator[Drawn]:
         (
             "recall",
             "Recall by class",
-            "Recall of each method and class, mean over repetitions. A star marks rare classes.",
+            "Recall of each method and class, mean over repetitions. A star marks rare classes."
+            f"{left_out}",
             lambda: figures.recalls(analysis, place),
         ),
         (
             "recall-gain",
             "Recall by class, against the baseline",
             f"Recall minus that of {baseline}. A dot marks a difference whose 95 % interval does"
-            " not contain zero; with this many classes some intervals miss zero by chance.",
+            " not contain zero; with this many classes some intervals miss zero by chance."
+            f"{left_out}",
             lambda: figures.recall_gains(analysis, place) if several else None,
         ),
         (
@@ -276,6 +282,7 @@ def _svg(one: Drawn, where: str) -> dict[str, Any]:
         "about": one.about,
         "kind": "map" if one.is_map else "lines",
         "is_learned": one.is_learned,
+        "width": round(96 * one.figure.get_size_inches()[0]),  # in pixels of CSS
         "label": label,
         "svg": element.replace("<svg", described, 1),
     }

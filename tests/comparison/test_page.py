@@ -211,3 +211,12 @@ def test_long_labels_that_begin_alike_differ_in_pictures(tmp_path):
     assert all(len(line) <= 42 for label in labels for line in label.splitlines())
     shown = figures.client_accuracy(found, "digits").legends[0].get_texts()
     assert {label.get_text() for label in shown} == set(labels)
+
+
+def test_heat_maps_of_many_classes_say_what_they_leave_out(tmp_path):
+    for method in ("fedavg", "hfcd"):
+        run_folder(tmp_path / method, method, 0.5, classes=120)
+    about = {one.name: one.about for one in page.drawn(analysis_of(tmp_path), "digits")}
+
+    for name in ("recall", "recall-gain"):
+        assert "Only the rarest 100 of 120 classes are shown." in about[name]
