@@ -134,6 +134,11 @@ class _Store:
                 shared.check()
                 del self._shared[address]
 
+    def close(self) -> None:
+        """Give up all references."""
+        self._shipped.clear()
+        self._shared.clear()
+
 
 def carry_out(work: Work, supervisor: Supervisor) -> None:
     """Train cells at the same time, on a Ray cluster that is started for it.
@@ -150,8 +155,13 @@ def carry_out(work: Work, supervisor: Supervisor) -> None:
     parcel = pack(prepared.samples.objects)
     engine = EngineConfig(name="sequential", threads=prepared.threads)
     resources = Resources(prepared.jobs, engine, prepared.gpus, RETRIES, None)
-    with cluster(resources, supervisor), supervisor.waiting():
-        _Crew(work, _Store(work), parcel, resources, supervisor).carry_out()
+    with cluster(resources, supervisor):
+        crew = _Crew(work, _Store(work), parcel, resources, supervisor)
+        try:
+            with supervisor.waiting():
+                crew.carry_out()
+        finally:
+            crew.close()
 
 
 class _Crew:
@@ -189,6 +199,17 @@ class _Crew:
             self._supervisor.check()
             for reference in done:
                 self._end(reference)
+
+    def close(self) -> None:
+        """Give up all references to Ray's objects.
+
+        After an interrupt, the exception holds this object until Ray is shut down, and Ray's
+        library may crash when a reference ends after that.
+        """
+        self._running.clear()
+        self._idle.clear()
+        self._store.close()
+        self._parcel = None
 
     def _begin(self, cell: Cell) -> None:
         """Let a process train a cell."""

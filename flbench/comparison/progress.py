@@ -42,7 +42,7 @@ class Progress:
         self._failed_of = dict.fromkeys(self._ended_of, 0)
         self._running: dict[str, Cell] = {}
         self._told: set[str] = set()
-        self._began = time.monotonic()
+        self._began: float | None = None  # without the time in which processes start
         self._first = {cell.name: self._round(cell) for cell in cells}
         self._live: Live | None = None
 
@@ -76,6 +76,7 @@ class Progress:
             outcome: Its time and its notes.
         """
         self._running.pop(cell.name, None)
+        self._began = self._began or time.monotonic() - outcome.seconds
         self._ended += 1
         self._ended_of[cell.method] += reason is None
         self._failed_of[cell.method] += reason is not None
@@ -123,7 +124,7 @@ class Progress:
         rounds = sum(cell.config.train.rounds for cell in self._cells)
         done = {cell.name: self._round(cell) for cell in self._cells}
         new = sum(done.values()) - sum(self._first.values())
-        if new <= 0:
+        if new <= 0 or self._began is None:
             return "starting"
         left = (time.monotonic() - self._began) / new * (rounds - sum(done.values()))
         return f"{duration(max(0.0, left))} left"

@@ -13,14 +13,16 @@ import pytest
 import torch
 
 import flbench as fl
+from flbench.api import comparing
 from flbench.cli import app
 from flbench.comparison import plan
 from flbench.comparison.plan import Choice, Design
 from flbench.config.resolve import resolve
 from flbench.config.sources import Layer, from_file, from_overrides, from_values
-from flbench.core.errors import ConfigError, UserError
+from flbench.core.errors import ConfigError
 from flbench.experiment import lifecycle
 from tests.support import SMALL
+from tests.tuning import studies
 
 TINY = [item for item in SMALL if not item.startswith(("engine.", "tracking.", "train.rounds"))]
 ONE = [*TINY, "train.rounds=1"]
@@ -308,9 +310,37 @@ def test_labels_that_differ_have_folders_that_differ():
     assert not any("/" in name or name.startswith(".") for name in names)
 
 
-def test_a_study_without_winner_of_a_method_is_refused(tmp_path: Path):
-    with pytest.raises(UserError, match="nothing here does not exist"):
-        fl.compare("local", tuned=tmp_path / "nothing here", out=tmp_path)
+@pytest.fixture
+def study(tmp_path: Path) -> Path:
+    """A study in which hfcd has a winner, and fedavg has none."""
+    path = studies.begin(tmp_path / "study", "hfcd", "fedavg")
+    best = {"algorithm.tau": 0.7, "train.optimizer.lr": 0.03}
+    studies.trial(path, "hfcd", 0, 0.5, params={})
+    studies.trial(path, "hfcd", 1, 0.9, params=best)
+    studies.trial(path, "fedavg", 0, state="failed")
+    return path
+
+
+def test_methods_take_the_best_parameters_of_a_study(study: Path):
+    asked = comparing.Asked({"hfcd": [from_values({"algorithm": "hfcd"}, "test")]}, tuned=study)
+    (cell, *_) = plan.cells(comparing.design_of(asked))
+    assert cell.config.algorithm.tau == 0.7
+    assert cell.config.train.optimizer.lr == 0.03
+    assert cell.origins["algorithm.tau"] == str(study)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["hfcd", "fedavg"], "the study has no best parameters of fedavg"),
+        (["hfcd", "algorithm.tau=1"], "both give `algorithm.tau` of hfcd"),
+    ],
+)
+def test_a_study_that_does_not_fit_is_refused(
+    study: Path, words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+):
+    assert app.main(["compare", *words, "--tuned", str(study)]) == 2
+    assert said in capsys.readouterr().err
 
 
 @pytest.mark.slow
