@@ -319,7 +319,7 @@ def _safe(text: str) -> str:
     """Return a text as a part of a folder's name; texts that differ stay different.
 
     >>> _safe("alpha=0.1"), _safe("a b/c")
-    ('alpha=0.1', 'a_b_c~d3fc60')
+    ('alpha=0.1', 'a_b_c~539138')
     """
     safe = re.sub(r"[^\w.=+]", "_", text, flags=re.ASCII)[:LENGTH].lstrip(".") or "_"
     return safe if safe == text else f"{safe}~{hashlib.sha256(text.encode()).hexdigest()[:6]}"
