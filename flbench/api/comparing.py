@@ -333,8 +333,6 @@ def design_of(asked: Asked) -> Design:
         )
         raise UserError(f"name the methods to compare, for example {example}.")
     base, methods = _split(asked)
-    if asked.data:
-        _check_data(base)
     if asked.tuned is not None:
         methods = _tuned(methods, base, asked.tuned)
     options: dict[str, Any] = {
@@ -513,6 +511,8 @@ def _split(asked: Asked) -> tuple[Layer, tuple[Choice, ...]]:
         if label in asked.own:
             mine = Layer(*merge([mine, asked.own[label]]))
         methods.append(Choice(label, mine))
+    if asked.data:
+        _check_data(base)
     if "" in asked.data:  # the only data set, which is given as an argument
         base = Layer(*merge([base, _choice("", asked.data[""]).layer]))
     return base, tuple(methods)

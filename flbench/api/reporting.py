@@ -8,6 +8,7 @@ from typing import Any, Final
 import pandas as pd
 
 from flbench.api import arguments, html
+from flbench.api.comparison_plots import ComparisonPlots
 from flbench.api.runs import Run
 from flbench.api.studies import Study
 from flbench.comparison import report as written
@@ -106,6 +107,11 @@ class Comparison:
         """Mean rank of each method over places, best first; None for a single place."""
         across = self._analysis.across
         return None if across is None else across.ranks.copy()
+
+    @property
+    def plot(self) -> ComparisonPlots:
+        """The pictures of the page, such as `comparison.plot.leaders()`."""
+        return ComparisonPlots(self._analysis)
 
     @property
     def runs(self) -> pd.DataFrame:

@@ -10,9 +10,9 @@ from flbench.comparison.plan import Cell, Design
 from flbench.comparison.prepare import Prepared
 from flbench.core.errors import RunError
 from flbench.experiment import assembly, estimate
+from flbench.experiment.estimate import MEASURING, START, WORKERS
 from flbench.reports.tables import size
 from flbench.reports.terminal import duration
-from flbench.tuning.cost import MEASURING, START, WORKERS
 
 VARIES = {
     "training": "the seed of the training; all repetitions have the same partition",

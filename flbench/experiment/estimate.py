@@ -3,6 +3,7 @@
 import resource
 import time
 from dataclasses import dataclass
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -17,6 +18,13 @@ from flbench.experiment.communication import apply_mask, row_bytes
 from flbench.experiment.engine_choice import steps_of
 from flbench.experiment.evaluate import Evaluator
 from flbench.experiment.rounds import Trained
+
+MEASURING: Final = 3.0
+"""Seconds after which no further method is measured."""
+WORKERS: Final = 10.0
+"""Seconds until Ray's workers have imported PyTorch and begin to train, on an idle machine."""
+START: Final = 0.5
+"""Seconds of a training besides its rounds: building the experiment, writing its tables."""
 
 
 @dataclass(frozen=True)

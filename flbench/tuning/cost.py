@@ -7,17 +7,12 @@ from typing import Any, Final
 
 from flbench.core.errors import RunError
 from flbench.experiment import assembly, estimate
+from flbench.experiment.estimate import MEASURING, START, WORKERS
 from flbench.reports.tables import size
 from flbench.reports.terminal import duration
 from flbench.tuning.prepare import Prepared
 from flbench.tuning.schedulers import FACTOR
 
-MEASURING: Final = 3.0
-"""Seconds after which no further method is measured."""
-WORKERS: Final = 10.0
-"""Seconds until Ray's workers have imported PyTorch and begin to train, on an idle machine."""
-START: Final = 0.5
-"""Seconds of a training besides its rounds: building the experiment, writing its tables."""
 SHARES: Final = ("epochs", "batch_size", "participation", "rounds")
 """Ends of keys that change what a round costs."""
 

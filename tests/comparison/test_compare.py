@@ -369,3 +369,24 @@ def test_cells_at_once_survive_the_death_of_their_driver(tmp_path: Path):
         other = alone / "cells" / cell.name
         assert summary(cell)["weights_digest"] == summary(other)["weights_digest"]
         assert (cell / "partition.json").read_bytes() == (other / "partition.json").read_bytes()
+
+
+@pytest.mark.slow
+def test_one_data_set_is_given_as_for_a_run_and_one_job_needs_no_ray(tmp_path):
+    """In a process of its own, in which nothing has imported Ray."""
+    code = f"""
+import sys
+import numpy as np
+import flbench as fl
+
+x, y = np.arange(64 * 60, dtype=np.uint8).reshape(60, 8, 8), np.arange(60) % 3
+more = {{"seeds": 1, "jobs": 1, "train": {{"rounds": 1}}, "progress": False}}
+more["partition"] = {{"scheme": "iid", "clients": 2}}
+for k, data in enumerate((fl.Data(x, y, name="own"), "digits")):
+    found = fl.compare("local", data=data, out="{tmp_path}/" + str(k), **more)
+    assert list(found.leaderboard["n"]) == [1]
+assert "ray" not in sys.modules
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=200)
+
+    assert done.returncode == 0, done.stderr
