@@ -19,6 +19,8 @@ SHORTER = {
 def execute(path: Path, folder: Path, *, shorter: bool = False) -> nbformat.NotebookNode:
     """Return a notebook with the outputs of its cells; an exception in a cell is raised.
 
+    Paths of files that the cells write are relative to the folder in the outputs.
+
     Args:
         path: The notebook.
         folder: Folder in which its cells run.
@@ -32,7 +34,8 @@ def execute(path: Path, folder: Path, *, shorter: bool = False) -> nbformat.Note
                 cell.source = cell.source.replace(text, less)
     resources = {"metadata": {"path": str(folder)}}
     NotebookClient(book, timeout=600, resources=resources, record_timing=False).execute()
-    return book
+    written = nbformat.writes(book).replace(f"{folder}/", "")
+    return nbformat.reads(written, as_version=4)
 
 
 def main() -> None:

@@ -130,11 +130,13 @@ def short_names(keys: Iterable[str]) -> dict[str, str]:
 def text_of(value: Any) -> str:
     """Return a value of a configuration as text.
 
-    >>> text_of(0.1), text_of([0.6, 0.2, 0.2]), text_of(None)
-    ('0.1', '0.6,0.2,0.2', '-')
+    >>> text_of(0.1), text_of([0.6, 0.2, 0.2]), text_of(None), text_of(True)
+    ('0.1', '0.6,0.2,0.2', '-', 'true')
     """
     if value is None:
         return "-"
+    if isinstance(value, bool):
+        return str(value).lower()
     if isinstance(value, float):
         return f"{value:g}"
     return ",".join(map(text_of, value)) if isinstance(value, list) else str(value)
