@@ -80,6 +80,7 @@ class Supervisor:
         self.close_display: Callable[[], object] = _nothing
         self._servers: tuple[Server, ...] = ()
         self._is_local = True
+        self._handled = False  # whether the main thread has handled a stop signal
         self._interrupted = False  # whether KeyboardInterrupt was raised
         self._stopped: float | None = None  # time of the first stop signal
         self._impatient = False
@@ -193,7 +194,9 @@ class Supervisor:
 
     def _interrupt(self, number: int, frame: object) -> None:
         """Handle a stop signal in the main thread."""
-        is_second = self._stopped is not None and not self._ends_process
+        # The supervisor's thread may have noted the time of this same signal already.
+        is_second = self._handled and not self._ends_process
+        self._handled = True
         self._stopped = self._stopped or time.monotonic()
         if is_second or (not self._interrupted and not self._waiting):
             self._interrupted = True
