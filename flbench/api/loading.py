@@ -15,6 +15,7 @@ from flbench.comparison.folder import is_comparison
 from flbench.config.sources import leaves
 from flbench.core.errors import UserError
 from flbench.results import folders, reading, study_folder
+from flbench.results.differences import differing_keys
 
 TRAFFIC: Final = ("up_bytes", "down_bytes", "peer_bytes", "setup_bytes")
 FIRST: Final = ("method", "dataset", "model", "seed")
@@ -108,7 +109,7 @@ def _table(found: Sequence[reading.Run]) -> pd.DataFrame:
         }
         for run in found
     ]
-    keys = [key for key in dict.fromkeys(k for tree in trees for k in tree) if _differs(key, trees)]
+    keys = differing_keys(trees)
     rows = [
         _row(run, {key: tree.get(key) for key in keys})
         for run, tree in zip(found, trees, strict=True)
@@ -121,12 +122,6 @@ def _table(found: Sequence[reading.Run]) -> pd.DataFrame:
     kinds |= dict.fromkeys(("seed", "rounds", "best_round", *TRAFFIC), "int64")
     kinds |= {"finished": "bool"} | dict.fromkeys(("seconds", *metrics), "float64")
     return frame.astype(kinds)
-
-
-def _differs(key: str, trees: Sequence[dict[str, Any]]) -> bool:
-    """Return whether runs that have a key have different values of it."""
-    values = [tree[key] for tree in trees if key in tree]
-    return any(value != values[0] for value in values)
 
 
 def _row(run: reading.Run, settings: dict[str, Any]) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """How the configurations of several runs differ."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -105,13 +105,30 @@ def _setting(run: Run) -> dict[str, Any]:
 
 def _differing(trees: Sequence[dict[str, Any]]) -> dict[str, tuple[str, ...]]:
     """Return the values, as text, of the keys that all dicts have with different values."""
-    shared = [key for key in trees[0] if all(key in tree for tree in trees)]
-    values = {key: [tree[key] for tree in trees] for key in shared}
     return {
-        key: tuple(map(text_of, row))
-        for key, row in values.items()
-        if any(value != row[0] for value in row)
+        key: tuple(text_of(tree[key]) for tree in trees)
+        for key in differing_keys(trees)
+        if all(key in tree for tree in trees)
     }
+
+
+def differing_keys(trees: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the keys that two dicts have with different values, in the order of the dicts.
+
+    A dict without a key does not count for it.
+
+    Args:
+        trees: Values by key.
+
+    >>> differing_keys([{"seed": 1, "mu": 0.1}, {"seed": 2}, {"seed": 2, "mu": 0.1}])
+    ['seed']
+    """
+    found = []
+    for key in dict.fromkeys(key for tree in trees for key in tree):
+        values = [tree[key] for tree in trees if key in tree]
+        if any(value != values[0] for value in values):
+            found.append(key)
+    return found
 
 
 def short_names(keys: Iterable[str]) -> dict[str, str]:
