@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from flbench.core.wording import how_to_resume
@@ -29,10 +30,13 @@ class Caller:
             print_notes(sentences)
 
 
-def program(*, shown: bool) -> Caller:
+def program(*, shown: bool, again: Sequence[str] = ()) -> Caller:
     """Return the caller of a function of the Python interface.
 
     Args:
         shown: Whether to show progress and notes.
+        again: Arguments of `fl.resume` for objects that the user must give again; see
+            `flbench.api.parts.again`.
     """
-    return Caller(shown=shown, how_to_resume=how_to_resume, ends_process=False)
+    resume = partial(how_to_resume, again=again)
+    return Caller(shown=shown, how_to_resume=resume, ends_process=False)

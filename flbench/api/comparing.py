@@ -148,8 +148,8 @@ def compare(
     given = arguments.sections(locals(), keys)
     arguments.check_names(compare, keys)
     sets, own_data = _data_sets(given.pop("data", None))
-    given, objects = parts.split(given)
-    layers, own = _methods(methods, config, given)
+    plain, objects = parts.split(given)
+    layers, own = _methods(methods, config, plain)
     asked = Asked(
         layers,
         own,
@@ -160,9 +160,9 @@ def compare(
         None if tuned is None else arguments.path_of(tuned, "tuned"),
     )
     folder = Path("comparisons") if out is None else arguments.path_of(out, "out")
-    shown = {"methods": methods, "seeds": seeds, "vary": vary, "grid": grid, **given}
+    shown = {"methods": methods, "seeds": seeds, "vary": vary, "grid": grid, **plain}
     call = ", ".join(f"{name}={value!r}" for name, value in shown.items() if value is not None)
-    caller = program(shown=progress)
+    caller = program(shown=progress, again=_again(given, objects, own_data))
     command = (f"fl.compare({call})",)
     ending = start(asked, folder, jobs, command=command, caller=caller, own=(objects, own_data))
     return _finished(ending, caller)
@@ -192,14 +192,14 @@ def resume(path: Path, *, progress: bool = True, **keys: Any) -> PlannedComparis
                 " Leave it out, or start a new comparison. `methods` and `seeds` can be added to."
             )
     sets, own_data = _data_sets(keys.pop("data", None))
-    given, objects = parts.split(keys)
+    given, objects = parts.split(parts.with_model(keys))
     for section in ("partition", "model"):  # the comparison knows their section
         if section in objects:
             del given[section]
     layers, own = _methods(methods, None, given)
     data = {} if own_data else sets
     asked = Asked(layers, own, data, None, seeds)
-    caller = program(shown=progress)
+    caller = program(shown=progress, again=_again(keys, objects, own_data))
     ending = carry_on(path, asked, jobs, caller=caller, own=(objects, own_data))
     return _finished(ending, caller)
 
@@ -442,6 +442,13 @@ def _data_sets(data: Any) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
         if "data" in found:
             objects[label] = found["data"]
     return sets, objects
+
+
+def _again(
+    given: Mapping[str, Any], objects: Mapping[str, Any], data: Mapping[str, Any]
+) -> list[str]:
+    """Return the arguments by which `fl.resume` gets all objects of a comparison again."""
+    return parts.again(given, ["data", *objects] if data else objects)
 
 
 def _choice(label: str, section: Mapping[str, Any]) -> Choice:

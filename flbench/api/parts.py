@@ -3,7 +3,7 @@
 These are data, partition schemes, nets, loss terms and metrics.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,7 +19,10 @@ from flbench.core.given import METRICS, OBJECT, TERMS
 from flbench.data.own import Data, is_own
 
 SECTIONS: Final = ("data", "partition", "model", "train", "evaluation")
-"""Arguments that may be objects, or have some."""
+"""Arguments that can be objects, or can contain functions of the user."""
+
+ENTRIES: Final = {TERMS: "train={'terms': [...]}", METRICS: "evaluation={'metrics': {...}}"}
+"""Arguments of `fl.resume` that contain functions of the user, by the name of the functions."""
 
 
 def split(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -136,6 +139,39 @@ def _terms(entries: Sequence[Any]) -> tuple[list[Any], dict[str, Callable[..., A
     return written, functions
 
 
+def again(arguments: Mapping[str, Any], objects: Iterable[str]) -> list[str]:
+    """Return the arguments by which `fl.resume` gets the objects of a call again, as Python code.
+
+    Args:
+        arguments: Arguments of the call by name.
+        objects: Names of the objects without an import path, as `split` returns them.
+
+    >>> again({"model": {"lightning": True}}, ["data", "model", "train.terms"])
+    ['data=...', 'module=...', "train={'terms': [...]}"]
+    """
+    model = arguments.get("model")
+    is_module = "module" in arguments or (isinstance(model, Mapping) and model.get("lightning"))
+    names = {"model": "module=..."} if is_module else {}
+    return [(ENTRIES | names).get(name, f"{name}=...") for name in objects]
+
+
+def with_model(keys: Mapping[str, Any]) -> dict[str, Any]:
+    """Return arguments of `fl.resume` with `model` in the place of `fl.federate`'s `module`.
+
+    Args:
+        keys: Arguments by name.
+
+    Raises:
+        ConfigError: Both are given.
+
+    >>> with_model({"module": 1, "engine": "ray"})
+    {'model': 1, 'engine': 'ray'}
+    """
+    if "module" in keys and "model" in keys:
+        raise ConfigError("`module` and `model` are the same argument. Give one of them.")
+    return {"model" if name == "module" else name: value for name, value in keys.items()}
+
+
 def of_resume(
     path: Path, keys: Mapping[str, Any], file: str = "config.yaml"
 ) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -147,14 +183,10 @@ def of_resume(
         file: The file in it with the configuration that it began with.
 
     Raises:
-        ConfigError: The run did not begin with an object.
+        ConfigError: The run or study did not begin with such an object.
         DataError: The data cannot be used.
     """
-    if "module" in keys:  # as `fl.federate` names it
-        if "model" in keys:
-            raise ConfigError("`module` and `model` are the same argument. Give one of them.")
-        keys = {"model" if name == "module" else name: value for name, value in keys.items()}
-    plain, objects = split(keys)
+    plain, objects = split(with_model(keys))
     if objects and (path / file).is_file():
         config: Config
         config, _ = resolve([from_file(path / file)])
@@ -170,7 +202,7 @@ def of_resume(
             if not began[section]:
                 raise ConfigError(
                     f"`{section}` is an object, but {path} did not begin with one. Leave it out:"
-                    " the run finds it by its configuration."
+                    " config.yaml names what is used."
                 )
     # Terms and metrics are those of the configuration; only the functions are needed.
     for place in {TERMS, METRICS} & objects.keys():

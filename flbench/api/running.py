@@ -113,9 +113,9 @@ def run(
     """
     given = arguments.sections(locals(), keys)
     arguments.check_names(run, keys)
-    given, objects = parts.split(given)
-    checked, origins = resolve(arguments.layers("run", config, given))
-    caller = program(shown=progress)
+    plain, objects = parts.split(given)
+    checked, origins = resolve(arguments.layers("run", config, plain))
+    caller = program(shown=progress, again=parts.again(given, objects))
     ending = start(
         [(checked, origins)], caller, _listed(callbacks), _listed(logger), objects=objects
     )
@@ -157,10 +157,10 @@ def resume(
     """
     folder = arguments.path_of(path, "path")
     origin = "argument of fl.resume"
-    keys, objects = parts.of_resume(folder, keys)
-    given = {name: arguments.plain(value, name, origin) for name, value in keys.items()}
+    plain, objects = parts.of_resume(folder, keys)
+    given = {name: arguments.plain(value, name, origin) for name, value in plain.items()}
+    caller = program(shown=progress, again=parts.again(keys, objects))
     changed = from_values(given, origin)
-    caller = program(shown=progress)
     ending = carry_on(folder, changed, caller, _listed(callbacks), _listed(logger), objects=objects)
     return _finished(ending, caller, objects)
 

@@ -121,11 +121,11 @@ def tune(
     options = {name: value for name, value in options.items() if value is not None}
     arguments.check_names(tune, keys)
     names = arguments.names_of(methods)
-    given, objects = parts.split(given)
-    layers = {name: _layers_of(name, names, config, given) for name in names}
-    asked = {**options, **{name: value for name, value in given.items() if value is not None}}
+    plain, objects = parts.split(given)
+    layers = {name: _layers_of(name, names, config, plain) for name in names}
+    asked = {**options, **{name: value for name, value in plain.items() if value is not None}}
     call = ", ".join([repr(list(names)), *(f"{name}={value!r}" for name, value in asked.items())])
-    caller = program(shown=progress)
+    caller = program(shown=progress, again=parts.again(given, objects))
     ending = start(
         layers,
         options,
@@ -154,7 +154,7 @@ def resume(path: Path, *, progress: bool = True, **resources: Any) -> Study:
     names |= {"retries": "retries", "address": "address"}
     files = sorted(path.glob("methods/*.yaml"))  # data, net and terms are those of all methods
     began = files[0].relative_to(path).as_posix() if files else ""
-    parts_given = [name for name in resources if name in parts.SECTIONS]
+    parts_given = [name for name in resources if name in (*parts.SECTIONS, "module")]
     own = {name: resources.pop(name) for name in parts_given}
     rest, objects = parts.of_resume(path, own, began)
     resources |= {name: value for name, value in rest.items() if value}
@@ -162,10 +162,10 @@ def resume(path: Path, *, progress: bool = True, **resources: Any) -> Study:
         raise ConfigError(
             f"`{unknown[0]}` cannot be given to fl.resume of a study, which keeps its methods,"
             f" search spaces and configuration. Only {', '.join(names)} can change; `data`,"
-            " `partition`, `model` and the functions of `train` are given again if they are"
-            " objects."
+            " `partition`, `model` and the functions of `train` and `evaluation` are given again"
+            " if they are objects."
         )
-    caller = program(shown=progress)
+    caller = program(shown=progress, again=parts.again(own, objects))
     ending = carry_on(
         path,
         {names[name]: value for name, value in resources.items()},

@@ -1,7 +1,7 @@
 """How messages name a setting: an option on the command line, an argument in Python."""
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
@@ -60,19 +60,22 @@ def in_shell(path: Path) -> str:
     return shlex.quote(str(path))
 
 
-def how_to_resume(path: Path, command: str = "run") -> str:
-    """Return what the user calls to continue a run or a study.
+def how_to_resume(path: Path, command: str = "run", again: Sequence[str] = ()) -> str:
+    """Return what the user calls to continue a run, a study or a comparison.
 
     Args:
         path: Its folder.
         command: Command of the command line that continues it: `run`, `tune` or `compare`.
+        again: Arguments of `fl.resume`, as Python code, for objects that the user must give again.
 
     >>> how_to_resume(Path("runs/a"))
     "fl.resume('runs/a')"
+    >>> print(how_to_resume(Path("runs/a"), again=["model=..."]))
+    fl.resume('runs/a', model=...)
     >>> with for_command_line():
     ...     how_to_resume(Path("runs/a"))
     'flbench run --resume runs/a'
     """
     if is_for_command_line():
         return f"flbench {command} --resume {in_shell(path)}"
-    return f"fl.resume({str(path)!r})"
+    return f"fl.resume({', '.join([repr(str(path)), *again])})"

@@ -254,7 +254,7 @@ def test_what_is_logged_reaches_callbacks_and_metrics(random_run):
 def test_interrupted_run_resumes_with_its_module(tmp_path, random_run):
     whole, _ = random_run
     keys = {"callbacks": Rounds(stop=1), "output.checkpoint_every": 1}
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(KeyboardInterrupt, match=r"fl\.resume\('.*', module=\.\.\.\)"):
         short(tmp_path, made(Random), rounds=2, **keys)
     (path,) = tmp_path.glob("*/*/")
 
