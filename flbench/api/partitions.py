@@ -170,7 +170,7 @@ class Scheme(_Scheme):
         keys: The attributes below.
 
     Attributes:
-        args: Keyword arguments of the function.
+        args: Keyword arguments of the function: numbers, booleans, texts, and lists of them.
 
     >>> def in_turn(y, clients, rng):
     ...     return [np.arange(k, len(y), clients) for k in range(clients)]

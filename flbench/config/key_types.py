@@ -14,6 +14,8 @@ def type_name(kind: Any) -> str:
 
     >>> type_name(tuple[float, float] | None)
     'list of 2: number or null'
+    >>> type_name(dict[str, bool | int | list[bool | int]])
+    'section of: true or false or integer or list: true or false or integer'
     """
     names = {int: "integer", float: "number", str: "text", bool: "true or false"}
     names |= {Path: "path", type(None): "null"}
@@ -24,6 +26,11 @@ def type_name(kind: Any) -> str:
     if hasattr(kind, "__metadata__"):  # Annotated
         return type_name(kind.__origin__)
     arguments = get_args(kind)
+    if get_origin(kind) is dict:
+        value = type_name(arguments[1])
+        return value if value == "sections" else f"section of: {value}"
+    if get_origin(kind) is list:
+        return f"list: {type_name(arguments[0])}"
     if get_origin(kind) is tuple:
         parts = [part for part in arguments if part is not Ellipsis]
         length = "" if Ellipsis in arguments else f" of {len(parts)}"

@@ -35,6 +35,8 @@ EVALUATIONS: Final = 10
 LONGEST_PERIOD: Final = 10  # most rounds between two of them, unless the user sets it
 
 Scalar = bool | int | float | str
+Argument = Scalar | list[Scalar]
+"""A value of `partition.args` and `model.args`."""
 
 
 class Strict(BaseModel):
@@ -191,8 +193,10 @@ class PartitionConfig(Strict):
     min_samples: int = Field(10, ge=1, description="smallest number of samples of a client")
     seed: int | None = Field(None, ge=0, description="seed of the partition (default: `seed`)")
     path: UserPath | None = Field(None, description="file: the saved partition, NAME.npz")
-    args: dict[str, bool | int | float | str] | None = Field(
-        None, description="keyword arguments of a function of your own"
+    args: dict[str, Argument] | None = Field(
+        None,
+        description="keyword arguments of a function of your own: numbers, booleans, texts, and"
+        " lists of them",
     )
     sha256: str | None = Field(
         None,
@@ -235,8 +239,10 @@ class OwnModelConfig(ModelConfig):
         description="train a LightningModule by its own training_step and configure_optimizers"
         " instead of the cross entropy and train.optimizer",
     )
-    args: dict[str, bool | int | float | str] | None = Field(
-        None, description="keyword arguments of the function or class that makes the net"
+    args: dict[str, Argument] | None = Field(
+        None,
+        description="keyword arguments of the function or class that makes the net: numbers,"
+        " booleans, texts, and lists of them",
     )
     sha256: str | None = Field(
         None,

@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable
+from copy import deepcopy
 from typing import Any
 
 import numpy as np
@@ -38,7 +39,7 @@ def assign(
     if config.scheme != given.OBJECT:
         _unchanged_source(config)
     what = f"`partition.scheme={config.scheme}`"
-    arguments = config.args or {}
+    arguments = deepcopy(config.args or {})  # the function may change a list
     _check_arguments(scheme, arguments, what)
     try:
         found = scheme(y.copy(), clients, rng, **arguments)

@@ -93,7 +93,7 @@ def make(
         ConfigError: It is no LightningModule, or cannot be trained by an engine; the message says
             why.
     """
-    module = _made(source, config.args or {}, shape, classes, what)
+    module = _made(source, deepcopy(config.args or {}), shape, classes, what)
     base = base_of(type(module))
     if base is None:
         raise ConfigError(

@@ -62,7 +62,7 @@ def make(config: OwnModelConfig, shape: tuple[int, ...], classes: int) -> nn.Mod
         source = imported.find(config.name)
     if config.lightning:
         return _lightning(source, config, shape, classes, what)
-    net = _built(source, config.args or {}, shape, classes, what)
+    net = _built(source, deepcopy(config.args or {}), shape, classes, what)
     _check_leaves(net, what)
     _check_randomness(net, what)
     x = torch.linspace(-1.0, 1.0, 2 * torch.Size(shape).numel()).reshape(2, *shape)

@@ -1,5 +1,7 @@
 """Nets of the user's own as objects, and by import path."""
 
+from itertools import pairwise
+
 import pytest
 import torch
 from torch import nn
@@ -63,6 +65,16 @@ def test_import_path_equals_class_and_resumes(tmp_path):
     assert wide.digest != by_path.digest
     with pytest.raises(fl.ConfigError, match="SHA-256 of the source"):
         short(tmp_path, {"name": path, "sha256": "0" * 64})
+
+
+def test_arguments_can_be_lists():
+    def perceptron(shape, classes, widths):
+        sizes = [shape[1] * shape[2], *widths, classes]
+        layers = [nn.Linear(*pair) for pair in pairwise(sizes)]
+        return nn.Sequential(nn.Flatten(), *layers)
+
+    net = made(perceptron, args={"widths": [8, 4]})
+    assert [len(leaf) for leaf in net.parameters() if leaf.ndim == 2] == [8, 4, 10]
 
 
 def test_resume_asks_for_a_net_without_import_path(tmp_path):
