@@ -6,6 +6,9 @@ import importlib.util
 import inspect
 import os
 import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -15,6 +18,8 @@ from flbench.core.errors import ConfigError, did_you_mean
 # Name of a module -> (its spec, SHA-256 of its file when flbench first used it). A module that is
 # imported anew or reloaded has another spec.
 _first: dict[str, tuple[Any, str]] = {}
+
+_text_hashes: ContextVar[Mapping[int, str | None] | None] = ContextVar("text_hashes", default=None)
 
 
 def find(path: str) -> Any:
@@ -113,6 +118,23 @@ def source_sha256(path: str) -> str:
     return now
 
 
+@contextmanager
+def with_text_hashes(hashes: Mapping[int, str | None]) -> Iterator[None]:
+    """Return a context manager in which `text_sha256` knows the hashes of some objects.
+
+    The source of a script, or of a notebook's cell, is known only to the process that runs it.
+    Another process that gets an object from there gets the hash with it.
+
+    Args:
+        hashes: Hashes by the `id` of the objects, which the caller keeps alive.
+    """
+    token = _text_hashes.set(hashes)
+    try:
+        yield
+    finally:
+        _text_hashes.reset(token)
+
+
 def text_sha256(thing: Any) -> str | None:
     """Return the SHA-256 (hex) of the source text of a function, or of an object's class.
 
@@ -122,6 +144,9 @@ def text_sha256(thing: Any) -> str | None:
     Returns:
         The hash; None if Python does not know the source, as for a function made by `exec`.
     """
+    known = _text_hashes.get() or {}
+    if id(thing) in known:
+        return known[id(thing)]
     try:
         text = inspect.getsource(thing if inspect.isroutine(thing) else type(thing))
     except (OSError, TypeError):

@@ -279,8 +279,8 @@ def reopen(folder: StudyFolder, changed: dict[str, Any], parcel: Parcel = NOTHIN
 
     Raises:
         DataError: study.json is damaged.
-        UserError: Data, net or loss terms of the user differ from those that the study began with,
-            or must be given again.
+        UserError: Data, net, loss terms or metrics of the user differ from those that the study
+            began with, or must be given again.
     """
     header = folder.description()
     try:
@@ -310,7 +310,7 @@ def reopen(folder: StudyFolder, changed: dict[str, Any], parcel: Parcel = NOTHIN
             " Restore the old files, or start a new study."
         )
     for config in configs.values():
-        if isinstance(config.model, OwnModelConfig) or _has_own_terms(config):
+        if _has_own_parts(config):
             # Compares the hashes here: in a trial, a difference would count as its failure.
             assembly.build(assembly.altered(config, "engine", name="sequential"), federation)
     return Prepared(
@@ -324,9 +324,10 @@ def reopen(folder: StudyFolder, changed: dict[str, Any], parcel: Parcel = NOTHIN
     )
 
 
-def _has_own_terms(config: Config) -> bool:
-    """Whether a loss term is a function of the user."""
-    return any(isinstance(term, OwnTermConfig) for term in config.train.terms)
+def _has_own_parts(config: Config) -> bool:
+    """Whether the net, a loss term or a metric is the user's own."""
+    terms = any(isinstance(term, OwnTermConfig) for term in config.train.terms)
+    return isinstance(config.model, OwnModelConfig) or terms or bool(config.evaluation.metrics)
 
 
 def _described(prepared: Prepared) -> Record:

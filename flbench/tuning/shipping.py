@@ -1,7 +1,5 @@
-"""Objects of the user that are sent to the processes of the trials, once for all trials."""
+"""Objects of the user that are sent to worker processes, once for all trainings."""
 
-import inspect
-import linecache
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,10 +8,14 @@ from typing import Any, Final
 import ray
 
 from flbench.core.errors import ConfigError
-from flbench.core.given import TERMS, offered
+from flbench.core.given import METRICS, TERMS, offered
+from flbench.core.imported import text_sha256, with_text_hashes
 
 PREPARED: Final = ("data", "partition")
-"""Sections whose objects trials do not need: they get the samples of all clients."""
+"""Sections whose objects workers do not need: they get the samples of all clients."""
+
+FUNCTIONS: Final = {TERMS: "function", METRICS: "metric"}
+"""Names under which several functions are offered, with what one of them is."""
 
 
 @dataclass(frozen=True)
@@ -22,20 +24,19 @@ class Parcel:
 
     Attributes:
         objects: Nets and functions by the section of the configuration that they stand for.
-        sources: Lines of the source files of functions, by file name: a cell of a notebook is no
-            file that another process can read, and the hash of a function's source is compared.
+        hashes: SHA-256 (hex) of the source of each function, by section and name; None where the
+            source is not known. A worker compares it with the one in the configuration, and cannot
+            read the source of a script or of a notebook's cell itself.
     """
 
     objects: Mapping[str, Any]
-    sources: Mapping[str, tuple[str, ...]]
+    hashes: Mapping[tuple[str, str], str | None]
 
     @contextmanager
     def opened(self) -> Iterator[None]:
         """Return a context manager in which the configuration finds the objects."""
-        for name, lines in self.sources.items():
-            size = sum(map(len, lines))
-            linecache.cache.setdefault(name, (size, None, list(lines), name))
-        with offered(self.objects):
+        known = {id(self.objects[one][name]): sha for (one, name), sha in self.hashes.items()}
+        with offered(self.objects), with_text_hashes(known):
             yield
 
 
@@ -43,9 +44,9 @@ NOTHING: Final = Parcel({}, {})
 
 
 def pack(objects: Mapping[str, Any]) -> Parcel:
-    """Return the objects that trials need, and check that they can be sent to other processes.
+    """Return the objects that workers need, and check that they can be sent to other processes.
 
-    Trials get the samples through shared memory; the object that they come from is not sent.
+    Workers get the samples through shared memory; the object that they come from is not sent.
 
     Args:
         objects: Objects by the section of the configuration that they stand for.
@@ -58,16 +59,15 @@ def pack(objects: Mapping[str, Any]) -> Parcel:
         try:
             ray.cloudpickle.dumps(thing)
         except Exception as error:
-            kind = "function" if section == TERMS else type(thing).__name__
+            kind = FUNCTIONS.get(section, type(thing).__name__)
             raise ConfigError(
-                f"`{section}`: the {kind} cannot be sent to the processes of the trials, because it"
-                f" cannot be pickled ({type(error).__name__}: {error}). Remove open files, locks"
-                " and connections from it, or put it into a module, so that it has an import"
-                " path."
+                f"`{section}`: the {kind} cannot be sent to worker processes, because it cannot be"
+                f" pickled ({type(error).__name__}: {error}). Remove open files, locks and"
+                " connections from it, or put it into a module, so that it has an import path."
             ) from error
-    sources = {}
-    for function in sent.get(TERMS, {}).values():
-        name = getattr(getattr(inspect.unwrap(function), "__code__", None), "co_filename", None)
-        if name is not None and (lines := linecache.getlines(name)):
-            sources[name] = tuple(lines)
-    return Parcel(sent, sources)
+    hashes = {
+        (section, name): text_sha256(function)
+        for section in FUNCTIONS
+        for name, function in sent.get(section, {}).items()
+    }
+    return Parcel(sent, hashes)

@@ -1,10 +1,13 @@
 """Methods as trainables of a Tuner of one's own, and search spaces as those of Ray Tune."""
 
+import linecache
 import os
+import pickle
 import signal
 import threading
 from pathlib import Path
 
+import cloudpickle
 import numpy as np
 import pytest
 import ray
@@ -16,6 +19,7 @@ from safetensors.torch import load_file
 import flbench as fl
 from flbench.api import own_tuner
 from flbench.config.sources import Layer
+from flbench.core import imported
 from flbench.core.tree import digest
 from flbench.tuning import library
 from flbench.tuning.shipping import pack
@@ -168,6 +172,25 @@ def test_object_that_cannot_be_pickled_is_refused():
     lock = threading.Lock()
     with pytest.raises(fl.ConfigError, match=r"`train\.terms`: the function cannot be sent"):
         pack({"train.terms": {"object:held": lambda context: lock}})
+
+
+@pytest.mark.parametrize("section", ["train.terms", "evaluation.metrics"])
+def test_hash_of_a_notebooks_function_travels_with_it(section, monkeypatch):
+    cell = "def first(confusion):\n    return float(confusion[0, 0])\n"
+    lines = cell.splitlines(keepends=True)
+    monkeypatch.setitem(linecache.cache, "<cell 1>", (len(cell), None, lines, "<cell 1>"))
+    names = {"__name__": "__main__"}
+    exec(compile(cell, "<cell 1>", "exec"), names)
+    sha256 = imported.text_sha256(names["first"])
+    assert sha256 is not None
+    sent = cloudpickle.dumps(pack({section: {"first": names["first"]}}))
+
+    monkeypatch.delitem(linecache.cache, "<cell 1>")  # another process has not run the cell
+    parcel = pickle.loads(sent)
+    received = parcel.objects[section]["first"]
+    assert imported.text_sha256(received) is None
+    with parcel.opened():
+        assert imported.text_sha256(received) == sha256
 
 
 @pytest.mark.parametrize("method", ["hfcd", "ft", "cfl", "dispfl"])

@@ -8,9 +8,11 @@ from flbench.cli import app
 from flbench.config.schema import EngineConfig
 from flbench.config.sources import Layer, from_overrides
 from flbench.core.errors import ConfigError, UserError
+from flbench.core.given import METRICS, offered
 from flbench.results import study_folder
 from flbench.tuning import prepare
 from flbench.tuning.request import TuneRequest, resources_of
+from tests.api.own_parts import accuracy
 from tests.support import SMALL
 
 
@@ -159,6 +161,16 @@ def test_reopened_study_keeps_its_deployment(begin):
 
     assert header["deployment"] == first.settings.deployment == "noft"
     assert prepare.reopen(folder, {}).settings == first.settings
+
+
+def test_reopened_study_asks_for_its_metric_again(begin):
+    metrics = {METRICS: {"right": lambda confusion: accuracy(confusion)}}
+    with offered(metrics):
+        folder, _ = begin("fedavg", more=("evaluation.metrics.right.source=object",))
+        prepare.reopen(folder, {})
+
+    with pytest.raises(ConfigError, match=r"fl\.resume\(path, evaluation=\{'metrics'"):
+        prepare.reopen(folder, {})
 
 
 def test_study_of_an_earlier_version_compares_the_personal_models(begin):
