@@ -51,6 +51,7 @@ def carry_out(
             settings=prepared.settings,
             resources=prepared.resources,
             parcel=prepared.parcel,
+            resume=folder.resume_command,
             progress=progress,
             records=records,
             supervisor=supervisor,

@@ -12,7 +12,6 @@ import ray
 from ray import tune
 
 from flbench.core.errors import RunError
-from flbench.core.wording import how_to_resume
 from flbench.data.federation import Federation
 from flbench.results import metrics_file
 from flbench.tuning.callbacks import TuneCallbacks
@@ -69,6 +68,7 @@ def carry_out(
     settings: SearchSettings,
     resources: Resources,
     parcel: Parcel,
+    resume: str,
     progress: ProgressTable,
     records: Sequence[Record],
     supervisor: Supervisor,
@@ -83,6 +83,7 @@ def carry_out(
         settings: Settings of the search.
         resources: Resources that the study may use.
         parcel: Objects of the user, which are put into Ray's object store once.
+        resume: What the user calls to resume the study, for messages.
         progress: Progress table to update.
         records: Contents of trial.json of the trials that began before the study was resumed.
         supervisor: Stops the study after a stop signal or the loss of a server of Ray.
@@ -105,6 +106,7 @@ def carry_out(
             samples=[shared],
             rest=federation.without_samples(),
             parcel=parcel,
+            resume=resume,
         ),
         resources.bundles(),
     )
@@ -130,6 +132,7 @@ def carry_out(
                 resources,
                 TuneCallbacks(queue, progress, supervisor),
                 at_once,
+                resume,
             )
         if not plan.is_over(wanted):
             raise RunError(f"Ray Tune stopped before the end. {supervisor.note}")
@@ -235,6 +238,7 @@ def _fit(
     resources: Resources,
     callbacks: TuneCallbacks,
     at_once: int | None,
+    resume: str,
 ) -> None:
     """Let Ray Tune train the queue's jobs."""
     tuner = tune.Tuner(
@@ -260,6 +264,4 @@ def _fit(
         tuner.fit()
     except tune.TuneError as error:
         last = str(error).strip().splitlines()[-1]
-        raise RunError(
-            f"Ray Tune failed ({last}). Resume with: {how_to_resume(study, 'tune')}"
-        ) from error
+        raise RunError(f"Ray Tune failed ({last}). Resume with: {resume}") from error

@@ -30,6 +30,7 @@ from flbench.tuning.training import TrialTraining
 FOLDER: Final = "flbench"  # in the working directory of the trial
 BLOCK: Final = "engine.block"
 ORIGIN: Final = "config of a trial"
+RESUME: Final = "tune.Tuner.restore(PATH, trainable=..., resume_errored=True)"
 
 
 @dataclass(frozen=True)
@@ -177,6 +178,7 @@ def train_trial(
             rounds=rounds,
             deployment=base.deployment,
             test=base.test,
+            resume=RESUME,
         )
         with closing(training):
             _raise_failure(training)

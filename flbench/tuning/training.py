@@ -67,6 +67,7 @@ class TrialTraining:
         node: Name of the machine, for the record.
         test: Whether a trial of the search is evaluated on the test parts too, after its last
             round. A final training is in any case.
+        resume: What the user calls to continue the search, for messages; None for the command.
     """
 
     def __init__(
@@ -80,6 +81,7 @@ class TrialTraining:
         deployment: str = PERSONAL,
         node: str | None = None,
         test: bool = False,
+        resume: str | None = None,
     ) -> None:
         self.job = job
         self._test = test or job.kind == "final"
@@ -88,7 +90,7 @@ class TrialTraining:
         before = read_record(study, job) or {}
         kept = {key: before[key] for key in ("started", "attempts") if key in before}
         self._record = job.record(rounds) | kept | {"node": node, "pid": os.getpid()}
-        self.folder = RunFolder(study / job.name, StudyFolder.command_to_resume(study))
+        self.folder = RunFolder(study / job.name, resume or StudyFolder.command_to_resume(study))
         (self.folder.path / "checkpoints").mkdir(parents=True, exist_ok=True)
         self._built: assembly.Experiment | None = None
         self._state: State | None = None

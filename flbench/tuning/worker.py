@@ -32,6 +32,7 @@ class TrialWorker(tune.Trainable):  # type: ignore[misc]
         samples: list[Any],
         rest: Federation,
         parcel: Parcel,
+        resume: str,
     ) -> None:
         """Get the samples from shared memory.
 
@@ -47,9 +48,10 @@ class TrialWorker(tune.Trainable):  # type: ignore[misc]
                 does not copy them into the arguments.
             rest: The federation without its samples.
             parcel: Objects of the user that the configurations name.
+            resume: What the user calls to resume the study, for messages.
         """
         self._study, self._metric, self._rounds = Path(study), metric, rounds
-        self._deployment, self._parcel = deployment, parcel
+        self._deployment, self._parcel, self._resume = deployment, parcel, resume
         self._federation = rest.with_samples(ray.get(samples[0]))
         self._params: dict[str, Any] = config["params"]
         self._training: TrialTraining | None = None
@@ -94,5 +96,6 @@ class TrialWorker(tune.Trainable):  # type: ignore[misc]
                     deployment=self._deployment,
                     rounds=self._rounds,
                     node=node,
+                    resume=self._resume,
                 )
         return self._training

@@ -124,10 +124,12 @@ def test_restarted_trial_resumes_from_its_checkpoint(study, federation):
     first.step()
     first.close()
 
-    again = TrialTraining(study, broken, federation, metric="accuracy", rounds=4)
+    call = "fl.resume('studies/a')"
+    again = TrialTraining(study, broken, federation, metric="accuracy", rounds=4, resume=call)
     step = again.step()
 
     assert step.done
+    assert again.folder.resume_command == call
     assert weights(study, broken) == weights(study, straight)
     files = (study / job.name / "metrics.csv" for job in (straight, broken))
     assert len({hashlib.sha256(file.read_bytes()).hexdigest() for file in files}) == 1
