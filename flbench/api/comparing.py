@@ -23,7 +23,7 @@ from flbench.core.addresses import redact
 from flbench.core.errors import ConfigError, RunError, UserError
 from flbench.core.expected import as_flbench_errors
 from flbench.core.given import offered
-from flbench.core.wording import setting
+from flbench.core.wording import command_or_call, setting
 from flbench.data.own import is_own
 from flbench.experiment.lifecycle import CHANGEABLE_ON_RESUME
 from flbench.results import study_folder
@@ -328,9 +328,7 @@ def design_of(asked: Asked) -> Design:
         ConfigError: Two parts of it contradict each other, or the study has no winner of a method.
     """
     if not asked.layers or "" in asked.layers:
-        example = (
-            "flbench compare hfcd fedavg" if setting("x") == "--x" else "fl.compare(['hfcd', 'ft'])"
-        )
+        example = command_or_call("flbench compare hfcd ft", "fl.compare(['hfcd', 'ft'])")
         raise UserError(f"name the methods to compare, for example {example}.")
     base, methods = _split(asked)
     if asked.tuned is not None:

@@ -325,8 +325,8 @@ def require_ray_tune() -> None:
         import ray.tune  # noqa: F401
     except ImportError as error:
         raise ConfigError(
-            f"flbench tune needs the package `{error.name}`, which is not installed:"
-            " pip install 'flbench[tune]'"
+            f"a search of hyper-parameters needs the package `{error.name}`, which is not"
+            " installed: pip install 'flbench[tune]'"
         ) from error
 
 

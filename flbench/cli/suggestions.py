@@ -59,7 +59,6 @@ OTHER_NAMES: Final = {
 
 COMMANDS: Final = {
     "benchmark": "bench",
-    "compare": "run",
     "evaluate": "show",
     "fit": "run",
     "list": "algos",
@@ -67,7 +66,6 @@ COMMANDS: Final = {
     "optimize": "tune",
     "paper": "reproduce",
     "plot": "show",
-    "report": "show",
     "results": "show",
     "search": "tune",
     "start": "run",

@@ -8,6 +8,7 @@ from pathlib import Path
 from flbench.cli import suggestions
 from flbench.core.errors import UserError
 from flbench.core.registry import ALGORITHMS, MODELS
+from flbench.core.wording import how_to_resume, in_shell
 
 
 def separate(items: Sequence[str], kind: str) -> tuple[list[str], list[str]]:
@@ -130,14 +131,18 @@ def _instead(word: str, methods: Sequence[str]) -> str:
     if word in str(EngineConfig.model_fields["name"].annotation).split("'"):
         return f" `{word}` is an engine: --engine {word}."
     path = Path(word)
-    if (path / "config.yaml").is_file():
-        return f" `{word}` is a run folder: --resume {word} continues it."
-    if (path / "study.json").is_file():
-        return f" `{word}` is a study folder: flbench tune --resume {word} continues it."
+    for marker, kind, command in (
+        ("config.yaml", "a run", "run"),
+        ("study.json", "a study", "tune"),
+        ("comparison.json", "a comparison", "compare"),
+    ):
+        if (path / marker).is_file():
+            call = how_to_resume(path, command)
+            return f" `{word}` is the folder of {kind}: {call} continues it."
     if path.suffix in (".yaml", ".yml"):
-        return f" Give a configuration file by an option: --config {word}."
+        return f" Give a configuration file by an option: --config {in_shell(path)}."
     if path.suffix in (".npz", ".zip") or path.is_dir():
-        return f" Give a data file or folder by its key: data.path={word}."
+        return f" Give a data file or folder by its key: data.path={in_shell(path)}."
     return (
         " `flbench algos` lists the methods; a key of the configuration is set by key=value, for"
         " example train.rounds=100."

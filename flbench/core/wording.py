@@ -51,6 +51,19 @@ def setting(name: str, value: Any = _NOTHING) -> str:
     return f"`{name}`" if value is _NOTHING else f"`{name}={value!r}`"
 
 
+def command_or_call(command: str, call: str) -> str:
+    """Return how the user does something: by a command, or by a call of Python.
+
+    Args:
+        command: The command of the command line.
+        call: The call of the Python interface.
+
+    >>> command_or_call("flbench show", "fl.runs()")
+    'fl.runs()'
+    """
+    return command if is_for_command_line() else call
+
+
 def in_shell(path: Path) -> str:
     """Return a path as a word of a shell, to be copied into a command.
 
@@ -76,6 +89,5 @@ def how_to_resume(path: Path, command: str = "run", again: Sequence[str] = ()) -
     ...     how_to_resume(Path("runs/a"))
     'flbench run --resume runs/a'
     """
-    if is_for_command_line():
-        return f"flbench {command} --resume {in_shell(path)}"
-    return f"fl.resume({', '.join([repr(str(path)), *again])})"
+    call = f"fl.resume({', '.join([repr(str(path)), *again])})"
+    return command_or_call(f"flbench {command} --resume {in_shell(path)}", call)

@@ -11,6 +11,7 @@ import numpy as np
 from flbench.config.schema import PartitionConfig
 from flbench.core import files
 from flbench.core.errors import DataError
+from flbench.core.wording import command_or_call
 from flbench.data.dataset import Dataset
 from flbench.data.npz_files import read_arrays
 from flbench.data.partition import PARTS, Partition, label_hash
@@ -123,9 +124,9 @@ def load(path: Path, dataset: Dataset) -> Partition:
             f"{beside} does not describe a partition ({error}). Save the partition again."
         ) from error
     if not path.exists():
+        how = command_or_call("flbench data --save FILE.npz", "fl.partition(..., save='FILE.npz')")
         raise DataError(
-            f"the partition {path} (`partition.path`) does not exist. Save one with"
-            " flbench data --save FILE.npz."
+            f"the partition {path} (`partition.path`) does not exist. Save one with {how}."
         )
     if labels != label_hash(dataset):
         raise DataError(

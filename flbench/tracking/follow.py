@@ -82,6 +82,10 @@ def kind_of(folder: Path) -> FolderMirror:
         )
     if (folder / "config.yaml").is_file():
         return RunMirror
+    if (folder / "comparison.json").is_file():
+        raise UserError(
+            f"{folder} is a comparison. Send its runs: flbench sync {in_shell(folder / 'cells')}/*"
+        )
     raise UserError(
         f"{folder} is neither a run folder nor a study: it has no config.yaml and no study.json."
     )

@@ -10,6 +10,7 @@ from typing import Final
 from flbench.config.resolve import resolve
 from flbench.config.sources import Layer, has_value, leaves, value_at
 from flbench.core.errors import ConfigError
+from flbench.core.wording import command_or_call
 from flbench.tuning.parameters import Fixed, Parameter, Scalar, Uniform
 from flbench.tuning.search_space import Space, layer
 
@@ -52,9 +53,10 @@ def fit(space: Space, layers: Sequence[Layer]) -> tuple[Space, list[str]]:
         settled = f"; given: {', '.join(given)}" if given else ""
         raise ConfigError(
             f"no parameter of `{space.method}` is left to search ({space.source}{settled}). Remove"
-            " a key that is given, or compare methods with `flbench run`."
+            " a key that is given, or compare the methods without a search"
+            f" ({command_or_call('flbench compare', 'fl.compare')})."
         )
-    if RATE not in space.parameters:
+    if RATE not in space.parameters and not values.get("model.lightning"):
         notes.append(
             f"{space.method}: its space ({space.source}) has no `{RATE}`, so that all trials use"
             f" {values[RATE]:g}. A comparison with methods whose learning rate is searched is not"

@@ -194,6 +194,19 @@ def test_wrong_command_says_what_to_type(flbench, command):
     assert WRONG[command] in error
 
 
+@pytest.mark.parametrize(
+    ("file", "command"),
+    [("config.yaml", "run"), ("study.json", "tune"), ("comparison.json", "compare")],
+)
+def test_folder_in_the_place_of_a_method_says_how_to_resume(flbench, tmp_path, file, command):
+    (tmp_path / "mine(1)").mkdir()
+    (tmp_path / "mine(1)" / file).touch()
+
+    _, _, error = flbench("run", "mine(1)")
+
+    assert f"flbench {command} --resume 'mine(1)' continues it." in error
+
+
 def test_completion_knows_the_names_without_importing_their_modules():
     assert ALGORITHMS.names() == ALGORITHMS.load()
     assert MODELS.names() == MODELS.load()

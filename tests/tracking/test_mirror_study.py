@@ -2,6 +2,7 @@
 
 import fcntl
 import json
+import shlex
 import shutil
 from types import SimpleNamespace
 
@@ -324,6 +325,24 @@ def test_conditional_parameter_is_no_axis(made):
 def test_a_trial_alone_is_refused_with_the_study_to_send(whole):
     with pytest.raises(UserError, match=f"flbench sync {whole.path}"):
         follow.sync(whole.path / "trials" / "local" / "000", whole.store.uri)
+
+
+@pytest.mark.parametrize("name", ["plain", "two words", "it's mine"])
+def test_folder_in_a_command_is_quoted_for_the_shell(tmp_path, name):
+    study, trial = tmp_path / name, tmp_path / name / "trials" / "local" / "000"
+    trial.mkdir(parents=True)
+    (trial / "trial.json").touch()
+
+    with pytest.raises(UserError) as refused:
+        follow.kind_of(trial)
+    _, _, command = str(refused.value).partition("whole study: ")
+    assert shlex.split(command) == ["flbench", "sync", str(study)]
+
+    (study / "comparison.json").touch()
+    with pytest.raises(UserError) as refused:
+        follow.kind_of(study)
+    _, _, command = str(refused.value).partition("its runs: ")
+    assert shlex.split(command) == ["flbench", "sync", f"{study / 'cells'}/*"]
 
 
 def test_a_study_without_its_trials_is_sent(made):

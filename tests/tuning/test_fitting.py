@@ -56,6 +56,8 @@ def test_space_without_the_learning_rate_is_noted_unless_the_user_set_it():
 
     assert "no `train.optimizer.lr`, so that all trials use 0.01" in note
     assert len(fit(space_of(LR, "algorithm.tau: {uniform: [0.1, 1]}"), base("hfcd"))[1]) == 0
+    own = base("fedavg", "model.name=my_nets:Lit", "model.lightning=true")  # it makes the optimizer
+    assert fit(space_of("train.batch_size: {choice: [16, 32]}", method="fedavg"), own)[1] == []
 
 
 @pytest.mark.parametrize("entries", [(LR,), (LR, "algorithm.share: {fixed: body}")])
