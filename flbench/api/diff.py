@@ -5,9 +5,8 @@ from typing import Any, Final
 
 import pandas as pd
 
-from flbench.api import html
+from flbench.api import arguments, html
 from flbench.api.runs import Run
-from flbench.core.errors import UserError
 from flbench.results import diff as results
 from flbench.results import reading
 
@@ -18,12 +17,11 @@ class Diff:
     """What differs between two runs; `fl.diff` returns one.
 
     Args:
-        first: A run folder.
-        second: Another run folder.
+        first: Content of a run folder.
+        second: Content of another run folder.
 
     Raises:
-        UserError: A path is not a run folder.
-        DataError: A file in a folder is damaged.
+        DataError: provenance.json of a run is damaged.
     """
 
     def __init__(self, first: reading.Run, second: reading.Run) -> None:
@@ -32,7 +30,11 @@ class Diff:
 
     @property
     def configuration(self) -> pd.DataFrame:
-        """The configuration keys with different values: columns `key`, `first`, `second`."""
+        """The configuration keys with different values: columns `key`, `first`, `second`.
+
+        The key `data` stands for the name of the data set. A key that a run does not have is None.
+        Keys of the sections `output` and `tracking`, which say where files are, are left out.
+        """
         return _table("key", self._found.configuration)
 
     @property
@@ -45,7 +47,8 @@ class Diff:
         """Metrics at the best round by validation, bytes and seconds, equal or not.
 
         Columns: `metric` str, such as `test.accuracy`; `first`, `second` and `difference` (second
-        minus first) float64.
+        minus first) float64, NaN where a run has no value. Bytes and seconds are those of all
+        rounds.
         """
         table = _table("metric", self._found.metrics)
         table[list(SIDES)] = table[list(SIDES)].astype("float64")
@@ -74,13 +77,17 @@ class Diff:
 
 
 def diff(first: Run | str | PathLike[str], second: Run | str | PathLike[str]) -> Diff:
-    """Compare two runs: configuration, versions and hardware, and metrics, as `flbench diff`.
+    """Compare two runs: configuration, versions and hardware, and metrics, as `flbench diff` does.
 
-    Two runs say how their numbers differ, not whether another seed would show the same.
+    The runs may be unfinished. Whether a difference between the metrics of two single runs is
+    larger than that between two seeds is not known; `fl.compare` repeats methods over seeds.
 
     Args:
         first: A run, or its folder.
         second: Another run, or its folder.
+
+    Returns:
+        The differences, as tables and sentences.
 
     Raises:
         UserError: A path is not a run folder.
@@ -91,12 +98,7 @@ def diff(first: Run | str | PathLike[str], second: Run | str | PathLike[str]) ->
 
 def _read(run: Any, name: str) -> reading.Run:
     """Return the content of a run folder."""
-    from flbench.api import arguments
-
-    path = run.path if isinstance(run, Run) else arguments.path_of(run, name)
-    if (path / "study.json").is_file():
-        raise UserError(f"{path} is a study. Name one of its runs, or compare two runs.")
-    return reading.read(path)
+    return reading.read(run.path if isinstance(run, Run) else arguments.path_of(run, name))
 
 
 def _table(name: str, pairs: Any) -> pd.DataFrame:

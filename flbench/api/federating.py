@@ -21,7 +21,7 @@ def federate(
     args: Mapping[str, Any] | None = None,
     config: str | PathLike[str] | None = None,
     seed: int | None = None,
-    partition: Section | None = None,
+    partition: Any = None,
     train: Mapping[str, Any] | None = None,
     engine: Section | None = None,
     evaluation: Mapping[str, Any] | None = None,
@@ -37,7 +37,8 @@ def federate(
     Each client of a round calls the module's `training_step((x, y), batch_idx)` and steps the
     optimizer of its `configure_optimizers`, which is made anew in each round. A method adds its
     terms on parameters, such as FedProx's, and aggregates. With one client and all data, a round
-    of E local epochs gives the weights of `Trainer(max_epochs=E).fit(...)`, bit for bit.
+    of E local epochs gives the weights of `Trainer(max_epochs=E).fit(...)`, bit for bit in float64
+    (`engine={"precision": "64-true"}`).
 
     What the module logs by `self.log` is in `run.metrics` and in the metrics of callbacks as
     `log/NAME`: the mean over a client's steps, then over the clients of the round.
@@ -50,15 +51,17 @@ def federate(
             makes one, whose arguments `shape` and `classes` get those of the data; or the import
             path `package.module:name` of a class or function.
         data: Section `data`, or data of your own; see `fl.run`.
-        method: The method: its name, or a dict with its keys. Methods that need features, logits,
-            or the learning rate are refused with the reason.
+        method: The method: its name, or a dict with `name` and keys of the method. Methods that
+            need features, logits, or the learning rate are refused with the reason.
         head: Name of the module's submodule that computes the output, for methods that divide the
             net into backbone and head, such as `fedper`.
         args: Keyword arguments of the class or function that makes the module.
         config: YAML file with the values that differ from the defaults.
         seed: Seed of all randomness, that of the module's training step included.
-        partition: Section `partition`, or an object such as `fl.IID(clients=10)`.
-        train: Section `train`; without `optimizer` and `terms`, which the module brings.
+        partition: Section `partition`, an object such as `fl.IID(clients=10)`, or a scheme of your
+            own; see `fl.run`.
+        train: Section `train`. Its keys `optimizer` and `terms` are refused, because the module
+            makes its optimizer and computes its loss.
         engine: Section `engine`: `sequential`, `ray` or `auto`.
         evaluation: Section `evaluation`.
         tracking: Section `tracking`.
@@ -77,7 +80,8 @@ def federate(
         UserError: See `fl.run`.
         RunError: See `fl.run`.
         KeyboardInterrupt: The run was interrupted and saved. `fl.resume(path, module=module)`
-            continues it; a class or import path need not be given again.
+            continues it. A class or function with an import path, unlike one of a notebook's cell,
+            need not be given again.
     """
     if not (isinstance(module, str) or callable(module)):
         raise ConfigError(

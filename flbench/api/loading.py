@@ -31,6 +31,9 @@ def load(path: str | PathLike[str]) -> Run | Study | PlannedComparison:
     Args:
         path: The folder.
 
+    Returns:
+        The run, the study, or the comparison of `fl.compare`, finished or not.
+
     Raises:
         UserError: The path is no such folder.
         DataError: A file in the folder is damaged.

@@ -27,7 +27,7 @@ def trainable(
     seed: int | None = None,
     algorithm: Mapping[str, Any] | None = None,
     data: Any = None,
-    partition: Section | None = None,
+    partition: Any = None,
     model: Any = None,
     train: Mapping[str, Any] | None = None,
     engine: Section | None = None,
@@ -67,9 +67,10 @@ def trainable(
         seed: Seed of the partition and of the trials.
         algorithm: Keys of the method that are not searched.
         data: Section `data`, or data of your own, as for `fl.run`.
-        partition: Section `partition`, or an object such as `fl.Dirichlet(alpha=0.1)`.
+        partition: Section `partition`, an object such as `fl.Dirichlet(alpha=0.1)`, or a scheme of
+            your own, as for `fl.run`.
         model: Section `model`, or a net of your own, as for `fl.run`.
-        train: Section `train`.
+        train: Section `train`. Entries of `terms` may be functions, or have one as their `name`.
         engine: Section `engine`.
         evaluation: Section `evaluation`.
         deployment: Model whose metrics are reported; until the method has it, those of the personal
@@ -176,6 +177,10 @@ def space(
         rounds: Value of `train.rounds`, for ranges that are shares of it (default: that of the
             configuration).
         searcher: `optuna` for a function for `OptunaSearch`.
+
+    Returns:
+        A dict of Ray Tune's objects by dotted key; with `searcher="optuna"`, a function of a trial
+        of Optuna that returns the parameters by dotted key.
 
     Raises:
         ConfigError: There is no such method, it has no search space, or the file has errors.

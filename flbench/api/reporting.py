@@ -92,14 +92,22 @@ class Comparison:
 
     @property
     def curves(self) -> pd.DataFrame:
-        """The metric by `place`, `method`, `repetition`, `round` and `split`, with the `bytes` and
-        `seconds` until then.
+        """The `value` of the metric by `place`, `method`, `repetition`, `round` and `split`.
+
+        `bytes` are those of all transfers until then, and `seconds` the time, if each round takes
+        equally long.
         """
         return self._analysis.curves.copy()
 
     @property
     def targets(self) -> pd.DataFrame:
-        """Rounds, bytes and seconds until each method reaches the target of a place."""
+        """Rounds, bytes and seconds until each method reaches the target of a place.
+
+        Columns: `place`, `method`; `target`, the value of the metric on the `split`; `reached`, the
+        number of runs that reach it, of `n`; `rounds`, `bytes` and `seconds`, medians over the runs
+        that reach it. The target is `evaluation.target_accuracy` if all runs of the place have the
+        same, otherwise the mean of the baseline at the end of its runs.
+        """
         return self._analysis.targets.copy()
 
     @property
@@ -125,7 +133,7 @@ class Comparison:
         )
 
     def write(self, folder: str | PathLike[str]) -> Path:
-        """Write the report: Markdown, LaTeX, JSON and CSV tables, at stable paths.
+        """Write the report: a page, Markdown, LaTeX, JSON, CSV tables and pictures.
 
         Args:
             folder: Folder of the report; it is made if it does not exist.
@@ -182,12 +190,15 @@ def report(
     repetitions of each other and which methods they belong to follows from their configurations.
 
     Args:
-        runs: Runs and studies, or their folders, or folders above them. Of a study the final
-            trainings are compared.
+        runs: Runs and studies, their folders, the folder of a comparison, or folders above them.
+            Of a study the final trainings are compared.
         metric: Test metric that ranks the methods; larger is better.
         baseline: Method to which the recall of classes is compared; by default FedAvg if it is
             there, otherwise the first method.
         force: Whether to compare runs that are not comparable, with a warning that says why.
+
+    Returns:
+        The report, as tables and sentences; its method `write` makes the files.
 
     Raises:
         UserError: A path is no folder of a run, no run is finished, the runs are not comparable,

@@ -38,16 +38,19 @@ def resume(
         keys: For a run, sections and dotted keys that may change on resume, such as
             `engine={"device": "cpu"}`. For a study, `concurrent`, `gpus_per_trial`, `retries` and
             `address`. For a comparison, `jobs`, and `methods` and `seeds` to add methods and
-            repetitions. For all of them, `data`, `model` and the functions of
-            `train={"terms": ...}`, if they are objects without an import path.
+            repetitions. For all of them, `data`, `partition`, `model` (or `module`, as
+            `fl.federate` names it) and the functions of `train={"terms": ...}` and
+            `evaluation={"metrics": ...}`, if they are objects without an import path.
 
     Returns:
         The finished run, study or comparison. One that was finished before is returned as it is.
 
     Raises:
-        UserError: The folder is not one of a run or study, another process writes to it, a key must
-            not change, or the data are others than before.
-        RunError: The run failed, or no trial of the study has a score.
+        UserError: The folder is not that of a run, study or comparison, another process writes to
+            it, a key must not change, an object must be given again, or data, net or functions are
+            others than before.
+        RunError: The run or a callback failed, no trial of the study has a score, or all cells of
+            the comparison failed.
         KeyboardInterrupt: It was interrupted again, and saved.
     """
     folder = arguments.path_of(path, "path")

@@ -60,7 +60,8 @@ class Run:
 
     Args:
         path: The run folder.
-        objects: Data and net of the run, by section, if they are objects without an import path.
+        objects: Data, partition scheme, net, loss terms and metrics of the run that are objects
+            without an import path, by section; `trained` and `predict` need them.
 
     Raises:
         UserError: The path is not a run folder, or its configuration is not valid.

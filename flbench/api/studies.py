@@ -158,7 +158,7 @@ class Study:
         There is one row for each trial that has been evaluated, with its last evaluation. Columns:
         those that a trial of `fl.tuning.trainable` reports (`val_accuracy`, `round`, `up_bytes`
         ...); `done`; `training_iteration`, the number of evaluations; `trial_id`, `METHOD/NUMBER`;
-        `date`, `time_total_s`, `pid`, `logdir`; and `config/KEY` for each hyper-parameter, with the
+        `date`, `time_total_s`, `logdir`; and `config/KEY` for each hyper-parameter, with the
         method as `config/algorithm.name`.
         """
         header, rows = self._study.header, []

@@ -17,7 +17,7 @@ class EarlyStopping(Callback):
 
     The run ends in an orderly way: see `RunView.stop`. Each value of the metric is compared with
     the best one so far. Values come from evaluations (`evaluation.every`), and those of splits
-    `train` and `server` from rounds. NaN is never an improvement.
+    `train`, `log` and `server` from rounds. NaN is never an improvement.
 
     Args:
         metric: Name of the metric as `split/protocol/metric` of metrics.csv, such as

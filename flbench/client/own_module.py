@@ -3,7 +3,7 @@
 The module's `training_step` computes the task loss, to which a method adds its terms, and its
 `configure_optimizers` makes the optimizer. All else (batches, gradients, clipping, projections) is
 that of `ClientModule`, so one client with all data trains the weights of Lightning's own Trainer,
-bit for bit.
+bit for bit in float64.
 """
 
 import copy

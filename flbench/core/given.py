@@ -46,6 +46,6 @@ def find(section: str) -> Any:
     """Return the object that was given for a section, or None.
 
     Args:
-        section: `data`, `partition`, `model` or `train.terms`.
+        section: `data`, `partition`, `model`, `train.terms` or `evaluation.metrics`.
     """
     return (_objects.get() or {}).get(section)

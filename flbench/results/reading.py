@@ -94,6 +94,9 @@ def check_run_folder(path: Path) -> None:
     """
     if not path.exists():
         raise UserError(f"{path} does not exist.")
+    for file, kind in (("study.json", "study"), ("comparison.json", "comparison")):
+        if (path / file).is_file():
+            raise UserError(f"{path} is a {kind}. Name one of the run folders in it.")
     if not (path / "config.yaml").is_file():
         raise UserError(f"{path} is not a run folder: it has no config.yaml.")
 

@@ -67,3 +67,6 @@ def test_command_prints_tables_json_and_errors(finished_run, other, capsys, tmp_
 
     assert app.main(["diff", str(finished_run), str(tmp_path)]) == 2
     assert "is not a run folder" in capsys.readouterr().err
+    (tmp_path / "study.json").touch()
+    assert app.main(["diff", str(finished_run), str(tmp_path)]) == 2
+    assert "is a study. Name one of the run folders" in " ".join(capsys.readouterr().err.split())
