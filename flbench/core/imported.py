@@ -6,7 +6,7 @@ import importlib.util
 import inspect
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
@@ -62,6 +62,64 @@ def find(path: str) -> Any:
             )
         found = getattr(found, part)
     return found
+
+
+def check_arguments(
+    function: Callable[..., Any],
+    takes: Sequence[str],
+    arguments: Mapping[str, Any],
+    what: str,
+    prefix: str = "",
+    others: Iterable[str] = (),
+) -> None:
+    """Check that a function of the user can be called with its arguments.
+
+    A function that is not written in Python may have no signature, and is then not checked.
+
+    Args:
+        function: The function.
+        takes: What it gets by position, in words.
+        arguments: Its keyword arguments by name.
+        what: The function as messages name it.
+        prefix: What stands before the name of an argument in its key, such as `partition.args.`.
+        others: Further names that the user may have meant.
+
+    Raises:
+        ConfigError: The function has no such keyword argument, or cannot be called so.
+
+    >>> def scheme(y, clients, rng, /, shift=0): ...
+    >>> takes = ["labels", "number of clients", "random generator"]
+    >>> check_arguments(scheme, takes, {"shift": 1}, "`in_turn`")
+    >>> check_arguments(scheme, takes, {"y": 1}, "`in_turn`")
+    Traceback (most recent call last):
+        ...
+    flbench.core.errors.ConfigError: `in_turn` has no keyword argument `y`. It has: shift.
+    """
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return
+    accepted = list(signature.parameters.values())
+    names = [
+        one.name for one in accepted if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)
+    ]
+    keys = [
+        one.name
+        for one in accepted
+        if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)
+        and one.name not in names[: len(takes)]
+    ]
+    if not any(one.kind is one.VAR_KEYWORD for one in accepted):
+        for key in (key for key in arguments if key not in keys):
+            hint = did_you_mean(key, [*keys, *others]) or f" It has: {', '.join(keys) or 'none'}."
+            raise ConfigError(f"{what} has no keyword argument `{prefix}{key}`.{hint}")
+    try:
+        signature.bind(*[None] * len(takes), **arguments)
+    except TypeError as error:
+        raise ConfigError(
+            f"{what} must accept {', '.join(takes)} and the keyword arguments {sorted(arguments)}:"
+            f" {error}."
+        ) from error
 
 
 def path_of(thing: Any) -> str | None:

@@ -1,18 +1,20 @@
 """Partition schemes of the user: a function that distributes samples to clients."""
 
-import inspect
 from collections.abc import Callable
 from copy import deepcopy
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from flbench.config.schema import PartitionConfig
 from flbench.core import given, imported
-from flbench.core.errors import ConfigError, did_you_mean
+from flbench.core.errors import ConfigError
 
 Indices = NDArray[np.int64]
+
+TAKES: Final = ("labels", "number of clients", "random generator")
+"""What a scheme gets by position, in words."""
 
 
 def assign(
@@ -40,7 +42,7 @@ def assign(
         _unchanged_source(config)
     what = f"`partition.scheme={config.scheme}`"
     arguments = deepcopy(config.args or {})  # the function may change a list
-    _check_arguments(scheme, arguments, what)
+    imported.check_arguments(scheme, TAKES, arguments, what, "partition.args.")
     try:
         found = scheme(y.copy(), clients, rng, **arguments)
         parts = list(found)
@@ -109,27 +111,6 @@ def _function(config: PartitionConfig) -> Callable[..., Any]:
         )
     function: Callable[..., Any] = found
     return function
-
-
-def _check_arguments(scheme: Callable[..., Any], arguments: dict[str, Any], what: str) -> None:
-    """Raise a ConfigError if a function cannot be called with three values and `arguments`."""
-    try:
-        signature = inspect.signature(scheme)
-    except (TypeError, ValueError):  # functions that are not written in Python may have none
-        return
-    accepted = signature.parameters.values()
-    keys = [one.name for one in accepted if one.kind is not one.POSITIONAL_ONLY][3:]
-    if not any(one.kind is one.VAR_KEYWORD for one in accepted):
-        for key in (key for key in arguments if key not in keys):
-            hint = did_you_mean(key, keys) or f" It has: {', '.join(keys) or 'none'}."
-            raise ConfigError(f"`partition.args.{key}` is not a keyword argument of {what}.{hint}")
-    try:
-        signature.bind(None, None, None, **arguments)
-    except TypeError as error:
-        raise ConfigError(
-            f"{what} must accept labels, number of clients, random generator and the keyword"
-            f" arguments {sorted(arguments)} of `partition.args`: {error}."
-        ) from error
 
 
 def _checked(

@@ -7,7 +7,6 @@ method measures without training on it (Statistics, such as the losses by which 
 cluster) stays with the plain cross entropy.
 """
 
-import inspect
 import traceback
 from dataclasses import dataclass, replace
 from functools import partial
@@ -23,7 +22,7 @@ from flbench.client.program import CrossEntropyTerm, LocalProgram, LossTerm, Pha
 from flbench.client.step import local_loss
 from flbench.config.schema import Config, OwnTermConfig, TermConfig
 from flbench.core import imported
-from flbench.core.errors import ConfigError, did_you_mean
+from flbench.core.errors import ConfigError
 from flbench.core.given import OBJECT
 from flbench.core.registry import TERMS
 from flbench.core.types import Batch, State, StepContext, Tree
@@ -214,21 +213,13 @@ def _own_term(entry: OwnTermConfig) -> OwnTerm:
         raise ConfigError(
             f"`{entry.name}` is {type(term.function).__name__}, not a function of a StepContext."
         )
-    signature = inspect.signature(term.function)
-    accepted = signature.parameters.values()
-    keys = [one.name for one in accepted if one.kind is not one.POSITIONAL_ONLY][1:]
-    if not any(one.kind is one.VAR_KEYWORD for one in accepted):
-        for key in (key for key in arguments if key not in keys):
-            hint = did_you_mean(key, [*keys, *OwnTermConfig.model_fields])
-            listed = f" It has: {', '.join(keys) or 'none'}."
-            raise ConfigError(f"`{entry.name}` has no keyword argument `{key}`.{hint or listed}")
-    try:
-        signature.bind(None, **arguments)
-    except TypeError as error:
-        raise ConfigError(
-            f"`{entry.name}` must accept a StepContext and the keyword arguments"
-            f" {sorted(arguments)}: {error}."
-        ) from error
+    imported.check_arguments(
+        term.function,
+        ["a StepContext"],
+        arguments,
+        f"`{entry.name}`",
+        others=OwnTermConfig.model_fields,
+    )
     return term
 
 

@@ -33,7 +33,12 @@ def test_function_path_and_object_give_the_same_partition():
     by_function = dealt(own_parts.every_kth, args={"shift": 2})
     by_object = dealt(lambda y, clients, rng: own_parts.every_kth(y, clients, rng, 2))
 
-    assert by_path.hash == by_function.hash == by_object.hash
+    by_position = dealt(
+        lambda y, clients, rng, /, shift: own_parts.every_kth(y, clients, rng, shift),
+        args={"shift": 2},
+    )
+
+    assert by_path.hash == by_function.hash == by_object.hash == by_position.hash
     assert by_path.hash != dealt(SCHEME).hash
     assert by_path.sizes[["train", "validation", "test"]].sum(axis=1).tolist() == [30, 30, 30]
     assert (by_function.config["scheme"], by_object.config["scheme"]) == (SCHEME, "object")
