@@ -56,13 +56,7 @@ class RunFolder(LockedFolder):
             UserError: The folder cannot be created or written to.
             RunError: The disk is full or failed.
         """
-        folder = cls.make(root / experiment, run, "checkpoints")
-        try:
-            folder.write("metrics.csv", metrics_file.header_line())
-        except RunError:
-            folder.close()
-            raise
-        return folder
+        return cls.make(root / experiment, run, "checkpoints")._begun()
 
     @classmethod
     def at(cls, path: Path) -> Self:
@@ -74,17 +68,22 @@ class RunFolder(LockedFolder):
 
         Raises:
             UserError: Another process writes to the folder.
+            RunError: The disk is full or failed.
             OSError: The folder cannot be made.
         """
         (path / "checkpoints").mkdir(parents=True, exist_ok=True)
         folder = cls(path)
         folder.lock()
+        return folder._begun()
+
+    def _begun(self) -> Self:
+        """Write the header of metrics.csv, and return the folder; unlock it if the disk fails."""
         try:
-            folder.write("metrics.csv", metrics_file.header_line())
+            self.write("metrics.csv", metrics_file.header_line())
         except RunError:
-            folder.close()
+            self.close()
             raise
-        return folder
+        return self
 
     @classmethod
     def reopen(cls, path: Path) -> Self:
