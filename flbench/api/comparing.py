@@ -175,12 +175,16 @@ def resume(path: Path, *, progress: bool = True, **keys: Any) -> PlannedComparis
         path: Folder of the comparison.
         progress: Whether to show the progress.
         keys: `jobs`; `methods` and `seeds` to add methods and repetitions; sections and dotted keys
-            that may change on resume; and `data`, `partition`, `model` or the functions of `train`,
-            if the comparison began with objects without an import path.
+            that may change on resume; and `data`, `partition`, `model` (or `module`) and the
+            functions of `train` and `evaluation`, if the comparison began with objects without an
+            import path.
+
+    Returns:
+        The comparison, with the new cells.
 
     Raises:
-        UserError: The folder is not that of a comparison, another process writes to it, or a key
-            must not change.
+        UserError: The folder is not that of a comparison, another process writes to it, a key must
+            not change, or an object must be given again.
         RunError: All cells failed, or a server of Ray was lost.
         KeyboardInterrupt: The comparison was interrupted again.
     """

@@ -12,8 +12,7 @@ if TYPE_CHECKING:
 class ComparisonPlots:
     """Draws the pictures of a comparison's page; a notebook shows what a method returns.
 
-    Each method draws one place, a data set with a setting. `place` may be left out if there is only
-    one.
+    Each method draws one place, a data set with a setting.
 
     Args:
         analysis: The tables of the comparison.
@@ -26,7 +25,7 @@ class ComparisonPlots:
         """Draw the metric of each method: mean, 95 % interval, and a dot for each repetition.
 
         Args:
-            place: Label of the place.
+            place: Label of the place; it may be left out if there is only one.
 
         Raises:
             UserError: There is no such place, or several and none is named.
@@ -39,7 +38,7 @@ class ComparisonPlots:
         """Draw a heat map of the recall by method and class.
 
         Args:
-            place: Label of the place.
+            place: Label of the place; it may be left out if there is only one.
 
         Raises:
             UserError: There is no such place, or several and none is named.
@@ -52,10 +51,10 @@ class ComparisonPlots:
         """Draw a heat map of the recall by class minus the baseline's.
 
         Args:
-            place: Label of the place.
+            place: Label of the place; it may be left out if there is only one.
 
         Raises:
-            UserError: There is no such place, several and none is named, or a single method.
+            UserError: There is no such place, several and none is named, or only one method.
         """
         from flbench.comparison import figures
 
@@ -67,7 +66,7 @@ class ComparisonPlots:
         """Draw the share of clients below each accuracy, a line for each method.
 
         Args:
-            place: Label of the place.
+            place: Label of the place; it may be left out if there is only one.
 
         Raises:
             UserError: There is no such place, or several and none is named.
@@ -77,10 +76,12 @@ class ComparisonPlots:
         return figures.client_accuracy(self._analysis, self._place(place))
 
     def gains(self, place: str | None = None) -> "Figure":
-        """Draw each client's gain over Local-Only against its samples and its skew.
+        """Draw each client's gain in accuracy over Local-Only against its samples and its skew.
+
+        The skew is the distance of a client's class shares from those of all clients, in [0, 1].
 
         Args:
-            place: Label of the place.
+            place: Label of the place; it may be left out if there is only one.
 
         Raises:
             UserError: There is no such place, several and none is named, or there are no runs
@@ -99,7 +100,7 @@ class ComparisonPlots:
         """Draw the metric by rounds, bytes and seconds: mean and range of the repetitions.
 
         Args:
-            place: Label of the place.
+            place: Label of the place; it may be left out if there is only one.
 
         Raises:
             UserError: There is no such place, or several and none is named.
@@ -112,7 +113,7 @@ class ComparisonPlots:
         """Draw the metric against bytes and seconds, with the Pareto front.
 
         Args:
-            place: Label of the place.
+            place: Label of the place; it may be left out if there is only one.
 
         Raises:
             UserError: There is no such place, or several and none is named.
@@ -125,7 +126,7 @@ class ComparisonPlots:
         """Draw the mean ranks over places with the critical difference.
 
         Raises:
-            UserError: There is a single place.
+            UserError: There is only one place, or no two methods that all places have.
         """
         from flbench.comparison import figures
 

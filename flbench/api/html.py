@@ -57,7 +57,7 @@ def card(title: str, *pieces: str) -> str:
 
 
 def facts(values: Mapping[str, str]) -> str:
-    """Return names and values as a table.
+    """Return names and values as a table of HTML, in which special characters are escaped.
 
     Args:
         values: Values by name, as text.

@@ -180,7 +180,10 @@ def of_resume(
     Args:
         path: The folder of the run or study.
         keys: Arguments by name.
-        file: The file in it with the configuration that it began with.
+        file: Path within the folder of the configuration that it began with.
+
+    Returns:
+        The arguments that change something, and the objects by the name of their section.
 
     Raises:
         ConfigError: The run or study did not begin with such an object.

@@ -51,10 +51,12 @@ class Comparison:
     def leaderboard(self) -> pd.DataFrame:
         """A row for each method of each place, best first.
 
-        Columns: `place`, `method`, `n` (runs); `mean`, `low` and `high` of the metric with its 95 %
-        interval; interquartile mean `iqm`, `iqm_low`, `iqm_high`; `rank`; `groups` (methods without
-        a common letter differ significantly); `macro_f1`, `rare_recall`, `worst10_accuracy`;
-        `bytes` and `seconds` of a run; `better_than`, a tuple of methods.
+        Columns: `place` and `method`; `n`, the number of runs; `mean` of the metric over the runs,
+        with the ends `low` and `high` of its 95 % interval; interquartile mean `iqm` with
+        `iqm_low` and `iqm_high`; `rank`, 1 for the largest mean; `groups`, letters: two methods
+        without a common letter differ significantly; means of `macro_f1`, `rare_recall`,
+        `worst10_accuracy`, and of the `bytes` and `seconds` of a run; `better_than`, a tuple of the
+        methods that are significantly worse.
         """
         return self._analysis.leaderboard.copy()
 

@@ -245,9 +245,13 @@ def carry_on(
         loggers: Loggers of Lightning.
         objects: Objects of the user without an import path, by the name of their section.
 
+    Returns:
+        The folder, and the process that sends it to MLflow if there is one. Nothing is trained if
+        the run was finished before.
+
     Raises:
         UserError: The folder is not a run folder, another process writes to it, a key must not
-            change, or the data are others than before.
+            change, an object must be given again, or the data are others than before.
         RunError: The run or a callback failed.
         KeyboardInterrupt: The run was interrupted again and saved.
     """

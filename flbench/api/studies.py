@@ -126,8 +126,9 @@ class Study:
 
         Columns: `method` str; `variant` str, `default` or `tuned` parameters; `seed` int64; `trial`
         int64, the trial whose parameters it has; `validation.METRIC` and `test.METRIC` float64,
-        after the last round; bytes int64 and `seconds` float64 of the whole run; `path` str, which
-        `fl.load` reads. If the default parameters won the search, the method has no tuned rows.
+        after the last round; `up_bytes`, `down_bytes`, `peer_bytes` and `setup_bytes` int64 and
+        `seconds` float64 of the whole run; `path` str, which `fl.load` reads. If the default
+        parameters won the search, the method has no tuned rows.
         """
         rows = []
         for final in self._study.finals:

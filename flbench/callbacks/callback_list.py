@@ -15,6 +15,10 @@ from flbench.core.errors import CallbackError, ConfigError, RunError, UserError
 class CallbackList:
     """The callbacks of a run. Hooks are called in the order of the callbacks.
 
+    If the hook of a callback raises an exception, the hook of the others is still called. Then the
+    first error is raised: a UserError or RunError as it is, another exception as a CallbackError
+    that names the callback and its hook.
+
     Args:
         callbacks: The callbacks.
 
@@ -85,7 +89,7 @@ class CallbackList:
             error.add_note(str(failure))
 
     def on_note(self, text: str) -> None:
-        """Call this hook of all callbacks; what it raises is raised by the next hook."""
+        """Call this hook of all callbacks; an error is raised when the next hook is called."""
         try:
             self._call_all("on_note", text)
         except (UserError, RunError) as failure:

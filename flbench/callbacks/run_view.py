@@ -262,7 +262,7 @@ class RunView:
             self._progress.stop = Stop(reason=reason)
 
     def note(self, text: str) -> None:
-        """Show a note to the user, and add it to `notes` in summary.json.
+        """Show a note to the user, and add it to `notes` in summary.json, where it stands once.
 
         Args:
             text: One sentence.

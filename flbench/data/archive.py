@@ -170,6 +170,9 @@ def open_zip(path: Path) -> zipfile.ZipFile:
     Args:
         path: The file.
 
+    Returns:
+        The open file, which the caller closes.
+
     Raises:
         DataError: The file is damaged, is a pipe or a device, or has an entry that is encrypted or
             packed by an unknown method.

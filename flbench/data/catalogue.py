@@ -33,8 +33,8 @@ def data_set(config: DataConfig) -> Entry:
 
     Returns:
         `name`, `title`, `classes` (number of classes) and `shape` of a sample (None for files that
-        have not been read), `from` (its origin), `looked_up` (the paths that are searched), and
-        `found` (the first of them that exists, or None).
+        have not been read), `from` (its origin), `looked_up` (the paths that are searched, and the
+        library that loads it otherwise), and `found` (where it is stored, or None).
 
     Raises:
         DataError: The name is unknown and there is no such file.

@@ -157,7 +157,8 @@ class Federation:
         """Return a copy for another seed of the run, with the same samples for every client.
 
         Args:
-            seed: Seed of the run; it determines the order that ranges and limits are applied to.
+            seed: Seed of the run. It determines which samples `rows` returns for a range or a
+                limit, and which samples of the common test set a limit selects.
         """
         return replace(self, seed=seed)
 

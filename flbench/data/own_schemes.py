@@ -66,7 +66,7 @@ def sha256(config: PartitionConfig, partition_hash: str) -> str | None:
         The hash; None if the scheme is one of flbench.
 
     Raises:
-        ConfigError: It is another one than `partition.sha256`.
+        ConfigError: It is another one than `partition.sha256`, or the source file cannot be read.
     """
     if not config.is_own:
         return None

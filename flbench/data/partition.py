@@ -44,7 +44,7 @@ class Partition:
     def hash(self) -> str:
         """Return the SHA-256 (hex) over the labels and the rows of all clients.
 
-        Partitions with equal hashes give every client the same samples.
+        Partitions of one data set with equal hashes give every client the same samples.
         """
         sha = hashlib.sha256(self.labels.encode())
         for part in PARTS:

@@ -62,7 +62,7 @@ def encode(partition: Partition, dataset: Dataset, config: PartitionConfig) -> t
 
 
 def data_hash(dataset: Dataset) -> str:
-    """Return the SHA-256 (hex) over all samples and labels of a data set.
+    """Return the SHA-256 (hex) over a data set: samples, labels, words, and size of its train part.
 
     Args:
         dataset: The data set.

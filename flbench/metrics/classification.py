@@ -53,7 +53,7 @@ def pooled(
         confusable: Ids of the confusable classes.
 
     Returns:
-        Values in [0, 1], or None where there are no samples:
+        Values, or None where there are no samples. Those of flbench are in [0, 1]:
 
         - `accuracy`: accuracy over all samples.
         - `accuracy_mean`: mean of the clients' accuracies, over clients with samples.

@@ -44,7 +44,7 @@ class ConfusionCounts:
 
     @staticmethod
     def of_matrices(confusions: Tensor) -> "ConfusionCounts":
-        """Return the counts of N clients with known confusion matrices.
+        """Return the counts of N clients with known confusion matrices, without own metrics.
 
         Args:
             confusions: Confusion matrices [N, C, C] int64.
