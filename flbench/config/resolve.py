@@ -1,7 +1,7 @@
 """Merging and checking of configuration layers; all errors are reported together."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, cast, get_args
+from typing import Any, cast, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError, create_model
 
@@ -197,7 +197,10 @@ def _contradictions(config: Config) -> list[tuple[str, str]]:
 
 
 def _origin(path: str, origins: dict[str, str]) -> str:
-    """Return the origin of a key, or else that of the nearest section above it that has one."""
+    """Return the origin of a key, or else that of a key below it or of the nearest one above it."""
+    below = next((key for key in origins if key.startswith(f"{path}.")), None)
+    if path not in origins and below is not None:
+        return origins[below]
     while path not in origins and "." in path:
         path = path.rpartition(".")[0]
     return origins.get(path, "default")
@@ -207,12 +210,15 @@ def _location(item: Any, schema: type[BaseModel]) -> list[Any]:
     """Return the location of one of pydantic's errors within the configuration.
 
     For a key that accepts several types, pydantic appends the type that it tried; it is left out.
+    Of a value in a section of free names, such as `partition.args`, only the name is kept.
     """
     location: list[Any] = []
-    section: type[BaseModel] | None = schema
+    section: Any = schema
     for part in item["loc"]:
         if section is not None or isinstance(part, int):
             location.append(part)
+        if get_origin(section) is dict and not _is_model(get_args(section)[1]):
+            return location
         section = None if section is None else _section(section, str(part))
     return location
 
@@ -247,6 +253,8 @@ def _error_message(
         listed = f" Keys there: {', '.join(keys)}."
         return f"`{path}` is not a key of {where} ({place}).{hint or listed}"
     if kind == "missing":
+        if isinstance(location[-1], str):
+            return f"`{path}` is missing."
         return f"`{path.rpartition('.')[0]}` is too short: it needs more values ({place})."
     if kind in ("too_short", "too_long"):
         return f"`{path}` has a wrong number of values, got {got} ({place})."
@@ -259,7 +267,7 @@ def _error_message(
         return f"`{path}` must be a section with keys{names}, got {got} ({place})."
     if kind == "string_pattern_mismatch":
         return f"`{path}` must match {context['pattern']}, got {got} ({place})."
-    conditions = " or ".join(_condition(one) for one in items)
+    conditions = " or ".join(dict.fromkeys(_condition(one) for one in items))
     hint = ""
     if kind == "literal_error":
         choices = str(context["expected"]).replace("'", "").replace(" or ", ", ").split(", ")
@@ -285,17 +293,30 @@ def _elsewhere(schema: type[BaseModel], key: str, prefix: str = "") -> str:
         if name == key and prefix:
             return f" Did you mean `{prefix}{name}`?"
         nested = _section(schema, name)
-        if nested is not None and (hint := _elsewhere(nested, key, f"{prefix}{name}.")):
+        if _is_model(nested) and (hint := _elsewhere(nested, key, f"{prefix}{name}.")):
             return hint
     return ""
 
 
-def _section(schema: type[BaseModel], name: str) -> type[BaseModel] | None:
-    """Return the schema of the section `name`; None if it is not a section."""
-    field = schema.model_fields.get(name)
-    kinds = [] if field is None else [field.annotation, *get_args(field.annotation)]
-    nested = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)]
-    return nested[0] if nested else None
+def _section(schema: Any, name: str) -> Any:
+    """Return the type of the section `name`; None if it is not a section.
+
+    Args:
+        schema: A section: a model, or a dict whose names are the user's own.
+        name: A key of the section.
+    """
+    if get_origin(schema) is dict:
+        kinds = [get_args(schema)[1]]
+    else:
+        field = schema.model_fields.get(name)
+        kinds = [] if field is None else [field.annotation, *get_args(field.annotation)]
+    sections = [kind for kind in kinds if _is_model(kind) or get_origin(kind) is dict]
+    return sections[0] if sections else None
+
+
+def _is_model(kind: Any) -> bool:
+    """Return whether a type is a section with keys of its own."""
+    return isinstance(kind, type) and issubclass(kind, BaseModel)
 
 
 def _keys_at(schema: type[BaseModel], location: Sequence[Any]) -> list[str]:
@@ -305,4 +326,4 @@ def _keys_at(schema: type[BaseModel], location: Sequence[Any]) -> list[str]:
         if nested is None:
             return []
         schema = nested
-    return list(schema.model_fields)
+    return list(schema.model_fields) if _is_model(schema) else []

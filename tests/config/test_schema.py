@@ -202,3 +202,19 @@ def test_leaves_are_dotted_paths():
 )
 def test_schedule_is_a_function_of_the_round(schedule, done, expected):
     assert schedule.factor(done, 10) == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("override", "sentence"),
+    [
+        ("evaluation.metrics.x.sorce=a:b", "`evaluation.metrics.x.sorce` is not a key"),
+        ("evaluation.metrics.x.sha256=1", "`evaluation.metrics.x.source` is missing."),
+        ("evaluation.metrics.x=3", "`evaluation.metrics.x` must be a section with keys, got 3"),
+        ("partition.args.sizes=[[1], [2, 3]]", "`partition.args.sizes` must be"),
+    ],
+)
+def test_wrong_values_below_names_of_the_user_are_named_whole(override, sentence):
+    with pytest.raises(ConfigError) as caught:
+        resolve([from_overrides([override])])
+    assert sentence in str(caught.value)
+    assert "(default)" not in str(caught.value)
