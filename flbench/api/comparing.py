@@ -311,7 +311,7 @@ def carry_on(
         supervisor.note = _note(folder)
         before, about = read_design(folder.path)
         design, changed = _added(before, asked, path)
-        prepared = _prepared(design, jobs, caller, own)
+        prepared = _prepared(design, jobs, caller, own, begun=True)
         prepare.check_existing(prepared, folder)
         running.wait_for_orphans(folder, list(running.unfinished(prepared, folder)))
         left = list(running.unfinished(prepared, folder))
@@ -657,11 +657,23 @@ def _prepared(
     jobs: int | None,
     caller: Caller,
     own: tuple[Mapping[str, Any], Mapping[str, Any]],
+    *,
+    begun: bool = False,
 ) -> "Prepared":
-    """Check a comparison, and tell the caller the notes about it."""
+    """Check a comparison, and tell the caller the notes about it.
+
+    Args:
+        design: The design.
+        jobs: Cells at the same time; None for one per core.
+        caller: Who gets the notes.
+        own: Objects of the user by section, and data of the user by label of the data set.
+        begun: Whether the comparison has begun, and so has an engine.
+    """
     from flbench.comparison import prepare
 
-    prepared = prepare.prepare(design, Samples(*own), jobs)
+    check = prepare.prepare if begun else prepare.with_fastest_engine
+    with preserved():
+        prepared = check(design, Samples(*own), jobs)
     caller.tell(prepared.notes)
     return prepared
 

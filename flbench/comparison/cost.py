@@ -9,7 +9,7 @@ from typing import Any
 from flbench.comparison.plan import Cell, Design
 from flbench.comparison.prepare import Prepared
 from flbench.core.errors import RunError
-from flbench.experiment import assembly, estimate
+from flbench.experiment import shared_engine
 from flbench.experiment.estimate import MEASURING, START, WORKERS
 from flbench.reports.tables import size
 from flbench.reports.terminal import duration
@@ -115,14 +115,10 @@ def measure(prepared: Prepared, left: Sequence[Cell]) -> ComparisonCost:
             continue
         if found and time.monotonic() - begin > MEASURING:
             break
-        simple = assembly.altered(cell.config, "engine", name="sequential")
-        built = assembly.build(simple, prepared.samples.federation(cell))
         try:
-            measured = estimate.measure(built)
+            measured = shared_engine.estimated(cell.config, prepared.samples.federation(cell))
         except RunError:  # a method that diverges is no reason to refuse the others
             continue
-        finally:
-            built.engine.close()
         found[cell.method, cell.place] = START + measured.total
         memory = max(memory, measured.memory)
     methods = tuple(dict.fromkeys(cell.method for cell in prepared.cells))

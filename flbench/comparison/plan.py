@@ -245,9 +245,8 @@ def _check_cell(config: Config) -> None:
         )
     if config.engine.name == "auto":
         raise ConfigError(
-            "`engine.name=auto`: each cell would measure the engines while other cells are trained,"
-            " and cells might choose different ones. Name an engine, such as"
-            " engine.name=sequential."
+            "`engine.name=auto` of one method, data set or setting: all cells have one engine."
+            " Give it for the whole comparison, or name an engine, such as engine.name=sequential."
         )
 
 

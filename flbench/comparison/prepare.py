@@ -2,7 +2,8 @@
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from importlib.util import find_spec
 from typing import Any, Final
 
@@ -12,13 +13,15 @@ from flbench.comparison.plan import Cell, Design
 from flbench.comparison.samples import Samples
 from flbench.config.resolve import resolve
 from flbench.config.schema import Config
-from flbench.config.sources import from_file, leaves
+from flbench.config.sources import Layer, from_file, from_values, leaves, merge
 from flbench.core.errors import ConfigError, UserError
 from flbench.core.wording import setting
-from flbench.experiment import assembly
+from flbench.experiment import assembly, shared_engine
 from flbench.experiment.lifecycle import CHANGEABLE_ON_RESUME
 
 PER_CORE: Final = 8  # processes that a comparison starts on each core of this machine, at most
+MEASURED: Final = f"{plan.ORIGIN}, measured"
+"""Origin of the engine's keys if the comparison has chosen it."""
 SEEDS: Final = ("seed", "partition.seed", "partition.sha256")  # what differs between repetitions
 
 Place = tuple[str, str]
@@ -48,6 +51,55 @@ class Prepared:
     threads: int
     gpus: float
     notes: tuple[str, ...]
+
+
+def with_fastest_engine(design: Design, samples: Samples, jobs: int | None) -> Prepared:
+    """Check a design as `prepare` does, and choose the engine if the design does not name one.
+
+    All cells of the comparison have the engine that is the fastest for them together. The choice
+    becomes a part of the design.
+
+    Args:
+        design: The design.
+        samples: Data of the comparison, not yet loaded.
+        jobs: Number of cells to train at the same time; None for one per core.
+
+    Raises:
+        UserError: The comparison cannot be carried out.
+    """
+    named = _value(design.base, "engine.name")
+    others = (one.layer for one in (*design.methods, *design.data))
+    is_elsewhere = "engine.name" in design.grid or any(_value(one, "engine.name") for one in others)
+    if is_elsewhere or named not in (None, "auto"):
+        return prepare(design, samples, jobs)
+    prepared = prepare(_with_engine(design, {"engine.name": "sequential"}), samples, jobs)
+    firsts = [cell for cell in prepared.cells if not cell.repetition]
+    # One method of each place comes first: nets and data decide more than methods.
+    order = {cell.place: cell for cell in reversed(firsts)}.values()
+    choice = shared_engine.choose(
+        (
+            (cell.config, partial(samples.federation, cell))
+            for cell in (*order, *(cell for cell in firsts if cell not in order))
+        ),
+        len(prepared.cells),
+        prepared.jobs,
+        asked=named == "auto",
+    )
+    if choice.note is not None:
+        chosen = {"engine.name": choice.name, "engine.block": choice.block}
+        design = _with_engine(design, chosen)
+    notes = (*prepared.notes, *([] if choice.note is None else [choice.note]))
+    return replace(prepared, design=design, cells=tuple(plan.cells(design)), notes=notes)
+
+
+def _with_engine(design: Design, values: Mapping[str, Any]) -> Design:
+    """Return a design with these keys of the engine."""
+    return replace(design, base=Layer(*merge([design.base, from_values(values, MEASURED)])))
+
+
+def _value(layer: Layer, path: str) -> Any:
+    """Return a value of a layer by its dotted key; None if the layer does not set it."""
+    return leaves(layer.tree).get(path)
 
 
 def prepare(design: Design, samples: Samples, jobs: int | None) -> Prepared:

@@ -58,23 +58,23 @@ def choose(
         state: State before the first round of training; it is not changed.
         make: Function that builds an engine by its name.
     """
-    candidates = [_measured("sequential", config, algorithm, state, make)]
+    candidates = [measured("sequential", config, algorithm, state, make)]
     left_out = ""
     try:
-        candidates.append(_measured("vectorized", config, algorithm, state, make))
+        candidates.append(measured("vectorized", config, algorithm, state, make))
     except ConfigError:  # the precision, the net, or an operation in a loss term
         left_out = " The vectorized engine cannot train this configuration."
     several = len(os.sched_getaffinity(0)) > 1
     if several and find_spec("ray") and min(one.total for one in candidates) > RAY_MINIMUM_SECONDS:
         with suppress(ConfigError, RunError):  # Ray cannot be started on this machine
-            candidates.append(_measured("ray", config, algorithm, state, make))
+            candidates.append(measured("ray", config, algorithm, state, make))
     best = min(candidates, key=lambda one: one.total)
     times = ", ".join(f"{one.name} {one.round:.3g} s" for one in candidates)
     reason = f"engine.name=auto chose {best.name}: a round takes about {times}.{left_out}"
     return best.name, reason
 
 
-def _measured(
+def measured(
     name: str,
     config: Config,
     algorithm: Algorithm,

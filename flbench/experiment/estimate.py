@@ -41,6 +41,7 @@ class Estimate:
         client: Seconds that a client takes in a round besides its steps.
         evaluate: Seconds that one evaluation of all clients takes.
         common: Seconds that one evaluation on the common test set takes; 0 if there is none.
+        training: Seconds that the training of all rounds takes.
         total: Seconds that the whole run takes.
         data: Bytes of all samples.
         state: Bytes of the tensors that server and clients store.
@@ -57,6 +58,7 @@ class Estimate:
     client: float
     evaluate: float
     common: float
+    training: float
     total: float
     data: int
     state: int
@@ -93,6 +95,7 @@ def measure(experiment: Experiment) -> Estimate:
     every, often = config.evaluation_period, config.evaluation.common.every
     evaluated = -(-config.train.rounds // every) * evaluate
     evaluated += (2 if often is None else -(-config.train.rounds // often)) * common
+    training = config.train.rounds * (steps * step + cohort * besides)
     kept = nbytes(first.results.kept) + nbytes(first.results.sent.values)
     samples = experiment.federation
     return Estimate(
@@ -105,7 +108,8 @@ def measure(experiment: Experiment) -> Estimate:
         client=besides,
         evaluate=evaluate,
         common=common,
-        total=config.train.rounds * (steps * step + cohort * besides) + evaluated,
+        training=training,
+        total=training + evaluated,
         data=nbytes({"x": samples.x, "y": samples.y}),
         state=nbytes(state.server) + nbytes(state.clients),
         results=kept * cohort,

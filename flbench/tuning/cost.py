@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from flbench.core.errors import RunError
-from flbench.experiment import assembly, estimate
+from flbench.experiment import shared_engine
 from flbench.experiment.estimate import MEASURING, START, WORKERS
 from flbench.reports.tables import size
 from flbench.reports.terminal import duration
@@ -144,10 +144,10 @@ class StudyCost:
             sentences.append(
                 f"cost: the search varies {', '.join(self.varying)}, which changes these times."
             )
-        if self.engine != "sequential":
+        if self.engine == "ray":
             sentences.append(
-                "cost: the times are those of engine.name=sequential;"
-                f" engine.name={self.engine} may be faster."
+                "cost: the times are those of engine.name=sequential; engine.name=ray may be"
+                " faster."
             )
         return sentences
 
@@ -168,15 +168,10 @@ def measure(prepared: Prepared) -> StudyCost:
     for method, mine in prepared.configs.items():
         if seconds and time.monotonic() - begin > MEASURING:
             break
-        built = assembly.build(
-            assembly.altered(mine, "engine", name="sequential"), prepared.federation
-        )
         try:
-            found = estimate.measure(built)
+            found = shared_engine.estimated(mine, prepared.federation)
         except RunError:  # a method that diverges with default parameters is no reason to refuse
             continue
-        finally:
-            built.engine.close()
         seconds[method] = START + found.total
         memory = max(memory, found.memory)
     mean = sum(seconds.values()) / max(1, len(seconds))

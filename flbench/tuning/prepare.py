@@ -2,8 +2,8 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Final
 
 from flbench.config.resolve import resolve
 from flbench.config.schema import Config, OwnModelConfig, OwnTermConfig
@@ -14,7 +14,7 @@ from flbench.core.errors import ConfigError, DataError, UserError
 from flbench.core.wording import setting
 from flbench.data import partition_files
 from flbench.data.federation import Federation
-from flbench.experiment import assembly, own_metrics, provenance
+from flbench.experiment import assembly, own_metrics, provenance, shared_engine
 from flbench.metrics import ranking_names
 from flbench.metrics.own import SUFFIXES
 from flbench.results.study_folder import PERSONAL
@@ -40,6 +40,8 @@ KEPT = (
     *("trials", "search", "scheduler", "metric", "deployment"),
     *("seeds", "gpus", "retries", "address"),
 )
+ORIGIN: Final = "flbench tune, measured"
+"""Origin of the engine's keys if the study has chosen it."""
 
 
 @dataclass(frozen=True)
@@ -159,7 +161,12 @@ def prepare(
         notes += fit_notes
         _check_own_optimizer(spaces[method], config)
     federation = load(config, request.metric)
-    resources = resources_of(request, assembly.fill_defaults(config).engine)
+    engine = assembly.fill_defaults(config).engine
+    origin = resolved[request.methods[0]][1].get("engine.name", "default")
+    is_named = engine.name != "auto" and origin != "default"
+    if not is_named:
+        engine = engine.model_copy(update={"name": "sequential"})
+    resources = resources_of(request, engine)
     configs = {}
     for method, (mine, _) in resolved.items():
         configs[method], found_notes = complete(mine, federation, resources, request.deployment)
@@ -176,7 +183,40 @@ def prepare(
         parcel,
     )
     prepared.samplers()  # raises an error if a grid is larger than the budget
-    return prepared
+    if is_named:
+        return prepared
+    return _with_fastest_engine(prepared, asked=config.engine.name == "auto")
+
+
+def _with_fastest_engine(prepared: Prepared, *, asked: bool) -> Prepared:
+    """Return a study whose trials have the engine that is the fastest for them.
+
+    It is chosen once, before the study begins, and written into each method's configuration.
+
+    Args:
+        prepared: The study.
+        asked: Whether the user asks for the choice.
+    """
+    request = prepared.request
+    choice = shared_engine.choose(
+        ((config, lambda: prepared.federation) for config in prepared.configs.values()),
+        len(request.methods) * (request.trials + request.seeds),
+        prepared.resources.concurrent,
+        asked=asked,
+    )
+    values = {"name": choice.name, "block": choice.block}
+    engine = prepared.resources.engine.model_copy(update=values)
+    where = {"engine.name": ORIGIN, "engine.block": ORIGIN} if choice.note is not None else {}
+    return replace(
+        prepared,
+        resources=replace(prepared.resources, engine=engine),
+        configs={
+            method: config.model_copy(update={"engine": engine})
+            for method, config in prepared.configs.items()
+        },
+        origins={method: places | where for method, places in prepared.origins.items()},
+        notes=(*prepared.notes, *([] if choice.note is None else [choice.note])),
+    )
 
 
 def load(config: Config, metric: str) -> Federation:

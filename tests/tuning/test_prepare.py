@@ -9,6 +9,7 @@ from flbench.config.schema import EngineConfig
 from flbench.config.sources import Layer, from_overrides
 from flbench.core.errors import ConfigError, UserError
 from flbench.core.given import METRICS, offered
+from flbench.experiment import shared_engine
 from flbench.results import study_folder
 from flbench.tuning import prepare
 from flbench.tuning.request import TuneRequest, resources_of
@@ -72,7 +73,6 @@ def begin(tmp_path):
         (("--resume", "nowhere", "--trials", "40"), "--trials cannot be used with --resume"),
         (("--resume", "nowhere", "seed=1"), "seed=1 cannot be used with --resume"),
         (("--algo", "fedavg", "--address", "auto"), "--concurrent"),
-        (("--algo", "fedavg", "engine.name=auto"), "engine.name=auto"),
         (("train.rounds=3",), "flbench tune hfcd fedavg"),
     ],
 )
@@ -250,3 +250,24 @@ def test_secret_of_an_address_is_in_no_file_of_a_study(begin):
     assert "tracking.uri=http://***@127.0.0.1:9" in folder.description()["command"]
     assert prepared.config.tracking.uri == address
     assert "s3cret" not in repr(prepared)
+
+
+@pytest.mark.parametrize(("asked", "named"), [((), False), (("engine.name=sequential",), True)])
+def test_all_methods_have_the_engine_that_the_study_chose(begin, monkeypatch, asked, named):
+    chosen = shared_engine.Choice("vectorized", 7, "engine: vectorized (measured).")
+    monkeypatch.setattr(shared_engine, "choose", lambda cases, *rest, asked: chosen)
+    folder, prepared = begin("fedavg", "hfcd", more=asked)
+    again = prepare.reopen(folder, {})
+    for study in (prepared, again):
+        found = {(one.engine.name, one.engine.block) for one in study.configs.values()}
+        assert found == {("sequential", None) if named else ("vectorized", 7)}
+        assert study.resources.engine.name == ("sequential" if named else "vectorized")
+    assert (chosen.note in prepared.notes) is not named
+
+
+def test_the_engine_of_a_study_can_be_left_to_it(begin):
+    _, prepared = begin("fedavg", more=("engine.name=auto",))
+    config = prepared.configs["fedavg"]
+    assert (config.engine.name == "vectorized") == (config.engine.block is not None)
+    assert config.engine.name in ("sequential", "vectorized")
+    assert prepared.notes[-1].startswith(f"engine: {config.engine.name}")

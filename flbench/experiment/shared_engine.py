@@ -1,0 +1,147 @@
+"""Choice of one engine for many trainings, by measuring before the first of them."""
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Final
+
+from torch import nn
+
+from flbench.config.schema import Config
+from flbench.core.errors import ConfigError, RunError
+from flbench.data.federation import Federation
+from flbench.engine.base import Engine
+from flbench.experiment import assembly, engine_choice, estimate
+from flbench.experiment.estimate import Estimate
+from flbench.experiment.rounds import training_state
+
+SHORT: Final = 60.0
+"""Seconds of training: where the sequential engine takes less, no other engine is measured."""
+ADVANTAGE: Final = 1.25
+"""The vectorized engine is chosen if the sequential one takes at least this many times as long."""
+MEASURING: Final = 6.0
+"""Seconds after which no further training is measured."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The engine of a study or a comparison.
+
+    Attributes:
+        name: `sequential` or `vectorized`.
+        block: Clients that the vectorized engine stacks; None for the sequential engine. It is a
+            part of the choice, because the order of sums depends on it, and a worker would choose
+            it by the memory that is free when it starts.
+        note: Why it was chosen; None if the trainings are short.
+    """
+
+    name: str
+    block: int | None = None
+    note: str | None = None
+
+
+def choose(
+    cases: Iterable[tuple[Config, Callable[[], Federation]]],
+    trainings: int,
+    at_once: int,
+    *,
+    asked: bool,
+) -> Choice:
+    """Return the fastest engine for all trainings of a study or a comparison.
+
+    A few steps of the first cases are measured, for about `MEASURING` seconds. The number of
+    threads that PyTorch uses in this process may change.
+
+    Args:
+        cases: Configurations that differ in what a step costs, such as the method, and a function
+            that returns the samples of each.
+        trainings: Number of trainings with these configurations.
+        at_once: Number of trainings at the same time, which share the memory.
+        asked: Whether the user asks for the choice (`engine.name=auto`). Otherwise trainings that
+            take less than `SHORT` seconds together have the sequential engine.
+    """
+    begin = time.monotonic()
+    slow = fast = 0.0  # seconds of a training by the sequential and by the vectorized engine
+    block: int | None = None
+    for config, samples in cases:
+        if slow and time.monotonic() - begin > MEASURING:
+            break
+        simple = _sequential(config)
+        built = assembly.build(simple, samples())
+        try:
+            if not asked and not slow and estimate.measure(built).total * trainings < SHORT:
+                return Choice("sequential")
+            make = partial(_engine, simple, built.net, built.federation)
+            state = training_state(built.algorithm, built.start())
+            one, other = (
+                engine_choice.measured(name, built.config, built.algorithm, state, make)
+                for name in ("sequential", "vectorized")
+            )
+            slow, fast = slow + one.total, fast + other.total
+            size = _block(make("vectorized"), built.config, at_once)
+            block = size if block is None else min(size, block)
+        except ConfigError:  # the precision, the net, or an operation in a loss term
+            return Choice(
+                "sequential",
+                note=f"engine: sequential, because the vectorized engine cannot train"
+                f" {config.algorithm.name} as it is configured.",
+            )
+        except RunError:  # a method that diverges is measured as the others
+            continue
+        finally:
+            built.engine.close()
+    if not slow:
+        return Choice("sequential")
+    ratio = slow / max(fast, 1e-9)
+    name = "vectorized" if ratio >= ADVANTAGE else "sequential"
+    times = (
+        f"engine: {name} (measured; set engine.name to use another). The sequential engine takes"
+        f" {ratio:.2g} times as long as the vectorized one."
+    )
+    return Choice(name, block if name == "vectorized" else None, times)
+
+
+def estimated(config: Config, federation: Federation) -> Estimate:
+    """Estimate the costs of a training with its engine before it begins.
+
+    Evaluations are estimated for the sequential engine. The training is estimated for the
+    vectorized engine if that is the one, and otherwise for the sequential engine.
+
+    Args:
+        config: Configuration of the training.
+        federation: Its samples.
+
+    Raises:
+        ConfigError: The method or the engine does not accept the configuration.
+        RunError: The models diverge in the first steps.
+    """
+    built = assembly.build(_sequential(config), federation)
+    try:
+        found = estimate.measure(built)
+        if config.engine.name != "vectorized":
+            return found
+        make = partial(_engine, config, built.net, federation)
+        state = training_state(built.algorithm, built.start())
+        fast = engine_choice.measured("vectorized", built.config, built.algorithm, state, make)
+    finally:
+        built.engine.close()
+    training = config.train.rounds * fast.round
+    return replace(found, training=training, total=found.total - found.training + training)
+
+
+def _sequential(config: Config) -> Config:
+    """Return a configuration with the sequential engine."""
+    return assembly.altered(config, "engine", name="sequential", block=None)
+
+
+def _engine(config: Config, net: nn.Module, federation: Federation, name: str) -> Engine:
+    """Return an engine by its name."""
+    named = assembly.fill_defaults(assembly.altered(config, "engine", name=name))
+    return assembly.build_engine(named, net, federation)
+
+
+def _block(engine: Engine, config: Config, at_once: int) -> int:
+    """Return how many clients to stack: all of them, or as many as this share of memory allows."""
+    fitting = engine.block(config.train.batch_size) or 1
+    return max(1, min(fitting // at_once, config.partition.clients or fitting))
