@@ -16,6 +16,8 @@ from flbench.core.errors import ConfigError, UserError
 
 DEFAULTS: Final = {"tracking": {"mlflow": False}}
 """Defaults in which a call from Python differs from the command line: see `fl.run`."""
+DEFAULT_ORIGIN: Final = "default of fl."
+"""Beginning of the origin of these defaults."""
 
 
 @runtime_checkable
@@ -52,7 +54,7 @@ def layers(
         for name, value in arguments.items()
         if value is not None or "." in name
     }
-    found = [from_values(DEFAULTS, f"default of fl.{function}")]
+    found = [from_values(DEFAULTS, f"{DEFAULT_ORIGIN}{function}")]
     if config is not None:
         found.append(from_file(path_of(config, "config")))
     return [*found, from_values(given, origin)]

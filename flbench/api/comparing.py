@@ -27,6 +27,7 @@ from flbench.core.wording import command_or_call, setting
 from flbench.data.own import is_own
 from flbench.experiment.lifecycle import CHANGEABLE_ON_RESUME
 from flbench.results import study_folder
+from flbench.tracking import mirror
 from flbench.tuning.study import now
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from flbench.tuning.supervisor import Supervisor
 
 FILES: Final = (".npz", ".zip", ".csv", ".tsv", ".parquet")  # ends of a data set's name in --data
+RESUMED: Final = "flbench compare --resume"  # origin of values that changed on resume
 DATA: Final = ("name", "path", "source")  # keys of `data` that say which data set it is
 NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
 
@@ -71,6 +73,7 @@ class Ending(NamedTuple):
         finished: Number of cells that are finished.
         comparison: The comparison.
         is_reported: Whether its report is in the folder.
+        notes: Sentences about what was not sent to MLflow.
     """
 
     path: Path
@@ -78,6 +81,7 @@ class Ending(NamedTuple):
     finished: int
     comparison: PlannedComparison
     is_reported: bool
+    notes: list[str]
 
 
 def compare(
@@ -98,6 +102,7 @@ def compare(
     train: Mapping[str, Any] | None = None,
     engine: Section | None = None,
     evaluation: Mapping[str, Any] | None = None,
+    tracking: Mapping[str, Any] | None = None,
     progress: bool = True,
     **keys: Any,
 ) -> PlannedComparison:
@@ -107,7 +112,7 @@ def compare(
     methods of a repetition have the same seeds, so that their results are paired.
 
     The sections of the configuration are given as to `fl.run`. Cells differ from runs in three
-    defaults: `engine.threads` is 1, `output.checkpoint_every` is 1, and nothing is sent to MLflow.
+    defaults: `engine.threads` is 1, `output.checkpoint_every` is 1, and `tracking.mlflow` is false.
     An interrupt keeps the cells that are finished, and raises KeyboardInterrupt, whose message
     names the call of `fl.resume` that continues the comparison.
 
@@ -133,6 +138,8 @@ def compare(
         train: Section `train`. Entries of `terms` may be functions, or have one as their `name`.
         engine: Section `engine`.
         evaluation: Section `evaluation`.
+        tracking: Section `tracking`. `{"mlflow": "auto"}` sends the comparison to MLflow while it
+            is trained.
         progress: Whether to show the progress.
         keys: Keys by their dotted names.
 
@@ -247,7 +254,8 @@ def start(
         name = re.sub(r"[^\w=.-]+", "_", "-".join(names), flags=re.ASCII)[:80]
         with closing(_addressed(ComparisonFolder.create(out, name), caller)) as folder:
             printed = [redact(argument) for argument in command]
-            folder.save(prepared.design, id=folder.path.name, created=now(), command=printed)
+            about = {"id": folder.path.name, "created": now(), "command": printed}
+            folder.save(prepared.design, prepared.cells, **about)
             _tell_start(folder, prepared, caller)
             return _carry_out(folder, prepared, Layer({}), supervisor, caller)
 
@@ -316,7 +324,7 @@ def carry_on(
         running.wait_for_orphans(folder, list(running.unfinished(prepared, folder)))
         left = list(running.unfinished(prepared, folder))
         if design != before:
-            folder.save(design, **about)
+            folder.save(design, prepared.cells, **about)
         if left:
             _tell_cost(prepared, left, caller)
             _tell_start(folder, prepared, caller)
@@ -590,7 +598,6 @@ def _added(before: Design, asked: Asked, path: Path) -> tuple[Design, Layer]:
             " kept. Leave it out, or give a larger number."
         )
     new: list[Choice] = []
-    changed = Layer({})
     base, methods = _split(asked._replace(data={}))
     known = {one.label: one for one in before.methods}
     for method in methods:
@@ -611,10 +618,13 @@ def _added(before: Design, asked: Asked, path: Path) -> tuple[Design, Layer]:
                 raise _unchangeable(key, values.get(key, "its default"), value, path)
     if new and before.tuned is not None:
         new = list(_tuned(new, before.base, Path(before.tuned)))
-    changed = _changes(before, base, path)
+    changes = _changes(before, base, path)
+    tracking = {key: value for key, value in changes.items() if key.startswith("tracking.")}
+    changed = from_values({k: v for k, v in changes.items() if k not in tracking}, RESUMED)
     seeds = before.seeds if asked.seeds is None else asked.seeds
     return Design(
-        before.base,
+        # Later calls send the comparison to the same store of MLflow.
+        Layer(*merge([before.base, from_values(tracking, RESUMED)])) if tracking else before.base,
         (*before.methods, *new),
         before.data,
         before.grid,
@@ -624,8 +634,8 @@ def _added(before: Design, asked: Asked, path: Path) -> tuple[Design, Layer]:
     ), changed
 
 
-def _changes(before: Design, base: Layer, path: Path) -> Layer:
-    """Return the given values that differ from those of a comparison and may do so.
+def _changes(before: Design, base: Layer, path: Path) -> dict[str, Any]:
+    """Return the given values that differ from those of a comparison and may do so, by their keys.
 
     Raises:
         ConfigError: One of them must not change.
@@ -634,7 +644,7 @@ def _changes(before: Design, base: Layer, path: Path) -> Layer:
     now_is = leaves(resolve([DEFAULTS, before.base, base])[0].tree())
     errors, changed = [], {}
     for key, value in now_is.items():
-        if key == "tracking.mlflow" or was.get(key) == value:
+        if was.get(key) == value or base.origins.get(key, "").startswith(arguments.DEFAULT_ORIGIN):
             continue
         if key.startswith(CHANGEABLE_ON_RESUME) and not key.startswith("engine.name"):
             changed[key] = value
@@ -642,7 +652,10 @@ def _changes(before: Design, base: Layer, path: Path) -> Layer:
             errors.append(str(_unchangeable(key, was.get(key), value, path)))
     if errors:
         raise ConfigError("\n".join(errors))
-    return from_values(changed, "flbench compare --resume")
+    given = leaves(dict(base.tree))
+    if "tracking.uri" in given:  # a configuration shows it without user and password
+        changed["tracking.uri"] = given["tracking.uri"]
+    return changed
 
 
 def _unchangeable(key: str, was: Any, value: Any, path: Path) -> ConfigError:
@@ -674,6 +687,7 @@ def _prepared(
     check = prepare.prepare if begun else prepare.with_fastest_engine
     with preserved():
         prepared = check(design, Samples(*own), jobs)
+    mirror.check(prepared.cells[0].config.tracking)
     caller.tell(prepared.notes)
     return prepared
 
@@ -713,35 +727,39 @@ def _carry_out(
 ) -> Ending:
     """Train what is left of a comparison."""
     supervisor.note = _note(folder)
-    try:
-        failures = running.carry_out(
-            prepared,
-            folder,
-            supervisor,
-            changed=changed,
-            shown=caller.shown,
-            on_ray=_on_ray,
-        )
-    except KeyboardInterrupt as error:
-        error.args = (f"interrupted. {supervisor.note}",)
-        caller.tell([str(error)])
-        raise
-    sentences = [f"{folder.path / 'cells' / name}: {why}" for name, why in failures.items()]
-    if sentences:
-        sentences.append(
-            f"{len(failures)} of {len(prepared.cells)} cells failed. Try them again with:"
-            f" {folder.resume_command}"
-        )
-    finished = sum(map(folder.is_done, prepared.cells))
-    comparison = PlannedComparison(folder.path)
-    is_reported = False
-    if finished:
+    with mirror.Mirrors() as mirrors:
+        config = prepared.cells[0].config
+        mirrors.open(folder.path, config, lambda note: caller.tell([note]))
         try:
-            comparison.write(folder.path)
-            is_reported = True
-        except UserError as error:  # the trainings are worth more than their report
-            caller.tell([f"there is no report: {error}"])
-    return Ending(folder.path, sentences, finished, comparison, is_reported)
+            failures = running.carry_out(
+                prepared,
+                folder,
+                supervisor,
+                changed=changed,
+                shown=caller.shown,
+                on_ray=_on_ray,
+            )
+        except KeyboardInterrupt as error:
+            error.args = (f"interrupted. {supervisor.note}",)
+            caller.tell([str(error)])
+            raise
+        sentences = [f"{folder.path / 'cells' / name}: {why}" for name, why in failures.items()]
+        if sentences:
+            sentences.append(
+                f"{len(failures)} of {len(prepared.cells)} cells failed. Try them again with:"
+                f" {folder.resume_command}"
+            )
+        finished = sum(map(folder.is_done, prepared.cells))
+        comparison = PlannedComparison(folder.path)
+        is_reported = False
+        if finished:
+            try:
+                comparison.write(folder.path)
+                is_reported = True
+            except UserError as error:  # the trainings are worth more than their report
+                caller.tell([f"there is no report: {error}"])
+    notes = mirrors.finish()
+    return Ending(folder.path, sentences, finished, comparison, is_reported, notes)
 
 
 def _on_ray(work: "running.Work", supervisor: "Supervisor") -> None:
@@ -757,7 +775,7 @@ def _finished(ending: Ending, caller: Caller) -> PlannedComparison:
     Raises:
         RunError: All cells failed.
     """
-    caller.tell(ending.failures)
+    caller.tell([*ending.notes, *ending.failures])
     if ending.failures and not ending.finished:
         raise RunError("\n".join(ending.failures))
     return ending.comparison

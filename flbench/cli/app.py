@@ -1010,13 +1010,14 @@ def tune(
 @app.command(no_args_is_help=True)
 def sync(
     paths: Annotated[
-        list[Path], typer.Argument(metavar="PATH ...", help="Run folders or study folders.")
+        list[Path],
+        typer.Argument(metavar="PATH ...", help="Folders of runs, studies and comparisons."),
     ],
     *,
     uri: StoreUri = None,
     as_json: AsJson = False,
 ) -> None:
-    """Send to MLflow the parts of runs and studies that it does not have yet."""
+    """Send to MLflow the parts of runs, studies and comparisons that it does not have yet."""
     from flbench.cli import mlflow as command
 
     command.sync(paths, uri, as_json=as_json)

@@ -101,5 +101,6 @@ def _finish(ending: "Ending", *, as_json: bool) -> None:
     """
     if ending.is_reported:
         print_report(ending.comparison, ending.path, as_json=as_json)
+    console.notes(ending.notes)
     if ending.failures:
         raise RunError("\n".join(ending.failures))

@@ -1,4 +1,4 @@
-"""`flbench sync` and `flbench ui`: runs and studies in MLflow."""
+"""`flbench sync` and `flbench ui`: runs, studies and comparisons in MLflow."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,10 +8,10 @@ from flbench.tracking import follow, mlflow_ui
 
 
 def sync(paths: Sequence[Path], uri: str | None, *, as_json: bool) -> None:
-    """Send to MLflow the parts of runs and studies that it does not have yet.
+    """Send to MLflow the parts of runs, studies and comparisons that it does not have yet.
 
     Args:
-        paths: Run folders and study folders.
+        paths: Their folders. A cell of a comparison is sent to its place below the comparison.
         uri: MLflow server or database; None for the default.
         as_json: Whether to print JSON: a list with `path`, `uri` and `sent`, the number of each
             kind of entry that was sent.

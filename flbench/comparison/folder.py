@@ -1,13 +1,15 @@
 """The folder of a comparison: its plan in comparison.json, and a run folder for each cell."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Self
 
+from flbench.comparison import plan
 from flbench.comparison.plan import Cell, Design
-from flbench.core.addresses import redact
-from flbench.core.documents import read_json
+from flbench.core.addresses import redact, redact_address
+from flbench.core.documents import as_data_error, read_json
 from flbench.core.errors import DataError, UserError
 from flbench.core.locked_folder import LockedFolder
 from flbench.results.reading import is_finished
@@ -15,6 +17,40 @@ from flbench.results.reading import is_finished
 MARKER: Final = "comparison.json"
 FORMAT: Final = 1
 FAILURES: Final = "failures.json"
+
+
+@dataclass(frozen=True)
+class CellEntry:
+    """What comparison.json says of a cell, which can be read without the objects of the user.
+
+    Attributes:
+        name: Name of its folder below `cells/`.
+        method: Label of the method.
+        place: Label of data set and setting.
+        repetition: Number of the repetition, from 0.
+        data: Name of the data set.
+        scheme: Name of the scheme of the partition.
+    """
+
+    name: str
+    method: str
+    place: str
+    repetition: int
+    data: str
+    scheme: str
+
+    @classmethod
+    def of(cls, cell: Cell) -> Self:
+        """Return the entry of a cell."""
+        config = cell.config
+        data, scheme = cell.data or config.data.title, config.partition.title
+        return cls(cell.name, cell.method, cell.place, cell.repetition, data, scheme)
+
+
+def is_cell(path: Path) -> bool:
+    """Return whether a path is the folder of a cell of a comparison."""
+    path = path.absolute()
+    return path.parent.name == "cells" and is_comparison(path.parents[1])
 
 
 def is_comparison(path: Path) -> bool:
@@ -74,14 +110,19 @@ class ComparisonFolder(LockedFolder):
         """Return whether a cell is finished."""
         return is_finished(self.cell(cell))
 
-    def save(self, design: Design, **about: Any) -> None:
+    def save(self, design: Design, cells: Sequence[Cell], **about: Any) -> None:
         """Write comparison.json.
 
         Args:
             design: The design.
+            cells: Its cells.
             about: More entries: when and how the comparison began.
         """
-        content = {"format": FORMAT, **about, **design.tree()}
+        tree = design.tree()
+        for layer in (tree["base"], *tree["methods"]):
+            layer["tree"] = _without_secrets(layer["tree"])
+        entries = [vars(CellEntry.of(cell)) for cell in cells]
+        content = {"format": FORMAT, **about, **tree, "cells": entries}
         self.write(MARKER, json.dumps(content, indent=1) + "\n")
 
     def save_failures(self, reasons: Mapping[str, str]) -> None:
@@ -89,6 +130,14 @@ class ComparisonFolder(LockedFolder):
         self.write(
             FAILURES, json.dumps({name: redact(why) for name, why in reasons.items()}) + "\n"
         )
+
+
+def _without_secrets(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a tree of values in which the address of MLflow has no user and password."""
+    tracking = tree.get("tracking") or {}
+    if not tracking.get("uri"):
+        return dict(tree)
+    return {**tree, "tracking": {**tracking, "uri": redact_address(str(tracking["uri"]))}}
 
 
 def check_is_comparison(path: Path) -> None:
@@ -120,6 +169,24 @@ def read_design(path: Path) -> tuple[Design, dict[str, Any]]:
             " comparison."
         ) from error
     return design, about
+
+
+def read_cells(path: Path) -> list[CellEntry]:
+    """Return the cells of a comparison, in the order in which they are trained.
+
+    Args:
+        path: Folder of the comparison.
+
+    Raises:
+        UserError: The path is not the folder of a comparison.
+        DataError: comparison.json is damaged.
+    """
+    design, _ = read_design(path)
+    entries = read_json(path / MARKER).get("cells")
+    if entries is None:  # written by an earlier version
+        return [CellEntry.of(cell) for cell in plan.cells(design)]
+    with as_data_error(path / MARKER):
+        return [CellEntry(**entry) for entry in entries]
 
 
 def read_failures(path: Path) -> dict[str, str]:

@@ -22,7 +22,8 @@ DEFAULTS: Final = from_values(
     {"engine.threads": 1, "output.checkpoint_every": 1, "tracking.mlflow": False}, ORIGIN
 )
 """Defaults in which a cell differs from a run: one thread, because cells are trained at the same
-time; a checkpoint after each round, so that a killed cell loses little; and no copy in MLflow."""
+time; a checkpoint after each round, so that a killed cell loses little; and no copy in MLflow
+unless it is asked for."""
 FIXED: Final = ("seed", "partition.seed", "algorithm.name", "output.", "tracking.")
 """Keys that no grid can have: the seeds tell repetitions apart, and the others change no result."""
 LENGTH: Final = 40  # characters of each part of the name of a cell's folder
@@ -69,7 +70,7 @@ class Design:
     def tree(self) -> dict[str, Any]:
         """Return the design as values of JSON."""
         return {
-            "base": vars(self.base),
+            "base": dict(vars(self.base)),
             "methods": [{"label": one.label, **vars(one.layer)} for one in self.methods],
             "data": [{"label": one.label, **vars(one.layer)} for one in self.data],
             "grid": {key: list(values) for key, values in self.grid.items()},
@@ -237,12 +238,6 @@ def cells(design: Design) -> list[Cell]:
 
 def _check_cell(config: Config) -> None:
     """Raise a ConfigError if a run could have a configuration, but a cell cannot."""
-    if config.tracking.mlflow is not False:
-        raise ConfigError(
-            f"`tracking.mlflow={json.dumps(config.tracking.mlflow)}`: a comparison is not sent to"
-            " MLflow while it is trained. Leave it out, and send finished cells with flbench sync"
-            " COMPARISON/cells/NAME."
-        )
     if config.engine.name == "auto":
         raise ConfigError(
             "`engine.name=auto` of one method, data set or setting: all cells have one engine."

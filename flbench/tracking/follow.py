@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, get_args
 
+from flbench.comparison.folder import is_cell, is_comparison, read_design
 from flbench.core.addresses import redact_address
 from flbench.core.documents import as_data_error, read_yaml
 from flbench.core.errors import DataError, UserError
@@ -18,6 +19,7 @@ from flbench.core.printable import one_line
 from flbench.core.wording import in_shell
 from flbench.tracking import mlflow_store
 from flbench.tracking.mirror import NOT_SENT, REFUSED
+from flbench.tracking.mirror_comparison import CellMirror, ComparisonMirror
 from flbench.tracking.mirror_run import Outcome, RunMirror
 from flbench.tracking.mirror_study import StudyMirror
 from flbench.tracking.mlflow_run import SentCounts
@@ -27,22 +29,23 @@ MAX_PAUSE: Final = 60.0  # seconds between two attempts while the store cannot b
 NICENESS: Final = 15  # the training process has priority
 EXIT_FAILED: Final = 3
 SYNC_TIMEOUT: Final = "10"  # seconds; no training waits for `flbench sync`
-FolderMirror = type[RunMirror] | type[StudyMirror]
+AnyMirror = RunMirror | StudyMirror | ComparisonMirror | CellMirror
+FolderMirror = type[RunMirror] | type[StudyMirror] | type[ComparisonMirror] | type[CellMirror]
 
 
 def sync(folder: Path, uri: str | None) -> tuple[SentCounts, str]:
-    """Send to MLflow what it does not have yet of a run folder or a study folder.
+    """Send to MLflow what it does not have yet of the folder of a run, study or comparison.
 
     Args:
-        folder: The folder.
+        folder: The folder. A cell of a comparison is sent to its place below the comparison.
         uri: Address of the store; None for the one that the folder's configuration names.
 
     Returns:
         Counts of what was sent, and the address of the store without its secrets.
 
     Raises:
-        UserError: The path is neither a run nor a study, another process sends it, the store
-            cannot be reached, or the environment lacks the password of its address.
+        UserError: The path is neither a run nor a study nor a comparison, another process sends
+            it, the store cannot be reached, or the environment lacks the password of its address.
         DataError: A file of the folder is damaged.
     """
     mlflow_store.require()
@@ -69,7 +72,7 @@ def kind_of(folder: Path) -> FolderMirror:
     """Return the class that mirrors a folder.
 
     Raises:
-        UserError: The path is neither a run folder nor a study folder.
+        UserError: The path is no folder of a run, a study or a comparison.
     """
     if not folder.exists():
         raise UserError(f"{folder} does not exist.")
@@ -80,14 +83,13 @@ def kind_of(folder: Path) -> FolderMirror:
         raise UserError(
             f"{folder} is part of a study. Send the whole study: flbench sync {in_shell(study)}"
         )
+    if is_comparison(folder):
+        return ComparisonMirror
     if (folder / "config.yaml").is_file():
-        return RunMirror
-    if (folder / "comparison.json").is_file():
-        raise UserError(
-            f"{folder} is a comparison. Send its runs: flbench sync {in_shell(folder / 'cells')}/*"
-        )
+        return CellMirror if is_cell(folder) else RunMirror
     raise UserError(
-        f"{folder} is neither a run folder nor a study: it has no config.yaml and no study.json."
+        f"{folder} is no folder of a run, a study or a comparison: it has no config.yaml, no"
+        " study.json and no comparison.json."
     )
 
 
@@ -120,7 +122,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def _follow(folder: Path, uri: str, experiment: str | None, writer: "_WritingProcess") -> int:
     """Send a folder again and again until it is complete; return the exit code."""
-    mirror: RunMirror | StudyMirror | None = None
+    mirror: AnyMirror | None = None
     pause, last_problem = 0.0, ""
     while True:
         outcome, problem = writer.wait(pause), ""
@@ -179,7 +181,8 @@ def _lock(folder: Path) -> Iterator[bool]:
     Yields:
         Whether the folder is locked; False if another process mirrors it.
     """
-    handle = os.open(folder, os.O_RDONLY)
+    # A cell is sent below the run of its comparison, which two mirrors must not make at once.
+    handle = os.open(folder.parents[1] if is_cell(folder) else folder, os.O_RDONLY)
     try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -192,7 +195,12 @@ def _lock(folder: Path) -> Iterator[bool]:
 
 
 def _configured_uri(folder: Path) -> str | None:
-    """Return the store that the configuration of a run or study names; None if it names none."""
+    """Return the store that the configuration of a folder names; None if it names none."""
+    if is_cell(folder):
+        folder = folder.parents[1]
+    if is_comparison(folder):
+        tracking = read_design(folder)[0].base.tree.get("tracking") or {}
+        return str(tracking["uri"]) if tracking.get("uri") else None
     for file in (folder / "config.yaml", *sorted(folder.glob("methods/*.yaml"))):
         tracking = read_yaml(file).get("tracking")
         with as_data_error(file):

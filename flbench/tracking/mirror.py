@@ -46,7 +46,7 @@ def check(config: TrackingConfig) -> None:
 
 
 def start(folder: Path, config: TrackingConfig) -> "Mirror | None":
-    """Start the mirror of a run folder or of a study folder.
+    """Start the mirror of the folder of a run, a study or a comparison.
 
     Args:
         folder: The folder.

@@ -12,7 +12,7 @@ from typing import Any, Final, Literal
 from flbench.core.documents import as_data_error, read_json, read_yaml, unix_milliseconds
 from flbench.core.printable import printable
 from flbench.metrics import rare_names
-from flbench.tracking import mlflow_files, mlflow_metrics, mlflow_names
+from flbench.tracking import mlflow_files, mlflow_metrics, mlflow_models, mlflow_names
 from flbench.tracking.mlflow_run import RUN_TAG, MlflowRun, RunIdentity, SentCounts
 from flbench.tracking.mlflow_store import Store
 
@@ -133,13 +133,13 @@ class RunMirror:
 
 
 def send_folder(run: MlflowRun, folder: Path, *, is_over: bool) -> None:
-    """Send the metrics and files of a run folder.
+    """Send metrics and files of a run folder, and the models of a finished run.
 
     Args:
         run: Run in MLflow.
         folder: The run folder.
-        is_over: Whether the run is over. Tables and checkpoints are sent only then, because they
-            change after each evaluation.
+        is_over: Whether the run is over. Tables, checkpoints and models are sent only then, because
+            they change after each evaluation.
 
     Raises:
         DataError: A file of the folder is damaged.
@@ -151,7 +151,10 @@ def send_folder(run: MlflowRun, folder: Path, *, is_over: bool) -> None:
     if is_over:
         mlflow_files.send_tables(run, folder)
         mlflow_files.send_checkpoints(run, folder)
-    run.log_metrics(summary_metrics(folder))
+    metrics = summary_metrics(folder)
+    run.log_metrics(metrics)
+    if metrics and is_over:
+        mlflow_models.send(run, folder, metrics)
 
 
 def summary_metrics(folder: Path) -> dict[str, float]:

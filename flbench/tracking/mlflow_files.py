@@ -23,7 +23,10 @@ RUN_FILES: Final = (
     "predictions.csv",
 )
 TABLES: Final = ("per_class.csv", "clients.csv")
-TEXT_COLUMNS: Final = ("moment", "name")  # a class may be called 01_1, which float() accepts
+TEXT_COLUMNS: Final = (  # a class may be called 01_1, which float() accepts
+    *("moment", "name", "place", "method", "first", "second", "verdict", "groups", "better_than"),
+    *("split", "warning"),
+)
 PARTITION_PICTURE: Final = "partition.png"
 DATA_TAG: Final = "flbench.data"
 """Tag with the SHA-256 of the samples."""
@@ -43,19 +46,29 @@ def send_tables(run: MlflowRun, folder: Path) -> None:
     Raises:
         DataError: A table is damaged.
     """
+    send_shown(run, [folder / name for name in TABLES])
+
+
+def send_shown(run: MlflowRun, tables: Iterable[Path]) -> None:
+    """Send CSV files in the JSON format that MLflow's pages show as tables.
+
+    Args:
+        run: Run in MLflow.
+        tables: The files; one that does not exist is left out.
+
+    Raises:
+        DataError: A table is damaged.
+    """
     shown = []
-    for name in TABLES:
-        file = (folder / name).with_suffix(".json")
-        if not (folder / name).is_file():
+    for table in tables:
+        if not table.is_file():
             continue
-        with (
-            as_data_error(folder / name),
-            (folder / name).open(newline="", encoding="utf-8") as lines,
-        ):
+        with as_data_error(table), table.open(newline="", encoding="utf-8") as lines:
             header, *rows = csv.reader(lines)
             data = [[_cell(*cell) for cell in zip(header, row, strict=True)] for row in rows]
-        run.upload_text(file.name, json.dumps({"columns": header, "data": data}))
-        shown.append({"path": file.name, "type": "table"})
+        name = table.with_suffix(".json").name
+        run.upload_text(name, json.dumps({"columns": header, "data": data}))
+        shown.append({"path": name, "type": "table"})
     if shown:
         run.set_tags({"mlflow.loggedArtifacts": json.dumps(shown)})
 

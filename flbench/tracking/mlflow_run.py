@@ -21,12 +21,13 @@ MAX_PARAMETERS_PER_CALL: Final = 100
 
 @dataclass
 class SentCounts:
-    """Number of runs made, and of parameters, metric values, files and tags sent.
+    """Number of runs and models made, and of parameters, metric values, files and tags sent.
 
     A change of a run's status counts as a tag.
     """
 
     runs: int = 0
+    models: int = 0
     parameters: int = 0
     metrics: int = 0
     files: int = 0
@@ -83,6 +84,14 @@ class MlflowRun:
         identity: What the run is.
         existing: MLflow's record of the run; None if there is no such run yet.
         sent: Counts what is sent.
+
+    Attributes:
+        experiment: MLflow's id of the experiment.
+        id: MLflow's id of the run.
+        name: Name that MLflow's pages show of a new run.
+        start: Start time in ms since 1970.
+        status: RUNNING, FINISHED, FAILED or KILLED.
+        tags: Its tags.
     """
 
     def __init__(
@@ -105,6 +114,7 @@ class MlflowRun:
                 run_name=identity.name,
             )
             sent.runs += 1
+        self.experiment, self.name = experiment, identity.name
         self.id: str = record.info.run_id
         self.start: int = record.info.start_time
         self.status: str = record.info.status
@@ -170,6 +180,25 @@ class MlflowRun:
             self.log_points([MetricPoint(name, value, 0, time) for name, value in new.items()], {})
             self._metrics |= new
 
+    def log_model(self, model: str, points: Sequence[MetricPoint], step: int) -> None:
+        """Send the metrics of a model of this run, and record the model as an output of the run.
+
+        Args:
+            model: MLflow's id of the model.
+            points: The metrics. The run gets them too, if its curves do not have them.
+            step: Round of the model.
+        """
+        from mlflow.entities import LoggedModelOutput
+
+        for begin in range(0, len(points), MAX_METRICS_PER_CALL):
+            self._log_batch(points[begin : begin + MAX_METRICS_PER_CALL], model=model)
+        outputs = self._client.get_run(self.id).outputs
+        if model not in [output.model_id for output in outputs.model_outputs or ()]:
+            self._client.log_outputs(self.id, [LoggedModelOutput(model, step)])
+        self._client.finalize_logged_model(model, "READY")
+        self._sent.models += 1
+        self._sent.metrics += len(points)
+
     def upload_file(self, path: Path, folder: str | None = None) -> None:
         """Send a file, unless MLflow has it with the same content.
 
@@ -194,14 +223,25 @@ class MlflowRun:
 
     def record_upload(self, name: str, digest: str) -> None:
         """Record in the run's tags that MLflow has a file with this digest."""
-        self._log_batch(tags={FILES_TAG: json.dumps(self.uploaded_files | {name: digest})})
+        # A tag has at most 8000 characters, so the many files of a folder are spread over 16 tags.
+        shard = f".{sha256(name.encode()).hexdigest()[0]}" if "/" in name else ""
+        tag = FILES_TAG + shard
+        there: dict[str, str] = json.loads(self.tags.get(tag, "{}"))
+        self._log_batch(tags={tag: json.dumps(there | {name: digest})})
         self._sent.files += 1
 
     @property
     def uploaded_files(self) -> dict[str, str]:
         """Files that MLflow has: first 12 digits of their SHA-256 by name."""
-        files: dict[str, str] = json.loads(self.tags.get(FILES_TAG, "{}"))
+        files: dict[str, str] = {}
+        for tag in sorted(tag for tag in self.tags if tag.startswith(FILES_TAG)):
+            files |= json.loads(self.tags[tag])
         return files
+
+    @property
+    def parameters(self) -> dict[str, str]:
+        """Parameters that MLflow has of the run."""
+        return dict(self._parameters)
 
     @property
     def client(self) -> Any:
@@ -229,15 +269,16 @@ class MlflowRun:
         points: Sequence[MetricPoint] = (),
         parameters: Mapping[str, str] | None = None,
         tags: Mapping[str, str] | None = None,
+        model: str | None = None,
     ) -> None:
-        """Send metric points, parameters and tags in one call."""
+        """Send metric points, of the run or of one of its models, parameters and tags at once."""
         from mlflow.entities import Metric, Param, RunTag
 
         tags, parameters = tags or {}, parameters or {}
         if not (points or parameters or tags):
             return
         metrics = [
-            Metric(p.name, mlflow_names.rounded(p.value), self.start + p.time, p.step)
+            Metric(p.name, mlflow_names.rounded(p.value), self.start + p.time, p.step, model)
             for p in points
         ]
         self._client.log_batch(

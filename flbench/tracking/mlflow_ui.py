@@ -16,6 +16,7 @@ from urllib.request import urlopen
 from flbench.core.addresses import HTTP, redact_address, without_user
 from flbench.core.errors import RunError, UserError
 from flbench.tracking import mlflow_store, mlflow_view
+from flbench.tracking.mirror_comparison import COMPARISON_TAG
 from flbench.tracking.mirror_study import STUDY_TAG
 from flbench.tracking.mlflow_store import Store
 
@@ -89,7 +90,7 @@ def links(store: Store) -> list[tuple[str, str]]:
 
     For each experiment, the most recently changed first: its runs; a comparison of the latest run
     of each method; its latest study as a tree, the study's methods as charts, and charts of each
-    method's trials.
+    method's trials; its latest comparison as a tree, and the comparison's methods and cells.
 
     Returns:
         Pairs of a title and the address without the host.
@@ -121,7 +122,26 @@ def links(store: Store) -> list[tuple[str, str]]:
         )
         if studies:
             found += _study_links(store, experiment_id, studies[0].data.tags[STUDY_TAG])
+        comparisons = store.client.search_runs(
+            [experiment_id], "tags.kind = 'comparison'", order_by=newest_first
+        )
+        if comparisons:
+            found += _comparison_links(experiment_id, comparisons[0].data.tags[COMPARISON_TAG])
     return found
+
+
+def _comparison_links(experiment: str, comparison: str) -> list[tuple[str, str]]:
+    """Return the links of a comparison."""
+
+    def page(part: str = "", *, charts: bool) -> str:
+        view = mlflow_view.view_name(comparison, part)
+        return mlflow_view.page(experiment, view, charts=charts)
+
+    return [
+        (f"comparison {comparison}", page(charts=False)),
+        ("its methods", page("methods", charts=True)),
+        ("its cells", page("cells", charts=False)),
+    ]
 
 
 def _study_links(store: Store, experiment: str, study: str) -> list[tuple[str, str]]:

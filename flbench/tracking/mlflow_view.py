@@ -37,11 +37,12 @@ COLOURS: Final = (
 
 
 def view_name(study: str, part: str = "") -> str:
-    """Return the name of a view of a study, with the characters that MLflow allows.
+    """Return the name of a view of a study or a comparison, with characters that MLflow allows.
 
     Args:
-        study: Id of the study; see `mlflow_names.identifier`.
-        part: `methods`, the name of a method for the view of its trials, or "" for the whole study.
+        study: Id of the study or the comparison; see `mlflow_names.identifier`.
+        part: `methods`; of a study, the name of a method for the view of its trials; of a
+            comparison, `cells`; "" for the whole.
     """
     name = f"{study}-{part}" if part else study
     allowed = re.sub(r"[^\w.\- ]", "-", name)
@@ -134,6 +135,46 @@ def trials_view(study: str, method: str, parameters: Iterable[str]) -> str:
     return _view(query, ("score",), axes, ("state",), "metrics.`score`", sections)
 
 
+def comparison_view(comparison: str, names: Collection[str] = ()) -> str:
+    """Return the view of a comparison: its tree of runs with test metrics and costs.
+
+    Args:
+        comparison: Id of the comparison.
+        names: Names of the methods' metrics that have one value.
+    """
+    # MLflow shows a tree only if the table is sorted by time.
+    sort = "attributes.start_time"
+    tags = ("method", "setting", "seed", "state")
+    return _view(_in_comparison(comparison), _metrics(BEST, names), tags=tags, sort=sort)
+
+
+def compared_methods_view(comparison: str, names: Collection[str]) -> str:
+    """Return the view of a comparison's methods: means of test metrics, highest accuracy first.
+
+    Args:
+        comparison: Id of the comparison.
+        names: Names of the methods' metrics that have one value.
+    """
+    query = f"{_in_comparison(comparison)} AND tags.`kind` = 'method'"
+    metrics = (*_metrics(BEST, names), SECONDS)
+    sections = [Section("Means of the cells", bars(metrics)), *folded(names)]
+    return _view(query, metrics, sort=_accuracy(BEST), sections=sections)
+
+
+def cells_view(comparison: str, names: Collection[str]) -> str:
+    """Return the view of a comparison's cells: test metrics, highest accuracy first, and curves.
+
+    Args:
+        comparison: Id of the comparison.
+        names: Names of the methods' metrics that have one value.
+    """
+    query = f"{_in_comparison(comparison)} AND tags.`kind` = 'cell'"
+    metrics = (*_metrics(BEST, names), SECONDS)
+    tags = ("method", "setting", "seed", "state")
+    sections = [Section("validation"), Section("test"), *folded([*names, "train/loss"])]
+    return _view(query, metrics, tags=tags, sort=_accuracy(BEST), sections=sections)
+
+
 def page(experiment: str, view: str, *, charts: bool = False) -> str:
     """Return the address of an experiment's runs in a view, without the host.
 
@@ -163,6 +204,10 @@ def _metrics(moment: str, names: Collection[str]) -> tuple[str, ...]:
 
 def _accuracy(moment: str) -> str:
     return f"metrics.`{moment}/test/accuracy`"
+
+
+def _in_comparison(comparison: str) -> str:
+    return f"tags.`flbench.comparison` = '{comparison}'"
 
 
 def _in_study(study: str) -> str:

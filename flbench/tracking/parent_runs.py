@@ -77,7 +77,7 @@ def mean_final_metrics(
             if final.trial.variant == variant and final.trial.state == "finished"
         ]
         if finished and len(finished) == seeds:
-            means[variant] = mean_metrics(finished)
+            means[variant] = mean_metrics([final.path for final in finished])
     if best is not None and best.trial.index == 0 and "default" in means:
         # The default parameters won: their final trainings are those of the tuned parameters.
         means.setdefault("tuned", means["default"])

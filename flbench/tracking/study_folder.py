@@ -91,12 +91,12 @@ def best_folder(folders: Sequence[TrialFolder]) -> TrialFolder | None:
     return next((folder for folder in folders if folder.trial is best), None) if best else None
 
 
-def mean_metrics(finals: Sequence[TrialFolder]) -> dict[str, float]:
-    """Return the mean of each summary metric over final trainings.
+def mean_metrics(folders: Sequence[Path]) -> dict[str, float]:
+    """Return the mean of each summary metric over finished run folders.
 
     A metric that one of the summaries lacks is left out.
     """
-    summaries = [summary_metrics(final.path) for final in finals]
+    summaries = [summary_metrics(folder) for folder in folders]
     shared = set.intersection(*(set(summary) for summary in summaries))
     return {
         name: sum(summary[name] for summary in summaries) / len(summaries)

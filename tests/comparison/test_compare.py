@@ -164,7 +164,6 @@ def test_a_changed_key_is_refused_by_its_name(
         (["local", "--jobs", "999"], "Lower --jobs"),
         (["local", "--grid", "engine.name=auto,sequential"], "engine.name=auto"),
         (["local", "engine.name=ray", "--jobs", "2"], "engine.name=ray"),
-        (["local", "tracking.mlflow=true"], "not sent to MLflow"),
         (["--resume", "no_such"], "no_such does not exist"),
     ],
 )

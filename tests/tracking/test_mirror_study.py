@@ -338,12 +338,6 @@ def test_folder_in_a_command_is_quoted_for_the_shell(tmp_path, name):
     _, _, command = str(refused.value).partition("whole study: ")
     assert shlex.split(command) == ["flbench", "sync", str(study)]
 
-    (study / "comparison.json").touch()
-    with pytest.raises(UserError) as refused:
-        follow.kind_of(study)
-    _, _, command = str(refused.value).partition("its runs: ")
-    assert shlex.split(command) == ["flbench", "sync", f"{study / 'cells'}/*"]
-
 
 def test_a_study_without_its_trials_is_sent(made):
     mirrored = made(finals=False)

@@ -1,0 +1,448 @@
+"""Sending the folder of a comparison to MLflow as a tree of runs: comparison, methods, cells.
+
+MLflow's tables fold the lower runs. Therefore a method's run also has the mean metrics of its
+finished cells, and the run of the comparison has the mean accuracy of each method beside the files
+of the report.
+"""
+
+import json
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Final
+
+from flbench.comparison.folder import (
+    FAILURES,
+    MARKER,
+    CellEntry,
+    read_cells,
+    read_design,
+    read_failures,
+)
+from flbench.config.sources import leaves
+from flbench.core.documents import as_data_error, read_json, unix_milliseconds
+from flbench.core.errors import DataError
+from flbench.core.printable import printable
+from flbench.tracking import mirror_run, mlflow_files, mlflow_names, mlflow_view
+from flbench.tracking.mirror_run import Outcome
+from flbench.tracking.mlflow_run import RUN_TAG, MlflowRun, RunIdentity, SentCounts
+from flbench.tracking.mlflow_store import Store
+from flbench.tracking.study_folder import mean_metrics
+
+COMPARISON_TAG: Final = "flbench.comparison"
+"""Tag with the id of the comparison, on all of its runs and models."""
+VIEW_TAG: Final = "mlflow.flbench.view"
+"""Tag with the digest of the views that were set."""
+REPORTS: Final = (MARKER, FAILURES, "report.html", "report.md", "report.tex", "report.json")
+TABLES: Final = ("leaderboard", "pairs", "classes", "clients", "targets")
+"""Tables of the report that MLflow's pages show as tables; the curves are those of the cells."""
+ACCURACY: Final = "best/test/accuracy"
+LONGEST: Final = 500  # characters of a parameter or a tag
+
+
+class ComparisonMirror:
+    """Sends the folder of a comparison to MLflow, as far as it is written.
+
+    Args:
+        store: An open store.
+        folder: Folder of the comparison.
+        experiment: Name of the experiment; None for the one that the configuration names.
+        only: Names of the cells to send; None for all, with the report.
+    """
+
+    finished = False  # only the process that trains the cells knows when they are finished
+
+    def __init__(
+        self,
+        store: Store,
+        folder: Path,
+        experiment: str | None = None,
+        only: Collection[str] | None = None,
+    ) -> None:
+        self.sent = SentCounts()
+        self._store, self._folder, self._only = store, folder, only
+        self._design, about = read_design(folder)
+        self._cells = read_cells(folder)
+        with as_data_error(folder / MARKER):
+            self._started = unix_milliseconds(about["created"])
+        self._name = str(about["id"])
+        self._id = mlflow_names.identifier(self._name)
+        self._experiment = store.experiment(experiment or self._experiment_name())
+        self._existing = {
+            run.data.tags.get(RUN_TAG): run
+            for run in store.runs(self._experiment, COMPARISON_TAG, self._id)
+        }
+        self._runs: dict[str, MlflowRun] = {}
+        self._sent_versions: dict[str, tuple[Any, ...]] = {}
+        self._errors: list[DataError] = []
+
+    def send(self, outcome: Outcome | None) -> None:
+        """Send what MLflow does not have yet. The attribute `sent` counts it.
+
+        Args:
+            outcome: How the process that trains the cells ended; None while it runs.
+
+        Raises:
+            DataError: Files of the comparison are damaged. Everything else was sent before.
+        """
+        self._errors = []
+        failures = read_failures(self._folder)
+        is_live = outcome is None or (
+            outcome == "unknown" and mirror_run.is_being_written(self._folder)
+        )
+        unfinished = "RUNNING" if is_live else mirror_run.MLFLOW_STATUS.get(outcome or "", "KILLED")
+        root = self._run("", self._name, None, "comparison")
+        root.log_parameters(self._parameters())
+        means = {}
+        for method in dict.fromkeys(cell.method for cell in self._cells):
+            mine = [cell for cell in self._cells if cell.method == method]
+            if self._only is None or any(cell.name in self._only for cell in mine):
+                means[method] = self._send_method(method, mine, root, failures, unfinished)
+        if self._only is None:
+            self._send_root(root, means, failures, unfinished)
+        if self._errors:
+            raise DataError("\n".join(dict.fromkeys(map(str, self._errors))))
+
+    @contextmanager
+    def _collect_errors(self) -> Iterator[None]:
+        """Keep a DataError for the end of `send`, so that the rest is sent."""
+        try:
+            yield
+        except DataError as error:
+            self._errors.append(error)
+
+    def _send_method(
+        self,
+        method: str,
+        cells: Sequence[CellEntry],
+        root: MlflowRun,
+        failures: Mapping[str, str],
+        unfinished: str,
+    ) -> dict[str, float]:
+        """Send a method with its cells, and return the mean metrics of those that are finished.
+
+        Args:
+            method: Label of the method.
+            cells: Its cells.
+            root: Run of the comparison.
+            failures: Reasons of the cells that failed, by their names.
+            unfinished: MLflow's status of what is not over.
+        """
+        methods = list(dict.fromkeys(cell.method for cell in self._cells))
+        colour = mlflow_view.COLOURS[methods.index(method) % len(mlflow_view.COLOURS)]
+        tags = {"method": method, mlflow_view.COLOUR_TAG: colour}
+        run = self._run(f"methods/{method}", method, root.id, "method", tags)
+        for cell in cells:
+            begun = (self._path(cell) / "config.yaml").is_file()
+            if begun and (self._only is None or cell.name in self._only):
+                with self._collect_errors():
+                    self._send_cell(cell, run, failures.get(cell.name), unfinished, tags)
+        if self._only is not None:
+            return {}
+        finished = [cell for cell in cells if self._is_finished(cell, failures)]
+        is_over = all(cell in finished or cell.name in failures for cell in cells)
+        means: dict[str, float] = {}
+        # MLflow cannot delete a mean of fewer cells, so it is sent when no cell is left.
+        if finished and (is_over or unfinished != "RUNNING"):
+            with self._collect_errors():
+                means = self._means(finished)
+            run.log_metrics(means, len(finished))
+        self._set_status(run, _status(cells, finished, failures, unfinished))
+        return means
+
+    def _means(self, finished: Sequence[CellEntry]) -> dict[str, float]:
+        """Return the mean metrics of a method's cells.
+
+        With several places, they are means over all of them, and the accuracy in each place.
+        """
+        means = mean_metrics([self._path(cell) for cell in finished])
+        if not self._has_places():
+            return means
+        for place in dict.fromkeys(cell.place for cell in finished):
+            mine = [cell for cell in finished if cell.place == place]
+            found = mean_metrics([self._path(cell) for cell in mine]).get(ACCURACY)
+            if found is not None:
+                means |= mlflow_names.flatten("places", {place: found})
+        return means
+
+    def _send_cell(
+        self,
+        cell: CellEntry,
+        parent: MlflowRun,
+        reason: str | None,
+        unfinished: str,
+        tags: Mapping[str, str],
+    ) -> None:
+        """Send a cell, if its folder has changed since the last time.
+
+        Args:
+            cell: The cell.
+            parent: Run of its method.
+            reason: Why it failed; None if it did not.
+            unfinished: MLflow's status of what is not over.
+            tags: Tags of the method.
+        """
+        path = self._path(cell)
+        is_finished = (path / "summary.json").is_file()
+        if reason is not None:
+            status = "FAILED"
+        elif is_finished:
+            status = "FINISHED"
+        elif unfinished != "RUNNING" or mirror_run.is_being_written(path):
+            status = unfinished
+        else:  # it waits to be continued
+            status = "KILLED"
+        version = (_version(path), status, reason)
+        if self._sent_versions.get(cell.name) == version:
+            return
+        about = mirror_run.describe(path)
+        own = {
+            **tags,
+            **about.tags,
+            "setting": cell.place,
+            "repetition": str(cell.repetition + 1),
+        }
+        name = f"{cell.name.rpartition('-')[2]} {cell.method}"
+        if self._has_places():
+            name = f"{name} {cell.place}"
+        run = self._run(f"cells/{cell.name}", name, parent.id, "cell", own, about.started)
+        if status == "RUNNING":
+            run.set_status(status)
+        run.log_parameters(mlflow_names.parameters(about.config))
+        mirror_run.send_folder(run, path, is_over=status != "RUNNING")
+        if is_finished:
+            hashes = {
+                name: read_json(path / "summary.json").get(name)
+                for name in ("config_hash", "weights_digest")
+            }
+            run.set_tags(hashes)
+        if status != "RUNNING":
+            run.set_status(status, mirror_run.end_time(path, run.start))
+        run.set_tags({"state": status.lower(), "reason": reason and _short(reason)})
+        self._sent_versions[cell.name] = version
+
+    def _send_root(
+        self,
+        root: MlflowRun,
+        means: Mapping[str, Mapping[str, float]],
+        failures: Mapping[str, str],
+        unfinished: str,
+    ) -> None:
+        """Send the report, the means of the methods, and the state of the whole comparison."""
+        finished = [cell for cell in self._cells if self._is_finished(cell, failures)]
+        accuracies = {
+            method: {"mean": found[ACCURACY], **_of_places(found)}
+            if self._has_places()
+            else found[ACCURACY]
+            for method, found in means.items()
+            if ACCURACY in found
+        }
+        root.log_metrics(mlflow_names.flatten("accuracy", accuracies), len(finished))
+        with self._collect_errors():
+            mlflow_files.send(root, self._folder, REPORTS)
+            for folder, pattern in (("pictures", "*.svg"), ("tables", "*.csv")):
+                for file in sorted((self._folder / folder).glob(pattern)):
+                    root.upload_file(file, folder)
+            tables = [self._folder / "tables" / f"{name}.csv" for name in TABLES]
+            mlflow_files.send_shown(root, tables)
+            # MLflow's page of the run shows the answer as its description.
+            answer = read_json(self._folder / "report.json").get("answer")
+            if answer:
+                root.set_tags({"mlflow.note.content": _short(" ".join(answer), 4000)})
+        root.set_tags(
+            {
+                "design": _digest(self._design.tree()),
+                "vary": self._design.vary,
+                "tuned": self._design.tuned,
+                "cells": str(len(self._cells)),
+                "failed": str(len(failures)),
+                "flbench.data": self._data_hashes(finished),
+            }
+        )
+        self._set_status(root, _status(self._cells, finished, failures, unfinished))
+        self._set_views(root, means)
+
+    def _parameters(self) -> dict[str, str]:
+        """Return the design, and the values that all cells share."""
+        design = self._design
+        methods = dict.fromkeys(cell.method for cell in self._cells)
+        places = dict.fromkeys(cell.place for cell in self._cells)
+        shared = {
+            key: value
+            for key, value in leaves(dict(design.base.tree)).items()
+            if not key.startswith("tracking.")
+        }
+        found = {
+            "methods": ", ".join(methods),
+            "places": "; ".join(places),
+            "repetitions": str(design.seeds),
+            "vary": design.vary,
+            **{
+                f"grid.{key}": mlflow_names.text(list(values))
+                for key, values in design.grid.items()
+            },
+            **{key: mlflow_names.text(value) for key, value in shared.items()},
+        }
+        return {key: _short(value) for key, value in found.items()}
+
+    def _data_hashes(self, finished: Sequence[CellEntry]) -> str | None:
+        """Return the SHA-256 of the samples of all data sets; None while no cell is finished."""
+        found = {}
+        for cell in finished:
+            about = read_json(self._path(cell) / "partition.json")
+            found[str(about.get("dataset"))] = str(about.get("data") or about.get("labels"))
+        if len(found) == 1:
+            return next(iter(found.values()))
+        return json.dumps(found) if found else None
+
+    def _set_views(self, root: MlflowRun, means: Mapping[str, Mapping[str, float]]) -> None:
+        """Set the views of the comparison's runs, of its methods, and of its cells."""
+        names = {name for found in means.values() for name in found}
+        views = {
+            "": mlflow_view.comparison_view(self._id, names),
+            "methods": mlflow_view.compared_methods_view(self._id, names),
+            "cells": mlflow_view.cells_view(self._id, names),
+        }
+        digest = sha256("".join(views.values()).encode()).hexdigest()
+        if root.tags.get(VIEW_TAG) != digest:
+            for part, view in views.items():
+                name = mlflow_view.view_name(self._id, part)
+                self._store.set_view(self._experiment, name, view)
+            root.set_tags({VIEW_TAG: digest})
+
+    def _run(
+        self,
+        key: str,
+        name: str,
+        parent: str | None,
+        kind: str,
+        tags: Mapping[str, str | None] | None = None,
+        started: int | None = None,
+    ) -> MlflowRun:
+        """Return the run of a part of the comparison; it is made if it does not exist.
+
+        Args:
+            key: `cells/NAME`, `methods/LABEL`, or "" for the comparison itself.
+            name: Name that MLflow's pages show.
+            parent: MLflow's id of the run above.
+            kind: comparison, method or cell.
+            tags: Tags beside those that all runs of the comparison have.
+            started: Start time in ms since 1970; None for that of the comparison.
+        """
+        if key not in self._runs:
+            tag = f"{self._id}/{mlflow_names.identifier(key)}" if key else self._id
+            known = {
+                COMPARISON_TAG: self._id,
+                "kind": kind,
+                "objective": "validation/accuracy",
+                **{name: value for name, value in (tags or {}).items() if value is not None},
+            }
+            identity = RunIdentity(tag, printable(name), started or self._started, parent, known)
+            existing = self._existing.pop(tag, None)
+            self._runs[key] = MlflowRun(
+                self._store, self._experiment, identity, existing, self.sent
+            )
+        return self._runs[key]
+
+    def _set_status(self, run: MlflowRun, status: str) -> None:
+        """Set the status of the run of the comparison or of a method."""
+        run.set_status(status, None if status == "RUNNING" else self._last_change())
+        run.set_tags({"state": status.lower()})
+
+    def _last_change(self) -> int:
+        """Return when a file of the comparison was last written, in ms since 1970."""
+        files = [self._folder / MARKER, *self._folder.glob("cells/*/metrics.csv")]
+        return max(int(file.stat().st_mtime * 1000) for file in files)
+
+    def _path(self, cell: CellEntry) -> Path:
+        return self._folder / "cells" / cell.name
+
+    def _is_finished(self, cell: CellEntry, failures: Mapping[str, str]) -> bool:
+        return (self._path(cell) / "summary.json").is_file() and cell.name not in failures
+
+    def _has_places(self) -> bool:
+        return len({cell.place for cell in self._cells}) > 1
+
+    def _experiment_name(self) -> str:
+        """Return the name of the experiment that the comparison belongs to."""
+        tracking = self._design.base.tree.get("tracking") or {}
+        if name := tracking.get("experiment"):
+            return str(name)
+        sets = dict.fromkeys(cell.data for cell in self._cells)
+        schemes = dict.fromkeys(cell.scheme for cell in self._cells)
+        return _short(f"{'+'.join(sets)}-{'+'.join(schemes)}", 200)
+
+
+class CellMirror:
+    """Sends one cell of a comparison to MLflow, at its place below the comparison.
+
+    Args:
+        store: An open store.
+        folder: Run folder of the cell.
+        experiment: Name of the experiment; None for the one that the configuration names.
+    """
+
+    def __init__(self, store: Store, folder: Path, experiment: str | None = None) -> None:
+        self._folder = folder
+        self._whole = ComparisonMirror(store, folder.parents[1], experiment, {folder.name})
+        self.sent = self._whole.sent
+
+    def send(self, outcome: Outcome | None) -> None:
+        """Send what MLflow does not have yet; see `ComparisonMirror.send`."""
+        self._whole.send(outcome)
+
+    @property
+    def finished(self) -> bool:
+        """Whether the cell is finished."""
+        return (self._folder / "summary.json").is_file()
+
+
+def _status(
+    cells: Sequence[CellEntry],
+    finished: Collection[CellEntry],
+    failures: Mapping[str, str],
+    unfinished: str,
+) -> str:
+    """Return MLflow's status of a method or of the comparison.
+
+    Args:
+        cells: Its cells.
+        finished: Those that are finished, at least.
+        failures: Reasons of the cells that failed, by their names.
+        unfinished: The status while cells are left.
+    """
+    if all(cell in finished for cell in cells):
+        return "FINISHED"
+    is_over = all(cell in finished or cell.name in failures for cell in cells)
+    return "FAILED" if is_over else unfinished
+
+
+def _of_places(means: Mapping[str, float]) -> dict[str, float]:
+    """Return the accuracies in the places among the means of a method."""
+    return {
+        name.removeprefix("places/"): value
+        for name, value in means.items()
+        if name.startswith("places/")
+    }
+
+
+def _version(path: Path) -> tuple[tuple[int, int] | None, ...]:
+    """Return modification time and size of the files of a cell that change while it is trained."""
+    files = (path / name for name in ("config.yaml", "metrics.csv", "summary.json"))
+    stats = (file.stat() if file.exists() else None for file in files)
+    return tuple(stat and (stat.st_mtime_ns, stat.st_size) for stat in stats)
+
+
+def _digest(value: object) -> str:
+    """Return the SHA-256 of a value of JSON."""
+    return sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def _short(text: str, longest: int = LONGEST) -> str:
+    """Return a text with at most some characters, because MLflow's texts have limits.
+
+    >>> _short("fedavg, local", 8)
+    'fedavg,…'
+    """
+    return text if len(text) <= longest else text[: longest - 1] + "…"

@@ -1,0 +1,299 @@
+"""A comparison in MLflow: comparison, methods and cells as nested runs, and models to rank."""
+
+import json
+import shutil
+import socket
+import time
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("mlflow")
+
+import flbench as fl
+from flbench.cli import app
+from flbench.comparison import text
+from flbench.tracking import follow, mlflow_models, mlflow_store
+from tests.support import SMALL
+from tests.tracking.reading import entries, history
+
+pytestmark = [pytest.mark.mlflow, pytest.mark.slow]
+
+ONE = [item for item in SMALL if not item.startswith(("engine.", "tracking.", "train.rounds"))]
+WORDS = ["local", "fedavg", "--seeds", "2", "--jobs", "1", *ONE, "train.rounds=2"]
+SECRET = "s3cret-w0rd"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _without_pictures():
+    """Write the report without its pictures, which take seconds; one file stands for them."""
+
+    def write(folder, analysis):
+        (folder / "tables").mkdir(exist_ok=True)
+        (folder / "pictures").mkdir(exist_ok=True)
+        (folder / "pictures" / "leaders.svg").write_text("<svg/>")
+        (folder / "report.html").write_text("<html></html>")
+        (folder / "report.md").write_text(text.markdown_of(analysis))
+        (folder / "report.json").write_text(text.json_of(analysis))
+        for name in text.TABLES:
+            (folder / "tables" / f"{name}.csv").write_text(text.csv_of(analysis, name))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("flbench.api.reporting.written.write", write)
+        yield
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory) -> Path:
+    """A finished comparison, of which tests send copies."""
+    out = tmp_path_factory.mktemp("comparisons")
+    assert app.main(["compare", *WORDS, "--out", str(out)]) == 0
+    (path,) = out.iterdir()
+    return path
+
+
+@pytest.fixture
+def copied(trained, tmp_path, request) -> Path:
+    """A copy with an id of its own, so that tests do not meet in the store."""
+    path = tmp_path / "c" / request.node.name
+    shutil.copytree(trained, path)
+    about = json.loads((path / "comparison.json").read_text())
+    (path / "comparison.json").write_text(json.dumps({**about, "id": path.name}))
+    return path
+
+
+@pytest.fixture(scope="module")
+def whole(store, trained):
+    """The comparison, sent; tests only look at it."""
+    follow.sync(trained, store.uri)
+    return runs_of(store, trained)
+
+
+def runs_of(store, path):
+    """Return the runs of a comparison by their keys, of which there is one each."""
+    name = json.loads((path / "comparison.json").read_text())["id"]
+    found = entries(store, "flbench.comparison", name)
+    by_key = {
+        run.data.tags["flbench.run"].removeprefix(name).removeprefix("/"): run for run in found
+    }
+    assert len(by_key) == len(found)
+    return by_key
+
+
+def parents(runs):
+    keys = {run.info.run_id: key for key, run in runs.items()}
+    return {key: keys.get(run.data.tags.get("mlflow.parentRunId")) for key, run in runs.items()}
+
+
+def artifacts(store, run, folder=None):
+    return {item.path for item in store.client.list_artifacts(run.info.run_id, folder)}
+
+
+def cell_names(method):
+    return [f"cells/{method}-digits-seed{seed}" for seed in (0, 1)]
+
+
+def summary(path, key):
+    return json.loads((path / key / "summary.json").read_text())
+
+
+def test_cells_are_below_methods_and_methods_below_the_comparison(whole):
+    wanted = {"": None, "methods/local": "", "methods/fedavg": ""}
+    for method in ("local", "fedavg"):
+        wanted |= dict.fromkeys(cell_names(method), f"methods/{method}")
+
+    assert parents(whole) == wanted
+    assert {run.info.status for run in whole.values()} == {"FINISHED"}
+
+
+def test_methods_have_the_means_of_their_cells_and_the_comparison_their_accuracies(whole, trained):
+    for method in ("local", "fedavg"):
+        values = [summary(trained, key)["best"]["test"]["accuracy"] for key in cell_names(method)]
+        mean = pytest.approx(sum(values) / 2)
+        assert whole[f"methods/{method}"].data.metrics["best/test/accuracy"] == mean
+        assert whole[""].data.metrics[f"accuracy/{method}"] == mean
+
+
+def test_comparison_has_report_tables_design_and_hashes(store, whole, trained):
+    root, cell = whole[""], whole["cells/local-digits-seed1"]
+
+    assert artifacts(store, root) >= {
+        *("report.html", "report.md", "report.json", "comparison.json", "leaderboard.json"),
+        *("pairs.json", "classes.json", "clients.json"),
+    }
+    assert artifacts(store, root, "tables") >= {f"tables/{name}.csv" for name in text.TABLES}
+    assert artifacts(store, root, "pictures") == {"pictures/leaders.svg"}
+    assert root.data.params["methods"] == "local, fedavg"
+    assert root.data.params["repetitions"] == "2"
+    assert root.data.params["train.rounds"] == "2"
+    answer = json.loads((trained / "report.json").read_text())["answer"]
+    assert root.data.tags["mlflow.note.content"] == " ".join(answer)
+    data = json.loads((trained / "cells/local-digits-seed1/partition.json").read_text())["data"]
+    assert root.data.tags["flbench.data"] == cell.data.tags["flbench.data"] == data
+    assert cell.data.tags["config_hash"] == summary(trained, cell_names("local")[1])["config_hash"]
+    assert artifacts(store, cell) >= {"per_class.json", "clients.json", "config.yaml"}
+
+
+def test_models_are_ranked_by_a_metric(store, whole, trained):
+    """One for each evaluation that a summary keeps."""
+    name = trained.name
+    found = store.client.search_logged_models(
+        [whole[""].info.experiment_id],
+        f"tags.`flbench.comparison` = '{name}'",
+        order_by=[{"field_name": "metrics.test/accuracy", "ascending": False}],
+    )
+
+    wanted = {}
+    for key in [*cell_names("local"), *cell_names("fedavg")]:
+        kept = summary(trained, key)
+        wanted[f"{name}/{key}", "last"] = kept["last"]["test"]["accuracy"]
+        if kept["best"]["round"] != kept["last"]["round"]:
+            wanted[f"{name}/{key}", "best"] = kept["best"]["test"]["accuracy"]
+    values = {}
+    for model in found:
+        metrics = {metric.key: metric.value for metric in model.metrics}
+        values[model.tags["flbench.run"], model.tags["evaluation"]] = metrics["test/accuracy"]
+    assert values == pytest.approx(wanted)
+    assert list(values.values()) == sorted(values.values(), reverse=True)
+    assert {str(model.status) for model in found} == {"READY"}
+
+
+def test_points_of_models_repeat_those_of_curves(store, whole):
+    for key in cell_names("fedavg"):
+        points = history(store, whole[key])
+        places = [(name, step) for name, step, _ in points]
+        assert len(places) == len(set(places))
+
+
+def test_nothing_is_sent_twice_neither_as_a_whole_nor_by_cells(store, whole, trained, capsys):
+    cells = map(str, sorted((trained / "cells").iterdir()))
+
+    assert app.main(["sync", str(trained), *cells, "--uri", store.uri, "--json"]) == 0
+
+    sent = [entry["sent"] for entry in json.loads(capsys.readouterr().out)]
+    assert len(sent) == 5
+    assert not any(any(counts.values()) for counts in sent)
+
+
+def test_cells_of_equal_names_are_sent_below_their_own_comparison(store, whole, copied):
+    sent, _ = follow.sync(copied / "cells" / "local-digits-seed0", store.uri)
+
+    assert sent.runs == 3
+    own = runs_of(store, copied)
+    wanted = {"": None, "methods/local": "", "cells/local-digits-seed0": "methods/local"}
+    assert parents(own) == wanted
+    ids = {run.info.run_id for run in own.values()}
+    assert not ids & {run.info.run_id for run in whole.values()}
+    follow.sync(copied, store.uri)
+    later = runs_of(store, copied)
+    assert len(later) == 7
+    assert ids < {run.info.run_id for run in later.values()}
+
+
+def test_interrupted_comparison_continues_the_same_runs(store, copied):
+    cut = copied / "cells" / "fedavg-digits-seed1" / "summary.json"
+    kept = cut.read_bytes()
+    cut.unlink()
+    follow.sync(copied, store.uri)
+    before = runs_of(store, copied)
+    cut.write_bytes(kept)
+
+    sent, _ = follow.sync(copied, store.uri)
+
+    after = runs_of(store, copied)
+    states = {key: run.info.status for key, run in before.items()}
+    assert states["cells/fedavg-digits-seed1"] == states["methods/fedavg"] == states[""] == "KILLED"
+    assert states["methods/local"] == "FINISHED"
+    assert {run.info.status for run in after.values()} == {"FINISHED"}
+    assert sent.runs == 0
+    ids = {key: run.info.run_id for key, run in before.items()}
+    assert {key: run.info.run_id for key, run in after.items()} == ids
+    values = [summary(copied, key)["best"]["test"]["accuracy"] for key in cell_names("fedavg")]
+    shown = after["methods/fedavg"].data.metrics["best/test/accuracy"]
+    assert shown == pytest.approx(sum(values) / 2)
+
+
+def test_failed_cell_is_marked_with_its_reason(store, copied):
+    (copied / "cells" / "local-digits-seed1" / "summary.json").unlink()
+    reasons = {"local-digits-seed1": "round 2, client 1: loss is not finite"}
+    (copied / "failures.json").write_text(json.dumps(reasons))
+
+    follow.sync(copied, store.uri)
+
+    found = runs_of(store, copied)
+    cell = found["cells/local-digits-seed1"]
+    assert cell.info.status == found["methods/local"].info.status == "FAILED"
+    assert cell.data.tags["reason"] == reasons["local-digits-seed1"]
+    assert found[""].info.status == "FAILED"
+    assert found["methods/fedavg"].info.status == "FINISHED"
+
+
+def test_model_whose_tag_was_lost_is_found_again(store, copied, monkeypatch):
+    """A mirror that is killed after it made a model leaves the run without the model's name."""
+    lost = {"mlflow.flbench.models"}
+    set_tags = mlflow_models.MlflowRun.set_tags
+    monkeypatch.setattr(
+        mlflow_models.MlflowRun,
+        "set_tags",
+        lambda run, tags: set_tags(run, {k: v for k, v in tags.items() if k not in lost}),
+    )
+    cell = copied / "cells" / "local-digits-seed0"
+    first, _ = follow.sync(cell, store.uri)
+    lost.clear()
+
+    again, _ = follow.sync(cell, store.uri)
+
+    run = runs_of(store, copied)["cells/local-digits-seed0"]
+    query = f"source_run_id = '{run.info.run_id}'"
+    found = store.client.search_logged_models([run.info.experiment_id], query)
+    assert len(found) == first.models == again.models
+    assert json.loads(run.data.tags["mlflow.flbench.models"]) == {
+        model.tags["evaluation"]: model.model_id for model in found
+    }
+
+
+@pytest.mark.usefixtures("_forked")
+def test_comparison_is_sent_while_it_is_trained_and_additions_join_it(tmp_path, uri):
+    out = tmp_path / "out"
+    tracking = ["tracking.mlflow=true", f"tracking.uri={uri}", "tracking.experiment=mine"]
+    words = ["local", "--seeds", "1", "--jobs", "1", *ONE, "train.rounds=1", *tracking]
+    assert app.main(["compare", *words, "--out", str(out)]) == 0
+    (path,) = out.iterdir()
+    store = mlflow_store.open_store(uri)
+    before = runs_of(store, path)
+
+    found = fl.resume(path, methods=["fedavg"], jobs=1, progress=False)
+
+    assert set(found.cells["state"]) == {"finished"}
+    after = runs_of(store, path)
+    assert {run.info.status for run in after.values()} == {"FINISHED"}
+    assert len(before) == 3
+    assert len(after) == 5
+    for key, run in before.items():
+        assert after[key].info.run_id == run.info.run_id
+    assert after[""].data.tags["latest.methods"] == "local, fedavg"
+    assert store.client.get_experiment(after[""].info.experiment_id).name == "mine"
+    assert not follow.sync(path, None)[0]  # to where its configuration says
+
+
+@pytest.mark.usefixtures("_forked")
+def test_server_that_never_answers_costs_a_sentence_and_no_secret_is_written(tmp_path, capsys):
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen(50)
+        host = f"127.0.0.1:{server.getsockname()[1]}"
+        tracking = ["tracking.mlflow=true", f"tracking.uri=http://ann:{SECRET}@{host}"]
+        words = ["local", "--seeds", "1", "--jobs", "1", *ONE, "train.rounds=1", *tracking]
+        begin = time.monotonic()
+        code = app.main(["compare", *words, "--out", str(tmp_path)])
+        seconds = time.monotonic() - begin
+
+    said = capsys.readouterr().err
+    (path,) = tmp_path.iterdir()
+    assert code == 0
+    assert seconds < 60
+    assert f"MLflow at http://***@{host} was not reached (no answer in time)" in said
+    assert f"flbench sync {path}" in said
+    files = [file for file in path.rglob("*") if file.is_file()]
+    assert files
+    assert not [file for file in files if SECRET.encode() in file.read_bytes()]
