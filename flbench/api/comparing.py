@@ -13,9 +13,10 @@ from flbench.api.arguments import Section
 from flbench.api.caller import Caller, program
 from flbench.api.comparisons import PlannedComparison
 from flbench.api.process import preserved
+from flbench.comparison import reuse as reusing
 from flbench.comparison import running
 from flbench.comparison.folder import ComparisonFolder, read_design
-from flbench.comparison.plan import DEFAULTS, Choice, Design
+from flbench.comparison.plan import DEFAULTS, Cell, Choice, Design
 from flbench.comparison.samples import Samples
 from flbench.config.resolve import resolve
 from flbench.config.sources import Layer, from_overrides, from_values, leaves, merge
@@ -53,6 +54,7 @@ class Asked(NamedTuple):
         seeds: Number of repetitions; None for the default.
         vary: What differs between repetitions; None for the default.
         tuned: Study whose best parameters the methods take; None for none.
+        reuse: Folders of finished runs that are used again as cells.
     """
 
     layers: Mapping[str, Sequence[Layer]]
@@ -62,6 +64,7 @@ class Asked(NamedTuple):
     seeds: int | None = None
     vary: str | None = None
     tuned: Path | None = None
+    reuse: tuple[Path, ...] = ()
 
 
 class Ending(NamedTuple):
@@ -92,6 +95,7 @@ def compare(
     grid: Mapping[str, Sequence[Any]] | None = None,
     jobs: int | None = None,
     tuned: str | PathLike[str] | None = None,
+    reuse: str | PathLike[str] | Sequence[str | PathLike[str]] = (),
     out: str | PathLike[str] | None = None,
     config: str | PathLike[str] | None = None,
     seed: int | None = None,
@@ -127,6 +131,8 @@ def compare(
         jobs: Cells that are trained at the same time, each in a process of Ray (default: one per
             core). With 1 they are trained in this process.
         tuned: Folder of a study; each method takes the best parameters that the study has found.
+        reuse: Folders of runs, comparisons and studies, or folders above them, whose finished runs
+            are cells of this comparison if configuration, data and revision of the code are equal.
         out: Folder for the folders of comparisons (default `comparisons`).
         config: YAML file with the values that differ from the defaults.
         seed: Seed of the first repetition (default 0). The others have the seeds after it.
@@ -165,6 +171,7 @@ def compare(
         seeds,
         vary,
         None if tuned is None else arguments.path_of(tuned, "tuned"),
+        _paths(reuse),
     )
     folder = Path("comparisons") if out is None else arguments.path_of(out, "out")
     shown = {"methods": methods, "seeds": seeds, "vary": vary, "grid": grid, **plain}
@@ -181,10 +188,10 @@ def resume(path: Path, *, progress: bool = True, **keys: Any) -> PlannedComparis
     Args:
         path: Folder of the comparison.
         progress: Whether to show the progress.
-        keys: `jobs`; `methods` and `seeds` to add methods and repetitions; sections and dotted keys
-            that may change on resume; and `data`, `partition`, `model` (or `module`) and the
-            functions of `train` and `evaluation`, if the comparison began with objects without an
-            import path.
+        keys: `jobs`; `methods` and `seeds` to add methods and repetitions; `reuse`; sections and
+            dotted keys that may change on resume; and `data`, `partition`, `model` (or `module`)
+            and the functions of `train` and `evaluation`, if the comparison began with objects
+            without an import path.
 
     Returns:
         The comparison, with the new cells.
@@ -196,6 +203,7 @@ def resume(path: Path, *, progress: bool = True, **keys: Any) -> PlannedComparis
         KeyboardInterrupt: The comparison was interrupted again.
     """
     methods, seeds, jobs = (keys.pop(name, None) for name in ("methods", "seeds", "jobs"))
+    reuse = _paths(keys.pop("reuse", ()))
     for name in ("vary", "grid", "tuned", "out"):
         if name in keys:
             raise ConfigError(
@@ -209,7 +217,7 @@ def resume(path: Path, *, progress: bool = True, **keys: Any) -> PlannedComparis
             del given[section]
     layers, own = _methods(methods, None, given)
     data = {} if own_data else sets
-    asked = Asked(layers, own, data, None, seeds)
+    asked = Asked(layers, own, data, seeds=seeds, reuse=reuse)
     caller = program(shown=progress, again=_again(keys, objects, own_data))
     ending = carry_on(path, asked, jobs, caller=caller, own=(objects, own_data))
     return _finished(ending, caller)
@@ -248,7 +256,9 @@ def start(
         Supervisor(ends_process=caller.ends_process) as supervisor,
     ):
         prepared = _prepared(design_of(asked), jobs, caller, own)
-        _tell_cost(prepared, prepared.cells, caller)
+        found = _reused(prepared, prepared.cells, asked.reuse)
+        left = [cell for cell in prepared.cells if cell.name not in found.runs]
+        _tell_cost(prepared, left, found, caller)
         methods = list(dict.fromkeys(one.label for one in prepared.design.methods))
         names = [*methods[:3], *dict.fromkeys(cell.config.data.title for cell in prepared.cells)]
         name = re.sub(r"[^\w=.-]+", "_", "-".join(names), flags=re.ASCII)[:80]
@@ -256,6 +266,7 @@ def start(
             printed = [redact(argument) for argument in command]
             about = {"id": folder.path.name, "created": now(), "command": printed}
             folder.save(prepared.design, prepared.cells, **about)
+            reusing.take(found, folder)
             _tell_start(folder, prepared, caller)
             return _carry_out(folder, prepared, Layer({}), supervisor, caller)
 
@@ -281,7 +292,9 @@ def plan(
 
     with as_flbench_errors(), preserved(), offered(own[0]):
         prepared = _prepared(design_of(asked), jobs, caller, own)
-        return cost.measure(prepared, prepared.cells)
+        found = _reused(prepared, prepared.cells, asked.reuse)
+        left = [cell for cell in prepared.cells if cell.name not in found.runs]
+        return cost.measure(prepared, left, found)
 
 
 def carry_on(
@@ -323,10 +336,14 @@ def carry_on(
         prepare.check_existing(prepared, folder)
         running.wait_for_orphans(folder, list(running.unfinished(prepared, folder)))
         left = list(running.unfinished(prepared, folder))
+        new = [cell for cell in left if not (folder.cell(cell) / "config.yaml").is_file()]
+        found = _reused(prepared, new, asked.reuse)
         if design != before:
             folder.save(design, prepared.cells, **about)
         if left:
-            _tell_cost(prepared, left, caller)
+            left = [cell for cell in left if cell.name not in found.runs]
+            _tell_cost(prepared, left, found, caller)
+            reusing.take(found, folder)
             _tell_start(folder, prepared, caller)
         else:
             caller.tell([f"{path} is finished: there is nothing to resume."])
@@ -692,13 +709,29 @@ def _prepared(
     return prepared
 
 
-def _tell_cost(prepared: "Prepared", left: Sequence[Any], caller: Caller) -> None:
+def _paths(given: str | PathLike[str] | Sequence[str | PathLike[str]]) -> tuple[Path, ...]:
+    """Return the folders of an argument `reuse`, one or several."""
+    several = [given] if isinstance(given, str | PathLike) else given
+    return tuple(arguments.path_of(one, "reuse") for one in several)
+
+
+def _reused(prepared: "Prepared", cells: Sequence[Cell], paths: Sequence[Path]) -> reusing.Found:
+    """Return the finished runs that can stand for cells."""
+    if not paths:
+        return reusing.Found()
+    with preserved():
+        return reusing.find(prepared, cells, paths)
+
+
+def _tell_cost(
+    prepared: "Prepared", left: Sequence[Cell], found: reusing.Found, caller: Caller
+) -> None:
     """Tell the caller what is trained, and what it will cost."""
     from flbench.comparison import cost
 
     if caller.shown:
         with preserved():
-            caller.tell(cost.measure(prepared, left).sentences())
+            caller.tell(cost.measure(prepared, left, found).sentences())
 
 
 def _tell_start(folder: ComparisonFolder, prepared: "Prepared", caller: Caller) -> None:

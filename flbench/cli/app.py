@@ -780,6 +780,17 @@ def compare(
             help="Each method takes the best parameters that this study has found.",
         ),
     ] = None,
+    reuse: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--reuse",
+            metavar="DIR",
+            help="Folder of runs, comparisons or studies: finished runs with the configuration, the"
+            " data and the revision of the code of a cell are not trained again. Can be given"
+            " several times.",
+            show_default=False,
+        ),
+    ] = None,
     config: ConfigFile = None,
     jobs: Annotated[
         int | None,
@@ -838,13 +849,18 @@ def compare(
                 "dry-run": dry_run,
             }
         )
-        command.resume(resume, given, seeds=seeds, jobs=jobs, as_json=as_json)
+        command.resume(resume, given, seeds=seeds, reuse=reuse or [], jobs=jobs, as_json=as_json)
     else:
         command.compare(
             given,
             data=[name.strip() for name in ",".join(data or []).split(",")] if data else [],
             grid=grid or [],
-            options={"seeds": seeds, "vary": vary, "tuned": tuned},
+            options={
+                "seeds": seeds,
+                "vary": vary,
+                "tuned": tuned,
+                "reuse": tuple(reuse or ()),
+            },
             out=out or Path("comparisons"),
             jobs=jobs,
             dry_run=dry_run,

@@ -41,7 +41,7 @@ def compare(
         given: What the user gave on the command line for the configuration.
         data: Names and files of data sets; empty for the data of the configuration.
         grid: Items `KEY=VALUE,VALUE`.
-        options: Fields `seeds`, `vary` and `tuned` of `flbench.api.comparing.Asked`.
+        options: Fields `seeds`, `vary`, `tuned` and `reuse` of `flbench.api.comparing.Asked`.
         out: Folder for the folders of comparisons.
         jobs: Cells at the same time; None for one per core.
         dry_run: Whether to print the plan and its estimated cost, and train nothing.
@@ -67,7 +67,13 @@ def compare(
 
 
 def resume(
-    path: Path, given: CommandLine, *, seeds: int | None, jobs: int | None, as_json: bool
+    path: Path,
+    given: CommandLine,
+    *,
+    seeds: int | None,
+    reuse: Sequence[Path],
+    jobs: int | None,
+    as_json: bool,
 ) -> None:
     """Resume an interrupted comparison, or add methods and repetitions to one.
 
@@ -75,13 +81,16 @@ def resume(
         path: Folder of the comparison.
         given: Methods to add, and values of keys that may change.
         seeds: Number of repetitions; None for as many as before.
+        reuse: Folders of finished runs that are used again as cells.
         jobs: Cells at the same time; None for one per core.
         as_json: Whether to print JSON, as `compare` does.
     """
     from flbench.api import comparing
 
     caller = Caller(shown=not as_json)
-    ending = comparing.carry_on(path, _asked(given, seeds=seeds), jobs, caller=caller)
+    ending = comparing.carry_on(
+        path, _asked(given, seeds=seeds, reuse=tuple(reuse)), jobs, caller=caller
+    )
     _finish(ending, as_json=as_json)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from flbench.comparison.plan import Cell, Design
 from flbench.comparison.prepare import Prepared
+from flbench.comparison.reuse import Found
 from flbench.core.errors import RunError
 from flbench.experiment import shared_engine
 from flbench.experiment.estimate import MEASURING, START, WORKERS
@@ -31,13 +32,14 @@ class ComparisonCost:
         places: Labels of data sets and settings.
         design: What the user asked for.
         cells: Number of cells.
-        left: Number of cells that are not finished.
+        left: Number of cells that are not finished, and do not exist elsewhere.
         rounds: Rounds of all cells that are not finished.
         jobs: Cells at once.
         seconds: Estimated seconds of a cell by method, the mean over the places.
         measured: Labels of the methods that were measured.
         total: Estimated seconds of all cells that are not finished.
         memory: Estimated bytes of the process of one cell.
+        found: Finished runs that are used again as cells.
     """
 
     methods: tuple[str, ...]
@@ -51,6 +53,7 @@ class ComparisonCost:
     measured: tuple[str, ...]
     total: float
     memory: int
+    found: Found
 
     def tree(self) -> dict[str, Any]:
         """Return the plan and the estimates as values of JSON."""
@@ -61,6 +64,7 @@ class ComparisonCost:
             "vary": self.design.vary,
             "cells": self.cells,
             "left": self.left,
+            "reused": len(self.found.runs),
             "rounds": self.rounds,
             "jobs": self.jobs,
             "seconds": {
@@ -85,6 +89,7 @@ class ComparisonCost:
                 f"plan: what varies between repetitions is {VARIES[self.design.vary]}. All methods"
                 " of a repetition have the same seeds."
             )
+        found += self.found.sentences(self.cells)
         if self.design.tuned is not None:
             found.append(f"plan: the methods have the best parameters of {self.design.tuned}.")
         each = ", ".join(f"{name} {duration(seconds)}" for name, seconds in self.seconds.items())
@@ -97,7 +102,7 @@ class ComparisonCost:
         return found
 
 
-def measure(prepared: Prepared, left: Sequence[Cell]) -> ComparisonCost:
+def measure(prepared: Prepared, left: Sequence[Cell], reused: Found) -> ComparisonCost:
     """Estimate the cost of a comparison from a few training steps of each method.
 
     It takes about `MEASURING` seconds at most, and one cell more. The state of PyTorch's random
@@ -105,7 +110,8 @@ def measure(prepared: Prepared, left: Sequence[Cell]) -> ComparisonCost:
 
     Args:
         prepared: The comparison.
-        left: Its cells that are not finished.
+        left: Its cells that are to be trained.
+        reused: Finished runs that are used again as cells.
     """
     begin = time.monotonic()
     found: dict[tuple[str, str], float] = {}
@@ -142,6 +148,7 @@ def measure(prepared: Prepared, left: Sequence[Cell]) -> ComparisonCost:
         measured=tuple(dict.fromkeys(method for method, _ in found)),
         total=total + (WORKERS if prepared.jobs > 1 and each else 0.0),
         memory=memory,
+        found=reused,
     )
 
 

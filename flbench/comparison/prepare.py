@@ -14,7 +14,8 @@ from flbench.comparison.samples import Samples
 from flbench.config.resolve import resolve
 from flbench.config.schema import Config
 from flbench.config.sources import Layer, from_file, from_values, leaves, merge
-from flbench.core.errors import ConfigError, UserError
+from flbench.core.documents import read_json
+from flbench.core.errors import ConfigError, DataError, UserError
 from flbench.core.wording import setting
 from flbench.experiment import assembly, shared_engine
 from flbench.experiment.lifecycle import CHANGEABLE_ON_RESUME
@@ -222,9 +223,10 @@ def _gpus() -> int:
 
 
 def check_existing(prepared: Prepared, folder: ComparisonFolder) -> None:
-    """Check that the cells of a folder have the configurations that the plan gives them now.
+    """Check that the cells of a folder have the configurations and the data of the plan.
 
-    They differ if flbench has other defaults than the version that began the comparison.
+    Configurations differ if flbench has other defaults than the version that began the comparison.
+    Data differ if their files have changed. They are checked if cells are left to train.
 
     Args:
         prepared: The comparison.
@@ -232,19 +234,33 @@ def check_existing(prepared: Prepared, folder: ComparisonFolder) -> None:
 
     Raises:
         ConfigError: A key differs. The message names the first one.
+        DataError: The samples of a finished cell differ from those that the others would have.
     """
-    for cell in prepared.cells:
-        file = folder.cell(cell) / "config.yaml"
-        if not file.is_file():
-            continue
+    begun = [cell for cell in prepared.cells if (folder.cell(cell) / "config.yaml").is_file()]
+    for cell in begun:
+        path = folder.cell(cell)
         now = _compared(prepared.built[cell.method, (cell.data, cell.setting)])
-        written = _compared(resolve([from_file(file)])[0])
+        written = _compared(resolve([from_file(path / "config.yaml")])[0])
         for key, value in now.items():
             if written.get(key) != value:
                 raise ConfigError(
-                    f"`{key}` was {written.get(key)!r} when {file.parent} began, and is now"
+                    f"`{key}` was {written.get(key)!r} when {path} began, and is now"
                     f" {value!r}. Start a new comparison."
                 )
+    if all(map(folder.is_done, prepared.cells)):
+        return
+    for cell in begun:
+        path = folder.cell(cell)
+        was = read_json(path / "partition.json").get("data")
+        if was is None:  # written by an earlier version
+            continue
+        if (now_is := prepared.samples.data_hash(cell)) != was:
+            title = cell.data or cell.config.data.title
+            raise DataError(
+                f"`data`: the samples of {title} differ from those that {path} began with (hash"
+                f" {now_is[:12]}, not {str(was)[:12]}). Restore the old files, or start a new"
+                " comparison."
+            )
 
 
 def _compared(config: Config) -> dict[str, Any]:

@@ -31,6 +31,7 @@ class Samples:
     data: Mapping[str, Any] = field(default_factory=dict)
     _datasets: dict[str, Dataset] = field(default_factory=dict)
     _federations: dict[str, Federation] = field(default_factory=dict)
+    _hashes: dict[str, str] = field(default_factory=dict)
 
     def federation(self, cell: Cell) -> Federation:
         """Return the samples of a cell's clients.
@@ -55,6 +56,17 @@ class Samples:
         found = self.federation(cell)
         config = assembly.with_data(assembly.fill_defaults(cell.config), found)
         return partition_files.encode(found.partition, found.dataset, config.partition)
+
+    def data_hash(self, cell: Cell) -> str:
+        """Return the SHA-256 (hex) of the data set of a cell; see `partition_files.data_hash`.
+
+        Raises:
+            UserError: The data cannot be read.
+        """
+        key = _key(cell, "data")
+        if key not in self._hashes:
+            self._hashes[key] = partition_files.data_hash(self.federation(cell).dataset)
+        return self._hashes[key]
 
     def _dataset(self, cell: Cell) -> Dataset:
         """Return the data set of a cell."""
