@@ -14,7 +14,7 @@ Methods are compared within a place. They must therefore share places, and withi
 partition and the version of the code.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -23,7 +23,7 @@ from flbench.config.sources import leaves
 from flbench.core.documents import read_json
 from flbench.core.errors import UserError
 from flbench.reports.statistics import CLAIM_FROM
-from flbench.results.differences import short_names, text_of
+from flbench.results.differences import short_hashes, short_names, text_of
 from flbench.results.reading import Run
 
 SECTIONS: Final = ("data.", "partition.", "model.", "train.")
@@ -222,11 +222,12 @@ def _place_labels(settings: Sequence[Setting]) -> list[str]:
         if (more := len({tuple(dict(one).get(k) for k in tried) for one in settings})) > kinds:
             keys, kinds = tried, more
     short = short_names(keys)
-    found = []
-    for setting in map(dict, settings):
-        values = [f"{short[key]}={setting.get(key, '-')}" for key in keys if key != DATA]
-        found.append(", ".join([setting[DATA], *values]))
-    return found
+    trees = [dict(setting) for setting in settings]
+    texts = {key: short_hashes([tree.get(key, "-") for tree in trees]) for key in keys}
+    return [
+        ", ".join([tree[DATA], *(f"{short[key]}={texts[key][k]}" for key in keys if key != DATA)])
+        for k, tree in enumerate(trees)
+    ]
 
 
 def _differing(settings: Sequence[Setting]) -> list[str]:
@@ -259,28 +260,27 @@ def _why_apart(
     if (found := _strangers(methods, settings)) is not None:
         first, second = (dict(settings[k]) for k in found)
         key = next(key for key in (first | second) if first.get(key) != second.get(key))
-        return _named(key, runs, found, lambda run: dict(_setting(run)).get(key, "-"))
+        values = short_hashes([first.get(key, "-"), second.get(key, "-")])
+        return _named(key, runs, found, values)
     groups: dict[tuple[Setting, Seeds], int] = {}
     for k, (run, setting) in enumerate(zip(runs, settings, strict=True)):
         before = groups.setdefault((setting, seeds_of(run)), k)
         if run.summary["partition_hash"] != runs[before].summary["partition_hash"]:
             what = "partition (same keys and seeds, so the data differ)"
-            return _named(what, runs, (before, k), lambda run: run.summary["partition_hash"][:12])
+            hashes = [runs[one].summary["partition_hash"][:12] for one in (before, k)]
+            return _named(what, runs, (before, k), hashes)
     versions = {run.path: _version(origins[run.path]) for run in runs}
     for k, run in enumerate(runs):
         if versions[run.path] != versions[runs[0].path]:
-            return _named("version of flbench", runs, (0, k), lambda run: versions[run.path])
+            names = [versions[runs[0].path], versions[run.path]]
+            return _named("version of flbench", runs, (0, k), names)
     return None
 
 
-def _named(
-    what: str, runs: Sequence[Run], pair: tuple[int, int], value: Callable[[Run], str]
-) -> str:
-    """Return a sentence about what two runs differ in."""
+def _named(what: str, runs: Sequence[Run], pair: tuple[int, int], values: Sequence[str]) -> str:
+    """Return a sentence about what two runs differ in, with the values of both."""
     first, second = (runs[k] for k in pair)
-    return (
-        f"they differ in {what}: {value(first)} in {first.path}, {value(second)} in {second.path}"
-    )
+    return f"they differ in {what}: {values[0]} in {first.path}, {values[1]} in {second.path}"
 
 
 def _provenance(run: Run) -> Mapping[str, Any]:

@@ -1,5 +1,6 @@
 """How the configurations of several runs differ."""
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -15,6 +16,8 @@ TUNED: Final = ("train.optimizer.", "train.schedule.")
 """The local optimizer. Each method needs its own learning rate, which the search spaces of flbench
 contain, so runs that differ in these keys can be compared; those that differ in rounds, local
 epochs or batches cannot."""
+SHORTEST_HASH: Final = 6  # digits
+_SHA256: Final = re.compile("[0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
@@ -106,7 +109,7 @@ def _setting(run: Run) -> dict[str, Any]:
 def _differing(trees: Sequence[dict[str, Any]]) -> dict[str, tuple[str, ...]]:
     """Return the values, as text, of the keys that all dicts have with different values."""
     return {
-        key: tuple(text_of(tree[key]) for tree in trees)
+        key: tuple(short_hashes([text_of(tree[key]) for tree in trees]))
         for key in differing_keys(trees)
         if all(key in tree for tree in trees)
     }
@@ -142,6 +145,21 @@ def short_names(keys: Iterable[str]) -> dict[str, str]:
     return {
         key: key if part in ALONE or last.count(part) > 1 else part for key, part in parts.items()
     }
+
+
+def short_hashes(texts: Sequence[str]) -> list[str]:
+    """Return texts in which SHA-256 hashes are cut to the shortest beginnings that differ.
+
+    The beginnings have at least six digits. Other texts do not change.
+
+    >>> short_hashes(["ab" * 32, "-", "ab" * 3 + "c" * 58, "ab" * 32])
+    ['abababa', '-', 'abababc', 'abababa']
+    """
+    hashes = {text for text in texts if _SHA256.fullmatch(text)}
+    length = next(
+        n for n in range(SHORTEST_HASH, 65) if len({text[:n] for text in hashes}) == len(hashes)
+    )
+    return [text[:length] if text in hashes else text for text in texts]
 
 
 def text_of(value: Any) -> str:

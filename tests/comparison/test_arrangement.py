@@ -114,6 +114,20 @@ def test_label_of_a_place_leaves_out_keys_that_follow_others(tmp_path):
     assert arranged(tmp_path).places == ("digits, alpha=0.1", "digits, alpha=1")
 
 
+def test_data_sets_of_one_name_are_told_apart_by_the_beginnings_of_their_hashes(tmp_path):
+    for k, sha in enumerate(("ab" * 32, "ab" * 3 + "c" * 58)):
+        keys = ("data.name=own", "data.source=object", f"data.sha256={sha}")
+        for method in TWO:
+            run_folder(tmp_path / f"{method}{k}", method, 0.5, keys=keys)
+
+    found = arranged(tmp_path)
+
+    assert found.places == ("own, sha256=abababa", "own, sha256=abababc")
+    assert found.apart is None
+    with pytest.raises(UserError, match=r"sha256: abababa in .*, abababc in "):
+        arrange(collect([tmp_path / "fedavg0", tmp_path / "hfcd1"]).runs)
+
+
 def test_missing_runs_are_named(tmp_path):
     for alpha in ("0.1", "1"):
         matrix(tmp_path / alpha, TWO, keys=(f"partition.alpha={alpha}",))
