@@ -3,7 +3,6 @@
 import os
 import re
 import runpy
-import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -18,6 +17,7 @@ from flbench.core.errors import ConfigError
 from flbench.testing import SMALL, Contract, Played, summary_of
 from flbench.tuning import prepare
 from flbench.tuning.request import TuneRequest
+from tests.forks import completed
 
 pytestmark = pytest.mark.slow
 
@@ -78,15 +78,19 @@ def registered(package, monkeypatch):
         del sys.modules[name]
 
 
-def test_its_tests_and_the_contract_pass(package):
-    path = os.pathsep.join([str(package / "site"), str(ROOT)])
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests"],
-        cwd=package,
-        env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-    )
+def test_its_tests_and_the_contract_pass(package, tmp_path):
+    """In a pytest of its own, which has only the settings of the package."""
+
+    def play():
+        os.chdir(package)
+        os.environ.pop("PYTEST_ADDOPTS", None)
+        sys.path.insert(0, str(package / "site"))
+        ALGORITHMS._complete = False
+        for name in [name for name in sys.modules if name.partition(".")[0] == "tests"]:
+            del sys.modules[name]
+        return pytest.main(["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "tests"])
+
+    done = completed(tmp_path, play)
 
     assert done.returncode == 0, done.stdout[-3000:]
     tests = [name for name in dir(Contract) if name.startswith("test_")]

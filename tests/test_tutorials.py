@@ -4,18 +4,29 @@ import re
 
 import nbformat
 import pytest
+from jupyter_client.manager import KernelManager
 
 from tests.tutorials import TUTORIALS, execute
 
 NOTEBOOKS = sorted(TUTORIALS.glob("*.ipynb"))
 
 
+@pytest.fixture(scope="module")
+def kernel():
+    """One kernel for all notebooks: it imports PyTorch once."""
+    manager = KernelManager()
+    manager.start_kernel()
+    yield manager
+    manager.shutdown_kernel(now=True)
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_every_cell_runs_and_shows_the_same_kinds_of_output(path, tmp_path):
+def test_every_cell_runs_and_shows_the_same_kinds_of_output(path, tmp_path, kernel):
     """A cell that shows a table or a picture in the saved notebook shows one now."""
-    saved, found = nbformat.read(path, as_version=4), execute(path, tmp_path, shorter=True)
+    saved = nbformat.read(path, as_version=4)
+    found = execute(path, tmp_path, shorter=True, kernel=kernel)
 
     def kinds(book):
         return [

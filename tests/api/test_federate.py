@@ -286,7 +286,7 @@ def test_import_path_equals_class(tmp_path):
 
 def test_ray_trains_the_same(tmp_path, random_run):
     whole, _ = random_run
-    engine = {"name": "ray", "precision": "64-true", "threads": 1, "workers": 2}
+    engine = {"name": "ray", "precision": "64-true", "threads": 1, "workers": 1}
     run = short(tmp_path, made(Random), rounds=2, engine=engine)
 
     assert run.digest == whole.digest

@@ -15,6 +15,7 @@ from flbench.core.rng import Draw
 from flbench.core.tree import digest
 from flbench.engine.base import RoundSettings
 from flbench.experiment import engine_choice, rounds
+from tests.forks import completed
 from tests.support import SMALL, build, config_of, run
 
 pytestmark = pytest.mark.slow
@@ -32,9 +33,22 @@ def _one_core():
     os.sched_setaffinity(0, cores)
 
 
+class Forked:
+    """What `measure` needs of `subprocess`. A new interpreter imports PyTorch for seconds."""
+
+    def __init__(self, folder):
+        self._folder = folder
+
+    def run(self, command, **_):
+        assert command[1:3] == ["-m", "flbench.bench.measure"]
+        return completed(self._folder, measure.main, command[3:])
+
+
 @pytest.mark.usefixtures("_one_core")
 @pytest.mark.parametrize("other", ["sequential", pytest.param("ray", marks=pytest.mark.full)])
-def test_bench_writes_figures_and_a_page(capsys, tmp_path, other):
+def test_bench_writes_figures_and_a_page(capsys, tmp_path, other, monkeypatch):
+    if other != "ray":  # Ray needs a process that is no fork
+        monkeypatch.setattr(measure, "subprocess", Forked(tmp_path))
     keys = (*SMALL, "--engines", f"auto,{other}", "--repeats", "2", "--rounds", "1")
 
     code = app.main(["bench", *keys, "--out", str(tmp_path / "b")])

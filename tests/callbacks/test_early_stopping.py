@@ -2,19 +2,19 @@
 
 import hashlib
 import json
-import subprocess
-import sys
 import time
 
 import pytest
 
 from flbench.callbacks import EarlyStopping
+from flbench.cli import app
 from flbench.config.schema import Config, EarlyStoppingConfig
 from flbench.config.sources import Layer
 from flbench.core.errors import ConfigError
 from flbench.experiment import lifecycle
 from flbench.results import metrics_file
 from tests.callbacks.support import QUICK, CrashAfter, CrashError, config, only_run, run_with
+from tests.forks import Fork
 from tests.support import SMALL, Silent, reproducible, summary_of
 
 LONG = ("train.rounds=14", "evaluation.every=1", "train.optimizer.lr=1", "train.participation=0.4")
@@ -211,7 +211,7 @@ def test_configuration_refuses_a_patience_of_zero(tmp_path):
 
 @pytest.mark.full
 def test_killed_process_stops_in_the_same_round_after_a_resume(tmp_path):
-    """A separate process is killed with SIGKILL after its first checkpoint."""
+    """A fork is killed with SIGKILL after its first checkpoint."""
     keys = (
         *("train.rounds=400", "evaluation.every=1", "train.optimizer.lr=0"),
         "partition.samples=null",
@@ -219,11 +219,7 @@ def test_killed_process_stops_in_the_same_round_after_a_resume(tmp_path):
     )
     path, summary = run_with(tmp_path / "a", [], *keys)
     items = [*SMALL, *QUICK, *keys, f"output.dir={tmp_path / 'b'}"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "flbench", "run", *items],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
+    process = Fork(tmp_path, app.main, ["run", *items])
     try:
         deadline = time.monotonic() + 120
         while (
@@ -233,7 +229,6 @@ def test_killed_process_stops_in_the_same_round_after_a_resume(tmp_path):
             time.sleep(0.01)
     finally:
         process.kill()
-        process.wait()
     folder = only_run(tmp_path / "b")
     assert not (folder / "summary.json").exists(), "the run was over before it could be killed"
     lifecycle.resume(folder, Layer({}))

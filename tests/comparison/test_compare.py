@@ -344,8 +344,12 @@ def test_a_study_that_does_not_fit_is_refused(
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_cells_at_once_survive_the_death_of_their_driver(tmp_path: Path):
-    """Killed in the middle: finished cells stay, the others continue, all ends as without Ray."""
+@pytest.mark.parametrize("jobs", ["1", pytest.param("2", marks=pytest.mark.full)])
+def test_cells_at_once_survive_the_death_of_their_driver(tmp_path: Path, jobs: str):
+    """Killed in the middle: finished cells stay, the others continue, all ends as without Ray.
+
+    The comparison that is killed trains on Ray; it is continued without, or with it.
+    """
     words = ["local", "fedavg", "--seeds", "2", *TINY, "train.rounds=2"]
     assert compare(tmp_path / "alone", *words, "--jobs", "1") == 0
     command = [sys.executable, "-m", "flbench", "compare", *words, "--jobs", "2"]
@@ -359,7 +363,7 @@ def test_cells_at_once_survive_the_death_of_their_driver(tmp_path: Path):
     process.wait()
     path = comparison_in(tmp_path / "ray")
     before = identities(path)
-    assert app.main(["compare", "--resume", str(path), "--jobs", "2"]) == 0
+    assert app.main(["compare", "--resume", str(path), "--jobs", jobs]) == 0
     after = identities(path)
     assert len(after) == 4
     assert {name: after[name] for name in before} == before
@@ -377,7 +381,9 @@ def test_one_data_set_is_given_as_for_a_run_and_one_job_needs_no_ray(tmp_path):
 import sys
 import numpy as np
 import flbench as fl
+from flbench.api import reporting
 
+reporting.written.write = lambda folder, analysis: None  # the report takes seconds
 x, y = np.arange(64 * 60, dtype=np.uint8).reshape(60, 8, 8), np.arange(60) % 3
 more = {{"seeds": 1, "jobs": 1, "train": {{"rounds": 1}}, "progress": False}}
 more["partition"] = {{"scheme": "iid", "clients": 2}}

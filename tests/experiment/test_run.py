@@ -6,8 +6,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import threading
 import time
 from dataclasses import dataclass, replace
@@ -32,6 +30,7 @@ from flbench.experiment.run_folder import RunFolder
 from flbench.losses import CrossEntropy
 from flbench.results import reading
 from flbench.testing import after
+from tests.forks import Fork
 from tests.support import (
     SMALL,
     Silent,
@@ -451,18 +450,17 @@ def test_interrupt_in_the_middle_of_training_discards_only_that_round(tmp_path, 
     [name if name == "hfcd" else pytest.param(name, marks=pytest.mark.full) for name in METHODS],
 )
 def test_kill_and_resume_end_like_the_straight_run(tmp_path, name):
-    """Kill a separate process with SIGKILL at a random moment."""
+    """Kill a fork with SIGKILL at a random moment."""
     items = [
         *SMALL,
         f"algorithm={name}",
         "partition.samples=null",
-        "train.rounds=60",
+        "train.rounds=40",
         "output.checkpoint_every=3",
         "evaluation.every=10",
     ]
     straight, summary = run(tmp_path / "a", *items)
-    command = [sys.executable, "-m", "flbench", "run", *items, f"output.dir={tmp_path / 'b'}"]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = Fork(tmp_path, app.main, ["run", *items, f"output.dir={tmp_path / 'b'}"])
     try:
         deadline = time.monotonic() + 120
         while (
@@ -470,10 +468,9 @@ def test_kill_and_resume_end_like_the_straight_run(tmp_path, name):
             and time.monotonic() < deadline
         ):
             time.sleep(0.01)
-        time.sleep(0.05 * (1 + METHODS.index(name)))
+        time.sleep(0.02 * (1 + METHODS.index(name)))
     finally:
         process.kill()
-        process.wait()
     [folder] = (tmp_path / "b").glob("*/*")
     assert not (folder / "summary.json").exists(), "the run was over before it could be killed"
 

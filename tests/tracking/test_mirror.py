@@ -20,6 +20,7 @@ from flbench.config.schema import TrackingConfig
 from flbench.core.errors import ConfigError
 from flbench.results import metrics_file
 from flbench.tracking import follow, mirror, mlflow_names, mlflow_store, mlflow_ui
+from tests.forks import Fork
 from tests.support import SMALL, run
 from tests.tracking import study
 from tests.tracking.reading import entries, history, only
@@ -127,13 +128,9 @@ def test_server_that_never_answers_costs_a_sentence_and_no_more(tmp_path, capsys
 @pytest.mark.usefixtures("_forked")
 def test_killed_run_is_marked_and_its_resumption_continues_the_same_entry(tmp_path, uri):
     store = mlflow_store.open_store(uri)
-    items = [*RUN, f"output.dir={tmp_path}", f"tracking.uri={store.uri}", "train.rounds=400"]
+    items = [*RUN, f"output.dir={tmp_path}", f"tracking.uri={store.uri}", "train.rounds=150"]
     more = ["output.checkpoint_every=2", "evaluation.every=50", "partition.samples=null"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "flbench", "run", *items, *more],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
+    process = Fork(tmp_path, app.main, ["run", *items, *more])
     try:
         wait(lambda: entries(store, "kind", "run"))
         wait(lambda: list(tmp_path.glob("*/*/checkpoints/last.safetensors")))
@@ -142,7 +139,6 @@ def test_killed_run_is_marked_and_its_resumption_continues_the_same_entry(tmp_pa
         early = only(store, folder)
     finally:
         process.kill()
-        process.wait()
     assert held
     assert not (folder / "summary.json").exists(), "the run was over before it could be killed"
     wait(lambda: is_free(folder))
@@ -211,27 +207,20 @@ def test_ui_serves_the_store_until_it_is_interrupted(finished, tmp_path, uri):
     for path in paths:
         follow.sync(path, uri)
     port = free_port()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "flbench", "ui", "--uri", uri, "--port", str(port)],
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    process = Fork(tmp_path, app.main, ["ui", "--uri", uri, "--port", str(port)])
     try:
-        said = []
-        for line in process.stdout:
-            said.append(line)
-            if line.startswith("Ctrl-C"):
-                break
-        text = "".join(said)
+        wait(lambda: "Ctrl-C" in process.out or not process.is_running())
+        text = process.out
+        said = text.splitlines()
         with urlopen(f"http://127.0.0.1:{port}/health", timeout=10) as answer:
             healthy = answer.status == 200
-        process.send_signal(2)
-        process.communicate(timeout=60)
+        process.interrupt()
+        code = process.wait(60)
     finally:
         process.kill()
 
     assert healthy
-    assert process.returncode == 0
+    assert code == 0
     first = next(line for line in said if "http" in line)
     assert f"http://127.0.0.1:{port}/#/experiments?" in first
     assert f"http://127.0.0.1:{port}/#/experiments/1/runs?viewStateShareKey=flbench" in text
