@@ -207,7 +207,7 @@ def test_schedule_is_a_function_of_the_round(schedule, done, expected):
 @pytest.mark.parametrize(
     ("override", "sentence"),
     [
-        ("evaluation.metrics.x.sorce=a:b", "`evaluation.metrics.x.sorce` is not a key"),
+        ("evaluation.metrics.x.origin=a:b", "`evaluation.metrics.x.origin` is not a key"),
         ("evaluation.metrics.x.sha256=1", "`evaluation.metrics.x.source` is missing."),
         ("evaluation.metrics.x=3", "`evaluation.metrics.x` must be a section with keys, got 3"),
         ("partition.args.sizes=[[1], [2, 3]]", "`partition.args.sizes` must be"),
