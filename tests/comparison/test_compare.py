@@ -2,10 +2,12 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +17,22 @@ import torch
 import flbench as fl
 from flbench.api import comparing
 from flbench.cli import app
-from flbench.comparison import plan
+from flbench.comparison import plan, report, text
+from flbench.comparison.analysis import analyse
+from flbench.comparison.arrangement import arrange
+from flbench.comparison.collect import collect
 from flbench.comparison.plan import Choice, Design
 from flbench.config.resolve import resolve
 from flbench.config.sources import Layer, from_file, from_overrides, from_values
 from flbench.core.errors import ConfigError
 from flbench.experiment import lifecycle, shared_engine
+from tests.forks import Fork
 from tests.support import SMALL
 from tests.tuning import studies
 
 TINY = [item for item in SMALL if not item.startswith(("engine.", "tracking.", "train.rounds"))]
 ONE = [*TINY, "train.rounds=1"]
+WRITE = report.write
 
 
 def compare(out: Path, *words: str) -> int:
@@ -342,21 +349,94 @@ def test_a_study_that_does_not_fit_is_refused(
     assert said in capsys.readouterr().err
 
 
+def texts(folder: Path) -> dict[str, str]:
+    """Return the report of a comparison as Markdown, JSON, LaTeX and CSV."""
+    analysis = analyse(arrange(collect([folder]).runs))
+    pages = {"md": text.markdown_of, "json": text.json_of, "tex": text.latex_of}
+    tables = {name: text.csv_of(analysis, name) for name in text.TABLES}
+    return {name: made(analysis) for name, made in pages.items()} | tables
+
+
+def files_of_report(folder: Path) -> dict[str, bytes]:
+    """Return all files of the report of a comparison, page and pictures included."""
+    WRITE(folder / "report", analyse(arrange(collect([folder / "cells"]).runs)))
+    files = [file for file in (folder / "report").rglob("*") if file.is_file()]
+    return {file.relative_to(folder).as_posix(): file.read_bytes() for file in files}
+
+
+def without_times(path: Path, place: Path, read: Callable[[Path], Any]) -> Any:
+    """Return what `read` makes of a comparison as if it were in `place` and took no time.
+
+    Nothing else may differ between two comparisons of one design: the seconds of the cells are the
+    only times in a report, and their folders its only paths.
+    """
+    shutil.copytree(path, place)
+    for file in place.glob("cells/*/summary.json"):
+        found = json.loads(file.read_text())
+        file.write_text(json.dumps(found | {"seconds": dict.fromkeys(found["seconds"], 1.0)}))
+    try:
+        return read(place)
+    finally:
+        shutil.rmtree(place)
+
+
+def killed_in_its_second_cell(*words: str) -> None:
+    """Call the command line, in a process that is killed before it ends its second cell."""
+    write, count = lifecycle.finalize.write, 0
+
+    def kill_second(*given: Any) -> Any:
+        nonlocal count
+        count += 1
+        if count == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return write(*given)
+
+    lifecycle.finalize.write = kill_second
+    app.main(list(words))
+
+
+def test_after_a_kill_nothing_is_repeated_and_the_report_is_the_same(tmp_path: Path):
+    words = ["local", "fedavg", "--seeds", "1", "--jobs", "1", *ONE]
+    assert compare(tmp_path / "whole", *words) == 0
+    command = ["compare", *words, "--out", str(tmp_path / "cut")]
+    assert Fork(tmp_path, killed_in_its_second_cell, *command).wait(100) == -signal.SIGKILL
+    path = comparison_in(tmp_path / "cut")
+    before = identities(path)
+    assert len(before) == 1
+
+    assert app.main(["compare", "--resume", str(path), "--jobs", "1"]) == 0
+
+    after = identities(path)
+    assert len(after) == 2
+    assert {name: after[name] for name in before} == before
+    whole = without_times(comparison_in(tmp_path / "whole"), tmp_path / "place", texts)
+    assert without_times(path, tmp_path / "place", texts) == whole
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("jobs", ["1", pytest.param("2", marks=pytest.mark.full)])
-def test_cells_at_once_survive_the_death_of_their_driver(tmp_path: Path, jobs: str):
+@pytest.mark.parametrize(
+    ("jobs", "seeds", "read"),
+    [
+        ("1", 2, texts),
+        pytest.param("2", 10, files_of_report, marks=pytest.mark.full),
+    ],
+)
+def test_cells_at_once_survive_the_death_of_their_driver(
+    tmp_path: Path, jobs: str, seeds: int, read: Callable[[Path], dict[str, Any]]
+):
     """Killed in the middle: finished cells stay, the others continue, all ends as without Ray.
 
-    The comparison that is killed trains on Ray; it is continued without, or with it.
+    The comparison that is killed trains on Ray; it is continued without, or with it. The report is
+    the same to the byte, page and pictures included.
     """
-    words = ["local", "fedavg", "--seeds", "2", *TINY, "train.rounds=2"]
+    words = ["local", "fedavg", "--seeds", str(seeds), *ONE]
     assert compare(tmp_path / "alone", *words, "--jobs", "1") == 0
     command = [sys.executable, "-m", "flbench", "compare", *words, "--jobs", "2"]
     process = subprocess.Popen(
         [*command, "--out", str(tmp_path / "ray")], stderr=subprocess.DEVNULL, text=True
     )
-    while not list((tmp_path / "ray").glob("*/cells/*/summary.json")):
+    while len(list((tmp_path / "ray").glob("*/cells/*/summary.json"))) < seeds - 1:
         assert process.poll() is None, "the comparison ended before it was to be killed"
         time.sleep(0.01)
     process.kill()
@@ -365,13 +445,18 @@ def test_cells_at_once_survive_the_death_of_their_driver(tmp_path: Path, jobs: s
     before = identities(path)
     assert app.main(["compare", "--resume", str(path), "--jobs", jobs]) == 0
     after = identities(path)
-    assert len(after) == 4
+    assert len(after) == 2 * seeds
     assert {name: after[name] for name in before} == before
     alone = comparison_in(tmp_path / "alone")
     for cell in (path / "cells").iterdir():
         other = alone / "cells" / cell.name
         assert summary(cell)["weights_digest"] == summary(other)["weights_digest"]
         assert (cell / "partition.json").read_bytes() == (other / "partition.json").read_bytes()
+    whole = without_times(alone, tmp_path / "place", read)
+    found = without_times(path, tmp_path / "place", read)
+    assert len(whole) >= len(text.TABLES)
+    assert found.keys() == whole.keys()
+    assert [name for name in whole if found[name] != whole[name]] == []
 
 
 @pytest.mark.slow
