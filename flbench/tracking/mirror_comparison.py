@@ -203,9 +203,12 @@ class ComparisonMirror:
             "setting": cell.place,
             "repetition": str(cell.repetition + 1),
         }
-        name = f"{cell.name.rpartition('-')[2]} {cell.method}"
+        # MLflow's tables show only the first characters: they must tell the runs apart.
+        words = [cell.name.rpartition("-")[2], cell.method]
         if self._has_places():
-            name = f"{name} {cell.place}"
+            has_data_sets = len({one.data for one in self._cells}) > 1
+            words.append(cell.place if has_data_sets else cell.place.partition(", ")[2])
+        name = " ".join(words)
         run = self._run(f"cells/{cell.name}", name, parent.id, "cell", own, about.started)
         if status == "RUNNING":
             run.set_status(status)
@@ -238,7 +241,8 @@ class ComparisonMirror:
             for method, found in means.items()
             if ACCURACY in found
         }
-        root.log_metrics(mlflow_names.flatten("accuracy", accuracies), len(finished))
+        shown = mlflow_names.flatten("accuracy", accuracies)
+        root.log_metrics(shown, len(finished))
         with self._collect_errors():
             mlflow_files.send(root, self._folder, REPORTS)
             for folder, pattern in (("pictures", "*.svg"), ("tables", "*.csv")):
@@ -261,7 +265,7 @@ class ComparisonMirror:
             }
         )
         self._set_status(root, _status(self._cells, finished, failures, unfinished))
-        self._set_views(root, means)
+        self._set_views(root, means, [name for name in shown if "/mean" in name] or list(shown))
 
     def _parameters(self) -> dict[str, str]:
         """Return the design, and the values that all cells share."""
@@ -296,11 +300,22 @@ class ComparisonMirror:
             return next(iter(found.values()))
         return json.dumps(found) if found else None
 
-    def _set_views(self, root: MlflowRun, means: Mapping[str, Mapping[str, float]]) -> None:
-        """Set the views of the comparison's runs, of its methods, and of its cells."""
+    def _set_views(
+        self,
+        root: MlflowRun,
+        means: Mapping[str, Mapping[str, float]],
+        accuracies: Sequence[str],
+    ) -> None:
+        """Set the views of the comparison's runs, of its methods, and of its cells.
+
+        Args:
+            root: Run of the comparison.
+            means: Means of each method.
+            accuracies: Metrics of the root, the accuracy of each method.
+        """
         names = {name for found in means.values() for name in found}
         views = {
-            "": mlflow_view.comparison_view(self._id, names),
+            "": mlflow_view.comparison_view(self._id, accuracies, names),
             "methods": mlflow_view.compared_methods_view(self._id, names),
             "cells": mlflow_view.cells_view(self._id, names),
         }

@@ -79,7 +79,7 @@ def _make(run: MlflowRun, evaluation: str, about: Mapping[str, str]) -> str:
     own = {RUN_TAG: run.tags[RUN_TAG], "evaluation": evaluation}
     model = run.client.create_logged_model(
         run.experiment,
-        _NOT_IN_NAME.sub("_", f"{run.name} {evaluation}"),
+        _NOT_IN_NAME.sub("_", f"{evaluation} {run.name}"),
         source_run_id=run.id,
         tags=copied | dict(about) | own,
         params=run.parameters,

@@ -135,17 +135,19 @@ def trials_view(study: str, method: str, parameters: Iterable[str]) -> str:
     return _view(query, ("score",), axes, ("state",), "metrics.`score`", sections)
 
 
-def comparison_view(comparison: str, names: Collection[str] = ()) -> str:
+def comparison_view(comparison: str, accuracies: Sequence[str], names: Collection[str]) -> str:
     """Return the view of a comparison: its tree of runs with test metrics and costs.
 
     Args:
         comparison: Id of the comparison.
+        accuracies: Metrics of the comparison's run, which is all that the folded tree shows.
         names: Names of the methods' metrics that have one value.
     """
     # MLflow shows a tree only if the table is sorted by time.
     sort = "attributes.start_time"
     tags = ("method", "setting", "seed", "state")
-    return _view(_in_comparison(comparison), _metrics(BEST, names), tags=tags, sort=sort)
+    metrics = (*accuracies, *_metrics(BEST, names))
+    return _view(_in_comparison(comparison), metrics, tags=tags, sort=sort)
 
 
 def compared_methods_view(comparison: str, names: Collection[str]) -> str:

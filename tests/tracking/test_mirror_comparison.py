@@ -13,7 +13,7 @@ pytest.importorskip("mlflow")
 import flbench as fl
 from flbench.cli import app
 from flbench.comparison import text
-from flbench.tracking import follow, mlflow_models, mlflow_store
+from flbench.tracking import follow, mlflow_models, mlflow_store, mlflow_ui, mlflow_view
 from tests.support import SMALL
 from tests.tracking.reading import entries, history
 
@@ -21,6 +21,7 @@ pytestmark = [pytest.mark.mlflow, pytest.mark.slow]
 
 ONE = [item for item in SMALL if not item.startswith(("engine.", "tracking.", "train.rounds"))]
 WORDS = ["local", "fedavg", "--seeds", "2", "--jobs", "1", *ONE, "train.rounds=2"]
+METHODS = ("local", "fedavg")
 SECRET = "s3cret-w0rd"
 
 
@@ -99,7 +100,7 @@ def summary(path, key):
 
 def test_cells_are_below_methods_and_methods_below_the_comparison(whole):
     wanted = {"": None, "methods/local": "", "methods/fedavg": ""}
-    for method in ("local", "fedavg"):
+    for method in METHODS:
         wanted |= dict.fromkeys(cell_names(method), f"methods/{method}")
 
     assert parents(whole) == wanted
@@ -107,7 +108,7 @@ def test_cells_are_below_methods_and_methods_below_the_comparison(whole):
 
 
 def test_methods_have_the_means_of_their_cells_and_the_comparison_their_accuracies(whole, trained):
-    for method in ("local", "fedavg"):
+    for method in METHODS:
         values = [summary(trained, key)["best"]["test"]["accuracy"] for key in cell_names(method)]
         mean = pytest.approx(sum(values) / 2)
         assert whole[f"methods/{method}"].data.metrics["best/test/accuracy"] == mean
@@ -156,6 +157,27 @@ def test_models_are_ranked_by_a_metric(store, whole, trained):
     assert values == pytest.approx(wanted)
     assert list(values.values()) == sorted(values.values(), reverse=True)
     assert {str(model.status) for model in found} == {"READY"}
+
+
+def test_links_open_views_of_the_tree_the_methods_and_the_cells(store, whole, trained):
+    number = whole[""].info.experiment_id
+    titles = [title for title, _ in mlflow_ui.links(store)]
+    tags = store.client.get_experiment(number).tags
+
+    assert "its cells" in titles
+    rows = {}
+    for part in ("", "methods", "cells"):
+        view = tags[mlflow_view.VIEW_TAG_PREFIX + mlflow_view.view_name(trained.name, part)]
+        state = json.loads(view)
+        shown = store.client.search_runs([number], state["searchFilter"])
+        rows[part] = {run.info.run_id for run in shown}
+    assert rows[""] == {run.info.run_id for run in whole.values()}
+    assert rows["methods"] == {whole[f"methods/{name}"].info.run_id for name in METHODS}
+    assert rows["cells"] == {run.info.run_id for key, run in whole.items() if "cells/" in key}
+    # The folded tree shows the comparison alone, which has these metrics.
+    first = json.loads(tags[mlflow_view.VIEW_TAG_PREFIX + trained.name])["selectedColumns"][:2]
+    assert first == [f"metrics.`accuracy/{name}`" for name in METHODS]
+    assert whole[""].data.metrics.keys() == {f"accuracy/{name}" for name in METHODS}
 
 
 def test_points_of_models_repeat_those_of_curves(store, whole):
