@@ -75,6 +75,7 @@ class ComparisonMirror:
         }
         self._runs: dict[str, MlflowRun] = {}
         self._sent_versions: dict[str, tuple[Any, ...]] = {}
+        self._sent_means: dict[str, tuple[int, dict[str, float]]] = {}
         self._errors: list[DataError] = []
 
     def send(self, outcome: Outcome | None) -> None:
@@ -142,12 +143,14 @@ class ComparisonMirror:
             return {}
         finished = [cell for cell in cells if self._is_finished(cell, failures)]
         is_over = all(cell in finished or cell.name in failures for cell in cells)
-        means: dict[str, float] = {}
-        # MLflow cannot delete a mean of fewer cells, so it is sent when no cell is left.
-        if finished and (is_over or unfinished != "RUNNING"):
+        known, means = self._sent_means.get(method, (0, {}))
+        # MLflow cannot delete a mean of fewer cells, so it is sent when no cell is left. One that
+        # changes, because repetitions are added, is the later one in its curve.
+        if is_over and len(finished) > known:
             with self._collect_errors():
                 means = self._means(finished)
             run.log_metrics(means, len(finished))
+            self._sent_means[method] = len(finished), means
         self._set_status(run, _status(cells, finished, failures, unfinished))
         return means
 
@@ -243,17 +246,10 @@ class ComparisonMirror:
         }
         shown = mlflow_names.flatten("accuracy", accuracies)
         root.log_metrics(shown, len(finished))
-        with self._collect_errors():
-            mlflow_files.send(root, self._folder, REPORTS)
-            for folder, pattern in (("pictures", "*.svg"), ("tables", "*.csv")):
-                for file in sorted((self._folder / folder).glob(pattern)):
-                    root.upload_file(file, folder)
-            tables = [self._folder / "tables" / f"{name}.csv" for name in TABLES]
-            mlflow_files.send_shown(root, tables)
-            # MLflow's page of the run shows the answer as its description.
-            answer = read_json(self._folder / "report.json").get("answer")
-            if answer:
-                root.set_tags({"mlflow.note.content": _short(" ".join(answer), 4000)})
+        if unfinished != "RUNNING":  # the report is written at the end
+            with self._collect_errors():
+                self._send_report(root)
+            root.set_tags({"flbench.data": self._data_hashes(finished)})
         root.set_tags(
             {
                 "design": _digest(self._design.tree()),
@@ -261,11 +257,22 @@ class ComparisonMirror:
                 "tuned": self._design.tuned,
                 "cells": str(len(self._cells)),
                 "failed": str(len(failures)),
-                "flbench.data": self._data_hashes(finished),
             }
         )
         self._set_status(root, _status(self._cells, finished, failures, unfinished))
         self._set_views(root, means, [name for name in shown if "/mean" in name] or list(shown))
+
+    def _send_report(self, root: MlflowRun) -> None:
+        """Send the files of the report, as far as they are written."""
+        mlflow_files.send(root, self._folder, REPORTS)
+        for folder, pattern in (("pictures", "*.svg"), ("tables", "*.csv")):
+            for file in sorted((self._folder / folder).glob(pattern)):
+                root.upload_file(file, folder)
+        tables = [self._folder / "tables" / f"{name}.csv" for name in TABLES]
+        mlflow_files.send_shown(root, tables)
+        # MLflow's page of the run shows the answer as its description.
+        if answer := read_json(self._folder / "report.json").get("answer"):
+            root.set_tags({"mlflow.note.content": _short(" ".join(answer), 4000)})
 
     def _parameters(self) -> dict[str, str]:
         """Return the design, and the values that all cells share."""
