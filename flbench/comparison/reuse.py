@@ -75,19 +75,21 @@ def find(prepared: Prepared, cells: Sequence[Cell], paths: Sequence[Path]) -> Fo
         UserError: A path does not exist, or there is no run below it.
         DataError: A file in a folder is damaged.
     """
-    wanted = {_complete(prepared, cell).hash(): cell for cell in cells}
+    wanted: dict[str, list[Cell]] = {}
+    for cell in cells:
+        wanted.setdefault(_complete(prepared, cell).hash(), []).append(cell)
     runs: dict[str, Path] = {}
     reasons: dict[str, str] = {}
     hashes: dict[str, tuple[str, str]] = {}
     for path in _run_folders(paths):
         summary = read_json(path / "summary.json")
-        cell = wanted.get(str(summary.get("config_hash")))
-        if cell is None or cell.name in runs:
-            continue
-        if (reason := _difference(prepared, cell, path, hashes)) is None:
-            runs[cell.name] = path.absolute()
-        else:
-            reasons[cell.name] = f"{path} is not used for {cell.title}: {reason}"
+        for cell in wanted.get(str(summary.get("config_hash")), []):
+            if cell.name in runs:
+                continue
+            if (reason := _difference(prepared, cell, path, hashes)) is None:
+                runs[cell.name] = path.absolute()
+            else:
+                reasons[cell.name] = f"{path} is not used for {cell.title}: {reason}"
     sentences = [reason for name, reason in reasons.items() if name not in runs]
     if len(sentences) > SHOWN:
         more = f"{len(sentences) - SHOWN} more runs are not used for such reasons."

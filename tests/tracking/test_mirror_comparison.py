@@ -302,6 +302,21 @@ def test_comparison_is_sent_while_it_is_trained_and_additions_join_it(tmp_path, 
 
 
 @pytest.mark.usefixtures("_forked")
+def test_comparison_that_began_without_mlflow_is_sent_when_it_is_resumed(copied, uri):
+    words = ["tracking.mlflow=true", f"tracking.uri={uri}"]
+    assert app.main(["compare", "--resume", str(copied), "--jobs", "1", *words]) == 0
+    store = mlflow_store.open_store(uri)
+    before = runs_of(store, copied)
+
+    fl.resume(copied, seeds=3, jobs=1, progress=False)  # keeps it, as all other keys
+
+    after = runs_of(store, copied)
+    assert len(before) == 7
+    assert len(after) == 9
+    assert {run.info.status for run in after.values()} == {"FINISHED"}
+
+
+@pytest.mark.usefixtures("_forked")
 def test_server_that_never_answers_costs_a_sentence_and_no_secret_is_written(tmp_path, capsys):
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
