@@ -266,8 +266,7 @@ class ComparisonMirror:
         """Send the files of the report, as far as they are written."""
         mlflow_files.send(root, self._folder, REPORTS)
         for folder, pattern in (("pictures", "*.svg"), ("tables", "*.csv")):
-            for file in sorted((self._folder / folder).glob(pattern)):
-                root.upload_file(file, folder)
+            root.upload_files(sorted((self._folder / folder).glob(pattern)), folder)
         tables = [self._folder / "tables" / f"{name}.csv" for name in TABLES]
         mlflow_files.send_shown(root, tables)
         # MLflow's page of the run shows the answer as its description.

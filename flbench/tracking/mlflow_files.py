@@ -3,7 +3,9 @@
 import csv
 import json
 from collections.abc import Iterable
+from io import BytesIO
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Final
 
 from flbench.core.csv_text import read_cell
@@ -31,13 +33,13 @@ PARTITION_PICTURE: Final = "partition.png"
 DATA_TAG: Final = "flbench.data"
 """Tag with the SHA-256 of the samples."""
 MAX_CHECKPOINT_BYTES: Final = 500_000_000
+KEPT_PICTURES: Final = 100
+_pictures: dict[tuple[str, str], bytes | None] = {}  # of partitions, by the digests of their files
 
 
 def send(run: MlflowRun, folder: Path, names: Iterable[str] = RUN_FILES) -> None:
     """Send files of a folder; a file that does not exist is left out."""
-    for name in names:
-        if (folder / name).is_file():
-            run.upload_file(folder / name)
+    run.upload_files([folder / name for name in names if (folder / name).is_file()])
 
 
 def send_tables(run: MlflowRun, folder: Path) -> None:
@@ -110,20 +112,40 @@ def send_partition(run: MlflowRun, folder: Path) -> None:
     digest = digest_of(file)
     if run.uploaded_files.get(PARTITION_PICTURE) == digest:
         return
+    # The methods of a repetition share a partition, and the picture takes longer than all tables.
+    about = folder / "partition.json"
+    key = digest, digest_of(about) if about.is_file() else ""
+    if key not in _pictures:
+        while len(_pictures) >= KEPT_PICTURES:
+            del _pictures[next(iter(_pictures))]
+        _pictures[key] = _picture(folder)
+    picture = _pictures[key]
+    if picture is None:
+        return
+    with TemporaryDirectory() as place:
+        (Path(place) / PARTITION_PICTURE).write_bytes(picture)
+        run.client.log_artifact(run.id, str(Path(place) / PARTITION_PICTURE))
+    run.record_upload(PARTITION_PICTURE, digest)
+
+
+def _picture(folder: Path) -> bytes | None:
+    """Return a picture of a partition as PNG; None if its file has no counts."""
     import numpy as np
 
     from flbench.reports import figures
 
+    file = folder / "partition.npz"
     with as_data_error(file), np.load(file, allow_pickle=False) as arrays:
         if "train_counts" not in arrays:  # written by an earlier version
-            return
+            return None
         counts = arrays["train_counts"]  # [N, C]
     about = read_json(folder / "partition.json")
     with as_data_error(folder / "partition.json"):
         names = about.get("client_names", ())  # descriptions of version 0.1 have none
         figure = figures.partition_table(counts, about["classes"], about["dataset"], names)
-    run.client.log_figure(run.id, figure, PARTITION_PICTURE)
-    run.record_upload(PARTITION_PICTURE, digest)
+    content = BytesIO()
+    figure.savefig(content, format="png")
+    return content.getvalue()
 
 
 def send_data_set(run: MlflowRun, folder: Path) -> None:

@@ -1,7 +1,7 @@
 """One run in MLflow. Only what MLflow does not have yet is sent."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from hashlib import sha256
@@ -200,19 +200,27 @@ class MlflowRun:
         self._sent.metrics += len(points)
 
     def upload_file(self, path: Path, folder: str | None = None) -> None:
-        """Send a file, unless MLflow has it with the same content.
+        """Send a file as `upload_files` does."""
+        self.upload_files([path], folder)
+
+    def upload_files(self, paths: Iterable[Path], folder: str | None = None) -> None:
+        """Send files, but for those that MLflow has with the same content.
 
         Args:
-            path: The file.
+            paths: The files.
             folder: Folder among the run's artifacts; None for the top.
         """
-        name = path.name if folder is None else f"{folder}/{path.name}"
-        digest = digest_of(path)
-        if self.uploaded_files.get(name) == digest:
-            return
-        with mlflow_store.upload_timeout():
-            self._client.log_artifact(self.id, str(path), folder)
-        self.record_upload(name, digest)
+        there, sent = self.uploaded_files, {}
+        for path in paths:
+            name = path.name if folder is None else f"{folder}/{path.name}"
+            digest = digest_of(path)
+            if there.get(name) == digest:
+                continue
+            with mlflow_store.upload_timeout():
+                self._client.log_artifact(self.id, str(path), folder)
+            sent[name] = digest
+        if sent:
+            self._record_uploads(sent)
 
     def upload_text(self, name: str, content: str) -> None:
         """Send a text as the file `name`, unless MLflow has it with the same content."""
@@ -223,12 +231,20 @@ class MlflowRun:
 
     def record_upload(self, name: str, digest: str) -> None:
         """Record in the run's tags that MLflow has a file with this digest."""
-        # A tag has at most 8000 characters, so the many files of a folder are spread over 16 tags.
-        shard = f".{sha256(name.encode()).hexdigest()[0]}" if "/" in name else ""
-        tag = FILES_TAG + shard
-        there: dict[str, str] = json.loads(self.tags.get(tag, "{}"))
-        self._log_batch(tags={tag: json.dumps(there | {name: digest})})
-        self._sent.files += 1
+        self._record_uploads({name: digest})
+
+    def _record_uploads(self, digests: Mapping[str, str]) -> None:
+        """Record the digests of files by their names."""
+        tags: dict[str, dict[str, str]] = {}
+        for name, digest in digests.items():
+            # A tag has at most 8000 characters, so the files of folders are spread over 16 tags.
+            shard = f".{sha256(name.encode()).hexdigest()[0]}" if "/" in name else ""
+            tag = FILES_TAG + shard
+            if tag not in tags:
+                tags[tag] = json.loads(self.tags.get(tag, "{}"))
+            tags[tag][name] = digest
+        self._log_batch(tags={tag: json.dumps(files) for tag, files in tags.items()})
+        self._sent.files += len(digests)
 
     @property
     def uploaded_files(self) -> dict[str, str]:

@@ -135,6 +135,18 @@ def test_comparison_has_report_tables_design_and_hashes(store, whole, trained):
     assert artifacts(store, cell) >= {"per_class.json", "clients.json", "config.yaml"}
 
 
+def test_methods_of_a_repetition_share_the_picture_of_its_partition(store, whole):
+    found = {}
+    for name in METHODS:
+        for key in cell_names(name):
+            number = whole[key].info.run_id
+            file = Path(store.client.download_artifacts(number, "partition.png"))
+            found.setdefault(key.rpartition("-")[2], set()).add(file.read_bytes())
+
+    assert [len(pictures) for pictures in found.values()] == [1, 1]
+    assert found["seed0"] != found["seed1"]
+
+
 def test_models_are_ranked_by_a_metric(store, whole, trained):
     """One for each evaluation that a summary keeps."""
     name = trained.name
