@@ -271,7 +271,7 @@ def test_ui_explains_why_it_cannot_start(tmp_path, monkeypatch, capsys):
     ("make", "said"),
     [
         (lambda path: None, "does not exist"),
-        (lambda path: path.mkdir(), "neither a run folder nor a study"),
+        (lambda path: path.mkdir(), "no folder of a run, a study or a comparison"),
     ],
 )
 def test_sync_refuses_what_is_no_run(tmp_path, capsys, make, said):
