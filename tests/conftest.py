@@ -1,6 +1,9 @@
+import gc
 import os
 from collections import Counter
 from functools import cache
+from itertools import count
+from types import SimpleNamespace
 from zlib import crc32
 
 # Threads of one process that wait for each other must not keep a core from the other test
@@ -23,13 +26,20 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     return cores if config.option.numprocesses == "logical" else cores + 1
 
 
+@pytest.fixture(scope="session")
+def _caches(tmp_path_factory):
+    """Paths of cache folders, which are not made: most tests have no use for them."""
+    folder = tmp_path_factory.mktemp("caches")
+    return (str(folder / str(number)) for number in count())
+
+
 @pytest.fixture(autouse=True)
-def _one_thread(tmp_path, monkeypatch):
+def _one_thread(_caches, monkeypatch):
     """Run every test with one thread and an empty cache folder."""
     import torch
 
     torch.set_num_threads(1)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("XDG_CACHE_HOME", next(_caches))
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -48,8 +58,10 @@ def _no_pictures_in_pages():
 
     All else of a page is computed. Tests of the pictures use `support.pictures_in_pages`.
     """
+    none = SimpleNamespace(curves=lambda runs: None, svg=lambda figure: "")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("flbench.reports.figures.svg", lambda figure: "")
+        patch.setattr("flbench.reports.figures.svg", none.svg)
+        patch.setattr("flbench.reports.page.figures", none)
         yield
 
 
@@ -59,6 +71,18 @@ def finished_run(tmp_path_factory):
     from tests.support import run
 
     return run(tmp_path_factory.mktemp("finished"))[0]
+
+
+@pytest.fixture(scope="module")
+def kernel():
+    """One kernel for all notebooks of a module: it imports PyTorch once."""
+    from jupyter_client.manager import KernelManager
+
+    manager = KernelManager()
+    manager.start_kernel()
+    yield manager
+    manager.shutdown_kernel(now=True)
+    manager.context.destroy(linger=0)
 
 
 @pytest.fixture(autouse=True)
@@ -109,6 +133,12 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.skip(reason="no CUDA device"))
         if "real_data" in item.keywords and not REAL_DATA.is_dir():
             item.add_marker(pytest.mark.skip(reason=f"{REAL_DATA} is not there"))
+
+
+def pytest_collection_finish():
+    """Leave what the tests and the packages consist of out of every search for garbage."""
+    gc.collect()
+    gc.freeze()
 
 
 os.environ.setdefault("COLUMNS", "120")

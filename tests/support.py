@@ -14,7 +14,7 @@ import pytest
 from flbench.config.resolve import resolve
 from flbench.config.sources import from_overrides
 from flbench.experiment import lifecycle
-from flbench.reports import figures
+from flbench.reports import figures, page
 from flbench.testing import (
     SMALL,
     Silent,
@@ -62,6 +62,7 @@ def pictures_in_pages() -> Iterator[None]:
     """Draw the pictures of report.html, which conftest.py leaves out."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(figures, "svg", SVG)
+        patch.setattr(page, "figures", figures)
         yield
 
 

@@ -4,20 +4,10 @@ import re
 
 import nbformat
 import pytest
-from jupyter_client.manager import KernelManager
 
 from tests.tutorials import TUTORIALS, execute
 
 NOTEBOOKS = sorted(TUTORIALS.glob("*.ipynb"))
-
-
-@pytest.fixture(scope="module")
-def kernel():
-    """One kernel for all notebooks: it imports PyTorch once."""
-    manager = KernelManager()
-    manager.start_kernel()
-    yield manager
-    manager.shutdown_kernel(now=True)
 
 
 @pytest.mark.slow

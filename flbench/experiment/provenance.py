@@ -5,7 +5,9 @@ import platform
 import shlex
 import subprocess
 import sys
+from collections.abc import Mapping
 from datetime import UTC, datetime
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final
@@ -38,7 +40,7 @@ def now() -> dict[str, Any]:
         "git_revision": git_revision(),
         "started": datetime.now(UTC).isoformat(timespec="milliseconds"),
         "python": platform.python_version(),
-        "packages": _versions(),
+        "packages": dict(_versions()),
         "platform": platform.platform(),
         "processor": _processor(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else _cores(),
@@ -68,7 +70,8 @@ def git_revision() -> str | None:
     return finished.stdout.strip() or None
 
 
-def _versions() -> dict[str, str]:
+@cache  # a process has imported them once
+def _versions() -> Mapping[str, str]:
     """Return the versions of the packages that are installed, by name."""
     found = {}
     for name in PACKAGES:

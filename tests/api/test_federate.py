@@ -285,12 +285,16 @@ def test_import_path_equals_class(tmp_path):
 
 
 def test_ray_trains_the_same(tmp_path, random_run):
+    """Ray is started for the run, and has ended after it."""
+    ray = pytest.importorskip("ray")
     whole, _ = random_run
     engine = {"name": "ray", "precision": "64-true", "threads": 1, "workers": 1}
     run = short(tmp_path, made(Random), rounds=2, engine=engine)
 
     assert run.digest == whole.digest
     assert run.metrics.equals(whole.metrics)
+    assert run.summary["engine"]["name"] == "ray"
+    assert not ray.is_initialized()
 
 
 @pytest.mark.filterwarnings("ignore:The given buffer is not writable")  # torch.export.load

@@ -79,14 +79,14 @@ terms = [{"name": small, "weight": 0.01}]
 try:
     fl.tune("fedavg", trials=1, seeds=0, concurrent=1, scheduler="none", search="random",
             partition=fl.Dirichlet(alpha=0.5, clients=4, samples=400), evaluation={"every": 10},
-            train={"rounds": 200, "local_epochs": 1, "terms": terms}, progress=False)
+            train={"rounds": 100, "local_epochs": 1, "terms": terms}, progress=False)
 except KeyboardInterrupt as error:
     message = str(error)
     print(message)
 """
 CONTINUED = """
-call = message.partition("with: ")[2]
-study = eval(call[:-1] + ", train={'terms': terms})")
+call = message.partition("with: ")[2]  # names the terms, which must be given again, as [...]
+study = eval(call.replace("[...]", "terms"))
 print(study.trials[["state", "round"]].values.tolist())
 """
 
@@ -109,7 +109,7 @@ def test_interrupt_of_a_kernel_keeps_a_study_and_resume_continues(tmp_path):
     assert "interrupted. Resume with: fl.resume('" in shown[1]
     [before] = tmp_path.glob("studies/*/trials/fedavg/000/checkpoints/last.safetensors")
     assert before.is_file()
-    assert "[['finished', 200]]" in shown[2]
+    assert "[['finished', 100]]" in shown[2]
 
 
 @pytest.mark.slow

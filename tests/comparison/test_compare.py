@@ -66,13 +66,19 @@ def without_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def both(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A comparison of two methods in two settings with two repetitions."""
+    """A comparison of two methods in two settings with two repetitions, and its report.
+
+    The pictures of the report, which take seconds, are left out; test_page.py draws them.
+    """
     out = tmp_path_factory.mktemp("both")
-    grid = ["--grid", "partition.alpha=0.2,5"]
-    assert compare(out, "local", "fedavg", "--seeds", "2", "--jobs", "1", *grid, *ONE) == 0
+    words = ["local", "fedavg", "--seeds", "2", "--jobs", "1", "--grid", "partition.alpha=0.2,5"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("flbench.comparison.page.pictures", lambda *_: [])
+        assert compare(out, *words, *ONE) == 0
     return comparison_in(out)
 
 
+@pytest.mark.slow
 def test_cells_are_the_product_of_methods_settings_and_repetitions(both: Path):
     names = {folder.name for folder in (both / "cells").iterdir()}
     assert names == {
@@ -94,6 +100,7 @@ def test_cells_are_the_product_of_methods_settings_and_repetitions(both: Path):
     assert isinstance(fl.load(found.cells["path"][0]), fl.Run)
 
 
+@pytest.mark.slow
 def test_methods_of_a_repetition_share_a_partition_and_repetitions_do_not(both: Path):
     found = {cell.name: partition_hash(cell) for cell in (both / "cells").iterdir()}
     for alpha in ("0.2", "5"):
@@ -103,6 +110,7 @@ def test_methods_of_a_repetition_share_a_partition_and_repetitions_do_not(both: 
     assert len(set(found.values())) == 4
 
 
+@pytest.mark.slow
 def test_a_cell_computes_what_flbench_run_does(both: Path, tmp_path: Path):
     cell = both / "cells" / "fedavg-digits-alpha=5-seed1"
     layers = [from_overrides([*ONE, "partition.alpha=5", "seed=1", "engine.threads=1"])]
@@ -115,6 +123,7 @@ def test_a_cell_computes_what_flbench_run_does(both: Path, tmp_path: Path):
         assert (alone / name).read_bytes() == (cell / name).read_bytes()
 
 
+@pytest.mark.slow
 def test_methods_and_repetitions_are_added_and_nothing_is_repeated(both: Path):
     before = identities(both)
     assert (
@@ -126,6 +135,7 @@ def test_methods_and_repetitions_are_added_and_nothing_is_repeated(both: Path):
     assert fl.load(both).methods == ("local", "fedavg", "fedper")
 
 
+@pytest.mark.slow
 def test_a_finished_comparison_has_nothing_to_resume(
     both: Path, capsys: pytest.CaptureFixture[str]
 ):
@@ -137,6 +147,7 @@ def test_a_finished_comparison_has_nothing_to_resume(
     assert identities(both) == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -198,6 +209,7 @@ def test_a_dry_run_prints_the_plan_and_writes_nothing(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("vary", ["training", "partition"])
 def test_what_varies_between_repetitions(tmp_path: Path, vary: str):
     """Also data of one's own, a net of one's own, and several data sets."""
@@ -224,6 +236,7 @@ def test_what_varies_between_repetitions(tmp_path: Path, vary: str):
         assert len(set(rows["seed"])) == (2 if vary == "training" else 1)
 
 
+@pytest.mark.slow
 def test_a_partition_that_cannot_vary_is_refused(both: Path, tmp_path: Path):
     saved = both / "cells" / "local-digits-alpha=5-seed0" / "partition.npz"
     partition = {"scheme": "file", "path": saved}
@@ -232,6 +245,7 @@ def test_a_partition_that_cannot_vary_is_refused(both: Path, tmp_path: Path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_a_cell_that_fails_is_named_and_the_others_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
@@ -259,6 +273,7 @@ def test_a_cell_that_fails_is_named_and_the_others_go_on(
     assert {name: identities(path)[name] for name in before} == before
 
 
+@pytest.mark.slow
 def test_an_interrupt_says_how_to_resume_and_resuming_ends_alike(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
@@ -395,6 +410,7 @@ def killed_in_its_second_cell(*words: str) -> None:
     app.main(list(words))
 
 
+@pytest.mark.slow
 def test_after_a_kill_nothing_is_repeated_and_the_report_is_the_same(tmp_path: Path):
     words = ["local", "fedavg", "--seeds", "1", "--jobs", "1", *ONE]
     assert compare(tmp_path / "whole", *words) == 0
@@ -482,6 +498,7 @@ assert "ray" not in sys.modules
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("asked", "name"), [((), "vectorized"), (("engine.name=sequential",), "sequential")]
 )

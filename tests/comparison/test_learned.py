@@ -18,6 +18,8 @@ from flbench.experiment import trained
 from flbench.experiment.trained import load
 from tests.support import pictures_in_pages, run
 
+pytestmark = pytest.mark.slow
+
 MLP = "model.name=mlp"
 GOSSIP = sorted(name for name in ALGORITHMS.names() if issubclass(ALGORITHMS.find(name), Gossip))
 

@@ -70,6 +70,7 @@ def source(analysis):
         return page.render(analysis)
 
 
+@pytest.mark.slow
 def test_page_has_the_answer_the_figures_and_the_runs(analysis, source):
     words = Page(source).words
 
@@ -85,6 +86,7 @@ def test_page_has_the_answer_the_figures_and_the_runs(analysis, source):
     assert "McMahan" in words
 
 
+@pytest.mark.slow
 def test_page_loads_nothing(source):
     found = Page(source)
 
@@ -93,6 +95,7 @@ def test_page_loads_nothing(source):
     assert not re.search(r"url\((?!#)|@import|<link|<img", source)
 
 
+@pytest.mark.slow
 def test_every_picture_has_a_text(source):
     found = Page(source)
 

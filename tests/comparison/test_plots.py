@@ -6,6 +6,8 @@ from matplotlib.figure import Figure
 import flbench as fl
 from tests.comparison.made import matrix
 
+pytestmark = pytest.mark.slow
+
 METHODS = {"fedavg": [0.6, 0.7], "local": [0.8, 0.7]}
 
 

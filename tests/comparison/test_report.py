@@ -14,6 +14,8 @@ from tests.comparison.made import matrix, run_folder
 from tests.support import run
 from tests.tuning import studies
 
+pytestmark = pytest.mark.slow
+
 ACCURACIES = {
     "fedavg": [0.50, 0.52, 0.51, 0.50],
     "hfcd": [0.80, 0.83, 0.81, 0.79],

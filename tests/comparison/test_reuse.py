@@ -14,6 +14,8 @@ from flbench.core.errors import UserError
 from flbench.experiment import lifecycle, provenance
 from tests.support import SMALL
 
+pytestmark = pytest.mark.slow
+
 TINY = [item for item in SMALL if not item.startswith(("engine.", "tracking.", "train.rounds"))]
 ONE = [*TINY, "train.rounds=1"]
 REVISION = "0123456789ab"

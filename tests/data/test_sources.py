@@ -527,7 +527,7 @@ def test_changed_images_are_decoded_again(tmp_path):
 def test_damaged_cache_is_ignored(tmp_path):
     path = write_zip(tmp_path / "x.zip", images())
     first = load(path)
-    for file in (tmp_path / "cache" / "flbench").iterdir():
+    for file in (Path(os.environ["XDG_CACHE_HOME"]) / "flbench").iterdir():
         file.write_bytes(file.read_bytes()[:100])
 
     assert np.array_equal(load(path).x, first.x)

@@ -167,6 +167,8 @@ class TestWithoutAClusterOfTheTests:
         engine.close()
         ray.shutdown()
 
+    # That a run starts and ends Ray is tested in tests/api/test_federate.py too.
+    @pytest.mark.full
     def test_run_gives_the_sequential_digest_and_ends_ray(self, tmp_path):
         keys = ("algorithm=hfcd", "train.participation=0.6")
         one = summary_of_run(*keys)

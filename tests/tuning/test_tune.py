@@ -118,21 +118,23 @@ def assert_is_complete(study: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("stop", "is_killed"),
+    ("stop", "is_killed", "concurrent"),
     [
-        (terminate_all, False),
-        pytest.param(terminate_all, True, marks=pytest.mark.full),
-        pytest.param(interrupt, True, marks=pytest.mark.full),
+        (terminate_all, False, 1),
+        pytest.param(terminate_all, True, 2, marks=pytest.mark.full),
+        pytest.param(interrupt, True, 2, marks=pytest.mark.full),
     ],
 )
-def test_study_that_is_stopped_and_killed_ends_as_a_straight_one(tmp_path, stop, is_killed, capsys):
+def test_study_that_is_stopped_and_killed_ends_as_a_straight_one(
+    tmp_path, stop, is_killed, concurrent, capsys
+):
     """Stopped, then resumed and killed with SIGKILL: no trial that had ended is touched again.
 
-    Two trials run at once, and Optuna proposes from the results of those before: the trials do not
+    Optuna proposes from the results of those before. Where two trials run at once, they do not
     depend on which of them ends first.
     """
     more = ("--search", "optuna", "--trials", "3", "--seeds", "1", "--scheduler", "none")
-    more = (*more, "--concurrent", "2", "train.rounds=8", "partition.samples=null")
+    more = (*more, "--concurrent", str(concurrent), "train.rounds=8", "partition.samples=null")
     straight = tune(tmp_path / "straight", "fedavg,fedproto", *more)
     assert_is_complete(straight, capsys)
     process = begin("-m", "flbench", *arguments(tmp_path / "broken", "fedavg,fedproto", *more))
@@ -192,9 +194,9 @@ def test_study_on_two_nodes_goes_on_when_workers_die_and_trials_diverge(tmp_path
     command += ["--trials", "4", "--seeds", "1", "--scheduler", "none", "--retries", "1"]
     once, often, wrong = (f"trials/fedprox/{index:03}" for index in (1, 2, 3))
 
-    rounds = ("train.rounds=48", "evaluation.every=16", "partition.samples=null")
+    rounds = ("train.rounds=120", "evaluation.every=40", "partition.samples=null")
     process = begin("-c", TWO_NODES, *command, "--concurrent", "2", *rounds)
-    wait_for(process, "4 trials of 48 rounds")  # the study's folder is there
+    wait_for(process, "4 trials of 120 rounds")  # the study's folder is there
     study = study_in(tmp_path / "out")
     killed: list[int] = []
     for name in (once, often, often):
@@ -228,11 +230,15 @@ def test_study_on_two_nodes_goes_on_when_workers_die_and_trials_diverge(tmp_path
     assert "diverged" in ended[wrong]["reason"]
 
 
-@pytest.mark.parametrize("trials", [1, pytest.param(2, marks=pytest.mark.full)])
-def test_trials_that_start_workers_of_their_own_do_not_wait_for_ever(tmp_path, trials):
+@pytest.mark.parametrize(
+    ("trials", "workers"),
+    [(1, "1"), pytest.param(2, "auto", marks=pytest.mark.full)],  # auto: as many as cores
+)
+def test_trials_that_start_workers_of_their_own_do_not_wait_for_ever(tmp_path, trials, workers):
     more = ("--trials", str(trials), "--seeds", "0", "--scheduler", "none")
+    ray = ("engine.name=ray", f"engine.workers={workers}")
 
-    study = tune(tmp_path / "out", "fedavg", *more, "engine.name=ray")  # as many as cores
+    study = tune(tmp_path / "out", "fedavg", *more, *ray)
 
     for name in records(study):
         assert weights_in(study / name) == weights_of_a_run(study, name, tmp_path / "run" / name)
