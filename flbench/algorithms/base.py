@@ -143,7 +143,7 @@ class LearnedTable:
         name: Short name, a part of the names of files.
         about: One sentence or two: what rows, columns and values are.
         values: [R, Q], NaN where there is no value.
-        rows: What the R rows are: `class`, `client`, `group` or `layer`.
+        rows: What the R rows are: `class`, `client`, `group`, `layer` or another word.
         columns: What the Q columns are, as `rows`.
         labels: Names of the columns, if they are neither classes nor clients; () for numbers.
         limits: Smallest and largest value that there can be; None for those of `values`.

@@ -10,7 +10,14 @@ from scipy.cluster.hierarchy import cut_tree, linkage
 from scipy.spatial.distance import squareform
 from torch import Tensor
 
-from flbench.algorithms.base import Algorithm, Communication, Deployment, Paper
+from flbench.algorithms.base import (
+    Algorithm,
+    Communication,
+    Deployment,
+    Learned,
+    LearnedTable,
+    Paper,
+)
 from flbench.algorithms.registry import ALGORITHMS
 from flbench.algorithms.shared.mixing import likeness
 from flbench.algorithms.shared.prefixes import prefixed, stripped
@@ -163,6 +170,20 @@ class Cfl(Algorithm):
         mean_norm, largest = min(norms_found)  # of the cluster that is nearest to a split
         metrics = {"clusters": float(len(peaks)), "mean_norm": mean_norm, "max_norm": largest}
         return Update(server, metrics=metrics)
+
+    def learned(self, state: State) -> tuple[Learned, ...]:
+        """Return the clusters of the clients."""
+        cluster = state.server["cluster"]  # [N]
+        members = cluster == torch.arange(len(state.server["peak"]))[:, None]  # [clusters, N]
+        table = LearnedTable(
+            "clusters",
+            "Cluster of each client after the last round. All clients begin in cluster 0.",
+            members.double(),
+            rows="group",
+            columns="client",
+            limits=(0.0, 1.0),
+        )
+        return (table,)
 
     def stalls(self, mean_norm: float, largest: float, peak: float, t: int) -> bool:
         """Return whether a cluster should be split in round t, counted from 0.

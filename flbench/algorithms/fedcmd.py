@@ -7,7 +7,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from flbench.algorithms.base import Communication, Deployment, Paper
+from flbench.algorithms.base import Communication, Deployment, Learned, LearnedTable, Paper
 from flbench.algorithms.registry import ALGORITHMS
 from flbench.algorithms.shared.election import (
     BallotConfig,
@@ -192,6 +192,19 @@ class FedCmd(LayerElection):
         cast = results.sent.values["vote"][results.steps > 0].long()
         votes = state.server["votes"] + cast.bincount(minlength=len(self.layers)).int()
         return Update(self.mean(results) | {"votes": votes}, metrics=self.by_layer("votes", cast))
+
+    def learned(self, state: State) -> tuple[Learned, ...]:
+        """Return the votes by which the personal layer is chosen."""
+        table = LearnedTable(
+            "votes",
+            "Number of clients' votes for each layer, over the rounds of phase 1. The layer with"
+            " most votes is the personal layer of all clients.",
+            state.server["votes"].double()[None],  # [1, L]
+            rows="election",
+            columns="layer",
+            labels=tuple(layer.name for layer in self.layers),
+        )
+        return (table,)
 
     # Deployment: in phase 2, a client's own l* and mixed layers with the averaged ones.
 

@@ -7,7 +7,14 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from flbench.algorithms.base import Algorithm, Communication, Deployment, Paper
+from flbench.algorithms.base import (
+    Algorithm,
+    Communication,
+    Deployment,
+    Learned,
+    LearnedTable,
+    Paper,
+)
 from flbench.algorithms.registry import ALGORITHMS
 from flbench.algorithms.shared.batchnorm import reestimate_batchnorm
 from flbench.client.program import LocalProgram, Statistic, Step, Transform
@@ -193,6 +200,22 @@ class FedFomo(Algorithm):
         if asked.any():
             metrics["helpful_share"] = float((raw[asked] > 0).double().mean())
         return Update({"preference": preference, "uploaded": uploaded}, metrics=metrics)
+
+    def learned(self, state: State) -> tuple[Learned, ...]:
+        """Return the sums of the weights by which the server chooses models for clients."""
+        preference = state.server["preference"]  # [N, N], 0 for a model that was never sent
+        if not preference.any():
+            return ()
+        table = LearnedTable(
+            "weights",
+            "Sum over the rounds of the weights, before they are cut at 0, that each client (rows)"
+            " gave to the models of the others (columns): positive where these had the lower loss"
+            " on the client's validation samples; empty where it was sent none.",
+            torch.where(preference == 0, torch.nan, preference),
+            rows="client",
+            columns="client",
+        )
+        return (table,)
 
     def deploy(self, state: State, ids: Tensor) -> dict[str, Deployment]:
         trained = Deployment(Dispatch())

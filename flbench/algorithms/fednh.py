@@ -7,7 +7,14 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from flbench.algorithms.base import Algorithm, Communication, Deployment, Paper
+from flbench.algorithms.base import (
+    Algorithm,
+    Communication,
+    Deployment,
+    Learned,
+    LearnedTable,
+    Paper,
+)
 from flbench.algorithms.registry import ALGORITHMS
 from flbench.algorithms.shared import prototypes
 from flbench.client.program import LocalProgram, LossTerm
@@ -156,6 +163,20 @@ class FedNH(Algorithm):
         server = body | weighted_mean(only(sent, {SCALE}), self.weights(results))
         server[W] = torch.where(changes[:, None], unit(mixed).to(old.dtype), old)
         return Update(server, metrics={"scale": float(server.get(SCALE, state.server[SCALE]))})
+
+    def learned(self, state: State) -> tuple[Learned, ...]:
+        """Return the cosines of the class prototypes, the rows of W."""
+        rows = unit(state.server[W].double())  # [C, D]
+        table = LearnedTable(
+            "class similarity",
+            "Cosine of the prototypes W of every two classes. They start far apart, and the server"
+            " moves each one towards the mean direction of the class's features.",
+            (rows @ rows.T).clamp(-1.0, 1.0),
+            rows="class",
+            columns="class",
+            limits=(-1.0, 1.0),
+        )
+        return (table,)
 
     def deploy(self, state: State, ids: Tensor) -> dict[str, Deployment]:
         deployments = {

@@ -7,7 +7,14 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from flbench.algorithms.base import Algorithm, Communication, Deployment, Paper
+from flbench.algorithms.base import (
+    Algorithm,
+    Communication,
+    Deployment,
+    Learned,
+    LearnedTable,
+    Paper,
+)
 from flbench.algorithms.registry import ALGORITHMS
 from flbench.algorithms.shared.mixing import mix_latest
 from flbench.algorithms.shared.prototypes import CountClasses
@@ -180,6 +187,23 @@ class PFedSim(Algorithm):
         if bool(pairs.any()):
             metrics["similarity_mean"] = float(fresh[pairs].mean())
         return Update({"similarity": similarity, "known": known}, metrics=metrics)
+
+    def learned(self, state: State) -> tuple[Learned, ...]:
+        """Return the similarities of the clients; nothing before the end of the warm-up."""
+        known = state.server["known"]
+        if not known.any():
+            return ()
+        similarity = state.server["similarity"]  # [N, N], 0 for a pair that was never compared
+        table = LearnedTable(
+            "client similarity",
+            "Similarity of the classifiers of every two clients, by which their bodies are mixed;"
+            " empty where it is 0, also because the two clients never took part in one round.",
+            torch.where(similarity > 0, similarity, torch.nan),
+            rows="client",
+            columns="client",
+            limits=(0.0, 1.0),
+        )
+        return (table,)
 
     def deploy(self, state: State, ids: Tensor) -> dict[str, Deployment]:
         if self.is_warmup(state):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from flbench.algorithms.base import LearnedPoints, LearnedTable
+from flbench.algorithms.base import Algorithm, LearnedPoints, LearnedTable
 from flbench.algorithms.registry import ALGORITHMS
 from flbench.algorithms.shared.gossip import Gossip
 from flbench.comparison import figures, page
@@ -86,6 +86,54 @@ def test_cosines_of_slapfl_are_those_of_the_clients_nets(tmp_path):
         for i, j in permutations(range(5), 2):
             means[i] += torch.cosine_similarity(rows[i], rows[j], dim=0) / 4
         torch.testing.assert_close(table.values[:, column], means, rtol=0, atol=1e-6)
+
+
+LEARNING = sorted(
+    name for name in ALGORITHMS.names() if ALGORITHMS.find(name).learned is not Algorithm.learned
+)
+KEYS = {"fedpc": ("algorithm.groups=2",), "slapfl": ("algorithm.last_only=true",)}
+
+
+@pytest.mark.parametrize("method", sorted({*LEARNING} - {*GOSSIP}))
+def test_tables_and_points_have_the_sizes_that_they_say(method, tmp_path):
+    keys = (f"algorithm={method}", MLP, "train.rounds=2", *KEYS.get(method, ()))
+    _, found = learned(tmp_path, *keys)
+
+    assert found
+    lengths = {"class": 10, "client": 5}
+    for one in found.values():
+        assert one.about.endswith(".")
+        if isinstance(one, LearnedPoints):
+            assert len(one.values) == len(one.classes) == len(one.is_shared)
+            assert 0 <= int(one.classes.min()) <= int(one.classes.max()) < 10
+            continue
+        rows, columns = one.values.shape
+        assert rows == lengths.get(one.rows, rows)
+        assert columns == lengths.get(one.columns, len(one.labels))
+        if one.limits is not None:
+            known = one.values[~one.values.isnan()]
+            assert one.limits[0] <= float(known.min()) <= float(known.max()) <= one.limits[1]
+        if one.rows == one.columns == "class":
+            assert set(one.values.diagonal().nan_to_num(1.0).round(decimals=9).tolist()) == {1.0}
+        if one.rows == "group":
+            assert one.values.sum(dim=0).tolist() == [1.0] * columns
+
+
+def test_similarities_of_pfedsim_are_those_of_pairs_that_were_compared(tmp_path):
+    keys = (MLP, "train.rounds=2", "algorithm.rho=0.5", "train.participation=0.6")
+    _, found = learned(tmp_path, "algorithm=pfedsim", *keys)
+
+    known = ~found["client similarity"].values.isnan()
+    assert torch.equal(known, known.T)
+    assert not known.diagonal().any()
+    assert int(known.sum()) <= 3 * 2  # of one cohort of three clients
+
+
+def test_pfedsim_and_fedfomo_have_learned_nothing_in_rounds_without_comparisons(tmp_path):
+    _, warm = learned(tmp_path / "a", "algorithm=pfedsim", MLP, "algorithm.rho=1")
+    _, first = learned(tmp_path / "b", "algorithm=fedfomo", MLP, "train.rounds=1")
+
+    assert warm == first == {}
 
 
 @pytest.mark.parametrize("method", GOSSIP)
