@@ -16,7 +16,7 @@ from flbench.experiment import assembly, engine_choice, estimate
 from flbench.experiment.estimate import Estimate
 from flbench.experiment.rounds import training_state
 
-SHORT: Final = 60.0
+SHORT: Final = 20.0
 """Seconds of training: where the sequential engine takes less, no other engine is measured."""
 ADVANTAGE: Final = 1.25
 """The vectorized engine is chosen if the sequential one takes at least this many times as long."""

@@ -43,9 +43,9 @@ def measured(monkeypatch):
 
 def test_short_trainings_have_the_sequential_engine_and_nothing_is_measured(case, measured):
     asked = measured(1.0, sequential=9.0, vectorized=1.0)
-    assert choose([case], 59, 1, asked=False) == shared_engine.Choice("sequential")
+    assert choose([case], 19, 1, asked=False) == shared_engine.Choice("sequential")
     assert asked == []
-    assert choose([case], 61, 1, asked=False).name == "vectorized"
+    assert choose([case], 21, 1, asked=False).name == "vectorized"
     assert choose([case], 1, 1, asked=True).name == "vectorized"
 
 
