@@ -103,7 +103,10 @@ def check_labels(y: NDArray[Any], what: str, classes: int | None = None) -> NDAr
         y.dtype.kind == "f" and bool(np.isfinite(y).all()) and np.array_equal(y, np.round(y))
     )
     if not is_whole:
-        raise DataError(f"{what} must be whole numbers, got {y.dtype}.")
+        raise DataError(
+            f"{what} must be whole numbers, the class of each sample, got {y.dtype}. flbench trains"
+            " and evaluates classification only."
+        )
     limit = MAX_CLASSES if classes is None else classes
     if len(y) and (y.min() < 0 or y.max() >= limit):
         bad = int(np.flatnonzero((y < 0) | (y >= limit))[0])

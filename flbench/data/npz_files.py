@@ -68,7 +68,7 @@ def from_arrays(
         if len(x) != len(y):
             raise DataError(
                 f"{path}: {len(x)} `{part}_images` but {len(y)} `{part}_labels`. Save one label for"
-                " each sample."
+                " each sample, its class; flbench trains and evaluates classification only."
             )
         if images and x.shape[1:] != images[0].shape[1:]:
             raise DataError(

@@ -135,7 +135,7 @@ def test_auto_takes_the_engine_with_the_shortest_time(monkeypatch):
     times = {"sequential": 3.0, "vectorized": 2.0}
     monkeypatch.setattr(
         engine_choice,
-        "_measured",
+        "measured",
         lambda name, *_: engine_choice.Candidate(name, times[name], times[name]),
     )
 
