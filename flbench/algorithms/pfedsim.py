@@ -197,11 +197,10 @@ class PFedSim(Algorithm):
         table = LearnedTable(
             "client similarity",
             "Similarity of the classifiers of every two clients, by which their bodies are mixed;"
-            " empty where it is 0, also because the two clients never took part in one round.",
+            " empty where it is 0 or was never computed.",
             torch.where(similarity > 0, similarity, torch.nan),
             rows="client",
             columns="client",
-            limits=(0.0, 1.0),
         )
         return (table,)
 

@@ -25,6 +25,8 @@ from flbench.results.summary import best_round, ended_after
 TRAFFIC: Final = ("up_bytes", "down_bytes", "peer_bytes", "setup_bytes")
 BEYOND: Final = ("macro_f1", "rare_recall", "worst10_accuracy")
 """Metrics of the leaderboard besides the one that ranks the methods."""
+CLASS_SCORES: Final = {"recall": "recall", "precision": "precision", "f1": "F1"}
+"""Scores of a class, and how they are written."""
 LOCAL: Final = "local"  # name of the method without any communication
 UNIT: Final = frozenset(
     {"accuracy", "accuracy_mean", "balanced_accuracy", "macro_f1", "rare_recall", "rare_f1"}
@@ -291,7 +293,7 @@ def _classes(comparison: Comparison) -> pd.DataFrame:
             test_support=("test_support", "mean"),
             rare=("rare", "any"),
             confusable=("confusable", "any"),
-            **{score: (score, "mean") for score in ("precision", "recall", "f1")},
+            **{score: (score, "mean") for score in CLASS_SCORES},
         )
         gaps = _recall_gaps(rows, comparison.baseline).loc[mine.index].to_numpy().T
         means, low, high = statistics.intervals(gaps, _overlap(entries))

@@ -56,7 +56,8 @@ def _over_places(
     like = [name for name in names[1:] if across.ranks[name] == across.ranks[best]]
     first = (
         f"Over {across.places} data sets or settings, {_like(best, like)} has the best mean rank by"
-        f" test {_words(comparison.metric)}: {across.ranks.iloc[0]:.2g} of {len(names)} methods"
+        f" test {_words(comparison.metric)}, {across.ranks.iloc[0]:.2g} on the scale from 1 to"
+        f" {len(names)}"
     )
     beside = across.nemenyi[best].to_dict()
     worse = [name for name in names if float(beside[name]) < ALPHA]
@@ -81,7 +82,7 @@ def _over_places(
         is_are, lack = ("is", "it lacks") if len(left_out) == 1 else ("are", "they lack")
         first += f" {_and(left_out)} {is_are} not ranked, because {lack} a place."
     costs = {name: float(ranked.loc[ranked["method"] == name, "bytes"].sum()) for name in names}
-    sent = _price(costs, [best], comparison.baseline, "with one run in each")
+    sent = _price(costs, [best, *like], comparison.baseline, "with one run in each")
     return first, f"Over all places, {sent}"
 
 

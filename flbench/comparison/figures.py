@@ -15,7 +15,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 from numpy.typing import NDArray
 
 from flbench.algorithms.base import Learned, LearnedPoints, LearnedTable
-from flbench.comparison.analysis import Analysis
+from flbench.comparison.analysis import CLASS_SCORES, Analysis
 from flbench.core.printable import one_line
 from flbench.reports import figures
 from flbench.reports.picture import Picture
@@ -28,6 +28,7 @@ DASHES: Final = ("-", "--", "-.", ":")
 MOST_CLASSES: Final = 100  # in a heat map
 MOST_LABELS: Final = 70  # names of classes below a heat map
 MOST_SCATTERED: Final = 4  # methods in a scatter plot of clients
+LABEL: Final = 8  # size of labels of points
 WIDTH: Final = 9.0  # inches
 
 
@@ -57,7 +58,18 @@ def leaders(analysis: Analysis, place: str) -> Figure:
 
 def recalls(analysis: Analysis, place: str) -> Figure:
     """Draw a heat map of the recall by method (rows) and class (columns), rarest class first."""
-    return _heat_map(analysis, place, "recall")
+    return scores(analysis, place, "recall")
+
+
+def scores(analysis: Analysis, place: str, score: str) -> Figure:
+    """Draw a heat map by method (rows) and class (columns), rarest class first.
+
+    Args:
+        analysis: The tables.
+        place: Label of the place.
+        score: `recall`, `precision` or `f1`.
+    """
+    return _heat_map(analysis, place, score)
 
 
 def recall_gains(analysis: Analysis, place: str) -> Figure:
@@ -87,9 +99,9 @@ def _heat_map(analysis: Analysis, place: str, what: str) -> Figure:
     figure = Picture(figsize=(WIDTH, deep), layout="constrained")
     axes = figure.add_subplot()
     shown = np.ma.masked_invalid(values)
-    if what == "recall":
+    if what != "difference":
         image = axes.imshow(shown, aspect="auto", cmap="cividis", vmin=0, vmax=1)
-        label = "recall"
+        label = CLASS_SCORES[what]
     else:
         most = float(max(0.05, np.nanmax(np.abs(values), initial=0.0)))
         norm = TwoSlopeNorm(0, -most, most)
@@ -100,16 +112,16 @@ def _heat_map(analysis: Analysis, place: str, what: str) -> Figure:
             sure = (low > 0) | (high < 0)
         axes.plot(*np.nonzero(sure.T), ".", color="black", markersize=4)
     _name_rows(axes, analysis, methods)
+    labels = [
+        f"{'*' if is_rare else ''}{'+' if is_confusable else ''}"
+        for is_rare, is_confusable in zip(order["rare"], order["confusable"], strict=True)
+    ]
     if len(names) <= MOST_LABELS:
-        rare = order["rare"].to_numpy(bool)
-        marks = ["*" if is_rare else "" for is_rare in rare]
-        labels = [f"{_short(name)}{mark}" for name, mark in zip(names, marks, strict=True)]
-        upright = len(names) > 12 or max(map(len, labels)) > 6
-        axes.set_xticks(
-            range(len(names)), labels, parse_math=False, rotation=90 if upright else 0, fontsize=7
-        )
-    else:
-        axes.set_xticks([])
+        labels = [f"{_short(name)}{mark}" for name, mark in zip(names, labels, strict=True)]
+    places = [k for k, name in enumerate(labels) if name]  # of many classes, those with a mark
+    labels = [labels[k] for k in places]
+    upright = len(names) > 12 or max(map(len, labels), default=0) > 6
+    axes.set_xticks(places, labels, parse_math=False, rotation=90 if upright else 0, fontsize=7)
     axes.set_xlabel("class, fewest training samples first")
     figure.colorbar(image, ax=axes, label=label)
     return figure
@@ -310,20 +322,68 @@ def _points(one: LearnedPoints, names: dict[str, list[str]]) -> Figure:
     axes = figure.add_subplot()
     colours = colormaps["turbo"](np.linspace(0.05, 0.95, max(2, len(names["class"]))))[classes]
     own, shared = ~is_shared, is_shared
-    axes.scatter(flat[own, 0], flat[own, 1], c=colours[own], s=12, alpha=0.6, lw=0)
+    # The edge makes the light colours visible.
+    style: dict[str, Any] = {"s": 14, "edgecolors": "0.4", "lw": 0.4}
+    axes.scatter(flat[own, 0], flat[own, 1], c=colours[own], **style)
     axes.scatter(flat[shared, 0], flat[shared, 1], c=colours[shared], s=70, edgecolors="black")
-    for (x, y), number in zip(flat[shared], classes[shared], strict=True):
-        axes.annotate(
-            names["class"][number],
-            (x, y),
-            xytext=(6, 4),
-            textcoords="offset points",
-            fontsize=8,
-            parse_math=False,
-        )
     axes.set(xlabel="first principal component", ylabel="second principal component")
     _plain(axes)
+    figure.draw_without_rendering()  # it settles where the points are
+    labels = [names["class"][number] for number in classes[shared]]
+    points = axes.transData.transform(flat[shared]) * 72 / figure.dpi
+    for label, position, corner in zip(labels, flat[shared], free(points, labels), strict=True):
+        if corner is not None:
+            axes.annotate(
+                label,
+                position,
+                xytext=corner,
+                textcoords="offset points",
+                fontsize=LABEL,
+                parse_math=False,
+            )
     return figure
+
+
+def free(points: NDArray[np.float64], labels: Sequence[str]) -> list[tuple[float, float] | None]:
+    """Return where labels of points stand such that none covers another label or a point.
+
+    Args:
+        points: [P, 2], in points of 1/72 inch.
+        labels: The P labels.
+
+    Returns:
+        Offset of each label's lower left corner from its point; None where there is no room.
+
+    >>> free(np.array([[0.0, 0.0], [50.0, 0.0]]), ["a", "b"])
+    [(6, 3), (6, 3)]
+    >>> free(np.array([[0.0, 0.0], [0.0, 0.0], [0.0, 1.0]]), ["a", "b", "c"])
+    [(6, 3), (6, -9), (-11.2, 3)]
+    """
+    found: list[tuple[float, float] | None] = []
+    taken: list[tuple[float, float, float, float]] = []  # left, lower, right and upper edges
+    for k, (point, label) in enumerate(zip(points, labels, strict=True)):
+        wide, high = 0.65 * LABEL * max(1, len(label)), LABEL
+        others = np.delete(points, k, axis=0)
+        for corner in ((6, 3), (6, -9), (-6 - wide, 3), (-6 - wide, -9)):
+            left, lower = point + corner
+            box = (left, lower, left + wide, lower + high)
+            covered = ((others > (left - 3, lower - 3)) & (others < (box[2] + 3, box[3] + 3))).all(
+                1
+            )
+            if not covered.any() and not any(_overlap(box, other) for other in taken):
+                taken.append(box)
+                found.append(corner)
+                break
+        else:
+            found.append(None)
+    return found
+
+
+def _overlap(
+    one: tuple[float, float, float, float], other: tuple[float, float, float, float]
+) -> bool:
+    """Return whether two boxes (left, lower, right and upper edge) overlap."""
+    return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
 
 
 def ranks(analysis: Analysis) -> Figure:

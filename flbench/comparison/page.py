@@ -2,17 +2,19 @@
 
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from functools import cache
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
 from importlib.resources import files
 from textwrap import fill
 from typing import TYPE_CHECKING, Any, Final
+from zlib import crc32
 
 from flbench.algorithms.base import LearnedTable
 from flbench.algorithms.registry import ALGORITHMS
 from flbench.comparison import figures, learned, text
-from flbench.comparison.analysis import Analysis
+from flbench.comparison.analysis import CLASS_SCORES, Analysis
 from flbench.comparison.arrangement import Comparison
 from flbench.config.resolve import resolve
 from flbench.config.schema import Config
@@ -29,8 +31,15 @@ if TYPE_CHECKING:
 
 SHOWN: Final = ("seed", "partition.seed", "output.", "tracking.", "engine.threads")
 """Keys that are not listed as a part of how the comparison was done."""
-MAPS: Final = ("recall", "recall-gain", "partition")
+MAPS: Final = (*CLASS_SCORES, "recall-gain", "partition")
 """Pictures whose colours have a meaning: they are not inverted on a dark page."""
+
+OUTLINE: Final = re.compile(r'<path id="([^"]+)"(?: d="[^"]*")? transform="scale[^"]*"/>\s*')
+"""The outline of a letter, as matplotlib writes it."""
+STYLE: Final = re.compile(r'style="([^"]*)"')
+ID: Final = re.compile(r' id="([^"]*)"')
+BROAD: Final = 500  # pixels: wider pictures scroll on a phone
+OFTEN: Final = 10  # styles of a picture that occur this often are shared
 
 
 @dataclass(frozen=True)
@@ -103,7 +112,10 @@ def drawn(analysis: Analysis, place: str) -> Iterator[Drawn]:
     metric = analysis.comparison.metric.replace("_", " ")
     several = len(analysis.leaderboard[analysis.leaderboard["place"] == place]) > 1
     baseline = one_line(analysis.comparison.baseline)
-    count = analysis.classes[analysis.classes["place"] == place]["class"].nunique()
+    named = {"rare": "A star marks rare classes.", "confusable": "A plus marks confusable classes."}
+    of_place = analysis.classes[analysis.classes["place"] == place]
+    marks = "".join(f" {sentence}" for mark, sentence in named.items() if of_place[mark].any())
+    count = of_place["class"].nunique()
     left_out = ""
     if count > figures.MOST_CLASSES:
         left_out = f" Only the rarest {figures.MOST_CLASSES} of {count:,} classes are shown."
@@ -115,12 +127,15 @@ def drawn(analysis: Analysis, place: str) -> Iterator[Drawn]:
             " and each dot a repetition.",
             lambda: figures.leaders(analysis, place),
         ),
-        (
-            "recall",
-            "Recall by class",
-            "Recall of each method and class, mean over repetitions. A star marks rare classes."
-            f"{left_out}",
-            lambda: figures.recalls(analysis, place),
+        *(
+            (
+                name,
+                f"{shown[0].upper()}{shown[1:]} by class",
+                f"{shown[0].upper()}{shown[1:]} of each method and class, mean over repetitions."
+                f"{marks}{left_out}",
+                partial(figures.scores, analysis, place, name),
+            )
+            for name, shown in CLASS_SCORES.items()
         ),
         (
             "recall-gain",
@@ -161,7 +176,8 @@ def drawn(analysis: Analysis, place: str) -> Iterator[Drawn]:
         (
             "partition",
             "Partition",
-            "Training samples by client and class, in the first repetition.",
+            "Training samples by client and class, in the first repetition; empty where there are"
+            " none.",
             lambda: figures.partition(analysis, place),
         ),
         (
@@ -187,7 +203,7 @@ def drawn_across(analysis: Analysis) -> Iterator[Drawn]:
     yield Drawn(
         "ranks",
         "Mean ranks",
-        "Mean rank of each method; black bars join methods that Nemenyi's test does not tell"
+        "Mean rank of each method; thick bars join methods that Nemenyi's test does not tell"
         " apart, and the bar below has the length of the critical difference.",
         _warned(figures.ranks(analysis), analysis.comparison),
     )
@@ -235,7 +251,14 @@ def render(analysis: Analysis, drawings: Drawings | None = None) -> str:
     """
     comparison = analysis.comparison
     drawings = draw(analysis) if drawings is None else drawings
+    shared = Shared()
+    sections = {
+        place: {one.name: _svg(one, f"p{k + 1}", shared) for one in drawings.places[place]}
+        for k, place in enumerate(comparison.places)
+    }
+    across = {one.name: _svg(one, "all", shared) for one in drawings.across}
     return _template().render(
+        shared=shared,
         heading=one_line(text.heading(comparison)),
         answer=analysis.answer,
         warnings=comparison.warnings,
@@ -248,14 +271,17 @@ def render(analysis: Analysis, drawings: Drawings | None = None) -> str:
                 "leaderboard": text.leaderboard_block(analysis, place),
                 "pairs": text.pairs_block(analysis, place),
                 "targets": text.targets_block(analysis, place),
-                "classes": text.classes_block(analysis, place),
-                "pictures": {one.name: _svg(one, f"p{k + 1}") for one in drawings.places[place]},
+                "classes": {
+                    score: text.classes_block(analysis, place, score) for score in CLASS_SCORES
+                },
+                "pictures": sections[place],
                 "missing": drawings.missing[place],
             }
             for k, place in enumerate(comparison.places)
         ],
+        scores=CLASS_SCORES,
         ranks=None if analysis.across is None else text.ranks_block(analysis.across),
-        across={one.name: _svg(one, "all") for one in drawings.across},
+        across=across,
         **_how(comparison),
     )
 
@@ -272,17 +298,51 @@ def _template() -> "Template":
     return environment.from_string(source)
 
 
-def _svg(one: Drawn, where: str) -> dict[str, Any]:
+@dataclass
+class Shared:
+    """What the pictures of a page share. It is written once, because it would be half of the page.
+
+    Attributes:
+        outlines: Elements of the outlines of letters, by id.
+        styles: Styles of lines and marks, by class.
+    """
+
+    outlines: dict[str, str] = field(default_factory=dict)
+    styles: dict[str, str] = field(default_factory=dict)
+
+    def leave(self, element: str) -> str:
+        """Return an SVG element without what it shares with others, and without unused ids."""
+
+        def outline(found: re.Match[str]) -> str:
+            self.outlines[found[1]] = found[0]
+            return ""
+
+        def style(found: re.Match[str]) -> str:
+            if often[found[1]] < OFTEN:
+                return found[0]
+            name = f"s{crc32(found[1].encode()):08x}"
+            self.styles[name] = found[1]
+            return f'class="{name}"'
+
+        used = {*re.findall(r'#([^")]+)[")]', element)}
+        element = OUTLINE.sub(outline, element)
+        often = Counter(STYLE.findall(element))
+        element = STYLE.sub(style, element)
+        return ID.sub(lambda found: found[0] if found[1] in used else "", element)
+
+
+def _svg(one: Drawn, where: str, shared: Shared) -> dict[str, Any]:
     """Return a picture with what the page says about it."""
-    element = encoding.svg(one.figure)
+    element = shared.leave(encoding.svg(one.figure))
     label = f"{where}-{one.name}"
+    width = round(96 * one.figure.get_size_inches()[0])  # in pixels of CSS
     described = f'<svg role="img" aria-labelledby="{label}"'
     return {
         "title": one.title,
         "about": one.about,
-        "kind": "map" if one.is_map else "lines",
+        "kind": f"{'map' if one.is_map else 'lines'}{' broad' if width > BROAD else ''}",
         "is_learned": one.is_learned,
-        "width": round(96 * one.figure.get_size_inches()[0]),  # in pixels of CSS
+        "width": width,
         "label": label,
         "svg": element.replace("<svg", described, 1),
     }

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from flbench import __version__
-from flbench.comparison.analysis import Analysis
+from flbench.comparison.analysis import CLASS_SCORES, Analysis
 from flbench.comparison.arrangement import Comparison
 from flbench.comparison.statistics import MOST_NEEDED, Across
 from flbench.core.csv_text import csv_text
@@ -215,13 +215,23 @@ def targets_block(analysis: Analysis, place: str) -> Block | None:
     )
 
 
-def classes_block(analysis: Analysis, place: str) -> Block | None:
-    """Return recall and F1 by class and method of a place."""
+def classes_block(analysis: Analysis, place: str, score: str = "recall") -> Block:
+    """Return a score by class and method of a place.
+
+    Args:
+        analysis: The tables.
+        place: Label of the place.
+        score: `recall`, `precision` or `f1`.
+    """
     rows = analysis.classes[analysis.classes["place"] == place]
     methods = [name for name in analysis.comparison.methods if name in set(rows["method"])]
-    wide = rows.pivot_table(index="class", columns="method", values="recall", dropna=False)
+    wide = rows.pivot_table(index="class", columns="method", values=score, dropna=False)
     first = rows.drop_duplicates("class").sort_values(["train_support", "class"])
-    about = "Recall, mean over repetitions; classes with the fewest training samples first."
+    shown = CLASS_SCORES[score]
+    about = (
+        f"{shown[0].upper()}{shown[1:]}, mean over repetitions; classes with the fewest training"
+        " samples first. Numbers of samples and of clients are means over repetitions too."
+    )
     if len(first) > MOST_CLASSES:
         about += (
             f" The rarest {MOST_CLASSES} of {len(first):,} classes; the others are in the CSV file."
@@ -233,17 +243,21 @@ def classes_block(analysis: Analysis, place: str) -> Block | None:
             (
                 one_line(str(row["name"])),
                 f"{row['train_support']:.0f}",
+                f"{row['test_support']:.0f}",
                 "-" if np.isnan(row["holders"]) else f"{row['holders']:.0f}",
                 ", ".join(marks) or "-",
                 *(number(wide.loc[row["class"]].get(name, np.nan)) for name in methods),
             )
         )
     return Block(
-        f"{one_line(place)}: recall by class",
-        ("class", "training samples", "clients with it", "marks", *map(one_line, methods)),
+        f"{one_line(place)}: {shown} by class",
+        (
+            *("class", "training samples", "test samples", "clients with it", "marks"),
+            *map(one_line, methods),
+        ),
         tuple(lines),
         about,
-        texts=(0, 3),
+        texts=(0, 4),
     )
 
 

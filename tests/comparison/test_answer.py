@@ -208,11 +208,15 @@ def test_places_are_compared_by_ranks():
     first, second = over_places(values)
 
     assert first == (
-        "Over 8 data sets or settings, a has the best mean rank by test accuracy: 1 of 3 methods;"
-        " it is better than c by Nemenyi's test."
+        "Over 8 data sets or settings, a has the best mean rank by test accuracy, 1 on the scale"
+        " from 1 to 3; it is better than c by Nemenyi's test."
     )
     assert second == "Over all places, a sends 80 B with one run in each, as many bytes as b."
     assert "no claim that it is better" in over_places(values, n=2)[0]
+    equal = {"a": {"p": 0.9, "q": 0.8}, "b": {"p": 0.8, "q": 0.9}, "c": {"p": 0.7, "q": 0.7}}
+    first, second, *_ = over_places(equal)
+    assert "a, like b, has the best mean rank by test accuracy, 1.5 on the scale" in first
+    assert second == "Over all places, a and b send 20 B each with one run in each."
 
 
 def test_ranks_that_do_not_differ():

@@ -6,11 +6,12 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 
-from flbench.comparison import figures, page, report
+from flbench.comparison import figures, page, report, text
 from flbench.comparison.analysis import analyse
 from flbench.comparison.arrangement import arrange
 from flbench.comparison.collect import collect
 from flbench.core.errors import UserError
+from flbench.reports import figures as encoding
 from tests.comparison.made import matrix, run_folder
 from tests.support import pictures_in_pages
 
@@ -36,13 +37,15 @@ class Page(HTMLParser):
 
     def handle_starttag(self, tag, attrs):
         found = dict(attrs)
-        self.tags[tag] = self.tags.get(tag, 0) + 1
+        is_hidden = found.get("aria-hidden") == "true"  # outlines that pictures share
+        if not is_hidden:
+            self.tags[tag] = self.tags.get(tag, 0) + 1
         self._silent += tag in ("style", "script", "svg")
         if self._silent and tag not in ("svg",):
             return
         self.loads += [found[key] for key in ("src", "href") if key in found]
         self.ids += [found["id"]] if "id" in found else []
-        self.labels += [found["aria-labelledby"]] if tag == "svg" else []
+        self.labels += [found["aria-labelledby"]] if tag == "svg" and not is_hidden else []
 
     def handle_endtag(self, tag):
         self._silent -= tag in ("style", "script", "svg")
@@ -99,7 +102,7 @@ def test_page_loads_nothing(source):
 def test_every_picture_has_a_text(source):
     found = Page(source)
 
-    assert len(found.labels) == found.tags["svg"] == found.tags["figure"] == 9
+    assert len(found.labels) == found.tags["svg"] == found.tags["figure"] == 11
     assert set(found.labels) <= set(found.ids)
     assert len(found.ids) == len(set(found.ids))
 
@@ -150,8 +153,8 @@ def test_several_places_have_ranks_and_a_section_each(tmp_path):
     assert found.comparison.places == ("digits, alpha=0.1", "digits, alpha=1")
     assert found.across is not None
     assert "Ranks over 2 places" in words
-    assert Page(source).tags["figure"] == 2 + 2 * 9
-    assert len({one.name for one in page.pictures(found)}) == 2 + 2 * 9
+    assert Page(source).tags["figure"] == 2 + 2 * 11
+    assert len({one.name for one in page.pictures(found)}) == 2 + 2 * 11
 
 
 @pytest.mark.slow
@@ -182,8 +185,44 @@ def test_page_of_many_methods_and_classes_stays_small(tmp_path):
     with pictures_in_pages():
         source = page.render(analysis_of(tmp_path))
 
-    assert len(source) < 3_000_000
-    assert Page(source).tags["figure"] == 9
+    assert len(source) < 2_000_000
+    assert Page(source).tags["figure"] == 11
+
+
+def test_pictures_of_a_page_share_outlines_and_styles_and_look_the_same(analysis):
+    whole = encoding.svg(figures.scores(analysis, "digits", "f1"))
+    shared = page.Shared()
+
+    lean = shared.leave(whole)
+
+    again = f"<defs>{''.join(shared.outlines.values())}</defs>"
+    for name, style in shared.styles.items():
+        lean = lean.replace(f'class="{name}"', f'style="{style}"')
+    assert 'class="' not in lean
+    linked = re.findall(r'href="#([^"]+)"|url\(#([^)]+)\)', whole)
+    assert linked == re.findall(r'href="#([^"]+)"|url\(#([^)]+)\)', lean)
+    assert {a or b for a, b in linked} <= {*re.findall(r' id="([^"]+)"', again + lean)}
+    assert sorted(re.findall(r' (?:d|style|transform|x|y)="[^"]*"', whole)) == sorted(
+        re.findall(r' (?:d|style|transform|x|y)="[^"]*"', lean + again)
+    )
+
+
+def test_page_shows_one_score_of_the_classes_at_a_time(analysis):
+    source = page.render(analysis)
+
+    radios = re.findall(r'<input type="radio" name="place-1-by" id="([^"]+)"[^>]*>', source)
+    assert radios == [f"place-1-by-{score}" for score in ("recall", "precision", "f1")]
+    assert re.findall(r'<label for="(place-1-by-[^"]+)"', source) == radios
+    assert source.count("checked>") == len(analysis.comparison.places)
+    first = analysis.classes.iloc[0]
+    block = text.classes_block(analysis, first["place"], "precision")
+    assert block.header[:5] == (
+        *("class", "training samples", "test samples", "clients with it", "marks"),
+    )
+    column = block.header.index(first["method"])
+    [row] = [row for row in block.rows if row[0] == first["name"]]
+    assert row[column] == f"{first['precision']:.4f}"
+    assert all(cell in source for cell in row)
 
 
 @pytest.mark.parametrize("costs", [[0, 0, 0], [0, 5, 9], [3, 3, 3]])
@@ -221,5 +260,5 @@ def test_heat_maps_of_many_classes_say_what_they_leave_out(tmp_path):
         run_folder(tmp_path / method, method, 0.5, classes=120)
     about = {one.name: one.about for one in page.drawn(analysis_of(tmp_path), "digits")}
 
-    for name in ("recall", "recall-gain"):
+    for name in ("recall", "precision", "f1", "recall-gain"):
         assert "Only the rarest 100 of 120 classes are shown." in about[name]

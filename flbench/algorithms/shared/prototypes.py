@@ -212,7 +212,8 @@ def learned(state: State) -> tuple[LearnedPoints, ...]:
     points = LearnedPoints(
         "prototypes",
         "Prototypes on their first two principal components: large with an edge those of the"
-        " server, small those of the clients. Each class has a colour.",
+        " server, small those of the clients. Each class has a colour; names that have no room are"
+        " left out.",
         values,
         classes,
         is_shared=torch.arange(len(values)) < len(shared),
