@@ -5,6 +5,7 @@ import fcntl
 import os
 import re
 import stat
+import time
 from pathlib import Path
 from typing import IO, Final
 
@@ -13,6 +14,8 @@ from flbench.core.errors import UserError
 NOT_TEXT: Final = re.compile("[\0\ud800-\udfff]")
 DISK_ERRORS: Final = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS)
 """Error numbers of a failing disk (exit code 1). The user can correct other errors of a file."""
+LOCK_SECONDS: Final = 0.5
+"""How long a locked folder is tried again: a mirror that looks at the lock holds it a moment."""
 
 
 def is_text(text: str) -> bool:
@@ -126,11 +129,16 @@ def lock_folder(folder: Path) -> IO[str]:
             f"{folder} cannot be written to ({error.strerror}). Change its permissions, or choose"
             " another folder."
         ) from error
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        lock.close()
-        raise UserError(
-            f"another process is writing to {folder}. Wait for it, or end it."
-        ) from error
-    return lock
+    end = time.monotonic() + LOCK_SECONDS
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if time.monotonic() < end:
+                time.sleep(LOCK_SECONDS / 20)
+                continue
+            lock.close()
+            raise UserError(
+                f"another process is writing to {folder}. Wait for it, or end it."
+            ) from error
+        return lock

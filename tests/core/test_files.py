@@ -1,7 +1,9 @@
 """Files that are no files, and texts that no file can hold."""
 
+import fcntl
 import os
 from pathlib import Path
+from threading import Timer
 
 import pytest
 
@@ -32,6 +34,16 @@ def test_lock_that_is_a_pipe_is_refused(tmp_path):
 
     with pytest.raises(UserError, match="cannot be written to"):
         files.lock_folder(tmp_path)
+
+
+def test_a_short_look_at_the_lock_by_another_process_does_not_matter(tmp_path):
+    other = (tmp_path / ".lock").open("w")
+    fcntl.flock(other, fcntl.LOCK_SH)
+    Timer(files.LOCK_SECONDS / 5, other.close).start()
+
+    files.lock_folder(tmp_path).close()
+
+    assert other.closed
 
 
 @pytest.mark.parametrize("length", [MAX_MESSAGE - 1, MAX_MESSAGE, MAX_MESSAGE + 1, 10**6])

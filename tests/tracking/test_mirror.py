@@ -19,7 +19,7 @@ from flbench.cli import app
 from flbench.config.schema import TrackingConfig
 from flbench.core.errors import ConfigError
 from flbench.results import metrics_file
-from flbench.tracking import follow, mirror, mlflow_names, mlflow_store, mlflow_ui
+from flbench.tracking import follow, mirror, mirror_run, mlflow_names, mlflow_store, mlflow_ui
 from tests.forks import Fork
 from tests.support import SMALL, run
 from tests.tracking import study
@@ -141,7 +141,8 @@ def test_killed_run_is_marked_and_its_resumption_continues_the_same_entry(tmp_pa
         process.kill()
     assert held
     assert not (folder / "summary.json").exists(), "the run was over before it could be killed"
-    wait(lambda: is_free(folder))
+    # A mirror that is a fork has the lock file of the killed process open until it ends itself.
+    wait(lambda: is_free(folder) and not mirror_run.is_being_written(folder))
     killed = only(store, folder)
 
     code = app.main(["run", "--resume", str(folder)])
