@@ -1,0 +1,53 @@
+#!/usr/bin/env bash
+# Trains the board: for each setting of configs/board/ a search with equal budgets, then all methods
+# with their default parameters and with the tuned ones, five repetitions that vary partition and
+# training. What is finished is not trained again, and what was interrupted is resumed.
+#
+# usage: benchmarks/board.sh DATA_DIR OUT_DIR [SETTING ...]     (JOBS=2: cells at the same time)
+set -euo pipefail
+
+here=$(cd "$(dirname "$0")/.." && pwd)
+data=$(cd "$1" && pwd)
+mkdir -p "$2"
+out=$(cd "$2" && pwd)
+shift 2
+jobs=${JOBS:-2}
+settings=("$@")
+if [ ${#settings[@]} -eq 0 ]; then
+  settings=(digits-dir01 heart usps-dir01 fashion-dir01 emnist-dir01 cifar100-dir01 digits-dir05
+    digits-path usps-dir05 fashion-dir05 emnist-dir05 cifar100-dir05)
+fi
+
+many=local,fedavg,ft,fedprox,scaffold,fedper,fedrep,ditto,pfedsim,fedala,fedproto,fedpc,fedcpmd
+many+=,slapfl,hfcd,dfedavg,dfedalt,dfedhp
+all=$many,fedavgm,feddyn,moon,pfedme,apfl,fedbabu,fedcmd,fedfomo,fednh,ifca,cfl,dfedavgm,dfedsalt
+all+=,dispfl,dispfl-hp
+
+# step FOLDER COMMAND ...: runs a command that makes a folder below FOLDER, or resumes that folder.
+# The file `done` says that the command has ended without an error.
+step() {
+  local folder=$1 command=$2
+  shift 2
+  [ -e "$folder/done" ] && return
+  local made=("$folder"/*/)
+  if [ -d "${made[0]}" ]; then
+    flbench "$command" --resume "${made[0]}"
+  else
+    flbench "$command" --out "$folder" "$@"
+  fi
+  touch "$folder/done"
+}
+
+for setting in "${settings[@]}"; do
+  case $setting in
+    heart) methods=$all ;;                     # its net has neither BatchNorm layers nor convolutions
+    digits* | usps*) methods=$all,fedbn,fedap ;;
+    *) methods=$many ;;
+  esac
+  [ "$setting" = heart ] && methods=${methods/,slapfl/}
+  common=(--algo "$methods" --config "$here/configs/board/$setting.yaml" "data.root=$data")
+  # The search has a partition of its own, so that it is no repetition of the comparison.
+  step "$out/$setting/study" tune "${common[@]}" --trials 8 --seeds 0 --concurrent "$jobs" partition.seed=100
+  step "$out/$setting/default" compare "${common[@]}" --seeds 5 --jobs "$jobs"
+  step "$out/$setting/tuned" compare "${common[@]}" --seeds 5 --jobs "$jobs" --tuned "$(echo "$out/$setting/study"/*/)"
+done
