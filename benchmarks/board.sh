@@ -11,6 +11,7 @@ data=$(cd "$1" && pwd)
 mkdir -p "$2"
 out=$(cd "$2" && pwd)
 shift 2
+cd "$data" # the configurations name files of this folder
 jobs=${JOBS:-2}
 settings=("$@")
 if [ ${#settings[@]} -eq 0 ]; then
@@ -45,7 +46,7 @@ for setting in "${settings[@]}"; do
     *) methods=$many ;;
   esac
   [ "$setting" = heart ] && methods=${methods/,slapfl/}
-  common=(--algo "$methods" --config "$here/configs/board/$setting.yaml" "data.root=$data")
+  common=(--algo "$methods" --config "$here/configs/board/$setting.yaml" data.root=.)
   # The search has a partition of its own, so that it is no repetition of the comparison.
   step "$out/$setting/study" tune "${common[@]}" --trials 8 --seeds 0 --concurrent "$jobs" partition.seed=100
   step "$out/$setting/default" compare "${common[@]}" --seeds 5 --jobs "$jobs"
