@@ -46,7 +46,7 @@ for setting in "${settings[@]}"; do
     *) methods=$many ;;
   esac
   [ "$setting" = heart ] && methods=${methods/,slapfl/}
-  common=(--algo "$methods" --config "$here/configs/board/$setting.yaml" data.root=.)
+  common=(--algo "$methods" --config "$here/configs/board/$setting.yaml" data.root=. tracking.mlflow=false)
   # The search has a partition of its own, so that it is no repetition of the comparison.
   step "$out/$setting/study" tune "${common[@]}" --trials 8 --seeds 0 --concurrent "$jobs" partition.seed=100
   step "$out/$setting/default" compare "${common[@]}" --seeds 5 --jobs "$jobs"
