@@ -1,0 +1,295 @@
+"""Measure flbench beside other platforms and a bare PyTorch loop: `python benchmarks/peers/run.py`.
+
+All platforms train the same federation with the same settings, one after the other, repeat after
+repeat. Each measurement is a process of its own. See README.md beside this file.
+"""
+
+import argparse
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import environments
+import numpy as np
+import table
+from settings import SETTINGS, Job, Setting
+
+from flbench.config.schema import DataConfig
+from flbench.data import sources
+
+HERE = Path(__file__).parent
+VARIANTS = {
+    "bare": ("",),
+    "flbench": ("sequential", "vectorized", "ray"),
+    "fluke": ("",),
+    "flower": ("",),
+    "pfl": ("", "torchrun"),
+}
+PACKAGES = {
+    "bare": ("torch", "numpy"),
+    "flbench": ("flbench", "torch", "numpy", "lightning", "ray"),
+    "fluke": ("fluke-fl", "torch", "numpy"),
+    "flower": ("flwr", "ray", "torch", "numpy"),
+    "pfl": ("pfl", "torch", "numpy"),
+}
+PARTITION_SEED = 0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure what the command line asks for; return 1 if a platform has no comparable figures."""
+    options = _options(argv)
+    folder: Path = options.folder.resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / "results.json"
+    results = json.loads(file.read_text()) if options.append and file.exists() else {}
+    results.setdefault("measurements", [])
+    results["machine"] = _machine()
+    results.setdefault("commands", []).append(sys.argv)
+    results.setdefault("versions", {})
+    tasks = {
+        name: export(SETTINGS[name], options.data_root, folder / "tasks")
+        for name in options.setting
+    }
+    pythons = _environments(options, folder / "environments", results)
+
+    deadline = time.monotonic() + 60 * options.minutes
+    measurements: list[table.Measurement] = results["measurements"]
+    first = 1 + max((one["repeat"] for one in measurements), default=-1)
+    for repeat in range(first, first + options.repeats):
+        for name in options.setting:
+            setting = SETTINGS[name]
+            rounds = max(1, round(setting.rounds * options.scale))
+            cells = [(peer, variant) for peer in options.peers for variant in VARIANTS[peer]]
+            shift = repeat % len(cells)  # nobody is always first
+            for peer, variant in cells[shift:] + cells[:shift]:
+                if time.monotonic() > deadline:
+                    _say(f"{options.minutes} minutes are over.")
+                    return _finish(results, folder)
+                cell = {"setting": name, "label": _label(peer, variant), "repeat": repeat}
+                cell |= {"rounds": rounds, "seed": options.seed + repeat}
+                job = Job(
+                    setting=setting,
+                    variant=variant,
+                    task=tasks[name],
+                    rounds=rounds,
+                    seed=options.seed + repeat,
+                    threads=options.threads,
+                    workers=options.workers,
+                    result=folder / "result.json",
+                )
+                cell |= _measure(peer, job, pythons[peer], folder, options.timeout)
+                measurements.append(cell)
+                _write(file, results)
+                _say(_line(cell))
+    return _finish(results, folder)
+
+
+def _options(argv: Sequence[str] | None) -> argparse.Namespace:
+    """Parse the command line."""
+    cores = len(os.sched_getaffinity(0))
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
+    names = {"setting": SETTINGS, "peers": VARIANTS}
+
+    def listed(option: str) -> Any:
+        def split(text: str) -> list[str]:
+            found = text.split(",")
+            unknown = [one for one in found if one not in names[option]]
+            if unknown:
+                raise argparse.ArgumentTypeError(
+                    f"{', '.join(unknown)}: not one of {', '.join(names[option])}"
+                )
+            return found
+
+        return split
+
+    add = parser.add_argument
+    add("--setting", type=listed("setting"), default=list(SETTINGS), help="default: a,b,c")
+    add("--peers", type=listed("peers"), default=list(VARIANTS), help="default: all")
+    add("--repeats", type=int, default=1, help="measurements of each platform (default: 1)")
+    add("--minutes", type=float, default=600, help="start no measurement after this time")
+    add("--scale", type=float, default=1.0, help="factor on the rounds (default: 1)")
+    add("--folder", type=Path, default=Path("build/peers"), help="default: build/peers")
+    add("--data-root", type=Path, default=Path("data"), help="folder of the data sets")
+    add("--append", action="store_true", help="add repeats to the results in the folder")
+    add("--threads", type=int, default=cores, help=f"of one process (default: {cores}, the cores)")
+    add("--workers", type=int, default=2, help="processes of Ray and torchrun (default: 2)")
+    add("--timeout", type=float, default=600, help="seconds of one measurement (default: 600)")
+    add("--seed", type=int, default=0, help="seed of the first repeat (default: 0)")
+    add("--remove", action="store_true", help="remove the environments when done")
+    return parser.parse_args(argv)
+
+
+def export(setting: Setting, root: Path, folder: Path) -> Path:
+    """Write the samples and clients of a setting to an NPZ file, and return its path.
+
+    Args:
+        setting: The setting.
+        root: Folder of the data sets, as `data.root` of flbench.
+        folder: Folder for the file; a file that is there is used again.
+    """
+    path = folder / f"{setting.name}.npz"
+    if path.exists():
+        return path
+    data = sources.load(DataConfig(name=setting.data, root=root))
+    train, test = data.x[: data.train], data.x[data.train :]
+    clients = partition(data.y[: data.train], setting)
+    rows = np.concatenate(clients)
+    folder.mkdir(parents=True, exist_ok=True)
+    part = path.with_suffix(".part.npz")
+    np.savez(
+        part,
+        train_images=_channels_last(train[rows]),
+        train_labels=data.y[: data.train][rows],
+        train_groups=np.repeat(np.arange(setting.clients), setting.samples),
+        test_images=_channels_last(test),
+        test_labels=data.y[data.train :],
+    )
+    return part.rename(path)
+
+
+def partition(y: np.ndarray, setting: Setting) -> list[np.ndarray]:
+    """Return the rows of the training samples of each client.
+
+    Args:
+        y: Labels [n] of the training samples.
+        setting: The setting, with the number of shards; the samples are sorted by class, cut into
+            shards of equal size, and every client is given some of these at random.
+    """
+    draw = np.random.default_rng(PARTITION_SEED)
+    rows = draw.permutation(len(y))[: setting.clients * setting.samples]
+    if len(rows) < setting.clients * setting.samples:
+        raise ValueError(f"setting {setting.name} needs more samples than the data set has")
+    if not setting.shards:
+        return np.split(rows, setting.clients)
+    rows = rows[np.argsort(y[rows], kind="stable")]
+    shards = rows.reshape(setting.clients * setting.shards, -1)
+    return list(draw.permutation(shards).reshape(setting.clients, -1))
+
+
+def _channels_last(x: np.ndarray) -> np.ndarray:
+    """Return images [n, channels, height, width] in the layout of NPZ files."""
+    return x[:, 0] if x.shape[1] == 1 else np.ascontiguousarray(x.transpose(0, 2, 3, 1))
+
+
+def _environments(
+    options: argparse.Namespace, folder: Path, results: dict[str, Any]
+) -> dict[str, Path | str]:
+    """Make the environments; return each peer's Python, or the reason why it has none."""
+    pythons: dict[str, Path | str] = {}
+    for peer in options.peers:
+        try:
+            python = environments.python_of(peer, folder)
+        except environments.InstallError as error:
+            pythons[peer] = f"could not be installed ({error})"
+            continue
+        pythons[peer] = python
+        results["versions"][peer] = environments.versions_of(python, PACKAGES[peer])
+    results["remove"] = str(folder) if options.remove else ""
+    return pythons
+
+
+def _measure(
+    peer: str, job: Job, python: Path | str, folder: Path, timeout: float
+) -> dict[str, Any]:
+    """Run one script, and return what was measured, or the reason why it failed."""
+    loads = {"load_before": os.getloadavg()[0]}
+    if isinstance(python, str):
+        return loads | {"error": python}
+    file, log = folder / "job.json", folder / f"{peer}.log"
+    job.write(file)
+    job.result.unlink(missing_ok=True)
+    command = [str(python), str(HERE / f"peer_{peer}.py"), str(file)]
+    parallel = job.variant in ("ray", "torchrun") or peer == "flower"
+    threads = str(1 if parallel else job.threads)
+    variables = os.environ | {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
+    if python != Path(sys.executable):
+        variables["PYTHONPATH"] = str(HERE)  # for processes that Ray starts
+    begin = time.perf_counter()
+    try:
+        with log.open("w", encoding="utf-8") as output:
+            process = subprocess.run(
+                command,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=variables,
+                timeout=timeout,
+                check=False,
+            )
+    except subprocess.TimeoutExpired:
+        return loads | {"error": f"not finished after {timeout:.0f} s"}
+    seconds = time.perf_counter() - begin
+    loads["load_after"] = os.getloadavg()[0]
+    if process.returncode or not job.result.exists():
+        lines = log.read_text(encoding="utf-8", errors="replace").split("\n")
+        last = next((line for line in reversed(lines) if line.strip()), "no message")
+        return loads | {"error": f"exit code {process.returncode}: {last.strip()[:300]}"}
+    measured = json.loads(job.result.read_text(encoding="utf-8"))
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    return loads | measured | {"process_seconds": seconds, "command": command, "finished": now}
+
+
+def _machine() -> dict[str, Any]:
+    """Describe the machine."""
+    model = platform.processor()
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        lines = info.read_text().splitlines()
+        model = next((x.split(":")[1].strip() for x in lines if x.startswith("model name")), model)
+    return {
+        "cpu": model,
+        "cores": len(os.sched_getaffinity(0)),
+        "system": platform.platform(),
+    }
+
+
+def _label(peer: str, variant: str) -> str:
+    """Return the name of a platform and its variant in tables."""
+    return f"{peer} {variant}".strip()
+
+
+def _line(cell: dict[str, Any]) -> str:
+    """Return one line about a measurement."""
+    head = f"({cell['setting']}) repeat {cell['repeat']} {cell['label']}:"
+    if "error" in cell:
+        return f"{head} {cell['error']}"
+    return (
+        f"{head} training {cell['seconds']:.2f} s, process {cell['process_seconds']:.2f} s,"
+        f" {cell['steps']} steps, accuracy {cell['accuracy']:.4f}, load {cell['load_before']:.1f}"
+    )
+
+
+def _write(file: Path, results: dict[str, Any]) -> None:
+    """Write the results, so that an interruption leaves a whole file."""
+    part = file.with_suffix(".part")
+    part.write_text(json.dumps(results, indent=1), encoding="utf-8")
+    part.replace(file)
+
+
+def _finish(results: dict[str, Any], folder: Path) -> int:
+    """Write the table, print it, and return the exit code."""
+    _write(folder / "results.json", results)
+    text = table.markdown(results["measurements"])
+    (folder / "table.md").write_text(text, encoding="utf-8")
+    _say(text)
+    if results.pop("remove"):
+        shutil.rmtree(folder / "environments", ignore_errors=True)
+    found = (table.compare(results["measurements"], setting) for setting in SETTINGS.values())
+    return 1 if table.problems([one for one in found if one is not None]) else 0
+
+
+def _say(text: str) -> None:
+    """Print a text at once."""
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

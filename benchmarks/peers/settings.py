@@ -1,0 +1,155 @@
+"""The three settings in which platforms are compared, and the job file that a script reads."""
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One federation, trained with FedAvg and plain SGD.
+
+    All clients have the same number of samples. The number of steps does not depend on which
+    clients a platform draws, and weights by samples equal uniform weights.
+
+    Attributes:
+        name: Letter of the setting.
+        title: What is trained, in words.
+        data: Data set, by the name that flbench knows.
+        net: `lenet5` or `logistic`.
+        clients: Number N of clients.
+        samples: Training samples of each client.
+        shards: Pieces of the samples sorted by class that each client holds; 0 draws the samples
+            of a client at random.
+        cohort: Number K of clients in a round, drawn without replacement.
+        epochs: Local epochs.
+        batch: Batch size; the last batch of an epoch is smaller.
+        lr: Learning rate.
+        rounds: Rounds at scale 1.
+        tolerance: Largest difference between the mean accuracy of a platform and that of the bare
+            loop, in [0, 1].
+    """
+
+    name: str
+    title: str
+    data: str
+    net: str
+    clients: int
+    samples: int
+    shards: int
+    cohort: int
+    epochs: int
+    batch: int
+    lr: float
+    rounds: int
+    tolerance: float
+
+    @property
+    def client_steps(self) -> int:
+        """Optimizer steps of one client in one round."""
+        return self.epochs * -(-self.samples // self.batch)
+
+    def steps(self, rounds: int) -> int:
+        """Return the optimizer steps of a number of rounds."""
+        return rounds * self.cohort * self.client_steps
+
+
+SETTINGS = {
+    "a": Setting(
+        name="a",
+        title="LeNet-5 on Fashion-MNIST, 10 of 100 clients a round, 5 local epochs",
+        data="fashionmnist",
+        net="lenet5",
+        clients=100,
+        samples=600,
+        shards=4,
+        cohort=10,
+        epochs=5,
+        batch=32,
+        lr=0.05,
+        rounds=20,
+        tolerance=0.06,
+    ),
+    "b": Setting(
+        name="b",
+        title="logistic regression on MNIST, 10 of 1,000 clients a round, 1 local epoch",
+        data="mnist",
+        net="logistic",
+        clients=1000,
+        samples=60,
+        shards=2,
+        cohort=10,
+        epochs=1,
+        batch=10,
+        lr=0.03,
+        rounds=100,
+        tolerance=0.06,
+    ),
+    "c": Setting(
+        name="c",
+        title="LeNet-5 on CIFAR-100 (every second image), all 100 clients, 5 local epochs",
+        data="cifar100",
+        net="lenet5",
+        clients=100,
+        samples=250,
+        shards=0,
+        cohort=100,
+        epochs=5,
+        batch=50,
+        lr=0.1,
+        rounds=5,
+        tolerance=0.03,
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Job:
+    """What one script does once; read from a JSON file whose path is the script's argument.
+
+    Attributes:
+        setting: The federation.
+        variant: Way in which the platform executes it, such as an engine of flbench.
+        task: NPZ file of the samples; see `task.load`.
+        rounds: Rounds to train.
+        seed: Seed of weights, cohorts and batches.
+        threads: Threads of PyTorch in a process that trains alone.
+        workers: Processes of a variant that trains in several.
+        result: JSON file that the script writes.
+    """
+
+    setting: Setting
+    variant: str
+    task: Path
+    rounds: int
+    seed: int
+    threads: int
+    workers: int
+    result: Path
+
+    def write(self, path: Path) -> None:
+        """Write the job to a file."""
+        path.write_text(json.dumps(asdict(self), default=str, indent=1), encoding="utf-8")
+
+    @classmethod
+    def read(cls, path: str) -> "Job":
+        """Read a job from a file."""
+        values = json.loads(Path(path).read_text(encoding="utf-8"))
+        setting = Setting(**values.pop("setting"))
+        task, result = Path(values.pop("task")), Path(values.pop("result"))
+        return cls(setting=setting, task=task, result=result, **values)
+
+    def report(
+        self, *, steps: int, seconds: float, accuracy: float, notes: tuple[str, ...] = ()
+    ) -> None:
+        """Write what the script has measured.
+
+        Args:
+            steps: Optimizer steps that were taken.
+            seconds: Time of the rounds: local training, aggregation and what the platform does
+                between them, without imports, loading of data and the final evaluation.
+            accuracy: Accuracy of the global model on the test samples, in [0, 1].
+            notes: What a reader must know.
+        """
+        measured = {"steps": steps, "seconds": seconds, "accuracy": accuracy, "notes": notes}
+        self.result.write_text(json.dumps(measured), encoding="utf-8")
