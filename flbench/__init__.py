@@ -36,7 +36,7 @@ if TYPE_CHECKING:
         Scheme,
         partition,
     )
-    from flbench.api.reporting import Comparison, report
+    from flbench.api.reporting import Comparison, pack, report
     from flbench.api.resuming import resume
     from flbench.api.running import run
     from flbench.api.runs import Run
@@ -56,7 +56,7 @@ _PLACES: Final = {
         *("Dirichlet", "FromFile", "Grouped", "IID", "Natural", "Partition", "Pathological"),
         *("Quantity", "Scheme", "partition"),
     ),
-    "flbench.api.reporting": ("Comparison", "report"),
+    "flbench.api.reporting": ("Comparison", "pack", "report"),
     "flbench.api.resuming": ("resume",),
     "flbench.api.running": ("run",),
     "flbench.api.runs": ("Run",),
@@ -97,6 +97,7 @@ __all__ = [
     "load",
     "method",
     "methods",
+    "pack",
     "partition",
     "report",
     "resume",

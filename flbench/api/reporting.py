@@ -11,9 +11,10 @@ from flbench.api import arguments, html
 from flbench.api.comparison_plots import ComparisonPlots
 from flbench.api.runs import Run
 from flbench.api.studies import Study
+from flbench.comparison import archive, text
 from flbench.comparison import report as written
-from flbench.comparison import text
 from flbench.comparison.analysis import Analysis, analyse
+from flbench.comparison.archive import Unpacked
 from flbench.comparison.arrangement import arrange
 from flbench.comparison.collect import collect
 from flbench.core.errors import UserError
@@ -32,10 +33,12 @@ class Comparison:
 
     Args:
         analysis: The tables.
+        unpacked: The archives from which the runs come.
     """
 
-    def __init__(self, analysis: Analysis) -> None:
+    def __init__(self, analysis: Analysis, unpacked: Sequence[Unpacked] = ()) -> None:
         self._analysis = analysis
+        self._unpacked = unpacked  # their folders are deleted together with this object
 
     @property
     def answer(self) -> list[str]:
@@ -128,7 +131,7 @@ class Comparison:
         """The runs: `place`, `method`, `repetition`, `seed`, `path`."""
         return pd.DataFrame(
             [
-                (one.place, one.method, one.repetition, one.run.config.seed, str(one.run.path))
+                (one.place, one.method, one.repetition, one.run.config.seed, one.folder)
                 for one in self._analysis.comparison.entries
             ],
             columns=list(RUNS),
@@ -192,8 +195,8 @@ def report(
     repetitions of each other and which methods they belong to follows from their configurations.
 
     Args:
-        runs: Runs and studies, their folders, the folder of a comparison, or folders above them.
-            Of a study the final trainings are compared.
+        runs: Runs and studies, their folders, the folder of a comparison, archives that `pack` has
+            written, or folders above them. Of a study the final trainings are compared.
         metric: Test metric that ranks the methods; larger is better.
         baseline: Method to which the recall of classes is compared; by default FedAvg if it is
             there, otherwise the first method.
@@ -207,13 +210,45 @@ def report(
             or the metric or the baseline is not known.
         DataError: A file in a folder is damaged.
     """
+    found = collect(_paths(runs))
+    comparison = arrange(
+        found.runs,
+        metric=metric,
+        baseline=baseline,
+        force=force,
+        labels=found.labels,
+        shown=found.names,
+    )
+    return Comparison(analyse(comparison), found.unpacked)
+
+
+def pack(runs: Source | Sequence[Source], file: str | PathLike[str]) -> Path:
+    """Write finished runs without their checkpoints into one compressed file, as `flbench pack`.
+
+    `fl.report(file)` compares them, so the file suffices to publish results that others can
+    recompute. Comments and commands keep the names of files, but not their folders.
+
+    Args:
+        runs: Runs, their folders, the folder of a comparison, or folders above them.
+        file: The file; its name ends with `.tar.xz`.
+
+    Returns:
+        The file.
+
+    Raises:
+        UserError: A path has no finished run, the name of the file ends otherwise, or the file
+            cannot be written.
+        DataError: A file in a folder is damaged.
+    """
+    place = arguments.path_of(file, "file")
+    archive.pack(_paths(runs), place)
+    return place
+
+
+def _paths(runs: Source | Sequence[Source]) -> list[Path]:
+    """Return the folders of runs and studies, and the paths that were given."""
     given = [runs] if isinstance(runs, Run | Study | str | PathLike) else list(runs)
-    paths = [
+    return [
         one.path if isinstance(one, Run | Study) else arguments.path_of(one, "runs")
         for one in given
     ]
-    found = collect(paths)
-    comparison = arrange(
-        found.runs, metric=metric, baseline=baseline, force=force, labels=found.labels
-    )
-    return Comparison(analyse(comparison))

@@ -418,8 +418,8 @@ def report(
         list[Path],
         typer.Argument(
             metavar="FOLDER ...",
-            help="Folders of runs and studies, or folders above them. Of a study, the final"
-            " trainings are compared.",
+            help="Folders of runs and studies, archives of flbench pack, or folders above them. Of"
+            " a study, the final trainings are compared.",
         ),
     ],
     *,
@@ -459,6 +459,26 @@ def report(
     from flbench.cli import report as command
 
     command.report(paths, out=out, metric=metric, baseline=baseline, force=force, as_json=as_json)
+
+
+@app.command(no_args_is_help=True)
+def pack(
+    paths: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="FOLDER ...", help="Folders of runs and comparisons, or folders above them."
+        ),
+    ],
+    *,
+    out: Annotated[
+        Path,
+        typer.Option("--out", metavar="FILE", help="The archive; its name ends with .tar.xz."),
+    ],
+) -> None:
+    """Write finished runs without checkpoints into one small file, which flbench report reads."""
+    from flbench.cli import report as command
+
+    command.pack(paths, out)
 
 
 Client = Annotated[

@@ -48,6 +48,25 @@ def report(
     print_report(found, folder, as_json=as_json)
 
 
+def pack(paths: Sequence[Path], file: Path) -> None:
+    """Write finished runs into an archive, and print how many there are.
+
+    Args:
+        paths: Folders of runs and comparisons, or folders above them.
+        file: The archive.
+
+    Raises:
+        UserError: See `flbench.comparison.archive.pack`.
+        DataError: A file of a run is damaged.
+    """
+    from flbench.comparison import archive
+    from flbench.reports import tables
+
+    count = archive.pack(paths, file)
+    size = tables.size(file.stat().st_size)
+    console.line(f"{file}: {count} run{'s' if count != 1 else ''}, {size}")
+
+
 def print_report(found: "Comparison", folder: Path, *, as_json: bool) -> None:
     """Print what a report says.
 

@@ -52,12 +52,14 @@ class Entry:
         repetition: Number of the repetition, from 0. Runs of one place and repetition have the same
             seeds and partition.
         run: The run.
+        folder: The run folder as users know it.
     """
 
     method: str
     place: str
     repetition: int
     run: Run
+    folder: str
 
 
 @dataclass(frozen=True)
@@ -102,6 +104,7 @@ def arrange(
     baseline: str | None = None,
     force: bool = False,
     labels: Mapping[Path, str] | None = None,
+    shown: Mapping[Path, str] | None = None,
 ) -> Comparison:
     """Arrange runs for a comparison.
 
@@ -113,6 +116,7 @@ def arrange(
         force: Whether to compare runs that are not comparable; a warning says why they are not.
         labels: Label of the method by run folder, for runs whose method is known by another name
             than its keys.
+        shown: Name for users by run folder, for runs of archives.
 
     Raises:
         UserError: There is no finished run, the runs are not comparable, or the metric or the
@@ -139,7 +143,7 @@ def arrange(
             names = dict.fromkeys(run.summary["dataset"] for run in finished)
             settings = [((DATA, " and ".join(names)),)] * len(finished)
     places = _place_labels(settings)
-    entries, more = _entries(finished, methods, places)
+    entries, more = _entries(finished, methods, places, shown or {})
     warnings += more + _about_optimizers(finished) + _about_hardware(finished, origins)
     order = list(dict.fromkeys(methods))
     if baseline is not None and baseline not in order:
@@ -171,18 +175,25 @@ def seeds_of(run: Run) -> Seeds:
 
 
 def _method_labels(runs: Sequence[Run], labels: Mapping[Path, str]) -> list[str]:
-    """Return the label of each run's method: its name, and the keys in which its runs differ."""
+    """Return the label of each run's method: its name, and the keys in which its runs differ.
+
+    Runs whose label is given do not count.
+    """
     trees = [
         {key: value for key, value in _tree(run).items() if key.startswith(METHOD)} for run in runs
     ]
+    unnamed = [tree for run, tree in zip(runs, trees, strict=True) if run.path not in labels]
     found = []
     for run, tree in zip(runs, trees, strict=True):
+        if run.path in labels:
+            found.append(labels[run.path])
+            continue
         name = run.config.algorithm.name
-        same = [other for other in trees if other["algorithm.name"] == name]
+        same = [other for other in unnamed if other["algorithm.name"] == name]
         keys = [key for key in tree if any(other.get(key) != tree[key] for other in same)]
         short = short_names(keys)
         values = ", ".join(f"{short[key]}={_method_text(tree[key])}" for key in keys)
-        found.append(labels.get(run.path, f"{name} {values}".strip()))
+        found.append(f"{name} {values}".strip())
     return found
 
 
@@ -295,7 +306,10 @@ def _version(origin: Mapping[str, Any]) -> str:
 
 
 def _entries(
-    runs: Sequence[Run], methods: Sequence[str], places: Sequence[str]
+    runs: Sequence[Run],
+    methods: Sequence[str],
+    places: Sequence[str],
+    folders: Mapping[Path, str],
 ) -> tuple[list[Entry], list[str]]:
     """Return the entries in their order, and sentences about runs that are there twice."""
     seeds: dict[str, set[Seeds]] = {}
@@ -315,7 +329,10 @@ def _entries(
         else:
             found[key] = run
     order, names = list(seeds), list(dict.fromkeys(methods))
-    entries = [Entry(method, place, k, run) for (place, method, k), run in found.items()]
+    entries = [
+        Entry(method, place, k, run, folders.get(run.path, str(run.path)))
+        for (place, method, k), run in found.items()
+    ]
     entries.sort(key=lambda one: (order.index(one.place), names.index(one.method), one.repetition))
     return entries, twice
 

@@ -4,6 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from flbench.comparison.archive import Unpacked, archives
+from flbench.comparison.folder import MARKER, is_cell
+from flbench.core.documents import read_json
 from flbench.core.errors import UserError
 from flbench.results import folders, reading, study_folder
 from flbench.results.reading import Run
@@ -16,29 +19,41 @@ class Collection:
 
     Attributes:
         runs: The runs, finished or not, ordered by path.
-        labels: Label of the method by run folder, for runs of studies.
+        labels: Label of the method by run folder, for runs of studies, and for tuned runs beside
+            others.
+        names: Name for users by run folder, for runs of archives.
+        unpacked: The archives; the folders of their runs exist as long as these objects.
     """
 
     runs: tuple[Run, ...]
     labels: dict[Path, str]
+    names: dict[Path, str]
+    unpacked: tuple[Unpacked, ...]
 
 
 def collect(paths: Sequence[Path]) -> Collection:
     """Read the runs at or below folders.
 
     Of a study, the final trainings are taken: `METHOD` has the default hyper-parameters, and
-    `METHOD tuned` the tuned ones if they differ.
+    `METHOD tuned` the tuned ones if they differ. Where a comparison with the parameters of a study
+    stands beside other runs, its methods are `METHOD tuned` too.
 
     Args:
-        paths: Folders of runs and studies, or folders above them.
+        paths: Folders of runs and studies, archives, or folders above them. Of archives, those
+            directly in a folder are found.
 
     Raises:
         UserError: A path does not exist, or there is no run below it.
-        DataError: A file in a folder is damaged.
+        DataError: A file in a folder, or an archive, is damaged.
     """
     runs: list[Run] = []
     labels: dict[Path, str] = {}
-    for path in folders.find(paths):
+    names: dict[Path, str] = {}
+    unpacked = [Unpacked(file) for path in paths for file in archives(path)]
+    places = [path for path in paths if not archives(path) or folders.below(path)]
+    for one in unpacked:
+        names |= {path: one.name(path) for path in folders.below(one.path)}
+    for path in [*folders.find(places), *names]:
         if not path.exists():
             raise UserError(f"{path} does not exist.")
         if study_folder.is_study(path):
@@ -47,7 +62,24 @@ def collect(paths: Sequence[Path]) -> Collection:
             runs.append(reading.read(path))
         else:
             raise UserError(f"{path} has no run below it.")
-    return Collection(tuple(runs), labels)
+    labels |= _tuned(runs)
+    return Collection(tuple(runs), labels, names, tuple(unpacked))
+
+
+def _tuned(runs: Sequence[Run]) -> dict[Path, str]:
+    """Return the labels of the cells whose methods are tuned, if there are other runs too."""
+    labels = {}
+    tuned: dict[Path, dict[str, str]] = {}  # label by name of the cell, of each comparison
+    for run in runs:
+        if is_cell(run.path):
+            comparison = run.path.absolute().parents[1]
+            if comparison not in tuned:
+                tree = read_json(comparison / MARKER)
+                cells = tree.get("cells", []) if tree.get("tuned") else []
+                tuned[comparison] = {cell["name"]: f"{cell['method']} tuned" for cell in cells}
+            if label := tuned[comparison].get(run.path.name):
+                labels[run.path] = label
+    return labels if len(labels) < len(runs) else {}
 
 
 def _finals(study: Study, runs: list[Run]) -> dict[Path, str]:

@@ -450,7 +450,7 @@ def _runs_block(comparison: Comparison) -> Block:
                     str(entry.run.summary.get(key, "-"))[:10]
                     for key in ("partition_hash", "config_hash", "weights_digest")
                 ),
-                one_line(str(entry.run.path)),
+                one_line(entry.folder),
             )
             for entry in comparison.entries
         ),

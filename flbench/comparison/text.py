@@ -70,7 +70,7 @@ def tree_of(analysis: Analysis) -> dict[str, Any]:
                 "place": entry.place,
                 "method": entry.method,
                 "repetition": entry.repetition,
-                "path": str(entry.run.path),
+                "path": entry.folder,
                 **{key: entry.run.summary[key] for key in ("config_hash", "weights_digest")},
             }
             for entry in comparison.entries

@@ -1,0 +1,88 @@
+#!/usr/bin/env bash
+# Measures flbench on a GPU in at most 40 minutes. Each measurement appends a line to OUT_DIR/gpu.jsonl.
+#
+# usage: benchmarks/gpu.sh OUT_DIR [DATA_DIR]
+#
+# DATA_DIR holds fashionmnist.npz; without it the images are random, which gives the same times.
+# PYTHON names the interpreter (default python). DEVICE=cpu SIZE=tiny tries the script without a GPU.
+# A measurement that fails is recorded with its error, and the next one follows. Measurements with
+# Ray are left out where it is not installed.
+set -uo pipefail
+
+here=$(cd "$(dirname "$0")/.." && pwd)
+mkdir -p "$1"
+out=$(cd "$1" && pwd)
+python=${PYTHON:-python}
+device=${DEVICE:-cuda}
+export PYTHONPATH=$here${PYTHONPATH:+:$PYTHONPATH}
+
+lenet=(data.name=fashionmnist "data.root=${2:-$out}")
+if [ "${SIZE:-full}" = tiny ]; then
+  clients=4 few=2 many=4 samples=80 rounds=2 blocks="1 4" trials=2 lenet+=(partition.samples=400)
+else
+  clients=100 few=10 many=100 samples=6000 rounds=10 blocks="10 25 50 100" trials=12
+fi
+# Random images in the layout of CIFAR-10, and of Fashion-MNIST if there is no DATA_DIR.
+"$python" - "$out" "${2:-}" <<'PY'
+import sys
+
+import numpy as np
+
+draw = np.random.default_rng(0)
+sets = {"colour": ((32, 32, 3), 10_000, 1_000)}
+if not sys.argv[2]:
+    sets["fashionmnist"] = ((28, 28), 60_000, 10_000)
+for name, (shape, *sizes) in sets.items():
+    arrays = {}
+    for part, n in zip(("train", "test"), sizes):
+        arrays[f"{part}_images"] = draw.integers(0, 256, (n, *shape), dtype=np.uint8)
+        arrays[f"{part}_labels"] = draw.integers(0, 10, (n, 1))
+    np.savez(f"{sys.argv[1]}/{name}.npz", **arrays)
+PY
+
+# record NAME SECONDS ARGUMENT ...: measures `flbench ARGUMENT ...`.
+record() {
+  local name=$1 seconds=$2
+  shift 2
+  "$python" "$here/benchmarks/record.py" "$out/gpu.jsonl" "$name" "$seconds" "$python" -m flbench "$@"
+}
+
+small=(--out "$out/runs" "engine.device=$device" tracking.mlflow=false --json)
+net=("${lenet[@]}" model.name=lenet5 partition.clients=$clients train.participation=1)
+resnet=("data.path=$out/colour.npz" model.name=resnet18 partition.scheme=iid train.local_epochs=1 "partition.samples=$samples")
+
+# Digests: the same run twice, then with other types of numbers.
+for precision in 32-true 32-true tf32 bf16-mixed 16-mixed; do
+  for engine in sequential vectorized; do
+    record "digest $engine $precision" 60 run hfcd --rounds 3 "${small[@]}" engine.name=$engine engine.precision=$precision
+  done
+done
+
+# LeNet-5, 100 clients, all in: steps per second beside a bare loop, with shares of arithmetic and bandwidth.
+record "bench lenet5" 240 bench fedavg --json --repeats 3 --rounds 2 --out "$out/bench-lenet5" "engine.device=$device" "${net[@]}"
+for block in $blocks; do
+  record "memory of block $block" 120 run fedavg --rounds 2 "${small[@]}" "${net[@]}" engine.name=vectorized engine.block=$block evaluation.every=2
+done
+for precision in tf32 bf16-mixed; do
+  record "lenet5 $precision" 120 run fedavg --rounds 2 "${small[@]}" "${net[@]}" engine.name=vectorized engine.precision=$precision evaluation.every=2
+done
+
+# ResNet-18 at few and at many clients.
+for number in $few $many; do
+  for engine in sequential vectorized; do
+    record "resnet18 x $number $engine" 200 run fedavg --rounds 2 "${small[@]}" "${resnet[@]}" partition.clients="$number" engine.name=$engine evaluation.every=2
+  done
+done
+
+# Several trainings on one GPU: a search, by Ray where it is there, otherwise two processes at once.
+if "$python" -c 'import ray' 2>/dev/null; then
+  share=$([ "$device" = cpu ] && echo 0 || echo 0.5)
+  record "two workers of Ray" 150 run fedavg --rounds 2 "${small[@]}" "${net[@]}" engine.name=ray engine.workers=2 evaluation.every=2
+  record "search, one trial at a time" 300 tune hfcd --trials $trials --rounds $rounds --seeds 0 --concurrent 1 --out "$out/studies" "engine.device=$device" tracking.mlflow=false
+  record "search, two trials at a time" 300 tune hfcd --trials $trials --rounds $rounds --seeds 0 --concurrent 2 --gpus-per-trial "$share" --out "$out/studies" "engine.device=$device" tracking.mlflow=false
+fi
+record "one training" 150 run hfcd --rounds $rounds "${small[@]}" "${net[@]}" engine.name=vectorized evaluation.every=$rounds
+record "one of two trainings" 150 run hfcd --rounds $rounds "${small[@]}" "${net[@]}" engine.name=vectorized evaluation.every=$rounds &
+record "two of two trainings" 150 run hfcd --rounds $rounds "${small[@]}" "${net[@]}" engine.name=vectorized evaluation.every=$rounds seed=1
+wait
+rm -f "$out/colour.npz"

@@ -1,0 +1,180 @@
+"""Archives: finished runs without their checkpoints, in one compressed file.
+
+`flbench report` reads an archive like the folders that were packed, so that published results can
+be recomputed and extended. Paths of the machine that trained them are left out.
+"""
+
+import io
+import json
+import lzma
+import re
+import shutil
+import tarfile
+import tempfile
+import weakref
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from flbench.comparison.folder import MARKER, is_cell
+from flbench.core import files
+from flbench.core.documents import read_json
+from flbench.core.errors import DataError, UserError
+from flbench.results import folders, study_folder
+from flbench.results.reading import is_finished
+
+SUFFIX: Final = ".tar.xz"
+KEPT: Final = (
+    *("config.yaml", "summary.json", "metrics.csv", "per_class.csv", "clients.csv"),
+    *("confusion.csv", "partition.json", "partition.npz", "predictions.csv", "provenance.json"),
+)
+"""Files of a run folder that an archive has. Checkpoints and the page of the run are left out."""
+PARENTS: Final = re.compile(r"(?<![\w.~:/-])/(?:[^\s/\"']+/)+(?=[^\s/\"'])")
+"""The folders of an absolute path in a text, without its last part."""
+
+
+def without_parents(text: str) -> str:
+    """Return a text in which absolute paths have lost their folders.
+
+    Args:
+        text: The text, for example a command.
+
+    >>> without_parents("/opt/bin/flbench run --config=/home/me/board/digits.yaml a/b x=1/2")
+    'flbench run --config=digits.yaml a/b x=1/2'
+    >>> without_parents("/home/me/studies/one/ http://127.0.0.1:5000/a/b")
+    'one/ http://127.0.0.1:5000/a/b'
+    """
+    return PARENTS.sub("", text)
+
+
+def pack(paths: Sequence[Path], file: Path) -> int:
+    """Write the finished runs at or below folders into an archive.
+
+    The same runs give the same bytes: files are ordered by name, and have neither owner nor time.
+
+    Args:
+        paths: Folders of runs and comparisons, or folders above them. A folder's name is its name
+            in the archive.
+        file: The archive. Its name ends with `.tar.xz`.
+
+    Returns:
+        The number of runs.
+
+    Raises:
+        UserError: The name of the archive ends otherwise, a path does not exist, there is no
+            finished run below it, two have the same name, or the archive cannot be written.
+        DataError: A file of a run is damaged.
+    """
+    if not file.name.endswith(SUFFIX):
+        raise UserError(f"the name of the archive must end with {SUFFIX}, got {file.name}.")
+    found: dict[str, Path] = {}
+    count = 0
+    for given in paths:
+        path = given.absolute()
+        if not path.exists():
+            raise UserError(f"{given} does not exist.")
+        runs = [run for run in folders.find([path]) if _can_be_packed(run)]
+        if not runs:
+            raise UserError(f"{given} has no finished run below it.")
+        count += len(runs)
+        members = [run / name for run in runs for name in KEPT if (run / name).is_file()]
+        markers = dict.fromkeys(run.parents[1] / MARKER for run in runs if is_cell(run))
+        members += [marker for marker in markers if marker.is_relative_to(path)]
+        for member in members:
+            name = member.relative_to(path.parent).as_posix()
+            if found.setdefault(name, member) != member:
+                raise UserError(
+                    f"{given} and another folder have the name {name.partition('/')[0]}. Rename"
+                    " one of them, or pack them into two archives."
+                )
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        files.write(file, _compressed(found))
+    except OSError as error:
+        raise UserError(f"{file} cannot be written ({error.strerror or error}).") from error
+    return count
+
+
+def _can_be_packed(path: Path) -> bool:
+    """Return whether a folder is that of a finished run."""
+    return not study_folder.is_study(path) and folders.is_one(path) and is_finished(path)
+
+
+def _compressed(members: dict[str, Path]) -> bytes:
+    """Return the content of the archive."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:xz", preset=9) as archive:
+        # Equal files follow each other, which compresses well: all partitions, all predictions.
+        for name in sorted(members, key=lambda name: (name.rpartition("/")[2], name)):
+            content = _portable(members[name])
+            entry = tarfile.TarInfo(name)
+            entry.size = len(content)
+            archive.addfile(entry, io.BytesIO(content))
+    return buffer.getvalue()
+
+
+def _portable(file: Path) -> bytes:
+    """Return the content of a file without paths of this machine."""
+    if file.name == "config.yaml":  # the comments name the files that the values come from
+        lines = file.read_text("utf-8").splitlines()
+        return "".join(f"{_portable_line(line)}\n" for line in lines).encode()
+    if file.name in ("provenance.json", MARKER):
+        content = _mapped(read_json(file), without_parents)
+        return (json.dumps(content, indent=1) + "\n").encode()
+    return file.read_bytes()
+
+
+def _portable_line(line: str) -> str:
+    value, mark, comment = line.rpartition("  # ")
+    return f"{value}{mark}{without_parents(comment)}" if mark else line
+
+
+def _mapped(tree: Any, change: Callable[[str], str]) -> Any:
+    """Return a tree of values of JSON with each text changed."""
+    if isinstance(tree, str):
+        return change(tree)
+    if isinstance(tree, dict):
+        return {key: _mapped(value, change) for key, value in tree.items()}
+    return [_mapped(value, change) for value in tree] if isinstance(tree, list) else tree
+
+
+def is_archive(path: Path) -> bool:
+    """Return whether a path is an archive, by its name."""
+    return path.name.endswith(SUFFIX) and path.is_file()
+
+
+def archives(path: Path) -> list[Path]:
+    """Return a path if it is an archive, otherwise the archives directly in a folder."""
+    if is_archive(path):
+        return [path]
+    return sorted(filter(is_archive, path.glob(f"*{SUFFIX}"))) if path.is_dir() else []
+
+
+class Unpacked:
+    """An archive in a temporary folder, which is deleted together with this object.
+
+    Args:
+        file: The archive.
+
+    Attributes:
+        path: The folder.
+
+    Raises:
+        DataError: The archive is damaged.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self.path = Path(tempfile.mkdtemp(prefix="flbench-"))
+        self._delete = weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)
+        try:
+            with tarfile.open(file, "r:xz") as archive:
+                archive.extractall(self.path, filter="data")
+        except (tarfile.TarError, lzma.LZMAError, EOFError, OSError) as error:
+            raise DataError(
+                f"{file} cannot be unpacked ({error}). Restore it from a copy."
+            ) from error
+
+    def name(self, path: Path) -> str:
+        """Return the name of a folder of the archive for users: `ARCHIVE/FOLDER`."""
+        return (self._file / path.relative_to(self.path)).as_posix()

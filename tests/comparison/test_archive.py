@@ -1,0 +1,138 @@
+"""Archives of finished runs, and the report that is made from them."""
+
+import json
+import tarfile
+
+import pytest
+
+import flbench as fl
+from flbench.cli import app
+from flbench.comparison import archive
+from flbench.comparison.collect import collect
+from flbench.core.errors import DataError, UserError
+from tests.comparison.made import run_folder
+
+SCORES = {"fedavg": (0.60, 0.62, 0.61), "hfcd": (0.80, 0.81, 0.83)}
+
+
+def comparison(folder, tuned=None, **keywords):
+    """Make the folder of a comparison without any training."""
+    cells = []
+    for method, scores in SCORES.items():
+        for k, accuracy in enumerate(scores):
+            name = f"{method}-digits-seed{k}"
+            run_folder(folder / "cells" / name, method, accuracy, repetition=k, **keywords)
+            cells.append({"name": name, "method": method})
+    tree = {"command": ["/opt/env/bin/flbench", "--out", "/home/me"], "tuned": tuned}
+    (folder / "comparison.json").write_text(json.dumps(tree | {"cells": cells}))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory):
+    """Two comparisons, and the archive of both."""
+    folder = tmp_path_factory.mktemp("runs") / "all"
+    comparison(folder / "default")
+    comparison(
+        folder / "tuned",
+        "/home/me/studies/one",
+        keys=("train.optimizer.lr=0.1",),
+        provenance={"command": "/home/me/bin/flbench compare --tuned /home/me/studies/one"},
+    )
+    return folder, fl.pack(folder, folder.parent / "board" / "digits.tar.xz")
+
+
+def test_report_of_an_archive_is_that_of_the_folders(packed, tmp_path):
+    folder, file = packed
+
+    of_folders, of_archive = fl.report(folder), fl.report(file.parent)
+    of_folders.write(tmp_path / "folders")
+    of_archive.write(tmp_path / "archive")
+
+    assert len(of_archive.runs) == 12
+    for one in (tmp_path / "folders").rglob("*.*"):
+        other = tmp_path / "archive" / one.relative_to(tmp_path / "folders")
+        if one.suffix in (".csv", ".tex", ".svg"):
+            assert other.read_bytes() == one.read_bytes(), one.name
+    text = (tmp_path / "archive" / "report.json").read_text()
+    assert text.replace(f"{file}/all", str(folder)) == (
+        (tmp_path / "folders" / "report.json").read_text()
+    )
+
+
+def test_tuned_cells_are_named_beside_others_and_not_alone(packed):
+    folder, _ = packed
+
+    assert set(fl.report(folder).leaderboard["method"]) == {
+        *("fedavg", "hfcd", "fedavg tuned", "hfcd tuned"),
+    }
+    assert set(fl.report(folder / "tuned").leaderboard["method"]) == {"fedavg", "hfcd"}
+
+
+def test_methods_whose_tuned_results_are_equal_do_not_differ(packed):
+    folder, _ = packed
+
+    pairs = fl.report(folder).pairs.set_index(["first", "second"])
+
+    same = next(pairs.loc[pair] for pair in pairs.index if set(pair) == {"hfcd", "hfcd tuned"})
+    assert same["difference"] == 0
+    assert not same["p_holm"] < 0.05
+
+
+def test_archive_has_no_path_of_the_machine_and_the_same_bytes_again(packed, tmp_path):
+    folder, file = packed
+
+    again = fl.pack(folder, tmp_path / "again.tar.xz")
+
+    assert again.read_bytes() == file.read_bytes()
+    with tarfile.open(file) as members:
+        for member in members.getmembers():
+            content = members.extractfile(member).read()
+            assert b"/home/me" not in content, member.name
+            assert str(tmp_path.parent).encode() not in content, member.name
+        assert "all/tuned/comparison.json" in members.getnames()
+
+
+def test_unpacked_files_are_deleted_with_the_comparison(packed):
+    _, file = packed
+    found = fl.report(file)
+    [unpacked] = found._unpacked
+    path = unpacked.path
+    assert path.is_dir()
+
+    del found, unpacked
+
+    assert not path.exists()
+
+
+def test_what_cannot_be_packed_or_read_is_refused(packed, tmp_path, capsys):
+    folder, file = packed
+    damaged = tmp_path / "damaged.tar.xz"
+    damaged.write_bytes(file.read_bytes()[:-100])
+    (tmp_path / "empty").mkdir()
+
+    with pytest.raises(DataError, match=r"damaged\.tar\.xz cannot be unpacked"):
+        collect([damaged])
+    with pytest.raises(UserError, match=r"must end with \.tar\.xz, got board\.zip"):
+        fl.pack(folder, tmp_path / "board.zip")
+    with pytest.raises(UserError, match="empty has no finished run below it"):
+        fl.pack([folder, tmp_path / "empty"], tmp_path / "x.tar.xz")
+    other = comparison(tmp_path / "all" / "default")
+    with pytest.raises(UserError, match="another folder have the name all"):
+        fl.pack([folder, other.parent], tmp_path / "x.tar.xz")
+    assert app.main(["pack", str(folder / "no"), "--out", str(tmp_path / "x.tar.xz")]) == 2
+    assert "does not exist" in capsys.readouterr().err
+    assert app.main(["pack", str(folder), "--out", str(tmp_path / "x.tar.xz")]) == 0
+    assert "x.tar.xz: 12 runs," in capsys.readouterr().out
+    assert archive.is_archive(tmp_path / "x.tar.xz")
+
+
+def test_archives_stand_beside_folders(packed, tmp_path):
+    """A method that somebody adds stands beside the published ones."""
+    _, file = packed
+    for k, accuracy in enumerate((0.7, 0.71, 0.72)):
+        run_folder(tmp_path / f"ditto{k}", "ditto", accuracy, repetition=k)
+
+    board = fl.report([file, tmp_path]).leaderboard
+
+    assert set(board["method"]) == {"fedavg", "hfcd", "fedavg tuned", "hfcd tuned", "ditto"}
