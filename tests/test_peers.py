@@ -16,6 +16,7 @@ from scipy import stats
 from typer.testing import CliRunner
 
 from flbench.cli import app
+from flbench.core.errors import DataError
 from flbench.models.base import build, net_leaves
 from flbench.models.lenet5 import LeNet5Config
 
@@ -61,7 +62,6 @@ def job(peers, tmp_path_factory):
         data="noise",
         clients=6,
         samples=13,
-        shards=0,
         cohort=3,
         epochs=2,
         batch=5,
@@ -106,14 +106,13 @@ def test_samples_are_normalized_per_channel(peers, job):
     torch.testing.assert_close(task.x.std(), torch.tensor(1.0))
 
 
-def test_shards_divide_the_samples_among_the_clients(peers):
-    setting = replace(peers["settings"].SETTINGS["a"], clients=20, samples=50, shards=2)
-    y = np.random.default_rng(1).permutation(np.arange(1000) % 10)
-    clients = peers["run"].partition(y, setting)
+def test_clients_share_no_sample(peers):
+    setting = replace(peers["settings"].SETTINGS["a"], clients=20, samples=50)
+    clients = peers["run"].partition(1000, setting)
     assert sorted(np.concatenate(clients)) == list(range(1000))
     assert all(len(rows) == 50 for rows in clients)
-    # A shard of 25 samples sorted by class lies in one class of 100 samples.
-    assert all(len(set(y[rows])) <= 2 for rows in clients)
+    with pytest.raises(DataError, match="needs 1000 training samples, but fashionmnist has 999"):
+        peers["run"].partition(999, setting)
 
 
 def test_interval_is_that_of_the_logarithms(peers):

@@ -104,6 +104,9 @@ def run(job: Job) -> None:
         torch.distributed.all_reduce(steps)
     if rank == 0:
         job.report(steps=int(steps), seconds=seconds, accuracy=accuracy(net, task))
+    if torch.distributed.is_initialized():
+        torch.distributed.barrier()
+        torch.distributed.destroy_process_group()
 
 
 def main(path: str) -> int:

@@ -8,6 +8,7 @@ import argparse
 import json
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -23,6 +24,7 @@ import table
 from settings import SETTINGS, Job, Setting
 
 from flbench.config.schema import DataConfig
+from flbench.core.errors import DataError, UserError
 from flbench.data import sources
 
 HERE = Path(__file__).parent
@@ -54,6 +56,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     results["machine"] = _machine()
     results.setdefault("commands", []).append(sys.argv)
     results.setdefault("versions", {})
+    rounds = {name: max(1, round(SETTINGS[name].rounds * options.scale)) for name in SETTINGS}
+    for one in results["measurements"]:
+        if one["setting"] in options.setting and one["rounds"] != rounds[one["setting"]]:
+            raise UserError(
+                f"{file} has {one['rounds']} rounds of setting {one['setting']}, but --scale"
+                f" {options.scale:g} gives {rounds[one['setting']]}. Use the same --scale or"
+                " another --folder."
+            )
     tasks = {
         name: export(SETTINGS[name], options.data_root, folder / "tasks")
         for name in options.setting
@@ -62,11 +72,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     deadline = time.monotonic() + 60 * options.minutes
     measurements: list[table.Measurement] = results["measurements"]
-    first = 1 + max((one["repeat"] for one in measurements), default=-1)
+    first = 1 + max(
+        (
+            one["repeat"]
+            for one in measurements
+            if one["setting"] in options.setting and one["label"].split()[0] in options.peers
+        ),
+        default=-1,
+    )
     for repeat in range(first, first + options.repeats):
         for name in options.setting:
             setting = SETTINGS[name]
-            rounds = max(1, round(setting.rounds * options.scale))
             cells = [(peer, variant) for peer in options.peers for variant in VARIANTS[peer]]
             shift = repeat % len(cells)  # nobody is always first
             for peer, variant in cells[shift:] + cells[:shift]:
@@ -74,12 +90,12 @@ def main(argv: Sequence[str] | None = None) -> int:
                     _say(f"{options.minutes} minutes are over.")
                     return _finish(results, folder)
                 cell = {"setting": name, "label": _label(peer, variant), "repeat": repeat}
-                cell |= {"rounds": rounds, "seed": options.seed + repeat}
+                cell |= {"rounds": rounds[name], "seed": options.seed + repeat}
                 job = Job(
                     setting=setting,
                     variant=variant,
                     task=tasks[name],
-                    rounds=rounds,
+                    rounds=rounds[name],
                     seed=options.seed + repeat,
                     threads=options.threads,
                     workers=options.workers,
@@ -118,7 +134,7 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--scale", type=float, default=1.0, help="factor on the rounds (default: 1)")
     add("--folder", type=Path, default=Path("build/peers"), help="default: build/peers")
     add("--data-root", type=Path, default=Path("data"), help="folder of the data sets")
-    add("--append", action="store_true", help="add repeats to the results in the folder")
+    add("--append", action="store_true", help="add to the results in the folder")
     add("--threads", type=int, default=cores, help=f"of one process (default: {cores}, the cores)")
     add("--workers", type=int, default=2, help="processes of Ray and torchrun (default: 2)")
     add("--timeout", type=float, default=600, help="seconds of one measurement (default: 600)")
@@ -140,7 +156,7 @@ def export(setting: Setting, root: Path, folder: Path) -> Path:
         return path
     data = sources.load(DataConfig(name=setting.data, root=root))
     train, test = data.x[: data.train], data.x[data.train :]
-    clients = partition(data.y[: data.train], setting)
+    clients = partition(data.train, setting)
     rows = np.concatenate(clients)
     folder.mkdir(parents=True, exist_ok=True)
     part = path.with_suffix(".part.npz")
@@ -155,23 +171,24 @@ def export(setting: Setting, root: Path, folder: Path) -> Path:
     return part.rename(path)
 
 
-def partition(y: np.ndarray, setting: Setting) -> list[np.ndarray]:
-    """Return the rows of the training samples of each client.
+def partition(samples: int, setting: Setting) -> list[np.ndarray]:
+    """Return the rows of the training samples of each client, drawn at random.
 
     Args:
-        y: Labels [n] of the training samples.
-        setting: The setting, with the number of shards; the samples are sorted by class, cut into
-            shards of equal size, and every client is given some of these at random.
+        samples: Number of training samples of the data set.
+        setting: The setting.
+
+    Raises:
+        DataError: The data set has too few samples.
     """
-    draw = np.random.default_rng(PARTITION_SEED)
-    rows = draw.permutation(len(y))[: setting.clients * setting.samples]
-    if len(rows) < setting.clients * setting.samples:
-        raise ValueError(f"setting {setting.name} needs more samples than the data set has")
-    if not setting.shards:
-        return np.split(rows, setting.clients)
-    rows = rows[np.argsort(y[rows], kind="stable")]
-    shards = rows.reshape(setting.clients * setting.shards, -1)
-    return list(draw.permutation(shards).reshape(setting.clients, -1))
+    wanted = setting.clients * setting.samples
+    if samples < wanted:
+        raise DataError(
+            f"setting {setting.name} needs {wanted} training samples, but {setting.data} has"
+            f" {samples}."
+        )
+    rows = np.random.default_rng(PARTITION_SEED).permutation(samples)[:wanted]
+    return np.split(rows, setting.clients)
 
 
 def _channels_last(x: np.ndarray) -> np.ndarray:
@@ -229,7 +246,8 @@ def _measure(
     loads["load_after"] = os.getloadavg()[0]
     if process.returncode or not job.result.exists():
         lines = log.read_text(encoding="utf-8", errors="replace").split("\n")
-        last = next((line for line in reversed(lines) if line.strip()), "no message")
+        # a line of text, not the frame that some programs print around it
+        last = next((line for line in reversed(lines) if re.search("[a-z]", line)), "no message")
         return loads | {"error": f"exit code {process.returncode}: {last.strip()[:300]}"}
     measured = json.loads(job.result.read_text(encoding="utf-8"))
     now = datetime.now(UTC).isoformat(timespec="seconds")
@@ -292,4 +310,8 @@ def _say(text: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except UserError as error:
+        sys.stderr.write(f"{error}\n")
+        sys.exit(2)

@@ -9,8 +9,9 @@ from pathlib import Path
 class Setting:
     """One federation, trained with FedAvg and plain SGD.
 
-    All clients have the same number of samples. The number of steps does not depend on which
-    clients a platform draws, and weights by samples equal uniform weights.
+    All clients have the same number of samples, drawn at random. The number of steps does not
+    depend on which clients a platform draws, the accuracy hardly does, and weights by samples
+    equal uniform weights.
 
     Attributes:
         name: Letter of the setting.
@@ -19,8 +20,6 @@ class Setting:
         net: `lenet5` or `logistic`.
         clients: Number N of clients.
         samples: Training samples of each client.
-        shards: Pieces of the samples sorted by class that each client holds; 0 draws the samples
-            of a client at random.
         cohort: Number K of clients in a round, drawn without replacement.
         epochs: Local epochs.
         batch: Batch size; the last batch of an epoch is smaller.
@@ -36,7 +35,6 @@ class Setting:
     net: str
     clients: int
     samples: int
-    shards: int
     cohort: int
     epochs: int
     batch: int
@@ -62,7 +60,6 @@ SETTINGS = {
         net="lenet5",
         clients=100,
         samples=600,
-        shards=4,
         cohort=10,
         epochs=5,
         batch=32,
@@ -77,7 +74,6 @@ SETTINGS = {
         net="logistic",
         clients=1000,
         samples=60,
-        shards=2,
         cohort=10,
         epochs=1,
         batch=10,
@@ -92,7 +88,6 @@ SETTINGS = {
         net="lenet5",
         clients=100,
         samples=250,
-        shards=0,
         cohort=100,
         epochs=5,
         batch=50,

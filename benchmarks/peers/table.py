@@ -9,6 +9,8 @@ import numpy as np
 from scipy import stats
 from settings import SETTINGS, Setting
 
+from flbench.core.errors import UserError
+
 BARE = "bare"
 OURS = "flbench"
 Measurement = dict[str, Any]
@@ -106,13 +108,13 @@ def compare(measurements: Sequence[Measurement], setting: Setting) -> Comparison
         setting: The setting.
 
     Raises:
-        ValueError: The measurements have different numbers of rounds.
+        UserError: The measurements have different numbers of rounds.
     """
     own = [one for one in measurements if one["setting"] == setting.name]
     if not own:
         return None
     if len({one["rounds"] for one in own}) > 1:
-        raise ValueError(
+        raise UserError(
             f"setting {setting.name} was measured with different numbers of rounds. Measure it"
             " again in another folder, or with the same --scale."
         )
