@@ -132,6 +132,8 @@ def measurement(label, repeat, seconds, setting, **other):
         "rounds": 2,
         "seconds": seconds,
         "process_seconds": seconds + 3,
+        # not measured of pfl, and only in the first repeat of the others
+        **({"cpu_seconds": 2 * seconds} if label != "pfl" and not repeat else {}),
         "steps": setting.steps(2),
         "accuracy": 0.8,
         "load_before": 1.0 + repeat,
@@ -148,7 +150,7 @@ def test_ratios_are_paired_within_a_repeat(peers):
         for label, seconds in times.items()
     ]
     found = peers["table"].compare(measured, setting)
-    assert found.fastest == {"rounds": "pfl", "process": "pfl"}
+    assert found.fastest == {"rounds": "pfl", "process": "pfl", "cpu": "fluke"}
     assert found.loads == (1.0, 2.0)
     for line in found.lines:
         assert not line.problem
@@ -156,6 +158,8 @@ def test_ratios_are_paired_within_a_repeat(peers):
             ratio = ratios["rounds"]
             expected = times[line.label] / reference
             assert (ratio.value, ratio.low, ratio.high) == pytest.approx([expected] * 3)
+        if line.label != "pfl":
+            assert line.to_bare["cpu"].value == pytest.approx(times[line.label] / 10)
     text = peers["table"].markdown(measured)
     assert "flbench sequential takes 0.75 (0.75 to 0.75) of its time" in text
     # where the peer is faster, the text says so

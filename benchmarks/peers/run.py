@@ -9,6 +9,7 @@ import json
 import os
 import platform
 import re
+import resource
 import shutil
 import subprocess
 import sys
@@ -229,6 +230,7 @@ def _measure(
     variables = os.environ | {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
     if python != Path(sys.executable):
         variables["PYTHONPATH"] = str(HERE)  # for processes that Ray starts
+    used = _children_seconds()
     begin = time.perf_counter()
     try:
         with log.open("w", encoding="utf-8") as output:
@@ -250,8 +252,19 @@ def _measure(
         last = next((line for line in reversed(lines) if re.search("[a-z]", line)), "no message")
         return loads | {"error": f"exit code {process.returncode}: {last.strip()[:300]}"}
     measured = json.loads(job.result.read_text(encoding="utf-8"))
+    if job.variant != "ray" and peer != "flower":
+        measured["cpu_seconds"] = _children_seconds() - used
     now = datetime.now(UTC).isoformat(timespec="seconds")
     return loads | measured | {"process_seconds": seconds, "command": command, "finished": now}
+
+
+def _children_seconds() -> float:
+    """Return the time that all finished child processes have spent on all cores.
+
+    The processes of Ray are not among them.
+    """
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
 
 
 def _machine() -> dict[str, Any]:

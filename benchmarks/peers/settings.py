@@ -65,7 +65,7 @@ SETTINGS = {
         batch=32,
         lr=0.05,
         rounds=20,
-        tolerance=0.06,
+        tolerance=0.03,
     ),
     "b": Setting(
         name="b",
@@ -79,7 +79,7 @@ SETTINGS = {
         batch=10,
         lr=0.03,
         rounds=100,
-        tolerance=0.06,
+        tolerance=0.02,
     ),
     "c": Setting(
         name="c",
@@ -93,7 +93,7 @@ SETTINGS = {
         batch=50,
         lr=0.1,
         rounds=5,
-        tolerance=0.03,
+        tolerance=0.02,
     ),
 }
 

@@ -60,7 +60,7 @@ class Line:
         label: Platform and variant.
         repeats: Number of finished measurements.
         seconds: Seconds by kind of time: `rounds` is the training alone, `process` the whole
-            process.
+            process, `cpu` the time of all cores for the process, where it was measured.
         to_bare: Ratio of the seconds to those of the bare loop in the same repeat, by kind.
         to_peer: Ratio to the fastest peer in the same repeat, by kind.
         steps: Optimizer steps of the measurements; one number if the work was the same.
@@ -97,7 +97,7 @@ class Comparison:
     loads: tuple[float, float]
 
 
-KINDS = {"rounds": "seconds", "process": "process_seconds"}
+KINDS = {"rounds": "seconds", "process": "process_seconds", "cpu": "cpu_seconds"}
 
 
 def compare(measurements: Sequence[Measurement], setting: Setting) -> Comparison | None:
@@ -127,9 +127,9 @@ def compare(measurements: Sequence[Measurement], setting: Setting) -> Comparison
     fastest = {}
     for kind, key in KINDS.items():
         means = {
-            label: estimate([one[key] for one in repeats.values()]).value
+            label: estimate(values).value
             for label, repeats in done.items()
-            if repeats and not label.startswith((BARE, OURS))
+            if not label.startswith((BARE, OURS)) and (values := _values(repeats, key))
         }
         if means:
             fastest[kind] = min(means, key=means.__getitem__)
@@ -146,8 +146,9 @@ def compare(measurements: Sequence[Measurement], setting: Setting) -> Comparison
                 label,
                 len(repeats),
                 {
-                    kind: estimate([one[key] for one in repeats.values()])
+                    kind: estimate(values)
                     for kind, key in KINDS.items()
+                    if (values := _values(repeats, key))
                 },
                 {
                     kind: ratio
@@ -170,11 +171,16 @@ def compare(measurements: Sequence[Measurement], setting: Setting) -> Comparison
     return Comparison(setting, rounds, tuple(lines), fastest, (min(loads), max(loads)))
 
 
+def _values(repeats: dict[int, Measurement], key: str) -> list[float]:
+    """Return the times of the repeats in which a time was measured."""
+    return [one[key] for one in repeats.values() if key in one]
+
+
 def _ratio(
     repeats: dict[int, Measurement], reference: dict[int, Measurement], key: str
 ) -> Estimate | None:
     """Return the ratio of two platforms over the repeats that both have finished."""
-    both = sorted(repeats.keys() & reference.keys())
+    both = [k for k in repeats if key in repeats[k] and key in reference.get(k, {})]
     return estimate([repeats[k][key] / reference[k][key] for k in both]) if both else None
 
 
@@ -226,8 +232,8 @@ def _section(comparison: Comparison) -> str:
     )
     low, high = comparison.loads
     head = (
-        "| | repeats | training, s | process, s | training / bare | process / bare"
-        " | training / fastest peer | process / fastest peer | accuracy |"
+        "| | repeats | training, s | process, s | CPU, s | training / bare | process / bare"
+        " | CPU / bare | training / fastest peer | process / fastest peer | accuracy |"
     )
     lines = [
         f"## ({setting.name}) {setting.title}",
@@ -240,11 +246,12 @@ def _section(comparison: Comparison) -> str:
     ]
     for line in comparison.lines:
         if not line.repeats:
-            lines.append(f"| {line.label} |" + " |" * 8)
+            lines.append(f"| {line.label} |" + " |" * 10)
             continue
-        cells = [str(line.repeats), *(str(line.seconds[kind]) for kind in KINDS)]
-        for ratios in (line.to_bare, line.to_peer):
-            cells += [str(ratios.get(kind, "")) for kind in KINDS]
+        cells = [str(line.repeats)]
+        cells += [str(line.seconds.get(kind, "")) for kind in KINDS]
+        cells += [str(line.to_bare.get(kind, "")) for kind in KINDS]
+        cells += [str(line.to_peer.get(kind, "")) for kind in ("rounds", "process")]
         lines.append(f"| {line.label} | {' | '.join(cells)} | {line.accuracy:.3f} |")
     lines.append("")
     for kind, title in (("rounds", "training"), ("process", "the whole process")):
