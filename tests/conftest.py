@@ -58,7 +58,7 @@ def _no_pictures_in_pages():
 
     All else of a page is computed. Tests of the pictures use `support.pictures_in_pages`.
     """
-    none = SimpleNamespace(curves=lambda runs: None, svg=lambda figure: "")
+    none = SimpleNamespace(curves=lambda runs, by: None, svg=lambda figure: "")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("flbench.reports.figures.svg", none.svg)
         patch.setattr("flbench.reports.page.figures", none)

@@ -24,6 +24,7 @@ def federate(
     partition: Any = None,
     train: Mapping[str, Any] | None = None,
     engine: Section | None = None,
+    metrics: Mapping[str, Any] | None = None,
     evaluation: Mapping[str, Any] | None = None,
     tracking: Mapping[str, Any] | None = None,
     output: Mapping[str, Any] | None = None,
@@ -43,14 +44,24 @@ def federate(
     What the module logs by `self.log` is in `run.metrics` and in the metrics of callbacks as
     `log/NAME`: the mean over a client's steps, then over the clients of the round.
 
-    It is `fl.run(method, model={"name": module, "lightning": True, "head": head}, ...)`, and
-    everything else is as in `fl.run`.
+    A classification is judged as in `fl.run`. Other targets, such as the numbers of a regression
+    [n] or [n, D] or the maps of a segmentation [n, H, W], are judged by `metrics` of torchmetrics,
+    which get what the module's `forward` returns and the targets: over the samples of all clients
+    (`NAME`), as the mean of the clients' values (`NAME_mean`), for the worst tenth of the clients
+    (`NAME_worst10`), and for each client (`run.clients`). The best round is the one with the best
+    validation value of the first metric, or of `evaluation={"best": {"metric": NAME}}`; whether
+    larger values are better is what the metric says as `higher_is_better`.
+
+    It is `fl.run(method, model={"name": module, "lightning": True, "head": head},
+    evaluation={"metrics": metrics}, ...)`, and everything else is as in `fl.run`.
 
     Args:
         module: A LightningModule, with whose weights all clients start; a class or function that
             makes one, whose arguments `shape` and `classes` get those of the data; or the import
             path `package.module:name` of a class or function.
-        data: Section `data`, or data of your own; see `fl.run`.
+        data: Section `data`, or data of your own; see `fl.run`. Labels that cannot be classes are
+            targets: several values for each sample, or values that are not whole numbers;
+            `fl.Data(x, y, targets=True)` says so for whole numbers.
         method: The method: its name, or a dict with `name` and keys of the method. Methods that
             need features, logits, or the learning rate are refused with the reason.
         head: Name of the module's submodule that computes the output, for methods that divide the
@@ -63,6 +74,8 @@ def federate(
         train: Section `train`. Its keys `optimizer` and `terms` are refused, because the module
             makes its optimizer and computes its loss.
         engine: Section `engine`: `sequential`, `ray` or `auto`.
+        metrics: Metrics by name: metrics of torchmetrics, or for classification also functions of
+            a confusion matrix; `evaluation={"metrics": ...}`.
         evaluation: Section `evaluation`.
         tracking: Section `tracking`.
         output: Section `output`.
@@ -75,13 +88,36 @@ def federate(
         The finished run. `run.model(client=7).net.module` is the trained module of client 7.
 
     Raises:
-        ConfigError: Keys are wrong, or the module or the method needs something that only a
-            Trainer or a net of flbench has; the message names it.
+        ConfigError: Keys are wrong, the module or the method needs something that only a Trainer,
+            a net of flbench or classes have, or a metric cannot be computed; the message names it.
         UserError: See `fl.run`.
         RunError: See `fl.run`.
         KeyboardInterrupt: The run was interrupted and saved. `fl.resume(path, module=module)`
             continues it. A class or function with an import path, unlike one of a notebook's cell,
             need not be given again.
+
+    >>> import tempfile
+    >>> import lightning, numpy, torch, torchmetrics
+    >>> class Line(lightning.LightningModule):
+    ...     def __init__(self):
+    ...         super().__init__()
+    ...         self.line = torch.nn.Linear(3, 1)
+    ...     def forward(self, x):
+    ...         return self.line(x)[:, 0]
+    ...     def training_step(self, batch, batch_idx):
+    ...         x, y = batch
+    ...         return torch.nn.functional.mse_loss(self(x), y)
+    ...     def configure_optimizers(self):
+    ...         return torch.optim.SGD(self.parameters(), lr=0.1)
+    >>> x = numpy.random.default_rng(0).normal(size=(200, 3)).astype("float32")
+    >>> y = x @ numpy.float32([1, -2, 0.5])
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     found = federate(Line, (x, y), metrics={"mae": torchmetrics.MeanAbsoluteError()},
+    ...                      partition={"scheme": "iid", "clients": 4}, train={"rounds": 2},
+    ...                      output={"dir": folder}, progress=False)
+    >>> test = found.summary["test"]
+    >>> test["mae"] < 0.5, test["mae_worst10"] > test["mae_mean"]
+    (True, True)
     """
     if not (isinstance(module, str) or callable(module)):
         raise ConfigError(
@@ -93,6 +129,15 @@ def federate(
             f"`module` must be an import path `package.module:name`, got {module!r}. The nets of"
             " flbench have no training step: use fl.run(model=...)."
         )
+    if metrics is not None:
+        if not isinstance(metrics, Mapping):
+            raise ConfigError(
+                "`metrics` must be a dict from names to metrics, such as"
+                f" {{'mae': torchmetrics.MeanAbsoluteError()}}, got {type(metrics).__name__}."
+            )
+        if evaluation is not None and "metrics" in evaluation:
+            raise ConfigError("`metrics` is `evaluation['metrics']`. Give one of them.")
+        evaluation = {**(evaluation or {}), "metrics": metrics}
     model = {"name": module, "lightning": True, "head": head}
     if args is not None:
         model["args"] = args

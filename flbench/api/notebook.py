@@ -74,7 +74,7 @@ class NotebookBar(Callback):
 
     def on_evaluation_end(self, run: RunView, metrics: Mapping[str, float]) -> None:
         """Show the validation accuracy."""
-        self._accuracy = f"{accuracy_text(metrics)}, "
+        self._accuracy = f"{accuracy_text(run, metrics)}, "
         self.update()
 
     def on_note(self, text: str) -> None:

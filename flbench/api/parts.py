@@ -156,7 +156,9 @@ def again(arguments: Mapping[str, Any], objects: Iterable[str]) -> list[str]:
 
 
 def with_model(keys: Mapping[str, Any]) -> dict[str, Any]:
-    """Return arguments of `fl.resume` with `model` in the place of `fl.federate`'s `module`.
+    """Return arguments of `fl.resume` with sections in the place of those of `fl.federate`.
+
+    These are `model` for `module`, and `evaluation` for `metrics`.
 
     Args:
         keys: Arguments by name.
@@ -169,7 +171,13 @@ def with_model(keys: Mapping[str, Any]) -> dict[str, Any]:
     """
     if "module" in keys and "model" in keys:
         raise ConfigError("`module` and `model` are the same argument. Give one of them.")
-    return {"model" if name == "module" else name: value for name, value in keys.items()}
+    plain = {"model" if name == "module" else name: value for name, value in keys.items()}
+    if "metrics" in plain:
+        evaluation = plain.get("evaluation") or {}
+        if "metrics" in evaluation:
+            raise ConfigError("`metrics` is `evaluation['metrics']`. Give one of them.")
+        plain["evaluation"] = {**evaluation, "metrics": plain.pop("metrics")}
+    return plain
 
 
 def of_resume(

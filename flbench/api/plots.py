@@ -26,10 +26,15 @@ class RunPlots:
         self._title = f"{run.summary['algorithm']} on {run.summary['dataset']}"
 
     def curves(self) -> "Figure":
-        """Draw validation accuracy and training loss over the rounds."""
+        """Draw validation accuracy and training loss over the rounds.
+
+        Where there are no classes, the metric by which the best round is chosen takes the place of
+        the accuracy.
+        """
         from flbench.reports import figures
 
-        return figures.curves([(str(self._run.summary["algorithm"]), self._run.rows)])
+        runs = [(str(self._run.summary["algorithm"]), self._run.rows)]
+        return figures.curves(runs, self._run.config.evaluation.best)
 
     def per_class(self, moment: Moment = "last") -> "Figure":
         """Draw recall and F1 of each class on the test parts, ordered by training samples.
@@ -38,10 +43,11 @@ class RunPlots:
             moment: `best` or `last` round.
 
         Raises:
-            UserError: The run is unfinished, or has no such moment.
+            UserError: The run is unfinished, or has no such moment or no classes.
         """
         from flbench.reports import figures
 
+        self._run.check_classes()
         rows = self._at(self._per_class(), moment).sort_values("train_support", ascending=False)
         return figures.classes(
             [
@@ -60,12 +66,13 @@ class RunPlots:
             split: `validation` or `test`.
 
         Raises:
-            UserError: The run is unfinished, or there is no such split.
+            UserError: The run is unfinished, or has no such split or no classes.
         """
         from flbench.reports import figures
 
         if split not in ("validation", "test"):
             raise UserError(f"`split` must be validation or test, got {split!r}.")
+        self._run.check_classes()
         table = tables.read(self._run.path / "confusion.csv", tables.CONFUSION)
         self._require(not table.empty)
         names = self._at(self._per_class(), "last")["name"].tolist()
@@ -74,11 +81,12 @@ class RunPlots:
         counts[rows["true"], rows["predicted"]] = rows["count"]
         return figures.confusion(counts, names, f"{self._title}: {split}, last round")
 
-    def clients(self, metric: str = "accuracy", moment: Moment = "last") -> "Figure":
+    def clients(self, metric: str | None = None, moment: Moment = "last") -> "Figure":
         """Draw a test metric of each client against its number of training samples.
 
         Args:
-            metric: A metric of `Run.clients`.
+            metric: A metric of `Run.clients`; None for the accuracy, or where there are no classes
+                the metric by which the best round is chosen.
             moment: `best` or `last` round.
 
         Raises:
@@ -87,7 +95,10 @@ class RunPlots:
         from flbench.reports import figures
 
         path = self._run.path / "clients.csv"
-        table = tables.read(path, tables.CLIENTS, optional=("name",))
+        config = self._run.config
+        metric = config.evaluation.best.column if metric is None else metric
+        columns = tables.CLIENTS if config.has_classes else tables.TARGET_CLIENTS
+        table = tables.read(path, columns, optional=("name",))
         rows = self._at(tables.both_moments(table), moment)
         known = [name for name in rows.columns if rows[name].dtype == "float64"]
         if metric not in known:

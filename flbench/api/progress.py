@@ -96,7 +96,8 @@ class _Lines(_Notes):
     def on_evaluation_end(self, run: RunView, metrics: Mapping[str, float]) -> None:
         left = self._left(run.round, run.rounds)
         self._console.print(
-            f"round {run.round}/{run.rounds}  {accuracy_text(metrics)}  loss {run.loss:.4f}{left}",
+            f"round {run.round}/{run.rounds}  {accuracy_text(run, metrics)}"
+            f"  loss {run.loss:.4f}{left}",
             soft_wrap=True,
         )
 
@@ -129,10 +130,11 @@ class _Bar(_Notes):
         self._progress.update(self._task, completed=run.round, status=status)
 
     def on_evaluation_end(self, run: RunView, metrics: Mapping[str, float]) -> None:
-        self._accuracy = f"{accuracy_text(metrics)}  "
+        self._accuracy = f"{accuracy_text(run, metrics)}  "
 
 
-def accuracy_text(metrics: Mapping[str, float]) -> str:
-    """Return the validation accuracy in words."""
-    value = metrics.get("validation/personal/accuracy")
-    return "no validation part" if value is None else f"validation accuracy {value:.4f}"
+def accuracy_text(run: RunView, metrics: Mapping[str, float]) -> str:
+    """Return the validation accuracy, or the metric by which the best round is chosen, in words."""
+    by = run.config.evaluation.best
+    value = metrics.get(f"validation/personal/{by.column}")
+    return "no validation part" if value is None else f"validation {by.title} {value:.4f}"

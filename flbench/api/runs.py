@@ -17,6 +17,7 @@ from flbench.api.plots import RunPlots
 from flbench.api.process import preserved
 from flbench.config.schema import Config
 from flbench.core.given import offered
+from flbench.metrics.own import SUFFIXES
 from flbench.reports.tables import RANKING_TITLES, size
 from flbench.results import reading, tables
 from flbench.results.summary import ended_after
@@ -39,16 +40,19 @@ class _Tables:
 
     @cached_property
     def per_class(self) -> pd.DataFrame:
+        self._run.check_classes()
         table = tables.read(self._run.path / "per_class.csv", tables.PER_CLASS)
         return tables.both_moments(table)
 
     @cached_property
     def clients(self) -> pd.DataFrame:
-        table = tables.read(self._run.path / "clients.csv", tables.CLIENTS, optional=("name",))
+        columns = tables.CLIENTS if self._run.config.has_classes else tables.TARGET_CLIENTS
+        table = tables.read(self._run.path / "clients.csv", columns, optional=("name",))
         return tables.both_moments(table)
 
     @cached_property
     def confusion(self) -> pd.DataFrame:
+        self._run.check_classes()
         return tables.read(self._run.path / "confusion.csv", tables.CONFUSION)
 
 
@@ -116,6 +120,9 @@ class Run:
         Columns: `moment` str, `best` or `last` round, with equal rows if they are the same round;
         `class` int64 and its `name` str; `train_support` and `test_support` int64, numbers of
         samples; `precision`, `recall` and `f1` float64 in [0, 1]; `rare` and `confusable` bool.
+
+        Raises:
+            UserError: The targets of the run are no classes.
         """
         return self._tables.per_class.copy()
 
@@ -125,9 +132,9 @@ class Run:
 
         Columns: `moment` str, `best` or `last` round, with equal rows if they are the same round;
         `client` int64; `name` str (natural clients with names only); `train_size` and `test_size`
-        int64, numbers of samples; `classes` int64, the classes that it trains on; `trainings`
-        int64, the rounds that it took part in; metrics, such as `accuracy`, float64, NaN for a
-        client without test samples.
+        int64, numbers of samples; `classes` int64, the classes that it trains on, if there are
+        classes; `trainings` int64, the rounds that it took part in; metrics, such as `accuracy`,
+        float64, NaN for a client without test samples.
         """
         return self._tables.clients.copy()
 
@@ -137,6 +144,9 @@ class Run:
 
         Columns: `split` str, `validation` or `test`; `true`, `predicted` and `count` int64. Pairs
         of classes without samples have no row.
+
+        Raises:
+            UserError: The targets of the run are no classes.
         """
         return self._tables.confusion.copy()
 
@@ -197,7 +207,8 @@ class Run:
     ) -> nn.Module:
         """Return a copy of the net of a client, or of the global one, in eval mode on the CPU.
 
-        It maps normalized inputs [B, ...] to scores [B, C]. `predict` normalizes raw samples.
+        It maps normalized inputs [B, ...] to scores [B, C], or to the outputs [B, ...] of a module
+        whose targets are no classes. `predict` normalizes raw samples.
 
         Args:
             client: Id of the client, in [0, N), or the name of a natural client; None for the
@@ -230,7 +241,8 @@ class Run:
             checkpoint: `best` round by validation, or the `last` round.
 
         Returns:
-            Scores [B, C] on the CPU; `scores.argmax(1)` are the predicted classes.
+            Scores [B, C] on the CPU; `scores.argmax(1)` are the predicted classes. Outputs
+            [B, ...] of a module whose targets are no classes.
 
         Raises:
             UserError: The samples do not fit the data set, or see `trained`.
@@ -295,11 +307,11 @@ class Run:
         return Run, (self.path,)
 
     def __repr__(self) -> str:
-        best = self.summary["best"]
-        accuracy = best["test"].get("accuracy")
+        best, by = self.summary["best"], self.config.evaluation.best
+        value = best["test"].get(by.column)
         state = (
-            f"round {best['round']} of {ended_after(self.summary)}, test accuracy {accuracy:.4f}"
-            if self.finished and accuracy is not None
+            f"round {best['round']} of {ended_after(self.summary)}, test {by.title} {value:.4f}"
+            if self.finished and value is not None
             else ("finished" if self.finished else f"unfinished: fl.resume({str(self.path)!r})")
         )
         return f"<Run of {self.title}, seed {self.config.seed}: {state}; {self.path}>"
@@ -338,6 +350,9 @@ class Run:
                 columns[f"{split}, {moment} round ({self.summary[moment]['round']})"] = found
         rare = {"rare_recall"} if not self.has_rare_classes else set()
         names = [name for name in (*SHOWN, *RANKING_TITLES) if name not in rare]
+        if not self.config.has_classes:
+            own = self.config.evaluation.metrics or {}
+            names = [f"{name}{suffix}" for name in own for suffix in ("", *SUFFIXES)]
         there = [name for name in names if any(name in found for found in columns.values())]
         return pd.DataFrame(
             {"metric": there}

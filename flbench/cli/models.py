@@ -83,6 +83,7 @@ def predict(
         out: CSV file for the predictions; None to write none.
         as_json: Whether to print JSON.
     """
+    reading.read(path).check_classes()
     loaded = _load(path, client, is_global=is_global, model=model, checkpoint=checkpoint)
     layout = unlabelled.Layout(
         shape=tuple(loaded.inputs.shape) if not loaded.columns else (len(loaded.columns),),

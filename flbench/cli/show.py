@@ -57,7 +57,14 @@ def show(paths: Sequence[Path], picture: Path | None = None, *, as_json: bool = 
             (f"{run.summary['algorithm']}{label and f' ({label})'}", run.rows)
             for run, label in zip(runs, labels, strict=True)
         ]
-        figures.save(figures.curves(curves), picture)
+        chosen = {run.config.evaluation.best for run in runs}
+        if len(chosen) > 1:
+            errors.append(
+                "--picture draws one metric: these runs are judged by"
+                f" {', '.join(sorted(by.title for by in chosen))}. Name runs of one metric."
+            )
+        else:
+            figures.save(figures.curves(curves, chosen.pop()), picture)
     elif studies and picture is not None:
         errors.append("--picture draws the curves of runs; a study's pictures are in report.html.")
     if errors:

@@ -43,7 +43,7 @@ def collect(paths: Sequence[Path]) -> Collection:
             directly in a folder are found.
 
     Raises:
-        UserError: A path does not exist, or there is no run below it.
+        UserError: A path does not exist, there is no run below it, or a run has no classes.
         DataError: A file in a folder, or an archive, is damaged.
     """
     runs: list[Run] = []
@@ -59,7 +59,9 @@ def collect(paths: Sequence[Path]) -> Collection:
         if study_folder.is_study(path):
             labels |= _finals(study_folder.read(path), runs)
         elif folders.is_one(path):
-            runs.append(reading.read(path))
+            run = reading.read(path)
+            run.check_classes()
+            runs.append(run)
         else:
             raise UserError(f"{path} has no run below it.")
     labels |= _tuned(runs)

@@ -137,6 +137,13 @@ def prepare(design: Design, samples: Samples, jobs: int | None) -> Prepared:
         except UserError as error:
             errors |= dict.fromkeys(str(error).splitlines())
             continue
+        if not experiment.config.has_classes:
+            errors[
+                f"a comparison is made by accuracies, and `{federation.dataset.name}` has targets"
+                " that are no classes. Train the methods one by one with fl.federate, and compare"
+                " the metrics of the runs."
+            ] = None
+            continue
         built[place] = experiment.config
         notes |= dict.fromkeys(experiment.notes)
     if errors:

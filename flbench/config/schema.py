@@ -509,6 +509,42 @@ class OwnMetricConfig(Strict):
         return {"source": value} if isinstance(value, str) else value
 
 
+class BestConfig(Strict):
+    """Section `evaluation.best`: how the best round of a run without classes is chosen.
+
+    That of a classification is the one with the highest validation accuracy.
+    """
+
+    metric: str | None = Field(
+        None,
+        description="targets that are no classes: metric of evaluation.metrics whose validation"
+        " value decides (default: the first; flbench writes it to config.yaml)",
+    )
+    mode: Literal["max", "min"] | None = Field(
+        None,
+        description="whether a larger or a smaller value is better (default: what the metric says"
+        " as higher_is_better)",
+    )
+
+    @property
+    def column(self) -> str:
+        """Name of the metric in metrics.csv.
+
+        >>> BestConfig().column, BestConfig(metric="mae", mode="min").column
+        ('accuracy', 'mae')
+        """
+        return self.metric or "accuracy"
+
+    @property
+    def title(self) -> str:
+        """Name of the metric in sentences."""
+        return self.column.replace("_", " ")
+
+    def key(self, value: float) -> float:
+        """Return a number that is larger for a better value of the metric."""
+        return -value if self.mode == "min" else value
+
+
 class CommonConfig(Strict):
     """Section `evaluation.common`: evaluation on the common test set (GM, PM(V), PM(L)).
 
@@ -550,6 +586,9 @@ class EvaluationConfig(Strict):
     )
     metrics: dict[str, OwnMetricConfig] | None = Field(
         None, description="metrics of your own, by name: package.module:name of a function"
+    )
+    best: BestConfig = Field(
+        BestConfig(), description="choice of the best round where there are no classes"
     )
     target_accuracy: float | None = Field(
         None,
@@ -607,6 +646,11 @@ class Config(Strict):
     evaluation: EvaluationConfig = EvaluationConfig()
     tracking: TrackingConfig = TrackingConfig()
     output: OutputConfig = OutputConfig()
+
+    @property
+    def has_classes(self) -> bool:
+        """Whether a run classifies: false for the complete configuration of another task."""
+        return self.evaluation.best.metric is None
 
     @property
     def evaluation_period(self) -> int:

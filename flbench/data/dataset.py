@@ -23,8 +23,8 @@ class Dataset:
         name: Name of the data set.
         x: Images [n, channels, height, width], uint8 or float32, or rows of tables [n, columns]
             float32 with NaN for missing values.
-        y: Labels [n] int64 in [0, C) for C classes.
-        classes: Names of the C classes.
+        y: Labels [n] int64 in [0, C) for C classes; all 0 if there are `targets`.
+        classes: Names of the C classes; a single one, for all samples, if there are `targets`.
         train: Number of samples of the data set's own train part; the others are its test part.
         groups: Number of the natural client of each sample, [n] int64; -1 for samples without one.
             None if the data set has no natural clients.
@@ -36,6 +36,8 @@ class Dataset:
             column has the position of the word.
         notes: Notes for the user about what was read, one sentence each.
         sha256: SHA-256 (hex) over all samples and labels, of the data of `data.source` only.
+        targets: Targets [n, ...] that are no classes, such as the numbers of a regression or the
+            maps of a segmentation: float32, float64 or int64. None for classification.
     """
 
     name: str
@@ -50,6 +52,12 @@ class Dataset:
     words: tuple[tuple[str, ...], ...] = ()
     notes: tuple[str, ...] = ()
     sha256: str | None = None
+    targets: NDArray[Any] | None = None
+
+    @property
+    def truth(self) -> NDArray[Any]:
+        """What the models are to predict: `targets` [n, ...] if there are any, else `y` [n]."""
+        return self.y if self.targets is None else self.targets
 
     @property
     def is_table(self) -> bool:
@@ -104,8 +112,8 @@ def check_labels(y: NDArray[Any], what: str, classes: int | None = None) -> NDAr
     )
     if not is_whole:
         raise DataError(
-            f"{what} must be whole numbers, the class of each sample, got {y.dtype}. flbench trains"
-            " and evaluates classification only."
+            f"{what} must be whole numbers, the class of each sample, got {y.dtype}. Targets of"
+            " other tasks are given in Python: fl.federate(module, fl.Data(x, targets))."
         )
     limit = MAX_CLASSES if classes is None else classes
     if len(y) and (y.min() < 0 or y.max() >= limit):
@@ -115,7 +123,7 @@ def check_labels(y: NDArray[Any], what: str, classes: int | None = None) -> NDAr
 
 
 def check_classes(dataset: Dataset, path: Path | str) -> None:
-    """Check the classes of a data set that was read from a file.
+    """Check the classes of a data set that was read from a file, if it has classes.
 
     Args:
         dataset: The data set.
@@ -126,6 +134,8 @@ def check_classes(dataset: Dataset, path: Path | str) -> None:
             than samples, or the name of a class is not UTF-8 text.
     """
     names = dataset.classes
+    if dataset.targets is not None:
+        return
     if len(names) > MAX_CLASSES:
         raise DataError(
             f"{path} has {len(names):,} classes; the limit is {MAX_CLASSES:,}. Merge or leave out"

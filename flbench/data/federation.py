@@ -52,7 +52,7 @@ class Federation:
         dataset: The data set, with names of the classes and the size of its train part.
         x: All samples before normalization: images [n, channels, height, width], uint8 or float32,
             or rows of tables [n, columns] float32. Engines have a copy on their device.
-        y: Labels [n] int64 in [0, C).
+        y: Labels [n] int64 in [0, C); for other tasks targets [n, ...], see `Dataset.targets`.
         partition: Rows of every client.
         common: Ascending rows of the common test set, the data set's own test part; empty if there
             is none or it was distributed to clients.
@@ -85,6 +85,11 @@ class Federation:
     def classes(self) -> int:
         """Number of classes C."""
         return len(self.dataset.classes)
+
+    @property
+    def output(self) -> int | None:
+        """Number of logits that a net must return; None for targets that are no classes."""
+        return self.classes if self.dataset.targets is None else None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -164,7 +169,10 @@ class Federation:
 
     def without_samples(self) -> "Federation":
         """Return a copy without `x`, for processes that get the samples through shared memory."""
-        return replace(self, x=torch.empty(0), dataset=replace(self.dataset, x=self.dataset.x[:0]))
+        dataset = replace(self.dataset, x=self.dataset.x[:0])
+        if dataset.targets is not None:  # they are in `y`
+            dataset = replace(dataset, targets=dataset.targets[:0])
+        return replace(self, x=torch.empty(0), dataset=dataset)
 
     def with_samples(self, samples: NDArray[Any]) -> "Federation":
         """Return a copy with the given samples as `x`, without copying them.
@@ -181,16 +189,17 @@ class Federation:
     def to(self, device: torch.device, dtype: torch.dtype) -> "Federation":
         """Return a copy with `x`, `y`, `shift` and `scale` on a device.
 
-        The type of `x` does not change; tensors that need no copy share their memory.
+        The type of `x` does not change, and that of `y` does for targets in floating point alone.
+        Tensors that need no copy share their memory.
 
         Args:
             device: The device.
-            dtype: Floating-point type of `shift` and `scale`.
+            dtype: Floating-point type of `shift`, `scale` and such targets.
         """
         return replace(
             self,
             x=self.x.to(device),
-            y=self.y.to(device),
+            y=self.y.to(device, dtype if self.y.is_floating_point() else self.y.dtype),
             shift=self.shift.to(device, dtype),
             scale=self.scale.to(device, dtype),
         )
@@ -249,7 +258,7 @@ def build(dataset: Dataset, data: DataConfig, partition: PartitionConfig, seed: 
     return Federation(
         dataset=dataset,
         x=torch.from_numpy(x),
-        y=torch.from_numpy(dataset.y),
+        y=torch.from_numpy(dataset.truth),
         partition=assignment,
         common=common,
         shift=torch.from_numpy(shift),

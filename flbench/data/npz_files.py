@@ -68,7 +68,8 @@ def from_arrays(
         if len(x) != len(y):
             raise DataError(
                 f"{path}: {len(x)} `{part}_images` but {len(y)} `{part}_labels`. Save one label for"
-                " each sample, its class; flbench trains and evaluates classification only."
+                " each sample, its class. Targets of other tasks are given in Python:"
+                " fl.federate(module, fl.Data(x, targets))."
             )
         if images and x.shape[1:] != images[0].shape[1:]:
             raise DataError(

@@ -18,6 +18,8 @@ from torch.utils.data import IterableDataset
 from flbench.core.errors import DataError, did_you_mean
 from flbench.data import npz_files, table_files
 from flbench.data.dataset import Dataset
+from flbench.data.targets import NAMES as NO_CLASSES
+from flbench.data.targets import take as take_targets
 
 Arrays = dict[str, NDArray[Any]]
 KEYS: Final = tuple(
@@ -42,9 +44,13 @@ class Data:
     - a `torch.utils.data.Dataset` of pairs (sample, label). It is read once, into memory;
     - a `Dataset` or `DatasetDict` of Hugging Face's package `datasets`.
 
+    For tasks other than classification, `y` (or what takes its place in the other forms) has
+    targets: numbers [n], vectors [n, D], or maps [n, H, W], floating point or integers. They are
+    for `fl.federate` with `metrics`.
+
     Args:
         x: The data.
-        y: Labels [n]: integers in [0, C), or names.
+        y: Labels [n]: integers in [0, C), or names; or targets [n, ...].
         test: A common test set, as a pair (x, y), or in the form of `x`.
         clients: Natural client of each sample, [n] names or numbers, for `partition="natural"`.
         classes: Names of the C classes; by default those of the labels or of the data set.
@@ -53,6 +59,9 @@ class Data:
         layout: Where the channels of images are: `channels_last`, `channels_first`, or `auto`: the
             axis that has 1 or 3 entries. Tensors [n, C, H, W] have the channels first.
         name: Name of the data set in tables and folders.
+        targets: Whether `y` has targets instead of classes. By default it has if it cannot have
+            classes: several values for each sample, or values that are not whole numbers. A
+            regression to whole numbers [n] needs `targets=True`.
 
     Attributes:
         dataset: The data set as flbench uses it.
@@ -64,6 +73,8 @@ class Data:
     >>> data = Data(np.zeros((4, 8, 8), dtype=np.uint8), ["cat", "dog", "dog", "cat"])
     >>> data.dataset.classes, data.dataset.y
     (('cat', 'dog'), array([0, 1, 1, 0]))
+    >>> Data(np.zeros((4, 2)), np.array([0.1, 0.2, 0.3, 0.4]), name="prices")
+    <Data `prices`: 4 samples [2] float32, targets [] float64, 0 common test samples>
     """
 
     def __init__(
@@ -78,6 +89,7 @@ class Data:
         client: str | None = None,
         layout: str = "auto",
         name: str = "data",
+        targets: bool | None = None,
     ) -> None:
         self.where = f"`data` ({type(x).__name__})"
         if layout not in LAYOUTS:
@@ -85,11 +97,13 @@ class Data:
         if not name or any(part in name for part in "/\\\0") or name.startswith("."):
             raise DataError(f"`name` must be a plain name, got {name!r}.")
         if isinstance(x, pd.DataFrame) and y is None:
+            _refuse_targets(self.where, targets)
             _refuse(self.where, "tables", test=test, clients=clients, classes=classes)
             self.dataset = _table(x, label, client, name, self.where)
             return
         arrays = _arrays(x, y, label, client, self.where)
         if "frame" in arrays:
+            _refuse_targets(self.where, targets)
             _refuse(self.where, "tables", test=test, clients=clients, classes=classes)
             self.dataset = _table(arrays["frame"], label, client, name, self.where)
             return
@@ -102,10 +116,15 @@ class Data:
             layout = arrays["layout"]
         names = arrays.get("class_names") if classes is None else list(classes)
         usable: Arrays = {key: arrays[key] for key in KEYS if key in arrays}
+        found = take_targets(usable, self.where, given=targets)
+        if found is not None:
+            _refuse(self.where, "targets", classes=classes)
+            names = NO_CLASSES
         names = _number_labels(usable, names, self.where)
         if names is not None:
             usable["class_names"] = np.asarray(names)
-        self.dataset = npz_files.from_arrays(usable, self.where, name, layout)
+        dataset = npz_files.from_arrays(usable, self.where, name, layout)
+        self.dataset = replace(dataset, targets=found)
 
     def section(self) -> dict[str, Any]:
         """Return the keys of the section `data` that stand for this object."""
@@ -114,9 +133,12 @@ class Data:
     def __repr__(self) -> str:
         found = self.dataset
         test = len(found.y) - found.train
+        what = f"{len(found.classes)} classes"
+        if found.targets is not None:
+            what = f"targets {list(found.targets.shape[1:])} {found.targets.dtype}"
         return (
             f"<Data `{found.name}`: {found.train:,} samples {list(found.x.shape[1:])}"
-            f" {found.x.dtype}, {len(found.classes)} classes, {test:,} common test samples>"
+            f" {found.x.dtype}, {what}, {test:,} common test samples>"
         )
 
 
@@ -157,6 +179,15 @@ def _refuse(where: str, what: str, **arguments: Any) -> None:
         if value is not None:
             cure = " Use `client`, the name of a column." if name == "clients" else ""
             raise DataError(f"{where}: `{name}` cannot be used with {what}. Leave it out.{cure}")
+
+
+def _refuse_targets(where: str, targets: bool | None) -> None:
+    """Raise a DataError if the labels of a table are said to be targets."""
+    if targets:
+        raise DataError(
+            f"{where}: tables have a column of classes. Give targets as arrays: fl.Data(x, y,"
+            " targets=True)."
+        )
 
 
 def _table(
@@ -235,7 +266,7 @@ def _stacked(pairs: Iterable[Any], count: int, where: str) -> dict[str, Any]:
         where: What the data are.
     """
     x: NDArray[Any] = np.empty(0)
-    labels: list[Any] = []
+    labels: list[NDArray[Any]] = []
     found: dict[str, Any] = {}
     for k, pair in enumerate(pairs):
         if not isinstance(pair, tuple | list) or len(pair) != 2:
@@ -259,12 +290,14 @@ def _stacked(pairs: Iterable[Any], count: int, where: str) -> dict[str, Any]:
             )
         x[k] = sample
         label = _array(pair[1])
-        if label.size != 1:
+        label = label.reshape(()) if label.size == 1 else label
+        if labels and label.shape != labels[0].shape:
             raise DataError(
-                f"{where}: the label of item {k} has the shape {list(label.shape)}. Labels must be"
-                " single integers."
+                f"{where}: the label of item {k} has the shape {list(label.shape)}, but that of"
+                f" item 0 {list(labels[0].shape)}. A label is a single integer, the class, and"
+                " targets have one shape."
             )
-        labels.append(label.reshape(())[()])
+        labels.append(label)
     return {"train_images": x, "train_labels": np.asarray(labels), **found}
 
 

@@ -18,14 +18,14 @@ TAKES: Final = ("labels", "number of clients", "random generator")
 
 
 def assign(
-    y: Indices, clients: int, config: PartitionConfig, rng: np.random.Generator
+    y: NDArray[Any], clients: int, config: PartitionConfig, rng: np.random.Generator
 ) -> list[Indices]:
     """Distribute the samples of a pool by the function that `partition.scheme` names.
 
     The function is called as `scheme(y, clients, rng, **partition.args)`.
 
     Args:
-        y: Labels [n] of the pool.
+        y: Labels [n] of the pool; for other tasks targets [n, ...].
         clients: Number of clients N.
         config: Section `partition`.
         rng: Random generator.

@@ -55,7 +55,9 @@ class Partition:
 
 
 def label_hash(dataset: Dataset) -> str:
-    """Return the SHA-256 (hex) over a data set's labels and the size of its train part."""
-    return hashlib.sha256(
-        dataset.y.astype("<i8").tobytes() + str(dataset.train).encode()
-    ).hexdigest()
+    """Return the SHA-256 (hex) over a data set's labels, or targets, and size of its train part."""
+    sha = hashlib.sha256(dataset.y.astype("<i8").tobytes() + str(dataset.train).encode())
+    if dataset.targets is not None:
+        sha.update(f"{dataset.targets.dtype}{dataset.targets.shape}".encode())
+        sha.update(np.ascontiguousarray(dataset.targets).data)
+    return sha.hexdigest()

@@ -65,11 +65,14 @@ def data_hash(dataset: Dataset) -> str:
     """Return the SHA-256 (hex) over a data set: samples, labels, words, and size of its train part.
 
     Args:
-        dataset: The data set.
+        dataset: The data set. Its targets count, if it has any.
     """
     sha = hashlib.sha256(f"{dataset.x.dtype}{dataset.x.shape}{dataset.train}".encode())
     for array in (dataset.x, dataset.y):
         sha.update(np.ascontiguousarray(array).data)
+    if dataset.targets is not None:
+        sha.update(f"{dataset.targets.dtype}{dataset.targets.shape}".encode())
+        sha.update(np.ascontiguousarray(dataset.targets).data)
     if any(dataset.words):
         sha.update(repr(dataset.words).encode())
     return sha.hexdigest()

@@ -21,6 +21,7 @@ from flbench.data.partition import PARTS, Partition, label_hash
 from flbench.data.schemes import SCHEMES, Indices, by_class, largest_remainder, natural
 
 DEFAULT_CLIENTS: Final = 20
+BY_CLASS: Final = ("dirichlet", "pathological", "grouped")  # schemes that need classes
 TRIES: Final = 100  # draws of a scheme before samples are moved to clients with too few
 MOST_SHARES: Final = 10**8  # clients times classes times draws, so that all draws take seconds
 
@@ -95,6 +96,14 @@ def _distribute(
     """Return the ascending rows of every client, and notes."""
     if config.scheme == "natural":
         return natural(dataset, pool, config, seed)
+    if dataset.targets is not None and config.scheme in BY_CLASS:
+        raise ConfigError(
+            f"`partition.scheme={config.scheme}` distributes samples by their classes, and"
+            f" `{dataset.name}` has targets that are no classes. Take iid or quantity (fl.IID,"
+            " fl.Quantity), natural clients (fl.Data(x, y, clients=...) with fl.Natural), or a"
+            " function of your own, which gets the targets. If they are classes, give one whole"
+            " number for each sample (one-hot labels: y.argmax(1))."
+        )
     clients = config.clients or DEFAULT_CLIENTS
     if clients * config.min_samples > len(pool):
         raise ConfigError(
@@ -104,7 +113,7 @@ def _distribute(
         )
     if config.is_own:  # what it returns is the user's: nothing is drawn again or moved
         rng = generator(seed, "partition", 0)
-        chosen = own_schemes.assign(dataset.y[pool], clients, config, rng)
+        chosen = own_schemes.assign(dataset.truth[pool], clients, config, rng)
         return [pool[np.sort(indices)] for indices in chosen], []
     best: list[Indices] = []
     shares = clients * len(np.unique(dataset.y[pool]))

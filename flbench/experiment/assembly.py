@@ -16,7 +16,7 @@ from flbench.algorithms import ALGORITHMS, Algorithm, Setting
 from flbench.algorithms.base import state_of
 from flbench.callbacks.callback_list import CallbackList
 from flbench.callbacks.run_view import Memory
-from flbench.config.schema import Config, OwnModelConfig
+from flbench.config.schema import BestConfig, Config, OwnModelConfig
 from flbench.core.errors import ConfigError, DataError
 from flbench.core.types import State, Tree
 from flbench.data import own_schemes, sources
@@ -24,14 +24,14 @@ from flbench.data.federation import Federation
 from flbench.data.federation import build as build_federation
 from flbench.engine.base import Engine, dtype_of, find_device
 from flbench.experiment import checkpoint, engine_choice, local_terms, memory, own_metrics
-from flbench.experiment.evaluate import PARTS, Evaluator
+from flbench.experiment.evaluate import PARTS, Evaluator, Judge
 from flbench.experiment.evaluation_tables import ClassGroups
+from flbench.experiment.judging import ClassJudge
 from flbench.experiment.loop import FederatedLoop, Seconds
 from flbench.experiment.notes import configuration_notes
 from flbench.experiment.rounds import training_state
 from flbench.experiment.run_folder import RunFolder
 from flbench.metrics.classes import confusable_classes, rare_classes, read_confusion
-from flbench.metrics.own import OwnMetric
 from flbench.models import own
 from flbench.models.base import build as build_net
 from flbench.models.base import describe, net_leaves
@@ -69,12 +69,11 @@ class Experiment:
         net: The net with its seeded initial weights.
         algorithm: The method.
         engine: Engine that trains and evaluates.
-        class_groups: Groups of classes for which separate metrics are computed.
+        judge: What is judged, and how.
         notes: Notes to show before the run starts, one sentence each. They depend on configuration
             and data alone.
         engine_choice: Why `engine.name=auto` chose the engine, with measured times; None if the
             configuration names the engine.
-        metrics: Metrics of the user's own.
     """
 
     config: Config
@@ -82,10 +81,9 @@ class Experiment:
     net: nn.Module
     algorithm: Algorithm
     engine: Engine
-    class_groups: ClassGroups
+    judge: Judge
     notes: tuple[str, ...]
     engine_choice: str | None = None
-    metrics: tuple[OwnMetric, ...] = ()
 
     def messages(self) -> tuple[str, ...]:
         """Return the sentences to print before a run starts: the notes and the engine's choice."""
@@ -110,11 +108,11 @@ class Experiment:
             algorithm=self.algorithm,
             engine=self.engine,
             federation=self.federation,
+            judge=self.judge,
             config=self.config.evaluation,
             recalibrate=self.config.train.batchnorm == "drop",
             warn=warn,
             parts=parts,
-            metrics=self.metrics,
         )
 
     def loop(
@@ -137,7 +135,6 @@ class Experiment:
             algorithm=self.algorithm,
             engine=self.engine,
             evaluator=self.evaluator(callbacks.on_note, parts),
-            class_groups=self.class_groups,
             folder=folder,
             callbacks=callbacks,
             seconds=seconds,
@@ -220,10 +217,10 @@ def build(config: Config, federation: Federation | None = None) -> Experiment:
     torch.set_num_threads(config.engine.threads or 1)
     federation = load_federation(config) if federation is None else federation
     config = with_data(config, federation)
-    net = build_net(config.model, federation.shape, federation.classes, config.seed)
+    net = build_net(config.model, federation.shape, federation.output, config.seed)
     if isinstance(config.model, OwnModelConfig):
         config = altered(config, "model", sha256=own.sha256(config.model, net))
-    config, metrics = own_metrics.make(config, federation.classes)
+    config, judge, about_classes = _judge(config, net, federation)
     terms = None
     if config.train.terms:
         config, terms = local_terms.make(config, net, federation)
@@ -262,13 +259,12 @@ def build(config: Config, federation: Federation | None = None) -> Experiment:
     if terms is not None:
         about_terms = local_terms.notes(config, algorithm, replace(before, clients={}))
     if isinstance(net, LightningNet):
-        own_training.check_method(algorithm, before, net.title)
+        has_classes = federation.dataset.targets is None
+        own_training.check_method(algorithm, before, net.title, has_classes=has_classes)
         own_training.try_step(net, config, federation)
-    rare, notes = rare_classes(federation.counts.sum(dim=0), config.evaluation.rare)
-    class_groups = ClassGroups(tuple(rare), _confusable(config, federation), federation.counts)
     notes = [
         *federation.notes,
-        *notes,
+        *about_classes,
         *algorithm.notes(),
         *about_terms,
         *configuration_notes(config, federation, net, algorithm),
@@ -288,9 +284,29 @@ def build(config: Config, federation: Federation | None = None) -> Experiment:
     block = engine.block(config.train.batch_size)
     if block is not None:
         config = altered(config, "engine", block=block)
-    return Experiment(
-        config, federation, net, algorithm, engine, class_groups, tuple(notes), reason, metrics
-    )
+    return Experiment(config, federation, net, algorithm, engine, judge, tuple(notes), reason)
+
+
+def _judge(
+    config: Config, net: nn.Module, federation: Federation
+) -> tuple[Config, Judge, list[str]]:
+    """Return the judge of the models, the configuration with what it records, and notes."""
+    if federation.dataset.targets is not None and isinstance(net, LightningNet):
+        from flbench.experiment import target_judging  # it loads torchmetrics
+
+        target_judging.check_config(config, federation)
+        config, judge = target_judging.make(config, net, federation)
+        return config, judge, []
+    if config.evaluation.best != BestConfig():
+        raise ConfigError(
+            "`evaluation.best` is for targets that are no classes. The best round of a"
+            f" classification, such as that of `{federation.dataset.name}`, is the one with the"
+            " highest validation accuracy. Leave it out."
+        )
+    config, metrics = own_metrics.make(config, federation.classes)
+    rare, notes = rare_classes(federation.counts.sum(dim=0), config.evaluation.rare)
+    groups = ClassGroups(tuple(rare), _confusable(config, federation), federation.counts)
+    return config, ClassJudge(federation, groups, metrics), notes
 
 
 def with_data(config: Config, federation: Federation) -> Config:

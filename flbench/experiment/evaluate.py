@@ -3,9 +3,10 @@
 An evaluation runs a local program whose leaves are neither kept nor sent, so it changes no state.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -19,11 +20,11 @@ from flbench.core.errors import DivergedError
 from flbench.core.tree import take
 from flbench.core.types import Info, Results, Samples, State, StepContext, Tree
 from flbench.data.federation import Federation
+from flbench.data.schemes import Indices
 from flbench.engine.base import Engine, RoundSettings
 from flbench.experiment.communication import apply_masks
-from flbench.metrics.confusion import ConfusionCounts
-from flbench.metrics.own import OwnMetric
 from flbench.metrics.ranking import Margins
+from flbench.results.metrics_file import Row
 
 BLOCK = 256  # clients evaluated at once; it bounds the memory of their predictions
 SCALARS = 2**26  # parameters of the models that `deployed` computes at once: 256 MB of float32
@@ -47,7 +48,10 @@ class Predict:
     has_margin: bool = False
 
     def scores(self, context: StepContext) -> Tensor:
-        """Return the scores [B, C] whose largest entry is the predicted class."""
+        """Return the scores [B, C] whose largest entry is the predicted class.
+
+        For targets that are no classes they are the outputs [B, ...] of the module.
+        """
         if self.weights is not None:
             weights = self.weights(context.leaves, context.ctx)
             context = StepContext(
@@ -88,9 +92,12 @@ class Pad:
     length: int
 
     def __call__(self, reduced: Tree, leaves: Tree, ctx: Tree) -> Tree:
-        """Return every tensor with NaN at the end, [n] -> [L]."""
+        """Return every tensor with NaN at the end, [n, ...] -> [L, ...]."""
+        # `pad` takes its numbers from the last axis to the first: before and after each.
         return {
-            key: torch.nn.functional.pad(rows, (0, self.length - len(rows)), value=torch.nan)
+            key: torch.nn.functional.pad(
+                rows, (0, 0) * (rows.ndim - 1) + (0, self.length - len(rows)), value=torch.nan
+            )
             for key, rows in reduced.items()
         }
 
@@ -101,8 +108,8 @@ class Predictions:
 
     Attributes:
         client: Id [n] int64 of each sample's client.
-        true: True class [n] int64 of each sample.
-        predicted: Predicted class [n] int64 of each sample.
+        true: True class [n] int64 of each sample, or its target [n, ...].
+        predicted: Predicted class [n] int64 of each sample, or the output [n, ...] for it.
         margin: Margin [n] of each sample, if the data set has two classes; otherwise None.
     """
 
@@ -131,24 +138,92 @@ class Predictions:
         return [Margins(self.margin, self.true == 1, self.client)]
 
 
+class Scores(Protocol):
+    """What is known of all clients' predictions on one part: confusion counts, for example."""
+
+    @property
+    def evaluated(self) -> Tensor:
+        """[N] bool: True for clients that have samples in this part."""
+
+    def add_(self, client: Tensor, true: Tensor, predicted: Tensor) -> None:
+        """Add predictions, in place; the arguments are as in `Predictions`."""
+
+    def add_shared_(self, ids: Tensor, true: Tensor, predicted: Tensor) -> None:
+        """Add the predictions of one model that the clients `ids` [K] share, in place."""
+
+
+S = TypeVar("S", bound=Scores)
+
+
 @dataclass(frozen=True)
-class Evaluation:
-    """Confusion counts of the models after one round.
+class Evaluation(Generic[S]):
+    """Scores of the models after one round: the confusion counts of a classification.
 
     Attributes:
         round: Number of rounds completed.
-        local: Counts of every client's model on the client's own samples, by protocol (name of the
+        local: Scores of every client's model on the client's own samples, by protocol (name of the
             deployment) and part (`validation`, `test`).
-        common: Counts on the common test set, by protocol: `personal` for the clients' models and
+        common: Scores on the common test set, by protocol: `personal` for the clients' models and
             `gm` for the global model. Empty if it was not evaluated.
         margins: Margins of the same predictions by protocol and part (`validation`, `test`,
             `common`), if the data set has two classes; otherwise empty.
     """
 
     round: int
-    local: dict[tuple[str, str], ConfusionCounts]
-    common: dict[str, ConfusionCounts] = field(default_factory=dict)
+    local: dict[tuple[str, str], S]
+    common: dict[str, S] = field(default_factory=dict)
     margins: dict[tuple[str, str], Margins] = field(default_factory=dict)
+
+
+class Judge(Protocol):
+    """What is judged in an evaluation, and how.
+
+    `ClassJudge` judges predicted classes by confusion counts, `TargetJudge` the outputs for other
+    targets by metrics of the user. All else in an evaluation is the same for both.
+    """
+
+    def observe(self, deployment: Deployment) -> Callable[[StepContext], Tree]:
+        """Return the function of a Statistic that computes the predictions of a deployment.
+
+        It maps a batch to `predicted` [B, ...] and perhaps `margin` [B].
+        """
+
+    def pairs(self, rows: Indices, predicted: Tensor) -> tuple[Tensor, Tensor]:
+        """Return what is true of n samples, and what was predicted.
+
+        Args:
+            rows: Rows [n] of the data set.
+            predicted: What `observe` has computed for them, [n, ...].
+        """
+
+    def scores(self, clients: int) -> Any:
+        """Return the `Scores` of N clients before the first prediction."""
+
+    def most_clients(self, samples: int) -> int | None:
+        """Return how many clients' predictions fit into memory at once; None for any number.
+
+        Args:
+            samples: Number of samples of each client.
+        """
+
+    def rows(self, evaluation: Evaluation[Any], suffix: str = "") -> list[Row]:
+        """Return the metrics of an evaluation as rows of metrics.csv.
+
+        Args:
+            evaluation: Scores after one round.
+            suffix: Suffix of the protocols' names; `@local` marks an evaluation of the cohort right
+                after local training.
+        """
+
+    def tables(
+        self, evaluations: Mapping[str, tuple[Evaluation[Any], State]]
+    ) -> Iterator[tuple[str, Sequence[str], Sequence[Sequence[object]]]]:
+        """Yield name, header and lines of the tables of a finished run.
+
+        Args:
+            evaluations: Evaluation and evaluated state of the moment `last` and, if it is another
+                round, of the moment `best`.
+        """
 
 
 @dataclass(frozen=True)
@@ -159,25 +234,25 @@ class Evaluator:
         algorithm: The method; its `deploy` defines which models are evaluated.
         engine: Engine that runs the programs of the evaluation.
         federation: Samples of all clients and of the common test set.
+        judge: What is judged, and how.
         config: Section `evaluation` of the configuration.
         recalibrate: Whether BatchNorm statistics are re-estimated on the client's training part
             before an evaluation (`train.batchnorm=drop`).
         warn: Function that is called with a sentence if fine-tuning diverges.
         parts: Parts of the clients' samples to evaluate on. A hyper-parameter search evaluates
             `validation` alone; without `test`, the common test set is not used either.
-        metrics: Metrics of the user's own.
     """
 
     algorithm: Algorithm
     engine: Engine
     federation: Federation
+    judge: Judge
     config: EvaluationConfig
     recalibrate: bool
     warn: Callable[[str], None]
     parts: tuple[str, ...] = PARTS
-    metrics: tuple[OwnMetric, ...] = ()
 
-    def evaluate(self, state: State, settings: RoundSettings, *, common: bool) -> Evaluation:
+    def evaluate(self, state: State, settings: RoundSettings, *, common: bool) -> Evaluation[Any]:
         """Evaluate the models of all clients after a round, participants or not.
 
         Every client gets what the server would send it now, and its own kept leaves.
@@ -190,9 +265,9 @@ class Evaluator:
         Raises:
             DivergedError: A model has weights that are not finite.
         """
-        local: dict[tuple[str, str], ConfusionCounts] = {}
+        local: dict[tuple[str, str], Any] = {}
         margins: dict[tuple[str, str], list[Margins]] = {}
-        for ids in self._blocks():
+        for ids in self._blocks(self.judge.most_clients(self.longest) or BLOCK):
             for name, deployment in self._deployments(state).items():
                 if name == "gm":
                     continue
@@ -201,7 +276,7 @@ class Evaluator:
                 )
                 for part in self.parts:
                     if (name, part) not in local:
-                        local[name, part] = self.no_counts()
+                        local[name, part] = self.no_scores()
                     seen = self.predictions_of(part, ids, found)
                     local[name, part].add_(seen.client, seen.true, seen.predicted)
                     margins.setdefault((name, part), []).extend(seen.margins())
@@ -209,14 +284,19 @@ class Evaluator:
         joined = {key: Margins.joined(parts) for key, parts in margins.items() if parts}
         return Evaluation(state.round, local, shared, joined)
 
-    def no_counts(self, clients: int | None = None) -> ConfusionCounts:
-        """Return counts of zero.
+    def no_scores(self, clients: int | None = None) -> Any:
+        """Return scores without predictions.
 
         Args:
             clients: Number of clients; None for all clients.
         """
-        clients = self.federation.clients if clients is None else clients
-        return ConfusionCounts.empty(clients, self.federation.classes, self.metrics)
+        return self.judge.scores(self.federation.clients if clients is None else clients)
+
+    @property
+    def longest(self) -> int:
+        """Largest number of samples of a client in one of `parts`, at least 1."""
+        parts = self.federation.partition.parts
+        return max(1, *(len(rows) for part in self.parts for rows in parts[part]))
 
     def predictions_of(
         self, part: str, ids: Tensor, observed: Tree, *, whole: bool = False
@@ -229,7 +309,6 @@ class Evaluator:
             observed: Results [K, ...] of the Statistics.
             whole: Whether the whole common test set was read, not `evaluation.common.limit`.
         """
-        y = self.federation.dataset.y
         if part == "common":
             limit = None if whole else self.config.common.limit
             rows = [self.federation.common_rows(limit)] * len(ids)
@@ -237,17 +316,21 @@ class Evaluator:
             parts = self.federation.partition.parts[part]
             rows = [parts[client] for client in ids.tolist()]
         sizes = torch.tensor([len(mine) for mine in rows], dtype=torch.int64)  # [K]
-        predicted = observed[f"{part}.predicted"]  # [K, L]
+        predicted = observed[f"{part}.predicted"]  # [K, L, ...]
         is_sample = torch.arange(predicted.shape[1]) < sizes[:, None]  # [K, L]
         margin = observed.get(f"{part}.margin")  # [K, L]
+        # predicted: [K, L, ...] -> [n, ...]
+        pairs = self.judge.pairs(np.concatenate([NO_ROWS, *rows]), predicted[is_sample])
         return Predictions(
             client=ids.repeat_interleave(sizes),
-            true=torch.from_numpy(y[np.concatenate([NO_ROWS, *rows])]).long(),
-            predicted=predicted[is_sample].long(),  # [K, L] -> [n]
+            true=pairs[0],
+            predicted=pairs[1],
             margin=None if margin is None else margin[is_sample],
         )
 
-    def evaluate_cohort(self, state: State, settings: RoundSettings, ids: Tensor) -> Evaluation:
+    def evaluate_cohort(
+        self, state: State, settings: RoundSettings, ids: Tensor
+    ) -> Evaluation[Any]:
         """Evaluate the personal models of some clients on the clients' own samples.
 
         Args:
@@ -260,7 +343,7 @@ class Evaluator:
         """
         name, deployment = next(iter(self._deployments(state).items()))
         statistics = self.part_statistics(deployment)
-        local = {(name, part): self.no_counts() for part in self.parts}
+        local = {(name, part): self.no_scores() for part in self.parts}
         for some in torch.split(ids, BLOCK) if len(ids) else ():
             found = self.run_statistics(state, settings, name, deployment, some, statistics)
             for part in self.parts:
@@ -273,7 +356,7 @@ class Evaluator:
         state: State,
         settings: RoundSettings,
         margins: dict[tuple[str, str], list[Margins]] | None = None,
-    ) -> dict[str, ConfusionCounts]:
+    ) -> dict[str, Any]:
         """Evaluate the personal models and the global model on the common test set.
 
         Personal models are evaluated on at most `evaluation.common.limit` samples, the global model
@@ -286,19 +369,20 @@ class Evaluator:
                 data set has two classes.
 
         Returns:
-            Counts of N clients under `personal`, and of one model under `gm` if the method deploys
+            Scores of N clients under `personal`, and of one model under `gm` if the method deploys
             a global model and `train.batchnorm` is not `drop`. Empty if there is no common test set
             or the part `test` is not evaluated.
 
         Raises:
             DivergedError: A model has weights that are not finite.
         """
-        counts_by_part: dict[str, ConfusionCounts] = {}
+        scores: dict[str, Any] = {}
         if not self.has_common():
-            return counts_by_part
-        for ids in self._blocks():
+            return scores
+        length = len(self.federation.common_rows(self.config.common.limit))
+        for ids in self._blocks(self.judge.most_clients(length) or BLOCK):
             for name, deployment in self._deployments(state).items():
-                if name == "gm" and (name in counts_by_part or self.recalibrate):
+                if name == "gm" and (name in scores or self.recalibrate):
                     # Under `drop` each client re-estimates the BatchNorm statistics, so there is
                     # no global model to evaluate.
                     continue
@@ -313,20 +397,18 @@ class Evaluator:
                     some = ids[:1]
                 observed = self.run_statistics(state, settings, name, deployment, some, statistics)
                 seen = self.predictions_of("common", some, observed, whole=name == "gm")
-                if name not in counts_by_part:
-                    counts_by_part[name] = self.no_counts(1 if name == "gm" else None)
+                if name not in scores:
+                    scores[name] = self.no_scores(1 if name == "gm" else None)
                 if len(some) < len(ids) and name != "gm":
                     # One model for all clients of the block.
-                    one = self.no_counts(1)
-                    one.add_(torch.zeros_like(seen.client), seen.true, seen.predicted)
-                    counts_by_part[name].add_repeated_(ids, one)
+                    scores[name].add_shared_(ids, seen.true, seen.predicted)
                     if seen.margin is not None:
                         seen = seen.repeated(ids)
                 else:
-                    counts_by_part[name].add_(seen.client, seen.true, seen.predicted)
+                    scores[name].add_(seen.client, seen.true, seen.predicted)
                 if margins is not None:
                     margins.setdefault((name, "common"), []).extend(seen.margins())
-        return counts_by_part
+        return scores
 
     def _is_same_for_all(self, state: State, deployment: Deployment) -> bool:
         """Return whether a deployment is the same model for all clients."""
@@ -337,8 +419,8 @@ class Evaluator:
     def part_statistics(self, deployment: Deployment) -> tuple[Statistic, ...]:
         """Return one Statistic for each of `parts`.
 
-        Its results are `PART.predicted` [L] and, with two classes, `PART.margin` [L], for at most
-        L samples of a client.
+        Its results are `PART.predicted` [L, ...] and, with two classes, `PART.margin` [L], for at
+        most L samples of a client.
         """
         parts = self.federation.partition.parts
         return tuple(
@@ -350,10 +432,9 @@ class Evaluator:
         self, name: str, deployment: Deployment, samples: Samples, length: int
     ) -> Statistic:
         """Return a Statistic that evaluates a deployment on at most `length` samples."""
-        has_margin = self.federation.classes == 2
         return Statistic(
             name,
-            Predict(deployment.weights, deployment.predict, has_margin),
+            self.judge.observe(deployment),
             reduce="rows",
             finish=Pad(max(1, length)),
             samples=samples,

@@ -48,7 +48,9 @@ class ClassGroups:
         return tuple(confusable_classes(validation.confusion))
 
 
-def metric_rows(evaluation: Evaluation, class_groups: ClassGroups, suffix: str = "") -> list[Row]:
+def metric_rows(
+    evaluation: Evaluation[ConfusionCounts], class_groups: ClassGroups, suffix: str = ""
+) -> list[Row]:
     """Return all metrics of an evaluation as rows of metrics.csv.
 
     Metrics without samples are left out.
@@ -69,7 +71,7 @@ def metric_rows(evaluation: Evaluation, class_groups: ClassGroups, suffix: str =
     return rows + common_rows(evaluation, class_groups, suffix)
 
 
-def group_rows(evaluation: Evaluation, groups: Tensor, suffix: str) -> list[Row]:
+def group_rows(evaluation: Evaluation[ConfusionCounts], groups: Tensor, suffix: str) -> list[Row]:
     """Return the accuracy of a cohort as a mean over groups of clients, as rows of metrics.csv.
 
     Args:
@@ -85,7 +87,9 @@ def group_rows(evaluation: Evaluation, groups: Tensor, suffix: str) -> list[Row]
     return rows
 
 
-def common_rows(evaluation: Evaluation, class_groups: ClassGroups, suffix: str = "") -> list[Row]:
+def common_rows(
+    evaluation: Evaluation[ConfusionCounts], class_groups: ClassGroups, suffix: str = ""
+) -> list[Row]:
     """Return the metrics on the common test set: personal models, GM, PM(V) and PM(L).
 
     GM is the global model. PM(V) and PM(L) are means over the evaluated clients of accuracies that
@@ -122,7 +126,9 @@ def common_rows(evaluation: Evaluation, class_groups: ClassGroups, suffix: str =
     return rows
 
 
-def _ranking_rows(evaluation: Evaluation, part: str, protocol: str, suffix: str) -> list[Row]:
+def _ranking_rows(
+    evaluation: Evaluation[ConfusionCounts], part: str, protocol: str, suffix: str
+) -> list[Row]:
     """Return the metrics of the ranking of samples as rows; none without two classes."""
     margins = evaluation.margins.get((protocol, part))
     if margins is None:
@@ -147,7 +153,7 @@ CLASS_HEADER = (
 
 def client_table(
     moment: str,
-    evaluation: Evaluation,
+    evaluation: Evaluation[ConfusionCounts],
     train_counts: Tensor,
     participation_count: Tensor,
     names: tuple[str, ...] = (),
@@ -186,7 +192,10 @@ def client_table(
 
 
 def class_table(
-    moment: str, evaluation: Evaluation, class_groups: ClassGroups, names: tuple[str, ...]
+    moment: str,
+    evaluation: Evaluation[ConfusionCounts],
+    class_groups: ClassGroups,
+    names: tuple[str, ...],
 ) -> list[tuple[object, ...]]:
     """Return the rows of per_class.csv, in the order of CLASS_HEADER.
 
@@ -214,7 +223,7 @@ def class_table(
     ]
 
 
-def confusion_table(evaluation: Evaluation) -> list[tuple[object, ...]]:
+def confusion_table(evaluation: Evaluation[ConfusionCounts]) -> list[tuple[object, ...]]:
     """Return the rows of confusion.csv: split, true class, predicted class, and a count above 0."""
     lines: list[tuple[object, ...]] = []
     for part in ("validation", "test"):

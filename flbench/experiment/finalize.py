@@ -1,6 +1,6 @@
 """Files of a finished run: tables, report and summary."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -10,14 +10,6 @@ from flbench.core.tree import digest
 from flbench.core.types import State
 from flbench.experiment import checkpoint
 from flbench.experiment.assembly import Experiment
-from flbench.experiment.evaluate import Evaluation
-from flbench.experiment.evaluation_tables import (
-    CLASS_HEADER,
-    class_table,
-    client_table,
-    confusion_table,
-    metric_rows,
-)
 from flbench.experiment.loop import FederatedLoop
 from flbench.experiment.run_folder import RunFolder
 from flbench.reports import page
@@ -60,14 +52,15 @@ def write(experiment: Experiment, loop: FederatedLoop, state: State) -> Summary:
                 better, loop.evaluation_settings(better), common=not known
             )
             evaluations["best"] = (evaluation, better)
-            lines = metric_rows(evaluation, experiment.class_groups)
+            lines = evaluator.judge.rows(evaluation)
             there = {row[:4] for row in folder.rows}
             # Rows that the loop has already written stay; only missing ones are added. A final run
             # of a study, for example, has not evaluated the test parts during its rounds.
             folder.add_metrics([row for row in lines if row[:4] not in there])
         weights = weights_digest(loop, state)
     with seconds.measure("write"):
-        _write_tables(experiment, folder, evaluations)
+        for name, header, rows in evaluator.judge.tables(evaluations):
+            folder.write_table(name, header, rows)
         if config.output.predictions:
             _write_predictions(
                 folder, experiment, evaluator.predictions(state, loop.evaluation_settings(state))
@@ -87,43 +80,13 @@ def weights_digest(loop: FederatedLoop, state: State) -> str:
     return digest(loop.evaluator.deployed(state, loop.evaluation_settings(state)))
 
 
-def _write_tables(
-    experiment: Experiment, folder: RunFolder, evaluations: Mapping[str, tuple[Evaluation, State]]
-) -> None:
-    """Write clients.csv, per_class.csv and confusion.csv.
-
-    Args:
-        experiment: The experiment.
-        folder: Run folder.
-        evaluations: Evaluation and evaluated state of the moment `last` and, if it is another
-            round, of the moment `best`.
-    """
-    names, counts = experiment.federation.dataset.classes, experiment.class_groups.train_counts
-    clients, classes = [], []
-    for moment, (evaluation, evaluated) in evaluations.items():
-        clients += client_table(
-            moment,
-            evaluation,
-            counts,
-            evaluated.participation_count,
-            experiment.federation.partition.names,
-        )
-        classes += class_table(moment, evaluation, experiment.class_groups, names)
-    last, _ = evaluations["last"]
-    folder.write_table("clients.csv", tuple(clients[0]), [tuple(row.values()) for row in clients])
-    folder.write_table("per_class.csv", CLASS_HEADER, classes)
-    folder.write_table(
-        "confusion.csv", ("split", "true", "predicted", "count"), confusion_table(last)
-    )
-
-
 def _best_state(loop: FederatedLoop, state: State) -> State | None:
-    """Return the state after the round with the best validation accuracy.
+    """Return the state after the best round by validation.
 
     None if that is the last round, if there is no validation part, or if the checkpoint holds
     another round.
     """
-    best = best_round(loop.folder.rows)
+    best = best_round(loop.folder.rows, loop.config.evaluation.best)
     if best is None or best == state.round:
         return None
     saved, _ = checkpoint.load(loop.folder.checkpoint("best"), loop.config.hash())
@@ -138,7 +101,7 @@ def _best_state(loop: FederatedLoop, state: State) -> State | None:
 
 def _finish(folder: RunFolder, config: Config, summary: Summary) -> None:
     """Write report.html and then summary.json, which marks the folder as finished."""
-    classes, clients = reading.read_classes(folder.path), reading.read_clients(folder.path)
+    classes, clients = reading.read_tables(folder.path, config)
     run = reading.Run(
         folder.path, config, summary, folder.rows, classes, finished=True, clients=clients
     )
@@ -156,7 +119,8 @@ def _summary(experiment: Experiment, loop: FederatedLoop, state: State, weights:
         weights: SHA-256 over the weights of all clients' models after the last round.
     """
     config, rows, seconds = experiment.config, loop.folder.rows, loop.seconds
-    last, best = last_round(rows) or 0, best_round(rows)
+    by = config.evaluation.best
+    last, best = last_round(rows) or 0, best_round(rows, by)
     summary: Summary = {
         "algorithm": config.algorithm.name,
         "dataset": experiment.federation.dataset.name,
@@ -167,9 +131,9 @@ def _summary(experiment: Experiment, loop: FederatedLoop, state: State, weights:
         "partition_hash": experiment.federation.partition.hash(),
         "config_hash": config.hash(),
         "weights_digest": weights,
-        "last": metrics_at(rows, last),
-        "best": metrics_at(rows, last if best is None else best),
-        "best_by": "validation accuracy"
+        "last": metrics_at(rows, last, by),
+        "best": metrics_at(rows, last if best is None else best, by),
+        "best_by": f"validation {by.title}"
         if best is not None
         else "no validation part: the last round",
         **totals(rows),

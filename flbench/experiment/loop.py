@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
+from typing import Any
 
 import torch
 
@@ -20,7 +21,7 @@ from flbench.core.types import Results, Stage, State, Tree
 from flbench.engine.base import Engine, RoundSettings
 from flbench.experiment import rounds
 from flbench.experiment.evaluate import Evaluation, Evaluator
-from flbench.experiment.evaluation_tables import ClassGroups, group_rows, metric_rows
+from flbench.experiment.evaluation_tables import group_rows
 from flbench.experiment.interrupts import Interrupts
 from flbench.experiment.run_folder import RunFolder
 from flbench.results.metrics_file import Row
@@ -69,11 +70,10 @@ class FederatedLoop:
         algorithm: The method.
         engine: Engine that trains the clients.
         evaluator: Evaluator of the models.
-        class_groups: Groups of classes for which separate metrics are computed.
         folder: Run folder that metrics and checkpoints are written to.
         callbacks: The callbacks of the run.
         seconds: Time spent so far, including the time before a resume.
-        last: Counts of the last evaluation; None before the first.
+        last: Scores of the last evaluation; None before the first.
         progress: How far the run is, for the callbacks.
         view: The read-only view of the run that the callbacks get.
     """
@@ -82,11 +82,10 @@ class FederatedLoop:
     algorithm: Algorithm
     engine: Engine
     evaluator: Evaluator
-    class_groups: ClassGroups
     folder: RunFolder
     callbacks: CallbackList = field(default_factory=CallbackList)
     seconds: Seconds = field(default_factory=Seconds)
-    last: Evaluation | None = None
+    last: Evaluation[Any] | None = None
     progress: Progress = field(init=False)
     view: RunView = field(init=False)
 
@@ -231,7 +230,7 @@ class FederatedLoop:
             lines += _logged(trained.results, number)
         if evaluated:
             evaluation = self._observed(trained.results, number)
-            lines += metric_rows(evaluation, self.class_groups, suffix="@local")
+            lines += self.evaluator.judge.rows(evaluation, suffix="@local")
             lines += _diagnosed(diagnostics, trained.results, number)
         if groups is not None:
             with self.seconds.measure("evaluate"):
@@ -246,8 +245,9 @@ class FederatedLoop:
     def evaluate(self, state: State, interrupts: Interrupts) -> None:
         """Evaluate all models and write the metrics; save the state if it is the best so far.
 
-        The best state is the one with the highest validation accuracy. The state of the last round
-        is not saved as the best one: it is at hand when the run ends.
+        The best state is the one with the highest validation accuracy, or what `evaluation.best`
+        says. The state of the last round is not saved as the best one: it is at hand when the run
+        ends.
 
         Args:
             state: State after a round.
@@ -264,10 +264,11 @@ class FederatedLoop:
             evaluation = self.evaluator.evaluate(
                 state, self.evaluation_settings(state), common=common
             )
-            rows = metric_rows(evaluation, self.class_groups)
+            rows = self.evaluator.judge.rows(evaluation)
         self.last = evaluation
         self.folder.add_metrics(rows)
-        if best_round(self.folder.rows) == state.round and not last:
+        best = best_round(self.folder.rows, self.config.evaluation.best)
+        if best == state.round and not last:
             self.save("best", state)
         if self.callbacks:
             metrics = MappingProxyType({row.full_name: row.value for row in rows})
@@ -364,7 +365,7 @@ class FederatedLoop:
             return
         with self.seconds.measure("evaluate"), interrupts.allowed():
             self.last = self.evaluator.evaluate(state, self.evaluation_settings(state), common=True)
-            rows = metric_rows(self.last, self.class_groups)
+            rows = self.evaluator.judge.rows(self.last)
         self.folder.add_metrics([row for row in rows if row[:4] not in there])
 
     def _weights_of(self, state: State, client: int) -> Tree:
@@ -391,7 +392,14 @@ class FederatedLoop:
         return self.algorithm.cohort_groups(rounds.visible_to_server(state, LocalProgram(())))
 
     def _observers(self, state: State) -> tuple[Step, ...]:
-        """Return the steps that evaluate the cohort's models right after local training."""
+        """Return the steps that evaluate the cohort's models right after local training.
+
+        There are none if the predictions of the cohort do not fit into memory at once.
+        """
+        most = self.evaluator.judge.most_clients(self.evaluator.longest)
+        cohort = self.config.train.participation * self.evaluator.federation.clients
+        if most is not None and most < cohort:
+            return ()
         deployments = self.algorithm.deploy(state, torch.tensor([0]))
         first = next(iter(deployments.values()))
         common = self._is_common_evaluation_due(state.round + 1)
@@ -401,23 +409,23 @@ class FederatedLoop:
             *(self.evaluator.common_statistics(first) if common else ()),
         )
 
-    def _observed(self, results: Results, number: int) -> Evaluation:
-        """Return the counts of the cohort's models right after local training of round `number`.
+    def _observed(self, results: Results, number: int) -> Evaluation[Any]:
+        """Return the scores of the cohort's models right after local training of round `number`.
 
-        The counts are zero if all clients failed.
+        They are without predictions if all clients failed.
         """
-        counts_by_part, margins = {}, {}
+        by_part, margins = {}, {}
         for part in (*self.evaluator.parts, "common"):
-            counts = counts_by_part[part] = self.evaluator.no_counts()
+            scores = by_part[part] = self.evaluator.no_scores()
             if f"{part}.predicted" in results.observed:
                 seen = self.evaluator.predictions_of(part, results.ids, results.observed)
-                counts.add_(seen.client, seen.true, seen.predicted)
+                scores.add_(seen.client, seen.true, seen.predicted)
                 for found in seen.margins():
                     margins["personal", part] = found
-        common = counts_by_part.pop("common")
+        common = by_part.pop("common")
         return Evaluation(
             number,
-            {("personal", part): counts for part, counts in counts_by_part.items()},
+            {("personal", part): scores for part, scores in by_part.items()},
             {"personal": common} if bool(common.evaluated.any()) else {},
             margins,
         )

@@ -27,11 +27,32 @@ def make(config: Config, classes: int) -> tuple[Config, tuple[OwnMetric, ...]]:
     Raises:
         ConfigError: A function is not there, has changed since the run began, or is no metric.
     """
+    one_each = torch.ones(classes, classes, dtype=torch.int64)
+    return _made(config, lambda metric: metric(one_each))
+
+
+def of_targets(config: Config) -> tuple[Config, tuple[OwnMetric, ...]]:
+    """Return the metrics of targets that are no classes, and the configuration with their hashes.
+
+    Args:
+        config: Configuration of the run.
+
+    Raises:
+        ConfigError: A metric is not there, has changed since the run began, or is not one of
+            torchmetrics.
+    """
+    return _made(config, lambda metric: None)
+
+
+def _made(
+    config: Config, check: Callable[[OwnMetric], object]
+) -> tuple[Config, tuple[OwnMetric, ...]]:
+    """Return the metrics, each of them checked, and the configuration with their hashes."""
     metrics, written = [], {}
     for name, entry in (config.evaluation.metrics or {}).items():
         _check_name(name)
         metric = OwnMetric(name, _function(name, entry), entry.source)
-        metric(torch.ones(classes, classes, dtype=torch.int64))
+        check(metric)
         metrics.append(metric)
         written[name] = entry.model_copy(update={"sha256": _sha256(entry, metric)})
     if not metrics:

@@ -89,13 +89,16 @@ def _task_loss(term: LossTerm) -> LossTerm:
     return TaskLoss(term.weight) if type(term) is CrossEntropy else term
 
 
-def check_method(algorithm: Algorithm, start: State, title: str) -> None:
+def check_method(
+    algorithm: Algorithm, start: State, title: str, *, has_classes: bool = True
+) -> None:
     """Raise a ConfigError if a method needs more of a net than parameters and a task loss.
 
     Args:
         algorithm: The method, with the module's loss.
         start: State before the first round.
         title: Name of the user's class.
+        has_classes: Whether the data have classes, which a method may count.
     """
     programs = [
         algorithm.program(replace(start, stage=number, clients={}))
@@ -105,7 +108,11 @@ def check_method(algorithm: Algorithm, start: State, title: str) -> None:
         visible_to_server(start, programs[0]), torch.tensor([0])
     ).values()
     programs += [model.program for model in deployments if model.program is not None]
-    reasons = [reason for program in programs for reason in _reasons(algorithm, program)]
+    reasons = [
+        reason
+        for program in programs
+        for reason in _reasons(algorithm, program, has_classes=has_classes)
+    ]
     rules = [model.predict for model in deployments if model.predict is not None]
     reasons += [f"it predicts by features or scores of its own ({_name(rule)})" for rule in rules]
     if reasons:
@@ -117,13 +124,15 @@ def check_method(algorithm: Algorithm, start: State, title: str) -> None:
         )
 
 
-def _reasons(algorithm: Algorithm, program: LocalProgram) -> Iterator[str]:
+def _reasons(algorithm: Algorithm, program: LocalProgram, *, has_classes: bool) -> Iterator[str]:
     """Yield what a program needs that a LightningModule does not give."""
     for step in program.steps:
         if isinstance(step, Phase):
             yield from _of_phase(step, algorithm.setting.net, algorithm.setting.train.optimizer)
         elif isinstance(step, Statistic) and not getattr(step.fn, "of_labels", False):
             yield f"it reads what the net computes for samples ({_name(step.fn)})"
+        elif isinstance(step, Statistic) and not has_classes:
+            yield f"it needs classes, and the data have other targets ({_name(step.fn)})"
 
 
 def _of_phase(phase: Phase, net: NetSpec, optimizer: OptimizerConfig) -> Iterator[str]:
@@ -184,6 +193,7 @@ def try_step(net: LightningNet, config: Config, federation: Federation) -> None:
     factor = config.train.schedule.factor(config.train.rounds - 1, config.train.rounds)
     module = OwnModule(net, phase, leaves, start, {}, factor=factor, log=Log())
     x, y = federation.inputs(rows, dtype), federation.y[torch.from_numpy(rows)]
+    y = y.to(dtype) if y.is_floating_point() else y
     ones, key = torch.ones(len(y), dtype=torch.bool), torch.arange(len(y))
     batch = Batch(x, y, ones, key, torch.tensor(0))
     module.train()

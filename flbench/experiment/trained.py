@@ -41,7 +41,7 @@ from flbench.experiment.assembly import Experiment, altered, build
 from flbench.experiment.evaluate import BLOCK, SCALARS
 from flbench.metrics import ranking_names
 from flbench.results import metrics_file
-from flbench.results.reading import CLIENT_SCORES, check_run_folder
+from flbench.results.reading import check_run_folder, client_scores
 from flbench.results.summary import best_round
 
 Moment = Literal["best", "last"]
@@ -191,7 +191,7 @@ class TrainedModel:
         net: The net in eval mode, on the CPU: normalized inputs [B, ...] to scores [B, C].
         inputs: The module that normalizes raw samples for `net`.
         normalization: The same normalization as numbers.
-        classes: Names of the C classes.
+        classes: Names of the C classes; empty for targets that are no classes.
         columns: Names of the columns of the table; empty for images.
         words: Words of each column of the table; empty tuples for columns of numbers.
         largest: Largest value of uint8 images; None for other data.
@@ -245,7 +245,7 @@ class TrainedModel:
         with torch.no_grad():
             parts = [module(part) for part in torch.split(raw, CHUNK)] if len(raw) else []
         first = next(self.net.parameters())
-        return torch.cat(parts) if parts else first.new_empty(0, len(self.classes))
+        return torch.cat(parts) if parts else first.new_empty(0, *self.card["output"]["shape"][1:])
 
     def check(self, x: Tensor | NDArray[Any]) -> Tensor:
         """Return raw samples [B, *raw_shape] in the type of the data set.
@@ -446,7 +446,7 @@ def _read_state(experiment: Experiment, path: Path, moment: Moment) -> State:
     state, _ = checkpoint.load(check_checkpoint(path), experiment.config.hash())
     if moment == "last":
         return state
-    best = best_round(metrics_file.read(path / "metrics.csv"))
+    best = best_round(metrics_file.read(path / "metrics.csv"), experiment.config.evaluation.best)
     if best is None or best == state.round:
         return state  # without a validation part the last round counts
     file = path / "checkpoints" / "best.safetensors"
@@ -546,7 +546,7 @@ def _load(
         net=deployed,
         inputs=inputs,
         normalization=normalization,
-        classes=dataset.classes,
+        classes=dataset.classes if dataset.targets is None else (),
         columns=_columns(dataset),
         words=dataset.words if dataset.is_table else (),
         largest=dataset.scale if dataset.is_pixels else None,
@@ -763,8 +763,8 @@ def _card(
         "classes": list(model.classes),
         "input": inputs,
         "normalization": normalization,
-        "output": {"shape": ["B", len(model.classes)], "scores": model.net.scores},
-        "metrics": _metrics(path, state, client, name),
+        "output": _output(model, federation),
+        "metrics": _metrics(path, config, state, client, name),
         "net": config.model.model_dump(mode="json"),
         "parameters": sum(parameter.numel() for parameter in model.net.parameters()),
         "precision": config.engine.precision,
@@ -774,7 +774,19 @@ def _card(
     }
 
 
-def _metrics(path: Path, state: State, client: int | None, name: str) -> dict[str, float]:
+def _output(model: TrainedModel, federation: Federation) -> dict[str, Any]:
+    """Return the entry `output` of a model's card."""
+    if federation.dataset.targets is None:
+        return {"shape": ["B", len(model.classes)], "scores": model.net.scores}
+    first = next(model.net.parameters())
+    with torch.no_grad():
+        found = model.net(torch.zeros(1, *federation.shape, dtype=first.dtype))
+    return {"shape": ["B", *found.shape[1:]], "scores": "outputs"}
+
+
+def _metrics(
+    path: Path, config: Config, state: State, client: int | None, name: str
+) -> dict[str, float]:
     """Return the model's test metrics that the run has written; empty if it has none.
 
     They are those of a client's personal model on the client's test part, and those of the global
@@ -786,7 +798,7 @@ def _metrics(path: Path, state: State, client: int | None, name: str) -> dict[st
         return {
             row.metric: row.value
             for row in rows
-            if row[:3] == (state.round, "common", "gm") and row.metric in CLIENT_SCORES
+            if row[:3] == (state.round, "common", "gm") and row.metric in client_scores(config)
         }
     file = path / "clients.csv"
     if name != "personal" or not file.is_file():
@@ -796,7 +808,8 @@ def _metrics(path: Path, state: State, client: int | None, name: str) -> dict[st
     with as_data_error(file):
         for row in csv.DictReader(StringIO(files.read_text(file)), strict=True):
             if row["moment"] == moment and int(row["client"]) == client:
-                scores = {key: row.get(key) for key in (*CLIENT_SCORES, *ranking_names.NAMES)}
+                known = (*client_scores(config), *ranking_names.NAMES)
+                scores = {key: row.get(key) for key in known}
                 values = {key: float(cell) for key, cell in scores.items() if cell}
                 return {
                     "test_samples": int(row["test_size"]),

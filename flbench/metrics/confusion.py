@@ -92,6 +92,18 @@ class ConfusionCounts:
                 for metric, values in self.own.items():
                     values[k] = metric(matrix)
 
+    def add_shared_(self, ids: Tensor, true: Tensor, predicted: Tensor) -> None:
+        """Add the predictions of one model, which some clients share, for n samples, in place.
+
+        Args:
+            ids: Different client ids [K] int64.
+            true: True classes [n] int64 in [0, C).
+            predicted: Predicted classes [n] int64 in [0, C).
+        """
+        one = ConfusionCounts.empty(1, len(self.confusion), tuple(self.own))
+        one.add_(torch.zeros_like(true), true, predicted)
+        self.add_repeated_(ids, one)
+
     def add_repeated_(self, ids: Tensor, one: "ConfusionCounts") -> None:
         """Add the counts of one model to each of some clients, in place.
 

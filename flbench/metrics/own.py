@@ -67,9 +67,18 @@ class OwnMetric:
             confusion: Confusion matrix [C, C] over all clients.
             clients: Values [N] of the clients; NaN for those without a value.
         """
+        return self.summary(self(confusion), clients)
+
+    def summary(self, value: float, clients: Tensor) -> dict[str, float | None]:
+        """Return a value over all samples, the mean over clients, and that of the worst tenth.
+
+        Args:
+            value: The value over all samples; NaN for none.
+            clients: Values [N] of the clients; NaN for those without a value.
+        """
         known = clients[~clients.isnan()].sort(descending=self.is_loss).values
         worst = known[: -(-len(known) // 10)]
-        values = {"": self(confusion), "_mean": _mean(known), "_worst10": _mean(worst)}
+        values = {"": value, "_mean": _mean(known), "_worst10": _mean(worst)}
         return {
             f"{self.name}{suffix}": None if isnan(value) else value
             for suffix, value in values.items()

@@ -154,7 +154,7 @@ class NetSpec:
         )
 
 
-def build(config: ModelConfig, shape: tuple[int, ...], classes: int, seed: int) -> nn.Module:
+def build(config: ModelConfig, shape: tuple[int, ...], classes: int | None, seed: int) -> nn.Module:
     """Build a net with seeded random weights.
 
     The weights depend on the arguments alone, and the state of PyTorch's global generator is not
@@ -164,17 +164,20 @@ def build(config: ModelConfig, shape: tuple[int, ...], classes: int, seed: int) 
     Args:
         config: Name and options of the net.
         shape: Shape of one sample: `(channels, height, width)` or `(features,)`.
-        classes: Number of classes C.
+        classes: Number of classes C; None for targets that are no classes, for which only a
+            LightningModule can be trained.
         seed: Seed of the run.
 
     Raises:
-        ConfigError: There is no such net, or it does not accept samples of this shape.
+        ConfigError: There is no such net, or it does not accept such samples or targets.
     """
     with torch.random.fork_rng(devices=[]):
         # Seed the CPU generator alone: `torch.manual_seed` would reseed all GPUs as well.
         torch.default_generator.manual_seed(torch_seed(seed, "model"))
         if isinstance(config, OwnModelConfig):
             return own.make(config, shape, classes)
+        if classes is None:
+            raise own.is_classifier(config.name)
         net: Net = MODELS.find(config.name)(config, shape, classes)
         return net
 

@@ -70,14 +70,16 @@ class LightningNet(nn.Module):
     def forward(self, x: Tensor) -> Outputs:
         """Return what the module's `forward` returns for inputs [B, ...], as logits.
 
-        The features have the shape [B, 0]: a LightningModule does not tell which they are.
+        For targets that are no classes it may have any shape [B, ...]. The features have the shape
+        [B, 0]: a LightningModule does not tell which they are.
         """
         logits = self.module(x)
-        return Outputs(logits[:, :0], logits)
+        features = logits[:, :0] if logits.ndim == 2 else x.new_empty(x.shape[0], 0)
+        return Outputs(features, logits)
 
 
 def make(
-    source: Any, config: OwnModelConfig, shape: tuple[int, ...], classes: int, what: str
+    source: Any, config: OwnModelConfig, shape: tuple[int, ...], classes: int | None, what: str
 ) -> LightningNet:
     """Return the net of a LightningModule.
 
@@ -86,7 +88,7 @@ def make(
             `classes` or `num_classes` get the shape of a sample and the number of classes.
         config: Section `model`.
         shape: Shape of one sample.
-        classes: Number of classes C.
+        classes: Number of classes C; None for targets that are no classes.
         what: The key and its value, for messages.
 
     Raises:
@@ -126,7 +128,7 @@ def base_of(kind: type) -> type | None:
 
 
 def _made(
-    source: Any, args: dict[str, Any], shape: tuple[int, ...], classes: int, what: str
+    source: Any, args: dict[str, Any], shape: tuple[int, ...], classes: int | None, what: str
 ) -> nn.Module:
     """Return a module of its own: a copy of an object, or what a function or class returns."""
     try:
@@ -150,9 +152,13 @@ def _made(
     return made
 
 
-def _known(source: Callable[..., Any], shape: tuple[int, ...], classes: int) -> dict[str, object]:
+def _known(
+    source: Callable[..., Any], shape: tuple[int, ...], classes: int | None
+) -> dict[str, object]:
     """Return what the data tell about the arguments of a class or function."""
-    values = {"shape": shape, "classes": classes, "num_classes": classes}
+    values: dict[str, object] = {"shape": shape}
+    if classes is not None:
+        values |= {"classes": classes, "num_classes": classes}
     names = inspect.signature(source).parameters
     return {name: value for name, value in values.items() if name in names}
 
@@ -180,13 +186,13 @@ def _reasons(module: nn.Module, base: type) -> Iterator[str]:
             )
 
 
-def check_output(net: LightningNet, shape: tuple[int, ...], classes: int, what: str) -> None:
-    """Raise a ConfigError if the module does not return logits [B, C].
+def check_output(net: LightningNet, shape: tuple[int, ...], classes: int | None, what: str) -> None:
+    """Raise a ConfigError if the module does not return logits [B, C], or outputs [B, ...].
 
     Args:
         net: The net, in eval mode.
         shape: Shape of one sample.
-        classes: Number of classes C.
+        classes: Number of classes C; None for targets that are no classes.
         what: The key and its value, for messages.
     """
     x = torch.linspace(-1.0, 1.0, 2 * torch.Size(shape).numel()).reshape(2, *shape)
@@ -195,8 +201,8 @@ def check_output(net: LightningNet, shape: tuple[int, ...], classes: int, what: 
         _check_logits(net, x[:count], classes, f"{what}: {net.title}.forward")
 
 
-def _check_logits(net: LightningNet, x: Tensor, classes: int, what: str) -> None:
-    """Raise a ConfigError if the module does not return logits [B, C] for samples [B, ...]."""
+def _check_logits(net: LightningNet, x: Tensor, classes: int | None, what: str) -> None:
+    """Raise a ConfigError if the module does not return such logits for samples [B, ...]."""
     try:
         with torch.no_grad():
             found = net.module(x)
@@ -210,12 +216,20 @@ def _check_logits(net: LightningNet, x: Tensor, classes: int, what: str) -> None
         raise ConfigError(
             f"{what} returns {got}, and must return logits [B, C], one tensor of floating point."
         )
+    if classes is None:
+        if found.ndim == 0 or len(found) != len(x):
+            raise ConfigError(
+                f"{what} returns {list(found.shape)} for a batch of {len(x)}, and must return"
+                " outputs [B, ...], one for each sample. Do not reduce over the batch."
+            )
+        return
     expected = [len(x), classes]
     if list(found.shape) != expected:
         raise ConfigError(
             f"{what} returns {list(found.shape)} for a batch of {len(x)}, and must return logits"
             f" {expected} for {classes} classes, because the models are evaluated as classifiers."
-            " Change the module's last layer."
+            " Change the module's last layer. If the labels are targets of a regression, give"
+            " fl.Data(x, y, targets=True) and `metrics`."
         )
 
 

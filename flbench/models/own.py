@@ -38,13 +38,13 @@ class OwnNet(nn.Module):
         return Outputs(features, self.head(features))
 
 
-def make(config: OwnModelConfig, shape: tuple[int, ...], classes: int) -> nn.Module:
+def make(config: OwnModelConfig, shape: tuple[int, ...], classes: int | None) -> nn.Module:
     """Return the user's net, with a backbone and a head.
 
     Args:
         config: Section `model`.
         shape: Shape of one sample.
-        classes: Number of classes C.
+        classes: Number of classes C; None for targets that are no classes.
 
     Raises:
         ConfigError: There is no such net, or it cannot be used; the message says why.
@@ -62,6 +62,8 @@ def make(config: OwnModelConfig, shape: tuple[int, ...], classes: int) -> nn.Mod
         source = imported.find(config.name)
     if config.lightning:
         return _lightning(source, config, shape, classes, what)
+    if classes is None:
+        raise is_classifier(config.name)
     net = _built(source, deepcopy(config.args or {}), shape, classes, what)
     _check_leaves(net, what)
     _check_randomness(net, what)
@@ -99,8 +101,22 @@ def make(config: OwnModelConfig, shape: tuple[int, ...], classes: int) -> nn.Mod
     return split.train(was_training)
 
 
+def is_classifier(name: str) -> ConfigError:
+    """Return the error that a net which is trained as a classifier gets targets without classes.
+
+    Args:
+        name: Name of the net.
+    """
+    return ConfigError(
+        f"`model.name={name}` is trained and judged as a classifier, and the targets of the data"
+        " are no classes. Train a LightningModule by its own step: fl.federate(module, data,"
+        " metrics={'mae': torchmetrics.MeanAbsoluteError()}). If they are classes, give one whole"
+        " number for each sample (one-hot labels: y.argmax(1))."
+    )
+
+
 def _lightning(
-    source: Any, config: OwnModelConfig, shape: tuple[int, ...], classes: int, what: str
+    source: Any, config: OwnModelConfig, shape: tuple[int, ...], classes: int | None, what: str
 ) -> nn.Module:
     """Return the net of a LightningModule that is trained by its own training step."""
     net = lightning_net.make(source, config, shape, classes, what)

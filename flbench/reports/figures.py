@@ -13,11 +13,13 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
+from flbench.config.schema import BestConfig
 from flbench.core import files
 from flbench.core.errors import UserError
 from flbench.core.printable import one_line
 from flbench.reports.picture import Picture
 from flbench.results.metrics_file import Row
+from flbench.results.summary import BY_ACCURACY
 
 MOST_CHARACTERS = 24  # of a client's name in a figure
 
@@ -124,7 +126,7 @@ def topology(graph: "Tensor", rows: "Tensor", positions: NDArray[np.float64], ti
     return figure
 
 
-def curves(runs: Sequence[tuple[str, Sequence[Row]]]) -> Figure:
+def curves(runs: Sequence[tuple[str, Sequence[Row]]], by: BestConfig = BY_ACCURACY) -> Figure:
     """Draw validation accuracy and training loss over rounds, a line for each run.
 
     If a run has no validation accuracy, test accuracy is drawn for all runs instead; the label of
@@ -132,17 +134,22 @@ def curves(runs: Sequence[tuple[str, Sequence[Row]]]) -> Figure:
 
     Args:
         runs: Name and lines of metrics.csv of each run.
+        by: Section `evaluation.best` of the runs: the metric that takes the place of the accuracy
+            where there are no classes.
     """
     figure = Picture(figsize=(9.0, 3.4), layout="constrained")
     left, right = figure.subplots(1, 2)
-    validated = all(_line(rows, "validation", "personal", "accuracy")[0] for _, rows in runs)
+    validated = all(_line(rows, "validation", "personal", by.column)[0] for _, rows in runs)
     split = "validation" if validated else "test"
     for k, (name, rows) in enumerate(runs):
         style = line_style(k)
-        left.plot(*_line(rows, split, "personal", "accuracy"), label=name, marker=".", **style)
+        left.plot(*_line(rows, split, "personal", by.column), label=name, marker=".", **style)
         right.plot(*_line(rows, "train", "", "loss"), label=name, **style)
-    left.set(xlabel="round", ylabel=f"{split} accuracy", ylim=(0, 1))
-    right.set(xlabel="round", ylabel="training loss", ylim=(0, None))
+    left.set(xlabel="round", ylabel=f"{split} {by.title}")
+    right.set(xlabel="round", ylabel="training loss")
+    if by == BY_ACCURACY:
+        left.set(ylim=(0, 1))
+        right.set(ylim=(0, None))
     for axes in (left, right):
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.grid(alpha=0.3)
@@ -226,7 +233,7 @@ def clients(
 
     Args:
         sizes: [N] training samples.
-        values: [N] values of the metric in [0, 1]; NaN for a client without a value.
+        values: [N] values of the metric; NaN for a client without a value.
         labels: Names or numbers of the N clients, printed for at most 40 clients.
         metric: Name of the metric.
         title: Title of the figure.
@@ -250,7 +257,9 @@ def clients(
         mean = float(values[known].mean())
         axes.axhline(mean, color="0.5", linestyle="--", linewidth=1, label=f"mean {mean:.3f}")
         axes.legend(frameon=False, loc="lower right")
-    axes.set(xlabel="training samples", ylabel=metric, ylim=(-0.02, 1.05), title=title)
+    axes.set(xlabel="training samples", ylabel=metric, title=title)
+    if ((values[known] >= 0) & (values[known] <= 1)).all():
+        axes.set(ylim=(-0.02, 1.05))
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
     return figure

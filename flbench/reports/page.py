@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from flbench.config.sources import leaves
 from flbench.metrics.rare_names import NAMES as RARE_METRICS
 from flbench.reports import figures, tables
-from flbench.results.reading import Run
+from flbench.results.reading import Run, client_scores
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -32,10 +32,13 @@ def render(run: Run) -> str:
         rare=run.has_rare_classes,
         moments=moments,
         cohort=tables.cohort_block(summary["cohort"]) if "cohort" in summary else None,
-        clients=tables.clients_block(run.clients),
+        clients=tables.clients_block(run.clients, client_scores(run.config)),
+        has_classes=run.config.has_classes,
         classes=classes,
         about_classes=about,
-        curves=figures.svg(figures.curves([(summary["algorithm"], run.rows)])),
+        curves=figures.svg(
+            figures.curves([(summary["algorithm"], run.rows)], run.config.evaluation.best)
+        ),
         settings={key: json.dumps(value) for key, value in leaves(run.config.tree()).items()},
     )
 

@@ -11,6 +11,12 @@ MOST_CLIENTS: Final = 100  # rows of the table of clients
 MOST_CLASSES: Final = 100  # rows of the table of classes
 RANKING_TITLES: Final = dict(zip(ranking_names.NAMES, ("AUROC", "average precision"), strict=True))
 """Column headers of the metrics for two classes; tables have them if their runs do."""
+CLIENT_TITLES: Final = {
+    "accuracy": "accuracy",
+    "balanced_accuracy": "balanced accuracy",
+    "macro_f1": "macro F1",
+}
+"""Column headers of the metrics of a client."""
 
 
 @dataclass(frozen=True)
@@ -85,11 +91,14 @@ def target_text(target: Mapping[str, Any]) -> str:
     return f"{what} reached {target['accuracy']:g} in round {target['round']}{after}"
 
 
-def clients_block(clients: Sequence[Mapping[str, str]]) -> Block | None:
+def clients_block(
+    clients: Sequence[Mapping[str, str]], scores: Sequence[str] = tuple(CLIENT_TITLES)
+) -> Block | None:
     """Return the table of the test metrics of clients with names, after the last round.
 
     Args:
         clients: Rows of clients.csv; empty if the clients have no names.
+        scores: Metrics of the clients; see `flbench.results.reading.client_scores`.
 
     Returns:
         The table of the first `MOST_CLIENTS` clients; None if the clients have no names.
@@ -98,8 +107,7 @@ def clients_block(clients: Sequence[Mapping[str, str]]) -> Block | None:
     if not rows:
         return None
     more = len(rows) - MOST_CLIENTS
-    titles = {"accuracy": "accuracy", "balanced_accuracy": "balanced accuracy"}
-    titles |= {"macro_f1": "macro F1"}
+    titles = {name: CLIENT_TITLES.get(name, name.replace("_", " ")) for name in scores}
     titles |= {name: title for name, title in RANKING_TITLES.items() if name in rows[0]}
     return Block(
         "Clients, last round, test",

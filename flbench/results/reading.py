@@ -40,7 +40,7 @@ CLASS_COLUMNS: Final = (
 )
 
 CLIENT_SCORES: Final = ("accuracy", "balanced_accuracy", "macro_f1")
-CLIENT_COLUMNS: Final = ("moment", "client", "name", "train_size", "test_size", *CLIENT_SCORES)
+CLIENT_COLUMNS: Final = ("moment", "client", "name", "train_size", "test_size")
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,8 @@ class Run:
         summary: Content of summary.json; for an unfinished run, those of its keys that can be
             computed from metrics.csv.
         rows: Rows of metrics.csv.
-        classes: Rows of per_class.csv by column; empty for an unfinished run.
+        classes: Rows of per_class.csv by column; empty for an unfinished run, and for one whose
+            targets are no classes.
         finished: Whether the folder has a summary.json.
         clients: Rows of clients.csv by column, if the clients have names; otherwise empty.
         train_counts: Training samples [C] by class over all clients of an unfinished run, from
@@ -69,6 +70,15 @@ class Run:
     clients: list[dict[str, str]] = field(default_factory=list)
     train_counts: list[int] | None = None
 
+    def check_classes(self) -> None:
+        """Raise a UserError if the run does not classify, for what is about its classes."""
+        if not self.config.has_classes:
+            raise UserError(
+                f"{self.path} has no classes: its targets are judged by"
+                f" {', '.join(self.config.evaluation.metrics or ())}. Its metrics are in"
+                " metrics.csv and clients.csv (fl.load(PATH).metrics and .clients)."
+            )
+
     @property
     def has_rare_classes(self) -> bool:
         """Whether tables show rare-class metrics; true while the classes are not known.
@@ -76,6 +86,8 @@ class Run:
         They are left out if no class is marked as rare, and for balanced classes, which
         `evaluation.rare` tells apart by a few samples.
         """
+        if not self.config.has_classes:
+            return False
         if self.classes or not self.train_counts:
             return has_rare(self.classes)
         counts = torch.tensor(self.train_counts)
@@ -122,10 +134,7 @@ def read(path: Path) -> Run:
     if not is_finished(path):
         so_far, counts = _so_far(config, rows), _train_counts(path)
         return Run(path, config, so_far, rows, [], finished=False, train_counts=counts)
-    with as_data_error(path / "per_class.csv"):
-        classes = read_classes(path)
-    with as_data_error(path / "clients.csv"):
-        clients = read_clients(path)
+    classes, clients = read_tables(path, config)
     file = path / "summary.json"
     summary = read_json(file)
     try:
@@ -135,6 +144,33 @@ def read(path: Path) -> Run:
             f"{file} is damaged ({error}). Remove it, and resume the run: {how_to_resume(path)}"
         ) from error
     return Run(path, config, summary, rows, classes, finished=True, clients=clients)
+
+
+def read_tables(path: Path, config: Config) -> tuple[list[dict[str, str]], list[dict[str, str]]]:
+    """Return the rows of per_class.csv and clients.csv of a finished run; see `Run`.
+
+    Args:
+        path: The run folder.
+        config: Configuration of the run.
+
+    Raises:
+        DataError: A file is damaged.
+    """
+    classes: list[dict[str, str]] = []
+    if config.has_classes:
+        with as_data_error(path / "per_class.csv"):
+            classes = read_classes(path)
+    with as_data_error(path / "clients.csv"):
+        return classes, read_clients(path, client_scores(config))
+
+
+def client_scores(config: Config) -> tuple[str, ...]:
+    """Return the metrics that clients.csv has for each client of a run.
+
+    Args:
+        config: Configuration of the run.
+    """
+    return CLIENT_SCORES if config.has_classes else tuple(config.evaluation.metrics or ())
 
 
 def _train_counts(path: Path) -> list[int] | None:
@@ -172,11 +208,12 @@ def read_classes(path: Path) -> list[dict[str, str]]:
     return [row | {"name": read_cell(row["name"])} for row in rows]
 
 
-def read_clients(path: Path) -> list[dict[str, str]]:
+def read_clients(path: Path, scores: tuple[str, ...] = CLIENT_SCORES) -> list[dict[str, str]]:
     """Return the rows of clients.csv, each as a dict from column to text, of clients with names.
 
     Args:
         path: The run folder.
+        scores: Metrics of each client; see `client_scores`.
 
     Returns:
         The rows; empty if the clients have no names, or the file is not there.
@@ -192,9 +229,9 @@ def read_clients(path: Path) -> list[dict[str, str]]:
     if not rows or not rows[0].get("name"):  # files of version 0.1 have no names
         return []
     for row in rows:
-        if None in row or None in row.values() or not set(CLIENT_COLUMNS) <= row.keys():
+        if None in row or None in row.values() or not {*CLIENT_COLUMNS, *scores} <= row.keys():
             raise ValueError("a row has other columns than a clients.csv")
-        for column in (*CLIENT_SCORES, *(name for name in ranking_names.NAMES if name in row)):
+        for column in (*scores, *(name for name in ranking_names.NAMES if name in row)):
             float(row[column] or "nan")
     return [row | {"name": read_cell(row["name"])} for row in rows]
 
@@ -202,7 +239,8 @@ def read_clients(path: Path) -> list[dict[str, str]]:
 def _so_far(config: Config, rows: list[Row]) -> Summary:
     """Return the keys of a summary that are known before the run is finished."""
     last = last_round(rows) or 0
-    best = best_round(rows)
+    by = config.evaluation.best
+    best = best_round(rows, by)
     extra: Summary = {}
     if config.evaluation.target_accuracy is not None:
         extra["target"] = cost_to_reach(config.evaluation.target_accuracy, rows)
@@ -214,8 +252,8 @@ def _so_far(config: Config, rows: list[Row]) -> Summary:
         "model": config.model.name,
         "seed": config.seed,
         "rounds": config.train.rounds,
-        "last": metrics_at(rows, last),
-        "best": metrics_at(rows, last if best is None else best),
+        "last": metrics_at(rows, last, by),
+        "best": metrics_at(rows, last if best is None else best, by),
         **totals(rows),
         **extra,
     }

@@ -5,6 +5,7 @@ from typing import Any, Final
 
 from pydantic import BaseModel, ConfigDict, NonNegativeInt, ValidationError
 
+from flbench.config.schema import BestConfig
 from flbench.results.metrics_file import Row
 
 Summary = dict[str, Any]
@@ -92,21 +93,29 @@ def check(summary: Summary) -> None:
         raise ValueError(reason) from error
 
 
-def best_round(rows: list[Row]) -> int | None:
+BY_ACCURACY: Final = BestConfig()
+
+
+def best_round(rows: list[Row], by: BestConfig = BY_ACCURACY) -> int | None:
     """Return the round with the best validation accuracy; the earliest of several.
 
     Args:
         rows: Rows of metrics.csv.
+        by: Section `evaluation.best`: the metric that takes the place of the accuracy where there
+            are no classes.
 
     Returns:
-        The number of the round; None if there is no validation accuracy.
+        The number of the round; None if there is no such validation metric.
 
     >>> accuracy = ("validation", "personal", "accuracy")
     >>> best_round([Row(5, *accuracy, 0.6), Row(10, *accuracy, 0.8), Row(15, *accuracy, 0.8)])
     10
+    >>> by = BestConfig(metric="mae", mode="min")
+    >>> best_round([Row(k, "validation", "personal", "mae", k / 9) for k in (5, 10)], by)
+    5
     """
-    found = [row for row in rows if row[1:4] == ("validation", "personal", "accuracy")]
-    return max(found, key=lambda row: (row.value, -row.round)).round if found else None
+    found = [row for row in rows if row[1:4] == ("validation", "personal", by.column)]
+    return max(found, key=lambda row: (by.key(row.value), -row.round)).round if found else None
 
 
 def ended_after(summary: Summary) -> int:
@@ -162,12 +171,14 @@ def evaluated_rounds(rows: list[Row]) -> set[int]:
     }
 
 
-def metrics_at(rows: list[Row], number: int) -> Summary:
+def metrics_at(rows: list[Row], number: int, by: BestConfig = BY_ACCURACY) -> Summary:
     """Return the metrics of one round as nested dicts, as in summary.json.
 
     Args:
         rows: Rows of metrics.csv.
         number: Number of the round.
+        by: Section `evaluation.best`: the metric that takes the place of the accuracy where there
+            are no classes.
 
     Returns:
         `{"round": ..., "validation": {...}, "test": {...}}`. Metrics of the protocol `personal` are
@@ -182,7 +193,7 @@ def metrics_at(rows: list[Row], number: int) -> Summary:
             continue
         if row.split == "common":
             accuracy_alone = row.protocol.removesuffix("@local") in ("gm", "pm_v", "pm_l")
-            if accuracy_alone and row.metric == "accuracy":
+            if accuracy_alone and row.metric == by.column:
                 metrics["test"][row.protocol] = row.value
             elif row.protocol == "personal":
                 metrics["test"].setdefault("common", {})[row.metric] = row.value

@@ -231,6 +231,12 @@ def load(config: Config, metric: str) -> Federation:
             for these data.
     """
     federation = assembly.load_federation(config)
+    if federation.dataset.targets is not None:
+        raise ConfigError(
+            "a study looks for the largest value of a metric of classes, and"
+            f" `{federation.dataset.name}` has targets that are no classes. Try values one by one"
+            " with fl.federate, and compare the validation metrics of the runs."
+        )
     if not any(len(rows) for rows in federation.partition.parts["validation"]):
         target = config.evaluation.target_accuracy
         rounds = (

@@ -3,7 +3,6 @@
 import warnings
 
 import lightning
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -425,12 +424,3 @@ def test_a_study_does_not_search_the_optimizer_of_a_module(tmp_path):
             partition=FEW,
             output={"dir": tmp_path},
         )
-
-
-@pytest.mark.parametrize(
-    "targets", [np.linspace(0, 1, 60, dtype=np.float32), np.zeros((60, 8, 8), dtype=np.int64)]
-)
-def test_targets_that_are_no_classes_are_refused_with_the_reason(tmp_path, targets):
-    data = {"train_images": np.zeros((60, 8, 8), dtype=np.uint8), "train_labels": targets}
-    with pytest.raises(fl.DataError, match="classification only"):
-        fl.federate(made(Random), data, output={"dir": tmp_path}, progress=False)

@@ -11,6 +11,7 @@ from nbclient import NotebookClient
 
 import flbench as fl
 from flbench.api import notebook
+from flbench.config.schema import Config
 
 GUIDE = Path(__file__).resolve().parents[2] / "docs" / "guides" / "python.md"
 
@@ -146,7 +147,7 @@ def test_bar_shows_progress_and_escapes_notes(monkeypatch):
     monkeypatch.setattr(ipython, "display", display)
 
     class View:
-        round, rounds, loss = 2, 4, 0.5
+        round, rounds, loss, config = 2, 4, 0.5, Config()
 
     with notebook.display("fedavg on <b>") as bar:
         bar.on_note("a <script>")

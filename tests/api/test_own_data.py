@@ -161,7 +161,7 @@ def test_hugging_face():
         (lambda: fl.Data({"images": X}), "has the key 'images'"),
         (lambda: fl.Data(Pairs([(X[0], 0), (X[0, :4], 1)])), r"item 1 has the shape \[4, 8\]"),
         (lambda: fl.Data(Pairs([X[0], X[1]])), "item 0 is no pair"),
-        (lambda: fl.Data(Pairs([(X[0], [0, 1])])), "the label of item 0 has the shape"),
+        (lambda: fl.Data(Pairs([(X[0], 0), (X[1], [0, 1])])), "the label of item 1 has the shape"),
         (lambda: fl.Data(Stream()), "are no data with labels"),
         (lambda: fl.Data(X, Y, layout="nchw"), "`layout` must be one of"),
         (lambda: fl.Data(X, Y, label="a"), "`label` cannot be used with arrays"),

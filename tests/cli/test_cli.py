@@ -22,6 +22,7 @@ from flbench.algorithms import ALGORITHMS
 from flbench.algorithms.catalogue import parameter
 from flbench.api import progress
 from flbench.cli import app
+from flbench.config.schema import Config
 from flbench.core import files
 from flbench.experiment import estimate, lifecycle
 from tests.support import REAL_DATA, SMALL, build, interrupted_run, write_npz
@@ -111,7 +112,7 @@ def test_time_left_leaves_out_the_first_round_and_what_was_done_before_a_resume(
     lines = progress._Lines(console, None)
 
     def at(done: int) -> SimpleNamespace:
-        return SimpleNamespace(round=done, rounds=100, loss=0.5)
+        return SimpleNamespace(round=done, rounds=100, loss=0.5, config=Config())
 
     def evaluated(done: int) -> str:
         lines.on_evaluation_end(at(done), {})

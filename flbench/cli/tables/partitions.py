@@ -28,8 +28,10 @@ def print_partition(federation: Federation) -> None:
         federation: The partitioned data set.
     """
     notes(federation.notes)
+    has_classes = federation.dataset.targets is None
+    what = f"{federation.classes} classes" if has_classes else "targets that are no classes"
     line(
-        f"{federation.dataset.name}: {federation.clients} clients, {federation.classes} classes,"
+        f"{federation.dataset.name}: {federation.clients} clients, {what},"
         f" partition {federation.partition.hash()[:12]}"
     )
     counts = federation.counts  # [N, C]

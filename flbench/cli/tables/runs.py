@@ -17,7 +17,7 @@ from flbench.reports.tables import (
 )
 from flbench.reports.terminal import open_console
 from flbench.results.differences import Differences, differences
-from flbench.results.reading import Run
+from flbench.results.reading import Run, client_scores
 from flbench.results.summary import ended_after
 
 # Test metrics of the comparison, with their column headers.
@@ -62,6 +62,12 @@ def _comparison(runs: Sequence[Run], apart: Differences) -> Table:
     tests = [run.summary["best"]["test"] for run in runs]
     rare = any(run.has_rare_classes for run in runs)
     shown = {name: title for name, title in METRICS.items() if rare or name not in RARE_METRICS}
+    others = [run.config for run in runs if not run.config.has_classes]
+    if len(others) == len(runs):
+        shown = {}
+    for config in others:
+        names = [(name, f"{name}_worst10") for name in client_scores(config)]
+        shown |= {name: name.replace("_", "\n") for pair in names for name in pair}
     shown |= {
         name: title.replace(" ", "\n")
         for name, title in RANKING_TITLES.items()  # defined for two classes
@@ -128,7 +134,7 @@ def _print_details(run: Run) -> None:
     console.print(table)
     if cohort := summary.get("cohort"):
         block(cohort_block(cohort))
-    if clients := clients_block(run.clients):
+    if clients := clients_block(run.clients, client_scores(run.config)):
         block(clients)
     classes = [entry for entry in run.classes if entry["moment"] == "last"]
     if classes:

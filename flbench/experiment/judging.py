@@ -1,0 +1,79 @@
+"""The judge of a classification: confusion counts, and the metrics and tables made from them."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from flbench.algorithms.base import Deployment
+from flbench.core.types import State, StepContext, Tree
+from flbench.data.federation import Federation
+from flbench.data.schemes import Indices
+from flbench.experiment.evaluate import Evaluation, Predict
+from flbench.experiment.evaluation_tables import (
+    CLASS_HEADER,
+    ClassGroups,
+    class_table,
+    client_table,
+    confusion_table,
+    metric_rows,
+)
+from flbench.metrics.confusion import ConfusionCounts
+from flbench.metrics.own import OwnMetric
+from flbench.results.metrics_file import Row
+
+
+@dataclass(frozen=True)
+class ClassJudge:
+    """Judges predicted classes by confusion counts; see `Judge`.
+
+    Attributes:
+        federation: Samples of all clients.
+        groups: Groups of classes for which separate metrics are computed.
+        metrics: Metrics of the user's own.
+    """
+
+    federation: Federation
+    groups: ClassGroups
+    metrics: tuple[OwnMetric, ...] = ()
+
+    def observe(self, deployment: Deployment) -> Callable[[StepContext], Tree]:
+        """Return a function to the predicted classes [B] and, for two classes, margins [B]."""
+        return Predict(deployment.weights, deployment.predict, self.federation.classes == 2)
+
+    def pairs(self, rows: Indices, predicted: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the true and the predicted classes [n] int64."""
+        return torch.from_numpy(self.federation.dataset.y[rows]).long(), predicted.long()
+
+    def scores(self, clients: int) -> ConfusionCounts:
+        """Return counts of zero."""
+        return ConfusionCounts.empty(clients, self.federation.classes, self.metrics)
+
+    def most_clients(self, samples: int) -> int | None:
+        """Return None: a class is one number."""
+        return None
+
+    def rows(self, evaluation: Evaluation[ConfusionCounts], suffix: str = "") -> list[Row]:
+        """Return the metrics of an evaluation as rows of metrics.csv."""
+        return metric_rows(evaluation, self.groups, suffix)
+
+    def tables(
+        self, evaluations: Mapping[str, tuple[Evaluation[ConfusionCounts], State]]
+    ) -> Iterator[tuple[str, Sequence[str], Sequence[Sequence[object]]]]:
+        """Yield clients.csv, per_class.csv and confusion.csv."""
+        names, counts = self.federation.dataset.classes, self.groups.train_counts
+        clients, classes = [], []
+        for moment, (evaluation, evaluated) in evaluations.items():
+            clients += client_table(
+                moment,
+                evaluation,
+                counts,
+                evaluated.participation_count,
+                self.federation.partition.names,
+            )
+            classes += class_table(moment, evaluation, self.groups, names)
+        last, _ = evaluations["last"]
+        yield "clients.csv", tuple(clients[0]), [tuple(row.values()) for row in clients]
+        yield "per_class.csv", CLASS_HEADER, classes
+        yield "confusion.csv", ("split", "true", "predicted", "count"), confusion_table(last)

@@ -1,0 +1,199 @@
+"""The judge of targets that are no classes, and what such targets leave no place for.
+
+A regression or a segmentation is judged by the metrics of torchmetrics that the user gives: for
+each client on its own samples, as the mean over clients, for the worst tenth of the clients, and
+over the samples of all clients.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from flbench.algorithms.base import Deployment
+from flbench.config.schema import BestConfig, Config
+from flbench.core.errors import ConfigError
+from flbench.core.types import State, StepContext, Tree
+from flbench.data.federation import Federation
+from flbench.data.schemes import Indices
+from flbench.engine.base import dtype_of
+from flbench.experiment import own_metrics
+from flbench.experiment.evaluate import SCALARS, Evaluation, Predict
+from flbench.metrics.own import OwnMetric
+from flbench.metrics.target_scores import TargetScores, torchmetric, value_of
+from flbench.models.lightning_net import LightningNet
+from flbench.results.metrics_file import Row
+
+EXAMPLE: Final = "metrics={'mae': torchmetrics.MeanAbsoluteError()}"
+
+
+@dataclass(frozen=True)
+class Output:
+    """Computes the outputs of a deployment, as the function of a Statistic.
+
+    Attributes:
+        deployed: The deployment's weights.
+    """
+
+    deployed: Predict
+
+    def __call__(self, context: StepContext) -> Tree:
+        """Return the outputs [B, ...] of one batch, in float32 at least; NaN for padding."""
+        found = self.deployed.scores(context)
+        found = found.to(torch.promote_types(found.dtype, torch.float32))
+        mask = context.batch.mask.reshape(-1, *(1,) * (found.ndim - 1))
+        return {"predicted": torch.where(mask, found, torch.nan)}
+
+
+@dataclass(frozen=True)
+class TargetJudge:
+    """Judges outputs for targets by metrics of torchmetrics; see `Judge`.
+
+    Attributes:
+        federation: Samples of all clients.
+        metrics: The metrics.
+        size: Number of values that the net returns for one sample.
+    """
+
+    federation: Federation
+    metrics: tuple[OwnMetric, ...]
+    size: int
+
+    def observe(self, deployment: Deployment) -> Callable[[StepContext], Tree]:
+        """Return a function to the outputs [B, ...]."""
+        return Output(Predict(deployment.weights, deployment.predict))
+
+    def pairs(self, rows: Indices, predicted: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the targets and the outputs, [n, ...] each."""
+        return torch.from_numpy(self.federation.dataset.truth[rows]), predicted
+
+    def scores(self, clients: int) -> TargetScores:
+        """Return the scores of N clients before the first sample."""
+        return TargetScores.empty(clients, self.metrics)
+
+    def most_clients(self, samples: int) -> int | None:
+        """Return how many clients' outputs take at most 256 MB in float32; at least one."""
+        return max(1, SCALARS // max(1, samples * self.size))
+
+    def rows(self, evaluation: Evaluation[TargetScores], suffix: str = "") -> list[Row]:
+        """Return the metrics of an evaluation as rows of metrics.csv."""
+        found = [(part, name, scores) for (name, part), scores in evaluation.local.items()]
+        found += [("common", name, scores) for name, scores in evaluation.common.items()]
+        return [
+            Row(evaluation.round, part, protocol + suffix, name, value)
+            for part, protocol, scores in found
+            for name, value in scores.pooled().items()
+            if value is not None
+        ]
+
+    def tables(
+        self, evaluations: Mapping[str, tuple[Evaluation[TargetScores], State]]
+    ) -> Iterator[tuple[str, Sequence[str], Sequence[Sequence[object]]]]:
+        """Yield clients.csv."""
+        partition, lines = self.federation.partition, []
+        for moment, (evaluation, evaluated) in evaluations.items():
+            scores = evaluation.local["personal", "test"]
+            lines += [
+                {
+                    "moment": moment,
+                    "client": client,
+                    **({"name": partition.names[client]} if partition.names else {}),
+                    "train_size": len(partition.parts["train"][client]),
+                    "test_size": len(partition.parts["test"][client]),
+                    "trainings": int(evaluated.participation_count[client]),
+                    **{name: float(values[client]) for name, values in scores.clients.items()},
+                }
+                for client in range(partition.clients)
+            ]
+        yield "clients.csv", tuple(lines[0]), [tuple(line.values()) for line in lines]
+
+
+def check_config(config: Config, federation: Federation) -> None:
+    """Raise a ConfigError for keys that targets without classes leave no place for.
+
+    Args:
+        config: Configuration of the run.
+        federation: Samples of the run.
+    """
+    evaluation, name = config.evaluation, federation.dataset.name
+    if not evaluation.metrics:
+        raise ConfigError(
+            f"`evaluation.metrics` is missing: `{name}` has targets that are no classes, so there"
+            f" is no accuracy. Give metrics of torchmetrics: {EXAMPLE}."
+        )
+    wrong = {
+        "evaluation.target_accuracy": evaluation.target_accuracy is not None,
+        "evaluation.confusable": evaluation.confusable is not None,
+        "output.predictions": config.output.predictions,
+    }
+    if config.data.augment and federation.dataset.truth.ndim > 2:
+        raise ConfigError(
+            f"`data.augment`={list(config.data.augment)} moves the pixels of images, and not those"
+            f" of the targets {list(federation.dataset.truth.shape[1:])} of `{name}`. Leave it out,"
+            " and augment both in training_step."
+        )
+    for key, is_set in wrong.items():
+        if is_set:
+            raise ConfigError(
+                f"`{key}` is for classes, and `{name}` has other targets. Leave it out."
+            )
+
+
+def make(config: Config, net: LightningNet, federation: Federation) -> tuple[Config, TargetJudge]:
+    """Return the judge, and the configuration with the choice of the best round.
+
+    The metrics are tried on the smallest part of a client.
+
+    Args:
+        config: Configuration of the run.
+        net: The net.
+        federation: Samples of the run.
+
+    Raises:
+        ConfigError: A metric is not there, has changed since the run began, cannot be computed, or
+            does not say whether larger values are better.
+    """
+    config, metrics = own_metrics.of_targets(config)
+    best = config.evaluation.best
+    chosen = {metric.name: metric for metric in metrics}.get(best.metric or metrics[0].name)
+    if chosen is None:
+        raise ConfigError(
+            f"`evaluation.best.metric={best.metric}` is not one of `evaluation.metrics`:"
+            f" {', '.join(metric.name for metric in metrics)}."
+        )
+    is_higher_better = torchmetric(chosen).higher_is_better
+    mode = best.mode
+    if mode is None:
+        if is_higher_better is None:
+            raise ConfigError(
+                f"`evaluation.metrics.{chosen.name}` does not say whether larger values are better"
+                " (its higher_is_better is None). Set evaluation.best.mode to max or min, or"
+                " evaluation.best.metric to another metric."
+            )
+        mode = "max" if is_higher_better else "min"
+    best = BestConfig(metric=chosen.name, mode=mode)
+    evaluation = config.evaluation.model_copy(update={"best": best})
+    size = _try(config, net, federation, metrics)
+    judge = TargetJudge(federation, metrics, size)
+    return config.model_copy(update={"evaluation": evaluation}), judge
+
+
+def _try(
+    config: Config, net: LightningNet, federation: Federation, metrics: tuple[OwnMetric, ...]
+) -> int:
+    """Compute the metrics on the smallest part of a client; return the size of one output."""
+    parts = federation.partition.parts
+    found = [rows for part in ("validation", "test") for rows in parts[part] if len(rows)]
+    rows = min(found or [parts["train"][0]], key=len)
+    first = next(net.parameters())
+    was_training = net.training
+    with torch.no_grad():
+        output = net.eval().module(federation.inputs(rows, first.dtype)).to(dtype_of(config.engine))
+    net.train(was_training)
+    truth = torch.from_numpy(federation.dataset.truth[rows])
+    for metric in metrics:
+        value_of(metric, output, truth)
+    return int(np.prod(output.shape[1:]))

@@ -1,0 +1,178 @@
+"""Metrics of models whose targets are no classes: those of torchmetrics that the user gives."""
+
+from dataclasses import dataclass
+from math import isfinite, isnan, nan
+from typing import Any
+
+import torch
+from torch import Tensor
+from torchmetrics import Metric
+
+from flbench.core.errors import ConfigError, DivergedError
+from flbench.metrics.own import OwnMetric
+
+
+@dataclass(frozen=True)
+class TargetScores:
+    """Values of metrics of all clients' models on one part of the samples.
+
+    Attributes:
+        metrics: The metrics; the function of each is a metric of torchmetrics.
+        clients: Values [N] float64 of each metric by its name; NaN for clients without one.
+        evaluated: [N] bool: True for clients that have samples in this part.
+        together: Copies of the metrics that have got the samples of all clients.
+    """
+
+    metrics: tuple[OwnMetric, ...]
+    clients: dict[str, Tensor]
+    evaluated: Tensor
+    together: dict[str, Metric]
+
+    @staticmethod
+    def empty(clients: int, metrics: tuple[OwnMetric, ...]) -> "TargetScores":
+        """Return the scores of N clients before the first sample.
+
+        Args:
+            clients: Number of clients N.
+            metrics: The metrics.
+        """
+        unknown = torch.full((clients,), torch.nan, dtype=torch.float64)
+        return TargetScores(
+            metrics,
+            {metric.name: unknown.clone() for metric in metrics},
+            torch.zeros(clients, dtype=torch.bool),
+            {metric.name: torchmetric(metric).clone() for metric in metrics},
+        )
+
+    def add_(self, client: Tensor, true: Tensor, predicted: Tensor) -> None:
+        """Add the outputs for n samples, in place; all samples of a client in one call.
+
+        Args:
+            client: Id [n] int64 of each sample's client.
+            true: Targets [n, ...].
+            predicted: Outputs [n, ...] of the models.
+
+        Raises:
+            ConfigError: A metric cannot be computed of them.
+            DivergedError: An output or a metric is not finite.
+
+        >>> from torchmetrics import MeanAbsoluteError
+        >>> scores = TargetScores.empty(3, (OwnMetric("mae", MeanAbsoluteError(), "object"),))
+        >>> scores.add_(torch.tensor([0, 2, 2]), torch.zeros(3), torch.tensor([1.0, 2.0, 4.0]))
+        >>> scores.clients["mae"].tolist()
+        [1.0, nan, 3.0]
+        >>> scores.pooled()["mae_worst10"]
+        3.0
+        """
+        for k in sorted(set(client.tolist())):
+            mine = client == k
+            self._add(k, true[mine], predicted[mine])
+
+    def add_shared_(self, ids: Tensor, true: Tensor, predicted: Tensor) -> None:
+        """Add the outputs of one model, which some clients share, for n samples, in place.
+
+        Args:
+            ids: Different client ids [K] int64.
+            true: Targets [n, ...].
+            predicted: Outputs [n, ...] of the model.
+        """
+        for k in ids.tolist():
+            self._add(k, true, predicted)
+
+    def pooled(self) -> dict[str, float | None]:
+        """Return each metric over all samples, its mean over clients, and that of the worst tenth.
+
+        They are `NAME`, `NAME_mean` and `NAME_worst10`; None where there are no samples. The worst
+        tenth, at least one client, has the largest values of a metric whose `higher_is_better` is
+        False, and otherwise the smallest.
+        """
+        found: dict[str, float | None] = {}
+        for metric in self.metrics:
+            whole = nan
+            if bool(self.evaluated.any()):
+                whole = _checked(metric, _computed(metric, self.together[metric.name].compute))
+            found |= metric.summary(whole, self.clients[metric.name])
+        return found
+
+    def _add(self, client: int, true: Tensor, predicted: Tensor) -> None:
+        """Add the outputs [n, ...] of one client's model."""
+        if not len(true):
+            return
+        if not bool(torch.isfinite(predicted).all()):
+            raise DivergedError(
+                f"the model of client {client} returns outputs that are not finite. Lower the"
+                " learning rate of the module, or set train.clip."
+            )
+        self.evaluated[client] = True
+        for metric in self.metrics:
+            self.clients[metric.name][client] = value_of(metric, predicted, true, f" {client}")
+            _computed(metric, lambda: self.together[metric.name].update(predicted, true))  # noqa: B023
+
+
+def torchmetric(metric: OwnMetric) -> Metric:
+    """Return the metric of torchmetrics of a metric of the user.
+
+    Raises:
+        ConfigError: It is something else.
+    """
+    if not isinstance(metric.function, Metric):
+        raise ConfigError(
+            f"`evaluation.metrics.{metric.name}` must be a metric of torchmetrics, such as"
+            " torchmetrics.MeanAbsoluteError(), because the targets of the data are no classes;"
+            f" got {type(metric.function).__name__}."
+        )
+    return metric.function
+
+
+def value_of(metric: OwnMetric, predicted: Tensor, true: Tensor, client: str = "") -> float:
+    """Return a metric of the outputs [n, ...] of one model; NaN if it has no value for them.
+
+    Args:
+        metric: The metric.
+        predicted: Outputs [n, ...].
+        true: Targets [n, ...].
+        client: The client, for messages.
+
+    Raises:
+        ConfigError: The metric raised an exception, or is not one number.
+        DivergedError: The metric is infinite.
+    """
+    function = torchmetric(metric)
+    function.reset()
+    try:
+        _computed(metric, lambda: function.update(predicted, true), len(true), client)
+        found = _computed(metric, function.compute, len(true), client)
+    finally:
+        function.reset()
+    return _checked(metric, found)
+
+
+def _computed(metric: OwnMetric, call: Any, samples: int | None = None, client: str = "") -> Any:
+    """Return what a call of a metric returns; a ConfigError takes the place of its exceptions."""
+    try:
+        return call()
+    except Exception as error:
+        of = "" if samples is None else f" for the {samples} samples of one client{client}"
+        reason = str(error).rstrip(". ")
+        raise ConfigError(
+            f"`evaluation.metrics.{metric.name}`: {type(metric.function).__name__} raised"
+            f" {type(error).__name__}{of}: {reason}. It gets the outputs of the module's forward"
+            " and the targets. Give a metric that takes both, or larger parts (partition.split)."
+        ) from error
+
+
+def _checked(metric: OwnMetric, found: Any) -> float:
+    """Return the value of a metric as a number."""
+    if not isinstance(found, Tensor) or found.numel() != 1:
+        got = list(found.shape) if isinstance(found, Tensor) else type(found).__name__
+        raise ConfigError(
+            f"`evaluation.metrics.{metric.name}` must be one number, got {got}. Let"
+            f" {type(metric.function).__name__} average over classes or outputs."
+        )
+    value = float(found)
+    if not isfinite(value) and not isnan(value):
+        raise DivergedError(
+            f"the metric `{metric.name}` is infinite. Lower the learning rate of the module, or set"
+            " train.clip."
+        )
+    return value

@@ -1,0 +1,462 @@
+"""`fl.federate` for targets that are no classes: regression and segmentation, by own metrics."""
+
+import warnings
+
+import lightning
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from sklearn.metrics import (
+    cohen_kappa_score,
+    jaccard_score,
+    mean_absolute_error,
+    mean_squared_error,
+)
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+from torchmetrics import MeanAbsoluteError, MeanSquaredError, R2Score
+from torchmetrics.classification import (
+    MulticlassAccuracy,
+    MulticlassCohenKappa,
+    MulticlassJaccardIndex,
+)
+
+import flbench as fl
+from tests.api.test_federate import Epochs, Lit
+
+DOUBLE = {"name": "sequential", "precision": "64-true", "threads": 1}
+TRAIN = {"rounds": 2, "local_epochs": 1, "batch_size": 16}
+FOUR = fl.IID(clients=4)
+DRAW = np.random.default_rng(0)
+X = DRAW.normal(size=(160, 5))
+Y = X @ DRAW.normal(size=(5, 2)) + 0.1 * DRAW.normal(size=(160, 2))
+IMAGES = DRAW.normal(size=(60, 6, 6)).astype("float32")
+IOU = MulticlassJaccardIndex(3)
+MAPS = np.digitize(IMAGES, [-0.5, 0.5])  # [n, H, W], three classes of pixels
+
+
+class Line(lightning.LightningModule):
+    """Linear regression."""
+
+    def __init__(self, width=2):
+        super().__init__()
+        self.line = nn.Linear(5, width)
+
+    def forward(self, x):
+        return self.line(x)
+
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        return nn.functional.mse_loss(self(x), y)
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.05, momentum=0.5)
+
+
+class Single(Line):
+    """The same for one number, without its axis."""
+
+    def __init__(self):
+        super().__init__(1)
+
+    def forward(self, x):
+        return self.line(x)[:, 0]
+
+
+class Pixels(lightning.LightningModule):
+    """A convolution that classifies pixels."""
+
+    def __init__(self):
+        super().__init__()
+        self.convolution = nn.Conv2d(1, 3, 3, padding=1)
+
+    def forward(self, x):
+        return self.convolution(x)
+
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        return nn.functional.cross_entropy(self(x), y)
+
+    def configure_optimizers(self):
+        return torch.optim.Adam(self.parameters(), lr=0.05)
+
+
+def errors():
+    return {"mse": MeanSquaredError(num_outputs=1), "mae": MeanAbsoluteError()}
+
+
+def made(kind, *arguments):
+    torch.manual_seed(0)
+    return kind(*arguments)
+
+
+def federated(out, data=(X, Y), module=Line, method="fedavg", **keys):
+    keys = {"partition": FOUR, "engine": DOUBLE, "train": TRAIN, "metrics": errors(), **keys}
+    module = made(module) if isinstance(module, type) else module
+    return fl.federate(module, data, method, output={"dir": out}, progress=False, **keys)
+
+
+@pytest.fixture(scope="module")
+def regression(tmp_path_factory):
+    """Ditto on vectors: each client has a model of its own."""
+    return federated(tmp_path_factory.mktemp("regression"), method="ditto")
+
+
+@pytest.fixture(scope="module")
+def segmentation(tmp_path_factory):
+    """FedAvg on maps of classes."""
+    metrics = {"iou": IOU, "pixels": MulticlassAccuracy(3, average="micro")}
+    out = tmp_path_factory.mktemp("segmentation")
+    return federated(out, (IMAGES, MAPS), Pixels, metrics=metrics)
+
+
+def predictions(run, x, y, part="test"):
+    """Each client's outputs and targets, by `run.predict` after the last round."""
+    with np.load(run.path / "partition.npz") as saved:
+        number = ("train", "validation", "test").index(part)
+        rows = [
+            np.sort(saved["index"][(saved["client"] == k) & (saved["part"] == number)])
+            for k in range(4)
+        ]
+    found = [run.predict(x[mine], client=k, checkpoint="last") for k, mine in enumerate(rows)]
+    return [(out.numpy(), y[mine]) for out, mine in zip(found, rows, strict=True)]
+
+
+def check(run, name, loop, pairs, *, is_loss):
+    """Compare a metric with a slow loop over the clients and all samples together."""
+    clients = [loop(true, out) for out, true in pairs]
+    whole = loop(*(np.concatenate([pair[k] for pair in pairs]) for k in (1, 0)))
+    test = run.summary["last"]["test"]
+    worst = max(clients) if is_loss else min(clients)  # a tenth of four clients is one
+    assert test[name] == pytest.approx(whole, rel=1e-6)
+    assert test[f"{name}_mean"] == pytest.approx(np.mean(clients), rel=1e-6)
+    assert test[f"{name}_worst10"] == pytest.approx(worst, rel=1e-6)
+    assert len({*np.round(clients, 9)}) == 4
+    column = run.clients.query("moment == 'last'")[name]
+    assert [*column] == pytest.approx(clients, rel=1e-6)
+
+
+def test_errors_of_a_regression_equal_a_loop_of_scikit_learn(regression):
+    pairs = predictions(regression, X, Y)
+
+    check(regression, "mse", mean_squared_error, pairs, is_loss=True)
+    check(regression, "mae", mean_absolute_error, pairs, is_loss=True)
+
+
+def test_indices_of_a_segmentation_equal_a_loop_of_scikit_learn(segmentation):
+    def jaccard(true, out):
+        return jaccard_score(true.ravel(), out.argmax(1).ravel(), average="macro")
+
+    def accuracy(true, out):
+        return float((true == out.argmax(1)).mean())
+
+    pairs = predictions(segmentation, IMAGES, MAPS)
+    assert pairs[0][0].shape[1:] == (3, 6, 6)
+    check(segmentation, "iou", jaccard, pairs, is_loss=False)
+    check(segmentation, "pixels", accuracy, pairs, is_loss=False)
+
+
+def test_one_client_equals_the_trainer_and_its_metric_that_of_the_model(tmp_path):
+    seen = []
+
+    class Recorded(Single):
+        def training_step(self, batch, batch_idx):
+            seen.append((batch_idx, [tensor.clone() for tensor in batch]))
+            return super().training_step(batch, batch_idx)
+
+    run = federated(tmp_path, (X, Y[:, 0]), made(Recorded), partition=fl.IID(clients=1))
+
+    epochs = []  # the first step is the one that is tried on a copy before the run
+    for index, batch in seen[1:]:
+        epochs += [[]] if index == 0 else []
+        epochs[-1].append(batch)
+    reference = made(Single).double()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of few workers and batches
+        for epoch in epochs:  # the optimizer is new in each round
+            trainer = lightning.Trainer(
+                max_epochs=1,
+                accelerator="cpu",
+                logger=False,
+                enable_checkpointing=False,
+                enable_progress_bar=False,
+                enable_model_summary=False,
+            )
+            trainer.fit(reference.train(), DataLoader(Epochs([epoch]), batch_size=None))
+    found = run.model(client=0, checkpoint="last").net.module
+    for name, leaf in reference.state_dict().items():
+        assert torch.equal(found.state_dict()[name], leaf)
+        assert not torch.equal(made(Single).double().state_dict()[name], leaf)
+
+    with np.load(run.path / "partition.npz") as saved:
+        test = np.sort(saved["index"][saved["part"] == 2])
+    trained = run.trained(client=0, checkpoint="last")
+    metric = MeanSquaredError()
+    metric.update(
+        found(trained.inputs(torch.from_numpy(X[test]).float())), torch.tensor(Y[test, 0])
+    )
+    assert float(metric.compute()) == run.summary["last"]["test"]["mse"]
+
+
+def test_best_round_has_the_smallest_error_of_the_first_metric_or_of_the_chosen_one(tmp_path):
+    run = federated(tmp_path / "a", (X, Y[:, 0]), Single)
+    values = run.metrics.query("split == 'validation' and protocol == 'personal'")
+    by_round = values[values["metric"] == "mse"].set_index("round")["value"]
+    assert run.summary["best"]["round"] == by_round.idxmin() == 2
+    assert run.summary["best_by"] == "validation mse"
+    assert run.config.evaluation.best.model_dump() == {"metric": "mse", "mode": "min"}
+
+    # The mode of the user wins over what the metric says: then the worst round is the best.
+    best = {"metric": "mae", "mode": "max"}
+    run = federated(tmp_path / "b", (X, Y[:, 0]), Single, evaluation={"best": best})
+    assert run.summary["best"]["round"] == 1
+    assert run.trained(client=0).card["round"] == 1
+    assert {*run.clients["moment"]} == {"best", "last"}
+    assert "round 1 of 2, test mae 0." in repr(run)
+
+
+def test_what_a_run_shows_has_its_metrics_and_nothing_of_classes(regression, segmentation):
+    assert [*regression.clients.columns][:6] == [
+        *("moment", "client", "train_size", "test_size", "trainings", "mse")
+    ]
+    assert {path.name for path in regression.path.glob("*.csv")} == {"metrics.csv", "clients.csv"}
+    for found in (regression, fl.load(segmentation.path)):
+        metric = found.config.evaluation.best.metric
+        page = (found.path / "report.html").read_text()
+        for text in (page, found._repr_html_()):
+            assert f"{metric}_worst10" in text
+            assert "accuracy" not in text.partition("<h2>Configuration</h2>")[0]
+        assert f"test {metric} " in repr(found)
+        curves, clients = found.plot.curves(), found.plot.clients()
+        assert curves.axes[0].get_ylabel() == f"validation {metric}"
+        assert clients.axes[0].get_ylabel() == metric
+        for refused in (
+            lambda run: run.per_class,
+            lambda run: run.confusion,
+            lambda run: run.plot.per_class(),
+            lambda run: run.plot.confusion(),
+            lambda run: fl.report(run.path),
+        ):
+            with pytest.raises(fl.UserError, match="has no classes: its targets are judged by"):
+                refused(found)
+    both = fl.runs(regression.path, segmentation.path)
+    assert both["test.mse"].notna().tolist() == [True, False]
+
+
+def test_global_model_and_common_test_set(tmp_path):
+    run = federated(tmp_path, fl.Data(X[:100], Y[:100], test=(X[100:], Y[100:])))
+
+    net = run.trained(checkpoint="last")
+    error = mean_squared_error(Y[100:], net.predict(X[100:]).numpy())
+    assert run.summary["last"]["test"]["gm"] == pytest.approx(error, rel=1e-6)
+    # All clients have the global model here.
+    common = run.summary["last"]["test"]["common"]
+    assert common["mse"] == common["mse_worst10"] == pytest.approx(error, rel=1e-6)
+
+
+@pytest.mark.slow
+def test_ray_judges_the_same(tmp_path, regression):
+    pytest.importorskip("ray")
+    run = federated(tmp_path, method="ditto", engine={**DOUBLE, "name": "ray", "workers": 1})
+
+    assert run.digest == regression.digest
+    assert run.metrics.equals(regression.metrics)
+
+
+class Stop(fl.Callback):
+    """Interrupts a run after its first round, or never."""
+
+    def __init__(self, at=None):
+        self.at = at
+
+    def on_round_end(self, run, metrics):
+        if run.round == self.at:
+            raise KeyboardInterrupt
+
+
+def test_interrupted_run_resumes_with_its_metrics(tmp_path, regression):
+    keys = {"callbacks": Stop(1), "output.checkpoint_every": 1}
+    with pytest.raises(KeyboardInterrupt, match=r"evaluation=\{'metrics'"):
+        federated(tmp_path, method="ditto", **keys)
+    (path,) = tmp_path.glob("*/*/")
+
+    again = {"module": made(Line), "callbacks": Stop(), "progress": False}
+    with pytest.raises(fl.DataError, match="the data have changed"):
+        fl.resume(path, data=(X, Y + 1), metrics=errors(), **again)
+    with pytest.raises(fl.ConfigError, match=r"`evaluation\.metrics\.mse` is an object of Python"):
+        fl.resume(path, data=(X, Y), **again)
+    resumed = fl.resume(path, data=(X, Y), metrics=errors(), **again)
+    assert resumed.digest == regression.digest
+    assert (path / "metrics.csv").read_bytes() == (regression.path / "metrics.csv").read_bytes()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        {"train_images": X, "train_labels": Y},
+        TensorDataset(torch.tensor(X), torch.tensor(Y)),
+        fl.Data(X, Y, targets=True),
+    ],
+    ids=["dict", "torch", "Data"],
+)
+def test_targets_come_in_any_form(data):
+    found = data if isinstance(data, fl.Data) else fl.Data(data)
+
+    assert np.array_equal(found.dataset.targets, Y)
+    assert not found.dataset.y.any()
+
+
+def test_classification_takes_metrics_too(tmp_path):
+    metrics = {"kappa": MulticlassCohenKappa(10)}
+    run = federated(tmp_path, "digits", made(Lit), metrics=metrics, train={"rounds": 1})
+
+    counts = run.confusion.query("split == 'test'")
+    pairs = counts[["true", "predicted"]].to_numpy().repeat(counts["count"], axis=0)
+    assert run.summary["test"]["kappa"] == pytest.approx(cohen_kappa_score(*pairs.T), abs=1e-6)
+    assert run.summary["best_by"] == "validation accuracy"
+    assert run.config.evaluation.best.metric is None
+
+
+def test_whole_numbers_are_targets_only_if_the_user_says_so():
+    ages = np.round(20 + 5 * Y[:, 0])
+
+    assert fl.Data(X, ages - ages.min()).dataset.targets is None
+    assert np.array_equal(fl.Data(X, ages, targets=True).dataset.targets, ages)
+
+
+def test_scheme_of_ones_own_gets_the_targets(tmp_path):
+    def by_size(y, clients, rng):
+        return np.array_split(np.argsort(y[:, 0]), clients)
+
+    run = federated(tmp_path, partition=fl.Scheme(by_size, clients=4), train={**TRAIN, "rounds": 1})
+    with np.load(run.path / "partition.npz") as saved:
+        first, last = (Y[saved["index"][saved["client"] == k], 0] for k in (0, 3))
+    assert first.max() < last.min()
+
+
+def error_by_hand(confusion):
+    return 0.0
+
+
+@pytest.mark.parametrize(
+    ("keys", "error", "sentence"),
+    [
+        ({"metrics": None}, fl.ConfigError, "`evaluation.metrics` is missing"),
+        ({"metrics": MeanSquaredError()}, fl.ConfigError, "`metrics` must be a dict"),
+        ({"metrics": {"mse": error_by_hand}}, fl.ConfigError, "must be a metric of torchmetrics"),
+        (
+            {"metrics": {"mse": MeanSquaredError(num_outputs=2)}},
+            fl.ConfigError,
+            r"`evaluation.metrics.mse` must be one number, got \[2\]",
+        ),
+        (
+            {"metrics": {"iou": IOU}},
+            fl.ConfigError,
+            "MulticlassJaccardIndex raised .* for the 8 samples of one client",
+        ),
+        (
+            {"metrics": {"r2": R2Score()}, "partition": fl.IID(clients=32, min_samples=5)},
+            fl.ConfigError,
+            "R2Score raised ValueError for the 1 samples of one client",
+        ),
+        (
+            {"evaluation": {"best": {"metric": "rmse"}}},
+            fl.ConfigError,
+            "`evaluation.best.metric=rmse` is not one of `evaluation.metrics`: mse, mae",
+        ),
+        (
+            {"evaluation": {"target_accuracy": 0.5}},
+            fl.ConfigError,
+            "`evaluation.target_accuracy` is for classes",
+        ),
+        ({"output.predictions": True}, fl.ConfigError, "`output.predictions` is for classes"),
+        ({"partition": fl.Dirichlet()}, fl.ConfigError, "distributes samples by their classes"),
+        ({"engine": "vectorized"}, fl.ConfigError, "LightningModule"),
+        ({"method": "fedproto"}, fl.ConfigError, "cannot train Line by its own training step"),
+        (
+            {"method": {"name": "pfedsim", "classes": "union"}, "head": "line"},
+            fl.ConfigError,
+            r"it needs classes, and the data have other targets \(CountClasses\)",
+        ),
+        (
+            {
+                "data": (IMAGES, MAPS),
+                "module": Pixels,
+                "metrics": {"iou": IOU},
+                "method": "pfedsim",
+                "head": "convolution",
+            },
+            fl.ConfigError,
+            "the net has no linear layer",
+        ),
+        (
+            {"train": {**TRAIN, "early_stopping": {"patience": 1}}},
+            fl.ConfigError,
+            "`validation/personal/accuracy` was not computed",
+        ),
+        ({"data": (X, np.where(Y > 2, np.nan, Y))}, fl.DataError, "is NaN or infinite"),
+        (
+            {"data": fl.Data(IMAGES, MAPS), "module": Pixels, "data.augment": ["flip"]},
+            fl.ConfigError,
+            "moves the pixels of images, and not those of the targets",
+        ),
+    ],
+)
+def test_what_cannot_be_had_is_refused(tmp_path, keys, error, sentence):
+    with pytest.raises(error, match=sentence):
+        federated(tmp_path, **keys)
+
+
+def test_other_nets_and_studies_and_comparisons_are_refused(tmp_path):
+    keys = {"data": fl.Data(X, Y), "partition": FOUR, "output": {"dir": tmp_path}}
+    with pytest.raises(fl.ConfigError, match="the targets of the data are no classes"):
+        fl.run("fedavg", progress=False, **keys)
+    model = {"name": "tests.api.test_targets:Line", "lightning": True}
+    metrics = {"metrics": {"mae": MeanAbsoluteError}}
+    space = tmp_path / "space.yaml"
+    space.write_text("method: fedavg\nspace:\n  train.local_epochs: {choice: [1, 2]}\n")
+    with pytest.raises(fl.ConfigError, match="a study looks for the largest value"):
+        fl.tune(["fedavg"], trials=2, space=space, model=model, evaluation=metrics, **keys)
+    with pytest.raises(fl.ConfigError, match="a comparison is made by accuracies"):
+        fl.compare(["fedavg", "ditto"], seeds=1, model=model, evaluation=metrics, **keys)
+    with pytest.raises(fl.ConfigError, match=r"`evaluation\.best` is for targets"):
+        fl.run("fedavg", evaluation={"best": {"mode": "max"}}, output={"dir": tmp_path})
+    assert not [*tmp_path.glob("**/metrics.csv")]
+
+
+def test_metric_without_a_direction_needs_the_users(tmp_path):
+    class Silent(MeanAbsoluteError):  # noqa: N818
+        higher_is_better = None
+
+    metrics = {"mae": Silent()}
+    with pytest.raises(fl.ConfigError, match="does not say whether larger values are better"):
+        federated(tmp_path, metrics=metrics)
+
+
+def test_outputs_that_are_not_finite_stop_the_run(tmp_path):
+    class Overflow(Line):
+        """The outputs of eval mode are too large once the module is trained."""
+
+        def forward(self, x):
+            moved = (self.line.weight - made(Line).line.weight.double()).abs().sum()
+            return self.line(x) * (1.0 if self.training else (1 + moved).pow(1e6))
+
+    with pytest.raises(fl.RunError, match="returns outputs that are not finite"):
+        federated(tmp_path, module=Overflow)
+
+
+def test_table_of_runs_has_the_metrics(regression, capsys):
+    from flbench.cli.show import show
+
+    show([regression.path], picture=None, as_json=False)
+    printed = capsys.readouterr().out
+    assert "mse_worst10" in printed.replace("\n", "")
+    assert "accuracy" not in printed
+
+
+def test_partition_of_targets_is_described():
+    found = fl.partition(fl.Data(X, Y), partition=FOUR)
+
+    assert isinstance(found.counts, pd.DataFrame)
+    assert found.counts.to_numpy().sum() == 96
