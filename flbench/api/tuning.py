@@ -353,12 +353,15 @@ def _carry_out(
     request = prepared.request
     supervisor.note = _note(folder)
     supervisor.report = partial(study_page.write, folder.path)
+    finals = (
+        "; then final trainings of the default and the best parameters with"
+        f" {request.seeds} seed{'' if request.seeds == 1 else 's'}"
+    )
     caller.tell(
         [
             f"{folder.path}: {request.trials} trials of {prepared.settings.rounds} rounds for each"
-            f" of {', '.join(request.methods)}, {prepared.resources.concurrent} at once; then final"
-            f" trainings of the default and the best parameters with {request.seeds}"
-            f" seed{'' if request.seeds == 1 else 's'}."
+            f" of {', '.join(request.methods)}, {prepared.resources.concurrent} at once"
+            f"{finals if request.seeds else ''}."
         ]
     )
     with mirror.Mirrors() as mirrors:
