@@ -7,7 +7,9 @@ fewer than three repetitions there is no p-value and no claim.
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations, islice
 from math import nan, sqrt
+from string import ascii_letters
 from typing import Final
 
 import numpy as np
@@ -267,6 +269,9 @@ def verdict(average: float, p: float) -> Verdict:
 def letters(p: pd.DataFrame) -> dict[str, str]:
     """Return the compact letter display of methods: two methods without a common letter differ.
 
+    A letter stands for a maximal clique of the graph whose edges are the pairs without a
+    significant difference. Their number can grow exponentially with that of the methods.
+
     Source: Piepho, Journal of Computational and Graphical Statistics 2004.
 
     Args:
@@ -281,16 +286,26 @@ def letters(p: pd.DataFrame) -> dict[str, str]:
     >>> letters(p)
     {'x': 'a', 'y': 'ab', 'z': 'b'}
     """
-    import scikit_posthocs as sp
+    import networkx as nx
 
     others = p.mask(np.eye(len(p), dtype=bool))
-    tested = others.notna().any()
-    tests = p.loc[tested, tested].fillna(1.0)
-    try:
-        found = sp.compact_letter_display(tests, alpha=ALPHA).to_dict() if len(tests) else {}
-    except ValueError:
-        found = {}
-    return {str(name): found.get(name, "").replace(" ", "") for name in p.index}
+    tested = np.flatnonzero(others.notna().any())
+    graph = nx.Graph()
+    graph.add_nodes_from(tested.tolist())
+    values = p.to_numpy()
+    graph.add_edges_from(
+        (int(i), int(j)) for i, j in combinations(tested, 2) if not values[i, j] < ALPHA
+    )
+    cliques = list(islice(nx.find_cliques(graph), len(ascii_letters) + 1))
+    if len(cliques) > len(ascii_letters):
+        return dict.fromkeys(map(str, p.index), "")
+    groups = sorted(map(sorted, cliques))
+    return {
+        str(name): "".join(
+            letter for letter, group in zip(ascii_letters, groups, strict=False) if k in group
+        )
+        for k, name in enumerate(p.index)
+    }
 
 
 @dataclass(frozen=True)

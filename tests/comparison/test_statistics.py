@@ -239,3 +239,34 @@ def test_methods_that_were_not_tested_have_no_letter():
 
     assert statistics.letters(p) == {"x": "a", "y": "b", "z": ""}
     assert statistics.letters(p.loc[["z"], ["z"]]) == {"z": ""}
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_letters_agree_with_scikit_posthocs(seed):
+    rng = np.random.default_rng(seed)
+    names = list("abcdefgh")
+    upper = np.triu(rng.random((8, 8)) ** 3, 1)
+    p = pd.DataFrame(upper + upper.T + np.eye(8), names, names)
+
+    found = statistics.letters(p)
+
+    wanted = scikit_posthocs.compact_letter_display(p, alpha=statistics.ALPHA)
+    members = [
+        {
+            frozenset(name for name in names if letter in display[name])
+            for letter in set("".join(display.values())) - {" "}
+        }
+        for display in (found, wanted.to_dict())
+    ]
+    assert members[0] == members[1]
+    assert found["a"].startswith("a")
+
+
+def test_many_methods_that_need_too_many_letters_have_none():
+    """Only neighbours in pairs differ, so there are 2 ** 35 groups."""
+    names = [f"m{k}" for k in range(70)]
+    p = pd.DataFrame(np.ones((70, 70)), names, names)
+    for k in range(0, 70, 2):
+        p.iloc[k, k + 1] = p.iloc[k + 1, k] = 0.001
+
+    assert set(statistics.letters(p).values()) == {""}
