@@ -18,11 +18,11 @@ Measurement = dict[str, Any]
 
 @dataclass(frozen=True)
 class Estimate:
-    """A geometric mean, with a confidence interval of 95 % if there are two values or more.
+    """A geometric mean with an interval.
 
     Attributes:
         value: The mean.
-        low: Lower end of the interval; None for a single value.
+        low: Lower end of the interval; None if there is none.
         high: Upper end of the interval.
     """
 
@@ -37,19 +37,24 @@ class Estimate:
 
 
 def estimate(values: Sequence[float]) -> Estimate:
-    """Return the geometric mean of positive values and the t-interval of their logarithms.
+    """Return the geometric mean of positive values, and a confidence interval of 95 %.
 
-    >>> print(estimate([2.0, 8.0]).value)
-    4.0
+    The interval is the t-interval of the logarithms. Fewer than three values have none.
     """
     logs = np.log(values)
     mean = float(logs.mean())
-    if len(logs) < 2:
+    if len(logs) < 3:
         return Estimate(float(np.exp(mean)))
     error = float(logs.std(ddof=1)) / len(logs) ** 0.5
     half = float(stats.t.ppf(0.975, len(logs) - 1)) * error
     value, low, high = (float(np.exp(mean + shift)) for shift in (0.0, -half, half))
     return Estimate(value, low, high)
+
+
+def spread(values: Sequence[float]) -> Estimate:
+    """Return the geometric mean of positive values, with the smallest and the largest one."""
+    mean = float(np.exp(np.log(values).mean()))
+    return Estimate(mean, min(values), max(values)) if len(values) > 1 else Estimate(mean)
 
 
 @dataclass(frozen=True)
@@ -146,7 +151,7 @@ def compare(measurements: Sequence[Measurement], setting: Setting) -> Comparison
                 label,
                 len(repeats),
                 {
-                    kind: estimate(values)
+                    kind: spread(values)
                     for kind, key in KINDS.items()
                     if (values := _values(repeats, key))
                 },
