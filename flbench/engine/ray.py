@@ -249,6 +249,7 @@ def connect(address: str | None, *, key: str = "`engine.address`", cpus: int | N
 
     Raises:
         ConfigError: No cluster answers at the address.
+        RunError: Ray does not start on this machine.
     """
     if ray.is_initialized():
         return False
@@ -265,10 +266,15 @@ def connect(address: str | None, *, key: str = "`engine.address`", cpus: int | N
         _probe(address, key)
     try:
         ray.init(**options)
-    except (ConnectionError, RuntimeError, ValueError) as error:
+    except Exception as error:  # Ray raises the base class if a server does not start in time
+        if address is None:
+            raise RunError(
+                f"Ray did not start on this machine: {error} It waits half a minute for its"
+                " servers: free memory, end programs that keep all cores busy, and try again."
+            ) from error
         raise ConfigError(
-            f"{key}: no Ray cluster answers at {address or 'this machine'} ({error}). Start one"
-            " with `ray start --head`, or leave the address out."
+            f"{key}: no Ray cluster answers at {address} ({error}). Start one with"
+            " `ray start --head`, or leave the address out."
         ) from error
     return True
 

@@ -190,6 +190,19 @@ class TestWithoutAClusterOfTheTests:
         assert "`engine.address`: no Ray cluster answers" in error
         assert "Traceback" not in error
 
+    def test_ray_that_does_not_start_is_one_message(self, capsys, tmp_path, monkeypatch):
+        def init(**_):
+            raise Exception("The current node timed out during startup.")
+
+        monkeypatch.setattr(ray, "init", init)
+
+        code = app.main(["run", *SMALL, f"output.dir={tmp_path}", "engine.name=ray"])
+
+        error = capsys.readouterr().err
+        assert code == 1
+        assert "Ray did not start on this machine: The current node timed out" in error
+        assert "Traceback" not in error
+
     @pytest.mark.full
     def test_two_nodes_give_the_same_digest(self):
         from ray.cluster_utils import Cluster
