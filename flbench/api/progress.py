@@ -11,6 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from flbench.callbacks import Callback, RunView
 from flbench.core.errors import shortened
+from flbench.reports.tables import score
 from flbench.reports.terminal import duration, open_console
 
 
@@ -137,4 +138,6 @@ def accuracy_text(run: RunView, metrics: Mapping[str, float]) -> str:
     """Return the validation accuracy, or the metric by which the best round is chosen, in words."""
     by = run.config.evaluation.best
     value = metrics.get(f"validation/personal/{by.column}")
-    return "no validation part" if value is None else f"validation {by.title} {value:.4f}"
+    if value is None:
+        return "no validation part"
+    return f"validation {by.title} {score(value, has_classes=run.config.has_classes)}"

@@ -18,7 +18,7 @@ from flbench.api.process import preserved
 from flbench.config.schema import Config
 from flbench.core.given import offered
 from flbench.metrics.own import SUFFIXES
-from flbench.reports.tables import RANKING_TITLES, size
+from flbench.reports.tables import RANKING_TITLES, score, size
 from flbench.results import reading, tables
 from flbench.results.summary import ended_after
 
@@ -310,7 +310,8 @@ class Run:
         best, by = self.summary["best"], self.config.evaluation.best
         value = best["test"].get(by.column)
         state = (
-            f"round {best['round']} of {ended_after(self.summary)}, test {by.title} {value:.4f}"
+            f"round {best['round']} of {ended_after(self.summary)}, test {by.title}"
+            f" {score(value, has_classes=self.config.has_classes)}"
             if self.finished and value is not None
             else ("finished" if self.finished else f"unfinished: fl.resume({str(self.path)!r})")
         )
@@ -353,6 +354,14 @@ class Run:
         if not self.config.has_classes:
             own = self.config.evaluation.metrics or {}
             names = [f"{name}{suffix}" for name in own for suffix in ("", *SUFFIXES)]
+            columns = {
+                title: {
+                    name: score(found.get(name), has_classes=False)
+                    for name in names
+                    if name in found
+                }
+                for title, found in columns.items()
+            }
         there = [name for name in names if any(name in found for found in columns.values())]
         return pd.DataFrame(
             {"metric": there}

@@ -7,6 +7,7 @@ from flbench.callbacks.base import Callback
 from flbench.callbacks.run_view import RunView
 from flbench.config.schema import Config, EarlyStoppingConfig
 from flbench.core.errors import ConfigError, did_you_mean
+from flbench.metrics.own import SUFFIXES
 
 SPLITS: Final = ("train", "log", "server", "validation", "test", "common")
 DEFAULT_METRIC: Final = EarlyStoppingConfig().metric
@@ -81,6 +82,18 @@ class EarlyStopping(Callback):
                 f" {what} (partition.split={list(config.partition.split)},"
                 f" partition.pool={config.partition.pool}). Choose another metric, such as"
                 " train/loss with mode=min, or change the partition.",
+            )
+        best, own = config.evaluation.best, config.evaluation.metrics or {}
+        known = {f"{name}{end}" for name in own for end in ("", *SUFFIXES)}
+        if (
+            not config.has_classes
+            and split in ("validation", "test", "common")
+            and self.metric.rpartition("/")[2] not in known
+        ):
+            return (
+                f"{self._place}: the metric `{self.metric}` is never computed, because the targets"
+                f" of the run are no classes. They are judged by {', '.join(own)}. Watch"
+                f" validation/personal/{best.column} with mode={best.mode}.",
             )
         return ()
 

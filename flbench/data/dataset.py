@@ -12,6 +12,9 @@ from flbench.core.errors import DataError
 from flbench.core.files import is_text
 
 MAX_CLASSES = 10_000
+NO_CLASSES = (
+    "If they are no classes, give them in Python: fl.federate(module, fl.Data(x, y, targets=True))."
+)
 FEW_CLASSES = 1_000  # more classes than these are not accepted without a sample for each of them
 
 
@@ -112,13 +115,13 @@ def check_labels(y: NDArray[Any], what: str, classes: int | None = None) -> NDAr
     )
     if not is_whole:
         raise DataError(
-            f"{what} must be whole numbers, the class of each sample, got {y.dtype}. Targets of"
-            " other tasks are given in Python: fl.federate(module, fl.Data(x, targets))."
+            f"{what} must be whole numbers, the class of each sample, got {y.dtype}. {NO_CLASSES}"
         )
     limit = MAX_CLASSES if classes is None else classes
     if len(y) and (y.min() < 0 or y.max() >= limit):
         bad = int(np.flatnonzero((y < 0) | (y >= limit))[0])
-        raise DataError(f"{what} must lie in [0, {limit}), got {y[bad]} at position {bad}.")
+        cure = "" if classes is not None else f" {NO_CLASSES}"
+        raise DataError(f"{what} must lie in [0, {limit}), got {y[bad]} at position {bad}.{cure}")
     return y.astype(np.int64)
 
 
@@ -144,7 +147,7 @@ def check_classes(dataset: Dataset, path: Path | str) -> None:
     if len(names) > max(FEW_CLASSES, len(dataset.y)):
         raise DataError(
             f"{path} has {len(names):,} classes, but only {len(dataset.y):,} samples. Number the"
-            " classes from 0 without gaps."
+            f" classes from 0 without gaps. {NO_CLASSES}"
         )
     if dataset.y.min() == dataset.y.max():
         raise DataError(

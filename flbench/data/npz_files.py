@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from flbench.core.errors import DataError
 from flbench.data.archive import DAMAGED, open_zip
-from flbench.data.dataset import Dataset, check_labels
+from flbench.data.dataset import NO_CLASSES, Dataset, check_labels
 
 MAX_BYTES: Final = 16 * 2**30
 CHANNELS: Final = (1, 3)  # numbers of channels by which `data.layout=auto` finds their axis
@@ -68,8 +68,7 @@ def from_arrays(
         if len(x) != len(y):
             raise DataError(
                 f"{path}: {len(x)} `{part}_images` but {len(y)} `{part}_labels`. Save one label for"
-                " each sample, its class. Targets of other tasks are given in Python:"
-                " fl.federate(module, fl.Data(x, targets))."
+                f" each sample, its class. {NO_CLASSES}"
             )
         if images and x.shape[1:] != images[0].shape[1:]:
             raise DataError(

@@ -68,8 +68,9 @@ def _metrics(
     return list(table.items())
 
 
-def _share(value: float | str | None) -> str:
-    return "-" if value in (None, "") else f"{float(value):.4f}"
+def _share(value: float | str | None, *, has_classes: bool = True) -> str:
+    number = None if value in (None, "") else float(value)
+    return tables.score(number, has_classes=has_classes)
 
 
 def _size(count: float) -> str:

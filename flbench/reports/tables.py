@@ -71,6 +71,20 @@ def share(value: object) -> str:
     return f"{value:.4f}" if isinstance(value, float | int) else "-"
 
 
+def score(value: object, *, has_classes: bool) -> str:
+    """Format a metric of a run; a dash for anything but a number.
+
+    Args:
+        value: The metric.
+        has_classes: Whether the run classifies, so that its metrics are shares. Other metrics, such
+            as errors in the units of the targets, have four digits instead of four decimals.
+
+    >>> score(0.00001234, has_classes=False), score(0.00001234, has_classes=True)
+    ('1.234e-05', '0.0000')
+    """
+    return f"{value:.4g}" if isinstance(value, float) and not has_classes else share(value)
+
+
 def target_text(target: Mapping[str, Any]) -> str:
     """Describe when a run reached a target accuracy, and at which cost.
 
@@ -107,6 +121,7 @@ def clients_block(
     if not rows:
         return None
     more = len(rows) - MOST_CLIENTS
+    has_classes = set(scores) <= set(CLIENT_TITLES)
     titles = {name: CLIENT_TITLES.get(name, name.replace("_", " ")) for name in scores}
     titles |= {name: title for name, title in RANKING_TITLES.items() if name in rows[0]}
     return Block(
@@ -117,7 +132,10 @@ def clients_block(
                 row["client"],
                 one_line(row["name"]),
                 *(row["train_size"], row["test_size"]),
-                *(share(float(row[key]) if row[key] else None) for key in titles),
+                *(
+                    score(float(row[key]) if row[key] else None, has_classes=has_classes)
+                    for key in titles
+                ),
             )
             for row in rows[:MOST_CLIENTS]
         ),

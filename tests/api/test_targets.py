@@ -325,6 +325,14 @@ def test_whole_numbers_are_targets_only_if_the_user_says_so():
     assert np.array_equal(fl.Data(X, ages, targets=True).dataset.targets, ages)
 
 
+def test_early_stopping_watches_the_metric(tmp_path):
+    stop = {"metric": "validation/personal/mae", "mode": "min", "patience": 1, "min_delta": 9.0}
+    run = federated(tmp_path, train={**TRAIN, "rounds": 4, "early_stopping": stop})
+
+    assert run.summary["stopped"]["round"] == 2
+    assert "mae has not improved" in run.summary["stopped"]["reason"]
+
+
 def test_scheme_of_ones_own_gets_the_targets(tmp_path):
     def by_size(y, clients, rng):
         return np.array_split(np.argsort(y[:, 0]), clients)
@@ -393,7 +401,17 @@ def error_by_hand(confusion):
         (
             {"train": {**TRAIN, "early_stopping": {"patience": 1}}},
             fl.ConfigError,
-            "`validation/personal/accuracy` was not computed",
+            "They are judged by mse, mae. Watch validation/personal/mse with mode=min",
+        ),
+        (
+            {"data": (X, np.arange(160) - 80)},
+            fl.DataError,
+            r"must lie in \[0, 10000\), got -80 .* fl.Data\(x, y, targets=True\)",
+        ),
+        (
+            {"data": (X, np.arange(160) // 8)},
+            fl.ConfigError,
+            r"returns \[2, 2\] .* \[2, 20\] for 20 classes.* fl.Data\(x, y, targets=True\)",
         ),
         ({"data": (X, np.where(Y > 2, np.nan, Y))}, fl.DataError, "is NaN or infinite"),
         (

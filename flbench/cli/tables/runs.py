@@ -10,6 +10,7 @@ from flbench.reports.tables import (
     RANKING_TITLES,
     clients_block,
     cohort_block,
+    score,
     share,
     shown_classes,
     size,
@@ -89,7 +90,7 @@ def _comparison(runs: Sequence[Run], apart: Differences) -> Table:
             summary["algorithm"],
             *(values[index] for values in settings.values()),
             f"{summary['best']['round']}/{ended_after(summary)}",
-            *(share(test.get(name)) for name in shown),
+            *(score(test.get(name), has_classes=run.config.has_classes) for name in shown),
             size(sent["up_bytes"] + sent["peer_bytes"]),
             size(sent["down_bytes"] + sent["setup_bytes"]),
             *(_seconds(summary["seconds"]) if run.finished else ("unfinished", "-")),
@@ -130,7 +131,8 @@ def _print_details(run: Run) -> None:
         cells = [summary[moment][split].get(name) for moment, split in columns]
         # A dict holds the metrics of another model than the evaluated one.
         if not any(isinstance(cell, dict) for cell in cells):
-            table.add_row(name, *(share(cell) for cell in cells))
+            has_classes = run.config.has_classes
+            table.add_row(name, *(score(cell, has_classes=has_classes) for cell in cells))
     console.print(table)
     if cohort := summary.get("cohort"):
         block(cohort_block(cohort))
