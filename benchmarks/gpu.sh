@@ -18,19 +18,20 @@ export PYTHONPATH=$here${PYTHONPATH:+:$PYTHONPATH}
 
 lenet=(data.name=fashionmnist "data.root=${2:-$out}")
 if [ "${SIZE:-full}" = tiny ]; then
-  clients=4 few=2 many=4 samples=80 rounds=2 blocks="1 4" trials=2 lenet+=(partition.samples=400)
+  clients=4 few=2 many=4 samples=80 rounds=2 images=200 blocks="1 4" trials=2 lenet+=(partition.samples=400)
 else
-  clients=100 few=10 many=100 samples=6000 rounds=10 blocks="10 25 50 100" trials=12
+  clients=100 few=10 many=100 samples=6000 rounds=10 images=10000 blocks="10 25 50 100" trials=12
 fi
 # Random images in the layout of CIFAR-10, and of Fashion-MNIST if there is no DATA_DIR.
-"$python" - "$out" "${2:-}" <<'PY'
+"$python" - "$out" "$images" "${2:-}" <<'PY'
 import sys
 
 import numpy as np
 
 draw = np.random.default_rng(0)
-sets = {"colour": ((32, 32, 3), 10_000, 1_000)}
-if not sys.argv[2]:
+images = int(sys.argv[2])
+sets = {"colour": ((32, 32, 3), images, images // 10)}
+if not sys.argv[3]:
     sets["fashionmnist"] = ((28, 28), 60_000, 10_000)
 for name, (shape, *sizes) in sets.items():
     arrays = {}
