@@ -167,6 +167,13 @@ def test_ratios_are_paired_within_a_repeat(peers):
     # where the peer is faster, the text says so
     faster = [one | {"seconds": 1.0} if one["label"] == "pfl" else one for one in measured]
     assert "pfl is faster than flbench sequential" in peers["table"].markdown(faster)
+    # and where the repeats contradict each other, it says that too
+    changing = [
+        one | {"seconds": 12 / (1 + one["repeat"])} if one["label"] == "pfl" else one
+        for one in measured
+    ]
+    text = peers["table"].markdown(changing)
+    assert "No difference is shown between pfl and flbench sequential" in text
 
 
 @pytest.mark.parametrize(

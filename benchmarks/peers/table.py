@@ -268,24 +268,24 @@ def _section(comparison: Comparison) -> str:
 
 def _verdict(comparison: Comparison, kind: str, title: str) -> str:
     """Return a sentence that says whether a peer or flbench is faster."""
-    ours = {
-        line.label: line.seconds[kind].value
-        for line in comparison.lines
-        if line.repeats and line.label.startswith(OURS)
-    }
     peer = comparison.fastest[kind]
+    ours = {
+        line.label: line.to_peer[kind]
+        for line in comparison.lines
+        if line.label.startswith(OURS) and kind in line.to_peer
+    }
     if not ours:
         return f"- Fastest peer in {title}: {peer}."
-    best = min(ours, key=ours.__getitem__)
-    line = next(line for line in comparison.lines if line.label == best)
-    ratio = line.to_peer.get(kind)
-    slower = [name for name in ours if ours[name] > _seconds(comparison, peer, kind)]
-    sentence = f"- Fastest peer in {title}: {peer}; {best} takes {ratio} of its time."
+    best = min(ours, key=lambda label: ours[label].value)
+    sentence = f"- Fastest peer in {title}: {peer}; {best} takes {ours[best]} of its time."
+    slower = [label for label, ratio in ours.items() if (ratio.low or ratio.value) > 1]
+    alike = [
+        label
+        for label, ratio in ours.items()
+        if ratio.low is not None and ratio.high is not None and ratio.low <= 1 <= ratio.high
+    ]
     if slower:
         sentence += f" {peer} is faster than {', '.join(slower)}."
+    if alike:
+        sentence += f" No difference is shown between {peer} and {', '.join(alike)}."
     return sentence
-
-
-def _seconds(comparison: Comparison, label: str, kind: str) -> float:
-    """Return the mean seconds of a platform."""
-    return next(line for line in comparison.lines if line.label == label).seconds[kind].value
