@@ -7,7 +7,14 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from flbench.algorithms.base import Algorithm, Communication, Deployment, Paper
+from flbench.algorithms.base import (
+    Algorithm,
+    Communication,
+    Deployment,
+    Learned,
+    LearnedTable,
+    Paper,
+)
 from flbench.algorithms.registry import ALGORITHMS
 from flbench.algorithms.shared.batchnorm import reestimate_batchnorm
 from flbench.client.program import LocalProgram, Statistic, Step, Transform
@@ -68,7 +75,8 @@ class Ifca(Algorithm):
         The leaves of `several()` get a leading axis [clusters]. Model 0 is the seeded net. In each
         other model the entries of each of these leaves are permuted if it is a parameter; a buffer
         is that of the seeded net. With `share_body` the backbone has one set of leaves, without
-        this axis.
+        this axis. A further entry is `choices` [clusters, N] int64, the number of rounds in which
+        each client chose each model.
         """
         server, clients = super().init(start)
         for k, name in enumerate(self.several()):
@@ -79,6 +87,8 @@ class Ifca(Algorithm):
                 shuffled = first.flatten()[torch.from_numpy(order)].reshape(first.shape)
                 rows.append(shuffled if name in self.setting.net.parameters else first)
             server[name] = torch.stack(rows)  # [clusters, ...]
+        shape = (self.config.clusters, self.setting.clients)
+        server["choices"] = torch.zeros(shape, dtype=torch.int64)
         return server, clients
 
     def program(self, state: State) -> LocalProgram:
@@ -116,7 +126,26 @@ class Ifca(Algorithm):
 
         mean = self.mean(results)  # over all clients, for a shared body
         stacked = {name: torch.stack(values) for name, values in models.items()}
+        if "choices" in state.server:  # a run that an earlier version began goes on without it
+            chosen = (choice.long(), results.ids)
+            once = torch.ones_like(results.ids)
+            stacked["choices"] = state.server["choices"].index_put(chosen, once, accumulate=True)
         return Update(mean | stacked, metrics=sizes)
+
+    def learned(self, state: State) -> tuple[Learned, ...]:
+        """Return how often each client chose each model."""
+        choices = state.server.get("choices")  # [clusters, N]
+        if choices is None:  # an earlier version began the run
+            return ()
+        table = LearnedTable(
+            "clusters",
+            "Number of rounds in which each client chose each cluster model. A column with one"
+            " bright cell is a client that stayed in its cluster.",
+            choices.double(),
+            rows="cluster",
+            columns="client",
+        )
+        return (table,)
 
     def deploy(self, state: State, ids: Tensor) -> dict[str, Deployment]:
         program = LocalProgram((*self.choosing(), *reestimate_batchnorm(self.setting)))

@@ -26,7 +26,12 @@ EXACT = "engine.precision=64-true"
 
 def model(state, j, several):
     """Model j of the server's."""
-    return {n: v[j] if n in several else v for n, v in state.server.items()}
+    return {n: v[j] if n in several else v for n, v in leaves(state).items()}
+
+
+def leaves(state):
+    """Leaves of the models, without the choices of the clients."""
+    return {name: value for name, value in state.server.items() if name != "choices"}
 
 
 def losses(plain, state, several, clusters, client):
@@ -53,7 +58,7 @@ def test_models_start_as_other_draws_of_the_seeded_net():
     seeded = Plain(built).start()
     state = built.start()
 
-    for name, value in state.server.items():
+    for name, value in leaves(state).items():
         assert value.shape == (3, *seeded[name].shape)
         assert torch.equal(value[0].double(), seeded[name].double())
         for other in value[1:]:
@@ -76,6 +81,7 @@ def test_rounds_equal_a_plain_loop(shared, weights):
     )
     plain, several = Plain(built), built.algorithm.several()
     names, state, chosen = built.algorithm.setting.net.parameters, built.start(), set()
+    counts = torch.zeros(3, 5, dtype=torch.float64)
     assert set(several) == {n for n in plain.start() if shared == "false" or n[:4] == "head"}
     for t in range(ROUNDS):
         sent, choice = {}, {}
@@ -91,11 +97,15 @@ def test_rounds_equal_a_plain_loop(shared, weights):
                 own = {i: sent[i] for i in sent if choice[i] == j}
                 expected[name][j] = plain.mean(own, uniform=weights == "uniform")[name]
         chosen |= set(choice.values())
+        for i, j in choice.items():
+            counts[j, i] += 1
 
         state, results = played(built, state)
 
         assert results.sent.values["choice"].tolist() == list(choice.values())
-        assert_close(state.server, expected)
+        assert_close(leaves(state), expected)
+        [table] = built.algorithm.learned(state)
+        assert torch.equal(table.values, counts)
     assert len(chosen) > 1
 
 
@@ -123,7 +133,7 @@ def test_model_without_a_client_stays_and_sizes_are_logged():
 def test_ties_go_to_the_first_model_and_overflowing_models_are_never_chosen(engine):
     built = build("algorithm=ifca", f"engine.name={engine}")
     state = built.start()
-    for value in state.server.values():
+    for value in leaves(state).values():
         value[2] = value[1]
         value[0] = torch.nan
 
