@@ -250,6 +250,8 @@ class ComparisonMirror:
             with self._collect_errors():
                 self._send_report(root)
             root.set_tags({"flbench.data": self._data_hashes(finished)})
+            with self._collect_errors():
+                mlflow_files.send_data_sets(root, map(self._path, finished))
         root.set_tags(
             {
                 "design": _digest(self._design.tree()),

@@ -32,6 +32,9 @@ TEXT_COLUMNS: Final = (  # a class may be called 01_1, which float() accepts
 PARTITION_PICTURE: Final = "partition.png"
 DATA_TAG: Final = "flbench.data"
 """Tag with the SHA-256 of the samples."""
+INPUTS_TAG: Final = "mlflow.flbench.inputs"
+"""Tag with the digests of the data sets that a run has as inputs."""
+DIGEST: Final = 32  # characters of a hash; MLflow allows 36
 MAX_CHECKPOINT_BYTES: Final = 500_000_000
 KEPT_PICTURES: Final = 100
 _pictures: dict[tuple[str, str], bytes | None] = {}  # of partitions, by the digests of their files
@@ -149,33 +152,54 @@ def _picture(folder: Path) -> bytes | None:
 
 
 def send_data_set(run: MlflowRun, folder: Path) -> None:
-    """Record the data set as an input of the run: name, hash and sizes.
+    """Record the data set as an input of the run: name, hash and number of classes.
 
     Raises:
         DataError: partition.json is damaged.
     """
-    about = read_json(folder / "partition.json")
-    if not about:
-        return
-    with as_data_error(folder / "partition.json"):
-        name, digest = str(about["dataset"]), str(about.get("data") or about["labels"])
-        profile = {
-            "clients": about["clients"],
-            "classes": len(about.get("classes", ())) or None,
-            "samples": {part: sum(sizes) for part, sizes in about["samples"].items()},
-            "partition": about["hash"],
-        }
-    if run.tags.get(DATA_TAG) == digest:
-        return
+    digest = next(iter(send_data_sets(run, [folder])), None)
+    if digest is not None and run.tags.get(DATA_TAG) != digest:
+        run.set_tags({DATA_TAG: digest})
+
+
+def send_data_sets(run: MlflowRun, folders: Iterable[Path]) -> list[str]:
+    """Record the data sets of several run folders as inputs of one run.
+
+    MLflow has one entry for all runs of an experiment with the same data set. Therefore the entry
+    says nothing about partitions, in which the runs may differ.
+
+    Returns:
+        The hash of the samples of each data set.
+
+    Raises:
+        DataError: A partition.json is damaged.
+    """
+    found: dict[str, tuple[str, int]] = {}  # name and number of classes, by hash
+    for folder in folders:
+        about = read_json(folder / "partition.json")
+        if not about:
+            continue
+        with as_data_error(folder / "partition.json"):
+            digest = str(about.get("data") or about["labels"])
+            found[digest] = str(about["dataset"]), len(about.get("classes", ()))
+    known = ",".join(sorted(digest[:DIGEST] for digest in found))
+    if not found or run.tags.get(INPUTS_TAG) == known:
+        return list(found)
     from mlflow.entities import Dataset, DatasetInput, InputTag
 
-    data_set = Dataset(
-        name=name,
-        digest=digest[:32],  # MLflow allows 36 characters
-        source_type="local",
-        source=json.dumps({"uri": name}),
-        profile=mlflow_names.text({key: value for key, value in profile.items() if value}),
-    )
-    context = [InputTag("mlflow.data.context", "training")]
-    run.client.log_inputs(run.id, [DatasetInput(data_set, context)])
-    run.set_tags({DATA_TAG: digest})
+    inputs = [
+        DatasetInput(
+            Dataset(
+                name=name,
+                digest=digest[:DIGEST],
+                source_type="local",
+                source=json.dumps({"uri": name}),
+                profile=mlflow_names.text({"classes": classes} if classes else {}),
+            ),
+            [InputTag("mlflow.data.context", "training")],
+        )
+        for digest, (name, classes) in found.items()
+    ]
+    run.client.log_inputs(run.id, inputs)  # it does not repeat those that are there
+    run.set_tags({INPUTS_TAG: known})
+    return list(found)

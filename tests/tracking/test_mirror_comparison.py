@@ -135,6 +135,32 @@ def test_comparison_has_report_tables_design_and_hashes(store, whole, trained):
     assert artifacts(store, cell) >= {"per_class.json", "clients.json", "config.yaml"}
 
 
+def test_data_set_is_an_input_of_the_comparison_with_the_digest_of_its_content(
+    store, whole, trained
+):
+    data = json.loads((trained / "cells/local-digits-seed1/partition.json").read_text())["data"]
+
+    [found] = store.client.get_run(whole[""].info.run_id).inputs.dataset_inputs
+
+    assert (found.dataset.name, found.dataset.digest) == ("digits", data[:32])
+    assert json.loads(found.dataset.profile) == {"classes": 10}
+    assert [(tag.key, tag.value) for tag in found.tags] == [("mlflow.data.context", "training")]
+
+
+def test_data_sets_of_a_comparison_are_its_inputs_once_each(store, copied):
+    path = copied
+    for name in cell_names("fedavg"):
+        file = path / name / "partition.json"
+        about = json.loads(file.read_text())
+        file.write_text(json.dumps({**about, "dataset": "other", "data": "0" * 64}))
+
+    follow.sync(path, store.uri)
+    follow.sync(path, store.uri)
+
+    run = store.client.get_run(runs_of(store, path)[""].info.run_id)
+    assert sorted(one.dataset.name for one in run.inputs.dataset_inputs) == ["digits", "other"]
+
+
 def test_methods_of_a_repetition_share_the_picture_of_its_partition(store, whole):
     found = {}
     for name in METHODS:
