@@ -31,6 +31,9 @@ MOST_SCATTERED: Final = 4  # methods in a scatter plot of clients
 LABEL: Final = 8  # size of labels of points
 WIDTH: Final = 9.0  # inches
 
+Box = tuple[float, float, float, float]
+"""Left, lower, right and upper edge of a box."""
+
 
 def leaders(analysis: Analysis, place: str) -> Figure:
     """Draw the metric of each method: mean, 95 % interval, and the repetitions as small dots."""
@@ -330,8 +333,9 @@ def _points(one: LearnedPoints, names: dict[str, list[str]]) -> Figure:
     _plain(axes)
     figure.draw_without_rendering()  # it settles where the points are
     labels = [names["class"][number] for number in classes[shared]]
-    points = axes.transData.transform(flat[shared]) * 72 / figure.dpi
-    for label, position, corner in zip(labels, flat[shared], free(points, labels), strict=True):
+    points = axes.transData.transform(flat) * 72 / figure.dpi
+    corners = free(points[shared], labels, points[own])
+    for label, position, corner in zip(labels, flat[shared], corners, strict=True):
         if corner is not None:
             axes.annotate(
                 label,
@@ -340,49 +344,66 @@ def _points(one: LearnedPoints, names: dict[str, list[str]]) -> Figure:
                 textcoords="offset points",
                 fontsize=LABEL,
                 parse_math=False,
+                # A label in a crowd of small points is read all the same.
+                bbox={"boxstyle": "square,pad=0.05", "fc": "white", "ec": "none", "alpha": 0.7},
             )
     return figure
 
 
-def free(points: NDArray[np.float64], labels: Sequence[str]) -> list[tuple[float, float] | None]:
+def free(
+    points: NDArray[np.float64], labels: Sequence[str], small: NDArray[np.float64]
+) -> list[tuple[float, float] | None]:
     """Return where labels of points stand such that none covers another label or a point.
+
+    Where there is the choice, a label does not cover small points either.
 
     Args:
         points: [P, 2], in points of 1/72 inch.
         labels: The P labels.
+        small: [S, 2], small points without labels.
 
     Returns:
         Offset of each label's lower left corner from its point; None where there is no room.
 
-    >>> free(np.array([[0.0, 0.0], [50.0, 0.0]]), ["a", "b"])
+    >>> none = np.zeros((0, 2))
+    >>> free(np.array([[0.0, 0.0], [50.0, 0.0]]), ["a", "b"], none)
     [(6, 3), (6, 3)]
-    >>> free(np.array([[0.0, 0.0], [0.0, 0.0], [0.0, 1.0]]), ["a", "b", "c"])
+    >>> free(np.array([[0.0, 0.0], [0.0, 0.0], [0.0, 1.0]]), ["a", "b", "c"], none)
     [(6, 3), (6, -9), (-11.2, 3)]
+    >>> free(np.array([[0.0, 0.0]]), ["a"], np.array([[8.0, 5.0]]))
+    [(6, -9)]
     """
     found: list[tuple[float, float] | None] = []
-    taken: list[tuple[float, float, float, float]] = []  # left, lower, right and upper edges
+    taken: list[Box] = []
     for k, (point, label) in enumerate(zip(points, labels, strict=True)):
         wide, high = 0.65 * LABEL * max(1, len(label)), LABEL
         others = np.delete(points, k, axis=0)
+        possible: list[tuple[int, tuple[float, float], Box]] = []
         for corner in ((6, 3), (6, -9), (-6 - wide, 3), (-6 - wide, -9)):
             left, lower = point + corner
             box = (left, lower, left + wide, lower + high)
-            covered = ((others > (left - 3, lower - 3)) & (others < (box[2] + 3, box[3] + 3))).all(
-                1
-            )
-            if not covered.any() and not any(_overlap(box, other) for other in taken):
-                taken.append(box)
-                found.append(corner)
-                break
-        else:
+            if not _covered(others, box, 3) and not any(_overlap(box, other) for other in taken):
+                possible.append((_covered(small, box, 1), corner, box))
+        if not possible:
             found.append(None)
+            continue
+        _, offset, box = min(possible, key=lambda one: one[0])  # the first of equally good ones
+        found.append(offset)
+        taken.append(box)
     return found
 
 
-def _overlap(
-    one: tuple[float, float, float, float], other: tuple[float, float, float, float]
-) -> bool:
-    """Return whether two boxes (left, lower, right and upper edge) overlap."""
+def _covered(points: NDArray[np.float64], box: Box, margin: float) -> int:
+    """Return how many points [P, 2] lie in a box or at most `margin` beside it."""
+    left, lower, right, upper = box
+    inside = (points > (left - margin, lower - margin)) & (
+        points < (right + margin, upper + margin)
+    )
+    return int(inside.all(axis=1).sum())
+
+
+def _overlap(one: Box, other: Box) -> bool:
+    """Return whether two boxes overlap."""
     return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
 
 

@@ -11,7 +11,6 @@ from textwrap import fill
 from typing import TYPE_CHECKING, Any, Final
 from zlib import crc32
 
-from flbench.algorithms.base import LearnedTable
 from flbench.algorithms.registry import ALGORITHMS
 from flbench.comparison import figures, learned, text
 from flbench.comparison.analysis import CLASS_SCORES, Analysis
@@ -52,7 +51,8 @@ class Drawn:
         about: What it shows, which is also its text for readers who do not see it.
         figure: The picture.
         is_learned: Whether it shows what a method has learned.
-        is_map: Whether colours stand for values, so that a dark page does not invert them.
+        is_map: Whether colours stand for values or classes, so that a dark page does not invert
+            them.
     """
 
     name: str
@@ -96,14 +96,13 @@ def draw(analysis: Analysis) -> Drawings:
 def _drawn_learned(analysis: Analysis, place: str, findings: learned.Findings) -> Iterator[Drawn]:
     """Yield pictures of what the methods of a place have learned."""
     for method, one in findings.items:
-        is_map = isinstance(one, LearnedTable)
         yield Drawn(
             f"learned-{analysis.comparison.methods.index(method) + 1}-{_slug(one.name)}",
             f"What {one_line(method)} learned: {one.name}",
             f"{one.about} In the first repetition, after the last round.",
             _warned(figures.learned(analysis, place, one), analysis.comparison),
             is_learned=True,
-            is_map=is_map,
+            is_map=True,  # the colours of classes would be too dark if they were inverted
         )
 
 
@@ -374,7 +373,7 @@ def _how(comparison: Comparison) -> dict[str, Any]:
         file = entry.run.path / "provenance.json"
         for key, value in leaves(read_json(file) if file.is_file() else {}).items():
             if key not in ("started", "command"):
-                origins.setdefault(key, {})[_shown(value)] = None
+                origins.setdefault(key, {})["none" if value == [] else _shown(value)] = None
     names = dict.fromkeys(entry.run.config.algorithm.name for entry in comparison.entries)
     return {
         "changed": changed,
@@ -413,6 +412,8 @@ def _paper(method: str) -> str:
         paper = ALGORITHMS.find(method).paper
     except UserError:
         return ""
+    if paper.authors == "-":  # a reference line, which has no publication
+        return f"{paper.title} ({paper.venue})."
     doi = f", doi {paper.doi}" if paper.doi else ""
     return f"{paper.authors}: {paper.title}. {paper.venue}{doi}."
 

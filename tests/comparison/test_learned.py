@@ -164,6 +164,7 @@ def test_page_shows_what_methods_learned_or_says_why_not(hfcd, tmp_path):
     assert not whole.missing["digits"]
     shown = [one for one in whole.places["digits"] if one.is_learned]
     assert [one.title for one in shown] == [f"What hfcd learned: {name}" for name in found]
+    assert all(one.is_map for one in shown)  # a dark page does not invert the colours of classes
     for one in shown:
         assert one.title in source
     similarity = shown[0].figure.axes[0].images[0].get_array()
