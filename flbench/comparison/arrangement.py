@@ -402,10 +402,10 @@ def _about_hardware(runs: Sequence[Run], origins: Mapping[Path, Mapping[str, Any
 
 
 def _vary(entries: Sequence[Entry]) -> Vary:
-    """Return what differs between the repetitions of a place."""
+    """Return what differs between the repetitions of a method in a place."""
     training = partition = False
-    for place in {entry.place for entry in entries}:
-        mine = [entry.run for entry in entries if entry.place == place]
+    for where in {(entry.place, entry.method) for entry in entries}:
+        mine = [entry.run for entry in entries if (entry.place, entry.method) == where]
         training |= len({run.config.seed for run in mine}) > 1
         partition |= len({run.summary["partition_hash"] for run in mine}) > 1
     if training and partition:

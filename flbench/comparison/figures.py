@@ -271,6 +271,7 @@ def holdings(analysis: Analysis, place: str) -> Figure:
         axes.bar(range(len(values)), values, color=COLOURS[0], width=0.9)
         axes.set(xlabel="clients, sorted", ylabel=label)
         axes.set_xticks([])
+        axes.yaxis.set_major_locator(MaxNLocator(6, integer=what != "skew"))
         _plain(axes)
     return figure
 
@@ -544,6 +545,7 @@ def _log_bytes(axes: Axes, values: "pd.Series[float]", most: int = 5) -> None:
     """Give the axis of bytes a logarithmic scale with a place for zero and at most `most` ticks."""
     positive = values[values > 0]
     if not len(positive):
+        axes.set_xticks([0.0], ["0 B"])
         return
     least, largest = float(positive.min()), float(positive.max())
     begin = least / 3

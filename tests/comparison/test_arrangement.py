@@ -71,6 +71,13 @@ def test_one_run_of_each_method_varies_nothing(tmp_path):
     assert arranged(tmp_path / "hfcd-0").warnings == ()
 
 
+def test_partitions_that_differ_between_methods_are_no_repetitions(tmp_path):
+    for method, digit in zip(TWO, "01", strict=True):
+        run_folder(tmp_path / method, method, 0.5, partition_hash=digit * 64)
+
+    assert arranged(tmp_path, force=True).vary == "nothing"
+
+
 def test_keys_of_a_method_make_methods(tmp_path):
     run_folder(tmp_path / "a", "fedavg", 0.5)
     run_folder(tmp_path / "b", "hfcd", 0.5)

@@ -237,6 +237,9 @@ def test_pictures_of_costs_take_zero_and_equal_bytes(tmp_path, costs):
         for axes in figure.axes:
             low, high = axes.get_xlim()
             assert low < high
+            labels = [label.get_text() for label in axes.get_xticklabels()]
+            if "bytes" in axes.get_xlabel() and not any(costs):
+                assert labels == ["0 B"]
 
 
 def test_long_labels_that_begin_alike_differ_in_pictures(tmp_path):
