@@ -267,7 +267,7 @@ class Evaluator:
         """
         local: dict[tuple[str, str], Any] = {}
         margins: dict[tuple[str, str], list[Margins]] = {}
-        for ids in self._blocks(self.judge.most_clients(self.longest) or BLOCK):
+        for ids in self._blocks(self.judge.most_clients(self.longest(common=False)) or BLOCK):
             for name, deployment in self._deployments(state).items():
                 if name == "gm":
                     continue
@@ -292,11 +292,17 @@ class Evaluator:
         """
         return self.judge.scores(self.federation.clients if clients is None else clients)
 
-    @property
-    def longest(self) -> int:
-        """Largest number of samples of a client in one of `parts`, at least 1."""
+    def longest(self, *, common: bool) -> int:
+        """Return the largest number of samples that a model is evaluated on, at least 1.
+
+        Args:
+            common: Whether the common test set counts, beside the clients' own parts.
+        """
         parts = self.federation.partition.parts
-        return max(1, *(len(rows) for part in self.parts for rows in parts[part]))
+        lengths = [len(rows) for part in self.parts for rows in parts[part]]
+        if common:
+            lengths.append(len(self.federation.common_rows(self.config.common.limit)))
+        return max(1, *lengths)
 
     def predictions_of(
         self, part: str, ids: Tensor, observed: Tree, *, whole: bool = False

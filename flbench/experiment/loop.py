@@ -396,13 +396,13 @@ class FederatedLoop:
 
         There are none if the predictions of the cohort do not fit into memory at once.
         """
-        most = self.evaluator.judge.most_clients(self.evaluator.longest)
+        common = self._is_common_evaluation_due(state.round + 1)
+        most = self.evaluator.judge.most_clients(self.evaluator.longest(common=common))
         cohort = self.config.train.participation * self.evaluator.federation.clients
         if most is not None and most < cohort:
             return ()
         deployments = self.algorithm.deploy(state, torch.tensor([0]))
         first = next(iter(deployments.values()))
-        common = self._is_common_evaluation_due(state.round + 1)
         return (
             *self.evaluator.recalibration_steps(first),
             *self.evaluator.part_statistics(first),

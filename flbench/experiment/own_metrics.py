@@ -13,7 +13,10 @@ from flbench.metrics.classification import per_client, pooled
 from flbench.metrics.confusion import ConfusionCounts
 from flbench.metrics.own import SUFFIXES, OwnMetric
 
-OTHERS: Final = ("accuracy_group_mean", "trained_class_share", "train_size", "test_size", "classes")
+OTHERS: Final = (
+    *("accuracy_group_mean", "trained_class_share", "train_size", "test_size", "classes"),
+    *("moment", "client", "name", "trainings"),
+)
 """Further names of metrics and of columns in clients.csv."""
 
 

@@ -6,7 +6,7 @@ over the samples of all clients.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -176,6 +176,7 @@ def make(config: Config, net: LightningNet, federation: Federation) -> tuple[Con
         mode = "max" if is_higher_better else "min"
     best = BestConfig(metric=chosen.name, mode=mode)
     evaluation = config.evaluation.model_copy(update={"best": best})
+    metrics = tuple(replace(one, mode=mode) if one is chosen else one for one in metrics)
     size = _try(config, net, federation, metrics)
     judge = TargetJudge(federation, metrics, size)
     return config.model_copy(update={"evaluation": evaluation}), judge
@@ -195,5 +196,5 @@ def _try(
     net.train(was_training)
     truth = torch.from_numpy(federation.dataset.truth[rows])
     for metric in metrics:
-        value_of(metric, output, truth)
+        value_of(metric, output, truth, "the untrained model")
     return int(np.prod(output.shape[1:]))

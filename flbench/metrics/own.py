@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from math import isnan, nan
 from numbers import Real
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import torch
 from torch import Tensor
@@ -26,11 +26,13 @@ class OwnMetric:
             and the true classes of all samples that the matrix counts. An attribute
             `higher_is_better` that is False makes small values good.
         path: Import path of the function, or `object`.
+        mode: Whether larger or smaller values are better, if the configuration says it.
     """
 
     name: str
     function: Callable[..., Any]
     path: str
+    mode: Literal["max", "min"] | None = None
 
     def __call__(self, confusion: Tensor) -> float:
         """Return the metric of a confusion matrix [C, C]; NaN for a matrix without samples.
@@ -87,6 +89,8 @@ class OwnMetric:
     @property
     def is_loss(self) -> bool:
         """Whether smaller values are better."""
+        if self.mode is not None:
+            return self.mode == "min"
         return getattr(self.function, "higher_is_better", None) is False
 
     def _value(self, confusion: Tensor) -> Any:

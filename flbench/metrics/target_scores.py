@@ -1,6 +1,8 @@
 """Metrics of models whose targets are no classes: those of torchmetrics that the user gives."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from math import isfinite, isnan, nan
 from typing import Any
 
@@ -53,8 +55,8 @@ class TargetScores:
             predicted: Outputs [n, ...] of the models.
 
         Raises:
-            ConfigError: A metric cannot be computed of them.
-            DivergedError: An output or a metric is not finite.
+            ConfigError: A metric cannot be computed of them, or is infinite.
+            DivergedError: An output is not finite.
 
         >>> from torchmetrics import MeanAbsoluteError
         >>> scores = TargetScores.empty(3, (OwnMetric("mae", MeanAbsoluteError(), "object"),))
@@ -64,9 +66,12 @@ class TargetScores:
         >>> scores.pooled()["mae_worst10"]
         3.0
         """
-        for k in sorted(set(client.tolist())):
-            mine = client == k
-            self._add(k, true[mine], predicted[mine])
+        client, order = client.sort(stable=True)
+        ids, sizes = client.unique_consecutive(return_counts=True)  # type: ignore[no-untyped-call]
+        parts = order.split(sizes.tolist())  # type: ignore[no-untyped-call]
+        for k, mine in zip(ids.tolist(), parts, strict=True):
+            owner = f"the model of client {k}" if len(self.evaluated) > 1 else "the model"
+            self._add([k], owner, true[mine], predicted[mine])
 
     def add_shared_(self, ids: Tensor, true: Tensor, predicted: Tensor) -> None:
         """Add the outputs of one model, which some clients share, for n samples, in place.
@@ -76,8 +81,8 @@ class TargetScores:
             true: Targets [n, ...].
             predicted: Outputs [n, ...] of the model.
         """
-        for k in ids.tolist():
-            self._add(k, true, predicted)
+        owner = f"the model that {len(ids)} clients have"
+        self._add(ids.tolist(), owner, true, predicted)
 
     def pooled(self) -> dict[str, float | None]:
         """Return each metric over all samples, its mean over clients, and that of the worst tenth.
@@ -90,23 +95,27 @@ class TargetScores:
         for metric in self.metrics:
             whole = nan
             if bool(self.evaluated.any()):
-                whole = _checked(metric, _computed(metric, self.together[metric.name].compute))
+                found_whole = _computed(metric, self.together[metric.name].compute)
+                whole = _checked(metric, found_whole, "all clients together")
             found |= metric.summary(whole, self.clients[metric.name])
         return found
 
-    def _add(self, client: int, true: Tensor, predicted: Tensor) -> None:
-        """Add the outputs [n, ...] of one client's model."""
+    def _add(self, ids: list[int], owner: str, true: Tensor, predicted: Tensor) -> None:
+        """Add the outputs [n, ...] of the model of some clients; `owner` is for messages."""
         if not len(true):
             return
         if not bool(torch.isfinite(predicted).all()):
             raise DivergedError(
-                f"the model of client {client} returns outputs that are not finite. Lower the"
-                " learning rate of the module, or set train.clip."
+                f"{owner} returns outputs that are not finite. Lower the learning rate of the"
+                " module, or set train.clip."
             )
-        self.evaluated[client] = True
+        self.evaluated[ids] = True
+        # Where all clients have the model, the samples of one stand for those of all.
+        times = 1 if len(ids) == len(self.evaluated) else len(ids)
         for metric in self.metrics:
-            self.clients[metric.name][client] = value_of(metric, predicted, true, f" {client}")
-            _computed(metric, lambda: self.together[metric.name].update(predicted, true))  # noqa: B023
+            self.clients[metric.name][ids] = value_of(metric, predicted, true, owner)
+            for _ in range(times):
+                _computed(metric, partial(self.together[metric.name].update, predicted, true))
 
 
 def torchmetric(metric: OwnMetric) -> Metric:
@@ -124,35 +133,34 @@ def torchmetric(metric: OwnMetric) -> Metric:
     return metric.function
 
 
-def value_of(metric: OwnMetric, predicted: Tensor, true: Tensor, client: str = "") -> float:
+def value_of(metric: OwnMetric, predicted: Tensor, true: Tensor, owner: str) -> float:
     """Return a metric of the outputs [n, ...] of one model; NaN if it has no value for them.
 
     Args:
         metric: The metric.
         predicted: Outputs [n, ...].
         true: Targets [n, ...].
-        client: The client, for messages.
+        owner: Whose outputs they are, for messages.
 
     Raises:
-        ConfigError: The metric raised an exception, or is not one number.
-        DivergedError: The metric is infinite.
+        ConfigError: The metric raised an exception, or is not one finite number.
     """
     function = torchmetric(metric)
     function.reset()
     try:
-        _computed(metric, lambda: function.update(predicted, true), len(true), client)
-        found = _computed(metric, function.compute, len(true), client)
+        of = f" for {owner} on {len(true)} samples"
+        _computed(metric, partial(function.update, predicted, true), of)
+        found = _computed(metric, function.compute, of)
     finally:
         function.reset()
-    return _checked(metric, found)
+    return _checked(metric, found, owner)
 
 
-def _computed(metric: OwnMetric, call: Any, samples: int | None = None, client: str = "") -> Any:
+def _computed(metric: OwnMetric, call: Callable[[], Any], of: str = "") -> Any:
     """Return what a call of a metric returns; a ConfigError takes the place of its exceptions."""
     try:
         return call()
     except Exception as error:
-        of = "" if samples is None else f" for the {samples} samples of one client{client}"
         reason = str(error).rstrip(". ")
         raise ConfigError(
             f"`evaluation.metrics.{metric.name}`: {type(metric.function).__name__} raised"
@@ -161,7 +169,7 @@ def _computed(metric: OwnMetric, call: Any, samples: int | None = None, client: 
         ) from error
 
 
-def _checked(metric: OwnMetric, found: Any) -> float:
+def _checked(metric: OwnMetric, found: Any, owner: str) -> float:
     """Return the value of a metric as a number."""
     if not isinstance(found, Tensor) or found.numel() != 1:
         got = list(found.shape) if isinstance(found, Tensor) else type(found).__name__
@@ -171,8 +179,8 @@ def _checked(metric: OwnMetric, found: Any) -> float:
         )
     value = float(found)
     if not isfinite(value) and not isnan(value):
-        raise DivergedError(
-            f"the metric `{metric.name}` is infinite. Lower the learning rate of the module, or set"
-            " train.clip."
+        raise ConfigError(
+            f"`evaluation.metrics.{metric.name}` is infinite for {owner}, although all outputs are"
+            " finite, so clients have no mean. Give a metric with a finite value for all outputs."
         )
     return value

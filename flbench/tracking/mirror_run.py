@@ -106,7 +106,9 @@ class RunMirror:
             DataError: A file of the folder is damaged.
         """
         run, folder = self._run, self._folder
-        run.set_tags({**self._description.tags, "kind": "run", "objective": "validation/accuracy"})
+        best = self._description.config.get("evaluation", {}).get("best") or {}
+        objective = f"validation/{best.get('metric') or 'accuracy'}"
+        run.set_tags({**self._description.tags, "kind": "run", "objective": objective})
         run.log_parameters(mlflow_names.parameters(self._description.config))
         status = self._status(outcome)
         if status == "RUNNING":

@@ -23,6 +23,8 @@ from torchmetrics.classification import (
 )
 
 import flbench as fl
+from flbench.metrics.own import OwnMetric
+from flbench.metrics.target_scores import TargetScores
 from tests.api.test_federate import Epochs, Lit
 
 DOUBLE = {"name": "sequential", "precision": "64-true", "threads": 1}
@@ -361,12 +363,12 @@ def error_by_hand(confusion):
         (
             {"metrics": {"iou": IOU}},
             fl.ConfigError,
-            "MulticlassJaccardIndex raised .* for the 8 samples of one client",
+            "MulticlassJaccardIndex raised .* for the untrained model on 8 samples",
         ),
         (
             {"metrics": {"r2": R2Score()}, "partition": fl.IID(clients=32, min_samples=5)},
             fl.ConfigError,
-            "R2Score raised ValueError for the 1 samples of one client",
+            "R2Score raised ValueError for the untrained model on 1 samples",
         ),
         (
             {"evaluation": {"best": {"metric": "rmse"}}},
@@ -450,6 +452,43 @@ def test_metric_without_a_direction_needs_the_users(tmp_path):
     metrics = {"mae": Silent()}
     with pytest.raises(fl.ConfigError, match="does not say whether larger values are better"):
         federated(tmp_path, metrics=metrics)
+    with pytest.raises(fl.ConfigError, match=r"evaluation\.metrics\.client"):
+        federated(tmp_path, metrics={"client": Silent()})
+
+    run = federated(tmp_path, metrics=metrics, evaluation={"best": {"mode": "min"}})
+
+    last = run.clients.query("moment == 'last'")["mae"]
+    assert run.summary["last"]["test"]["mae_worst10"] == pytest.approx(last.max())
+
+
+def test_metric_that_is_infinite_names_the_model(tmp_path):
+    class Endless(MeanAbsoluteError):  # noqa: N818
+        def compute(self):
+            return super().compute() * torch.inf
+
+    with pytest.raises(fl.ConfigError, match=r"evaluation\.metrics\.mae` is infinite for the unt"):
+        federated(tmp_path, metrics={"mae": Endless()})
+
+
+def test_a_model_of_all_clients_is_judged_once_and_counts_for_each():
+    scores = TargetScores.empty(3, (OwnMetric("mae", MeanAbsoluteError(), "object"),))
+    one = TargetScores.empty(3, (OwnMetric("mae", MeanAbsoluteError(), "object"),))
+    true, predicted = torch.zeros(4), torch.tensor([1.0, 2.0, 3.0, 6.0])
+
+    scores.add_shared_(torch.arange(3), true, predicted)
+    for k in range(3):
+        one.add_(torch.full((4,), k), true, predicted)
+
+    assert scores.pooled() == one.pooled() == {"mae": 3.0, "mae_mean": 3.0, "mae_worst10": 3.0}
+    assert scores.clients["mae"].tolist() == one.clients["mae"].tolist() == [3.0] * 3
+
+
+def test_samples_of_clients_may_be_mixed():
+    scores = TargetScores.empty(3, (OwnMetric("mae", MeanAbsoluteError(), "object"),))
+
+    scores.add_(torch.tensor([2, 0, 2]), torch.zeros(3), torch.tensor([1.0, 5.0, 2.0]))
+
+    assert scores.clients["mae"].nan_to_num(-1).tolist() == [5.0, -1.0, 1.5]
 
 
 def test_outputs_that_are_not_finite_stop_the_run(tmp_path):
