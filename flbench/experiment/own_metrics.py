@@ -1,6 +1,6 @@
 """The metrics of `evaluation.metrics`, which are functions of the user."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import torch
@@ -52,8 +52,9 @@ def _made(
 ) -> tuple[Config, tuple[OwnMetric, ...]]:
     """Return the metrics, each of them checked, and the configuration with their hashes."""
     metrics, written = [], {}
+    given_names = tuple(config.evaluation.metrics or {})
     for name, entry in (config.evaluation.metrics or {}).items():
-        _check_name(name)
+        _check_name(name, given_names)
         metric = OwnMetric(name, _function(name, entry), entry.source)
         check(metric)
         metrics.append(metric)
@@ -64,8 +65,13 @@ def _made(
     return config.model_copy(update={"evaluation": evaluation}), tuple(metrics)
 
 
-def _check_name(name: str) -> None:
-    """Raise a ConfigError if a metric cannot have a name."""
+def _check_name(name: str, others: Sequence[str]) -> None:
+    """Raise a ConfigError if a metric cannot have a name.
+
+    Args:
+        name: The name.
+        others: Names of all metrics of the user.
+    """
     if not name.isidentifier():
         raise ConfigError(
             f"`evaluation.metrics.{name}`: the name of a metric must consist of letters, digits and"
@@ -79,6 +85,11 @@ def _check_name(name: str) -> None:
                 f"`evaluation.metrics.{name}`: flbench has a metric `{own}`. Give yours another"
                 " name."
             )
+        if own != name and own in others:
+            raise ConfigError(
+                f"`evaluation.metrics.{own}`: flbench computes `{own}` from `{name}`. Give yours"
+                " another name."
+            )
 
 
 def _function(name: str, entry: OwnMetricConfig) -> Callable[..., Any]:
@@ -90,12 +101,12 @@ def _function(name: str, entry: OwnMetricConfig) -> Callable[..., Any]:
         if found is None:
             raise ConfigError(
                 f"{where} is an object of Python without an import path, so it must be given"
-                f" again: fl.resume(path, evaluation={{'metrics': {{'{name}': ...}}}})."
+                f" again: fl.resume(path, metrics={{'{name}': ...}})."
             )
     elif ":" not in entry.source:
         raise ConfigError(
             f"{where}: `{entry.source}` is no import path. Write package.module:name, the place of"
-            " a function of a confusion matrix."
+            " a function of a confusion matrix or of a metric of torchmetrics."
         )
     else:
         found = imported.find(entry.source)
