@@ -157,6 +157,19 @@ class LearnedTable:
     labels: tuple[str, ...] = ()
     limits: tuple[float, float] | None = None
 
+    @classmethod
+    def of_groups(cls, name: str, about: str, group: Tensor, groups: int) -> "LearnedTable":
+        """Return the table of the groups of clients: 1 where a client is in a group, otherwise 0.
+
+        Args:
+            name: Short name, a part of the names of files.
+            about: What the groups are.
+            group: Group [N] of each client, counted from 0.
+            groups: Number of groups.
+        """
+        members = group == torch.arange(groups)[:, None]  # [groups, N]
+        return cls(name, about, members.double(), "group", "client", limits=(0.0, 1.0))
+
 
 @dataclass(frozen=True)
 class LearnedPoints:

@@ -173,17 +173,9 @@ class Cfl(Algorithm):
 
     def learned(self, state: State) -> tuple[Learned, ...]:
         """Return the clusters of the clients."""
-        cluster = state.server["cluster"]  # [N]
-        members = cluster == torch.arange(len(state.server["peak"]))[:, None]  # [clusters, N]
-        table = LearnedTable(
-            "clusters",
-            "Cluster of each client after the last round. All clients begin in cluster 0.",
-            members.double(),
-            rows="group",
-            columns="client",
-            limits=(0.0, 1.0),
-        )
-        return (table,)
+        about = "Cluster of each client after the last round. All clients begin in cluster 0."
+        count = len(state.server["peak"])
+        return (LearnedTable.of_groups("clusters", about, state.server["cluster"], count),)
 
     def stalls(self, mean_norm: float, largest: float, peak: float, t: int) -> bool:
         """Return whether a cluster should be split in round t, counted from 0.

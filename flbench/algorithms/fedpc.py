@@ -352,17 +352,9 @@ class FedPc(Algorithm):
 
     def learned(self, state: State) -> tuple[Learned, ...]:
         """Return the groups of the clients."""
-        groups = state.server["groups"]  # [N]
-        members = groups == torch.arange(len(state.server["seen"]))[:, None]  # [J, N]
-        table = LearnedTable(
-            "groups",
-            "Group of each client, by the prototypes of the seeded net or of the warm-up.",
-            members.double(),
-            rows="group",
-            columns="client",
-            limits=(0.0, 1.0),
-        )
-        return (table,)
+        about = "Group of each client, by the prototypes of the seeded net or of the warm-up."
+        count = len(state.server["seen"])
+        return (LearnedTable.of_groups("groups", about, state.server["groups"], count),)
 
     # Deployment: theta^(c(i)) with the client's head, and the global model.
 

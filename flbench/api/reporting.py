@@ -226,7 +226,7 @@ def pack(runs: Source | Sequence[Source], file: str | PathLike[str]) -> Path:
     """Write finished runs without their checkpoints into one compressed file, as `flbench pack`.
 
     `fl.report(file)` compares them, so the file suffices to publish results that others can
-    recompute. Comments and commands keep the names of files, but not their folders.
+    recompute. Absolute paths are reduced to the names of files and folders.
 
     Args:
         runs: Runs, their folders, the folder of a comparison, or folders above them.

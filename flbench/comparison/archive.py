@@ -50,7 +50,7 @@ def without_parents(text: str) -> str:
 def pack(paths: Sequence[Path], file: Path) -> int:
     """Write the finished runs at or below folders into an archive.
 
-    The same runs give the same bytes: files are ordered by name, and have neither owner nor time.
+    The same runs give the same bytes: files have a fixed order, and neither owner nor time.
 
     Args:
         paths: Folders of runs and comparisons, or folders above them. A folder's name is its name
@@ -104,7 +104,7 @@ def _compressed(members: dict[str, Path]) -> bytes:
     """Return the content of the archive."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w:xz", preset=9) as archive:
-        # Equal files follow each other, which compresses well: all partitions, all predictions.
+        # Files of one name are alike and follow each other, which compresses well.
         for name in sorted(members, key=lambda name: (name.rpartition("/")[2], name)):
             content = _portable(members[name])
             entry = tarfile.TarInfo(name)
@@ -114,19 +114,13 @@ def _compressed(members: dict[str, Path]) -> bytes:
 
 
 def _portable(file: Path) -> bytes:
-    """Return the content of a file without paths of this machine."""
-    if file.name == "config.yaml":  # the comments name the files that the values come from
-        lines = file.read_text("utf-8").splitlines()
-        return "".join(f"{_portable_line(line)}\n" for line in lines).encode()
-    if file.name in ("provenance.json", MARKER):
+    """Return the content of a file without the folders of absolute paths."""
+    if file.suffix == ".yaml":
+        return without_parents(file.read_text("utf-8")).encode()
+    if file.suffix == ".json":
         content = _mapped(read_json(file), without_parents)
         return (json.dumps(content, indent=1) + "\n").encode()
     return file.read_bytes()
-
-
-def _portable_line(line: str) -> str:
-    value, mark, comment = line.rpartition("  # ")
-    return f"{value}{mark}{without_parents(comment)}" if mark else line
 
 
 def _mapped(tree: Any, change: Callable[[str], str]) -> Any:

@@ -61,6 +61,11 @@ class Entry:
     run: Run
     folder: str
 
+    @property
+    def is_packed(self) -> bool:
+        """Whether the run comes from an archive, which has no checkpoints."""
+        return self.folder != str(self.run.path)
+
 
 @dataclass(frozen=True)
 class Comparison:

@@ -49,11 +49,13 @@ def collect(paths: Sequence[Path]) -> Collection:
     runs: list[Run] = []
     labels: dict[Path, str] = {}
     names: dict[Path, str] = {}
-    unpacked = [Unpacked(file) for path in paths for file in archives(path)]
-    places = [path for path in paths if not archives(path) or folders.below(path)]
+    packed = {path: archives(path) for path in paths}
+    unpacked = [Unpacked(file) for found in packed.values() for file in found]
     for one in unpacked:
         names |= {path: one.name(path) for path in folders.below(one.path)}
-    for path in [*folders.find(places), *names]:
+    # A path that has archives need not have a run below it.
+    others = [path for path in folders.find(paths) if folders.is_one(path) or not packed.get(path)]
+    for path in [*others, *names]:
         if not path.exists():
             raise UserError(f"{path} does not exist.")
         if study_folder.is_study(path):

@@ -1,6 +1,7 @@
 """What the methods of a comparison have learned besides their models, read from finished runs."""
 
 from dataclasses import dataclass
+from typing import Final
 
 from flbench.algorithms.base import Algorithm, Learned
 from flbench.algorithms.registry import ALGORITHMS
@@ -10,6 +11,10 @@ from flbench.data.federation import Federation
 from flbench.experiment import trained
 from flbench.experiment.assembly import load_federation
 
+PACKED: Final = (
+    "What methods learned is not shown for runs from an archive, because it has no checkpoints."
+)
+
 
 @dataclass(frozen=True)
 class Findings:
@@ -17,7 +22,8 @@ class Findings:
 
     Attributes:
         items: Pairs of a method's label and a table or points.
-        missing: A sentence for each method whose run folder or data cannot be read.
+        missing: A sentence for each method whose run folder or data cannot be read; one for all
+            methods from archives.
     """
 
     items: tuple[tuple[str, Learned], ...] = ()
@@ -36,6 +42,10 @@ def read(comparison: Comparison, place: str) -> Findings:
     for method in comparison.methods:
         entry = next(iter(comparison.at(place, method)), None)
         if entry is None or not _has_something(entry):
+            continue
+        if entry.is_packed:
+            if PACKED not in missing:
+                missing.append(PACKED)
             continue
         try:
             trained.check_checkpoint(entry.run.path)

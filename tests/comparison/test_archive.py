@@ -7,7 +7,7 @@ import pytest
 
 import flbench as fl
 from flbench.cli import app
-from flbench.comparison import archive
+from flbench.comparison import archive, learned
 from flbench.comparison.collect import collect
 from flbench.core.errors import DataError, UserError
 from tests.comparison.made import run_folder
@@ -36,7 +36,7 @@ def packed(tmp_path_factory):
     comparison(
         folder / "tuned",
         "/home/me/studies/one",
-        keys=("train.optimizer.lr=0.1",),
+        keys=("train.optimizer.lr=0.1", "data.root=/home/me/data"),
         provenance={"command": "/home/me/bin/flbench compare --tuned /home/me/studies/one"},
     )
     return folder, fl.pack(folder, folder.parent / "board" / "digits.tar.xz")
@@ -84,6 +84,15 @@ def test_archive_has_no_path_of_the_machine_and_the_same_bytes_again(packed, tmp
             assert b"/home/me" not in content, member.name
             assert str(tmp_path.parent).encode() not in content, member.name
         assert "all/tuned/comparison.json" in members.getnames()
+
+
+def test_what_methods_learned_is_left_out_in_one_sentence(packed):
+    _, file = packed
+    comparison = fl.report(file)._analysis.comparison
+
+    found = learned.read(comparison, comparison.places[0])
+
+    assert found == learned.Findings((), (learned.PACKED,))
 
 
 def test_unpacked_files_are_deleted_with_the_comparison(packed):
