@@ -101,7 +101,7 @@ def _function(name: str, entry: OwnMetricConfig) -> Callable[..., Any]:
         if found is None:
             raise ConfigError(
                 f"{where} is an object of Python without an import path, so it must be given"
-                f" again: fl.resume(path, metrics={{'{name}': ...}})."
+                f" again: fl.resume(path, evaluation={{'metrics': {{'{name}': ...}}}})."
             )
     elif ":" not in entry.source:
         raise ConfigError(
