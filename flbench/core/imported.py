@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -147,8 +148,8 @@ def source_sha256(path: str) -> str:
     """Return the SHA-256 (hex) of the file that an import path's module was read from.
 
     The whole file counts, because an object may use anything else in it. If another part of the
-    process imported the module, an edit before its first use by `find` is seen only if Python has
-    its bytecode on disk.
+    process imported the module, an edit before its first use by `find` is seen only if Python's own
+    loader imported it and has its bytecode on disk.
 
     Args:
         path: `package.module:name`; the module has been imported.
@@ -240,7 +241,10 @@ def _remember(module: ModuleType) -> None:
         return
     try:
         source = Path(str(file)).read_bytes()
-        is_same = _is_bytecode_of(spec.cached, Path(str(file)), source)
+        # Other loaders, such as pytest's, neither read nor write Python's bytecode. What is there
+        # comes from another process, which may have imported an earlier version of the file.
+        is_pythons = type(spec.loader) is SourceFileLoader
+        is_same = not is_pythons or _is_bytecode_of(spec.cached, Path(str(file)), source)
     except OSError:
         return
     _first[module.__name__] = (spec, hashlib.sha256(source).hexdigest() if is_same else "")

@@ -2,8 +2,11 @@
 
 import hashlib
 import importlib
+import importlib.util
 import os
+import py_compile
 import sys
+from importlib.machinery import SourceFileLoader
 
 import pytest
 
@@ -55,6 +58,28 @@ def test_an_edit_between_the_users_import_and_the_first_run_is_refused(file):
     edit(file)
 
     assert imported.find(PATH) == 1
+    with pytest.raises(ConfigError, match=EDITED):
+        imported.source_sha256(PATH)
+
+
+def test_bytecode_of_an_earlier_version_says_nothing_if_the_loader_does_not_use_it(file):
+    class Rewriting(SourceFileLoader):
+        """A loader like pytest's: it compiles the file without Python's bytecode."""
+
+        def get_code(self, fullname):
+            return self.source_to_code(self.get_data(self.path), self.path)
+
+    py_compile.compile(str(file))  # by another process, such as a worker of Ray
+    edit(file)
+    loader = Rewriting("edited_module", str(file))
+    spec = importlib.util.spec_from_file_location("edited_module", file, loader=loader)
+    sys.modules["edited_module"] = module = importlib.util.module_from_spec(spec)
+    loader.exec_module(module)
+
+    assert imported.find(PATH) == 1000
+    assert imported.source_sha256(PATH) == hashlib.sha256(file.read_bytes()).hexdigest()
+
+    file.write_text("number = 5\n")
     with pytest.raises(ConfigError, match=EDITED):
         imported.source_sha256(PATH)
 
