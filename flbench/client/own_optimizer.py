@@ -11,7 +11,6 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from flbench.core.errors import ConfigError
 
-SCHEDULER_KEYS: Final = ("scheduler", "interval", "frequency", "name")
 RETURNS: Final = (
     "Return an optimizer, ([optimizer], [scheduler]), or {'optimizer': ..., 'lr_scheduler': ...}."
 )

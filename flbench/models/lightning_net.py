@@ -12,16 +12,6 @@ from flbench.config.schema import OwnModelConfig
 from flbench.core.errors import ConfigError
 from flbench.core.types import Outputs
 
-SUPPORTED_HOOKS: Final = (
-    "on_train_start",
-    "on_train_epoch_start",
-    "on_train_batch_start",
-    "on_train_batch_end",
-    "on_train_epoch_end",
-    "on_train_end",
-)
-"""Hooks of a LightningModule that engines call."""
-
 REFUSED_HOOKS: Final = (
     "backward",
     "configure_gradient_clipping",
