@@ -6,17 +6,19 @@ from contextlib import closing
 from os import PathLike, sep
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from flbench.api import arguments, parts
 from flbench.api.arguments import Section
 from flbench.api.caller import Caller, program
 from flbench.api.comparisons import PlannedComparison
 from flbench.api.process import preserved
+from flbench.comparison import cost, prepare, running
 from flbench.comparison import reuse as reusing
-from flbench.comparison import running
+from flbench.comparison.cost import ComparisonCost
 from flbench.comparison.folder import ComparisonFolder, read_design
 from flbench.comparison.plan import DEFAULTS, Cell, Choice, Design
+from flbench.comparison.prepare import Prepared
 from flbench.comparison.samples import Samples
 from flbench.config.resolve import resolve
 from flbench.config.sources import Layer, from_overrides, from_values, leaves, merge
@@ -30,11 +32,7 @@ from flbench.experiment.lifecycle import CHANGEABLE_ON_RESUME
 from flbench.results import study_folder
 from flbench.tracking import mirror
 from flbench.tuning.study import now
-
-if TYPE_CHECKING:
-    from flbench.comparison.cost import ComparisonCost
-    from flbench.comparison.prepare import Prepared
-    from flbench.tuning.supervisor import Supervisor
+from flbench.tuning.supervisor import Supervisor
 
 FILES: Final = (".npz", ".zip", ".csv", ".tsv", ".parquet")  # ends of a data set's name in --data
 RESUMED: Final = "flbench compare --resume"  # origin of values that changed on resume
@@ -247,8 +245,6 @@ def start(
         RunError: A server of Ray was lost.
         KeyboardInterrupt: A stop signal has arrived.
     """
-    from flbench.tuning.supervisor import Supervisor
-
     with (
         as_flbench_errors(),
         preserved(),
@@ -276,7 +272,7 @@ def plan(
     jobs: int | None,
     caller: Caller,
     own: tuple[Mapping[str, Any], Mapping[str, Any]] = (NOTHING, NOTHING),
-) -> "ComparisonCost":
+) -> ComparisonCost:
     """Check a comparison, and estimate its cost; nothing is written or trained to the end.
 
     Args:
@@ -288,8 +284,6 @@ def plan(
     Raises:
         UserError: The comparison cannot be carried out.
     """
-    from flbench.comparison import cost
-
     with as_flbench_errors(), preserved(), offered(own[0]):
         prepared = _prepared(design_of(asked), jobs, caller, own)
         found = _reused(prepared, prepared.cells, asked.reuse)
@@ -319,9 +313,6 @@ def carry_on(
         RunError: A server of Ray was lost.
         KeyboardInterrupt: A stop signal has arrived.
     """
-    from flbench.comparison import prepare
-    from flbench.tuning.supervisor import Supervisor
-
     with (
         as_flbench_errors(),
         preserved(),
@@ -689,7 +680,7 @@ def _prepared(
     own: tuple[Mapping[str, Any], Mapping[str, Any]],
     *,
     begun: bool = False,
-) -> "Prepared":
+) -> Prepared:
     """Check a comparison, and tell the caller the notes about it.
 
     Args:
@@ -699,8 +690,6 @@ def _prepared(
         own: Objects of the user by section, and data of the user by label of the data set.
         begun: Whether the comparison has begun, and so has an engine.
     """
-    from flbench.comparison import prepare
-
     check = prepare.prepare if begun else prepare.with_fastest_engine
     with preserved():
         prepared = check(design, Samples(*own), jobs)
@@ -715,7 +704,7 @@ def _paths(given: str | PathLike[str] | Sequence[str | PathLike[str]]) -> tuple[
     return tuple(arguments.path_of(one, "reuse") for one in several)
 
 
-def _reused(prepared: "Prepared", cells: Sequence[Cell], paths: Sequence[Path]) -> reusing.Found:
+def _reused(prepared: Prepared, cells: Sequence[Cell], paths: Sequence[Path]) -> reusing.Found:
     """Return the finished runs that can stand for cells."""
     if not paths:
         return reusing.Found()
@@ -724,17 +713,15 @@ def _reused(prepared: "Prepared", cells: Sequence[Cell], paths: Sequence[Path]) 
 
 
 def _tell_cost(
-    prepared: "Prepared", left: Sequence[Cell], found: reusing.Found, caller: Caller
+    prepared: Prepared, left: Sequence[Cell], found: reusing.Found, caller: Caller
 ) -> None:
     """Tell the caller what is trained, and what it will cost."""
-    from flbench.comparison import cost
-
     if caller.shown:
         with preserved():
             caller.tell(cost.measure(prepared, left, found).sentences())
 
 
-def _tell_start(folder: ComparisonFolder, prepared: "Prepared", caller: Caller) -> None:
+def _tell_start(folder: ComparisonFolder, prepared: Prepared, caller: Caller) -> None:
     """Tell the caller where the comparison is."""
     at_once = f", {prepared.jobs} at once" if prepared.jobs > 1 else ""
     caller.tell([f"{folder.path}: {len(prepared.cells)} cells{at_once}."])
@@ -753,9 +740,9 @@ def _note(folder: ComparisonFolder) -> str:
 
 def _carry_out(
     folder: ComparisonFolder,
-    prepared: "Prepared",
+    prepared: Prepared,
     changed: Layer,
-    supervisor: "Supervisor",
+    supervisor: Supervisor,
     caller: Caller,
 ) -> Ending:
     """Train what is left of a comparison."""
@@ -795,7 +782,7 @@ def _carry_out(
     return Ending(folder.path, sentences, finished, comparison, is_reported, notes)
 
 
-def _on_ray(work: "running.Work", supervisor: "Supervisor") -> None:
+def _on_ray(work: running.Work, supervisor: Supervisor) -> None:
     """Train cells at the same time; the import of Ray takes a second."""
     from flbench.comparison import on_ray
 

@@ -12,6 +12,7 @@ from flbench.api.comparisons import PlannedComparison
 from flbench.api.runs import Run
 from flbench.api.studies import Study
 from flbench.comparison.folder import is_comparison
+from flbench.config.schema import OutputConfig
 from flbench.config.sources import leaves
 from flbench.core.errors import UserError
 from flbench.results import folders, reading, study_folder
@@ -85,8 +86,6 @@ def runs(*paths: str | PathLike[str]) -> pd.DataFrame:
     Raises:
         UserError: A path does not exist.
     """
-    from flbench.config.schema import OutputConfig
-
     given: Sequence[str | PathLike[str]] = paths or (OutputConfig().dir,)
     roots = [arguments.path_of(path, "path") for path in given]
     if missing := [root for root in roots if not root.exists()]:

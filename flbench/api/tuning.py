@@ -19,6 +19,7 @@ from flbench.core.expected import as_flbench_errors
 from flbench.core.given import offered
 from flbench.results import study_folder
 from flbench.tracking import mirror
+from flbench.tuning.failures import search_failure
 
 if TYPE_CHECKING:
     from flbench.tuning.cost import StudyCost
@@ -313,8 +314,6 @@ def carry_on(
 
 def failure(path: Path) -> str | None:
     """Return why a study has no result, and where the reasons are; None if it has one."""
-    from flbench.tuning.failures import search_failure
-
     reason = search_failure(study_folder.read(path))
     return reason and f"{path}: {reason}. The reasons are above, and in {path / 'study.md'}."
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from flbench.cli import console
 from flbench.core.errors import UserError
+from flbench.reports import tables
 from flbench.results import study_folder
 
 if TYPE_CHECKING:
@@ -60,7 +61,6 @@ def pack(paths: Sequence[Path], file: Path) -> None:
         DataError: A file of a run is damaged.
     """
     from flbench.comparison import archive
-    from flbench.reports import tables
 
     count = archive.pack(paths, file)
     size = tables.size(file.stat().st_size)
