@@ -97,8 +97,8 @@ class Setting:
         classes: Number of classes C.
         net: Names of the net's parameters and buffers by role, its layers, its feature width D.
         model: Registered name of the net, `model.name`, for notes.
-        own_optimizer: Whether a LightningModule of the user makes the optimizer. Then nobody knows
-            the learning rate, and `train.optimizer` has no effect.
+        own_optimizer: Whether a LightningModule of the user makes the optimizer. Then the learning
+            rate is not known, and `train.optimizer` has no effect.
     """
 
     seed: int

@@ -89,7 +89,7 @@ class FedAp(Algorithm):
     )
     communication = Communication(
         down="w while pretraining, then w - BatchNorm",
-        up="the same; once two numbers per BatchNorm channel",
+        up="w while pretraining, then w - BatchNorm; once two numbers per BatchNorm channel",
         keeps="BatchNorm",
     )
 

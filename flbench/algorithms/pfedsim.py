@@ -82,7 +82,7 @@ class PFedSim(Algorithm):
 
     def requires(self) -> list[str]:
         if self.stages()[-1].name == "similar":
-            self.classifier()  # refuses a net whose head nobody knows before the warm-up, not after
+            self.classifier()  # refuses a net without a known head before the warm-up, not after
             if not any(layer.kind == "linear" for layer in self.setting.net.layers):
                 return [
                     "the net has no linear layer, whose rows are compared between clients. Choose"

@@ -83,7 +83,8 @@ def check_names(function: Callable[..., Any], keys: Iterable[str]) -> None:
         keys: Names of its further keyword arguments.
 
     Raises:
-        ConfigError: A key is no section of the configuration, and an argument has a similar name.
+        ConfigError: A key is not a section of the configuration, and an argument has a similar
+            name.
 
     >>> def tune(methods, trials=None, **keys): ...
     >>> check_names(tune, ["trails"])
@@ -113,7 +114,7 @@ def path_of(path: str | PathLike[str], name: str) -> Path:
         name: Name of the argument, for the error message.
 
     Raises:
-        UserError: It is empty, or is no path.
+        UserError: It is empty, or is not a path.
     """
     if not isinstance(path, str | PathLike):
         raise UserError(f"`{name}` must be a path, got {type(path).__name__}.")

@@ -123,5 +123,5 @@ def block(content: "Block") -> str:
 
 
 def _cell(value: object) -> str:
-    """Return a cell that is no number with decimals as text; a dash for a missing value."""
+    """Return a cell that is not a number with decimals as text; a dash for a missing value."""
     return "-" if value is None or value != value else str(value)

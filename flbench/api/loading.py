@@ -36,7 +36,7 @@ def load(path: str | PathLike[str]) -> Run | Study | PlannedComparison:
         The run, the study, or the comparison of `fl.compare`, finished or not.
 
     Raises:
-        UserError: The path is no such folder.
+        UserError: The path is not such a folder.
         DataError: A file in the folder is damaged.
     """
     folder = arguments.path_of(path, "path")

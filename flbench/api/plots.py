@@ -1,4 +1,4 @@
-"""Pictures of a run, as figures of matplotlib that are no part of pyplot's state."""
+"""Pictures of a run, as figures of matplotlib that are not part of pyplot's state."""
 
 from typing import TYPE_CHECKING, Literal
 

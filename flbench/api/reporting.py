@@ -206,8 +206,8 @@ def report(
         The report, as tables and sentences; its method `write` makes the files.
 
     Raises:
-        UserError: A path is no folder of a run, no run is finished, the runs are not comparable,
-            or the metric or the baseline is not known.
+        UserError: A path is not the folder of a run, no run is finished, the runs are not
+            comparable, or the metric or the baseline is not known.
         DataError: A file in a folder is damaged.
     """
     found = collect(_paths(runs))

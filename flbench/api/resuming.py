@@ -40,16 +40,16 @@ def resume(
             `address`. For a comparison, `jobs`, `methods` and `seeds` to add methods and
             repetitions, and `reuse`, folders of finished runs to use again. For all of them,
             `data`, `partition`, `model` (or `module`, as `fl.federate` names it) and the functions
-            of `train={"terms": ...}` and
-            `evaluation={"metrics": ...}`, if they are objects without an import path.
+            of `train={"terms": ...}` and `evaluation={"metrics": ...}`, if they are objects without
+            an import path.
 
     Returns:
         The finished run, study or comparison. One that was finished before is returned as it is.
 
     Raises:
         UserError: The folder is not that of a run, study or comparison, another process writes to
-            it, a key must not change, an object must be given again, or data, net or functions are
-            others than before.
+            it, a key must not change, an object must be given again, or data, net or functions have
+            changed.
         RunError: The run or a callback failed, no trial of the study has a score, or all cells of
             the comparison failed.
         KeyboardInterrupt: It was interrupted again, and saved.

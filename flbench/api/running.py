@@ -151,7 +151,7 @@ def resume(
 
     Raises:
         UserError: The folder is not a run folder, another process writes to it, a key must not
-            change, or the data are others than before.
+            change, or the data have changed.
         RunError: The run or a callback failed.
         KeyboardInterrupt: The run was interrupted again and saved.
     """
@@ -251,7 +251,7 @@ def carry_on(
 
     Raises:
         UserError: The folder is not a run folder, another process writes to it, a key must not
-            change, an object must be given again, or the data are others than before.
+            change, an object must be given again, or the data have changed.
         RunError: The run or a callback failed.
         KeyboardInterrupt: The run was interrupted again and saved.
     """

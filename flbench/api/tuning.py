@@ -146,7 +146,7 @@ def resume(path: Path, *, progress: bool = True, **resources: Any) -> Study:
         resources: Those of `concurrent`, `gpus_per_trial`, `retries` and `address` that change.
 
     Raises:
-        UserError: The folder is no study folder, the data are others than before, or an argument
+        UserError: The folder is not a study folder, the data have changed, or an argument
             cannot change.
         RunError: No trial of any method has a score, or a server of Ray was lost.
         KeyboardInterrupt: The study was interrupted again.
@@ -283,7 +283,7 @@ def carry_on(
         objects: Objects of the user, by the section of the configuration that they stand for.
 
     Raises:
-        UserError: The path is no study folder, or the data are others than before.
+        UserError: The path is not a study folder, or the data have changed.
         RunError: A server of Ray was lost.
         KeyboardInterrupt: A stop signal has arrived.
     """

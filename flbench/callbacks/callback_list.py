@@ -162,7 +162,7 @@ def _call(name: str, callback: Callback, hook: str, *arguments: object) -> Any:
 
 
 def _check(callback: object) -> None:
-    """Raise a ConfigError if an object is no callback."""
+    """Raise a ConfigError if an object is not a callback."""
     if isinstance(callback, Callback):
         return
     if inspect.isclass(callback) and issubclass(callback, Callback):

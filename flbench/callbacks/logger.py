@@ -66,7 +66,7 @@ class LoggerCallback(Callback):
             subclass of Lightning's `Logger`.
 
     Raises:
-        ConfigError: The object has not the methods of a logger.
+        ConfigError: The object lacks the methods of a logger.
     """
 
     def __init__(self, logger: Logger) -> None:

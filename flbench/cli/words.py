@@ -1,4 +1,4 @@
-"""The words of a command that are no options: names, and overrides `key=value`."""
+"""The words of a command that are not options: names, and overrides `key=value`."""
 
 import re
 from collections.abc import Sequence
@@ -66,7 +66,7 @@ def check_method(name: str) -> None:
     """Check a word that stands where a method can stand.
 
     Raises:
-        UserError: It is no method. The message says what to type instead.
+        UserError: It is not a method. The message says what to type instead.
     """
     known = ALGORITHMS.names()
     if name in known or name in ALGORITHMS.load():
@@ -116,7 +116,7 @@ def _joined(items: Sequence[str]) -> list[str]:
 
 
 def _instead(word: str, methods: Sequence[str]) -> str:
-    """Return what to type instead of a word that is no method, to follow the sentence about it."""
+    """Return what to type instead of a word that is not a method, to follow its sentence."""
     from flbench.config.schema import EngineConfig
     from flbench.data.known_sets import known
 

@@ -42,7 +42,7 @@ REDUCTIONS: Final[dict[Any, Callable[[Tensor], Tensor]]] = {
     torch.min: torch.min,
     torch.max: torch.max,
 }
-# Attributes of modules that are no state of the user's training.
+# Attributes of modules that are not part of the state of the user's training.
 NO_STATE: Final = frozenset({*vars(nn.Module()), "_trainer", "_fabric", "_hparams", "log"})
 
 
@@ -78,7 +78,7 @@ class OwnModule(ClientModule):
         log: Log,
     ) -> None:
         super().__init__(net, phase, leaves, start, ctx)
-        self.writes_gradients = True  # nobody knows what the user's optimizer does
+        self.writes_gradients = True  # the user's optimizer may do so
         self.lr = math.nan
         self._factor = factor
         self._logged = log

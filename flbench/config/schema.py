@@ -512,7 +512,7 @@ class OwnMetricConfig(Strict):
 class BestConfig(Strict):
     """Section `evaluation.best`: how the best round of a run without classes is chosen.
 
-    That of a classification is the one with the highest validation accuracy.
+    The best round of a classification is the one with the highest validation accuracy.
     """
 
     metric: str | None = Field(
@@ -657,7 +657,8 @@ class Config(Strict):
         """Rounds between two evaluations: `evaluation.every`, or its default if that is None.
 
         The default is a tenth of `train.rounds`, rounded down, but at least 1 and at most 10. A run
-        of ten rounds or more is so evaluated at least ten times, a shorter one after each round.
+        of ten rounds or more is therefore evaluated at least ten times, a shorter one after each
+        round.
 
         >>> Config(train={"rounds": 50}).evaluation_period
         5
@@ -681,7 +682,7 @@ class Config(Strict):
         not `data.root`: the content of the files is covered by the hash of the partition.
         `train.early_stopping` counts only if it is on, and `train.terms`, `data.client`,
         `data.source`, `model.lightning`, `partition.args` and `partition.sha256` only if they are
-        set, so that hashes from before them are valid.
+        set, so that the hashes of runs that were made before these keys existed stay valid.
         """
         sections = ("seed", "data", "partition", "model", "algorithm", "train")
         tree = {key: value for key, value in self.tree().items() if key in sections}

@@ -41,7 +41,7 @@ def redact(text: str) -> str:
 
 
 def redact_address(address: str) -> str:
-    """Return the same for a text that is one address, whose password may contain spaces."""
+    """Return an address without its secrets, like `redact`; its password may contain spaces."""
     without_spaces = re.sub(r'[\s"]', "_", address)
     redacted = redact(without_spaces)
     return address if redacted == without_spaces else redacted
@@ -74,6 +74,9 @@ def _user(match: re.Match[str]) -> str:
 
 
 def _raw_password(match: re.Match[str]) -> str:
-    """Return the same for a password that is not encoded; `http://host:5000/x@y` has none."""
+    """Return the beginning of an address whose password is not encoded, with a mask for its user.
+
+    `http://host:5000/x@y` has no password and is returned as it is.
+    """
     is_path = match["scheme"].lower() in HTTP and _PORT.match(match["user"])
     return match[0] if is_path else f"{match['scheme']}://{MASK}@"

@@ -15,7 +15,7 @@ NOT_TEXT: Final = re.compile("[\0\ud800-\udfff]")
 DISK_ERRORS: Final = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS)
 """Error numbers of a failing disk (exit code 1). The user can correct other errors of a file."""
 LOCK_SECONDS: Final = 0.5
-"""How long a locked folder is tried again: a mirror that looks at the lock holds it a moment."""
+"""For how long a locked folder is tried again: a mirror holds the lock briefly to look at it."""
 
 
 def is_text(text: str) -> bool:
@@ -55,7 +55,7 @@ def read_text(path: Path, limit: int | None = None) -> str:
         limit: Largest number of bytes; None for any number.
 
     Raises:
-        OSError: The file cannot be read, is no regular file, or is larger than `limit`.
+        OSError: The file cannot be read, is not a regular file, or is larger than `limit`.
         UnicodeDecodeError: The content is not UTF-8.
     """
     check_regular(path)

@@ -10,7 +10,7 @@ from contextvars import ContextVar
 from typing import Any, Final
 
 OBJECT: Final = "object"
-"""What `data.source`, `partition.scheme` and `model.name` are for an object without an import path.
+"""Value of `data.source`, `partition.scheme` and `model.name` for objects without an import path.
 
 The name of such a function in `train.terms` is `object:NAME`.
 """

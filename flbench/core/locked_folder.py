@@ -78,7 +78,7 @@ class LockedFolder:
 
     @classmethod
     def _option(cls) -> str:
-        """Return what the user gives another folder by."""
+        """Return the option, argument or key by which the user names another folder."""
         if is_for_command_line() or "." not in cls.option:
             return setting("out")
         return f"`{cls.option}`"

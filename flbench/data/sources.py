@@ -104,7 +104,7 @@ def _own(config: DataConfig) -> Dataset:
 
     Raises:
         ConfigError: There is no such function, or its file was edited after the import.
-        DataError: The data cannot be used, or are others than those of `data.sha256`.
+        DataError: The data cannot be used, or their hash differs from `data.sha256`.
     """
     _check_no_client_folders(config, "`data.source`")
     if config.source == given.OBJECT:

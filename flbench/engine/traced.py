@@ -202,7 +202,7 @@ class Known:
     trace: Trace | None = None
     trusted: bool | None = None
 
-    def looked(self, seconds: float) -> None:
+    def count_step(self, seconds: float) -> None:
         """Count a step that ran as it is."""
         self.count, self.total = self.count + 1, self.total + seconds
         self.best = min(self.best, seconds)
@@ -223,7 +223,7 @@ class Traces:
         enabled: False runs all steps as they are and records nothing (`engine.trace=false`).
 
     Attributes:
-        enabled: The same.
+        enabled: Whether steps are traced.
     """
 
     def __init__(self, *, enabled: bool = True) -> None:
@@ -295,7 +295,7 @@ class Traces:
         given = inputs.tensors, batch, constants
         if trace is not None:
             trace.number = inputs.number
-            found, trusted = compared(trace, step, *given)
+            found, trusted = run_and_compare(trace, step, *given)
             if not trusted:
                 self._size -= trace.size
                 known.trace = None
@@ -305,12 +305,12 @@ class Traces:
             self._cost += perf_counter() - begin
         elif known.count < LOOKS or (known.best <= LONGEST and known.total < PATIENCE * self._cost):
             found = step()
-            known.looked(perf_counter() - begin)
+            known.count_step(perf_counter() - begin)
         elif known.best > LONGEST:
             known.trusted = False
             found = step()
         else:
-            found, known.trace = written_down(step, *given)
+            found, known.trace = run_and_record(step, *given)
             known.trusted = False if known.trace is None else None
             self._cost = perf_counter() - begin
             self._size += 0 if known.trace is None else known.trace.size
@@ -362,7 +362,7 @@ def _same(bits: Mapping[int, bytes], values: Sequence[Tensor]) -> dict[int, byte
     return {k: before for k, before in bits.items() if _bits(values[k]) == before}
 
 
-def written_down(
+def run_and_record(
     step: Callable[[], StepOutput],
     inputs: Sequence[Tensor],
     batch: Sequence[Tensor] = (),
@@ -375,8 +375,10 @@ def written_down(
         inputs: The tensors of `Inputs`.
         batch: See `Traces.take`.
         constants: See `Traces.take`.
-    Returns: The results of the step, and its trace. The trace is None if a replay could not repeat
-        what the step does with the values of other inputs; see `Tape`.
+
+    Returns:
+        The results of the step, and its trace. The trace is None if a replay could not repeat what
+        the step does with the values of other inputs; see `Tape`.
     """
     bits, bits_of_batch = (dict(enumerate(map(_bits, tensors))) for tensors in (inputs, batch))
     tape = Tape([*inputs, *batch], constants)
@@ -388,7 +390,7 @@ def written_down(
     return found, trace
 
 
-def compared(
+def run_and_compare(
     trace: Trace,
     step: Callable[[], StepOutput],
     inputs: Sequence[Tensor],
@@ -543,8 +545,8 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
     Attributes:
         unknown: Tensors that the step read, and that were neither given nor made by operations nor
             of Python numbers.
-        sound: False if the operations, or their arguments that are no tensors, may depend on values
-            of the inputs.
+        sound: False if the operations, or their arguments that are not tensors, may depend on
+            values of the inputs.
     """
 
     def __init__(self, inputs: Sequence[Tensor], constants: Sequence[Tensor]) -> None:

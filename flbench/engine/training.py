@@ -145,7 +145,7 @@ class Training:
     def _compute_or_replay(self, batch: Batch, index: int) -> StepResult:
         """Return the results of a step, replayed from a trace where steps of its kind have one."""
         env = self._environment
-        # A loss scaler's factor changes from step to step and is no input of a trace.
+        # A loss scaler's factor changes from step to step and is not an input of a trace.
         if env.scaler or not self._module.is_traceable:
             return self._compute(batch, index)
         given = [batch.x, batch.y, batch.key, batch.step]

@@ -197,7 +197,7 @@ def _callbacks(
     """Return the callbacks of the configuration, the given ones, and those of the loggers.
 
     Raises:
-        ConfigError: One of them is no callback, or no logger.
+        ConfigError: One of them is not a callback, or not a logger.
     """
     own = EarlyStopping.of(config.train.early_stopping)
     sent = [LoggerCallback(logger) for logger in loggers]

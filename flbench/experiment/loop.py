@@ -173,7 +173,7 @@ class FederatedLoop:
         If a callback has asked for it, the run stops after this round; then both are due.
 
         Args:
-            state: State after a round that is no set-up round.
+            state: State after a round that is not a set-up round.
             interrupts: Handler of signals.
         """
         self._stop_if_asked(state)

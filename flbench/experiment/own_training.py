@@ -35,7 +35,7 @@ TRIED: Final = 4  # samples of the step that is tried before a run
 
 
 def check_keys(config: Config) -> None:
-    """Raise a ConfigError for keys that a module with its own training step leaves no place for.
+    """Raise a ConfigError for keys that a module with its own training step excludes.
 
     Args:
         config: Configuration of the run.

@@ -72,7 +72,7 @@ class PrototypeContrast:
 
         Args:
             similarity: [C, C] similarities of classes.
-            present: [C] bool: classes that have a prototype. Other classes are no negatives.
+            present: [C] bool: classes that have a prototype. Other classes are not negatives.
         """
         classes = torch.arange(len(present), device=present.device)
         others = present[None, :] & (classes[:, None] != classes[None, :])  # [C, C]

@@ -97,7 +97,7 @@ class NetSpec:
             forward pass.
         features: Width D of the features; 0 for a LightningModule, which does not tell them.
         size: Total number of scalars of the parameters.
-        head: Name of the submodule that is the head; None if nobody knows it.
+        head: Name of the submodule that is the head; None if it is not known.
     """
 
     layers: tuple[LayerSpec, ...]
@@ -116,7 +116,7 @@ class NetSpec:
                 `fc1` need not be the head.
 
         Raises:
-            ConfigError: Backbone or head is asked for, and nobody knows the head.
+            ConfigError: Backbone or head is asked for, and the head is not known.
         """
         if self.head is None and role in ("backbone", "head"):
             linear = [layer.name for layer in self.layers if layer.kind == "linear"]
@@ -177,7 +177,7 @@ def build(config: ModelConfig, shape: tuple[int, ...], classes: int | None, seed
         if isinstance(config, OwnModelConfig):
             return own.make(config, shape, classes)
         if classes is None:
-            raise own.is_classifier(config.name)
+            raise own.needs_classes(config.name)
         net: Net = MODELS.find(config.name)(config, shape, classes)
         return net
 

@@ -82,8 +82,8 @@ def make(
         what: The key and its value, for messages.
 
     Raises:
-        ConfigError: It is no LightningModule, or cannot be trained by an engine; the message says
-            why.
+        ConfigError: It is not a LightningModule, or cannot be trained by an engine; the message
+            says why.
     """
     module = _made(source, deepcopy(config.args or {}), shape, classes, what)
     base = base_of(type(module))

@@ -63,7 +63,7 @@ def make(config: OwnModelConfig, shape: tuple[int, ...], classes: int | None) ->
     if config.lightning:
         return _lightning(source, config, shape, classes, what)
     if classes is None:
-        raise is_classifier(config.name)
+        raise needs_classes(config.name)
     net = _built(source, deepcopy(config.args or {}), shape, classes, what)
     _check_leaves(net, what)
     _check_randomness(net, what)
@@ -101,8 +101,8 @@ def make(config: OwnModelConfig, shape: tuple[int, ...], classes: int | None) ->
     return split.train(was_training)
 
 
-def is_classifier(name: str) -> ConfigError:
-    """Return the error that a net which is trained as a classifier gets targets without classes.
+def needs_classes(name: str) -> ConfigError:
+    """Return the error for targets without classes that a classifier is to be trained on.
 
     Args:
         name: Name of the net.
@@ -134,7 +134,7 @@ def sha256(config: OwnModelConfig, net: nn.Module) -> str:
         net: The net with its weights before the first round.
 
     Raises:
-        ConfigError: It is another one than `model.sha256`.
+        ConfigError: The hash differs from `model.sha256`.
     """
     if config.name == given.OBJECT:
         sha = hashlib.sha256(str(net).encode())
@@ -163,7 +163,7 @@ def note(net: nn.Module) -> str | None:
     if not isinstance(net, OwnNet):
         return None
     return (
-        f"model: the head is `{net.place or type(net.head).__name__}`; its input are the features."
+        f"model: the head is `{net.place or type(net.head).__name__}`; its inputs are the features."
         " Set `model.head` for another one."
     )
 

@@ -61,7 +61,7 @@ def partition_table(
     if classes <= 20:
         axes.set_xticks(range(classes), names, rotation=90 if classes > 10 else 0)
     if clients <= 30:
-        # Names are no formulas, which matplotlib would read between dollar signs.
+        # Names are not formulas, which matplotlib would read between dollar signs.
         labels = [_label(name) for name in client_names] or None
         axes.set_yticks(range(clients), labels, **({"parse_math": False} if labels else {}))
     axes.set_title(f"{dataset}: {clients} clients")

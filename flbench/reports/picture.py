@@ -9,7 +9,7 @@ DOTS: Final = 144  # per inch, twice the size at which a notebook shows the pict
 
 
 class Picture(Figure):
-    """A figure that is no part of pyplot's state, and that notebooks show as a picture.
+    """A figure that is not part of pyplot's state, and that notebooks show as a picture.
 
     IPython shows a plain `Figure` only in sessions that have imported pyplot.
     """

@@ -97,7 +97,7 @@ def _played(name: str, folders: pytest.TempPathFactory) -> Played:
 
 
 class _CrashError(BaseException):
-    """A crash. It is no `Exception`: the run is not saved, as after a kill of the process."""
+    """A crash. It is not an `Exception`: the run is not saved, as after a kill of the process."""
 
 
 class _Crashing(Silent):

@@ -45,7 +45,7 @@ Server = tuple[str, int]  # host and port
 class StudyStopped(BaseException):
     """Ends Ray Tune's loop after a stop signal or the loss of a server.
 
-    It is no Exception: on those Ray Tune first calls its servers to clean up.
+    It is not an Exception, because after one Ray Tune calls its servers to clean up.
     """
 
 

@@ -103,7 +103,7 @@ class Gossip(Algorithm):
     round mix at once, from the models that they had before (synchronous). Absent clients
     (`train.participation`) neither send nor mix. A client that made no step sends the model that it
     has: leaving it out of the mean, as methods with a server do, would make rows of weights that do
-        not sum to one.
+    not sum to one.
 
     A subclass can replace what is trained and mixed in one place: `leaves` makes what a client has,
     `split` says which of it stays with the client and which is mixed, `trainable` which leaves
