@@ -17,7 +17,7 @@ from flbench.config.sources import from_overrides
 from flbench.core.tree import digest
 from flbench.core.types import Dispatch
 from flbench.engine import traced
-from flbench.engine.traced import Traces, shapes, written_down
+from flbench.engine.traced import Traces, run_and_record, shapes
 from flbench.experiment import lifecycle, rounds
 from flbench.testing import after
 from tests.algorithms.test_contract import KINDS
@@ -52,7 +52,7 @@ def known_of(traces: Traces) -> dict[object, traced.Known]:
 
 
 def trace_of(step: Callable[..., Any], given: Sequence[torch.Tensor]) -> traced.Trace:
-    _, trace = written_down(partial(step, *given), given)
+    _, trace = run_and_record(partial(step, *given), given)
     assert trace is not None
     return trace
 
