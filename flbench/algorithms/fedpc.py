@@ -164,9 +164,10 @@ class FedPc(Algorithm):
     are followed. A negative cosine counts as 0. The objective of the paper weights clients by
     samples, line 13 does not (`agg_weights`). Cosines run over the classes that both groups have. A
     group without a client in the round keeps its last means; a group that never had one gives
-    nothing and takes equal parts of all others. The paper reports a global model without defining
-    its head (`gm`); of flbench's metrics, `gm`, `pm_v@local` and `pm_l@local` correspond to the
-    published ones.
+    nothing and takes equal parts of the groups that had one (with `size_weighted`, parts in
+    proportion to their samples). The paper reports a global model without defining its head
+    (`gm`); of flbench's metrics, `gm`, `pm_v@local` and `pm_l@local` correspond to the published
+    ones.
     """
 
     Config: ClassVar[type[AlgorithmConfig]] = FedPcConfig
@@ -331,7 +332,9 @@ class FedPc(Algorithm):
 
         Returns:
             [J, J] float64 in [0, 1]; every row sums to 1. A group that was never seen gives
-            nothing, and takes equal parts of all others.
+            nothing. It takes from every seen group l a part in proportion to 1, or to `sizes[l]`
+            with `size_weighted`. With `single_global` every row is the mean of the rows of the
+            seen groups.
         """
         config = self.config
         table, present = intra[PROTOTYPES], intra[PRESENT]

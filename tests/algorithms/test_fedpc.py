@@ -365,7 +365,8 @@ def test_server_equals_loops_over_the_formulas(options, ids):
     for name in algorithm.split()[1]:  # GM's body: each group by its clients' samples
         slow = sum(size[j] * server[name][j] for j in range(4)) / sum(size.values())
         assert torch.allclose(server[f"gm.{name}"][0], slow, rtol=0, atol=1e-12)
-    # Rows sum to one; a group that never took part gives nothing and takes equal parts.
+    # Rows sum to one. A group that never took part gives nothing, and takes equal parts of the
+    # groups that did, or parts by their samples.
     found = algorithm.rho(
         {name: server[f"intra.{name}"] for name in TABLE}, seen, torch.tensor(list(size.values()))
     )
@@ -377,6 +378,9 @@ def test_server_equals_loops_over_the_formulas(options, ids):
         assert not found[:, 3].any()
     if 5 not in ids and not options:
         assert torch.allclose(found[3, :3], torch.full((3,), 1 / 3).double())
+    if 5 not in ids and options == {"size_weighted": True}:
+        parts = torch.tensor(list(size.values())) * seen
+        assert torch.allclose(found[3], (parts / parts.sum()).double())
 
 
 def test_prototypes_that_no_client_sends_keep_their_value():
