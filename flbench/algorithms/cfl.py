@@ -19,7 +19,7 @@ from flbench.algorithms.base import (
     Paper,
 )
 from flbench.algorithms.registry import ALGORITHMS
-from flbench.algorithms.shared.mixing import likeness
+from flbench.algorithms.shared.mixing import pairwise_cosines
 from flbench.algorithms.shared.prefixes import prefixed, stripped
 from flbench.config.schema import AlgorithmConfig, UniformConfig
 from flbench.core.tree import only, take, weighted_mean
@@ -288,7 +288,7 @@ def bipartition(updates: Tree) -> Tensor:
     >>> bipartition({"w": torch.tensor([[1.0, 0.0], [0.0, 1.0]])})  # one pair, cosine 0
     tensor([False,  True])
     """
-    cosines = likeness(updates, updates)  # [K, K]
+    cosines = pairwise_cosines(updates, updates)  # [K, K]
     clients = len(cosines)
     others = cosines[~torch.eye(clients, dtype=torch.bool)]
     if clients < 2:

@@ -17,7 +17,7 @@ from flbench.algorithms.shared.election import (
     majority,
     rounded,
 )
-from flbench.algorithms.shared.mixing import likeness, mix
+from flbench.algorithms.shared.mixing import mix, pairwise_cosines
 from flbench.algorithms.shared.shift import Gaussian, Shift, shift_scores
 from flbench.algorithms.shared.simplex import softmax_among
 from flbench.client.program import LocalProgram, Statistic, Transform
@@ -183,7 +183,7 @@ class FedCmd(LayerElection):
         if not behind or not bool(trained.any()):
             return Update(server)
 
-        cosines = likeness(sent, self.personal_layer(state).parameters)  # [K, K]
+        cosines = pairwise_cosines(sent, self.personal_layer(state).parameters)  # [K, K]
         a = softmax_among(cosines, trained.expand_as(cosines), dim=1)
         return Update(server, Message(mix(only(sent, behind), a)))
 

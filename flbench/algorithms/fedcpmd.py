@@ -19,7 +19,7 @@ from flbench.algorithms.shared.election import (
     least,
     rounded,
 )
-from flbench.algorithms.shared.mixing import likeness, mix
+from flbench.algorithms.shared.mixing import mix, pairwise_cosines
 from flbench.algorithms.shared.shift import REDUCE, Distance, Gaussian, Shift, shift_scores
 from flbench.client.program import LocalProgram, Statistic, Step, Transform
 from flbench.config.schema import AlgorithmConfig
@@ -641,7 +641,7 @@ def layer_cosines(rows: Tree, chosen: Tensor, layers: Layers, *, clamp: bool) ->
     for index, layer in enumerate(layers):
         members = (chosen == index).nonzero().flatten()
         if len(members):
-            cosines = likeness(take(rows, members), layer.parameters, added=EPSILON)
+            cosines = pairwise_cosines(take(rows, members), layer.parameters, added=EPSILON)
             phi[members[:, None], members] = cosines
     if clamp:
         phi = phi.clamp_min(0.0)

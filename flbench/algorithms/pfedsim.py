@@ -1,4 +1,4 @@
-"""pFedSim: bodies are mixed by how alike the clients' classifiers are (Tan et al., 2023)."""
+"""pFedSim: bodies are mixed by the similarity of the clients' classifiers (Tan et al., 2023)."""
 
 from math import log
 from typing import ClassVar, Literal

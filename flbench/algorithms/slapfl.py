@@ -8,7 +8,7 @@ from torch import Tensor
 
 from flbench.algorithms.base import Algorithm, Communication, Learned, LearnedTable, Paper
 from flbench.algorithms.registry import ALGORITHMS
-from flbench.algorithms.shared.mixing import likeness, mix
+from flbench.algorithms.shared.mixing import mix, pairwise_cosines
 from flbench.algorithms.shared.prefixes import prefixed
 from flbench.algorithms.shared.simplex import simplex, softmax_among
 from flbench.config.schema import AlgorithmConfig, UniformConfig
@@ -164,7 +164,7 @@ class Slapfl(Algorithm):
         cosines = []
         for layer in self.layers():
             vectors = self.compared(only(base, layer), state, results.ids)
-            cosine = likeness(vectors, vectors).fill_diagonal_(1.0)  # eq. 2, [K, K]
+            cosine = pairwise_cosines(vectors, vectors).fill_diagonal_(1.0)  # eq. 2, [K, K]
             weights = self.shares(cosine, results)  # a_ij, [K, K]
             mixed |= mix(only(base, layer), weights)  # eq. 3
             cosines.append(cosine)
@@ -234,7 +234,7 @@ class Slapfl(Algorithm):
             vectors = only(state.clients, self.setting.net.parameters)
             own = [name for name in layer if name in vectors]
             if own:
-                cosine = likeness(vectors, own).fill_diagonal_(0.0)  # [N, N]
+                cosine = pairwise_cosines(vectors, own).fill_diagonal_(0.0)  # [N, N]
                 means.append(cosine.sum(dim=1) / max(1, len(cosine) - 1))
                 names.append(own[0].rpartition(".")[0])
         table = LearnedTable(

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from flbench.algorithms.cfl import bipartition, norms
-from flbench.algorithms.shared.mixing import likeness
+from flbench.algorithms.shared.mixing import pairwise_cosines
 from flbench.core.types import Message, Results, State
 from flbench.experiment import checkpoint
 from flbench.experiment.rounds import settings_of
@@ -303,7 +303,7 @@ def test_bipartition_equals_a_plain_complete_linkage():
         side = bipartition(updates)
 
         halves = {frozenset(np.flatnonzero(side == k).tolist()) for k in (True, False)}
-        assert halves == complete_linkage(likeness(updates, updates))
+        assert halves == complete_linkage(pairwise_cosines(updates, updates))
         assert not side[0]
 
 

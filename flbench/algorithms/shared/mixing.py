@@ -96,7 +96,7 @@ def mix_latest(rows: Tree, weights: Tensor, *, known: Tensor, common: Tree) -> T
     return mixed
 
 
-def likeness(rows: Tree, names: Iterable[str], *, added: float = 0.0) -> Tensor:
+def pairwise_cosines(rows: Tree, names: Iterable[str], *, added: float = 0.0) -> Tensor:
     """Return the cosines [K, K] float64 between the models of K clients.
 
     A client's named leaves count as one vector. A zero vector has cosine 0 with every vector,

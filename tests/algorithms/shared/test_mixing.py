@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from flbench.algorithms.shared import mixing
-from flbench.algorithms.shared.mixing import likeness, mix, mix_latest, mix_overlap
+from flbench.algorithms.shared.mixing import mix, mix_latest, mix_overlap, pairwise_cosines
 
 
 def rows() -> dict[str, torch.Tensor]:
@@ -36,17 +36,17 @@ def test_mix_takes_the_largest_counter_of_those_that_take_part():
 
 
 @pytest.mark.parametrize("entries", [2**25, 16])
-def test_likeness_is_the_cosine_of_all_leaves_as_one_vector(entries, monkeypatch):
+def test_pairwise_cosines_is_the_cosine_of_all_leaves_as_one_vector(entries, monkeypatch):
     monkeypatch.setattr(mixing, "ENTRIES", entries)
     tree = rows()
     tree["a"][2], tree["b"][2] = 0.0, 0.0
     flat = torch.cat([tree["a"].reshape(4, -1), tree["b"][:, None]], dim=1).double()
 
-    alike = likeness(tree, ("a", "b"))
+    found = pairwise_cosines(tree, ("a", "b"))
 
     slow = torch.nn.functional.cosine_similarity(flat[:, None], flat[None], dim=2)
-    assert torch.allclose(alike, slow, atol=1e-12)
-    assert alike[2].tolist() == [0, 0, 0, 0]
+    assert torch.allclose(found, slow, atol=1e-12)
+    assert found[2].tolist() == [0, 0, 0, 0]
 
 
 @pytest.mark.parametrize("entries", [2**25, 16])
@@ -99,7 +99,9 @@ def test_a_receivers_bits_do_not_depend_on_the_other_receivers():
         assert torch.equal(alone[0], together[i])
 
 
-def test_likeness_with_a_term_in_the_denominator():
+def test_pairwise_cosines_with_a_term_in_the_denominator():
     pair = {"a": torch.tensor([[3.0, 0.0], [0.0, 0.0], [4.0, 0.0]])}
 
-    assert likeness(pair, ("a",), added=2.0).tolist()[0] == pytest.approx([9 / 11, 0.0, 12 / 14])
+    assert pairwise_cosines(pair, ("a",), added=2.0).tolist()[0] == pytest.approx(
+        [9 / 11, 0.0, 12 / 14]
+    )
