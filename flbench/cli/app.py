@@ -765,8 +765,9 @@ def compare(
         typer.Option(
             "--vary",
             metavar="training|partition|both",
-            help="What differs between repetitions: the seed of the training with one partition,"
-            " the partition with one seed of the training, or both (default).",
+            help="What differs between repetitions: the seed of the training, with one partition"
+            " (training); the partition, with one seed of the training (partition); or both"
+            " (default).",
             autocompletion=lambda incomplete: completion.varying(incomplete),
         ),
     ] = None,

@@ -37,6 +37,13 @@ SPREADS: Final = ("client_std",)  # metrics that rank no methods: less is not be
 HARDWARE: Final = ("processor", "gpus", "threads")
 
 Vary = Literal["nothing", "training", "partition", "both"]
+VARIED: Final[Mapping[Vary, str]] = {
+    "nothing": "there is one run of each method",
+    "training": "the seed of the training differs between repetitions; the partition is the same",
+    "partition": "the partition differs between repetitions; the seed of the training is the same",
+    "both": "the seed of the training and the partition differ between repetitions",
+}
+"""What differs between repetitions, in words."""
 Setting = tuple[tuple[str, str], ...]
 Seeds = tuple[int, int]
 """Seed of the partition, and seed of everything else."""

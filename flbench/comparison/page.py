@@ -14,7 +14,7 @@ from zlib import crc32
 from flbench.algorithms.registry import ALGORITHMS
 from flbench.comparison import figures, learned, text
 from flbench.comparison.analysis import CLASS_SCORES, Analysis
-from flbench.comparison.arrangement import Comparison
+from flbench.comparison.arrangement import VARIED, Comparison
 from flbench.config.resolve import resolve
 from flbench.config.schema import Config
 from flbench.config.sources import from_values, leaves
@@ -261,7 +261,7 @@ def render(analysis: Analysis, drawings: Drawings | None = None) -> str:
         heading=one_line(text.heading(comparison)),
         answer=analysis.answer,
         warnings=comparison.warnings,
-        varied=text.VARIED[comparison.vary],
+        varied=VARIED[comparison.vary],
         comparison=comparison,
         places=[
             {

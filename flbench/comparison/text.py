@@ -10,7 +10,7 @@ import pandas as pd
 
 from flbench import __version__
 from flbench.comparison.analysis import CLASS_SCORES, Analysis
-from flbench.comparison.arrangement import Comparison
+from flbench.comparison.arrangement import VARIED, Comparison
 from flbench.comparison.statistics import MOST_NEEDED, Across
 from flbench.core.csv_text import csv_text
 from flbench.core.printable import one_line
@@ -19,13 +19,6 @@ from flbench.reports.tables import Block, markdown, size
 TABLES: Final = ("leaderboard", "pairs", "classes", "clients", "curves", "targets")
 """Names of the tables of an Analysis that are DataFrames, and of their CSV files."""
 MOST_CLASSES: Final = 100  # rows of the table of classes
-VARIED: Final = {
-    "nothing": "there is one run of each method",
-    "training": "the seed of training differs between repetitions; the partition is the same",
-    "partition": "the partition differs between repetitions; the seed of training is the same",
-    "both": "the seed of training and the partition differ between repetitions",
-}
-"""What differs between repetitions, in words."""
 
 
 def csv_of(analysis: Analysis, name: str) -> str:

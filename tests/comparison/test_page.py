@@ -84,7 +84,7 @@ def test_page_has_the_answer_the_figures_and_the_runs(analysis, source):
     for entry in analysis.comparison.entries:
         assert str(entry.run.path) in words
     assert "rare recall" in words
-    assert "the seed of training and the partition differ" in words
+    assert "the seed of the training and the partition differ" in words
     assert "train.rounds" in words.partition("Keys that differ")[2].partition("Versions")[0]
     assert "McMahan" in words
     assert "Local training without a federation (reference line)." in words

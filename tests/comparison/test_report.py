@@ -84,7 +84,7 @@ def test_markdown_has_every_sentence_and_method(found, written):
     assert all(sentence in source for sentence in found.answer)
     assert "| 1 | hfcd |" in source
     assert "corrected resampled t-test" in source
-    assert "the seed of training and the partition differ between repetitions" in source
+    assert "the seed of the training and the partition differ between repetitions" in source
 
 
 def test_latex_marks_the_best_and_those_like_it(written):
