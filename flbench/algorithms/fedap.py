@@ -199,7 +199,7 @@ def collect_moments(setting: Setting, layers: tuple[str, ...]) -> tuple[Step, ..
     """
     return (
         *reestimate_batchnorm(setting),
-        Statistic("inputs", Moments(layers)),
+        Statistic("inputs", MomentSums(layers)),
         Transform(WriteMoments(layers)),
     )
 
@@ -244,7 +244,7 @@ def near_weights(distance: Tensor, own: float) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Moments:
+class MomentSums:
     """Sums of the inputs of BatchNorm layers over the samples and positions of a batch.
 
     Attributes:

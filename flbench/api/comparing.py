@@ -17,9 +17,9 @@ from flbench.comparison import cost, prepare, running
 from flbench.comparison import reuse as reusing
 from flbench.comparison.cost import ComparisonCost
 from flbench.comparison.folder import ComparisonFolder, read_design
-from flbench.comparison.plan import DEFAULTS, Cell, Choice, Design
-from flbench.comparison.prepare import Prepared
-from flbench.comparison.samples import Samples
+from flbench.comparison.plan import DEFAULTS, Cell, Design, LabelledLayer
+from flbench.comparison.prepare import PreparedComparison
+from flbench.comparison.samples import LoadedSamples
 from flbench.config.resolve import resolve
 from flbench.config.sources import Layer, from_overrides, from_values, leaves, merge
 from flbench.core.addresses import redact
@@ -65,7 +65,7 @@ class Asked(NamedTuple):
     reuse: tuple[Path, ...] = ()
 
 
-class Ending(NamedTuple):
+class ComparisonEnding(NamedTuple):
     """How a comparison ended.
 
     Attributes:
@@ -122,8 +122,9 @@ def compare(
         methods: Names of the methods, or dicts with `name`, keys of the method, and dotted keys
             that this method alone has: `{"name": "ft", "train.optimizer.lr": 0.01}`.
         seeds: Number of repetitions (default 5).
-        vary: What differs between repetitions: the seed of the `training` with one partition, the
-            `partition` with one seed of the training, or `both` (default).
+        vary: What differs between repetitions: the seed of the training, with one partition
+            (`training`); the partition, with one seed of the training (`partition`); or both
+            (`both`, default).
         grid: Values by dotted key, such as `{"partition.alpha": [0.1, 1]}`. Each combination of
             values is a setting; keys `algorithm.KEY` make variants of the methods that have them.
         jobs: Cells that are trained at the same time, each in a process of Ray (default: one per
@@ -229,7 +230,7 @@ def start(
     command: Sequence[str],
     caller: Caller,
     own: tuple[Mapping[str, Any], Mapping[str, Any]] = (NOTHING, NOTHING),
-) -> Ending:
+) -> ComparisonEnding:
     """Check a comparison, make its folder, and carry it out.
 
     Args:
@@ -298,7 +299,7 @@ def carry_on(
     *,
     caller: Caller,
     own: tuple[Mapping[str, Any], Mapping[str, Any]] = (NOTHING, NOTHING),
-) -> Ending:
+) -> ComparisonEnding:
     """Carry out what is left of a comparison, and what is added to it.
 
     Args:
@@ -469,13 +470,15 @@ def _again(
     return parts.again(given, ["data", *objects] if data else objects)
 
 
-def _choice(label: str, section: Mapping[str, Any]) -> Choice:
+def _choice(label: str, section: Mapping[str, Any]) -> LabelledLayer:
     """Return a data set of the design. Its keys replace those that name another one."""
     origin = setting("data").strip("`")
     keys = {**dict.fromkeys(DATA), **section} if "name" in section else {"source": None, **section}
     if keys.get("name", "") is None:
         del keys["name"]
-    return Choice(label, from_values({"data": arguments.plain(keys, "data", origin)}, origin))
+    return LabelledLayer(
+        label, from_values({"data": arguments.plain(keys, "data", origin)}, origin)
+    )
 
 
 def _listed(key: str, values: Any) -> list[Any]:
@@ -523,7 +526,7 @@ def _methods(
     return layers, own
 
 
-def _split(asked: Asked) -> tuple[Layer, tuple[Choice, ...]]:
+def _split(asked: Asked) -> tuple[Layer, tuple[LabelledLayer, ...]]:
     """Return what all methods share, and the methods with what each one has alone."""
     methods = []
     base = Layer({})
@@ -535,7 +538,7 @@ def _split(asked: Asked) -> tuple[Layer, tuple[Choice, ...]]:
         mine = Layer({"algorithm": algorithm}, of_method)
         if label in asked.own:
             mine = Layer(*merge([mine, asked.own[label]]))
-        methods.append(Choice(label, mine))
+        methods.append(LabelledLayer(label, mine))
     if asked.data:
         _check_data(base)
     if "" in asked.data:  # the only data set, which is given as an argument
@@ -563,7 +566,7 @@ def _is_file(origin: str) -> bool:
     return re.search(r":\d+$", origin) is not None
 
 
-def _tuned(methods: Sequence[Choice], base: Layer, path: Path) -> tuple[Choice, ...]:
+def _tuned(methods: Sequence[LabelledLayer], base: Layer, path: Path) -> tuple[LabelledLayer, ...]:
     """Return the methods with the best parameters that a study has found.
 
     Raises:
@@ -584,7 +587,7 @@ def _tuned(methods: Sequence[Choice], base: Layer, path: Path) -> tuple[Choice, 
                     f" {method.label}. Leave one of the two out."
                 )
         layer = Layer(*merge([method.layer, from_values(won.params, str(path))]))
-        found.append(Choice(method.label, layer))
+        found.append(LabelledLayer(method.label, layer))
     if missing:
         raise ConfigError(
             f"{setting('tuned', str(path))}: the study has no best parameters of"
@@ -605,7 +608,7 @@ def _added(before: Design, asked: Asked, path: Path) -> tuple[Design, Layer]:
             f"{setting('seeds', asked.seeds)}: {path} has {before.seeds} repetitions, which are"
             " kept. Leave it out, or give a larger number."
         )
-    new: list[Choice] = []
+    new: list[LabelledLayer] = []
     base, methods = _split(asked._replace(data={}))
     known = {one.label: one for one in before.methods}
     for method in methods:
@@ -680,7 +683,7 @@ def _prepared(
     own: tuple[Mapping[str, Any], Mapping[str, Any]],
     *,
     begun: bool = False,
-) -> Prepared:
+) -> PreparedComparison:
     """Check a comparison, and tell the caller the notes about it.
 
     Args:
@@ -692,7 +695,7 @@ def _prepared(
     """
     check = prepare.prepare if begun else prepare.with_fastest_engine
     with preserved():
-        prepared = check(design, Samples(*own), jobs)
+        prepared = check(design, LoadedSamples(*own), jobs)
     mirror.check(prepared.cells[0].config.tracking)
     caller.tell(prepared.notes)
     return prepared
@@ -704,16 +707,18 @@ def _paths(given: str | PathLike[str] | Sequence[str | PathLike[str]]) -> tuple[
     return tuple(arguments.path_of(one, "reuse") for one in several)
 
 
-def _reused(prepared: Prepared, cells: Sequence[Cell], paths: Sequence[Path]) -> reusing.Found:
+def _reused(
+    prepared: PreparedComparison, cells: Sequence[Cell], paths: Sequence[Path]
+) -> reusing.FoundRuns:
     """Return the finished runs that can stand for cells."""
     if not paths:
-        return reusing.Found()
+        return reusing.FoundRuns()
     with preserved():
         return reusing.find(prepared, cells, paths)
 
 
 def _tell_cost(
-    prepared: Prepared, left: Sequence[Cell], found: reusing.Found, caller: Caller
+    prepared: PreparedComparison, left: Sequence[Cell], found: reusing.FoundRuns, caller: Caller
 ) -> None:
     """Tell the caller what is trained, and what it will cost."""
     if caller.shown:
@@ -721,7 +726,7 @@ def _tell_cost(
             caller.tell(cost.measure(prepared, left, found).sentences())
 
 
-def _tell_start(folder: ComparisonFolder, prepared: Prepared, caller: Caller) -> None:
+def _tell_start(folder: ComparisonFolder, prepared: PreparedComparison, caller: Caller) -> None:
     """Tell the caller where the comparison is."""
     at_once = f", {prepared.jobs} at once" if prepared.jobs > 1 else ""
     caller.tell([f"{folder.path}: {len(prepared.cells)} cells{at_once}."])
@@ -740,11 +745,11 @@ def _note(folder: ComparisonFolder) -> str:
 
 def _carry_out(
     folder: ComparisonFolder,
-    prepared: Prepared,
+    prepared: PreparedComparison,
     changed: Layer,
     supervisor: Supervisor,
     caller: Caller,
-) -> Ending:
+) -> ComparisonEnding:
     """Train what is left of a comparison."""
     supervisor.note = _note(folder)
     with mirror.Mirrors() as mirrors:
@@ -779,7 +784,7 @@ def _carry_out(
             except UserError as error:  # the trainings are worth more than their report
                 caller.tell([f"there is no report: {error}"])
     notes = mirrors.finish()
-    return Ending(folder.path, sentences, finished, comparison, is_reported, notes)
+    return ComparisonEnding(folder.path, sentences, finished, comparison, is_reported, notes)
 
 
 def _on_ray(work: running.Work, supervisor: Supervisor) -> None:
@@ -789,7 +794,7 @@ def _on_ray(work: running.Work, supervisor: Supervisor) -> None:
     on_ray.carry_out(work, supervisor)
 
 
-def _finished(ending: Ending, caller: Caller) -> PlannedComparison:
+def _finished(ending: ComparisonEnding, caller: Caller) -> PlannedComparison:
     """Return a comparison.
 
     Raises:

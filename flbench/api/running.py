@@ -166,7 +166,7 @@ def resume(
 
 
 @dataclass(frozen=True)
-class Ending:
+class RunsEnding:
     """How runs ended.
 
     Attributes:
@@ -193,7 +193,7 @@ def start(
     loggers: Sequence[Logger] = (),
     *,
     objects: Mapping[str, Any] | None = None,
-) -> Ending:
+) -> RunsEnding:
     """Train one run after the other.
 
     Args:
@@ -211,7 +211,7 @@ def start(
     """
     for config, _ in runs:  # all of them, before the first run starts
         mirror.check(config.tracking)
-    ending = Ending([], mirror.Mirrors())
+    ending = RunsEnding([], mirror.Mirrors())
     known: set[str] = set()
     try:
         for config, origins in runs:
@@ -234,7 +234,7 @@ def carry_on(
     loggers: Sequence[Logger] = (),
     *,
     objects: Mapping[str, Any] | None = None,
-) -> Ending:
+) -> RunsEnding:
     """Train what is left of a run.
 
     Args:
@@ -255,7 +255,7 @@ def carry_on(
         RunError: The run or a callback failed.
         KeyboardInterrupt: The run was interrupted again and saved.
     """
-    ending = Ending([], mirror.Mirrors())
+    ending = RunsEnding([], mirror.Mirrors())
     train = partial(lifecycle.resume, path, changed)
     _train(train, f"resuming {path}", ending, caller, callbacks, loggers, objects or {})
     return ending
@@ -264,7 +264,7 @@ def carry_on(
 def _train(
     train: Callable[[Sequence[Callback], Sequence[Logger], lifecycle.HowToResume], Path],
     title: str,
-    ending: Ending,
+    ending: RunsEnding,
     caller: Caller,
     callbacks: Sequence[Callback],
     loggers: Sequence[Logger],
@@ -314,7 +314,7 @@ def failure(path: Path) -> str | None:
     )
 
 
-def _finished(ending: Ending, caller: Caller, objects: Mapping[str, Any]) -> Run:
+def _finished(ending: RunsEnding, caller: Caller, objects: Mapping[str, Any]) -> Run:
     """Return the run of a call from Python.
 
     Raises:

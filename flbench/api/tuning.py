@@ -23,7 +23,7 @@ from flbench.tuning.failures import search_failure
 
 if TYPE_CHECKING:
     from flbench.tuning.cost import StudyCost
-    from flbench.tuning.prepare import Prepared
+    from flbench.tuning.prepare import PreparedStudy
     from flbench.tuning.study import StudyFolder
     from flbench.tuning.supervisor import Supervisor
 
@@ -176,7 +176,7 @@ def resume(path: Path, *, progress: bool = True, **resources: Any) -> Study:
     return _finished(ending, caller)
 
 
-class Ending(NamedTuple):
+class StudyEnding(NamedTuple):
     """How a study ended.
 
     Attributes:
@@ -195,7 +195,7 @@ def start(
     command: Sequence[str],
     caller: Caller,
     objects: Mapping[str, Any] = MappingProxyType({}),
-) -> Ending:
+) -> StudyEnding:
     """Check a study, make its folder, and carry it out.
 
     Args:
@@ -254,7 +254,7 @@ def _prepared(
     options: dict[str, Any],
     caller: Caller,
     objects: Mapping[str, Any] = MappingProxyType({}),
-) -> "Prepared":
+) -> "PreparedStudy":
     """Check a study, and tell the caller the notes about it."""
     from flbench.tuning import prepare
     from flbench.tuning.request import TuneRequest
@@ -273,7 +273,7 @@ def carry_on(
     *,
     caller: Caller,
     objects: Mapping[str, Any] = MappingProxyType({}),
-) -> Ending:
+) -> StudyEnding:
     """Carry out what is left of a study.
 
     Args:
@@ -307,7 +307,7 @@ def carry_on(
             # The process may have been killed before it wrote the report.
             study_page.write(folder.path)
             caller.tell([f"{path} is finished: there is nothing to resume."])
-            return Ending(folder.path, [])
+            return StudyEnding(folder.path, [])
         with cluster(prepared.resources, supervisor):
             return _carry_out(folder, prepared, supervisor, caller)
 
@@ -342,10 +342,10 @@ def _note(folder: "StudyFolder") -> str:
 
 def _carry_out(
     folder: "StudyFolder",
-    prepared: "Prepared",
+    prepared: "PreparedStudy",
     supervisor: "Supervisor",
     caller: Caller,
-) -> Ending:
+) -> StudyEnding:
     """Train what is left of a study and write its report."""
     from flbench.tuning import driver, study_page
 
@@ -374,7 +374,7 @@ def _carry_out(
         finally:
             supervisor.write_report()
             folder.close()
-    return Ending(folder.path, mirrors.finish())
+    return StudyEnding(folder.path, mirrors.finish())
 
 
 def _layers_of(
@@ -398,7 +398,7 @@ def _layers_of(
     return arguments.layers("tune", config, {**given, "algorithm": {**kept, "name": name}})
 
 
-def _finished(ending: Ending, caller: Caller) -> Study:
+def _finished(ending: StudyEnding, caller: Caller) -> Study:
     """Return a study.
 
     Raises:

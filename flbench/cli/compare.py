@@ -12,7 +12,7 @@ from flbench.cli.report import print_report
 from flbench.core.errors import RunError, UserError
 
 if TYPE_CHECKING:
-    from flbench.api.comparing import Asked, Ending
+    from flbench.api.comparing import Asked, ComparisonEnding
 
 
 def refuse_with_resume(options: Mapping[str, object]) -> None:
@@ -102,7 +102,7 @@ def _asked(given: CommandLine, **options: Any) -> "Asked":
     return Asked(dict(zip(names, given.layers_of_each(), strict=True)), **options)
 
 
-def _finish(ending: "Ending", *, as_json: bool) -> None:
+def _finish(ending: "ComparisonEnding", *, as_json: bool) -> None:
     """Print what the report of a comparison says.
 
     Raises:

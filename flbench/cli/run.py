@@ -14,7 +14,7 @@ from flbench.config.yaml_text import to_yaml
 from flbench.core.errors import RunError, UserError
 
 if TYPE_CHECKING:
-    from flbench.api.running import Ending
+    from flbench.api.running import RunsEnding
 
 
 def refuse_with_resume(options: Mapping[str, object]) -> None:
@@ -105,7 +105,7 @@ def dry_run(runs: Sequence[list[Layer]], *, as_json: bool) -> None:
         console.json(entries)
 
 
-def _finish(ending: "Ending", *, as_json: bool) -> None:
+def _finish(ending: "RunsEnding", *, as_json: bool) -> None:
     """Print the tables of finished runs, and wait until MLflow has them.
 
     Raises:

@@ -12,7 +12,7 @@ from flbench.cli.show import show
 from flbench.core.errors import RunError, UserError
 
 if TYPE_CHECKING:
-    from flbench.api.tuning import Ending
+    from flbench.api.tuning import StudyEnding
 
 
 def refuse_with_resume(options: Mapping[str, object], words: Sequence[str]) -> None:
@@ -67,7 +67,7 @@ def resume(path: Path, resources: dict[str, Any], *, as_json: bool) -> None:
     _finish(tuning.carry_on(path, resources, caller=Caller()), as_json=as_json)
 
 
-def _finish(ending: "Ending", *, as_json: bool) -> None:
+def _finish(ending: "StudyEnding", *, as_json: bool) -> None:
     """Print the tables of a study.
 
     Raises:

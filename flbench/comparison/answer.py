@@ -64,8 +64,7 @@ def _over_places(
     ranked = leaderboard[leaderboard["method"].isin(names)]
     if ranked["n"].min() < CLAIM_FROM:
         first += (
-            f"; with fewer than {CLAIM_FROM} repetitions in a place, that is no claim that it is"
-            " better."
+            f"; fewer than {CLAIM_FROM} repetitions in a place support no claim that it is better."
         )
     elif len(names) < 3:
         first += "; Friedman's test needs three methods or more."
@@ -110,8 +109,7 @@ def _at_place(
     top = [best, *equal]
     if row["n"] < CLAIM_FROM:
         first = (
-            f"{opening}; with fewer than {CLAIM_FROM} repetitions that is no claim that it is"
-            " better."
+            f"{opening}; fewer than {CLAIM_FROM} repetitions support no claim that it is better."
         )
         return first, _upper(_price(costs, [best, *like], comparison.baseline))
     if not (beaten or equal):

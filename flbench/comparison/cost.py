@@ -6,21 +6,15 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
+from flbench.comparison.arrangement import VARIED
 from flbench.comparison.plan import Cell, Design
-from flbench.comparison.prepare import Prepared
-from flbench.comparison.reuse import Found
+from flbench.comparison.prepare import PreparedComparison
+from flbench.comparison.reuse import FoundRuns
 from flbench.core.errors import RunError
 from flbench.experiment import shared_engine
 from flbench.experiment.estimate import MEASURING, START, WORKERS
 from flbench.reports.tables import size
 from flbench.reports.terminal import duration
-
-VARIES = {
-    "training": "the seed of the training; all repetitions have the same partition",
-    "partition": "the partition; all repetitions have the same seed of the training",
-    "both": "the partition and the seed of the training",
-}
-"""What differs between repetitions, in words, by `Design.vary`."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +47,7 @@ class ComparisonCost:
     measured: tuple[str, ...]
     total: float
     memory: int
-    found: Found
+    found: FoundRuns
 
     def tree(self) -> dict[str, Any]:
         """Return the plan and the estimates as values of JSON."""
@@ -86,8 +80,8 @@ class ComparisonCost:
         ]
         if self.design.seeds > 1:
             found.append(
-                f"plan: what varies between repetitions is {VARIES[self.design.vary]}. All methods"
-                " of a repetition have the same seeds."
+                f"plan: {VARIED[self.design.vary]}. All methods of a repetition have the same"
+                " seeds."
             )
         found += self.found.sentences(self.cells)
         if self.design.tuned is not None:
@@ -102,7 +96,9 @@ class ComparisonCost:
         return found
 
 
-def measure(prepared: Prepared, left: Sequence[Cell], reused: Found) -> ComparisonCost:
+def measure(
+    prepared: PreparedComparison, left: Sequence[Cell], reused: FoundRuns
+) -> ComparisonCost:
     """Estimate the cost of a comparison from a few training steps of each method.
 
     It takes about `MEASURING` seconds at most, and one cell more. The state of PyTorch's random
@@ -123,7 +119,7 @@ def measure(prepared: Prepared, left: Sequence[Cell], reused: Found) -> Comparis
             break
         try:
             measured = shared_engine.estimated(cell.config, prepared.samples.federation(cell))
-        except RunError:  # a method that diverges is no reason to refuse the others
+        except RunError:  # a method that diverges is not a reason to refuse the others
             continue
         found[cell.method, cell.place] = START + measured.total
         memory = max(memory, measured.memory)

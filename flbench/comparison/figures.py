@@ -535,7 +535,7 @@ def _words(analysis: Analysis) -> str:
 
 
 def _plain(axes: Axes) -> None:
-    """Remove what is no data."""
+    """Hide the frame, and draw a pale grid behind the data."""
     axes.grid(alpha=0.3)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)

@@ -30,7 +30,7 @@ LENGTH: Final = 40  # characters of each part of the name of a cell's folder
 
 
 @dataclass(frozen=True)
-class Choice:
+class LabelledLayer:
     """A method or a data set of a comparison.
 
     Attributes:
@@ -54,14 +54,14 @@ class Design:
         grid: Values of the varied keys by dotted key. Keys `algorithm.KEY` make variants of the
             methods that have such a key; each combination of values of the other keys is a setting.
         seeds: Number of repetitions of each method, data set and setting.
-        vary: What differs between repetitions: the seed of the training, that of the partition,
-            or both.
+        vary: What differs between repetitions: the seed of the training (`training`), that of the
+            partition (`partition`), or both (`both`).
         tuned: Study whose best parameters the methods have; None for none.
     """
 
     base: Layer
-    methods: tuple[Choice, ...]
-    data: tuple[Choice, ...] = (Choice("", Layer({})),)
+    methods: tuple[LabelledLayer, ...]
+    data: tuple[LabelledLayer, ...] = (LabelledLayer("", Layer({})),)
     grid: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     seeds: int = 5
     vary: Vary = "both"
@@ -88,8 +88,8 @@ class Design:
             TypeError: A part is of another type.
         """
 
-        def choice(entry: Mapping[str, Any]) -> Choice:
-            return Choice(entry["label"], Layer(entry["tree"], entry["origins"]))
+        def choice(entry: Mapping[str, Any]) -> LabelledLayer:
+            return LabelledLayer(entry["label"], Layer(entry["tree"], entry["origins"]))
 
         return cls(
             base=Layer(**tree["base"]),
@@ -256,7 +256,7 @@ def _repetition(base: Config, vary: Vary, repetition: int) -> tuple[Config, tupl
     return config, ("seed", "partition.seed"), last
 
 
-def _variants(method: Choice, grid: Mapping[str, Sequence[Any]]) -> Iterator[Choice]:
+def _variants(method: LabelledLayer, grid: Mapping[str, Sequence[Any]]) -> Iterator[LabelledLayer]:
     """Yield a method with each combination of the values of those keys of the grid that it has."""
     name = method.layer.tree["algorithm"]["name"]
     known = ALGORITHMS.find(name).Config.model_fields
@@ -269,11 +269,11 @@ def _variants(method: Choice, grid: Mapping[str, Sequence[Any]]) -> Iterator[Cho
         values = dict(zip(own, combination, strict=True))
         words = " ".join(_words(values))
         layer = _with(method.layer, values)
-        yield Choice(f"{method.label} {words}".rstrip(), layer)
+        yield LabelledLayer(f"{method.label} {words}".rstrip(), layer)
 
 
 def _settings(grid: Mapping[str, Sequence[Any]]) -> list[tuple[list[str], Layer]]:
-    """Return the combinations of the values of the keys that are no method's: words and layers."""
+    """Return the combinations of values of the keys outside `algorithm`: words and layers."""
     keys = [key for key in grid if not key.startswith("algorithm.")]
     return [
         (_words(values), _with(Layer({}), values))

@@ -10,7 +10,7 @@ from typing import Any, Final
 from flbench.comparison import plan
 from flbench.comparison.folder import ComparisonFolder
 from flbench.comparison.plan import Cell, Design
-from flbench.comparison.samples import Samples
+from flbench.comparison.samples import LoadedSamples
 from flbench.config.resolve import resolve
 from flbench.config.schema import Config
 from flbench.config.sources import Layer, from_file, from_values, leaves, merge
@@ -30,7 +30,7 @@ Place = tuple[str, str]
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedComparison:
     """A comparison that can be carried out.
 
     Attributes:
@@ -47,14 +47,16 @@ class Prepared:
     design: Design
     cells: tuple[Cell, ...]
     built: Mapping[tuple[str, Place], Config]
-    samples: Samples
+    samples: LoadedSamples
     jobs: int
     threads: int
     gpus: float
     notes: tuple[str, ...]
 
 
-def with_fastest_engine(design: Design, samples: Samples, jobs: int | None) -> Prepared:
+def with_fastest_engine(
+    design: Design, samples: LoadedSamples, jobs: int | None
+) -> PreparedComparison:
     """Check a design as `prepare` does, and choose the engine if the design does not name one.
 
     All cells of the comparison have the engine that is the fastest for them together. The choice
@@ -103,7 +105,7 @@ def _value(layer: Layer, path: str) -> Any:
     return leaves(layer.tree).get(path)
 
 
-def prepare(design: Design, samples: Samples, jobs: int | None) -> Prepared:
+def prepare(design: Design, samples: LoadedSamples, jobs: int | None) -> PreparedComparison:
     """Check a design against its data and methods. No file is written.
 
     Args:
@@ -140,7 +142,7 @@ def prepare(design: Design, samples: Samples, jobs: int | None) -> Prepared:
         if not experiment.config.has_classes:
             errors[
                 f"a comparison is made by accuracies, and `{federation.dataset.name}` has targets"
-                " that are no classes. Train the methods one by one with fl.federate, and compare"
+                " that are not classes. Train the methods one by one with fl.federate, and compare"
                 " the metrics of the runs."
             ] = None
             continue
@@ -150,10 +152,12 @@ def prepare(design: Design, samples: Samples, jobs: int | None) -> Prepared:
         raise ConfigError("\n".join(errors))
     notes |= dict.fromkeys(_about_partitions(design, cells, samples))
     count, threads, gpus = _resources(config, jobs, len(cells))
-    return Prepared(design, tuple(cells), built, samples, count, threads, gpus, tuple(notes))
+    return PreparedComparison(
+        design, tuple(cells), built, samples, count, threads, gpus, tuple(notes)
+    )
 
 
-def _about_partitions(design: Design, cells: Sequence[Cell], samples: Samples) -> list[str]:
+def _about_partitions(design: Design, cells: Sequence[Cell], samples: LoadedSamples) -> list[str]:
     """Return a sentence if the partition is to vary between repetitions but does not.
 
     Raises:
@@ -229,7 +233,7 @@ def _gpus() -> int:
     return torch.cuda.device_count()
 
 
-def check_existing(prepared: Prepared, folder: ComparisonFolder) -> None:
+def check_existing(prepared: PreparedComparison, folder: ComparisonFolder) -> None:
     """Check that the cells of a folder have the configurations and the data of the plan.
 
     Configurations differ if flbench has other defaults than the version that began the comparison.

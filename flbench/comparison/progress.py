@@ -19,7 +19,7 @@ from flbench.reports.terminal import duration, open_console
 TAIL: Final = 4096  # bytes at the end of metrics.csv in which the last round is searched
 
 
-class Progress:
+class ComparisonProgress:
     """Progress of a comparison. A thread of Rich reads it while the main thread changes it.
 
     Args:

@@ -11,7 +11,7 @@ from typing import Any, Final
 from flbench import __version__
 from flbench.comparison.folder import ComparisonFolder
 from flbench.comparison.plan import Cell
-from flbench.comparison.prepare import Prepared
+from flbench.comparison.prepare import PreparedComparison
 from flbench.comparison.samples import partition_key
 from flbench.config.resolve import resolve
 from flbench.config.schema import Config
@@ -32,7 +32,7 @@ WHERE: Final = ("output.", "tracking.")
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundRuns:
     """What was found for a comparison in folders of runs.
 
     Attributes:
@@ -60,7 +60,7 @@ class Found:
         ]
 
 
-def find(prepared: Prepared, cells: Sequence[Cell], paths: Sequence[Path]) -> Found:
+def find(prepared: PreparedComparison, cells: Sequence[Cell], paths: Sequence[Path]) -> FoundRuns:
     """Find finished runs that have the results of cells.
 
     A run has the results of a cell if configuration, samples, partition and revision of flbench's
@@ -94,10 +94,10 @@ def find(prepared: Prepared, cells: Sequence[Cell], paths: Sequence[Path]) -> Fo
     if len(sentences) > SHOWN:
         more = f"{len(sentences) - SHOWN} more runs are not used for such reasons."
         sentences = [*sentences[:SHOWN], more]
-    return Found(tuple(paths), runs, tuple(sentences))
+    return FoundRuns(tuple(paths), runs, tuple(sentences))
 
 
-def take(found: Found, folder: ComparisonFolder) -> None:
+def take(found: FoundRuns, folder: ComparisonFolder) -> None:
     """Copy runs into the folder of a comparison.
 
     Checkpoints, which can be large and are replaced only as a whole, are hard links where the file
@@ -157,7 +157,7 @@ def _run_folders(paths: Sequence[Path]) -> Iterator[Path]:
             raise UserError(f"{path} has no run below it.")
 
 
-def _complete(prepared: Prepared, cell: Cell) -> Config:
+def _complete(prepared: PreparedComparison, cell: Cell) -> Config:
     """Return the configuration of a cell with the values that follow from its data."""
     first = prepared.built[cell.method, (cell.data, cell.setting)]
     section = first.partition.model_copy(update={"seed": cell.config.partition.seed})
@@ -165,7 +165,7 @@ def _complete(prepared: Prepared, cell: Cell) -> Config:
 
 
 def _difference(
-    prepared: Prepared, cell: Cell, path: Path, hashes: dict[str, tuple[str, str]]
+    prepared: PreparedComparison, cell: Cell, path: Path, hashes: dict[str, tuple[str, str]]
 ) -> str | None:
     """Return in what a run with the configuration hash of a cell differs from it; None if nothing.
 

@@ -9,8 +9,8 @@ from typing import Final
 
 from flbench.comparison.folder import ComparisonFolder
 from flbench.comparison.plan import Cell
-from flbench.comparison.prepare import Prepared
-from flbench.comparison.progress import Progress
+from flbench.comparison.prepare import PreparedComparison
+from flbench.comparison.progress import ComparisonProgress
 from flbench.comparison.training import Outcome, Task, layer_of, train
 from flbench.config.sources import Layer
 from flbench.core import files
@@ -35,11 +35,11 @@ class Work:
         failures: Reasons of the cells that failed, by their names.
     """
 
-    prepared: Prepared
+    prepared: PreparedComparison
     folder: ComparisonFolder
     left: deque[Cell]
     changed: Layer
-    progress: Progress
+    progress: ComparisonProgress
     failures: dict[str, str] = field(default_factory=dict)
 
     def task(self, cell: Cell) -> Task:
@@ -57,7 +57,7 @@ class Work:
 
 
 def carry_out(
-    prepared: Prepared,
+    prepared: PreparedComparison,
     folder: ComparisonFolder,
     supervisor: Supervisor,
     *,
@@ -84,7 +84,7 @@ def carry_out(
         RunError: A server of Ray was lost, or a cell changed the shared samples.
     """
     left = list(unfinished(prepared, folder))
-    progress = Progress(prepared.cells, folder, done=len(prepared.cells) - len(left))
+    progress = ComparisonProgress(prepared.cells, folder, done=len(prepared.cells) - len(left))
     progress.console.quiet = not shown
     supervisor.close_display = progress.close
     work = Work(prepared, folder, deque(left), changed, progress)
@@ -114,7 +114,7 @@ def _here(work: Work) -> None:
         work.end(cell, train(work.task(cell), federation, partition))
 
 
-def unfinished(prepared: Prepared, folder: ComparisonFolder) -> Iterator[Cell]:
+def unfinished(prepared: PreparedComparison, folder: ComparisonFolder) -> Iterator[Cell]:
     """Yield the cells that are not finished, in their order."""
     return (cell for cell in prepared.cells if not folder.is_done(cell))
 

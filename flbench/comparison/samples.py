@@ -19,7 +19,7 @@ PartitionFiles = tuple[bytes, bytes]
 
 
 @dataclass
-class Samples:
+class LoadedSamples:
     """Data sets and their partitions.
 
     Attributes:

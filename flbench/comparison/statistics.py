@@ -29,7 +29,7 @@ Values = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Estimate:
+class MeanInterval:
     """A mean with its 95 % interval; NaN where there are too few values.
 
     Attributes:
@@ -79,7 +79,7 @@ class Difference:
         return self.p if np.isnan(self.corrected) else self.corrected
 
 
-def mean(values: Sequence[float]) -> Estimate:
+def mean(values: Sequence[float]) -> MeanInterval:
     """Return the mean over repetitions with its interval by Student's t distribution.
 
     Args:
@@ -93,14 +93,14 @@ def mean(values: Sequence[float]) -> Estimate:
 
     data = np.asarray(values, dtype=np.float64)
     if len(data) < CLAIM_FROM:
-        return Estimate(float(data.mean()), nan, nan)
+        return MeanInterval(float(data.mean()), nan, nan)
     if _is_constant(data):
-        return Estimate(float(data.mean()), float(data.mean()), float(data.mean()))
+        return MeanInterval(float(data.mean()), float(data.mean()), float(data.mean()))
     interval = ttest_1samp(data, 0.0).confidence_interval(1 - ALPHA)
-    return Estimate(float(data.mean()), float(interval.low), float(interval.high))
+    return MeanInterval(float(data.mean()), float(interval.low), float(interval.high))
 
 
-def interquartile_mean(groups: Sequence[Sequence[float]]) -> Estimate:
+def interquartile_mean(groups: Sequence[Sequence[float]]) -> MeanInterval:
     """Return the mean of the middle half of all values, with a stratified bootstrap interval.
 
     The bootstrap draws repetitions within each place. It has 5,000 resamples of a fixed seed, and
@@ -123,7 +123,7 @@ def interquartile_mean(groups: Sequence[Sequence[float]]) -> Estimate:
     data = [np.asarray(group, dtype=np.float64) for group in groups]
     value = float(middle(*data))
     if min(map(len, data)) < CLAIM_FROM:
-        return Estimate(value, nan, nan)
+        return MeanInterval(value, nan, nan)
     # scipy draws from each of several samples on its own.
     interval = bootstrap(
         data,
@@ -134,7 +134,7 @@ def interquartile_mean(groups: Sequence[Sequence[float]]) -> Estimate:
         method="percentile",
         rng=np.random.default_rng(0),
     ).confidence_interval
-    return Estimate(value, float(interval.low), float(interval.high))
+    return MeanInterval(value, float(interval.low), float(interval.high))
 
 
 def difference(
@@ -332,7 +332,7 @@ class Across:
     critical: float
     groups: tuple[tuple[str, ...], ...]
     profiles: pd.DataFrame
-    interquartile: Mapping[str, Estimate]
+    interquartile: Mapping[str, MeanInterval]
 
 
 def across(values: Mapping[str, Mapping[str, Sequence[float]]]) -> Across | None:

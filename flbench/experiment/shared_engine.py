@@ -25,7 +25,7 @@ MEASURING: Final = 6.0
 
 
 @dataclass(frozen=True)
-class Choice:
+class EngineChoice:
     """The engine of a study or a comparison.
 
     Attributes:
@@ -47,7 +47,7 @@ def choose(
     at_once: int,
     *,
     asked: bool,
-) -> Choice:
+) -> EngineChoice:
     """Return the fastest engine for all trainings of a study or a comparison.
 
     A few steps of the first cases are measured, for about `MEASURING` seconds. The number of
@@ -71,7 +71,7 @@ def choose(
         built = assembly.build(simple, samples())
         try:
             if not asked and not slow and estimate.measure(built).total * trainings < SHORT:
-                return Choice("sequential")
+                return EngineChoice("sequential")
             make = partial(_engine, simple, built.net, built.federation)
             state = training_state(built.algorithm, built.start())
             one, other = (
@@ -82,7 +82,7 @@ def choose(
             size = _block(make("vectorized"), built.config, at_once)
             block = size if block is None else min(size, block)
         except ConfigError:  # the precision, the net, or an operation in a loss term
-            return Choice(
+            return EngineChoice(
                 "sequential",
                 note=f"engine: sequential, because the vectorized engine cannot train"
                 f" {config.algorithm.name} as it is configured.",
@@ -92,14 +92,14 @@ def choose(
         finally:
             built.engine.close()
     if not slow:
-        return Choice("sequential")
+        return EngineChoice("sequential")
     ratio = slow / max(fast, 1e-9)
     name = "vectorized" if ratio >= ADVANTAGE else "sequential"
     times = (
         f"engine: {name} (measured; set engine.name to use another). The sequential engine takes"
         f" {ratio:.2g} times as long as the vectorized one."
     )
-    return Choice(name, block if name == "vectorized" else None, times)
+    return EngineChoice(name, block if name == "vectorized" else None, times)
 
 
 def estimated(config: Config, federation: Federation) -> Estimate:

@@ -7,7 +7,7 @@ from flbench.reproduce.schema import Column, Paper, PaperMetric, Row, Settings, 
 
 
 @dataclass(frozen=True)
-class Cell:
+class TableCell:
     """A cell of a table: a number that a paper prints, or that its claims need.
 
     Attributes:
@@ -42,7 +42,7 @@ class Cell:
     lacks: str
 
 
-def of_table(paper: Paper, number: str) -> list[Cell]:
+def of_table(paper: Paper, number: str) -> list[TableCell]:
     """Return the cells of a table, column by column.
 
     A row with metrics of its own has cells in their columns alone.
@@ -67,7 +67,7 @@ def _cell(
     named_row: tuple[str, Row],
     named_column: tuple[str, Column],
     published: float | None,
-) -> Cell:
+) -> TableCell:
     """Return a cell; later settings override earlier ones: data set, table, column, method, row."""
     (row_label, row), (column_label, column) = named_row, named_column
     dataset = _name(column.dataset, column_label, paper.datasets) or table.dataset
@@ -95,7 +95,7 @@ def _cell(
         str(name): None if metric is None else metric.reason,
     }
     lacks = next((what for what, reason in reasons.items() if reason), "")
-    return Cell(
+    return TableCell(
         table=number,
         row=row_label,
         column=column_label,

@@ -11,7 +11,7 @@ from flbench.config.schema import Config
 from flbench.config.sources import Layer, from_file, leaves, merge
 from flbench.data.partitioning import DEFAULT_CLIENTS
 from flbench.reproduce import library
-from flbench.reproduce.cells import Cell
+from flbench.reproduce.cells import TableCell
 from flbench.reproduce.request import ReproduceRequest
 from flbench.reproduce.schema import Paper, Settings
 from flbench.reproduce.supply import DataSource
@@ -58,7 +58,7 @@ class CellConfigs:
         self._preset = from_file(library.preset(request.paper))
         self._cases: dict[str, CellConfig] = {}
 
-    def of(self, cell: Cell) -> CellConfig:
+    def of(self, cell: TableCell) -> CellConfig:
         """Return the configurations of a cell, with the seed of the preset."""
         algo = self._paper.methods[str(cell.method)].algo
         key = json.dumps([algo, cell.settings, cell.small], sort_keys=True)
@@ -71,7 +71,7 @@ class CellConfigs:
         origins = {**case.origins, **dict.fromkeys(names, "reproduce")}
         return CellConfig(config, origins, case.paper, case.scaled)
 
-    def _resolve(self, cell: Cell, algo: str) -> CellConfig:
+    def _resolve(self, cell: TableCell, algo: str) -> CellConfig:
         """Return the configurations of a cell on the data set of the preset."""
         name = Layer({"algorithm": {"name": algo}}, {"algorithm.name": "reproduce"})
         layers = [self._preset, name, _nested(cell.settings, f"{self._paper.name}, {cell.table}")]

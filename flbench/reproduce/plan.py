@@ -8,7 +8,7 @@ from flbench.config.schema import Config
 from flbench.config.sources import Layer
 from flbench.core.errors import ConfigError, did_you_mean
 from flbench.reproduce import cells, library, request, supply
-from flbench.reproduce.cells import Cell
+from flbench.reproduce.cells import TableCell
 from flbench.reproduce.configurations import CellConfigs, Change, changes, fingerprint
 from flbench.reproduce.request import ReproduceRequest
 from flbench.reproduce.schema import Paper
@@ -54,7 +54,7 @@ class PlannedCell:
         rounds: Number of rounds of the paper's run; 0 if unknown.
     """
 
-    cell: Cell
+    cell: TableCell
     jobs: Mapping[int, PlannedRun]
     absent: str | None
     lacks: str = ""
@@ -169,7 +169,7 @@ class _Planner:
         self._paper, self._chosen, self._seeds, self._cases = paper, chosen, seeds, cases
         self._methods = set(ALGORITHMS.load())
 
-    def plan(self, cell: Cell, *, wanted: bool) -> PlannedCell:
+    def plan(self, cell: TableCell, *, wanted: bool) -> PlannedCell:
         """Return a cell with its runs, or with the reason why it cannot be measured."""
         if cell.reason is not None:
             return PlannedCell(cell, {}, cell.reason, cell.lacks, wanted)
@@ -217,7 +217,7 @@ class _Planner:
             jobs[seed] = reference if same else replace(job, reference=reference, key=key)
         return replace(item, jobs=jobs)
 
-    def _title(self, cell: Cell, seed: int) -> str:
+    def _title(self, cell: TableCell, seed: int) -> str:
         source = self._chosen[str(cell.dataset)]
         data = f"{cell.dataset} ({source.substitute})" if source.substitute else str(cell.dataset)
         variant = "".join(f", {key}={value}" for key, value in cell.variant.items())

@@ -31,7 +31,7 @@ PERSONAL = "personal"
 
 
 @dataclass(frozen=True)
-class Method:
+class MethodEntry:
     """The entry of one method in study.json.
 
     Attributes:
@@ -82,7 +82,7 @@ class Header:
     rounds: int
     seeds: int
     git_revision: str | None
-    methods: Mapping[str, Method]
+    methods: Mapping[str, MethodEntry]
     deployment: str = PERSONAL  # a study of an earlier version has no entry
 
 

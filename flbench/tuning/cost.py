@@ -10,7 +10,7 @@ from flbench.experiment import shared_engine
 from flbench.experiment.estimate import MEASURING, START, WORKERS
 from flbench.reports.tables import size
 from flbench.reports.terminal import duration
-from flbench.tuning.prepare import Prepared
+from flbench.tuning.prepare import PreparedStudy
 from flbench.tuning.schedulers import FACTOR
 
 SHARES: Final = ("epochs", "batch_size", "participation", "rounds")
@@ -152,7 +152,7 @@ class StudyCost:
         return sentences
 
 
-def measure(prepared: Prepared) -> StudyCost:
+def measure(prepared: PreparedStudy) -> StudyCost:
     """Estimate the cost of a study from a few training steps of each method.
 
     It takes about `MEASURING` seconds at most, and one method more. The state of PyTorch's random
@@ -170,7 +170,7 @@ def measure(prepared: Prepared) -> StudyCost:
             break
         try:
             found = shared_engine.estimated(mine, prepared.federation)
-        except RunError:  # a method that diverges with default parameters is no reason to refuse
+        except RunError:  # a method that diverges with default parameters is not a reason to refuse
             continue
         seconds[method] = START + found.total
         memory = max(memory, found.memory)

@@ -2,20 +2,20 @@
 
 from flbench.tuning.deployments import of_deployment
 from flbench.tuning.plan import ENDS, StudyPlan
-from flbench.tuning.prepare import Prepared
+from flbench.tuning.prepare import PreparedStudy
 from flbench.tuning.progress_table import ProgressTable
 from flbench.tuning.run import carry_out as train
 from flbench.tuning.study import StudyFolder
 from flbench.tuning.supervisor import Supervisor
 
 
-def is_over(folder: StudyFolder, prepared: Prepared) -> bool:
+def is_over(folder: StudyFolder, prepared: PreparedStudy) -> bool:
     """Whether every training of a study has ended."""
     return StudyPlan(prepared.samplers(), prepared.budget, folder.records()).is_over()
 
 
 def carry_out(
-    folder: StudyFolder, prepared: Prepared, supervisor: Supervisor, *, shown: bool = True
+    folder: StudyFolder, prepared: PreparedStudy, supervisor: Supervisor, *, shown: bool = True
 ) -> None:
     """Train the jobs of a study that have not ended, on a connected Ray cluster.
 

@@ -45,7 +45,7 @@ ORIGIN: Final = "flbench tune, measured"
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedStudy:
     """A study that has been checked and can be carried out.
 
     Attributes:
@@ -121,7 +121,7 @@ def _check_own_optimizer(space: Space, config: Config) -> None:
 
 def prepare(
     request: TuneRequest, layers: dict[str, list[Layer]], parcel: Parcel = NOTHING
-) -> Prepared:
+) -> PreparedStudy:
     """Check a request against search spaces, data and methods. No file is written.
 
     Args:
@@ -172,7 +172,7 @@ def prepare(
         configs[method], found_notes = complete(mine, federation, resources, request.deployment)
         notes += found_notes
     origins = {method: places for method, (_, places) in resolved.items()}
-    prepared = Prepared(
+    prepared = PreparedStudy(
         request,
         configs,
         origins,
@@ -188,7 +188,7 @@ def prepare(
     return _with_fastest_engine(prepared, asked=config.engine.name == "auto")
 
 
-def _with_fastest_engine(prepared: Prepared, *, asked: bool) -> Prepared:
+def _with_fastest_engine(prepared: PreparedStudy, *, asked: bool) -> PreparedStudy:
     """Return a study whose trials have the engine that is the fastest for them.
 
     It is chosen once, before the study begins, and written into each method's configuration.
@@ -234,7 +234,7 @@ def load(config: Config, metric: str) -> Federation:
     if federation.dataset.targets is not None:
         raise ConfigError(
             "a study looks for the largest value of a metric of classes, and"
-            f" `{federation.dataset.name}` has targets that are no classes. Try values one by one"
+            f" `{federation.dataset.name}` has targets that are not classes. Try values one by one"
             " with fl.federate, and compare the validation metrics of the runs."
         )
     if not any(len(rows) for rows in federation.partition.parts["validation"]):
@@ -287,7 +287,7 @@ def complete(
     return built.config.model_copy(update={"engine": resources.engine}), built.notes
 
 
-def create(prepared: Prepared, command: Sequence[str]) -> StudyFolder:
+def create(prepared: PreparedStudy, command: Sequence[str]) -> StudyFolder:
     """Create the folder of a study, with the files that a resumed study needs.
 
     Args:
@@ -315,7 +315,7 @@ def create(prepared: Prepared, command: Sequence[str]) -> StudyFolder:
     return folder
 
 
-def reopen(folder: StudyFolder, changed: dict[str, Any], parcel: Parcel = NOTHING) -> Prepared:
+def reopen(folder: StudyFolder, changed: dict[str, Any], parcel: Parcel = NOTHING) -> PreparedStudy:
     """Read an existing study, so that it can be resumed.
 
     Args:
@@ -359,7 +359,7 @@ def reopen(folder: StudyFolder, changed: dict[str, Any], parcel: Parcel = NOTHIN
         if _has_own_parts(config):
             # Compares the hashes here: in a trial, a difference would count as its failure.
             assembly.build(assembly.altered(config, "engine", name="sequential"), federation)
-    return Prepared(
+    return PreparedStudy(
         request,
         configs,
         {method: places for method, (_, places) in resolved.items()},
@@ -376,7 +376,7 @@ def _has_own_parts(config: Config) -> bool:
     return isinstance(config.model, OwnModelConfig) or terms or bool(config.evaluation.metrics)
 
 
-def _described(prepared: Prepared) -> Record:
+def _described(prepared: PreparedStudy) -> Record:
     """Return the content of study.json without its id and command."""
     request, config = prepared.request, prepared.config
     asked = {key: getattr(request, key) for key in KEPT}

@@ -21,7 +21,7 @@ from flbench.comparison import plan, report, text
 from flbench.comparison.analysis import analyse
 from flbench.comparison.arrangement import arrange
 from flbench.comparison.collect import collect
-from flbench.comparison.plan import Choice, Design
+from flbench.comparison.plan import Design, LabelledLayer
 from flbench.config.resolve import resolve
 from flbench.config.sources import Layer, from_file, from_overrides, from_values
 from flbench.core.errors import ConfigError
@@ -307,7 +307,7 @@ def test_an_interrupt_says_how_to_resume_and_resuming_ends_alike(
 def test_the_seeds_and_names_of_cells_do_not_depend_on_what_is_added():
     base = from_values({"seed": 3}, "test")
     methods = tuple(
-        Choice(name, from_values({"algorithm": name}, "test")) for name in ("local", "ft")
+        LabelledLayer(name, from_values({"algorithm": name}, "test")) for name in ("local", "ft")
     )
     few = plan.cells(Design(base, methods[:1], seeds=2, vary="partition"))
     many = plan.cells(Design(base, methods, seeds=4, vary="partition"))
@@ -324,8 +324,8 @@ def test_the_seeds_and_names_of_cells_do_not_depend_on_what_is_added():
 
 def test_labels_that_differ_have_folders_that_differ():
     layers = [from_values({"algorithm": "local"}, "test")]
-    data = tuple(Choice(label, Layer({})) for label in ("a b", "a_b", "a/b", ".."))
-    design = Design(Layer({}), (Choice("local", layers[0]),), data, seeds=1)
+    data = tuple(LabelledLayer(label, Layer({})) for label in ("a b", "a_b", "a/b", ".."))
+    design = Design(Layer({}), (LabelledLayer("local", layers[0]),), data, seeds=1)
     names = [cell.name for cell in plan.cells(design)]
     assert len(set(names)) == 4
     assert not any("/" in name or name.startswith(".") for name in names)
@@ -503,7 +503,7 @@ assert "ray" not in sys.modules
     ("asked", "name"), [((), "vectorized"), (("engine.name=sequential",), "sequential")]
 )
 def test_all_cells_have_the_engine_that_the_comparison_chose(tmp_path, monkeypatch, asked, name):
-    chosen = shared_engine.Choice("vectorized", 2, "engine: vectorized (measured).")
+    chosen = shared_engine.EngineChoice("vectorized", 2, "engine: vectorized (measured).")
     monkeypatch.setattr(shared_engine, "choose", lambda cases, *rest, asked: chosen)
     assert compare(tmp_path, "local", "--seeds", "1", "--jobs", "1", *ONE, *asked) == 0
     path = comparison_in(tmp_path)

@@ -43,7 +43,7 @@ def measured(monkeypatch):
 
 def test_short_trainings_have_the_sequential_engine_and_nothing_is_measured(case, measured):
     asked = measured(1.0, sequential=9.0, vectorized=1.0)
-    assert choose([case], 19, 1, asked=False) == shared_engine.Choice("sequential")
+    assert choose([case], 19, 1, asked=False) == shared_engine.EngineChoice("sequential")
     assert asked == []
     assert choose([case], 21, 1, asked=False).name == "vectorized"
     assert choose([case], 1, 1, asked=True).name == "vectorized"
@@ -77,7 +77,7 @@ def test_what_the_vectorized_engine_cannot_train_is_said(case, measured):
 
 def test_methods_that_diverge_are_left_out(case, measured):
     measured(100.0, sequential=RunError("diverged"), vectorized=1.0)
-    assert choose([case], 9, 1, asked=False) == shared_engine.Choice("sequential")
+    assert choose([case], 9, 1, asked=False) == shared_engine.EngineChoice("sequential")
 
 
 def test_costs_are_those_of_the_chosen_engine(case, measured):
