@@ -47,7 +47,7 @@ for setting in "${settings[@]}"; do
   esac
   [ "$setting" = heart ] && methods=${methods/,slapfl/}
   common=(--algo "$methods" --config "$here/configs/board/$setting.yaml" data.root=. tracking.mlflow=false)
-  # The search has a partition of its own, so that it is no repetition of the comparison.
+  # The search has a partition of its own, so that it is not a repetition of the comparison.
   step "$out/$setting/study" tune "${common[@]}" --trials 8 --seeds 0 --concurrent "$jobs" partition.seed=100
   step "$out/$setting/default" compare "${common[@]}" --seeds 5 --jobs "$jobs"
   step "$out/$setting/tuned" compare "${common[@]}" --seeds 5 --jobs "$jobs" --tuned "$(echo "$out/$setting/study"/*/)"

@@ -100,7 +100,7 @@ class Docstrings(Extension):
     """What docstrings write and Markdown would read as something else.
 
     A doctest becomes a block of code; `<` of an inner product begins no tag, and a line such as
-    `> 0, the temperature` is no quotation.
+    `> 0, the temperature` is not a quotation.
     """
 
     def extendMarkdown(self, md: Markdown) -> None:  # noqa: N802  (Markdown calls it so)

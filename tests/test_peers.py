@@ -27,7 +27,7 @@ FOLDER = Path(__file__).resolve().parents[1] / "benchmarks" / "peers"
 def peers():
     """Modules of the harness, which are scripts and no package."""
     if not FOLDER.exists():
-        pytest.skip("this is no checkout: benchmarks/ is missing")
+        pytest.skip("this is not a checkout: benchmarks/ is missing")
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(FOLDER))
         import peer_bare

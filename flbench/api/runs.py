@@ -122,7 +122,7 @@ class Run:
         samples; `precision`, `recall` and `f1` float64 in [0, 1]; `rare` and `confusable` bool.
 
         Raises:
-            UserError: The targets of the run are no classes.
+            UserError: The targets of the run are not classes.
         """
         return self._tables.per_class.copy()
 
@@ -146,7 +146,7 @@ class Run:
         of classes without samples have no row.
 
         Raises:
-            UserError: The targets of the run are no classes.
+            UserError: The targets of the run are not classes.
         """
         return self._tables.confusion.copy()
 
@@ -208,7 +208,7 @@ class Run:
         """Return a copy of the net of a client, or of the global one, in eval mode on the CPU.
 
         It maps normalized inputs [B, ...] to scores [B, C], or to the outputs [B, ...] of a module
-        whose targets are no classes. `predict` normalizes raw samples.
+        whose targets are not classes. `predict` normalizes raw samples.
 
         Args:
             client: Id of the client, in [0, N), or the name of a natural client; None for the
@@ -242,7 +242,7 @@ class Run:
 
         Returns:
             Scores [B, C] on the CPU; `scores.argmax(1)` are the predicted classes. Outputs
-            [B, ...] of a module whose targets are no classes.
+            [B, ...] of a module whose targets are not classes.
 
         Raises:
             UserError: The samples do not fit the data set, or see `trained`.

@@ -170,6 +170,7 @@ def _check(callback: object) -> None:
         raise ConfigError(f"`callbacks` has the class {name}. Give it an object: {name}(...).")
     kind = type(callback)
     raise ConfigError(
-        f"`callbacks` has an object of {kind.__module__}.{kind.__qualname__}, which is no subclass"
-        " of flbench.callbacks.Callback. Derive the class from it. Loggers are given as `logger`."
+        f"`callbacks` has an object of {kind.__module__}.{kind.__qualname__}, which is not a"
+        " subclass of flbench.callbacks.Callback. Derive the class from it. Loggers are given as"
+        " `logger`."
     )

@@ -92,7 +92,7 @@ class EarlyStopping(Callback):
         ):
             return (
                 f"{self._place}: the metric `{self.metric}` is never computed, because the targets"
-                f" of the run are no classes. They are judged by {', '.join(own)}. Watch"
+                f" of the run are not classes. They are judged by {', '.join(own)}. Watch"
                 f" validation/personal/{best.column} with mode={best.mode}.",
             )
         return ()

@@ -73,7 +73,7 @@ class LoggerCallback(Callback):
         absent = [name for name in METHODS if not callable(getattr(logger, name, None))]
         if absent or isinstance(logger, type):
             raise ConfigError(
-                f"`logger`: {logger!r} is no logger that can be written to. Give an object of a"
+                f"`logger`: {logger!r} is not a logger that can be written to. Give an object of a"
                 ' class of lightning.pytorch.loggers, such as CSVLogger("logs"), or a list of them.'
             )
         self.logger = logger

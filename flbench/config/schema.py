@@ -517,7 +517,7 @@ class BestConfig(Strict):
 
     metric: str | None = Field(
         None,
-        description="targets that are no classes: metric of evaluation.metrics whose validation"
+        description="targets that are not classes: metric of evaluation.metrics whose validation"
         " value decides (default: the first; flbench writes it to config.yaml)",
     )
     mode: Literal["max", "min"] | None = Field(

@@ -116,7 +116,7 @@ class Archive:
         if len(self._sizes) > MAX_ENTRIES:
             raise DataError(
                 f"{self.path} has {len(self._sizes):,} entries; the limit is {MAX_ENTRIES:,}. Leave"
-                " out files that are no samples, or save the samples as one NPZ file."
+                " out files that are not samples, or save the samples as one NPZ file."
             )
         for name, size in self._sizes.items():
             if not files.is_text(name):

@@ -13,7 +13,8 @@ from flbench.core.files import is_text
 
 MAX_CLASSES = 10_000
 NO_CLASSES = (
-    "If they are no classes, give them in Python: fl.federate(module, fl.Data(x, y, targets=True))."
+    "If they are not classes, give them in Python:"
+    " fl.federate(module, fl.Data(x, y, targets=True))."
 )
 FEW_CLASSES = 1_000  # more classes than these are not accepted without a sample for each of them
 
@@ -39,7 +40,7 @@ class Dataset:
             column has the position of the word.
         notes: Notes for the user about what was read, one sentence each.
         sha256: SHA-256 (hex) over all samples and labels, of the data of `data.source` only.
-        targets: Targets [n, ...] that are no classes, such as the numbers of a regression or the
+        targets: Targets [n, ...] that are not classes, such as the numbers of a regression or the
             maps of a segmentation: float32, float64 or int64. None for classification.
     """
 

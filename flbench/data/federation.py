@@ -88,7 +88,7 @@ class Federation:
 
     @property
     def output(self) -> int | None:
-        """Number of logits that a net must return; None for targets that are no classes."""
+        """Number of logits that a net must return; None for targets that are not classes."""
         return self.classes if self.dataset.targets is None else None
 
     @property

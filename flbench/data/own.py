@@ -238,7 +238,7 @@ def _arrays(x: Any, y: Any, label: str | None, client: str | None, where: str) -
         hasattr(x, "__getitem__") and hasattr(x, "__len__") and not isinstance(x, np.ndarray)
     ):
         raise DataError(
-            f"{where} are no data with labels. Give arrays as a pair (x, y), a dict of arrays, a"
+            f"{where} are not data with labels. Give arrays as a pair (x, y), a dict of arrays, a"
             " DataFrame of pandas, a map-style torch Dataset, or fl.Data(x, y)."
         )
     pairs = (x[k] for k in range(len(x)))
@@ -271,8 +271,8 @@ def _stacked(pairs: Iterable[Any], count: int, where: str) -> dict[str, Any]:
     for k, pair in enumerate(pairs):
         if not isinstance(pair, tuple | list) or len(pair) != 2:
             raise DataError(
-                f"{where}: item {k} is no pair (sample, label), but {type(pair).__name__}. Wrap the"
-                " data set so that it returns pairs."
+                f"{where}: item {k} is not a pair (sample, label), but {type(pair).__name__}. Wrap"
+                " the data set so that it returns pairs."
             )
         sample = _array(pair[0])
         if k == 0:

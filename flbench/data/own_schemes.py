@@ -116,7 +116,7 @@ def _function(config: PartitionConfig) -> Callable[..., Any]:
 def _checked(
     parts: list[Any], pool: int, clients: int, config: PartitionConfig, what: str
 ) -> list[Indices]:
-    """Return what a scheme returned as arrays; raise a ConfigError if it is no partition."""
+    """Return what a scheme returned as arrays; raise a ConfigError if it is not a partition."""
     if len(parts) != clients:
         raise ConfigError(
             f"{what} must return the positions of {clients} clients (partition.clients), got"

@@ -99,7 +99,7 @@ def _distribute(
     if dataset.targets is not None and config.scheme in BY_CLASS:
         raise ConfigError(
             f"`partition.scheme={config.scheme}` distributes samples by their classes, and"
-            f" `{dataset.name}` has targets that are no classes. Take iid or quantity (fl.IID,"
+            f" `{dataset.name}` has targets that are not classes. Take iid or quantity (fl.IID,"
             " fl.Quantity), natural clients (fl.Data(x, y, clients=...) with fl.Natural), or a"
             " function of your own, which gets the targets. If they are classes, give one whole"
             " number for each sample (one-hot labels: y.argmax(1))."

@@ -1,4 +1,4 @@
-"""Targets that are no classes: the numbers of a regression, the maps of a segmentation."""
+"""Targets that are not classes: the numbers of a regression, the maps of a segmentation."""
 
 from collections.abc import MutableMapping
 from typing import Any, Final
@@ -31,7 +31,7 @@ def take(
         the labels are classes.
 
     Raises:
-        DataError: The targets are no finite numbers, or have different shapes.
+        DataError: The targets are not finite numbers, or have different shapes.
 
     >>> arrays = {"train_labels": np.array([[0.5], [1.5]]), "test_labels": np.array([[2.0]])}
     >>> take(arrays, "data").tolist(), arrays["train_labels"].tolist()

@@ -299,7 +299,7 @@ def _judge(
         return config, judge, []
     if config.evaluation.best != BestConfig():
         raise ConfigError(
-            "`evaluation.best` is for targets that are no classes. The best round of a"
+            "`evaluation.best` is for targets that are not classes. The best round of a"
             f" classification, such as that of `{federation.dataset.name}`, is the one with the"
             " highest validation accuracy. Leave it out."
         )

@@ -50,7 +50,7 @@ class Predict:
     def scores(self, context: StepContext) -> Tensor:
         """Return the scores [B, C] whose largest entry is the predicted class.
 
-        For targets that are no classes they are the outputs [B, ...] of the module.
+        For targets that are not classes they are the outputs [B, ...] of the module.
         """
         if self.weights is not None:
             weights = self.weights(context.leaves, context.ctx)

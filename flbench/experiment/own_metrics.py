@@ -28,14 +28,14 @@ def make(config: Config, classes: int) -> tuple[Config, tuple[OwnMetric, ...]]:
         classes: Number of classes C, to try each metric on a confusion matrix.
 
     Raises:
-        ConfigError: A function is not there, has changed since the run began, or is no metric.
+        ConfigError: A function is not there, has changed since the run began, or is not a metric.
     """
     one_each = torch.ones(classes, classes, dtype=torch.int64)
     return _made(config, lambda metric: metric(one_each))
 
 
 def of_targets(config: Config) -> tuple[Config, tuple[OwnMetric, ...]]:
-    """Return the metrics of targets that are no classes, and the configuration with their hashes.
+    """Return the metrics of targets that are not classes, and the configuration with their hashes.
 
     Args:
         config: Configuration of the run.
@@ -105,8 +105,8 @@ def _function(name: str, entry: OwnMetricConfig) -> Callable[..., Any]:
             )
     elif ":" not in entry.source:
         raise ConfigError(
-            f"{where}: `{entry.source}` is no import path. Write package.module:name, the place of"
-            " a function of a confusion matrix or of a metric of torchmetrics."
+            f"{where}: `{entry.source}` is not an import path. Write package.module:name, the place"
+            " of a function of a confusion matrix or of a metric of torchmetrics."
         )
     else:
         found = imported.find(entry.source)

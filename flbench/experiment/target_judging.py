@@ -1,4 +1,4 @@
-"""The judge of targets that are no classes, and what such targets leave no place for.
+"""The judge of targets that are not classes, and the refusal of what needs classes.
 
 A regression or a segmentation is judged by the metrics of torchmetrics that the user gives: for
 each client on its own samples, as the mean over clients, for the worst tenth of the clients, and
@@ -121,7 +121,7 @@ def check_config(config: Config, federation: Federation) -> None:
     evaluation, name = config.evaluation, federation.dataset.name
     if not evaluation.metrics:
         raise ConfigError(
-            f"`evaluation.metrics` is missing: `{name}` has targets that are no classes, so there"
+            f"`evaluation.metrics` is missing: `{name}` has targets that are not classes, so there"
             f" is no accuracy. Give metrics of torchmetrics: {EXAMPLE}."
         )
     wrong = {

@@ -191,7 +191,7 @@ class TrainedModel:
         net: The net in eval mode, on the CPU: normalized inputs [B, ...] to scores [B, C].
         inputs: The module that normalizes raw samples for `net`.
         normalization: The same normalization as numbers.
-        classes: Names of the C classes; empty for targets that are no classes.
+        classes: Names of the C classes; empty for targets that are not classes.
         columns: Names of the columns of the table; empty for images.
         words: Words of each column of the table; empty tuples for columns of numbers.
         largest: Largest value of uint8 images; None for other data.

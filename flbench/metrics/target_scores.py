@@ -1,4 +1,4 @@
-"""Metrics of models whose targets are no classes: those of torchmetrics that the user gives."""
+"""Metrics of models whose targets are not classes: those of torchmetrics that the user gives."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -127,7 +127,7 @@ def torchmetric(metric: OwnMetric) -> Metric:
     if not isinstance(metric.function, Metric):
         raise ConfigError(
             f"`evaluation.metrics.{metric.name}` must be a metric of torchmetrics, such as"
-            " torchmetrics.MeanAbsoluteError(), because the targets of the data are no classes;"
+            " torchmetrics.MeanAbsoluteError(), because the targets of the data are not classes;"
             f" got {type(metric.function).__name__}."
         )
     return metric.function

@@ -164,7 +164,7 @@ def build(config: ModelConfig, shape: tuple[int, ...], classes: int | None, seed
     Args:
         config: Name and options of the net.
         shape: Shape of one sample: `(channels, height, width)` or `(features,)`.
-        classes: Number of classes C; None for targets that are no classes, for which only a
+        classes: Number of classes C; None for targets that are not classes, for which only a
             LightningModule can be trained.
         seed: Seed of the run.
 

@@ -60,7 +60,7 @@ class LightningNet(nn.Module):
     def forward(self, x: Tensor) -> Outputs:
         """Return what the module's `forward` returns for inputs [B, ...], as logits.
 
-        For targets that are no classes it may have any shape [B, ...]. The features have the shape
+        For targets that are not classes it may have any shape [B, ...]. The features have the shape
         [B, 0]: a LightningModule does not tell which they are.
         """
         logits = self.module(x)
@@ -78,7 +78,7 @@ def make(
             `classes` or `num_classes` get the shape of a sample and the number of classes.
         config: Section `model`.
         shape: Shape of one sample.
-        classes: Number of classes C; None for targets that are no classes.
+        classes: Number of classes C; None for targets that are not classes.
         what: The key and its value, for messages.
 
     Raises:
@@ -182,7 +182,7 @@ def check_output(net: LightningNet, shape: tuple[int, ...], classes: int | None,
     Args:
         net: The net, in eval mode.
         shape: Shape of one sample.
-        classes: Number of classes C; None for targets that are no classes.
+        classes: Number of classes C; None for targets that are not classes.
         what: The key and its value, for messages.
     """
     x = torch.linspace(-1.0, 1.0, 2 * torch.Size(shape).numel()).reshape(2, *shape)

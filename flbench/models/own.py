@@ -44,7 +44,7 @@ def make(config: OwnModelConfig, shape: tuple[int, ...], classes: int | None) ->
     Args:
         config: Section `model`.
         shape: Shape of one sample.
-        classes: Number of classes C; None for targets that are no classes.
+        classes: Number of classes C; None for targets that are not classes.
 
     Raises:
         ConfigError: There is no such net, or it cannot be used; the message says why.
@@ -109,7 +109,7 @@ def needs_classes(name: str) -> ConfigError:
     """
     return ConfigError(
         f"`model.name={name}` is trained and judged as a classifier, and the targets of the data"
-        " are no classes. Train a LightningModule by its own step: fl.federate(module, data,"
+        " are not classes. Train a LightningModule by its own step: fl.federate(module, data,"
         " metrics={'mae': torchmetrics.MeanAbsoluteError()}). If they are classes, give one whole"
         " number for each sample (one-hot labels: y.argmax(1))."
     )

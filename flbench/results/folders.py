@@ -44,7 +44,7 @@ def below(path: Path) -> list[Path]:
             names.clear()
         elif visited - len(found) >= MOST_OTHERS:
             raise UserError(
-                f"{path} has more than {MOST_OTHERS:,} folders below it that are no runs. Name a"
+                f"{path} has more than {MOST_OTHERS:,} folders below it that are not runs. Name a"
                 " folder nearer to the runs."
             )
         names[:] = sorted(name for name in names if not name.startswith("."))

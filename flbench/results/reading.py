@@ -54,7 +54,7 @@ class Run:
             computed from metrics.csv.
         rows: Rows of metrics.csv.
         classes: Rows of per_class.csv by column; empty for an unfinished run, and for one whose
-            targets are no classes.
+            targets are not classes.
         finished: Whether the folder has a summary.json.
         clients: Rows of clients.csv by column, if the clients have names; otherwise empty.
         train_counts: Training samples [C] by class over all clients of an unfinished run, from

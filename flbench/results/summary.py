@@ -102,7 +102,7 @@ def best_round(rows: list[Row], by: BestConfig = BY_ACCURACY) -> int | None:
     Args:
         rows: Rows of metrics.csv.
         by: Section `evaluation.best`: the metric that takes the place of the accuracy where there
-            are no classes.
+            are not classes.
 
     Returns:
         The number of the round; None if there is no such validation metric.
@@ -178,7 +178,7 @@ def metrics_at(rows: list[Row], number: int, by: BestConfig = BY_ACCURACY) -> Su
         rows: Rows of metrics.csv.
         number: Number of the round.
         by: Section `evaluation.best`: the metric that takes the place of the accuracy where there
-            are no classes.
+            are not classes.
 
     Returns:
         `{"round": ..., "validation": {...}, "test": {...}}`. Metrics of the protocol `personal` are

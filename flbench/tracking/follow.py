@@ -72,7 +72,7 @@ def kind_of(folder: Path) -> FolderMirror:
     """Return the class that mirrors a folder.
 
     Raises:
-        UserError: The path is no folder of a run, a study or a comparison.
+        UserError: The path is not a folder of a run, a study or a comparison.
     """
     if not folder.exists():
         raise UserError(f"{folder} does not exist.")
@@ -88,7 +88,7 @@ def kind_of(folder: Path) -> FolderMirror:
     if (folder / "config.yaml").is_file():
         return CellMirror if is_cell(folder) else RunMirror
     raise UserError(
-        f"{folder} is no folder of a run, a study or a comparison: it has no config.yaml, no"
+        f"{folder} is not a folder of a run, a study or a comparison: it has no config.yaml, no"
         " study.json and no comparison.json."
     )
 

@@ -165,7 +165,7 @@ def test_draws_depend_on_round_and_client_and_on_nothing_else():
 
 
 def test_epsilon_falls_with_every_participation():
-    """After six of them 0.3 - 6 x 0.05 is no chance at all, before it is one in three."""
+    """The probability is 0.3 before the first participation, and 0.3 - 6 x 0.05 = 0 after six."""
     built = build(*KEYS, "partition.clients=20", "algorithm.models=1")
     likes = torch.arange(20.0).repeat(20, 1).tolist()
     greedy = [19] * 19 + [18]

@@ -156,13 +156,13 @@ def test_hugging_face():
 @pytest.mark.parametrize(
     ("make", "sentence"),
     [
-        (lambda: fl.Data(X), "are no data with labels|is no pair"),
+        (lambda: fl.Data(X), "are not data with labels|is not a pair"),
         (lambda: fl.Data(X, Y[:5]), "300 `train_images` but 5 `train_labels`"),
         (lambda: fl.Data({"images": X}), "has the key 'images'"),
         (lambda: fl.Data(Pairs([(X[0], 0), (X[0, :4], 1)])), r"item 1 has the shape \[4, 8\]"),
-        (lambda: fl.Data(Pairs([X[0], X[1]])), "item 0 is no pair"),
+        (lambda: fl.Data(Pairs([X[0], X[1]])), "item 0 is not a pair"),
         (lambda: fl.Data(Pairs([(X[0], 0), (X[1], [0, 1])])), "the label of item 1 has the shape"),
-        (lambda: fl.Data(Stream()), "are no data with labels"),
+        (lambda: fl.Data(Stream()), "are not data with labels"),
         (lambda: fl.Data(X, Y, layout="nchw"), "`layout` must be one of"),
         (lambda: fl.Data(X, Y, label="a"), "`label` cannot be used with arrays"),
         (lambda: fl.Data(X[:2], ["a", "c"], classes=["a", "b"]), "'c' is not one of `classes`"),

@@ -125,7 +125,7 @@ def test_import_path_works_on_the_command_line(tmp_path, capsys):
         ({"bad": lambda confusion: confusion[11, 0]}, "raised IndexError"),
         ({"text": lambda confusion: "high"}, "must return a finite number"),
         ({"auc": MulticlassAUROC(num_classes=10)}, "metrics that need scores cannot"),
-        ({"word": "kappa"}, r"`evaluation\.metrics\.word`: `kappa` is no import path"),
+        ({"word": "kappa"}, r"`evaluation\.metrics\.word`: `kappa` is not an import path"),
     ],
 )
 def test_what_is_no_metric_is_refused_before_a_run(tmp_path, metrics, words):

@@ -1,4 +1,4 @@
-"""`fl.federate` for targets that are no classes: regression and segmentation, by own metrics."""
+"""`fl.federate` for targets that are not classes: regression and segmentation, by own metrics."""
 
 import warnings
 
@@ -430,7 +430,7 @@ def test_what_cannot_be_had_is_refused(tmp_path, keys, error, sentence):
 
 def test_other_nets_and_studies_and_comparisons_are_refused(tmp_path):
     keys = {"data": fl.Data(X, Y), "partition": FOUR, "output": {"dir": tmp_path}}
-    with pytest.raises(fl.ConfigError, match="the targets of the data are no classes"):
+    with pytest.raises(fl.ConfigError, match="the targets of the data are not classes"):
         fl.run("fedavg", progress=False, **keys)
     model = {"name": "tests.api.test_targets:Line", "lightning": True}
     metrics = {"metrics": {"mae": MeanAbsoluteError}}

@@ -47,7 +47,7 @@ class Forked:
 @pytest.mark.usefixtures("_one_core")
 @pytest.mark.parametrize("other", ["sequential", pytest.param("ray", marks=pytest.mark.full)])
 def test_bench_writes_figures_and_a_page(capsys, tmp_path, other, monkeypatch):
-    if other != "ray":  # Ray needs a process that is no fork
+    if other != "ray":  # Ray needs a process that was not forked
         monkeypatch.setattr(measure, "subprocess", Forked(tmp_path))
     keys = (*SMALL, "--engines", f"auto,{other}", "--repeats", "2", "--rounds", "1")
 

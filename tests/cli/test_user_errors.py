@@ -200,7 +200,7 @@ def files(folder: Path) -> dict[str, Prepared]:
             "takes images",
         ),
         "output that is a file": (["--out", str(text(folder / "out", ""))], "output.dir"),
-        "resume of what is no run": (["--resume", str(folder)], "not a run folder"),
+        "resume of a folder that is not a run": (["--resume", str(folder)], "not a run folder"),
     }
 
 

@@ -92,7 +92,7 @@ def test_two_methods_on_top():
         "Of pfedsim and hfcd, hfcd sends the fewest bytes: 10 B in a run, 1/70 of the bytes of"
         " pfedsim."
     )
-    # hfcd is not better than ft: the two are no group that is better than the others.
+    # hfcd is not better than ft: the two do not form a group that is better than the others.
     first, _ = say(rows, verdicts | {("hfcd", "ft"): SAME})
     assert "are better" not in first
     assert "pfedsim has the largest" in first
@@ -113,8 +113,8 @@ def test_few_repetitions_support_no_claim(n):
     first, second = say({"a": (0.9, 10), "fedavg": (0.8, 20)}, {("a", "fedavg"): NONE}, n=n)
 
     assert first == (
-        "On digits with 50 clients, a has the largest test accuracy, 0.900; with fewer than 3"
-        " repetitions that is no claim that it is better."
+        "On digits with 50 clients, a has the largest test accuracy, 0.900; fewer than 3"
+        " repetitions support no claim that it is better."
     )
     assert second == "a sends 10 B in a run, 1/2 of the bytes of fedavg."
 

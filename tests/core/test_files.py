@@ -1,4 +1,4 @@
-"""Files that are no files, and texts that no file can hold."""
+"""Paths that are not regular files, and texts that cannot be stored in a file."""
 
 import fcntl
 import os

@@ -623,14 +623,14 @@ def name(rng: Random, folder: Path, originals: Originals) -> Call:
         ["run", f"--{word}", word],
         ["show", *[word] * 50],
     ]
-    if word.startswith(("/", "../")):  # the whole file system is no data set
+    if word.startswith(("/", "../")):  # the whole file system is not a data set
         commands = [command for command in commands if command[0] != "data"]
     command = rng.choice(commands)
     return Call(shown(" ".join(command)), command, folder)
 
 
 def special_path(rng: Random, folder: Path, originals: Originals) -> Call:
-    """A path that is no regular file."""
+    """A path that is not a regular file."""
     file = folder / rng.choice(["x", "x.npz", "x.zip", "x.yaml"])
     kind = special_file(rng, file)
     path = str(file)
@@ -747,7 +747,7 @@ def damaged_file(rng: Random, file: Path) -> str:
 
 
 def special_file(rng: Random, file: Path) -> str:
-    """Replace a file by something that is no regular file; return what it is."""
+    """Replace a file by something that is not a regular file; return what it is."""
     kind = rng.choice(
         ["pipe", "pipe", "zero", "random", "null", "socket", "folder", "loop", "link"]
     )

@@ -17,5 +17,5 @@ def test_search_of_a_folder_with_too_many_others_is_refused_soon(tmp_path, monke
     assert len(folders.find([tmp_path])) == 40  # and 20 others
 
     (tmp_path / "other" / "one more").mkdir()
-    with pytest.raises(UserError, match="more than 20 folders below it that are no runs"):
+    with pytest.raises(UserError, match="more than 20 folders below it that are not runs"):
         folders.find([tmp_path])

@@ -29,7 +29,7 @@ def print_partition(federation: Federation) -> None:
     """
     notes(federation.notes)
     has_classes = federation.dataset.targets is None
-    what = f"{federation.classes} classes" if has_classes else "targets that are no classes"
+    what = f"{federation.classes} classes" if has_classes else "targets that are not classes"
     line(
         f"{federation.dataset.name}: {federation.clients} clients, {what},"
         f" partition {federation.partition.hash()[:12]}"
