@@ -86,7 +86,9 @@ def test_keys_in_the_text_exist(page):
     """Words such as `train.rounds` or `train.rounds=100` are keys of the configuration."""
     sections = "|".join(Config.model_fields)
     for path in re.findall(rf"`((?:{sections})(?:\.[a-z_0-9]+)+)(?:=[^`]*)?`", page.read_text()):
-        if path.endswith((".py", ".md", ".csv", ".yaml", ".npz")) or path.startswith("algorithm."):
+        if path.endswith((".py", ".md", ".csv", ".yaml", ".npz", ".json")) or path.startswith(
+            "algorithm."
+        ):
             continue
         section, *keys = path.split(".")
         if section == "model":
