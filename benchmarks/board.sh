@@ -15,8 +15,8 @@ cd "$data" # the configurations name files of this folder
 jobs=${JOBS:-2}
 settings=("$@")
 if [ ${#settings[@]} -eq 0 ]; then
-  settings=(digits-dir01 heart usps-dir01 fashion-dir01 emnist-dir01 cifar100-dir01 digits-dir05
-    digits-path usps-dir05 fashion-dir05 emnist-dir05 cifar100-dir05)
+  settings=(heart digits-dir01 fashion-dir01 usps-dir01 digits-path cifar100-dir01 emnist-dir01
+    digits-dir05 fashion-dir05 usps-dir05 cifar100-dir05 emnist-dir05)
 fi
 
 many=local,fedavg,ft,fedprox,scaffold,fedper,fedrep,ditto,pfedsim,fedala,fedproto,fedpc,fedcpmd
@@ -41,14 +41,15 @@ step() {
 
 for setting in "${settings[@]}"; do
   case $setting in
-    heart) methods=$all ;;                     # its net has neither BatchNorm layers nor convolutions
-    digits* | usps*) methods=$all,fedbn,fedap ;;
+    heart) methods=${all/,slapfl/} ;; # its net has neither BatchNorm layers nor convolutions
+    digits-dir01 | usps-dir01) methods=$all,fedbn,fedap ;;
     *) methods=$many ;;
   esac
-  [ "$setting" = heart ] && methods=${methods/,slapfl/}
   common=(--algo "$methods" --config "$here/configs/board/$setting.yaml" data.root=. tracking.mlflow=false)
   # The search has a partition of its own, so that it is not a repetition of the comparison.
   step "$out/$setting/study" tune "${common[@]}" --trials 8 --seeds 0 --concurrent "$jobs" partition.seed=100
   step "$out/$setting/default" compare "${common[@]}" --seeds 5 --jobs "$jobs"
-  step "$out/$setting/tuned" compare "${common[@]}" --seeds 5 --jobs "$jobs" --tuned "$(echo "$out/$setting/study"/*/)"
+  # Runs of methods whose search kept the default parameters are used again.
+  step "$out/$setting/tuned" compare "${common[@]}" --seeds 5 --jobs "$jobs" \
+    --tuned "$(echo "$out/$setting/study"/*/)" --reuse "$out/$setting/default"
 done

@@ -72,7 +72,17 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
             entry["Methods"] = methods
         if "API" in entry:
             entry["API"] = packages
+        if "Results" in entry:
+            board = next(each["Board"] for each in entry["Results"] if "Board" in each)
+            board += board_pages()
     return config
+
+
+def board_pages() -> list[dict[str, str]]:
+    """Return the entries of the navigation for the pages that `benchmarks/board_pages.py` wrote."""
+    settings = sorted(page.stem for page in (DOCS / "board").glob("*.md"))
+    names = {name: "Over all settings" if name == "summary" else name for name in settings}
+    return [{shown: f"board/{name}.md"} for name, shown in names.items()]
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:

@@ -120,7 +120,11 @@ def test_source_files_in_the_text_exist(page):
         "test_NAME.py",
         "NAME.py",
     }
-    files = [path for name in ("flbench", "tests", "docs") for path in (ROOT / name).rglob("*.py")]
+    files = [
+        path
+        for name in ("flbench", "tests", "docs", "benchmarks")
+        for path in (ROOT / name).rglob("*.py")
+    ]
     known = [f"/{path.relative_to(ROOT).as_posix()}" for path in files]
     for mention in re.findall(r"`([\w/]+\.py)`", page.read_text("utf-8")):
         if Path(mention).name not in invented:
@@ -139,7 +143,8 @@ def test_every_page_is_in_the_navigation():
     navigation = (ROOT / "mkdocs.yml").read_text("utf-8")
 
     for page in PAGES:
-        assert page.relative_to(DOCS).as_posix() in navigation
+        if page.parent.name != "board":  # these are added when the site is built
+            assert page.relative_to(DOCS).as_posix() in navigation
 
 
 def test_each_method_has_a_page_with_all_its_keys(generated):

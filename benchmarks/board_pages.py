@@ -1,0 +1,325 @@
+"""Writes the board's pages from the raw results: one per archive, and one over all of them.
+
+usage: python benchmarks/board_pages.py [FOLDER] (default: docs/board)
+
+Each FOLDER/SETTING.tar.xz gets a page FOLDER/SETTING.md, and FOLDER/summary.md has what holds over
+the settings. All figures come from `flbench.report`; nothing is trained.
+"""
+
+import sys
+from collections.abc import Iterable, Sequence
+from math import isnan
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pandas as pd
+from scipy.stats import friedmanchisquare, studentized_range
+from statsmodels.stats.multitest import multipletests
+
+import flbench as fl
+
+REFERENCES: Final = ("local", "ft")
+"""What a method of personalized federated learning has to beat: no federation at all, and the
+global model that each client fine-tunes."""
+TUNED: Final = " tuned"
+LEVEL: Final = 0.05
+CONFIGS: Final = Path(__file__).resolve().parents[1] / "configs" / "board"
+
+
+class Setting:
+    """The results of one setting.
+
+    Args:
+        archive: The runs, as `flbench pack` wrote them.
+    """
+
+    def __init__(self, archive: Path) -> None:
+        self.name = archive.name.removesuffix(".tar.xz")
+        self.archive = archive
+        found = {"accuracy": fl.report(archive)}
+        self.has_rare = bool(found["accuracy"].leaderboard["rare_recall"].notna().any())
+        for metric in (
+            ("rare_recall", "worst10_accuracy") if self.has_rare else ("worst10_accuracy",)
+        ):
+            found[metric] = fl.report(archive, metric=metric)
+        self.boards = {
+            metric: report.leaderboard.set_index("method") for metric, report in found.items()
+        }
+        self.pairs = {metric: report.pairs for metric, report in found.items()}
+        self.runs = len(found["accuracy"].runs)
+        self.repetitions = int(self.boards["accuracy"]["n"].max())
+        names = [name for name in self.boards["accuracy"].index if not name.endswith(TUNED)]
+        self.methods = [name for name in names if f"{name}{TUNED}" in self.boards["accuracy"].index]
+
+    @property
+    def title(self) -> str:
+        """The comment at the beginning of the configuration, without its first word."""
+        lines = (CONFIGS / f"{self.name}.yaml").read_text().splitlines()
+        comment = " ".join(line.removeprefix("#").strip() for line in lines if line[:1] == "#")
+        return comment.removeprefix("Board, ").rstrip(".")
+
+    def pair(self, metric: str, first: str, second: str) -> "Gap":
+        """Return the difference between two methods, first minus second."""
+        rows = self.pairs[metric]
+        for one, other, sign in ((first, second, 1), (second, first, -1)):
+            row = rows[(rows["first"] == one) & (rows["second"] == other)]
+            if len(row):
+                return Gap(row.iloc[0], sign)
+        raise KeyError((first, second))
+
+    def against(self, reference: str, suffix: str, metric: str = "accuracy") -> dict[str, "Gap"]:
+        """Return how each method differs from a reference, with p-values corrected by Holm.
+
+        All methods and references are one family, because one asks of each whether it is better
+        than either of them; pairs of other methods are not asked for, so they do not count.
+        """
+        asked = [
+            (method, other)
+            for other in REFERENCES
+            for method in self.methods
+            if method not in REFERENCES
+        ]
+        gaps = [self.pair(metric, method + suffix, other + suffix) for method, other in asked]
+        for gap, p in zip(gaps, holm([gap.p for gap in gaps]), strict=True):
+            gap.p_holm = p
+        return {
+            method: gap
+            for (method, other), gap in zip(asked, gaps, strict=True)
+            if other == reference
+        }
+
+    def tuning(self) -> dict[str, "Gap"]:
+        """Return what tuning changes for each method, corrected by Holm for the methods."""
+        gaps = {name: self.pair("accuracy", name + TUNED, name) for name in self.methods}
+        for gap, p in zip(gaps.values(), holm([gap.p for gap in gaps.values()]), strict=True):
+            gap.p_holm = p
+        return gaps
+
+
+class Gap:
+    """A difference of two methods over the repetitions.
+
+    Args:
+        row: Row of `Comparison.pairs`.
+        sign: 1, or -1 for second minus first.
+    """
+
+    def __init__(self, row: "pd.Series[Any]", sign: int) -> None:
+        ends = sorted([sign * row["low"], sign * row["high"]])
+        self.mean, self.low, self.high = sign * row["difference"], *ends
+        # The p-value of the corrected resampled t-test, which the interval belongs to.
+        self.p = float(row["p"] if isnan(row["corrected"]) else row["corrected"])
+        self.p_holm = float("nan")
+
+    @property
+    def verdict(self) -> str:
+        """`better`, `worse` or an empty text if the difference is not significant."""
+        if not self.p_holm < LEVEL:
+            return ""
+        return "better" if self.mean > 0 else "worse"
+
+    def __str__(self) -> str:
+        """The difference in points, with its interval."""
+        if isnan(self.low):
+            return f"{100 * self.mean:+.1f}"
+        return f"{100 * self.mean:+.1f} [{100 * self.low:+.1f},&nbsp;{100 * self.high:+.1f}]"
+
+
+def holm(p: Sequence[float]) -> list[float]:
+    """Return p-values corrected by Holm's method; NaN stays NaN and does not count."""
+    values = np.asarray(p, dtype=np.float64)
+    known = ~np.isnan(values)
+    if known.any():
+        values[known] = multipletests(values[known], method="holm")[1]
+    return values.tolist()
+
+
+def percent(value: float) -> str:
+    """Return a share in %; nothing for a missing one."""
+    return "" if isnan(value) else f"{100 * value:.1f}"
+
+
+def estimate(row: "pd.Series[Any]") -> str:
+    """Return a mean in % with its interval."""
+    if isnan(row["low"]):
+        return percent(row["mean"])
+    return f"{percent(row['mean'])} [{percent(row['low'])},&nbsp;{percent(row['high'])}]"
+
+
+def megabytes(value: float) -> str:
+    """Return bytes in MB."""
+    return "0" if value == 0 else f"{value / 1e6:,.1f}"
+
+
+def names(found: Iterable[str]) -> str:
+    """Return names of methods as a list in Markdown."""
+    return ", ".join(f"`{name}`" for name in found) or "none"
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """Return the lines of a table in Markdown."""
+    lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
+    return [*lines, *(f"| {' | '.join(row)} |" for row in rows)]
+
+
+def page(setting: Setting) -> str:
+    """Return the page of a setting."""
+    board, worst = setting.boards["accuracy"], setting.boards["worst10_accuracy"]
+    rare = setting.boards.get("rare_recall")
+    tuning = setting.tuning()
+    against = {
+        suffix: {name: setting.against(name, suffix) for name in REFERENCES}
+        for suffix in ("", TUNED)
+    }
+    order = sorted(setting.methods, key=lambda name: -board.loc[name + TUNED, "mean"])
+    rare_head = ["rare-class recall, tuned"] if rare is not None else []
+    head = ["method", "accuracy, tuned", "accuracy, default", "tuned minus default"]
+    head += [*rare_head, "worst tenth, tuned", "MB, tuned", "seconds, tuned"]
+    rows = []
+    for name in order:
+        tuned = name + TUNED
+        cells = [f"`{name}`", estimate(board.loc[tuned]), estimate(board.loc[name])]
+        change = str(tuning[name]) if tuning[name].mean else "0"
+        cells.append(f"**{change}**" if tuning[name].verdict else change)
+        cells += [estimate(rare.loc[tuned])] if rare is not None else []
+        cells += [estimate(worst.loc[tuned]), megabytes(board.loc[tuned, "bytes"])]
+        rows.append([*cells, f"{board.loc[tuned, 'seconds']:.0f}"])
+    lines = [
+        f"# The board: {setting.name}",
+        "",
+        f"{setting.title}.",
+        "",
+        f"Written by `benchmarks/board_pages.py` from the results of {setting.runs} runs in"
+        f" `docs/board/{setting.archive.name}`;",
+        f"the configuration is `configs/board/{setting.name}.yaml`. {len(setting.methods)} methods,"
+        " each with its default",
+        "hyper-parameters and with those that a search found (eight trials per method, scored on"
+        " validation parts of another",
+        f"partition), {setting.repetitions} repetitions that differ in partition and seed. In %:"
+        " means over the repetitions with 95 % intervals;",
+        "test samples of all clients, at the best round by validation. Differences in bold are"
+        " significant (corrected",
+        "resampled t-test, Holm's correction for all methods).",
+        "",
+        *table(head, rows),
+        "",
+        "## Better than clients that train alone, and than fine-tuning?",
+        "",
+        "Differences in accuracy, in points. The p-values are corrected by Holm's method for all"
+        " methods and both references.",
+        "",
+    ]
+    head = ["method"]
+    head += [f"minus `{other}`, {kind}" for kind in ("tuned", "default") for other in REFERENCES]
+    rows = []
+    for name in (each for each in order if each not in REFERENCES):
+        gaps = [against[suffix][other][name] for suffix in (TUNED, "") for other in REFERENCES]
+        rows.append([f"`{name}`", *(f"**{gap}**" if gap.verdict else str(gap) for gap in gaps)])
+    lines += [*table(head, rows), ""]
+    for suffix, kind in ((TUNED, "Tuned"), ("", "With default parameters")):
+        for other in REFERENCES:
+            gaps = against[suffix][other]
+            better = [name for name in order if name in gaps and gaps[name].verdict == "better"]
+            worse = [name for name in order if name in gaps and gaps[name].verdict == "worse"]
+            lines.append(
+                f"- {kind}, better than `{other}`: {names(better)}. Worse: {names(worse)}."
+            )
+    return "\n".join([*lines, ""])
+
+
+def summary(settings: Sequence[Setting]) -> str:
+    """Return the page over all settings."""
+    lines = [
+        "# What holds over the settings",
+        "",
+        "Written by `benchmarks/board_pages.py`. Better and worse: significantly, after Holm's"
+        " correction for all methods and",
+        "both references of the setting. Accuracies in %, of tuned methods.",
+        "",
+    ]
+    head = ["setting", "best mean", "`local`", "`ft`", "`fedavg`", "better than `local`"]
+    head += ["better than `ft`", "tuning helps"]
+    rows = []
+    for setting in settings:
+        board = setting.boards["accuracy"]
+        tuned = [name + TUNED for name in setting.methods]
+        best = board.loc[tuned]["mean"].idxmax()
+        cells = [f"[{setting.name}]({setting.name}.md)"]
+        cells.append(f"`{best.removesuffix(TUNED)}` {estimate(board.loc[best])}")
+        cells += [estimate(board.loc[name + TUNED]) for name in (*REFERENCES, "fedavg")]
+        for other in REFERENCES:
+            gaps = setting.against(other, TUNED)
+            better = sum(gap.verdict == "better" for gap in gaps.values())
+            cells.append(f"{better} of {len(gaps)}")
+        helped = [name for name, gap in setting.tuning().items() if gap.verdict == "better"]
+        rows.append([*cells, names(helped)])
+    lines += [*table(head, rows), ""]
+    if len(settings) > 1:
+        lines += ranks(settings)
+    return "\n".join([*lines, ""])
+
+
+def ranks(settings: Sequence[Setting]) -> list[str]:
+    """Return the lines about the ranks of the methods that all settings have."""
+    common = [
+        name
+        for name in settings[0].methods
+        if all(name in setting.methods for setting in settings[1:])
+    ]
+    means = pd.DataFrame(
+        {
+            setting.name: {
+                name: setting.boards["accuracy"].loc[name + TUNED, "mean"] for name in common
+            }
+            for setting in settings
+        }
+    )
+    ranked = means.rank(ascending=False)
+    average = ranked.mean(axis=1).sort_values()
+    k, n = len(common), len(settings)
+    p = friedmanchisquare(*means.to_numpy()).pvalue if n > 2 else float("nan")
+    # Nemenyi's critical difference (Demšar, JMLR 2006).
+    critical = (
+        studentized_range.ppf(1 - LEVEL, k, np.inf) / np.sqrt(2) * np.sqrt(k * (k + 1) / (6 * n))
+    )
+    lines = [
+        "## Ranks",
+        "",
+        f"Mean ranks of the {k} methods that all {n} settings have, by tuned mean accuracy (1 is"
+        " best).",
+        *([f"Friedman's test: p = {p:.2g}."] if n > 2 else []),
+        f"Two mean ranks differ significantly if they are {critical:.1f} or more apart (Nemenyi's"
+        " critical difference).",
+        "",
+    ]
+    head = ["method", "mean rank", *(setting.name for setting in settings)]
+    return [
+        *lines,
+        *table(
+            head,
+            (
+                [
+                    f"`{name}`",
+                    f"{average[name]:.1f}",
+                    *(f"{ranked.loc[name, column]:g}" for column in ranked),
+                ]
+                for name in average.index
+            ),
+        ),
+    ]
+
+
+def main() -> None:
+    """Write the pages of a folder."""
+    folder = Path(sys.argv[1] if len(sys.argv) > 1 else "docs/board")
+    settings = []
+    for archive in sorted(folder.glob("*.tar.xz")):
+        settings.append(Setting(archive))
+        (folder / f"{settings[-1].name}.md").write_text(page(settings[-1]))
+        print(f"{archive}: {settings[-1].runs} runs", file=sys.stderr)
+    (folder / "summary.md").write_text(summary(settings))
+
+
+if __name__ == "__main__":
+    main()
