@@ -224,7 +224,7 @@ def method_page(name: str, measured: dict[str, list[str]]) -> str:
     if paper["doi"]:
         lines += [f"DOI: {paper['doi']}."]
     lines += ["", "## What it does", "", prose(entry["about"]), ""]
-    lines += ["## What travels and what stays", "", "| direction | content |", "|---|---|"]
+    lines += ["## Communication", "", "| direction | content |", "|---|---|"]
     for key, label in (
         ("down", "server to client"),
         ("up", "client to server"),
@@ -234,7 +234,8 @@ def method_page(name: str, measured: dict[str, list[str]]) -> str:
     lines += [
         "",
         "`w` stands for all parameters and buffers, `C` for the number of classes and `D` for the"
-        " width of the features. Methods without a server exchange with neighbours instead.",
+        " width of the features. With methods without a server, clients exchange tensors with"
+        " their neighbours instead.",
         "",
         "## Keys",
         "",
