@@ -25,7 +25,7 @@ FOLDER = Path(__file__).resolve().parents[1] / "benchmarks" / "peers"
 
 @pytest.fixture(scope="module")
 def peers():
-    """Modules of the harness, which are scripts and no package."""
+    """Modules of the harness, which are scripts and not a package."""
     if not FOLDER.exists():
         pytest.skip("this is not a checkout: benchmarks/ is missing")
     with pytest.MonkeyPatch.context() as patch:
@@ -144,7 +144,7 @@ def measurement(label, repeat, seconds, setting, **other):
 
 def test_ratios_are_paired_within_a_repeat(peers):
     setting = peers["settings"].SETTINGS["a"]
-    # The machine becomes slower from repeat to repeat, for everybody.
+    # The machine becomes slower from repeat to repeat, for all platforms.
     times = {"bare": 10, "flbench sequential": 9, "fluke": 15, "pfl": 12}
     measured = [
         measurement(label, repeat, seconds * (1 + repeat), setting)

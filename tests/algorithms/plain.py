@@ -173,7 +173,7 @@ def deployed(*overrides: str, rounds: int = 2) -> str:
 
 
 def accuracies(run: Path, protocol: str, split: str = "test") -> list[str]:
-    """What metrics.csv says of a deployment, round by round; at least one figure."""
+    """The accuracies of a deployment in metrics.csv, by round; there is at least one."""
     rows = [line.split(",") for line in (run / "metrics.csv").read_text().splitlines()]
     found = [row[4] for row in rows if row[1:4] == [split, protocol, "accuracy"]]
     assert found, (split, protocol)

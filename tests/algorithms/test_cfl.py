@@ -1,4 +1,4 @@
-"""CFL: FedAvg while it does not split, right halves when it does, ids and never places."""
+"""CFL: FedAvg without splits, the correct halves of a split, and clients found by id."""
 
 from dataclasses import replace
 
@@ -77,7 +77,7 @@ def each(a, b, c, who=lambda i: i) -> dict[int, list[float]]:
 def two_splits(algorithm, state: State, who=lambda i: i) -> State:
     """A against B and C first; then B against C, while A agrees with itself."""
     for updates in (
-        ([0.01, 0, 0],) * 3,  # all alike
+        ([0.01, 0, 0],) * 3,  # all updates agree
         ([2.0, 0, 0], [0, 2.0, 1.9], [0, 1.9, 2.0]),
         ([0.5, 0.1, 0], [0, 1.0, -1], [0, -1.0, 1]),
     ):

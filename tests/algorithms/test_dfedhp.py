@@ -235,7 +235,7 @@ def test_where_everything_is_generated_the_mean_of_phi_and_z_is_evaluated_as_gm(
 @pytest.mark.one_of("policy")
 @pytest.mark.parametrize("policy", ["average", "local", "drop"])
 def test_batchnorm_statistics_stay_with_the_client(policy):
-    """With train.batchnorm=drop nobody keeps them."""
+    """With train.batchnorm=drop no client keeps them."""
     built = build(METHOD, LENET, f"train.batchnorm={policy}")
     keeps, sends = built.algorithm.split()
 

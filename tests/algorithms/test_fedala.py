@@ -234,7 +234,7 @@ def test_weights_stay_where_global_and_own_model_are_the_same():
     assert (state.clients["ala.head.weight"] == 1).all()
     assert not state.clients["settled"].any()
     expected = -(-int(built.federation.sizes[0]) // 32)
-    assert results.steps.tolist() == [expected]  # nothing was learnt in vain
+    assert results.steps.tolist() == [expected]  # the weights were not trained without need
 
 
 def test_losses_settle_when_the_last_ones_agree():

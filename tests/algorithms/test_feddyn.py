@@ -1,4 +1,4 @@
-"""FedDyn: where it ends, its duals, and the paper's formulas in a plain loop."""
+"""FedDyn: its fixed point, its duals, and the paper's formulas in a plain loop."""
 
 from copy import deepcopy
 

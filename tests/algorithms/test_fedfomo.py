@@ -1,4 +1,4 @@
-"""FedFomo: its mixture against a loop, which models it is sent, its two sample sets, and bytes."""
+"""FedFomo: its mixture against a loop, the models that are sent, two sample sets, and bytes."""
 
 from dataclasses import replace
 

@@ -128,7 +128,7 @@ def test_class_without_holder_and_one_that_cancels_stay(rho):
     assert torch.allclose(table[4], old[4] if rho else -old[4], rtol=0, atol=1e-6)
 
 
-def test_clients_without_a_step_have_no_say(built):
+def test_clients_without_a_step_do_not_count(built):
     """Their prototypes and their body have no weight in the server's means."""
     old = built.start().server["head.weight"]
     prototypes = torch.stack([old.roll(1, dims=0), old.roll(2, dims=0)])
@@ -211,7 +211,7 @@ def test_absent_client_keeps_its_last_model_or_the_first_one():
     deployments = built.algorithm.deploy(state, torch.arange(5))
 
     for name, value in models[0].items():
-        if name != "head.bias":  # it plays no part
+        if name != "head.bias":  # it does not participate
             assert torch.equal(value, last[name][0]), name
             assert torch.equal(models[3][name], first[name]), name
             assert not torch.equal(models[1][name], last[name][1]), name

@@ -225,7 +225,7 @@ def method(*overrides: str):
 def situation(algorithm, state: State, ids: list[int], seed: int = 0) -> tuple[State, Results]:
     """Return a server state after some rounds, and the results of a cohort.
 
-    Nobody holds class 9; class 8 has a prototype of an earlier round in group 0 only.
+    No client holds class 9; class 8 has a prototype of an earlier round in group 0 only.
     Group 3 has never had a participant, because client 5 has not participated.
     """
     g = torch.Generator().manual_seed(seed)

@@ -41,7 +41,7 @@ def sent() -> Message:
 
 
 def test_intra_group_means_are_means_over_clients_and_keep_what_no_client_sent():
-    """Group 1 has no client; nobody holds class 3."""
+    """Group 1 has no client; no client holds class 3."""
     weights = torch.tensor([[1.0, 0, 2, 0, 0], [0, 0, 0, 0, 0], [0, 3, 0, 0, 1]]).double()
     before, message = old(), sent()
     own, held = message.values["prototypes"], message.mask["prototypes"]

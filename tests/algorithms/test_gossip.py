@@ -1,4 +1,4 @@
-"""What all decentralised methods share, shown with DFedAvg, whose base does it all."""
+"""What all decentralized methods share, tested with DFedAvg."""
 
 import pytest
 import torch
@@ -228,7 +228,7 @@ def test_star_without_its_hub_leaves_every_client_alone():
 @pytest.mark.parametrize("method", ["dfedavg", "dfedalt", "dispfl"])
 @pytest.mark.slow
 def test_models_before_mixing_are_evaluated_with_after_training(method, plug, monkeypatch):
-    """What was trained, in the round or before; training and mixing do not change."""
+    """The models are those last trained; training and mixing are the same as without the key."""
     monkeypatch.setattr(gossip, "HypernetworkConfig", SmallChunks)
     keys = (f"algorithm={method}", f"algorithm.hypernetwork={plug}", "model.name=lenet5", DOUBLE)
     keys += ("train.participation=0.6", "algorithm.topology=complete", "partition.clients=4")

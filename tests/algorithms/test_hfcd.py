@@ -27,7 +27,7 @@ def method(*overrides: str):
 def uploads(seed: int = 0):
     """Prototypes and counts of six clients.
 
-    Class 4 has no holder, class 3 one, client 0 one class.
+    No client holds class 4, one client holds class 3, and client 0 holds one class.
     """
     g = torch.Generator().manual_seed(seed)
     counts = torch.randint(0, 9, (N, C), generator=g, dtype=torch.int32)

@@ -213,7 +213,7 @@ def expected_of(option: str):
 @pytest.mark.parametrize("engine", ["sequential", "vectorized"])
 @pytest.mark.parametrize("option", VARIANTS)
 def test_rounds_equal_loops_over_the_equations(option, engine):
-    """Four rounds with absent clients, several batches, and classes that nobody has sent yet."""
+    """Four rounds with absent clients, several batches, and classes that no client has sent yet."""
     keys = (f"algorithm.{option}", f"engine.name={engine}")
     state = platform("algorithm=hfcd", *keys, rounds=ROUNDS)
 

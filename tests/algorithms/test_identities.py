@@ -31,7 +31,7 @@ def test_fedprox_without_pull_is_fedavg(policy):
 @pytest.mark.one_of("policy")
 @pytest.mark.parametrize("policy", POLICIES)
 def test_hfcd_without_strength_is_local_only(policy):
-    """beta(0) = 0 makes round 0 cross entropy; lambda0 = 0 makes every round so."""
+    """The loss is cross entropy in round 0 if beta(0) = 0, and in all rounds if lambda0 = 0."""
     norm = f"train.batchnorm={policy}"
     local = digest(norm, "algorithm=local")
 

@@ -1,4 +1,4 @@
-"""IFCA: with one model FedAvg; a loop over all models; who chooses what, and what it costs."""
+"""IFCA: FedAvg with one model, a loop over all models, the choices of clients, and bytes."""
 
 import numpy as np
 import pytest
@@ -157,7 +157,7 @@ def test_clients_are_evaluated_with_the_model_that_they_would_choose_now():
 
 
 def test_two_kinds_of_clients_find_one_model_each(tmp_path):
-    """Clients 2 and 3 call the same images by other names."""
+    """Clients 2 and 3 have other labels for the same images."""
     groups = np.arange(120) // 4 % 4
     labels = np.where(groups < 2, np.arange(120) % 4, (np.arange(120) + 2) % 4)
     data = write_npz(tmp_path / "kinds.npz", train_groups=groups)

@@ -80,7 +80,7 @@ def test_rounds_after_the_warm_up_equal_a_loop_over_the_formulas(classes):
 
 
 def uploads(built, state, change) -> Results:
-    """What all clients bring where each has its own small change of the same net."""
+    """Uploads of all clients; each is the same net with a small change of its own."""
     names = built.algorithm.split()[1]
     rows = {name: value.clone() for name, value in state.clients.items() if name in names}
     for name, value in rows.items():
@@ -155,13 +155,13 @@ def test_first_contact_after_the_warm_up_brings_the_global_classifier_and_later_
     built = build(*KEYS, "train.optimizer.lr=0.1", f"engine.name={engine}")
     state = after(built, 3)
     state, _ = played(built, state, torch.tensor([0, 1]))
-    state.clients["head.weight"][2] = 5.0  # what it had before is of no matter
+    state.clients["head.weight"][2] = 5.0  # the previous value does not matter
     own = {name: state.clients[name].clone() for name in HEAD}
     still = build(*KEYS, "train.optimizer.lr=0", f"engine.name={engine}")
 
     _, results = played(still, state, torch.tensor([1, 2]))
 
-    begin = results.sent.values  # nothing was learnt: what they brought is what they began with
+    begin = results.sent.values  # learning rate 0: they send what they started from
     for name in HEAD:
         assert torch.equal(begin[name][0], own[name][1])
         assert torch.equal(begin[name][1], state.server[name])

@@ -1,4 +1,4 @@
-"""SCAFFOLD: where it ends, its variates, and the paper's formulas in a plain loop."""
+"""SCAFFOLD: its fixed point, its variates, and the paper's formulas in a plain loop."""
 
 import numpy as np
 import pytest
@@ -96,7 +96,7 @@ def test_rounds_equal_a_plain_loop(weights, rate, control):
 
 
 def test_variates_are_the_last_mean_gradients_and_theirs_is_the_servers():
-    """c is the mean of all c_i, those of absent clients included; who never came has zero."""
+    """c is the mean of all c_i, also of absent clients; c_i is 0 before the first participation."""
     built = build("algorithm=scaffold", EXACT, "train.optimizer.lr=0.1")
     names, state = built.algorithm.setting.net.parameters, built.start()
 

@@ -48,7 +48,7 @@ class ByStep(Lit):
     """Adam with a scheduler by step, and hooks."""
 
     def training_step(self, batch, batch_idx):
-        # All that a Trainer and an engine tell of the position enters the loss.
+        # The loss depends on all attributes that give the position in the training.
         place = 1 + batch_idx + 10 * self.current_epoch + 100 * self.global_step
         return {"loss": super().training_step(batch, batch_idx) * (1 + self.factor / place)}
 

@@ -128,7 +128,7 @@ def test_import_path_works_on_the_command_line(tmp_path, capsys):
         ({"word": "kappa"}, r"`evaluation\.metrics\.word`: `kappa` is not an import path"),
     ],
 )
-def test_what_is_no_metric_is_refused_before_a_run(tmp_path, metrics, words):
+def test_what_is_not_a_metric_is_refused_before_a_run(tmp_path, metrics, words):
     with pytest.raises(fl.ConfigError, match=words):
         short(tmp_path, metrics)
     assert not list(tmp_path.glob("*/*/metrics.csv"))

@@ -77,7 +77,7 @@ def test_positions_are_those_of_the_pool_and_labels_are_theirs():
         (3, "raised TypeError"),
     ],
 )
-def test_what_is_no_partition_is_refused(result, sentence):
+def test_what_is_not_a_partition_is_refused(result, sentence):
     with pytest.raises(fl.ConfigError, match=sentence):
         dealt(lambda y, clients, rng: result)
 

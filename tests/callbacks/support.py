@@ -1,4 +1,4 @@
-"""Runs with callbacks, and a crash that loses everything that is not on the disk."""
+"""Runs with callbacks, and a simulated crash, after which only files remain."""
 
 from flbench.callbacks import Callback
 from flbench.config.resolve import resolve
@@ -10,7 +10,7 @@ QUICK = ("algorithm=fedavg", "model=logistic", "output.checkpoint_every=2")
 
 
 class CrashError(BaseException):
-    """A crash. It is no `Exception`: the run is not saved, as after a kill of the process."""
+    """A simulated crash. It is not an `Exception`, so the run is not saved, as after a kill."""
 
 
 class CrashAfter(Callback):

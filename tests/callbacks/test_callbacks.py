@@ -335,7 +335,7 @@ def test_resume_without_a_callback_that_remembers_says_so(tmp_path):
         (print, "is not a subclass"),
     ],
 )
-def test_what_is_no_callback_is_refused_before_anything_is_written(tmp_path, wrong, message):
+def test_what_is_not_a_callback_is_refused_before_anything_is_written(tmp_path, wrong, message):
     with pytest.raises(ConfigError, match=message):
         run_with(tmp_path, [wrong])
     assert not list(tmp_path.iterdir())

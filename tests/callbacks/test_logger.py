@@ -210,7 +210,7 @@ def test_failing_logger_is_named(tmp_path):
 
 
 @pytest.mark.parametrize("wrong", ["logs", CSVLogger, 3])
-def test_what_is_no_logger_is_refused_before_anything_is_written(tmp_path, wrong):
+def test_what_is_not_a_logger_is_refused_before_anything_is_written(tmp_path, wrong):
     with pytest.raises(ConfigError, match=r"is not a logger.*CSVLogger"):
         lifecycle.run(*config(tmp_path), loggers=[wrong])
     assert not list(tmp_path.iterdir())

@@ -120,7 +120,7 @@ def test_time_left_leaves_out_the_first_round_and_what_was_done_before_a_resume(
 
     lines.on_run_start(at(50))
     clock[0] += 0.5
-    assert "left" not in evaluated(50)  # an evaluation that the interrupted run still owed
+    assert "left" not in evaluated(50)  # an evaluation that the interrupted run had not reached
     clock[0] += 10
     lines.on_round_end(at(51), {})  # the first round compiles and allocates
     clock[0] += 8
@@ -164,7 +164,7 @@ def test_repeated_algo_options_add_up(flbench):
     ],
     ids=" ".join,
 )
-def test_no_repeated_option_drops_the_first_one(flbench, arguments, message):
+def test_repeated_options_keep_their_first_values(flbench, arguments, message):
     code, _, error = flbench(*arguments)
 
     assert code == 2

@@ -66,7 +66,7 @@ def test_wrong_options_are_explained(flbench, finished_run, arguments, words):
     assert words in " ".join(err.split())
 
 
-def test_a_folder_that_is_no_run(flbench, tmp_path):
+def test_a_folder_that_is_not_a_run(flbench, tmp_path):
     code, _, err = flbench("export", tmp_path / "nothing", "--client", 1)
     assert code == 2
     assert "does not exist" in err

@@ -292,7 +292,3 @@ def test_output_folder_without_permission(capsys, tmp_path):
     tmp_path.chmod(0o500)
 
     assert "--out" in fails(["run", *SMALL, "--out", str(tmp_path / "x")], capsys)
-
-
-def test_there_are_more_than_sixty_of_these():
-    assert len(WRONG) + len(FILES) > 60

@@ -71,7 +71,7 @@ def test_one_run_of_each_method_varies_nothing(tmp_path):
     assert arranged(tmp_path / "hfcd-0").warnings == ()
 
 
-def test_partitions_that_differ_between_methods_are_no_repetitions(tmp_path):
+def test_partitions_that_differ_between_methods_are_not_repetitions(tmp_path):
     for method, digit in zip(TWO, "01", strict=True):
         run_folder(tmp_path / method, method, 0.5, partition_hash=digit * 64)
 

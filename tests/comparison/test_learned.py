@@ -186,6 +186,7 @@ def test_pictures_take_empty_and_constant_tables(hfcd, values):
 
     figure = figures.learned(analysis, "digits", LearnedTable("t", "", values, "client", "client"))
     figure.canvas.draw()
+    assert figure.axes
 
     point = LearnedPoints("p", "", torch.ones(1, 4), torch.tensor([3]), torch.tensor([True]))
     figures.learned(analysis, "digits", point).canvas.draw()

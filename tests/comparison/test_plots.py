@@ -49,7 +49,7 @@ def test_one_of_several_places_must_be_named(two):
     assert isinstance(two.plot.leaders("digits, alpha=1"), Figure)
 
 
-def test_pictures_that_there_are_not_are_refused_in_words(tmp_path):
+def test_pictures_that_do_not_exist_are_refused_with_the_reason(tmp_path):
     matrix(tmp_path, {"fedavg": [0.5]})
     found = fl.report(tmp_path)
 

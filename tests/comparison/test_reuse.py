@@ -76,7 +76,7 @@ def test_runs_that_exist_are_taken_with_all_of_their_files(trained, tmp_path, ca
     assert set(fl.load(path).cells["state"]) == {"finished"}
 
 
-def test_what_exists_is_named_in_plan_and_price(trained, tmp_path, capsys):
+def test_existing_runs_are_named_in_the_plan_and_its_cost(trained, tmp_path, capsys):
     words = ("local", "fedavg", "fedper", "--seeds", "3", "--reuse", str(trained.parent))
 
     assert compare(tmp_path / "out", *words, "--dry-run") == 0

@@ -1,4 +1,4 @@
-"""What of an address is written to files and printed."""
+"""The parts of an address that are written to files and printed."""
 
 import pytest
 

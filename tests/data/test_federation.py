@@ -75,7 +75,7 @@ def test_note_lists_the_first_columns_of_a_table():
 
 
 @pytest.mark.parametrize("normalize", ["standard", "unit"])
-def test_note_of_a_constant_column_gives_no_made_up_width(normalize):
+def test_note_of_a_constant_column_gives_no_deviation(normalize):
     x = np.stack([np.full(40, 5.0), np.arange(40)], axis=1)
     config = PartitionConfig(scheme="natural", min_samples=1)
 

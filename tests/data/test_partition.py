@@ -533,7 +533,7 @@ def test_negative_clients_and_parts_are_refused(tmp_path, column):
         '{"clients": 7, "labels": 1, "hash": 1, "notes": 5}',
     ],
 )
-def test_description_that_is_none_is_refused(tmp_path, text):
+def test_description_of_something_else_is_refused(tmp_path, text):
     data, _, file = saved(tmp_path)
     file.with_suffix(".json").write_text(text)
 

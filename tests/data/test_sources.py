@@ -282,7 +282,7 @@ def test_npz_of_images_without_pixels_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, 1e300])
-def test_npz_label_that_is_no_number_is_refused(tmp_path, value):
+def test_npz_label_that_is_not_a_number_is_refused(tmp_path, value):
     with pytest.raises(DataError, match=r"whole numbers|must lie in"):
         load(write_npz(tmp_path / "x.npz", n=40, train_labels=np.full(40, value)))
 
@@ -434,7 +434,7 @@ def test_note_says_that_images_of_a_validation_part_are_not_used(tmp_path, part)
     assert note in build(data, DataConfig(), PartitionConfig(clients=2, min_samples=1), 0).notes
 
 
-def test_all_images_used_is_worth_no_note(tmp_path):
+def test_without_unused_images_there_is_no_note(tmp_path):
     assert load(write_zip(tmp_path / "x.zip", images() | {"readme.md": b"x"})).notes == ()
 
 
@@ -899,7 +899,7 @@ def test_table_rule_reads_signs():
         assert (found["column"].strip(), found["sign"]) == (column, sign)
 
 
-def test_npz_entry_that_is_no_array_is_refused(tmp_path):
+def test_npz_entry_that_is_not_an_array_is_refused(tmp_path):
     path = write_npz(tmp_path / "x.npz")
     with zipfile.ZipFile(path, "a") as file:
         file.writestr("readme.txt", "hello")

@@ -139,7 +139,7 @@ def test_clients_are_dealt_by_size(engine):
     assert abs(loads[0] - loads[1]) <= int(engine._sizes.max())
 
 
-def test_empty_cohort_is_no_mistake(engine):
+def test_empty_cohort_is_accepted(engine):
     built = build(*KEYS, "algorithm.name=local")
     settings = rounds.settings_of(built.config, built.algorithm, built.start())
 

@@ -381,7 +381,7 @@ def reductions() -> tuple:
     return (("n", "sum"), ("low", "min"), ("labels", "rows"))
 
 
-def test_collector_reduces_over_all_rows_in_eval_mode(lenet):
+def test_statistic_reduces_over_all_rows_in_eval_mode(lenet):
     statistic = Statistic("found", Count(), reductions(), samples=Samples("test"))
     results = go(lenet, LocalProgram(()), observe=(statistic,))
     federation = lenet.federation
@@ -412,7 +412,7 @@ class UseIt:
         }
 
 
-def test_map_changes_leaves_from_what_collectors_found_and_the_server_sent(mlp):
+def test_transform_computes_leaves_from_statistics_and_what_the_server_sent(mlp):
     statistic = Statistic("found", Count(), reductions(), finish=Half())
     program = LocalProgram(
         (phase(epochs=1), statistic, Transform(UseIt())), frozenset({"made", "facts", "head.bias"})
@@ -436,7 +436,7 @@ class Swap:
         return {"a": leaves["b"], "b": leaves["a"]}
 
 
-def test_map_may_swap_two_leaves(mlp):
+def test_transform_may_swap_two_leaves(mlp):
     rows = {"a": torch.arange(5.0), "b": torch.arange(5.0) + 10}
 
     results = go(mlp, LocalProgram((Transform(Swap()),), frozenset({"a", "b"})), (2,), rows)

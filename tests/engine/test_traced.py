@@ -109,7 +109,7 @@ def test_a_kind_is_traced_when_its_steps_have_cost_as_much_as_a_trace(monkeypatc
 
 @pytest.mark.usefixtures("soon")
 def test_a_step_that_depends_on_more_than_its_inputs_is_not_trusted():
-    """It would be a mistake of ours; it costs time and no figure."""
+    """Such a step would be a mistake in flbench; it costs time, and results stay correct."""
     hidden = [0.0]
 
     def fickle(x: torch.Tensor) -> list[torch.Tensor]:
@@ -218,7 +218,7 @@ def test_a_batch_that_was_always_the_same_is_examined_in_each_step():
 
     def step(x, y):
         with torch._C.DisableTorchFunction(), torch.utils._python_dispatch._disable_current_modes():
-            label = y.item()  # nobody notices
+            label = y.item()  # without a message
         return [x * label]
 
     def steps(*labels):
@@ -251,7 +251,7 @@ def test_a_constant_that_changes_is_noticed():
 
 @pytest.mark.usefixtures("soon")
 def test_a_constant_that_is_made_in_each_step_has_no_trace():
-    """Nobody knows what it is made of."""
+    """The trace cannot tell from which values the constant was made."""
     traces = Traces()
 
     def step(x):
@@ -391,7 +391,7 @@ def test_a_view_of_another_input_is_not_left_out():
 
 
 def test_an_error_of_a_step_is_an_error_of_its_replay():
-    """A singular matrix; nobody reads what the operation that notices it returns."""
+    """A singular matrix; nothing reads the output of the operation that detects it."""
     trace = trace_of(lambda x: [torch.linalg.inv(x)], [torch.eye(2)])
 
     with pytest.raises(torch.linalg.LinAlgError):
@@ -420,7 +420,7 @@ def test_a_constant_without_a_reader_is_not_kept():
 
 @pytest.mark.parametrize("train", [True, False])
 def test_batchnorm_writes_to_its_statistics_in_a_replay(train):
-    """Its operation's schema says nothing of it, and here nobody reads the result."""
+    """The operation's schema does not declare the write, and nothing reads its result here."""
 
     def step(x, mean, var, count):
         if train:
@@ -446,7 +446,7 @@ CALLS = []
 
 @dataclass(frozen=True)
 class Sizes:
-    """Mean feature of a batch, and that it was asked."""
+    """Mean feature of a batch; it records its calls."""
 
     def __call__(self, context):
         CALLS.append(1)
@@ -454,7 +454,7 @@ class Sizes:
 
 
 @pytest.mark.usefixtures("soon")
-def test_collectors_are_replayed_client_after_client():
+def test_statistics_are_replayed_client_after_client():
     built = build("partition.clients=12", "partition.scheme=iid")
     program = LocalProgram((Statistic("found", Sizes()),))
     CALLS.clear()

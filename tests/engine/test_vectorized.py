@@ -133,7 +133,7 @@ class Memorise:
 
 @pytest.mark.parametrize("ids", [CLIENTS, (3,)])
 @pytest.mark.slow
-def test_training_changes_neither_the_start_nor_what_a_map_remembers(engines, ids):
+def test_training_changes_neither_the_start_nor_what_a_transform_remembers(engines, ids):
     """Also of kept rows, and where no client changes its place: nothing was copied on the way."""
     net = engines[0].engine._environment.start
     rows = {name: value.expand(5, *value.shape).clone() for name, value in net.items()}
@@ -238,7 +238,7 @@ class UseIt:
 
 
 @pytest.mark.slow
-def test_collectors_feed_maps_with_what_the_server_sent(engines):
+def test_statistics_feed_transforms_with_what_the_server_sent(engines):
     statistic = Statistic("found", Count(), REDUCE, finish=Half())
 
     def dispatch(ids):

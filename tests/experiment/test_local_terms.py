@@ -280,7 +280,7 @@ def test_arguments_reach_the_function_and_another_process(own):
         ("name: 'torch:relu'", "torch:relu` raised TypeError"),  # it has no signature
     ],
 )
-def test_a_function_that_is_no_term_is_refused_with_its_place(own, entry, sentence):
+def test_a_function_that_is_not_a_term_is_refused_with_its_place(own, entry, sentence):
     with pytest.raises(ConfigError) as refusal:
         build(f"train.terms=[focal, {{{entry}}}]")
 

@@ -1,4 +1,4 @@
-"""What provenance.json says of the process is what other tools say of it."""
+"""The values of provenance.json equal those of other tools."""
 
 import platform
 import subprocess

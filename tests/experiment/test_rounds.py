@@ -72,7 +72,7 @@ def test_kept_rows_are_stored_for_the_cohort_alone(built):
     assert over.costs["down_bytes"] == 0
 
 
-def test_program_without_a_phase_is_no_training(built):
+def test_program_without_a_phase_does_not_count_as_training(built):
     algorithm = made(built, Made)
 
     over = play(built, algorithm, start_of(algorithm))

@@ -251,7 +251,7 @@ def test_predictions_are_saved_sample_by_sample(tmp_path):
     assert all(int(line["true"]) == labels[int(line["sample"])] for line in lines)
 
 
-def test_target_accuracy_is_priced(tmp_path):
+def test_target_accuracy_has_the_cost_up_to_its_round(tmp_path):
     keys = ("algorithm=fedavg", "train.rounds=6", "evaluation.every=1", "train.optimizer.lr=0.1")
     keys = ("partition.samples=null", *keys)
     path, summary = run(tmp_path, *keys, "evaluation.target_accuracy=0.5")
@@ -653,14 +653,14 @@ def test_full_disk_is_one_message_and_damages_no_file(tmp_path, monkeypatch, whe
     assert summary_of(folder)["weights_digest"] == summary["weights_digest"]
 
 
-def test_output_folder_that_cannot_be_written_is_the_users_affair(tmp_path):
+def test_output_folder_that_cannot_be_written_is_an_error_of_the_user(tmp_path):
     (tmp_path / "file").touch()
 
     with pytest.raises(UserError, match=r"cannot be written .*another with `output\.dir`"):
         run(tmp_path / "file", "algorithm=fedavg")
 
 
-def test_checkpoint_is_no_pickle(tmp_path):
+def test_checkpoint_is_not_a_pickle(tmp_path):
     path, _ = run(tmp_path, "algorithm=fedavg")
     content = (path / "checkpoints" / "last.safetensors").read_bytes()
 

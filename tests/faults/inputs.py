@@ -563,7 +563,7 @@ def tables(rng: Random, folder: Path, _: Originals) -> Call:
 
 
 def name(rng: Random, folder: Path, originals: Originals) -> Call:
-    """A name or path that is none."""
+    """A string that is not a name or a path."""
     n = rng.choice([300, 5_000, 100_000])
     word = rng.choice(
         [

@@ -24,7 +24,7 @@ SECONDS = 20  # until a study has ended
 
 @pytest.fixture(scope="module")
 def straight(tmp_path_factory):
-    """What comes of a study that nothing interrupts."""
+    """The result of a study that is not interrupted."""
     return found(tune(tmp_path_factory.mktemp("straight"), "fedavg", *MORE))
 
 

@@ -1,5 +1,4 @@
-"""Every term against a loop over samples in float64, its edges, and its safety under vmap of"
-" grad."""
+"""Every term against a loop over samples in float64, its edges, and vmap of its gradient."""
 
 from math import exp, log, sqrt
 

@@ -289,7 +289,7 @@ def test_confusion_of_a_reference_run_is_read_back(tmp_path):
         "split,true,predicted,count\ntest,0,0,1\n",
     ],
 )
-def test_confusion_that_is_none_is_refused(tmp_path, text):
+def test_damaged_confusion_is_refused(tmp_path, text):
     (tmp_path / "confusion.csv").write_text(text)
 
     with pytest.raises(ConfigError, match="confusable"):

@@ -10,7 +10,7 @@ DEFAULT = {1: 0.81, 2: 0.84, 3: 0.79, 4: 0.86}
 TUNED = {1: 0.86, 2: 0.85, 3: 0.86, 4: 0.90}
 
 
-def test_spread_is_the_sample_deviation():
+def test_std_is_the_sample_deviation():
     values = [3.0, 4.5, 9.0]
 
     assert sample_std(values) == pytest.approx(np.std(values, ddof=1))
@@ -107,7 +107,7 @@ def test_two_seeds_support_no_claim():
 
 
 def test_equal_differences_support_no_claim():
-    """0.1 + 0.2 is not 0.3 in floating point: a spread of rounding errors proves nothing."""
+    """0.1 + 0.2 is not 0.3 in floating point: differences of rounding errors count as equal."""
     found = paired_difference({1: 0.1, 2: 0.3, 3: 0.7}, {1: 0.3, 2: 0.5, 3: 0.9})
 
     assert found.sample.sd < 1e-12

@@ -224,7 +224,7 @@ def test_facts_and_presets_are_installed_with_the_package():
 
 @pytest.fixture
 def facts():
-    """The tree of a small paper, to be spoilt."""
+    """The tree of a small paper, in which tests make errors."""
     return {
         "name": "P",
         "title": "t",

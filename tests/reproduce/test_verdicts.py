@@ -1,4 +1,4 @@
-"""What becomes of claims, and what is read of runs."""
+"""Verdicts on claims, and the values that are read from runs."""
 
 from dataclasses import replace
 
@@ -100,7 +100,7 @@ def test_best_of_others_is_what_a_row_lies_above_and_the_lowest_what_it_lies_bel
     assert decide(known, row="B", over="all", below=6).outcome == "held"
 
 
-def test_row_that_prints_a_dash_is_no_rival():
+def test_row_that_prints_a_dash_is_not_a_rival():
     verdict = decide(grid(Mine_=[80.0], C_=[70.0]), columns=("Y",), over="all", above=3)
 
     assert verdict.outcome == "held"

@@ -116,7 +116,7 @@ def test_finals_of_the_defaults_stand_for_the_tuned_where_the_defaults_won(tmp_p
     assert found.values("fedavg", "tuned", "accuracy") == {}
 
 
-def test_folder_that_is_no_study_is_refused(tmp_path):
+def test_folder_that_is_not_a_study_is_refused(tmp_path):
     with pytest.raises(UserError, match=r"no study\.json"):
         study_folder.read(tmp_path)
     with pytest.raises(UserError, match="does not exist"):

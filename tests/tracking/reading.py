@@ -1,4 +1,4 @@
-"""What MLflow has of a run."""
+"""Reads runs from MLflow."""
 
 from collections.abc import Sequence
 from pathlib import Path

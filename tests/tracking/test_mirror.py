@@ -1,4 +1,4 @@
-"""The mirror as a process of its own: servers that are away, runs that are killed."""
+"""The mirror as a process of its own: unreachable servers, and runs that are killed."""
 
 import json
 import shutil
@@ -275,7 +275,7 @@ def test_ui_explains_why_it_cannot_start(tmp_path, monkeypatch, capsys):
         (lambda path: path.mkdir(), "no folder of a run, a study or a comparison"),
     ],
 )
-def test_sync_refuses_what_is_no_run(tmp_path, capsys, make, said):
+def test_sync_refuses_what_is_not_a_run(tmp_path, capsys, make, said):
     make(tmp_path / "x")
 
     code = app.main(["sync", str(tmp_path / "x"), "--uri", f"sqlite:///{tmp_path}/y.db"])

@@ -30,7 +30,7 @@ def runs(tmp_path_factory):
 
 
 class Mirrored:
-    """A study that was sent, and how MLflow has it."""
+    """A study that was sent, and its runs in MLflow."""
 
     def __init__(self, store, path):
         self.store, self.path = store, path
@@ -270,7 +270,7 @@ def test_study_has_a_view_with_its_search(whole):
 
     assert "params.`train.optimizer.lr`" in view["selectedColumns"]
     assert whole.id in view["searchFilter"]
-    # A name that nobody wrote is a column without values.
+    # A metric that no run has is a column without values.
     known = set(whole.by_key["methods/local"].data.metrics)
     for column in view["selectedColumns"] + methods["selectedColumns"]:
         if column.startswith("metrics."):
@@ -308,7 +308,7 @@ def test_axes_are_parameters_that_every_trial_has():
     assert axes == ["train.optimizer.lr", "algorithm.tau"]
 
 
-def test_conditional_parameter_is_no_axis(made):
+def test_conditional_parameter_is_not_an_axis(made):
     mirrored = made(finals=False)
     about = json.loads((mirrored.path / "study.json").read_text())
     about["methods"]["local"]["defaults"] |= {"algorithm.mu": 0.1}

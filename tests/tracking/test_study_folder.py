@@ -14,7 +14,7 @@ SCORES = (None, float("nan"), float("inf"), float("-inf"), -1.0, 0.0, 0.5, 0.75,
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_winner_is_the_report_s_winner(tmp_path, seed):
+def test_winner_is_that_of_the_report(tmp_path, seed):
     draw = random.Random(seed)
     study = begin(tmp_path / "study", "hfcd")
     for index in range(draw.randrange(7)):

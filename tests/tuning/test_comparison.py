@@ -55,7 +55,7 @@ def test_pairs_are_corrected_together(study):
     assert found[0].gap.sample.mean == pytest.approx((0.19 + 0.21 + 0.18) / 3)
 
 
-def test_price_is_the_mean_of_the_final_trainings(study):
+def test_cost_is_the_mean_of_the_final_trainings(study):
     [tuning, *_] = tunings(study_folder.read(study))
 
     runs = [

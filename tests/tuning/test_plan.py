@@ -1,4 +1,4 @@
-"""Which training comes next: every method's trials, then its finals, whatever ends when."""
+"""The order of trainings: each method's trials, then its finals, in any order of their ends."""
 
 import itertools
 
@@ -22,7 +22,7 @@ class Counting:
 
 
 class Last(Counting):
-    """Proposes the sum of the scores so far: what it says shows what it was told."""
+    """Proposes the sum of the scores so far, so proposals show which scores it has received."""
 
     def propose(self, history, count):
         total = sum(item.score or 0 for item in history)

@@ -1,4 +1,4 @@
-"""What a study says while it goes."""
+"""The progress that a study prints while it runs."""
 
 import io
 

@@ -70,7 +70,7 @@ def test_trial_whose_worker_fails_for_good_is_failed_with_the_reason(queue, wrot
     assert queue.plan.ended() == [record]
 
 
-def test_worker_that_fails_because_the_study_stops_is_no_failure(queue):
+def test_worker_that_fails_because_the_study_stops_is_not_a_failure(queue):
     """The resumed study continues the trial."""
     queue.suggest("x")
     job = begun(queue, score=0.5)

@@ -100,7 +100,7 @@ def test_random_differs_between_seeds_methods_and_trials():
 
 
 def test_random_draws_of_a_parameter_do_not_depend_on_the_others():
-    """A key that the user settles changes nothing but itself."""
+    """A key that the user sets changes the draws of no other key."""
     fewer = SPACE.without({"algorithm.tau": 0.3, "algorithm.share": "body"})
 
     more = of("random").propose([], 20)[1:]

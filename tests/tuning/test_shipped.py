@@ -79,7 +79,7 @@ def test_ranges_of_the_method_say_where_they_come_from(method):
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.slow
 def test_corners_of_the_space_make_runs_that_start(method):
-    """Nothing that a method demands of the setting refuses its own space."""
+    """No requirement of a method refuses values of its own space."""
     space, _ = fitted(method, rounds=15)
 
     for quantile in (0.0, 0.5, 1.0):

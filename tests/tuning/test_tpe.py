@@ -1,4 +1,4 @@
-"""Optuna's sampler: batches, what it is told, and that it learns."""
+"""Optuna's sampler: batches, the history that it gets, and that it learns."""
 
 import math
 import sys

@@ -1,4 +1,4 @@
-"""A trial without Ray: what it writes, what it never sees, and that it goes on where it was."""
+"""A trial without Ray: its files, its samples, and how it resumes."""
 
 import dataclasses
 import hashlib

@@ -99,7 +99,7 @@ def begin(*command: str) -> subprocess.Popen[str]:
 
 
 def wait_for(process: subprocess.Popen[str], said: str) -> None:
-    """Read what a study says until it has said something."""
+    """Read the output of a study until it contains a text."""
     for line in process.stderr:
         if said in line:
             return

@@ -51,7 +51,7 @@ def test_pairwise_cosines_is_the_cosine_of_all_leaves_as_one_vector(entries, mon
 
 @pytest.mark.parametrize("entries", [2**25, 16])
 def test_overlap_is_the_mean_over_those_that_have_an_entry(entries, monkeypatch):
-    """Whether the receiver has the entry makes no difference; what nobody has is zero."""
+    """Whether the receiver has the entry does not matter; one that no client has is zero."""
     monkeypatch.setattr(mixing, "ENTRIES", entries)
     masks = {"a": torch.rand(4, 3, 5) < 0.5, "b": torch.tensor([True, False, True, True])}
     own = {name: rows()[name] * mask for name, mask in masks.items()}

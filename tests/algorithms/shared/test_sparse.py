@@ -144,7 +144,7 @@ def test_search_is_a_loop_over_sorted_entries(round, density):
 
 @pytest.mark.parametrize("by", ["gradient", "random"])
 @pytest.mark.parametrize(("ones", "changes"), [(0, 0), (1, 0), (2, 1), (5, 1), (6, 0)])
-def test_search_has_its_edges(by, ones, changes):
+def test_search_of_extreme_masks(by, ones, changes):
     """Nothing or one entry inside: no pruning. With a full mask, all that was pruned returns.
 
     Half of the mask is pruned. The gradient is larger outside the mask.

@@ -101,7 +101,7 @@ def test_regular_graphs_are_regular(name, clients, degree):
     assert torch.equal(found, found.T)
 
 
-def test_regular_graph_is_no_ring_lattice():
+def test_regular_graph_is_not_a_ring_lattice():
     """The swaps do something: neighbours are not the nearest ones under any fixed naming."""
     found = [graph(Topology("random", 4, symmetric=True), 30, round=t).numpy() for t in range(3)]
 
@@ -118,7 +118,7 @@ def test_random_neighbours_are_drawn_in_each_round_and_directed():
     assert not torch.equal(first, first.T)
     assert torch.equal(first, graph(Topology("random", 4), 20))
     assert not torch.equal(first, Topology("random", 4).graph(Draw(1, (0,), 20), torch.arange(20)))
-    # Everybody is drawn about as often as anybody: 4 times on average over 50 rounds.
+    # All clients are drawn about equally often: 4 times on average over 50 rounds.
     drawn = sum(graph(Topology("random", 4), 20, round=t).sum(dim=0) for t in range(50)) / 50
     assert 3 < float(drawn.min()) < 4 < float(drawn.max()) < 5
 
