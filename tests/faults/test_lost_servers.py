@@ -11,7 +11,15 @@ from typing import Any
 
 import pytest
 
-from tests.tuning.test_tune import arguments, begin, found, records, study_in, tune, wait_for
+from tests.tuning.test_tune import (
+    arguments,
+    begin,
+    records,
+    study_in,
+    tune,
+    wait_for,
+    weights_in,
+)
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(600)]
 
@@ -22,10 +30,18 @@ SERVERS = {"gcs": "gcs_server", "raylet": "raylet/raylet ", "all": "gcs_server|r
 SECONDS = 20  # until a study has ended
 
 
+def results_of(study: Path) -> dict[str, tuple[Any, ...]]:
+    """Return parameters, state, score and weights of each trial."""
+    return {
+        name: (record["params"], record["state"], record["score"], weights_in(study / name))
+        for name, record in records(study).items()
+    }
+
+
 @pytest.fixture(scope="module")
 def straight(tmp_path_factory):
     """The result of a study that is not interrupted."""
-    return found(tune(tmp_path_factory.mktemp("straight"), "fedavg", *MORE))
+    return results_of(tune(tmp_path_factory.mktemp("straight"), "fedavg", *MORE))
 
 
 def processes(session: int, pattern: str) -> list[int]:
@@ -59,7 +75,7 @@ def check_resumed(study: Path, straight: dict[str, tuple[Any, ...]]) -> None:
 
     said = process.communicate(timeout=300)[1]
     assert process.returncode == 0, said
-    assert found(study) == straight
+    assert results_of(study) == straight
     assert untouched == {file: file.stat().st_mtime_ns for file in ended}
 
 
