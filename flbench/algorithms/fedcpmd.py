@@ -503,11 +503,11 @@ def all_but_own(names: Iterable[str], own: Tensor, layers: Layers) -> Tree:
     Args:
         names: Names of leaves.
         own: [K, L] bool: the personal layers of each client.
-        layers: The L candidate layers. Other leaves are personal to nobody.
+        layers: The L candidate layers. Leaves of other layers are personal to no client.
     """
     layer_of = layer_of_leaf(layers)
-    nobody = torch.zeros(len(own), dtype=torch.bool)
-    return {name: ~(own[:, layer_of[name]] if name in layer_of else nobody) for name in names}
+    none = torch.zeros(len(own), dtype=torch.bool)  # [K]
+    return {name: ~(own[:, layer_of[name]] if name in layer_of else none) for name in names}
 
 
 @dataclass(frozen=True)
@@ -554,7 +554,7 @@ def mean_of_senders(sent: Message, weights: Tensor, names: Iterable[str]) -> Tre
         names: Names of the leaves that are averaged.
 
     Returns:
-        Leaves without the client axis, except those that nobody sent.
+        Leaves without the client axis, except those that no client sent.
     """
     mean: Tree = {}
     for name, rows in sent.values.items():
@@ -661,7 +661,7 @@ def mix_others(
         rows: Uploaded leaves, [M, ...] each.
         weights: [M, M], not normalized.
         own: [M, L] bool: the personal layers of each client.
-        layers: The L candidate layers. Other leaves are personal to nobody.
+        layers: The L candidate layers. Leaves of other layers are personal to no client.
         receivers: [K] positions of the receiving clients, in [0, M).
 
     Returns:

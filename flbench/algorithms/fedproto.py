@@ -128,7 +128,7 @@ class FedProto(Algorithm):
         total = weights.sum(dim=0)  # [C]
         mean = torch.einsum("kc,kcd->cd", weights, bank) / total.clamp_min(1e-12)[:, None]
 
-        # A class that nobody sent keeps its prototype.
+        # A class that no client sent keeps its prototype.
         old = state.server["global.prototypes"]
         table = torch.where((total > 0)[:, None], mean.to(old.dtype), old)
         present = state.server["global.present"] | (total > 0)

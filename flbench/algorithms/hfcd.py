@@ -165,8 +165,8 @@ class Hfcd(Algorithm):
     setting of table 2, 16 to 19 % of the pairs have one); their S_pq comes from the global
     prototypes.
 
-    A client that took no optimizer step still uploads its prototypes, because its model has
-    features all the same.
+    A client that took no optimizer step still uploads its prototypes, which can be computed
+    without a step.
     """
 
     Config: ClassVar[type[AlgorithmConfig]] = HfcdConfig
@@ -300,7 +300,7 @@ class Hfcd(Algorithm):
 
         Returns:
             [N, C] float64 in [0, 1]. The weights of a class sum to 1 over the clients that hold it,
-            and are 0 for the others and for a class that nobody holds.
+            and are 0 for the others and for a class that no client holds.
         """
         held = counts > 0  # [N, C]
         equal = held / held.sum(dim=0).clamp_min(1).double()

@@ -625,11 +625,16 @@ def bench(
             show_default=False,
         ),
     ] = None,
-    repeats: Annotated[int, typer.Option("--repeats", min=1, help="Rounds to measure.")] = 5,
+    repeats: Annotated[
+        int, typer.Option("--repeats", metavar="N", min=1, help="Rounds to measure.")
+    ] = 5,
     rounds: Annotated[
         int,
         typer.Option(
-            "--rounds", min=0, help="Rounds of a complete run to measure; 0 measures no such run."
+            "--rounds",
+            metavar="N",
+            min=0,
+            help="Rounds of a complete run to measure; 0 measures no such run.",
         ),
     ] = 5,
     out: Annotated[
@@ -1065,7 +1070,8 @@ def ui(
     *,
     uri: StoreUri = None,
     port: Annotated[
-        int, typer.Option("--port", min=1, max=65535, help="Port on this machine.")
+        int,
+        typer.Option("--port", metavar="PORT", min=1, max=65535, help="Port on this machine."),
     ] = 5000,
 ) -> None:
     """Serve MLflow's pages on this machine, and print links to useful comparisons."""

@@ -87,7 +87,7 @@ class Comparison:
         metric: Test metric that ranks the methods.
         baseline: Method to which classes are compared.
         warnings: Sentences about what limits the comparison.
-        apart: Why the runs are not comparable, if they are compared all the same; otherwise None.
+        apart: Why the runs are not comparable, if `force` compares them nevertheless; or None.
     """
 
     entries: tuple[Entry, ...]

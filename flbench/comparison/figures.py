@@ -345,7 +345,7 @@ def _points(one: LearnedPoints, names: dict[str, list[str]]) -> Figure:
                 textcoords="offset points",
                 fontsize=LABEL,
                 parse_math=False,
-                # A label in a crowd of small points is read all the same.
+                # The background keeps a label readable among many small points.
                 bbox={"boxstyle": "square,pad=0.05", "fc": "white", "ec": "none", "alpha": 0.7},
             )
     return figure

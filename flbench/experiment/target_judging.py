@@ -112,7 +112,7 @@ class TargetJudge:
 
 
 def check_config(config: Config, federation: Federation) -> None:
-    """Raise a ConfigError for keys that targets without classes leave no place for.
+    """Raise a ConfigError for keys that need classes, and if metrics are missing.
 
     Args:
         config: Configuration of the run.

@@ -24,11 +24,11 @@ class ClassPull:
 
     Attributes:
         weight: Factor of the term: a number, or the name of a 0-dim ctx entry.
-        form: The summand of a class. `class_mean`: as above; `mse`: the mean over the D elements
-            of (zbar_k - P[k])^2; `per_sample`: the mean over the samples of the class of
-            ||z - P[k]||; `repel`: -log softmax over the present classes l of -||zbar_k - P[l]||,
-            at class k, which also moves class means away from other prototypes, as the paper's
-            text describes.
+        form: The summand of a class. `class_mean`: the norm of zbar_k - P[k]; `mse`: the mean over
+            the D elements of (zbar_k - P[k])^2; `per_sample`: the mean over the samples of the
+            class of ||z - P[k]||; `repel`: -log softmax over the present classes l of
+            -||zbar_k - P[l]||, at class k, which also moves class means away from other
+            prototypes, as the paper's text describes.
         prototypes: Name of the ctx entry P [C, D], the prototypes; constants.
         present: Name of the ctx entry [C] bool: classes that have a prototype.
     """

@@ -40,7 +40,7 @@ CLIENTS: Final = {
 """Columns of `Run.clients` with their types; those after them are metrics, float64."""
 
 TARGET_CLIENTS: Final = {name: kind for name, kind in CLIENTS.items() if name != "classes"}
-"""The same for a run whose targets are not classes."""
+"""Columns of `Run.clients` with their types, for a run whose targets are not classes."""
 
 CONFUSION: Final = {"split": "str", "true": "int64", "predicted": "int64", "count": "int64"}
 """Columns of `Run.confusion` with their types."""

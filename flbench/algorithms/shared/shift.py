@@ -58,7 +58,7 @@ class Shift:
         classes: Number of classes C.
         scale: How tensors are scaled to [0, 1]. `channels`: each output by its own smallest and
             largest entry, each channel of x (or column of a table) by its own, y by C - 1.
-            `given`: the same, but x is in [0, 1] already. `tensors`: each tensor by its own
+            `given`: like `channels`, but x is in [0, 1] already. `tensors`: each tensor by its own
             smallest and largest entry, x and y included; x counts as one channel.
         after: Take outputs after their activation; otherwise o_1 to o_L are the layers' outputs.
     """
