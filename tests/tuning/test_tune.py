@@ -263,7 +263,7 @@ def test_trials_that_start_workers_of_their_own_do_not_wait_for_ever(tmp_path, t
 
 
 def test_population_exchanges_states_and_leaves_the_defaults_alone(tmp_path):
-    more = ("--scheduler", "pbt", "--trials", "5", "--seeds", "0", "train.rounds=10")
+    more = ("--scheduler", "pbt", "--trials", "3", "--seeds", "0", "train.rounds=10")
 
     study = tune(tmp_path / "out", "fedavg", *more, "train.local_epochs=2")
 
