@@ -139,7 +139,8 @@ class FedCpmd(LayerElection):
     clients, K_p = 30) an independent loop has 94.2 % after local training and 84.4 % after mixing
     in rounds 31 to 50; with classifiers left at the clients it has 93.7 %. With equal weights, at
     least five clients per cluster and round, personal layers from the mean of phase 1, or unmixed
-    convolutions it has 84.0 to 85.9 %: these parts do not cause the loss (see docs/results.md).
+    convolutions it has 84.0 to 85.9 %: these parts do not cause the loss
+    (see docs/papers/fedcpmd.md).
 
     The accuracy in the paper's tables is that of the clients of the last five rounds right after
     local training, pooled within a cluster, as a mean over clusters. With `paper_evaluation` it is
