@@ -1,23 +1,87 @@
-"""Writes the pages `docs/papers/measured-PAPER.md` from the reports of `flbench reproduce`.
+"""Writes pages and archives of the five papers from the reports of `flbench reproduce`.
 
 usage: python benchmarks/paper_pages.py OUT_DIR [FOLDER] (default: docs/papers)
 
-OUT_DIR is the folder that `benchmarks/papers.sh` wrote. A page is the report without the folders of
-the runs.
+OUT_DIR is the folder that `benchmarks/papers.sh` wrote. The page `measured-PAPER.md` is the report
+without the folders of the runs, and with the differences between the paper's method and the others,
+paired by seed. `PAPER.tar.xz` has the runs, as `flbench pack` writes them.
 """
 
+import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+import flbench as fl
+from flbench.comparison import statistics
+from flbench.reports.tables import grid
 
 
-def page(report: str) -> str:
-    """Return a report as a page: without what only its machine has."""
-    kept = []
-    for line in report.splitlines():
-        if line.startswith("## Runs"):
-            break
-        kept.append(line)
-    return "\n".join([*kept, ""])
+def page(report: str, differences: str) -> str:
+    """Return a report as a page.
+
+    Args:
+        report: Report of `flbench reproduce` in Markdown.
+        differences: Section to put before the claims.
+    """
+    text = report.partition("## Runs")[0].rstrip() + "\n"
+    before, claims, after = text.partition("## Claims of the text")
+    return f"{before}{differences}\n\n{claims}{after}"
+
+
+def section(found: dict[str, Any]) -> str:
+    """Return the differences of a report as a section in Markdown."""
+    name = found["paper"]["name"]
+    lines = [
+        f"## {name} and the other rows",
+        "",
+        f"Differences of {name}'s row to the others: means over seeds, with 95 % intervals of the"
+        " corrected resampled t-test, because each seed draws a partition from the same samples.",
+        "",
+        grid(("column", f"{name} minus", "difference", "95 % interval", "seeds"), rows(found)),
+    ]
+    return "\n".join(lines)
+
+
+def rows(found: dict[str, Any]) -> list[tuple[str, ...]]:
+    """Return a row for each column and each other row of the tables."""
+    name = found["paper"]["name"]
+    measured = [cell for cell in found["cells"] if cell["values"]]
+    return [
+        (column, cell["row"], *difference(own, cell))
+        for column, own in owned(measured, name)
+        for cell in measured
+        if (cell["table"], cell["column"]) == (own["table"], column) and cell is not own
+    ]
+
+
+def owned(cells: list[dict[str, Any]], name: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the cells of the paper's method with their columns."""
+    for cell in cells:
+        if cell["row"] in (name, f"{name} share=full"):
+            yield cell["column"], cell
+
+
+def difference(first: dict[str, Any], second: dict[str, Any]) -> tuple[str, str, str]:
+    """Return mean, interval and number of seeds of the difference of two cells, as text."""
+    values = [{int(seed): x for seed, x in cell["values"].items()} for cell in (first, second)]
+    gap = statistics.difference(*values, overlap=overlap(first))
+    if gap is None:
+        return "", "", "0"
+    known = gap.low == gap.low  # not NaN
+    interval = f"{gap.low:+.2f} to {gap.high:+.2f}" if known else ""
+    return f"{gap.mean:+.2f}", interval, str(gap.n)
+
+
+def overlap(cell: dict[str, Any]) -> float:
+    """Return the number of test samples over that of training samples of a run of a cell."""
+    run = Path(next(iter(cell["runs"].values())))
+    table = pd.read_csv(run / "clients.csv")
+    one = table.drop_duplicates("client")
+    return float(one["test_size"].sum() / one["train_size"].sum())
 
 
 def main() -> None:
@@ -25,9 +89,13 @@ def main() -> None:
     out = Path(sys.argv[1])
     folder = Path(sys.argv[2] if len(sys.argv) > 2 else "docs/papers")
     for report in sorted(out.glob("*.md")):
-        paper = report.stem.partition("-")[0]
-        (folder / f"measured-{paper}.md").write_text(page(report.read_text("utf-8")))
-        print(f"measured-{paper}.md from {report.name}", file=sys.stderr)
+        found = json.loads(report.with_suffix(".json").read_text("utf-8"))
+        paper = found["paper"]["name"].casefold()
+        text = page(report.read_text("utf-8"), section(found))
+        (folder / f"measured-{paper}.md").write_text(text)
+        runs = {run for cell in found["cells"] for run in cell["runs"].values()}
+        fl.pack(sorted(runs), folder / f"{paper}.tar.xz")
+        print(f"{paper}: {len(runs)} runs from {report.name}", file=sys.stderr)
 
 
 if __name__ == "__main__":

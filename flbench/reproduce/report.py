@@ -137,7 +137,7 @@ class PaperReport:
         plan, notes = self.plan, []
         if plan.request.scale == "small":
             notes.append(
-                f"Small scale: {words.changed(self.scaled)}. Numbers at this scale cannot be"
+                f"Small scale{words.after_colon(self.scaled)}. Numbers at this scale cannot be"
                 " compared with the published ones. They show that the experiment runs, and at best"
                 " in which direction methods differ."
             )
@@ -147,7 +147,9 @@ class PaperReport:
                 " published ones."
             )
         if self.changed:
-            notes.append(f"Settings changed: {words.changed(self.changed)}.")
+            # The user may have set keys of the small scale back to the paper's values.
+            other = [change for change in self.changed if change[1] != change[2]]
+            notes.append(f"Settings changed{words.after_colon(other)}.")
         few = {
             1: "One seed: there is no standard deviation.",
             2: "Two seeds: the standard deviation is very uncertain.",

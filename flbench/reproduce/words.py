@@ -99,6 +99,17 @@ def changed(changes: Iterable[Change]) -> str:
     )
 
 
+def after_colon(changes: Sequence[Change]) -> str:
+    """Format changed keys after a colon; nothing if there are none.
+
+    >>> after_colon([("train.rounds", 200, 40)])
+    ': train.rounds 40 (paper: 200)'
+    >>> after_colon([])
+    ''
+    """
+    return f": {changed(changes)}" if changes else ""
+
+
 def _word(value: object) -> str:
     return "all" if value is None else str(list(value) if isinstance(value, tuple) else value)
 
