@@ -11,11 +11,26 @@ import json
 import os
 import random
 import sys
+import tarfile
 import tempfile
 from pathlib import Path
 from time import perf_counter
 
 import flbench as fl
+
+
+def names(folder: Path) -> list[tuple[Path, str]]:
+    """Return the archives of a folder with the runs in them."""
+    found = []
+    for archive in sorted(folder.resolve().glob("*.tar.xz")):
+        with tarfile.open(archive) as files:
+            paths = sorted(files.getnames())
+        found += [
+            (archive, path.removesuffix("/summary.json"))
+            for path in paths
+            if path.endswith("/summary.json")
+        ]
+    return found
 
 
 def main() -> int:
@@ -26,26 +41,24 @@ def main() -> int:
     parser.add_argument("--runs", type=int, default=10, help="how many runs are drawn")
     parser.add_argument("--seed", type=int, default=0, help="seed of the drawing")
     asked = parser.parse_args()
-    archives = sorted(asked.folder.resolve().glob("*.tar.xz"))
-    reports = [fl.report(archive) for archive in archives]  # keeps the unpacked archives
-    runs = [row for found in reports for row in found.runs.itertuples(index=False)]
+    runs = names(asked.folder)
+    drawn = random.Random(asked.seed).sample(runs, min(asked.runs, len(runs)))
     os.chdir(asked.data)  # configurations name files of this folder
 
     differ = 0
-    for row in random.Random(asked.seed).sample(runs, min(asked.runs, len(runs))):
-        published = json.loads((Path(row.path) / "summary.json").read_text())
+    for archive, run in drawn:
         begin = perf_counter()
-        with tempfile.TemporaryDirectory() as folder:
-            again = fl.run(
-                config=Path(row.path) / "config.yaml", output={"dir": folder}, progress=False
-            )
-            is_equal = again.summary["weights_digest"] == published["weights_digest"]
-            is_same_score = again.summary["best"]["test"] == published["best"]["test"]
+        with tempfile.TemporaryDirectory() as folder, tarfile.open(archive) as files:
+            published = json.load(files.extractfile(f"{run}/summary.json"))
+            config = Path(folder) / "config.yaml"
+            config.write_bytes(files.extractfile(f"{run}/config.yaml").read())
+            again = fl.run(config=config, output={"dir": folder}, progress=False).summary
+        is_equal = again["weights_digest"] == published["weights_digest"]
+        is_same_score = again["best"]["test"] == published["best"]["test"]
         differ += not (is_equal and is_same_score)
         said = "same digest" if is_equal else "ANOTHER DIGEST"
         said += ", same test metrics" if is_same_score else ", OTHER TEST METRICS"
-        seconds = perf_counter() - begin
-        print(f"{row.place}  {row.method}  repetition {row.repetition}: {said} ({seconds:.0f} s)")
+        print(f"{archive.name} {run}: {said} ({perf_counter() - begin:.0f} s)", flush=True)
     return min(differ, 1)
 
 
