@@ -2,7 +2,7 @@ import gc
 import os
 from collections import Counter
 from functools import cache
-from itertools import count, islice
+from itertools import count
 from types import SimpleNamespace
 from zlib import crc32
 
@@ -24,32 +24,6 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """
     cores = os.cpu_count() or 1
     return cores if config.option.numprocesses == "logical" else cores + 1
-
-
-LONG = (
-    ("tuning/test_tune.py",),
-    ("comparison/test_compare.py", "api/test_notebook.py", "api/test_study.py"),
-    ("tracking/test_mirror.py", "test_tutorials.py", "tuning/test_own_tuner.py"),
-)
-"""Files whose tests wait longest for processes, in three parts of about the same length."""
-
-
-def _begin_with_long_tests(items):
-    """Let each test process begin with long tests, so that the last ones to run are short.
-
-    pytest-xdist gives each process a range of the tests, of about the same number.
-    """
-    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-    folder = os.path.dirname(__file__)
-    part_of = {os.path.join(folder, file): k for k, part in enumerate(LONG) for file in part}
-    first = [[] for _ in range(workers)]
-    others = []
-    for item in items:
-        part = part_of.get(str(item.path))
-        (others if part is None else first[part % workers]).append(item)
-    left, size = iter(others), -(-len(items) // workers)
-    items[:] = [item for part in first for item in (*part, *islice(left, max(0, size - len(part))))]
-    items += left
 
 
 @pytest.fixture(scope="session")
@@ -144,21 +118,21 @@ def _mark_all_but_one_as_full(items):
             item.add_marker(pytest.mark.full)
 
 
-@pytest.hookimpl(wrapper=True, tryfirst=True)  # before pytest selects by marks
+@pytest.hookimpl(tryfirst=True)  # before pytest selects by marks
 def pytest_collection_modifyitems(items):
     import torch
 
     from tests.support import REAL_DATA
 
     _mark_all_but_one_as_full(items)
+    # The longest tests have a time limit of their own. They start first, so that no test process
+    # waits for them at the end.
+    items.sort(key=lambda item: item.get_closest_marker("timeout") is None)
     for item in items:
         if "gpu" in item.keywords and not torch.cuda.is_available():
             item.add_marker(pytest.mark.skip(reason="no CUDA device"))
         if "real_data" in item.keywords and not REAL_DATA.is_dir():
             item.add_marker(pytest.mark.skip(reason=f"{REAL_DATA} is not there"))
-    result = yield
-    _begin_with_long_tests(items)
-    return result
 
 
 def pytest_collection_finish():
