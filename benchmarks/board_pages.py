@@ -12,12 +12,10 @@ from math import isnan
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
 import pandas as pd
-from scipy.stats import friedmanchisquare, studentized_range
-from statsmodels.stats.multitest import multipletests
 
 import flbench as fl
+from flbench.comparison.statistics import across, correct
 
 REFERENCES: Final = ("local", "ft")
 """What a method of personalized federated learning has to beat: no federation at all, and the
@@ -46,7 +44,7 @@ class Setting:
         self.boards = {
             metric: report.leaderboard.set_index("method") for metric, report in found.items()
         }
-        self.pairs = {metric: report.pairs for metric, report in found.items()}
+        self.pairs = found["accuracy"].pairs
         self.runs = len(found["accuracy"].runs)
         self.repetitions = int(self.boards["accuracy"]["n"].max())
         names = [name for name in self.boards["accuracy"].index if not name.endswith(TUNED)]
@@ -59,17 +57,17 @@ class Setting:
         comment = " ".join(line.removeprefix("#").strip() for line in lines if line[:1] == "#")
         return comment.removeprefix("Board, ").rstrip(".")
 
-    def pair(self, metric: str, first: str, second: str) -> "Gap":
-        """Return the difference between two methods, first minus second."""
-        rows = self.pairs[metric]
+    def pair(self, first: str, second: str) -> "Gap":
+        """Return the difference in accuracy between two methods, first minus second."""
+        rows = self.pairs
         for one, other, sign in ((first, second, 1), (second, first, -1)):
             row = rows[(rows["first"] == one) & (rows["second"] == other)]
             if len(row):
                 return Gap(row.iloc[0], sign)
         raise KeyError((first, second))
 
-    def against(self, reference: str, suffix: str, metric: str = "accuracy") -> dict[str, "Gap"]:
-        """Return how each method differs from a reference, with p-values corrected by Holm.
+    def against(self, reference: str, suffix: str) -> dict[str, "Gap"]:
+        """Return how each method differs from a reference in accuracy, with Holm's correction.
 
         All methods and references are one family, because one asks of each whether it is better
         than either of them; pairs of other methods are not asked for, so they do not count.
@@ -80,8 +78,8 @@ class Setting:
             for method in self.methods
             if method not in REFERENCES
         ]
-        gaps = [self.pair(metric, method + suffix, other + suffix) for method, other in asked]
-        for gap, p in zip(gaps, holm([gap.p for gap in gaps]), strict=True):
+        gaps = [self.pair(method + suffix, other + suffix) for method, other in asked]
+        for gap, p in zip(gaps, correct([gap.p for gap in gaps]), strict=True):
             gap.p_holm = p
         return {
             method: gap
@@ -91,8 +89,8 @@ class Setting:
 
     def tuning(self) -> dict[str, "Gap"]:
         """Return what tuning changes for each method, corrected by Holm for the methods."""
-        gaps = {name: self.pair("accuracy", name + TUNED, name) for name in self.methods}
-        for gap, p in zip(gaps.values(), holm([gap.p for gap in gaps.values()]), strict=True):
+        gaps = {name: self.pair(name + TUNED, name) for name in self.methods}
+        for gap, p in zip(gaps.values(), correct([gap.p for gap in gaps.values()]), strict=True):
             gap.p_holm = p
         return gaps
 
@@ -124,15 +122,6 @@ class Gap:
         if isnan(self.low):
             return f"{100 * self.mean:+.1f}"
         return f"{100 * self.mean:+.1f} [{100 * self.low:+.1f},&nbsp;{100 * self.high:+.1f}]"
-
-
-def holm(p: Sequence[float]) -> list[float]:
-    """Return p-values corrected by Holm's method; NaN stays NaN and does not count."""
-    values = np.asarray(p, dtype=np.float64)
-    known = ~np.isnan(values)
-    if known.any():
-        values[known] = multipletests(values[known], method="holm")[1]
-    return values.tolist()
 
 
 def percent(value: float) -> str:
@@ -255,56 +244,39 @@ def summary(settings: Sequence[Setting]) -> str:
         helped = [name for name, gap in setting.tuning().items() if gap.verdict == "better"]
         rows.append([*cells, names(helped)])
     lines += [*table(head, rows), ""]
-    if len(settings) > 1:
-        lines += ranks(settings)
+    lines += ranks(settings)
     return "\n".join([*lines, ""])
 
 
 def ranks(settings: Sequence[Setting]) -> list[str]:
     """Return the lines about the ranks of the methods that all settings have."""
-    common = [
-        name
-        for name in settings[0].methods
-        if all(name in setting.methods for setting in settings[1:])
-    ]
     means = pd.DataFrame(
         {
             setting.name: {
-                name: setting.boards["accuracy"].loc[name + TUNED, "mean"] for name in common
+                name: setting.boards["accuracy"].loc[name + TUNED, "mean"]
+                for name in setting.methods
             }
             for setting in settings
         }
-    )
+    ).dropna()
+    found = across({name: {k: [row[k]] for k in means} for name, row in means.iterrows()})
+    if found is None:
+        return []
     ranked = means.rank(ascending=False)
-    average = ranked.mean(axis=1).sort_values()
-    k, n = len(common), len(settings)
-    p = friedmanchisquare(*means.to_numpy()).pvalue if n > 2 else float("nan")
-    # Nemenyi's critical difference (Demšar, JMLR 2006).
-    critical = (
-        studentized_range.ppf(1 - LEVEL, k, np.inf) / np.sqrt(2) * np.sqrt(k * (k + 1) / (6 * n))
-    )
-    lines = [
+    friedman = f"Friedman's test: p = {found.friedman:.2g}."
+    return [
         "## Ranks",
         "",
-        f"Mean ranks of the {k} methods that all {n} settings have, by tuned mean accuracy (1 is"
-        " best).",
-        *([f"Friedman's test: p = {p:.2g}."] if n > 2 else []),
-        f"Two mean ranks differ significantly if they are {critical:.1f} or more apart (Nemenyi's"
-        " critical difference).",
+        f"Mean ranks of the {len(means)} methods that all {found.places} settings have, by tuned"
+        f" mean accuracy (1 is best). {friedman}",
+        f"Two mean ranks differ significantly if they are {found.critical:.1f} or more apart"
+        " (Nemenyi's critical difference).",
         "",
-    ]
-    head = ["method", "mean rank", *(setting.name for setting in settings)]
-    return [
-        *lines,
         *table(
-            head,
+            ["method", "mean rank", *means],
             (
-                [
-                    f"`{name}`",
-                    f"{average[name]:.1f}",
-                    *(f"{ranked.loc[name, column]:g}" for column in ranked),
-                ]
-                for name in average.index
+                [f"`{name}`", f"{rank:.1f}", *(f"{each:g}" for each in ranked.loc[name])]
+                for name, rank in found.ranks.items()
             ),
         ),
     ]

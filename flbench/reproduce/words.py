@@ -1,7 +1,7 @@
 """Formats published and measured numbers, differences, changed settings and footnotes."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from decimal import Decimal
 from typing import Final
 
@@ -92,22 +92,16 @@ def claimed(verdict: Verdict) -> str:
     return f"{sign}{verdict.claim.bound:+g} {unit}"
 
 
-def changed(changes: Iterable[Change]) -> str:
-    """Format changed keys with their values here and in the paper."""
-    return ", ".join(
-        f"{key} {_word(after)} (paper: {_word(before)})" for key, before, after in changes
-    )
-
-
 def after_colon(changes: Sequence[Change]) -> str:
-    """Format changed keys after a colon; nothing if there are none.
+    """Format changed keys with their values here and in the paper; nothing if there are none.
 
     >>> after_colon([("train.rounds", 200, 40)])
     ': train.rounds 40 (paper: 200)'
     >>> after_colon([])
     ''
     """
-    return f": {changed(changes)}" if changes else ""
+    found = [f"{key} {_word(after)} (paper: {_word(before)})" for key, before, after in changes]
+    return f": {', '.join(found)}" if found else ""
 
 
 def _word(value: object) -> str:

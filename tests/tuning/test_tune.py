@@ -62,10 +62,22 @@ def weights_in(folder: Path) -> str:
     return digest([load_file(folder / "checkpoints" / "last.safetensors")])
 
 
-def weights_of_a_run(study: Path, name: str, out: Path, *more: str) -> str:
-    """Train the configuration of a trial as `flbench run` does."""
+def run_of(study: Path, name: str, out: Path, *more: str) -> Path:
+    """Train the configuration of a trial as `flbench run` does, and return the run folder."""
     layers = [from_file(study / name / "config.yaml"), from_overrides([f"output.dir={out}", *more])]
-    return weights_in(lifecycle.run(*resolve(layers)))
+    return lifecycle.run(*resolve(layers))
+
+
+def weights_of_a_run(study: Path, name: str, out: Path, *more: str) -> str:
+    return weights_in(run_of(study, name, out, *more))
+
+
+def last_validation_accuracy(run: Path) -> float:
+    """Return the accuracy of the personal models in the last round with an evaluation."""
+    rows = metrics_file.read(run / "metrics.csv")
+    wanted = ("validation", "personal", "accuracy")
+    *_, last = (row.value for row in rows if (row.split, row.protocol, row.metric) == wanted)
+    return last
 
 
 def assert_is_what_a_plain_loop_finds(study: Path, trials: int, concurrent: int, out: Path) -> None:
@@ -78,9 +90,10 @@ def assert_is_what_a_plain_loop_finds(study: Path, trials: int, concurrent: int,
             count = min(sampler.batch(concurrent) or trials, trials - len(history))
             for params in sampler.propose(history, count):
                 name = f"trials/{method}/{len(history):03}"
-                record = record_of(study, name)
+                record, run = record_of(study, name), run_of(study, name, out / name)
                 assert record["params"] == params
-                assert weights_in(study / name) == weights_of_a_run(study, name, out / name)
+                assert record["score"] == last_validation_accuracy(run)
+                assert weights_in(study / name) == weights_in(run)
                 values = (record[key] for key in ("params", "state", "score", "round"))
                 history.append(Observation(*values))
         best = max(history, key=lambda trial: trial.score)
