@@ -15,8 +15,8 @@ cd "$data" # the configurations name files of this folder
 jobs=${JOBS:-2}
 settings=("$@")
 if [ ${#settings[@]} -eq 0 ]; then
-  settings=(heart digits-dir01 fashion-dir01 usps-dir01 digits-path cifar100-dir01 emnist-dir01
-    digits-dir05 fashion-dir05 usps-dir05 cifar100-dir05 emnist-dir05)
+  settings=(heart digits-dir01 fashion-dir01 usps-dir01 cifar100-dir01 digits-path emnist-dir05 digits-dir05
+    usps-dir05 fashion-dir05)
 fi
 
 many=local,fedavg,ft,fedprox,scaffold,fedper,fedrep,ditto,pfedsim,fedala,fedproto,fedpc,fedcpmd
