@@ -56,15 +56,16 @@ class PaperReport:
     def stem(self) -> str:
         """Name of the report's files, without a suffix.
 
-        Reports on other tables, with another scale, other substitutes or other changed settings
-        have other names.
+        Reports on other tables or on another data set, with another scale, other substitutes or
+        other changed settings have other names.
         """
         plan, request = self.plan, self.plan.request
         parts = [request.paper.casefold()]
         everything = len(plan.tables) == len(plan.paper.tables) > 1
         parts.append("all" if everything else "table-" + "-".join(plan.tables))
         parts.append(request.scale)
-        parts += [Path(name).stem for name in plan.substitutes.values()]
+        substitutes = [Path(name).stem for name in plan.substitutes.values()]
+        parts += substitutes or ([request.dataset] if request.dataset else [])
         if changed := self.changed:
             parts.append(f"changed-{sha256(json.dumps(changed).encode()).hexdigest()[:6]}")
         text = "-".join(parts)

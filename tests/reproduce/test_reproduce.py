@@ -447,6 +447,13 @@ def test_available_data_are_measured_and_missing_data_listed(reproduce, tmp_path
     assert "mu: 1.0" in (prox / "config.yaml").read_text()
     assert "MNIST: the clients have 800 samples, not 1,000" in err
 
+    code, _, err = reproduce("fedcpmd", "--dataset", "MNIST", *keys)
+
+    assert code == 0
+    assert "2 finished" in err
+    assert report.read_text() == text
+    assert len(list((tmp_path / "reproduce").glob("fedcpmd-table-7-small-MNIST*.md"))) == 1
+
 
 def test_other_data_may_stand_for_a_named_one(reproduce, tmp_path):
     keys = ("--algos", "local", "--seeds", "1", *TINY)
