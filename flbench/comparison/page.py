@@ -3,7 +3,7 @@
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from importlib.resources import files
@@ -358,7 +358,8 @@ def _how(comparison: Comparison) -> dict[str, Any]:
         for entry in comparison.entries
     ]
     keys = dict.fromkeys(key for tree in trees for key in tree)
-    settings = {key: _values(trees, key) for key in keys}
+    methods = [entry.method for entry in comparison.entries]
+    settings = {key: values_by_method(trees, methods, key) for key in keys}
     defaults = [_defaults(entry.run.config) for entry in comparison.entries]
     changed = {
         key: shown
@@ -397,9 +398,36 @@ def _defaults(config: Config) -> dict[str, Any]:
     return leaves(found.tree())
 
 
-def _values(trees: list[dict[str, Any]], key: str) -> str:
-    """Return the values of a key in the runs that have it."""
-    return " | ".join(dict.fromkeys(_shown(tree[key]) for tree in trees if key in tree))
+def values_by_method(trees: Sequence[Mapping[str, Any]], methods: Sequence[str], key: str) -> str:
+    """Return the values of a key in the runs that have it, as text.
+
+    Several values are followed by the methods that have them, and a value of more than six methods
+    by their number. No methods are given if one of them has more than one value, as of a key that
+    differs between data sets.
+
+    Args:
+        trees: Values by key, for each run.
+        methods: The method of each run.
+        key: The key.
+
+    >>> trees = [{"train.rounds": 5}, {"train.rounds": 5}, {"train.rounds": 10}]
+    >>> values_by_method(trees, ["fedavg", "ditto", "hfcd"], "train.rounds")
+    '5 (fedavg, ditto) | 10 (hfcd)'
+    >>> values_by_method(trees, ["hfcd", "hfcd", "hfcd"], "train.rounds")
+    '5 | 10'
+    """
+    found: dict[str, dict[str, None]] = {}
+    for tree, method in zip(trees, methods, strict=True):
+        if key in tree:
+            found.setdefault(_shown(tree[key]), {})[method] = None
+    names = [method for having in found.values() for method in having]
+    if len(found) == 1 or len(set(names)) < len(names) or list(found) == names:
+        return " | ".join(found)
+    groups = {
+        value: ", ".join(having) if len(having) <= 6 else f"{len(having)} methods"
+        for value, having in found.items()
+    }
+    return " | ".join(f"{value} ({having})" for value, having in groups.items())
 
 
 def _shown(value: Any) -> str:
