@@ -287,11 +287,17 @@ class Partition:
 
         return figures.partition_table(self._counts, self.classes, self.dataset, self.names)
 
+    @property
+    def _has_classes(self) -> bool:
+        """Whether there is more than one class; targets that are no classes count as one."""
+        return len(self.classes) > 1
+
     def __repr__(self) -> str:
         sizes = self._counts.sum(axis=1)
+        classes = f" {len(self.classes)} classes," if self._has_classes else ""
         return (
-            f"<Partition of {self.dataset}: {self.clients} clients,"
-            f" {len(self.classes)} classes, {sizes.min()} to {sizes.max()} training samples>"
+            f"<Partition of {self.dataset}: {self.clients} clients,{classes}"
+            f" {sizes.min()} to {sizes.max()} training samples>"
         )
 
     def _repr_html_(self) -> str:
@@ -300,13 +306,15 @@ class Partition:
             "data set": self.dataset,
             "scheme": str(self.config.get("scheme", "-")),
             "clients": str(self.clients),
-            "classes": str(len(self.classes)),
             "training samples of a client": f"{sizes['train'].min()} to {sizes['train'].max()}",
-            "classes of a client": f"{sizes['classes'].min()} to {sizes['classes'].max()}",
             "hash": self.hash[:12],
         }
+        if self._has_classes:
+            of_clients = f"{sizes['classes'].min()} to {sizes['classes'].max()}"
+            facts |= {"classes": str(len(self.classes)), "classes of a client": of_clients}
+        shown = sizes if self._has_classes else sizes.drop(columns="classes")
         return html.card(
-            "Partition", html.facts(facts), html.notes(self.notes), html.table(sizes, most=10)
+            "Partition", html.facts(facts), html.notes(self.notes), html.table(shown, most=10)
         )
 
 

@@ -517,3 +517,5 @@ def test_partition_of_targets_is_described():
 
     assert isinstance(found.counts, pd.DataFrame)
     assert found.counts.to_numpy().sum() == 96
+    assert "4 clients, 24 to 24 training samples" in repr(found)
+    assert "classes" not in found._repr_html_()
