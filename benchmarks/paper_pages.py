@@ -84,16 +84,34 @@ def overlap(cell: dict[str, Any]) -> float:
     return float(one["test_size"].sum() / one["train_size"].sum())
 
 
+def reports(out: Path) -> dict[str, tuple[Path, dict[str, Any], set[str]]]:
+    """Return the report of each paper with the most runs: path, content, and run folders.
+
+    Raises:
+        SystemExit: Two reports of a paper have runs that the other one does not have.
+    """
+    found: dict[str, tuple[Path, dict[str, Any], set[str]]] = {}
+    for report in sorted(out.glob("*.md")):
+        content = json.loads(report.with_suffix(".json").read_text("utf-8"))
+        paper = content["paper"]["name"].casefold()
+        runs = {run for cell in content["cells"] for run in cell["runs"].values()}
+        before = found.get(paper)
+        if before is not None and not (runs <= before[2] or before[2] <= runs):
+            raise SystemExit(
+                f"{before[0]} and {report} each have runs that the other does not have"
+            )
+        if before is None or before[2] <= runs:
+            found[paper] = report, content, runs
+    return found
+
+
 def main() -> None:
     """Write the pages."""
     out = Path(sys.argv[1])
     folder = Path(sys.argv[2] if len(sys.argv) > 2 else "docs/papers")
-    for report in sorted(out.glob("*.md")):
-        found = json.loads(report.with_suffix(".json").read_text("utf-8"))
-        paper = found["paper"]["name"].casefold()
+    for paper, (report, found, runs) in reports(out).items():
         text = page(report.read_text("utf-8"), section(found))
         (folder / f"measured-{paper}.md").write_text(text)
-        runs = {run for cell in found["cells"] for run in cell["runs"].values()}
         fl.pack(sorted(runs), folder / f"{paper}.tar.xz")
         print(f"{paper}: {len(runs)} runs from {report.name}", file=sys.stderr)
 

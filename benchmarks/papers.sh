@@ -15,13 +15,7 @@ cd "$data" # so that reports name no folder of this machine
 
 # measure PAPER ENGINE [ARGUMENT ...]
 measure() {
-  flbench reproduce "$1" --seeds 3 --output "$out" --engine "$2" data.root=. engine.threads=1 "${@:3}"
-}
-
-# by_data_set PAPER "DATA_SET ..." [ARGUMENT ...]: one data set after the other, then the report on all
-by_data_set() {
-  for set in $2; do measure "$1" vectorized --dataset "$set" "${@:3}"; done
-  measure "$1" vectorized "${@:3}"
+  flbench reproduce "$1" --seeds "${SEEDS:-3}" --output "$out" --engine "$2" data.root=. engine.threads=1 "${@:3}"
 }
 
 for paper in "${papers[@]}"; do
@@ -30,16 +24,23 @@ for paper in "${papers[@]}"; do
     slapfl) measure slapfl vectorized partition.clients=20 partition.samples_per_client=300 train.rounds=200 \
       train.batch_size=50 evaluation.every=4 ;;
     # Half of the paper's 100 clients, 10 % in each round; 5,000 samples, 40 of 200 rounds,
-    # 6 of 60 preparation rounds.
-    fedcpmd) by_data_set fedcpmd "FMNIST MNIST EMNIST CIFAR100" --table 7 partition.clients=50 \
-      partition.samples=5000 train.rounds=40 train.participation=0.1 ;;
-    # 10 of 50 clients, 1,000 of 50,000 samples, 20 of 200 rounds.
-    hfcd) measure hfcd vectorized --table 2 ;;
-    # 10 of 100 clients, 1,500 samples, 6 of 200 rounds.
-    fedpc) by_data_set fedpc "FMNIST CIFAR100" --table 4 partition.clients=10 partition.samples=1500 \
-      train.rounds=6 evaluation.every=6 ;;
-    # 11 of 100 clients, 220 samples, 2 of 500 rounds: for the size of a message alone.
-    dfedhp) measure dfedhp sequential ;;
+    # 12 of 60 preparation rounds.
+    fedcpmd)
+      scale=(partition.clients=50 partition.samples=5000 train.rounds=40 train.participation=0.1 algorithm.k_p=12)
+      for set in FMNIST MNIST EMNIST CIFAR100; do
+        measure fedcpmd sequential --table 7 --dataset "$set" "${scale[@]}"
+      done
+      measure fedcpmd sequential --table 7 --table figure-5 --table 4 "${scale[@]}" ;;
+    # Digits instead of CIFAR-100 and a small net; 10 of 50 clients, 20 of 200 rounds, ten seeds.
+    hfcd) SEEDS=10 measure hfcd vectorized --table 2 --dataset digits model=mlp partition.samples=null \
+      evaluation.common.limit=null ;;
+    # LeNet-5; 10 of 100 clients, 1,500 samples, 20 of 200 rounds.
+    fedpc) measure fedpc vectorized --table 4 --dataset FMNIST --algos fedavg,fedpc,fedper,ditto model=lenet5 \
+      partition.clients=10 partition.samples=1500 train.rounds=20 evaluation.every=20 ;;
+    # LeNet-5 on Fashion-MNIST instead of ResNet-18 on CIFAR-10; 20 of 100 clients, 2,000 samples,
+    # 30 of 500 rounds.
+    dfedhp) measure dfedhp sequential --table dirichlet --table rounds-dirichlet --dataset CIFAR10=fashionmnist \
+      model=lenet5 partition.clients=20 partition.samples=2000 train.rounds=30 evaluation.every=1 ;;
     *) echo "there is no paper \`$paper\`: slapfl, fedcpmd, hfcd, fedpc, dfedhp" >&2 && exit 2 ;;
   esac
 done
