@@ -25,6 +25,9 @@ PAGES = sorted(DOCS.rglob("*.md"))
 ALL = [*PAGES, ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
 
 
+COMMANDS = typer.main.get_command(app).commands
+
+
 def name_of(page):
     return page.relative_to(ROOT).as_posix()
 
@@ -51,7 +54,17 @@ def generated():
     return hooks().pages()
 
 
-@pytest.mark.parametrize("page", [p for p in PAGES if ">>> " in p.read_text("utf-8")], ids=name_of)
+def examples():
+    """The pages with examples; those that train are slow."""
+    for page in PAGES:
+        text = page.read_text("utf-8")
+        trains = re.search(r"^(>>>|\.\.\.) .*\bfl\.(run|federate)\(", text, re.MULTILINE)
+        if ">>> " in text:
+            marks = [pytest.mark.slow] if trains else []
+            yield pytest.param(page, id=name_of(page), marks=marks)
+
+
+@pytest.mark.parametrize("page", examples())
 def test_examples_give_the_printed_results(page):
     results = doctest.testfile(str(page), module_relative=False, encoding="utf-8")
 
@@ -62,7 +75,7 @@ def test_examples_give_the_printed_results(page):
 @pytest.mark.parametrize("line", commands())
 def test_commands_have_these_options_and_keys(line):
     _, name, *arguments = shlex.split(line, comments=True)
-    command = typer.main.get_command(app).commands[name.replace("--", "")]
+    command = COMMANDS[name.replace("--", "")]
     context = command.make_context(name, arguments)
 
     overrides = [
@@ -110,8 +123,17 @@ def test_keys_of_methods_in_the_text_exist(page):
         assert key in known, key
 
 
+@pytest.fixture(scope="module")
+def source_files():
+    return [
+        f"/{path.relative_to(ROOT).as_posix()}"
+        for name in ("flbench", "tests", "docs", "benchmarks")
+        for path in (ROOT / name).rglob("*.py")
+    ]
+
+
 @pytest.mark.parametrize("page", ALL, ids=name_of)
-def test_source_files_in_the_text_exist(page):
+def test_source_files_in_the_text_exist(page, source_files):
     invented = {
         "confident.py",
         "firstlayer.py",
@@ -120,15 +142,9 @@ def test_source_files_in_the_text_exist(page):
         "test_NAME.py",
         "NAME.py",
     }
-    files = [
-        path
-        for name in ("flbench", "tests", "docs", "benchmarks")
-        for path in (ROOT / name).rglob("*.py")
-    ]
-    known = [f"/{path.relative_to(ROOT).as_posix()}" for path in files]
     for mention in re.findall(r"`([\w/]+\.py)`", page.read_text("utf-8")):
         if Path(mention).name not in invented:
-            assert any(path.endswith(f"/{mention}") for path in known), mention
+            assert any(path.endswith(f"/{mention}") for path in source_files), mention
 
 
 @pytest.mark.parametrize("page", [ROOT / "README.md", ROOT / "CONTRIBUTING.md"], ids=name_of)

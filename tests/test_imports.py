@@ -1,6 +1,7 @@
 """Heavy libraries are imported where they are used; `lint-imports` checks the layers."""
 
 import ast
+from functools import cache
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parents[1] / "flbench"
@@ -33,8 +34,13 @@ MAY_IMPORT = {
 }
 
 
+@cache
+def tree_of(file: Path) -> ast.Module:
+    return ast.parse(file.read_text())
+
+
 def imports(file: Path, *, top_only: bool) -> set[str]:
-    tree = ast.parse(file.read_text())
+    tree = tree_of(file)
     nodes = tree.body if top_only else ast.walk(tree)
     found = set()
     for node in nodes:
@@ -62,7 +68,7 @@ def test_no_name_of_a_method_is_tested_outside_its_file():
     for file in PACKAGE.rglob("*.py"):
         if "algorithms" in file.parts:
             continue
-        for node in ast.walk(ast.parse(file.read_text())):
+        for node in ast.walk(tree_of(file)):
             if isinstance(node, ast.Compare):
                 constants = {
                     c.value for c in (node.left, *node.comparators) if isinstance(c, ast.Constant)

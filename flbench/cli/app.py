@@ -8,6 +8,7 @@ import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -1085,6 +1086,12 @@ def _joined(given: list[str] | None) -> str | None:
     return ",".join(given) if given else None
 
 
+@cache
+def _command() -> Any:
+    """Return what Typer makes of all commands; each call of `app` would make it again."""
+    return typer.main.get_command(app)
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line.
 
@@ -1100,7 +1107,7 @@ def main(arguments: list[str] | None = None) -> int:
             _print_error(f"the argument {argument!r} contains NUL or is not UTF-8 text.")
             return 2
     try:
-        app(args=arguments, prog_name="flbench")
+        _command()(args=arguments, prog_name="flbench")
     except SystemExit as stop:
         if stop.code is None:
             return 0

@@ -1,6 +1,7 @@
 """Merging and checking of configuration layers; all errors are reported together."""
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any, cast, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError, create_model
@@ -44,12 +45,7 @@ def resolve(layers: Sequence[Layer]) -> tuple[Config, dict[str, str]]:
     tree, origins = merge(layers)
     algorithm = _select(tree, origins, "algorithm", AlgorithmConfig(), ALGORITHMS.find, problems)
     model = _select(tree, origins, "model", ModelConfig(), MODELS.find, problems)
-    schema = create_model(
-        "Config",
-        __base__=Config,
-        algorithm=(algorithm, algorithm()),
-        model=(model, model()),
-    )
+    schema = _schema(algorithm, model)
     problems += _check_terms(tree, origins)
     config: Config | None = None
     try:
@@ -67,6 +63,17 @@ def resolve(layers: Sequence[Layer]) -> tuple[Config, dict[str, str]]:
     if problems or config is None:
         raise ConfigError("\n".join(problems))
     return config, {path: origins.get(path, "default") for path in leaves(config.tree())}
+
+
+@lru_cache(maxsize=256)
+def _schema(algorithm: type[AlgorithmConfig], model: type[ModelConfig]) -> type[Config]:
+    """Return the schema of a configuration with this method and net."""
+    return create_model(
+        "Config",
+        __base__=Config,
+        algorithm=(algorithm, algorithm()),
+        model=(model, model()),
+    )
 
 
 def _select(

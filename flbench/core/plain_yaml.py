@@ -6,6 +6,8 @@ them exponentially large. `parse` refuses all of these with one kind of error.
 """
 
 from collections.abc import Iterator
+from copy import deepcopy
+from functools import lru_cache
 from typing import Any, Final
 
 import yaml
@@ -16,6 +18,7 @@ MAX_CHARACTERS: Final = 1_000_000
 MAX_VALUES: Final = 10_000
 MAX_DEPTH: Final = 30
 MAX_DIGITS: Final = 100
+REMEMBERED: Final = 10_000  # characters of the longest text whose value is remembered
 TAG: Final = "tag:yaml.org,2002:"
 PLAIN: Final = ("null", "bool", "int", "float", "str", "timestamp", "seq", "map")
 # What the value of a tag must look like without the tag. PyYAML would accept digits of any alphabet
@@ -52,6 +55,12 @@ def parse(text: str) -> tuple[Any, dict[str, int]]:
     >>> parse("a: {b: [1, x]}")
     ({'a': {'b': [1, 'x']}}, {'a': 1, 'a.b': 1})
     """
+    value, lines = (_parse_once if len(text) <= REMEMBERED else _parse)(text)
+    return deepcopy(value), dict(lines)
+
+
+def _parse(text: str) -> tuple[Any, dict[str, int]]:
+    """See `parse`."""
     if len(text) > MAX_CHARACTERS:
         raise PlainYamlError(f"it has more than {MAX_CHARACTERS:,} characters. Shorten it.")
     try:
@@ -71,6 +80,10 @@ def parse(text: str) -> tuple[Any, dict[str, int]]:
         raise _as_plain(error) from error
     finally:
         loader.dispose()
+
+
+# PyYAML takes milliseconds for a configuration, and a process often reads the same text again.
+_parse_once = lru_cache(maxsize=512)(_parse)
 
 
 class _Counts:

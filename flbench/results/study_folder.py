@@ -6,6 +6,7 @@ yet is left out.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from math import isfinite
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -335,6 +336,12 @@ def _final(folder: Path, trial: Trial) -> Final:
     return Final(folder, trial, reading.read(folder) if finished else None)
 
 
+@cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    """Return pydantic's reader of a dataclass, which takes longer to make than to use."""
+    return TypeAdapter(kind)
+
+
 def _load(file: Path, kind: type[Content]) -> Content:
     """Return the content of a JSON file as a dataclass. Unknown keys are ignored.
 
@@ -344,7 +351,9 @@ def _load(file: Path, kind: type[Content]) -> Content:
     with as_data_error(file):
         try:
             files.check_regular(file)
-            return TypeAdapter(kind).validate_json(file.read_bytes())
+            given: Any = kind  # mypy finds that a TypeVar cannot be hashed
+            content: Content = _adapter(given).validate_json(file.read_bytes())
+            return content
         except ValidationError as error:
             first = error.errors()[0]
             key = ".".join(map(str, first["loc"]))

@@ -57,6 +57,7 @@ def accuracies(seen, method):
     return np.array([metrics.accuracy_score(one["true"], one["predicted"]) for one in tables])
 
 
+@pytest.mark.slow
 def test_leaderboard_is_that_of_scikit_learn(analysis, seen, folders):
     board = analysis.leaderboard.set_index("method")
 
@@ -83,6 +84,7 @@ def test_leaderboard_is_that_of_scikit_learn(analysis, seen, folders):
     assert board.loc["fedper", "bytes"] < board.loc["fedavg", "bytes"]
 
 
+@pytest.mark.slow
 def test_rare_classes_are_those_of_scikit_learn(analysis, seen, folders):
     """The mean recall over rare classes that have test samples; NaN if a run has no rare class."""
     board = analysis.leaderboard.set_index("method")
@@ -101,6 +103,7 @@ def test_rare_classes_are_those_of_scikit_learn(analysis, seen, folders):
         )
 
 
+@pytest.mark.slow
 def test_classes_are_those_of_scikit_learn(analysis, seen, folders):
     found = rows_of(analysis.classes, "fedper").set_index("class")
     base = rows_of(analysis.classes, "fedavg")
@@ -156,6 +159,7 @@ def test_class_without_test_samples_has_no_recall(tmp_path):
     assert row["test_support"] == 5
 
 
+@pytest.mark.slow
 def test_clients_are_those_of_scikit_learn(analysis, seen, folders):
     clients = analysis.clients.set_index(["method", "repetition", "client"])
 
@@ -178,6 +182,7 @@ def test_clients_are_those_of_scikit_learn(analysis, seen, folders):
     assert (analysis.clients.query("method == 'local'")["gain"] == 0).all()
 
 
+@pytest.mark.slow
 def test_pairs_are_those_of_scipy(analysis, seen, folders):
     counts = np.load(folders["fedavg", 1] / "partition.npz")["train_counts"]
     overlap = len(seen["fedavg", 1]) / counts.sum()
@@ -201,6 +206,7 @@ def test_pairs_are_those_of_scipy(analysis, seen, folders):
     )
 
 
+@pytest.mark.slow
 def test_curves_end_with_the_costs_of_the_run(analysis):
     last = analysis.curves.query("split == 'test' and round == 2")
 

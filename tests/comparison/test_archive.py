@@ -42,10 +42,17 @@ def packed(tmp_path_factory):
     return folder, fl.pack(folder, folder.parent / "board" / "digits.tar.xz")
 
 
-def test_report_of_an_archive_is_that_of_the_folders(packed):
+@pytest.fixture(scope="module")
+def reports(packed):
+    """The reports of the folders and of the archive."""
+    folder, file = packed
+    return fl.report(folder), fl.report(file.parent)
+
+
+def test_report_of_an_archive_is_that_of_the_folders(packed, reports):
     folder, file = packed
 
-    of_folders, of_archive = fl.report(folder), fl.report(file.parent)
+    of_folders, of_archive = reports
 
     assert len(of_archive.runs) == 12
     text = json.dumps(of_archive.tree(), default=str)
@@ -53,19 +60,17 @@ def test_report_of_an_archive_is_that_of_the_folders(packed):
     assert text.replace(f"{file}/all", str(folder)) == json.dumps(of_folders.tree(), default=str)
 
 
-def test_tuned_cells_are_named_beside_others_and_not_alone(packed):
+def test_tuned_cells_are_named_beside_others_and_not_alone(packed, reports):
     folder, _ = packed
 
-    assert set(fl.report(folder).leaderboard["method"]) == {
+    assert set(reports[0].leaderboard["method"]) == {
         *("fedavg", "hfcd", "fedavg tuned", "hfcd tuned"),
     }
     assert set(fl.report(folder / "tuned").leaderboard["method"]) == {"fedavg", "hfcd"}
 
 
-def test_methods_whose_tuned_results_are_equal_do_not_differ(packed):
-    folder, _ = packed
-
-    pairs = fl.report(folder).pairs.set_index(["first", "second"])
+def test_methods_whose_tuned_results_are_equal_do_not_differ(reports):
+    pairs = reports[0].pairs.set_index(["first", "second"])
 
     same = next(pairs.loc[pair] for pair in pairs.index if set(pair) == {"hfcd", "hfcd tuned"})
     assert same["difference"] == 0
@@ -86,9 +91,8 @@ def test_archive_has_no_path_of_the_machine_and_the_same_bytes_again(packed, tmp
         assert "all/tuned/comparison.json" in members.getnames()
 
 
-def test_what_methods_learned_is_left_out_in_one_sentence(packed):
-    _, file = packed
-    comparison = fl.report(file)._analysis.comparison
+def test_what_methods_learned_is_left_out_in_one_sentence(reports):
+    comparison = reports[1]._analysis.comparison
 
     found = learned.read(comparison, comparison.places[0])
 

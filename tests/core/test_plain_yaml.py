@@ -28,6 +28,15 @@ def test_lines_of_keys():
     assert parse(text)[1] == {"a": 1, "a.b": 2, "a.c": 3, "e": 6}
 
 
+def test_caller_may_change_what_it_gets():
+    text = "a: {b: [1]}"
+    tree, lines = parse(text)
+    tree["a"]["b"].append(2)
+    lines.clear()
+
+    assert parse(text) == ({"a": {"b": [1]}}, {"a": 1, "a.b": 1})
+
+
 def test_empty_text_has_no_value():
     assert parse("# nothing\n") == (None, {})
 

@@ -265,6 +265,7 @@ def test_all_methods_have_the_engine_that_the_study_chose(begin, monkeypatch, as
     assert (chosen.note in prepared.notes) is not named
 
 
+@pytest.mark.slow
 def test_the_engine_of_a_study_can_be_left_to_it(begin):
     _, prepared = begin("fedavg", more=("engine.name=auto",))
     config = prepared.configs["fedavg"]

@@ -224,9 +224,9 @@ def test_study_on_two_nodes_goes_on_when_workers_die_and_trials_diverge(tmp_path
     command += ["--trials", "4", "--seeds", "1", "--scheduler", "none", "--retries", "1"]
     once, often, wrong = (f"trials/fedprox/{index:03}" for index in (1, 2, 3))
 
-    rounds = ("train.rounds=120", "evaluation.every=40", "partition.samples=null")
+    rounds = ("train.rounds=60", "evaluation.every=20", "partition.samples=null")
     process = begin("-c", TWO_NODES, *command, "--concurrent", "2", *rounds)
-    wait_for(process, "4 trials of 120 rounds")  # the study's folder is there
+    wait_for(process, "4 trials of 60 rounds")  # the study's folder is there
     study = study_in(tmp_path / "out")
     killed: list[int] = []
     for name in (once, often, often):
@@ -276,7 +276,8 @@ def test_trials_that_start_workers_of_their_own_do_not_wait_for_ever(tmp_path, t
 
 
 def test_population_exchanges_states_and_leaves_the_defaults_alone(tmp_path):
-    more = ("--scheduler", "pbt", "--trials", "3", "--seeds", "0", "train.rounds=10")
+    more = ("--scheduler", "pbt", "--trials", "3", "--seeds", "0", "--concurrent", "1")
+    more = (*more, "train.rounds=10")
 
     study = tune(tmp_path / "out", "fedavg", *more, "train.local_epochs=2")
 
