@@ -189,7 +189,9 @@ def page(setting: Setting) -> str:
         " means over the repetitions with 95 % intervals;",
         "test samples of all clients, at the best round by validation. Differences in bold are"
         " significant (corrected",
-        "resampled t-test, Holm's correction for all methods).",
+        "resampled t-test, Holm's correction for all methods). Seconds are the wall time of a run"
+        " on one core, while",
+        "other programs ran on the machine.",
         "",
         *table(head, rows),
         "",
