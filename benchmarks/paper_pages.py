@@ -39,9 +39,13 @@ def section(found: dict[str, Any]) -> str:
         f"## {name} and the other rows",
         "",
         f"Differences of {name}'s row to the others: means over seeds, with 95 % intervals of the"
-        " corrected resampled t-test, because each seed draws a partition from the same samples.",
+        " corrected resampled t-test, because each seed draws a partition from the same samples."
+        " The correction uses the ratio of the clients' test samples to their training samples.",
         "",
         grid(("column", f"{name} minus", "difference", "95 % interval", "seeds"), rows(found)),
+        "",
+        "The verdicts of the next table compare the mean over seeds with the claim, and do not use"
+        f" these intervals. Verdicts by intervals are on [the paper's page]({name.casefold()}.md).",
     ]
     return "\n".join(lines)
 
@@ -87,21 +91,27 @@ def overlap(cell: dict[str, Any]) -> float:
 def reports(out: Path) -> dict[str, tuple[Path, dict[str, Any], set[str]]]:
     """Return the report of each paper with the most runs: path, content, and run folders.
 
+    Of reports with the same runs, the one with the most measured cells is returned.
+
     Raises:
-        SystemExit: Two reports of a paper have runs that the other one does not have.
+        SystemExit: A report has runs that the paper's report with the most runs does not have.
     """
-    found: dict[str, tuple[Path, dict[str, Any], set[str]]] = {}
+    ranked = []
     for report in sorted(out.glob("*.md")):
         content = json.loads(report.with_suffix(".json").read_text("utf-8"))
+        cells = [cell for cell in content["cells"] if cell["runs"]]
+        runs = {run for cell in cells for run in cell["runs"].values()}
+        ranked.append((len(runs), len(cells), report, content, runs))
+    ranked.sort(key=lambda one: one[:2], reverse=True)
+    found: dict[str, tuple[Path, dict[str, Any], set[str]]] = {}
+    for *_, report, content, runs in ranked:
         paper = content["paper"]["name"].casefold()
-        runs = {run for cell in content["cells"] for run in cell["runs"].values()}
-        before = found.get(paper)
-        if before is not None and not (runs <= before[2] or before[2] <= runs):
+        largest = found.setdefault(paper, (report, content, runs))
+        if not runs <= largest[2]:
             raise SystemExit(
-                f"{before[0]} and {report} each have runs that the other does not have"
+                f"{report} has runs that {largest[0]} does not have: make one report on all of"
+                " them, or remove one of the two"
             )
-        if before is None or before[2] <= runs:
-            found[paper] = report, content, runs
     return found
 
 
