@@ -57,15 +57,17 @@ class PaperReport:
         """Name of the report's files, without a suffix.
 
         Reports on other tables or on another data set, with another scale, other substitutes or
-        other changed settings have other names.
+        other changed settings have other names. Reports with other methods (`--algos`) or other
+        seeds have the same name.
         """
         plan, request = self.plan, self.plan.request
         parts = [request.paper.casefold()]
         everything = len(plan.tables) == len(plan.paper.tables) > 1
         parts.append("all" if everything else "table-" + "-".join(plan.tables))
         parts.append(request.scale)
-        substitutes = [Path(name).stem for name in plan.substitutes.values()]
-        parts += substitutes or ([request.dataset] if request.dataset else [])
+        if request.dataset:  # the paper's name, however the user writes it
+            parts += dict.fromkeys(item.cell.dataset for item in plan.cells if item.cell.dataset)
+        parts += [Path(name).stem for name in plan.substitutes.values()]
         if changed := self.changed:
             parts.append(f"changed-{sha256(json.dumps(changed).encode()).hexdigest()[:6]}")
         text = "-".join(parts)

@@ -56,7 +56,7 @@ class Finished:
     err: str
 
     def text(self, ending: str) -> str:
-        [file] = self.root.glob(f"reproduce/hfcd-table-2-small-digits-changed-*{ending}")
+        [file] = self.root.glob(f"reproduce/hfcd-table-2-small-CIFAR-100-digits-changed-*{ending}")
         return file.read_text()
 
     @property
@@ -447,7 +447,7 @@ def test_available_data_are_measured_and_missing_data_listed(reproduce, tmp_path
     assert "mu: 1.0" in (prox / "config.yaml").read_text()
     assert "MNIST: the clients have 800 samples, not 1,000" in err
 
-    code, _, err = reproduce("fedcpmd", "--dataset", "MNIST", *keys)
+    code, _, err = reproduce("fedcpmd", "--dataset", "mnist", *keys)
 
     assert code == 0
     assert "2 finished" in err
