@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Measures claims of the five papers, at a stated fraction of their scale, with three seeds each.
+# Measures claims of the five papers, at a stated fraction of their scale. The variable SEEDS is the
+# number of seeds (default 3; HFCD always has 10).
 # What is finished is not trained again; the same command resumes what was interrupted.
 #
 # usage: benchmarks/papers.sh DATA_DIR OUT_DIR [PAPER ...]
