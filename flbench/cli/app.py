@@ -1088,7 +1088,7 @@ def _joined(given: list[str] | None) -> str | None:
 
 @cache
 def _command() -> Any:
-    """Return what Typer makes of all commands; each call of `app` would make it again."""
+    """Return the click command of the application, which each call of `app` would build again."""
     return typer.main.get_command(app)
 
 

@@ -401,9 +401,10 @@ def _defaults(config: Config) -> dict[str, Any]:
 def values_by_method(trees: Sequence[Mapping[str, Any]], methods: Sequence[str], key: str) -> str:
     """Return the values of a key in the runs that have it, as text.
 
-    Several values are followed by the methods that have them, and a value of more than six methods
-    by their number. No methods are given if one of them has more than one value, as of a key that
-    differs between data sets.
+    If there are several values, each is followed by the methods that have it, or by their number if
+    they are more than six. Methods are left out where they say nothing: if a method has several
+    values, such as those of a key that differs between data sets, and if the values are the names
+    of the methods.
 
     Args:
         trees: Values by key, for each run.

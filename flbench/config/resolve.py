@@ -67,7 +67,11 @@ def resolve(layers: Sequence[Layer]) -> tuple[Config, dict[str, str]]:
 
 @lru_cache(maxsize=256)
 def _schema(algorithm: type[AlgorithmConfig], model: type[ModelConfig]) -> type[Config]:
-    """Return the schema of a configuration with this method and net."""
+    """Return the schema of a configuration with this method and net.
+
+    The arguments are classes, not names: a class that is registered later under the same name has a
+    schema of its own.
+    """
     return create_model(
         "Config",
         __base__=Config,

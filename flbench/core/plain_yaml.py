@@ -60,7 +60,7 @@ def parse(text: str) -> tuple[Any, dict[str, int]]:
 
 
 def _parse(text: str) -> tuple[Any, dict[str, int]]:
-    """See `parse`."""
+    """Return a value and lines as `parse` does; callers must not change them."""
     if len(text) > MAX_CHARACTERS:
         raise PlainYamlError(f"it has more than {MAX_CHARACTERS:,} characters. Shorten it.")
     try:

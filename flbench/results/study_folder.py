@@ -338,7 +338,7 @@ def _final(folder: Path, trial: Trial) -> Final:
 
 @cache
 def _adapter(kind: Any) -> TypeAdapter[Any]:
-    """Return pydantic's reader of a dataclass, which takes longer to make than to use."""
+    """Return pydantic's reader of a dataclass. It takes longer to build one than to use it."""
     return TypeAdapter(kind)
 
 
