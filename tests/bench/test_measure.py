@@ -2,6 +2,9 @@
 
 import json
 import os
+import subprocess
+from contextlib import redirect_stdout
+from io import StringIO
 
 import pytest
 import torch
@@ -15,7 +18,6 @@ from flbench.core.rng import Draw
 from flbench.core.tree import digest
 from flbench.engine.base import RoundSettings
 from flbench.experiment import engine_choice, rounds
-from tests.forks import completed
 from tests.support import SMALL, build, config_of, run
 
 pytestmark = pytest.mark.slow
@@ -33,28 +35,32 @@ def _one_core():
     os.sched_setaffinity(0, cores)
 
 
-class Forked:
-    """What `measure` needs of `subprocess`. A new interpreter imports PyTorch for seconds."""
+class SameProcess:
+    """What `measure` needs of `subprocess`, without the seconds that importing PyTorch takes.
 
-    def __init__(self, folder):
-        self._folder = folder
+    An error of the measurement reaches the test with its traceback.
+    """
 
-    def run(self, command, **_):
+    @staticmethod
+    def run(command, **_):
         assert command[1:3] == ["-m", "flbench.bench.measure"]
-        return completed(self._folder, measure.main, command[3:])
+        written = StringIO()
+        with redirect_stdout(written):
+            measure.main(command[3:])
+        return subprocess.CompletedProcess(command, 0, written.getvalue(), "")
 
 
 @pytest.mark.usefixtures("_one_core")
 @pytest.mark.parametrize("other", ["sequential", pytest.param("ray", marks=pytest.mark.full)])
 def test_bench_writes_figures_and_a_page(capsys, tmp_path, other, monkeypatch):
-    if other != "ray":  # Ray needs a process that was not forked
-        monkeypatch.setattr(measure, "subprocess", Forked(tmp_path))
+    if other != "ray":  # with Ray, as a user starts it
+        monkeypatch.setattr(measure, "subprocess", SameProcess)
     keys = (*SMALL, "--engines", f"auto,{other}", "--repeats", "2", "--rounds", "1")
 
     code = app.main(["bench", *keys, "--out", str(tmp_path / "b")])
 
-    out = capsys.readouterr().out
-    assert code == 0
+    out, error = capsys.readouterr()
+    assert code == 0, error
     assert all(engine in out for engine in ("auto", other))
     found, built = json.loads((tmp_path / "b" / "bench.json").read_text()), build("model=mlp")
     for case in found["cases"]:
