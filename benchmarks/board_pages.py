@@ -8,20 +8,30 @@ the settings. All figures come from `flbench.report`; nothing is trained.
 
 import sys
 from collections.abc import Iterable, Sequence
+from itertools import combinations
 from math import isnan
 from pathlib import Path
 from typing import Any, Final
 
 import pandas as pd
+from scipy.stats import kendalltau
 
 import flbench as fl
 from flbench.comparison.statistics import across, correct
+from flbench.reproduce import library
 
 REFERENCES: Final = ("local", "ft")
 """What a method of personalized federated learning has to beat: no federation at all, and the
 global model that each client fine-tunes."""
 TUNED: Final = " tuned"
 LEVEL: Final = 0.05
+PUBLISHED: Final = {
+    "cifar100-dir01": ("fedcpmd", "7", "CIFAR100"),
+    "emnist-dir05": ("fedcpmd", "8", "EMNIST"),
+    "fashion-dir01": ("fedcpmd", "7", "FMNIST"),
+    "fashion-dir05": ("fedcpmd", "8", "FMNIST"),
+}
+"""Settings whose data set, net and partition a paper has a table for: paper, table and column."""
 CONFIGS: Final = Path(__file__).resolve().parents[1] / "configs" / "board"
 
 
@@ -247,6 +257,7 @@ def summary(settings: Sequence[Setting]) -> str:
         rows.append([*cells, names(helped)])
     lines += [*table(head, rows), ""]
     lines += ranks(settings)
+    lines += orderings(settings)
     return "\n".join([*lines, ""])
 
 
@@ -281,6 +292,71 @@ def ranks(settings: Sequence[Setting]) -> list[str]:
                 for name, rank in found.ranks.items()
             ),
         ),
+    ]
+
+
+def printed(setting: str) -> tuple[str, dict[str, float]]:
+    """Return where accuracies for a setting are published, and those accuracies by method."""
+    name, number, column = PUBLISHED[setting]
+    paper = library.load(name)
+    place = list(paper.tables[number].columns).index(column)
+    values: dict[str, float] = {}
+    for label, row in paper.tables[number].rows.items():
+        if (value := row.values[place]) is not None:
+            values[paper.methods[row.method or label].algo] = value
+    where = f"{paper.name}, table {number}, {column}"
+    return where, values
+
+
+def orderings(settings: Sequence[Setting]) -> list[str]:
+    """Return the lines about the published orders of methods."""
+    rows, turned = [], []
+    for setting in (one for one in settings if one.name in PUBLISHED):
+        where, values = printed(setting.name)
+        found = sorted(set(values) & set(setting.methods), key=lambda name: -values[name])
+        pairs = [pair for pair in combinations(found, 2) if values[pair[0]] > values[pair[1]]]
+        gaps = [setting.pair(first + TUNED, second + TUNED) for first, second in pairs]
+        for gap, p in zip(gaps, correct([gap.p for gap in gaps]), strict=True):
+            gap.p_holm = p
+        counts = [sum(gap.verdict == kind for gap in gaps) for kind in ("better", "worse", "")]
+        means = setting.boards["accuracy"]["mean"]
+        tau = kendalltau([values[name] for name in found], [means[name + TUNED] for name in found])
+        rows.append(
+            [
+                f"[{setting.name}]({setting.name}.md)",
+                where,
+                names(found),
+                f"{tau.statistic:.2f} ({tau.pvalue:.2g})",
+                *map(str, counts),
+            ]
+        )
+        for (first, second), gap in zip(pairs, gaps, strict=True):
+            if gap.mean < 0:
+                cells = [setting.name, f"`{first}` {values[first]:.1f}, `{second}`"]
+                cells[-1] += f" {values[second]:.1f}"
+                turned.append([*cells, f"**{gap}**" if gap.verdict else str(gap)])
+    if not rows:
+        return []
+    head = ["setting", "published", "methods, in the printed order", "Kendall's tau (p)"]
+    head += ["same order", "turned round", "cannot be told"]
+    return [
+        "",
+        "## Published orders",
+        "",
+        "Pairs of methods that a paper prints accuracies of, for the same data set, net and"
+        " concentration of the Dirichlet",
+        "partition, but other numbers of clients, samples and rounds. In the same order, or turned"
+        " round: significantly, after",
+        "Holm's correction for the pairs of the setting. FedCPMD's printed accuracies are those of"
+        " clients that have just",
+        "trained; here all methods have what is deployed to all clients.",
+        "",
+        *table(head, rows),
+        "",
+        "The pairs whose means have the other order here, in points; significant differences are in"
+        " bold:",
+        "",
+        *table(["setting", "printed", "here, first minus second"], turned),
     ]
 
 
