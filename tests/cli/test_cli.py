@@ -1,6 +1,7 @@
 """The command line as a user meets it: what it prints, and the exit code."""
 
 import errno
+import gc
 import io
 import json
 import os
@@ -76,6 +77,22 @@ def test_every_command_has_help(flbench, command):
 
     assert code == 0
     assert "--help" in out
+
+
+def test_a_process_of_the_command_alone_searches_for_garbage_less_often(monkeypatch, capsys):
+    before = gc.get_threshold()
+    monkeypatch.setattr("sys.argv", ["flbench", "--version"])
+    try:
+        gc.set_threshold(700)
+        app.main(["--version"])  # called from a program that has its own settings
+        called = gc.get_threshold()[0]
+        app.main()
+        started = gc.get_threshold()[0]
+    finally:
+        gc.set_threshold(*before)
+
+    assert (called, started) == (700, app.NEW_OBJECTS)
+    assert capsys.readouterr().out
 
 
 def test_version(flbench):
