@@ -36,8 +36,10 @@ for paper in "${papers[@]}"; do
     hfcd) SEEDS=10 measure hfcd vectorized --table 2 --dataset digits model=mlp partition.samples=null \
       evaluation.common.limit=null ;;
     # LeNet-5; 10 of 100 clients, 1,500 samples, 20 of 200 rounds.
-    fedpc) measure fedpc vectorized --table 4 --dataset FMNIST --algos fedavg,fedpc,fedper,ditto model=lenet5 \
-      partition.clients=10 partition.samples=1500 train.rounds=20 evaluation.every=20 ;;
+    fedpc)
+      rows="fedavg,fedpc,fedper,ditto,FedPC gm=mean_head,FedPC gm=nearest_proto,FedPC pull=class_mean"
+      measure fedpc vectorized --table 4 --dataset FMNIST --algos "$rows" model=lenet5 partition.clients=10 \
+        partition.samples=1500 train.rounds=20 evaluation.every=20 ;;
     # LeNet-5 on Fashion-MNIST instead of ResNet-18 on CIFAR-10; 20 of 100 clients, 2,000 samples,
     # 30 of 500 rounds.
     dfedhp) measure dfedhp sequential --table dirichlet --table rounds-dirichlet --dataset CIFAR10=fashionmnist \
