@@ -88,9 +88,7 @@ class Setting:
             for method in self.methods
             if method not in REFERENCES
         ]
-        gaps = [self.pair(method + suffix, other + suffix) for method, other in asked]
-        for gap, p in zip(gaps, correct([gap.p for gap in gaps]), strict=True):
-            gap.p_holm = p
+        gaps = corrected(self.pair(method + suffix, other + suffix) for method, other in asked)
         return {
             method: gap
             for (method, other), gap in zip(asked, gaps, strict=True)
@@ -99,10 +97,8 @@ class Setting:
 
     def tuning(self) -> dict[str, "Gap"]:
         """Return what tuning changes for each method, corrected by Holm for the methods."""
-        gaps = {name: self.pair(name + TUNED, name) for name in self.methods}
-        for gap, p in zip(gaps.values(), correct([gap.p for gap in gaps.values()]), strict=True):
-            gap.p_holm = p
-        return gaps
+        gaps = corrected(self.pair(name + TUNED, name) for name in self.methods)
+        return dict(zip(self.methods, gaps, strict=True))
 
 
 class Gap:
@@ -132,6 +128,14 @@ class Gap:
         if isnan(self.low):
             return f"{100 * self.mean:+.1f}"
         return f"{100 * self.mean:+.1f} [{100 * self.low:+.1f},&nbsp;{100 * self.high:+.1f}]"
+
+
+def corrected(gaps: Iterable[Gap]) -> list[Gap]:
+    """Return differences with their p-values corrected by Holm's method, as one family."""
+    found = list(gaps)
+    for gap, p in zip(found, correct([gap.p for gap in found]), strict=True):
+        gap.p_holm = p
+    return found
 
 
 def percent(value: float) -> str:
@@ -310,14 +314,12 @@ def printed(setting: str) -> tuple[str, dict[str, float]]:
 
 def orderings(settings: Sequence[Setting]) -> list[str]:
     """Return the lines about the published orders of methods."""
-    rows, turned = [], []
+    rows, other_order = [], []
     for setting in (one for one in settings if one.name in PUBLISHED):
         where, values = printed(setting.name)
         found = sorted(set(values) & set(setting.methods), key=lambda name: -values[name])
         pairs = [pair for pair in combinations(found, 2) if values[pair[0]] > values[pair[1]]]
-        gaps = [setting.pair(first + TUNED, second + TUNED) for first, second in pairs]
-        for gap, p in zip(gaps, correct([gap.p for gap in gaps]), strict=True):
-            gap.p_holm = p
+        gaps = corrected(setting.pair(first + TUNED, second + TUNED) for first, second in pairs)
         counts = [sum(gap.verdict == kind for gap in gaps) for kind in ("better", "worse", "")]
         means = setting.boards["accuracy"]["mean"]
         tau = kendalltau([values[name] for name in found], [means[name + TUNED] for name in found])
@@ -332,9 +334,8 @@ def orderings(settings: Sequence[Setting]) -> list[str]:
         )
         for (first, second), gap in zip(pairs, gaps, strict=True):
             if gap.mean < 0:
-                cells = [setting.name, f"`{first}` {values[first]:.1f}, `{second}`"]
-                cells[-1] += f" {values[second]:.1f}"
-                turned.append([*cells, f"**{gap}**" if gap.verdict else str(gap)])
+                pair = ", ".join(f"`{name}` {values[name]:.1f}" for name in (first, second))
+                other_order.append([setting.name, pair, f"**{gap}**" if gap.verdict else str(gap)])
     if not rows:
         return []
     head = ["setting", "published", "methods, in the printed order", "Kendall's tau (p)"]
@@ -356,7 +357,7 @@ def orderings(settings: Sequence[Setting]) -> list[str]:
         "The pairs whose means have the other order here, in points; significant differences are in"
         " bold:",
         "",
-        *table(["setting", "printed", "here, first minus second"], turned),
+        *table(["setting", "printed", "here, first minus second"], other_order),
     ]
 
 
