@@ -12,7 +12,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from select import select
 from types import TracebackType
@@ -88,6 +88,7 @@ class Supervisor:
         self._lost: float | None = None  # time of the loss of a server
         self._waiting = False
         self._reporting = threading.Lock()
+        self._ending = threading.Lock()
         self._is_reported = False
         self._closed = False
         self._handlers: dict[int, Any] = {}
@@ -194,6 +195,11 @@ class Supervisor:
 
     def _interrupt(self, number: int, frame: object) -> None:
         """Handle a stop signal in the main thread."""
+        if self._is_urgent({number}):
+            # The supervisor's thread may be asking the servers, and would be too late.
+            self._stopped = self._stopped or time.monotonic()
+            self._impatient = True
+            self._end()
         # The supervisor's thread may have noted the time of this same signal already.
         is_second = self._handled and not self._ends_process
         self._handled = True
@@ -210,13 +216,9 @@ class Supervisor:
             if any(number in SIGNALS for number in received):
                 now = time.monotonic()
                 self._stopped = self._stopped or now
-                # SIGTERM is often sent to Ray's servers too. When they end, Ray's library ends this
-                # process within half a second, without a message and with exit code 1, also if the
-                # main thread has seen the signal first and is no longer waiting for trials.
-                has_servers = self._is_local and bool(self._servers)
-                is_urgent = (self._waiting or has_servers) and signal.SIGTERM in received
+                is_urgent = self._is_urgent(received)
                 self._impatient = is_urgent or now - self._stopped > IMPATIENCE
-                if is_urgent and self._ends_process and not self._closed:
+                if is_urgent:
                     self._end()
             self._look()
             if (
@@ -225,6 +227,17 @@ class Supervisor:
                 and (self._impatient or self._is_late(time.monotonic()))
             ):
                 self._end()
+
+    def _is_urgent(self, numbers: Collection[int]) -> bool:
+        """Return whether the process must end at once after signals with these numbers.
+
+        SIGTERM is often sent to Ray's servers too. When they end, Ray's library ends this process
+        within half a second, without a message and with exit code 1, also if the main thread is no
+        longer waiting for trials.
+        """
+        has_servers = self._is_local and bool(self._servers)
+        is_in_danger = self._ends_process and not self._closed and (self._waiting or has_servers)
+        return is_in_danger and signal.SIGTERM in numbers
 
     def _look(self) -> None:
         """Note whether all servers answer; see `TOLERANCE`."""
@@ -263,7 +276,12 @@ class Supervisor:
             self._say(f"error: {error if isinstance(error, RunError) else self._loss()}")
 
     def _end(self) -> None:
-        """End the process without the main thread: message, report, exit."""
+        """End the process: message, report, exit.
+
+        The main thread and the supervisor's may both call it; the second one waits for the first.
+        """
+        if not self._ending.acquire(blocking=False):
+            time.sleep(STOP_SECONDS)
         _bounded(self.close_display, URGENCY if self._impatient else IMPATIENCE)
         if self._stopped is not None:
             self._say(f"note: interrupted. {self.note}".rstrip() + "\ninterrupted")

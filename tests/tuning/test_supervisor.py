@@ -126,6 +126,27 @@ def test_termination_is_as_quick_if_the_main_thread_has_just_left_ray(begin, ser
     assert seconds < 1
 
 
+def test_termination_is_as_quick_while_the_servers_are_asked(begin, server):
+    """The main thread ends the process itself, before Ray's library does."""
+    body = """
+    found._all_answer = lambda: time.sleep(60)
+    try:
+        time.sleep(1)
+        print("begun", flush=True)
+        time.sleep(60)
+    except KeyboardInterrupt:
+        sys.exit(1)  # as Ray's library
+"""
+    process = begin(body, port_of(server))
+    process.send_signal(signal.SIGTERM)
+
+    code, said, seconds = end(process)
+
+    assert code == 130
+    assert said == "note: interrupted. Resume with: X.\ninterrupted\n"
+    assert seconds < 1
+
+
 @pytest.mark.slow
 def test_process_that_is_blocked_ends_after_the_loss_of_a_server(begin, tmp_path, server):
     process = begin(WITHIN, port_of(server))
