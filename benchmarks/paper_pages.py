@@ -9,7 +9,6 @@ paired by seed. `PAPER.tar.xz` has the runs, as `flbench pack` writes them.
 
 import json
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -40,9 +39,13 @@ def section(found: dict[str, Any]) -> str:
         "",
         f"Differences of {name}'s row to the others: means over seeds, with 95 % intervals of the"
         " corrected resampled t-test, because each seed draws a partition from the same samples."
-        " The correction uses the ratio of the clients' test samples to their training samples.",
+        " The correction uses the ratio of the clients' test samples to their training samples."
+        " Each difference has the unit of its table.",
         "",
-        grid(("column", f"{name} minus", "difference", "95 % interval", "seeds"), rows(found)),
+        grid(
+            ("table", "column", f"{name} minus", "difference", "95 % interval", "seeds"),
+            rows(found),
+        ),
         "",
         "The verdicts of the next table compare the mean over seeds with the claim, and do not use"
         f" these intervals. Verdicts by intervals are on [the paper's page]({name.casefold()}.md).",
@@ -55,18 +58,12 @@ def rows(found: dict[str, Any]) -> list[tuple[str, ...]]:
     name = found["paper"]["name"]
     measured = [cell for cell in found["cells"] if cell["values"]]
     return [
-        (column, cell["row"], *difference(own, cell))
-        for column, own in owned(measured, name)
+        (own["table"], own["column"], cell["row"], *difference(own, cell))
+        for own in measured
+        if own["row"] in (name, f"{name} share=full")
         for cell in measured
-        if (cell["table"], cell["column"]) == (own["table"], column) and cell is not own
+        if (cell["table"], cell["column"]) == (own["table"], own["column"]) and cell is not own
     ]
-
-
-def owned(cells: list[dict[str, Any]], name: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the cells of the paper's method with their columns."""
-    for cell in cells:
-        if cell["row"] in (name, f"{name} share=full"):
-            yield cell["column"], cell
 
 
 def difference(first: dict[str, Any], second: dict[str, Any]) -> tuple[str, str, str]:

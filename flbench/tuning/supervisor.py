@@ -38,6 +38,8 @@ IMPATIENCE: Final = 1.0
 """A second stop signal at least these seconds after the first one ends the process at once."""
 URGENCY: Final = 0.2
 """Seconds to close the display if Ray's library may end the process at any moment."""
+GRACE: Final = 0.3
+"""Seconds after which the main thread ends such a process, if the supervisor's has not."""
 
 Server = tuple[str, int]  # host and port
 
@@ -88,7 +90,7 @@ class Supervisor:
         self._lost: float | None = None  # time of the loss of a server
         self._waiting = False
         self._reporting = threading.Lock()
-        self._ending = threading.Lock()
+        self._telling = threading.Lock()  # taken by the first thread that prints the end
         self._is_reported = False
         self._closed = False
         self._handlers: dict[int, Any] = {}
@@ -196,10 +198,12 @@ class Supervisor:
     def _interrupt(self, number: int, frame: object) -> None:
         """Handle a stop signal in the main thread."""
         if self._is_urgent({number}):
-            # The supervisor's thread may be asking the servers, and would be too late.
-            self._stopped = self._stopped or time.monotonic()
-            self._impatient = True
-            self._end()
+            # The supervisor's thread ends the process, unless it is asking the servers just now.
+            # This handler may have interrupted the main thread inside a lock, so it takes none that
+            # others hold, and flushes nothing.
+            time.sleep(GRACE)
+            self._say_interrupted()
+            os._exit(INTERRUPTED)
         # The supervisor's thread may have noted the time of this same signal already.
         is_second = self._handled and not self._ends_process
         self._handled = True
@@ -276,20 +280,20 @@ class Supervisor:
             self._say(f"error: {error if isinstance(error, RunError) else self._loss()}")
 
     def _end(self) -> None:
-        """End the process: message, report, exit.
-
-        The main thread and the supervisor's may both call it; the second one waits for the first.
-        """
-        if not self._ending.acquire(blocking=False):
-            time.sleep(STOP_SECONDS)
+        """End the process without the main thread: message, report, exit."""
         _bounded(self.close_display, URGENCY if self._impatient else IMPATIENCE)
         if self._stopped is not None:
-            self._say(f"note: interrupted. {self.note}".rstrip() + "\ninterrupted")
+            self._say_interrupted()
         else:
             self._say(f"error: {self._loss()}")
         if not self._impatient:
             _bounded(self.write_report, REPORT_SECONDS)
         self._exit()
+
+    def _say_interrupted(self) -> None:
+        """Print what the command line would print after a stop signal, once."""
+        if self._telling.acquire(blocking=False):
+            self._say(f"note: interrupted. {self.note}".rstrip() + "\ninterrupted")
 
     def _say(self, text: str) -> None:
         """Print text on standard error, without a lock that the main thread may hold."""
