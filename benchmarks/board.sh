@@ -39,7 +39,7 @@ step() {
   touch "$folder/done"
 }
 
-# drop_checkpoints FOLDER: removes the checkpoints of what has ended, up to 10 GB in a setting.
+# drop_checkpoints FOLDER: removes the checkpoints of runs and trials that have ended, up to 10 GB in a setting.
 drop_checkpoints() {
   find "$1" -name '*.safetensors' -delete
 }
@@ -53,7 +53,7 @@ for setting in "${settings[@]}"; do
   common=(--algo "$methods" --config "$here/configs/board/$setting.yaml" data.root=. tracking.mlflow=false)
   # The search has a partition of its own, so that it is not a repetition of the comparison.
   step "$out/$setting/study" tune "${common[@]}" --trials 8 --seeds 0 --concurrent "$jobs" partition.seed=100
-  drop_checkpoints "$out/$setting/study" # what follows reads the parameters only
+  drop_checkpoints "$out/$setting/study" # the comparisons read its parameters only
   step "$out/$setting/default" compare "${common[@]}" --seeds 5 --jobs "$jobs"
   # Runs of methods whose search kept the default parameters are used again.
   step "$out/$setting/tuned" compare "${common[@]}" --seeds 5 --jobs "$jobs" \
