@@ -4,7 +4,9 @@ usage: python benchmarks/paper_pages.py OUT_DIR [FOLDER] (default: docs/papers)
 
 OUT_DIR is the folder that `benchmarks/papers.sh` wrote. The page `measured-PAPER.md` is the report
 without the folders of the runs, and with the differences between the paper's method and the others,
-paired by seed. `PAPER.tar.xz` has the runs, as `flbench pack` writes them.
+paired by seed. `PAPER.tar.xz` has the runs, as `flbench pack` writes them. The runs with all rounds
+of the paper, in OUT_DIR/long, are on the page `measured-PAPER-long.md`, which has the tables of all
+reports of that folder, and in `PAPER-long.tar.xz`.
 """
 
 import json
@@ -31,9 +33,13 @@ def page(report: str, differences: str) -> str:
     return f"{before}{differences}\n\n{claims}{after}"
 
 
-def section(found: dict[str, Any]) -> str:
-    """Return the differences of a report as a section in Markdown."""
-    name = found["paper"]["name"]
+def section(name: str, differences: list[tuple[str, ...]]) -> str:
+    """Return the differences of reports as a section in Markdown.
+
+    Args:
+        name: Name of the paper's method.
+        differences: Rows of the section's table, as `rows` returns them.
+    """
     lines = [
         f"## {name} and the other rows",
         "",
@@ -44,7 +50,7 @@ def section(found: dict[str, Any]) -> str:
         "",
         grid(
             ("table", "column", f"{name} minus", "difference", "95 % interval", "seeds"),
-            rows(found),
+            differences,
         ),
         "",
         "The verdicts of the next table compare the mean over seeds with the claim, and do not use"
@@ -112,15 +118,70 @@ def reports(out: Path) -> dict[str, tuple[Path, dict[str, Any], set[str]]]:
     return found
 
 
+def part(report: str, heading: str) -> str:
+    """Return the text of a section of a report; empty where the report has no such section."""
+    return report.partition(f"\n## {heading}")[2].partition("\n## ")[0].partition("\n")[2].strip()
+
+
+def long_page(reports: list[Path]) -> tuple[str, set[str]]:
+    """Return one page with the tables of reports on one paper, and the folders of their runs.
+
+    Args:
+        reports: Reports in Markdown, each with its `.json` beside it.
+    """
+    found = [json.loads(report.with_suffix(".json").read_text("utf-8")) for report in reports]
+    texts = [report.read_text("utf-8") for report in reports]
+    name = found[0]["paper"]["name"]
+    opening = texts[0].partition("\n## ")[0].partition("\n")[2].strip()
+    tables: list[str] = []
+    for text in texts:
+        body = text.partition("\n## Claims of the text")[0].partition("\n## ")[2].strip()
+        opened, _, rest = body.partition("\n### ")
+        # The same table on another data set has the same heading.
+        known = any(table.startswith(f"## {opened}") for table in tables)
+        tables.append(f"### {rest}" if known else f"## {body}")
+    claims = [part(text, "Claims of the text").splitlines() for text in texts]
+    decided = [row for table in claims for row in table[2:] if "cannot be decided" not in row]
+    notes = sorted({line for text in texts for line in part(text, "Footnotes").splitlines()})
+    differences = [row for one in found for row in rows(one)]
+    title = f"# {name}, all rounds of the paper: published and measured numbers"
+    blocks = [title, opening, *tables]
+    if differences:
+        blocks.append(section(name, differences))
+    blocks.append("## Claims of the text\n\n" + "\n".join([*claims[0][:2], *decided]))
+    if notes:
+        blocks.append("## Footnotes\n\n" + "\n".join(notes))
+    runs = {run for one in found for cell in one["cells"] for run in cell["runs"].values()}
+    return "\n\n".join(blocks) + "\n", runs
+
+
+def write_long(out: Path, folder: Path) -> None:
+    """Write the pages and archives of the runs with all rounds of the paper.
+
+    Args:
+        out: Folder of the reports.
+        folder: Folder of the pages.
+    """
+    papers: dict[str, list[Path]] = {}
+    for report in sorted(out.glob("*.md")):
+        papers.setdefault(report.name.partition("-")[0], []).append(report)
+    for paper, found in papers.items():
+        text, runs = long_page(found)
+        (folder / f"measured-{paper}-long.md").write_text(text)
+        fl.pack(sorted(runs), folder / f"{paper}-long.tar.xz")
+        print(f"{paper}: {len(runs)} runs from {len(found)} reports", file=sys.stderr)
+
+
 def main() -> None:
     """Write the pages."""
     out = Path(sys.argv[1])
     folder = Path(sys.argv[2] if len(sys.argv) > 2 else "docs/papers")
     for paper, (report, found, runs) in reports(out).items():
-        text = page(report.read_text("utf-8"), section(found))
+        text = page(report.read_text("utf-8"), section(found["paper"]["name"], rows(found)))
         (folder / f"measured-{paper}.md").write_text(text)
         fl.pack(sorted(runs), folder / f"{paper}.tar.xz")
         print(f"{paper}: {len(runs)} runs from {report.name}", file=sys.stderr)
+    write_long(out / "long", folder)
 
 
 if __name__ == "__main__":
