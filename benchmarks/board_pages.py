@@ -55,6 +55,9 @@ class Setting:
             metric: report.leaderboard.set_index("method") for metric, report in found.items()
         }
         self.pairs = found["accuracy"].pairs
+        # The seconds of a curve's last point are those of the whole run.
+        spent = found["accuracy"].curves.groupby(["method", "repetition"])["seconds"].max()
+        self.seconds = spent.groupby("method").median()
         self.runs = len(found["accuracy"].runs)
         self.repetitions = int(self.boards["accuracy"]["n"].max())
         names = [name for name in self.boards["accuracy"].index if not name.endswith(TUNED)]
@@ -115,6 +118,11 @@ class Gap:
         # The p-value of the corrected resampled t-test, which the interval belongs to.
         self.p = float(row["p"] if isnan(row["corrected"]) else row["corrected"])
         self.p_holm = float("nan")
+
+    @property
+    def none(self) -> bool:
+        """Whether the two methods have the same accuracy in each repetition."""
+        return self.mean == 0 and not self.low < self.high
 
     @property
     def verdict(self) -> str:
@@ -183,11 +191,11 @@ def page(setting: Setting) -> str:
     for name in order:
         tuned = name + TUNED
         cells = [f"`{name}`", estimate(board.loc[tuned]), estimate(board.loc[name])]
-        change = str(tuning[name]) if tuning[name].mean else "0"
+        change = "0" if tuning[name].none else str(tuning[name])
         cells.append(f"**{change}**" if tuning[name].verdict else change)
         cells += [estimate(rare.loc[tuned])] if rare is not None else []
         cells += [estimate(worst.loc[tuned]), megabytes(board.loc[tuned, "bytes"])]
-        rows.append([*cells, f"{board.loc[tuned, 'seconds']:.0f}"])
+        rows.append([*cells, f"{setting.seconds[tuned]:.0f}"])
     lines = [
         f"# The board: {setting.name}",
         "",
@@ -198,14 +206,20 @@ def page(setting: Setting) -> str:
         f"the configuration is `configs/board/{setting.name}.yaml`. {len(setting.methods)} methods,"
         " each with its default",
         "hyper-parameters and with those that a search found (eight trials per method, scored on"
-        " validation parts of another",
-        f"partition), {setting.repetitions} repetitions that differ in partition and seed. In %:"
-        " means over the repetitions with 95 % intervals;",
-        "test samples of all clients, at the best round by validation. Differences in bold are"
-        " significant (corrected",
-        "resampled t-test, Holm's correction for all methods). Seconds are the wall time of a run"
-        " on one core, while",
-        "other programs ran on the machine.",
+        " validation parts, with",
+        f"another seed of the partition), {setting.repetitions} repetitions that differ in the"
+        " seeds of partition and training. In %: means over",
+        "the repetitions with 95 % intervals; test samples of all clients, at the best round by"
+        " validation. Differences in bold",
+        "are significant (corrected resampled t-test, Holm's correction for all methods). The"
+        " intervals are those of single",
+        "differences, without Holm's correction, so an interval without 0 need not be bold. A"
+        " difference of 0 has no interval:",
+        "all repetitions agree, as where the search kept the default hyper-parameters. The worst"
+        " tenth are the",
+        "[clients with the lowest accuracies](../metrics.md#metrics-over-all-clients). Seconds are"
+        " the median wall time of a run with one",
+        "thread, while other programs ran on the machine.",
         "",
         *table(head, rows),
         "",
@@ -348,8 +362,8 @@ def orderings(settings: Sequence[Setting]) -> list[str]:
         " concentration of the Dirichlet",
         "partition, but other numbers of clients, samples and rounds. In the same order, or turned"
         " round: significantly, after",
-        "Holm's correction for the pairs of the setting. FedCPMD's printed accuracies are those of"
-        " clients that have just",
+        "Holm's correction for the pairs of the setting. FedCPMD's printed accuracies seem to be"
+        " those of clients that have just",
         "trained; here all methods have what is deployed to all clients.",
         "",
         *table(head, rows),
