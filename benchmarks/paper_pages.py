@@ -12,7 +12,7 @@ reports of that folder, and in `PAPER-long.tar.xz`.
 import json
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pandas as pd
 
@@ -20,56 +20,101 @@ import flbench as fl
 from flbench.comparison import statistics
 from flbench.reports.tables import grid
 
+INTERVALS: Final = (
+    "means over seeds, with 95 % intervals of the corrected resampled t-test, because each seed"
+    " draws a partition from the same samples. The correction uses the ratio of the clients' test"
+    " samples to their training samples. Each difference has the unit of its table."
+)
+"""What the differences of a page are."""
 
-def page(report: str, differences: str) -> str:
+
+def page(found: dict[str, Any], report: str) -> str:
     """Return a report as a page.
 
     Args:
+        found: Content of the report's `.json`.
         report: Report of `flbench reproduce` in Markdown.
-        differences: Section to put before the claims.
     """
     text = report.partition("## Runs")[0].rstrip() + "\n"
     before, claims, after = text.partition("## Claims of the text")
-    return f"{before}{differences}\n\n{claims}{after}"
+    parts = [before.rstrip(), *to_others([found]), verdicts(found), f"{claims}{after}"]
+    return "\n\n".join(parts)
 
 
-def section(name: str, differences: list[tuple[str, ...]]) -> str:
-    """Return the differences of reports as a section in Markdown.
+def verdicts(found: dict[str, Any]) -> str:
+    """Return the sentence that says what the verdicts of a report mean."""
+    return (
+        "The verdicts of the next table compare the mean over seeds with the claim, and do not use"
+        f" these intervals. Verdicts by intervals are on [the paper's page]({key(found)}.md)."
+    )
+
+
+def key(found: dict[str, Any]) -> str:
+    """Return the paper's name in file names."""
+    return str(found["paper"]["name"]).casefold()
+
+
+def measured(found: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the cells of a report that have values."""
+    return [cell for cell in found["cells"] if cell["values"]]
+
+
+def own_row(found: dict[str, Any], cell: dict[str, Any]) -> bool:
+    """Return whether a cell belongs to the paper's method, without changes."""
+    name = found["paper"]["name"]
+    return cell["row"] in (name, f"{name} share=full")
+
+
+def to_others(reports: list[dict[str, Any]]) -> list[str]:
+    """Return the section on the differences of the paper's method to the other rows, if any.
 
     Args:
-        name: Name of the paper's method.
-        differences: Rows of the section's table, as `rows` returns them.
+        reports: Contents of the reports on one paper.
     """
-    lines = [
-        f"## {name} and the other rows",
-        "",
-        f"Differences of {name}'s row to the others: means over seeds, with 95 % intervals of the"
-        " corrected resampled t-test, because each seed draws a partition from the same samples."
-        " The correction uses the ratio of the clients' test samples to their training samples."
-        " Each difference has the unit of its table.",
-        "",
-        grid(
-            ("table", "column", f"{name} minus", "difference", "95 % interval", "seeds"),
-            differences,
-        ),
-        "",
-        "The verdicts of the next table compare the mean over seeds with the claim, and do not use"
-        f" these intervals. Verdicts by intervals are on [the paper's page]({name.casefold()}.md).",
-    ]
-    return "\n".join(lines)
-
-
-def rows(found: dict[str, Any]) -> list[tuple[str, ...]]:
-    """Return a row for each column and each other row of the tables."""
-    name = found["paper"]["name"]
-    measured = [cell for cell in found["cells"] if cell["values"]]
-    return [
+    rows = [
         (own["table"], own["column"], cell["row"], *difference(own, cell))
-        for own in measured
-        if own["row"] in (name, f"{name} share=full")
-        for cell in measured
+        for found in reports
+        for own in measured(found)
+        if own_row(found, own)
+        for cell in measured(found)
         if (cell["table"], cell["column"]) == (own["table"], own["column"]) and cell is not own
     ]
+    if not rows:
+        return []
+    name = reports[0]["paper"]["name"]
+    head = ("table", "column", f"{name} minus", "difference", "95 % interval", "seeds")
+    opening = f"Differences of {name}'s row to the others: {INTERVALS}"
+    return [f"## {name} and the other rows", opening, grid(head, rows)]
+
+
+def to_first(reports: list[dict[str, Any]]) -> list[str]:
+    """Return the section on the differences of rows to the first one, if any.
+
+    It has the tables without a row of the paper's method, whose rows are variants of the method. A
+    row that is measured in another way (`K_p 80, after mixing`) is compared with the first row that
+    is measured in this way.
+
+    Args:
+        reports: Contents of the reports on one paper.
+    """
+    rows = []
+    for found in reports:
+        cells = measured(found)
+        tables = {cell["table"] for cell in cells if own_row(found, cell)}
+        first: dict[tuple[str, str, str], dict[str, Any]] = {}
+        for cell in (each for each in cells if each["table"] not in tables):
+            kind = cell["row"].partition(", ")[2]
+            start = first.setdefault((cell["table"], cell["column"], kind), cell)
+            if start is not cell:
+                pair = f"{cell['row']}, minus {start['row'].partition(', ')[0]}"
+                rows.append((cell["table"], cell["column"], pair, *difference(cell, start)))
+    if not rows:
+        return []
+    head = ("table", "column", "rows", "difference", "95 % interval", "seeds")
+    opening = (
+        f"Differences of the rows to the first one that is measured in the same way: {INTERVALS}"
+    )
+    return ["## Differences to the first row", opening, grid(head, rows)]
 
 
 def difference(first: dict[str, Any], second: dict[str, Any]) -> tuple[str, str, str]:
@@ -108,7 +153,7 @@ def reports(out: Path) -> dict[str, tuple[Path, dict[str, Any], set[str]]]:
     ranked.sort(key=lambda one: one[:2], reverse=True)
     found: dict[str, tuple[Path, dict[str, Any], set[str]]] = {}
     for *_, report, content, runs in ranked:
-        paper = content["paper"]["name"].casefold()
+        paper = key(content)
         largest = found.setdefault(paper, (report, content, runs))
         if not runs <= largest[2]:
             raise SystemExit(
@@ -143,11 +188,8 @@ def long_page(reports: list[Path]) -> tuple[str, set[str]]:
     claims = [part(text, "Claims of the text").splitlines() for text in texts]
     decided = [row for table in claims for row in table[2:] if "cannot be decided" not in row]
     notes = sorted({line for text in texts for line in part(text, "Footnotes").splitlines()})
-    differences = [row for one in found for row in rows(one)]
     title = f"# {name}, all rounds of the paper: published and measured numbers"
-    blocks = [title, opening, *tables]
-    if differences:
-        blocks.append(section(name, differences))
+    blocks = [title, opening, *tables, *to_others(found), *to_first(found), verdicts(found[0])]
     blocks.append("## Claims of the text\n\n" + "\n".join([*claims[0][:2], *decided]))
     if notes:
         blocks.append("## Footnotes\n\n" + "\n".join(notes))
@@ -177,7 +219,7 @@ def main() -> None:
     out = Path(sys.argv[1])
     folder = Path(sys.argv[2] if len(sys.argv) > 2 else "docs/papers")
     for paper, (report, found, runs) in reports(out).items():
-        text = page(report.read_text("utf-8"), section(found["paper"]["name"], rows(found)))
+        text = page(found, report.read_text("utf-8"))
         (folder / f"measured-{paper}.md").write_text(text)
         fl.pack(sorted(runs), folder / f"{paper}.tar.xz")
         print(f"{paper}: {len(runs)} runs from {report.name}", file=sys.stderr)

@@ -19,9 +19,10 @@ measure() {
   flbench reproduce "$1" --seeds "${SEEDS:-3}" --output "$out" --engine "$2" data.root=. engine.threads=1 "${@:3}"
 }
 
-# long PAPER [ARGUMENT ...]: the same with all rounds of the paper, in OUT_DIR/long
-long() {
-  flbench reproduce "$1" --scale full --output "$out/long" --engine sequential data.root=. engine.threads=1 "${@:2}"
+# measure_long PAPER [ARGUMENT ...]: with all rounds of the paper, in OUT_DIR/long
+measure_long() {
+  flbench reproduce "$1" --scale full --seeds "${SEEDS:-3}" --output "$out/long" --engine sequential \
+    data.root=. engine.threads=1 "${@:2}"
 }
 
 for paper in "${papers[@]}"; do
@@ -53,17 +54,17 @@ for paper in "${papers[@]}"; do
     # The paper's 200 rounds and numbers of preparation rounds; half of the clients, 5,000 samples.
     fedcpmd-long)
       scale=(partition.clients=50 partition.samples=5000 evaluation.every=20)
-      long fedcpmd --table 14 --dataset MNIST --seeds "${SEEDS:-3}" "${scale[@]}"
+      measure_long fedcpmd --table 14 --dataset MNIST "${scale[@]}"
       for set in CIFAR100 EMNIST MNIST; do
-        long fedcpmd --table 15 --dataset "$set" --seeds "${SEEDS:-3}" "${scale[@]}"
+        measure_long fedcpmd --table 15 --dataset "$set" "${scale[@]}"
       done ;;
     # The paper's 200 rounds; 10 of 50 clients, 2,000 samples, averaged weights.
     hfcd-long)
       scale=(partition.clients=10 partition.samples=2000 evaluation.every=10 evaluation.common.every=10
         evaluation.common.limit=1000)
       rows="FedProto,MOON,HFCD share=full"
-      long hfcd --table curves-emnist --algos "$rows" --seeds "${SEEDS:-3}" "${scale[@]}"
-      long hfcd --table curves-cifar100 --algos "FedAvg,$rows" --seeds "${SEEDS:-3}" "${scale[@]}" ;;
+      measure_long hfcd --table curves-emnist --algos "$rows" "${scale[@]}"
+      measure_long hfcd --table curves-cifar100 --algos "FedAvg,$rows" "${scale[@]}" ;;
     *) echo "there is no \`$paper\`: slapfl, fedcpmd, hfcd, fedpc, dfedhp, fedcpmd-long, hfcd-long" >&2 && exit 2 ;;
   esac
 done
