@@ -95,6 +95,14 @@ def test_commands_have_these_options_and_keys(line):
 
 
 @pytest.mark.parametrize("page", ALL, ids=name_of)
+def test_code_blocks_begin_and_end_on_lines_of_their_own(page):
+    """A fence within a line makes a command part of the text, which no other test reads."""
+    fences = [line for line in page.read_text("utf-8").splitlines() if "```" in line]
+    assert [line for line in fences if not re.fullmatch(r" *```\w*(?: title=\".*\")?", line)] == []
+    assert len(fences) % 2 == 0
+
+
+@pytest.mark.parametrize("page", ALL, ids=name_of)
 def test_keys_in_the_text_exist(page):
     """Words such as `train.rounds` or `train.rounds=100` are keys of the configuration."""
     sections = "|".join(Config.model_fields)
