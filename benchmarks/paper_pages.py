@@ -4,9 +4,11 @@ usage: python benchmarks/paper_pages.py OUT_DIR [FOLDER] (default: docs/papers)
 
 OUT_DIR is the folder that `benchmarks/papers.sh` wrote. The page `measured-PAPER.md` is the report
 without the folders of the runs, and with the differences between the paper's method and the others,
-paired by seed. `PAPER.tar.xz` has the runs, as `flbench pack` writes them. The runs with all rounds
-of the paper, in OUT_DIR/long, are on the page `measured-PAPER-long.md`, which has the tables of all
-reports of that folder, and in `PAPER-long.tar.xz`.
+paired by seed. `PAPER.tar.xz` has the runs, as `flbench pack` writes them. The runs on CIFAR-100
+that have settings of their own, in OUT_DIR/cifar100, are on the page `measured-PAPER-cifar100.md`
+and in `PAPER-cifar100.tar.xz`. The runs with all rounds of the paper, in OUT_DIR/long, are on the
+page `measured-PAPER-long.md`, which has the tables of all reports of that folder, and in
+`PAPER-long.tar.xz`.
 """
 
 import json
@@ -218,11 +220,12 @@ def main() -> None:
     """Write the pages."""
     out = Path(sys.argv[1])
     folder = Path(sys.argv[2] if len(sys.argv) > 2 else "docs/papers")
-    for paper, (report, found, runs) in reports(out).items():
-        text = page(found, report.read_text("utf-8"))
-        (folder / f"measured-{paper}.md").write_text(text)
-        fl.pack(sorted(runs), folder / f"{paper}.tar.xz")
-        print(f"{paper}: {len(runs)} runs from {report.name}", file=sys.stderr)
+    for source, ending in ((out, ""), (out / "cifar100", "-cifar100")):
+        for paper, (report, found, runs) in reports(source).items():
+            text = page(found, report.read_text("utf-8"))
+            (folder / f"measured-{paper}{ending}.md").write_text(text)
+            fl.pack(sorted(runs), folder / f"{paper}{ending}.tar.xz")
+            print(f"{paper}{ending}: {len(runs)} runs from {report.name}", file=sys.stderr)
     write_long(out / "long", folder)
 
 

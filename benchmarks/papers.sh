@@ -11,7 +11,7 @@ mkdir -p "$2"
 out=$(cd "$2" && pwd)
 shift 2
 papers=("$@")
-[ ${#papers[@]} -eq 0 ] && papers=(slapfl fedcpmd hfcd fedpc dfedhp fedcpmd-long hfcd-long)
+[ ${#papers[@]} -eq 0 ] && papers=(slapfl fedcpmd hfcd fedpc fedpc-cifar100 dfedhp fedcpmd-long hfcd-long)
 cd "$data" # so that reports name no folder of this machine
 
 # measure PAPER ENGINE [ARGUMENT ...]
@@ -46,11 +46,17 @@ for paper in "${papers[@]}"; do
       rows="fedavg,fedpc,fedper,ditto,FedPC gm=mean_head,FedPC gm=nearest_proto,FedPC pull=class_mean"
       measure fedpc vectorized --table 4 --dataset FMNIST --algos "$rows" model=lenet5 partition.clients=10 \
         partition.samples=1500 train.rounds=20 evaluation.every=20 ;;
+    # LeNet-5; 10 of 100 clients, 3,000 samples, 20 of 200 rounds.
+    fedpc-cifar100)
+      rows="fedavg,fedproto,fednh,fedrep,fedper,ditto,fedpc,FedPC gm=nearest_proto"
+      flbench reproduce fedpc --seeds "${SEEDS:-3}" --output "$out/cifar100" --engine vectorized data.root=. \
+        engine.threads=1 --table 4 --dataset CIFAR100 --algos "$rows" model=lenet5 partition.clients=10 \
+        partition.samples=3000 train.rounds=20 evaluation.every=20 ;;
     # LeNet-5 on Fashion-MNIST instead of ResNet-18 on CIFAR-10; 20 of 100 clients, 2,000 samples,
     # 30 of 500 rounds, over which the learning rates decay as in the paper's first 30.
-    dfedhp) measure dfedhp sequential --table dirichlet --table rounds-dirichlet --dataset CIFAR10=fashionmnist \
-      model=lenet5 partition.clients=20 partition.samples=2000 train.rounds=30 \
-      train.schedule.decay=0.74 evaluation.every=1 ;;
+    dfedhp) measure dfedhp sequential --table dirichlet --table rounds-dirichlet --table pathological \
+      --table rounds-pathological --dataset CIFAR10=fashionmnist model=lenet5 partition.clients=20 \
+      partition.samples=2000 train.rounds=30 train.schedule.decay=0.74 evaluation.every=1 ;;
     # The paper's 200 rounds and numbers of preparation rounds; half of the clients, 5,000 samples.
     fedcpmd-long)
       scale=(partition.clients=50 partition.samples=5000 evaluation.every=20)
@@ -65,6 +71,6 @@ for paper in "${papers[@]}"; do
       rows="FedProto,MOON,HFCD share=full"
       measure_long hfcd --table curves-emnist --algos "$rows" "${scale[@]}"
       measure_long hfcd --table curves-cifar100 --algos "FedAvg,$rows" "${scale[@]}" ;;
-    *) echo "there is no \`$paper\`: slapfl, fedcpmd, hfcd, fedpc, dfedhp, fedcpmd-long, hfcd-long" >&2 && exit 2 ;;
+    *) echo "there is no \`$paper\`: slapfl, fedcpmd, hfcd, fedpc, fedpc-cifar100, dfedhp, fedcpmd-long, hfcd-long" >&2 && exit 2 ;;
   esac
 done
