@@ -1,27 +1,41 @@
-"""Writes pages and archives of the five papers from the reports of `flbench reproduce`.
+"""Writes the pages of the five papers from the raw results: one per archive.
 
-usage: python benchmarks/paper_pages.py OUT_DIR [FOLDER] (default: docs/papers)
+usage: python benchmarks/paper_pages.py [--pack OUT_DIR] [FOLDER] (default: docs/papers)
 
-OUT_DIR is the folder that `benchmarks/papers.sh` wrote. The page `measured-PAPER.md` is the report
-without the folders of the runs, and with the differences between the paper's method and the others,
-paired by seed. `PAPER.tar.xz` has the runs, as `flbench pack` writes them. The runs on CIFAR-100
-that have settings of their own, in OUT_DIR/cifar100, are on the page `measured-PAPER-cifar100.md`
-and in `PAPER-cifar100.tar.xz`. The runs with all rounds of the paper, in OUT_DIR/long, are on the
-page `measured-PAPER-long.md`, which has the tables of all reports of that folder, and in
-`PAPER-long.tar.xz`.
+Each FOLDER/NAME.tar.xz gets a page FOLDER/measured-NAME.md. The runs of the archive are unpacked
+into a temporary folder. There, the commands that `benchmarks/papers.sh --print` prints for NAME
+make their reports of these runs: nothing is trained, and no samples are read. The page is the
+report, or the tables of all reports, without the folders of the runs, and with the differences
+between the rows, paired by seed.
+
+With --pack, the archives are written first, from OUT_DIR, the folder in which
+`benchmarks/papers.sh` has trained.
 """
 
+import argparse
 import json
+import shlex
+import shutil
+import subprocess
 import sys
+import tempfile
+from collections.abc import Sequence
+from contextlib import chdir, redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from io import StringIO
 from pathlib import Path
 from typing import Any, Final
 
 import pandas as pd
+import yaml
 
 import flbench as fl
+from flbench.cli import app
 from flbench.comparison import statistics
 from flbench.reports.tables import grid
 
+COMMANDS: Final = Path(__file__).with_name("papers.sh")
+SUFFIX: Final = ".tar.xz"
 INTERVALS: Final = (
     "means over seeds, with 95 % intervals of the corrected resampled t-test, because each seed"
     " draws a partition from the same samples. The correction uses the ratio of the clients' test"
@@ -30,14 +44,168 @@ INTERVALS: Final = (
 """What the differences of a page are."""
 
 
-def page(found: dict[str, Any], report: str) -> str:
-    """Return a report as a page.
+@dataclass(frozen=True)
+class Report:
+    """A report of `flbench reproduce`.
+
+    Attributes:
+        text: The report in Markdown.
+        content: Content of the report's JSON file.
+    """
+
+    text: str
+    content: dict[str, Any]
+
+    @property
+    def runs(self) -> set[Path]:
+        """The folders of the runs that the report has numbers of."""
+        return {Path(run) for cell in self.content["cells"] for run in cell["runs"].values()}
+
+
+def commands(data: Path, out: Path) -> dict[str, list[list[str]]]:
+    """Return the commands of `papers.sh`, by the name of the paper in this script.
 
     Args:
-        found: Content of the report's `.json`.
-        report: Report of `flbench reproduce` in Markdown.
+        data: Folder with data sets.
+        out: Folder of runs and reports.
+
+    Returns:
+        The arguments of `flbench` for each command.
     """
-    text = report.partition("## Runs")[0].rstrip() + "\n"
+    printed = subprocess.run(
+        ["bash", str(COMMANDS), "--print", str(data), str(out)],
+        check=True,
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+    )
+    found: dict[str, list[list[str]]] = {}
+    for line in printed.stdout.splitlines():
+        name, _, *arguments = shlex.split(line)
+        found.setdefault(name, []).append(arguments)
+    return found
+
+
+def output(arguments: Sequence[str]) -> Path:
+    """Return the folder in which a command writes runs and reports."""
+    return Path(arguments[arguments.index("--output") + 1])
+
+
+def unpack(archive: Path, folder: Path, data: Path) -> None:
+    """Unpack the runs of an archive, so that `flbench reproduce` finds them.
+
+    The configurations in an archive have no folders of the machine that trained the runs. Here they
+    get the folder of the data sets, and the folder of the run that determines the confusable
+    classes. An empty file stands for each data set, because `flbench reproduce` leaves out the data
+    sets that it does not find.
+
+    Args:
+        archive: The archive.
+        folder: Folder for the folders of the runs.
+        data: Folder of the data sets.
+    """
+    shutil.unpack_archive(archive, folder, filter="data")
+    for file in folder.glob("*/config.yaml"):
+        config = yaml.safe_load(file.read_text("utf-8"))
+        config["data"]["root"] = str(data)
+        (data / f"{config['data']['name']}.npz").touch()
+        reference = str(config["evaluation"]["confusable"])
+        if (folder / reference).is_dir():
+            config["evaluation"]["confusable"] = str(folder / reference)
+        file.write_text(yaml.safe_dump(config), "utf-8")
+
+
+def flbench(arguments: Sequence[str]) -> dict[str, Any]:
+    """Return what a command of flbench prints with `--json`.
+
+    Raises:
+        SystemExit: The command failed.
+    """
+    out, err = StringIO(), StringIO()
+    with redirect_stdout(out), redirect_stderr(err):
+        code = app.main([*arguments, "--json"])
+    if code:
+        raise SystemExit(f"flbench {shlex.join(arguments)}: {err.getvalue()}")
+    found: dict[str, Any] = json.loads(out.getvalue())
+    return found
+
+
+def reports(archive: Path, work: Path) -> list[Report]:
+    """Return the reports of the runs of an archive, in the order of the commands.
+
+    Args:
+        archive: The archive `NAME.tar.xz`; NAME is a name of a paper in `papers.sh`.
+        work: Empty folder. It must exist until the runs have been read.
+
+    Raises:
+        SystemExit: The script does not know the paper, a run of its commands is not in the archive,
+            or a run of the archive is in no report.
+    """
+    name, data = archive.name.removesuffix(SUFFIX), work / "data"
+    data.mkdir()
+    mine = commands(data, work / "out").get(name)
+    if mine is None:
+        raise SystemExit(f"{archive}: {COMMANDS.name} has no paper `{name}`")
+    folder = output(mine[0]) / name
+    unpack(archive, folder, data)
+    found = []
+    with chdir(data):
+        for arguments in mine:
+            # A run that is not found would be trained.
+            planned = flbench([*arguments, "--dry-run"])["runs"]
+            if missing := [run["run"] for run in planned if run["state"] != "finished"]:
+                raise SystemExit(f"{archive} does not have the run `{missing[0]}`")
+            content = flbench(arguments)
+            [text] = (Path(file) for file in content["files"] if file.endswith(".md"))
+            found.append(Report(text.read_text("utf-8"), content))
+    used = set().union(*(report.runs for report in found))
+    if unused := set(folder.iterdir()) - used:
+        raise SystemExit(
+            f"{archive} has runs that are in no report of {COMMANDS.name}, such as"
+            f" {min(unused).name}. Is the variable SEEDS that of the training?"
+        )
+    return found
+
+
+def pack(out: Path, folder: Path) -> None:
+    """Write the archives of the runs that reports in a folder have numbers of.
+
+    Args:
+        out: Folder in which `papers.sh` has trained.
+        folder: Folder of the archives.
+    """
+    for name, mine in commands(out, out).items():
+        paper = mine[0][1]
+        runs: set[Path] = set()
+        for file in sorted(output(mine[0]).glob("*.json")):
+            content = json.loads(file.read_text("utf-8"))
+            if content["paper"]["name"].casefold() == paper:
+                runs |= Report("", content).runs
+        if runs:
+            fl.pack(sorted(runs), folder / f"{name}{SUFFIX}")
+            print(f"{name}{SUFFIX}: {len(runs)} runs", file=sys.stderr)
+
+
+def page(archive: Path) -> str:
+    """Return the page of an archive.
+
+    Of several reports, the page has the one with the most runs. If the runs have all rounds of the
+    paper, it has the tables of all reports.
+
+    Raises:
+        SystemExit: See `reports`.
+    """
+    with tempfile.TemporaryDirectory() as work:
+        made = reports(archive, Path(work))
+        if made[0].content["scale"] == "full":
+            return long_page(made)
+        return short_page(max(made, key=lambda report: len(report.runs)))
+
+
+def short_page(report: Report) -> str:
+    """Return a report as a page."""
+    found = report.content
+    text = report.text.partition("## Runs")[0].rstrip() + "\n"
     before, claims, after = text.partition("## Claims of the text")
     parts = [before.rstrip(), *to_others([found]), verdicts(found), f"{claims}{after}"]
     return "\n\n".join(parts)
@@ -138,46 +306,15 @@ def overlap(cell: dict[str, Any]) -> float:
     return float(one["test_size"].sum() / one["train_size"].sum())
 
 
-def reports(out: Path) -> dict[str, tuple[Path, dict[str, Any], set[str]]]:
-    """Return the report of each paper with the most runs: path, content, and run folders.
-
-    Of reports with the same runs, the one with the most measured cells is returned.
-
-    Raises:
-        SystemExit: A report has runs that the paper's report with the most runs does not have.
-    """
-    ranked = []
-    for report in sorted(out.glob("*.md")):
-        content = json.loads(report.with_suffix(".json").read_text("utf-8"))
-        cells = [cell for cell in content["cells"] if cell["runs"]]
-        runs = {run for cell in cells for run in cell["runs"].values()}
-        ranked.append((len(runs), len(cells), report, content, runs))
-    ranked.sort(key=lambda one: one[:2], reverse=True)
-    found: dict[str, tuple[Path, dict[str, Any], set[str]]] = {}
-    for *_, report, content, runs in ranked:
-        paper = key(content)
-        largest = found.setdefault(paper, (report, content, runs))
-        if not runs <= largest[2]:
-            raise SystemExit(
-                f"{report} has runs that {largest[0]} does not have: make one report on all of"
-                " them, or remove one of the two"
-            )
-    return found
-
-
 def part(report: str, heading: str) -> str:
     """Return the text of a section of a report; empty where the report has no such section."""
     return report.partition(f"\n## {heading}")[2].partition("\n## ")[0].partition("\n")[2].strip()
 
 
-def long_page(reports: list[Path]) -> tuple[str, set[str]]:
-    """Return one page with the tables of reports on one paper, and the folders of their runs.
-
-    Args:
-        reports: Reports in Markdown, each with its `.json` beside it.
-    """
-    found = [json.loads(report.with_suffix(".json").read_text("utf-8")) for report in reports]
-    texts = [report.read_text("utf-8") for report in reports]
+def long_page(made: Sequence[Report]) -> str:
+    """Return one page with the tables of reports on one paper."""
+    found = [report.content for report in made]
+    texts = [report.text for report in made]
     name = found[0]["paper"]["name"]
     opening = texts[0].partition("\n## ")[0].partition("\n")[2].strip()
     tables: list[str] = []
@@ -195,38 +332,22 @@ def long_page(reports: list[Path]) -> tuple[str, set[str]]:
     blocks.append("## Claims of the text\n\n" + "\n".join([*claims[0][:2], *decided]))
     if notes:
         blocks.append("## Footnotes\n\n" + "\n".join(notes))
-    runs = {run for one in found for cell in one["cells"] for run in cell["runs"].values()}
-    return "\n\n".join(blocks) + "\n", runs
-
-
-def write_long(out: Path, folder: Path) -> None:
-    """Write the pages and archives of the runs with all rounds of the paper.
-
-    Args:
-        out: Folder of the reports.
-        folder: Folder of the pages.
-    """
-    papers: dict[str, list[Path]] = {}
-    for report in sorted(out.glob("*.md")):
-        papers.setdefault(report.name.partition("-")[0], []).append(report)
-    for paper, found in papers.items():
-        text, runs = long_page(found)
-        (folder / f"measured-{paper}-long.md").write_text(text)
-        fl.pack(sorted(runs), folder / f"{paper}-long.tar.xz")
-        print(f"{paper}: {len(runs)} runs from {len(found)} reports", file=sys.stderr)
+    return "\n\n".join(blocks) + "\n"
 
 
 def main() -> None:
-    """Write the pages."""
-    out = Path(sys.argv[1])
-    folder = Path(sys.argv[2] if len(sys.argv) > 2 else "docs/papers")
-    for source, ending in ((out, ""), (out / "cifar100", "-cifar100")):
-        for paper, (report, found, runs) in reports(source).items():
-            text = page(found, report.read_text("utf-8"))
-            (folder / f"measured-{paper}{ending}.md").write_text(text)
-            fl.pack(sorted(runs), folder / f"{paper}{ending}.tar.xz")
-            print(f"{paper}{ending}: {len(runs)} runs from {report.name}", file=sys.stderr)
-    write_long(out / "long", folder)
+    """Write the pages of a folder."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--pack", type=Path, metavar="OUT_DIR")
+    parser.add_argument("folder", type=Path, nargs="?", default=Path("docs/papers"))
+    options = parser.parse_args()
+    if options.pack is not None:
+        pack(options.pack, options.folder)
+    for archive in sorted(options.folder.glob(f"*{SUFFIX}")):
+        text = page(archive)
+        name = archive.name.removesuffix(SUFFIX)
+        (options.folder / f"measured-{name}.md").write_text(text, "utf-8")
+        print(f"measured-{name}.md", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -2,10 +2,14 @@
 # Measures claims of the five papers, at a stated fraction of their scale. The variable SEEDS is the
 # number of seeds (default 3; HFCD always has 10).
 # What is finished is not trained again; the same command resumes what was interrupted.
+# With --print nothing is trained: each line of the output is the name of a paper in this script and
+# a command that measures tables of it.
 #
-# usage: benchmarks/papers.sh DATA_DIR OUT_DIR [PAPER ...]
+# usage: benchmarks/papers.sh [--print] DATA_DIR OUT_DIR [PAPER ...]
 set -euo pipefail
 
+only_print=
+[ "${1-}" = --print ] && only_print=yes && shift
 data=$(cd "$1" && pwd)
 mkdir -p "$2"
 out=$(cd "$2" && pwd)
@@ -14,14 +18,23 @@ papers=("$@")
 [ ${#papers[@]} -eq 0 ] && papers=(slapfl fedcpmd hfcd fedpc fedpc-cifar100 dfedhp fedcpmd-long hfcd-long)
 cd "$data" # so that reports name no folder of this machine
 
+# reproduce PAPER [ARGUMENT ...]
+reproduce() {
+  if [ -n "$only_print" ]; then
+    printf '%q ' "$paper" flbench reproduce "$@" && echo
+  else
+    flbench reproduce "$@"
+  fi
+}
+
 # measure PAPER ENGINE [ARGUMENT ...]
 measure() {
-  flbench reproduce "$1" --seeds "${SEEDS:-3}" --output "$out" --engine "$2" data.root=. engine.threads=1 "${@:3}"
+  reproduce "$1" --seeds "${SEEDS:-3}" --output "$out" --engine "$2" data.root=. engine.threads=1 "${@:3}"
 }
 
 # measure_long PAPER [ARGUMENT ...]: with all rounds of the paper, in OUT_DIR/long
 measure_long() {
-  flbench reproduce "$1" --scale full --seeds "${SEEDS:-3}" --output "$out/long" --engine sequential \
+  reproduce "$1" --scale full --seeds "${SEEDS:-3}" --output "$out/long" --engine sequential \
     data.root=. engine.threads=1 "${@:2}"
 }
 
@@ -49,7 +62,7 @@ for paper in "${papers[@]}"; do
     # LeNet-5; 10 of 100 clients, 3,000 samples, 20 of 200 rounds.
     fedpc-cifar100)
       rows="fedavg,fedproto,fednh,fedrep,fedper,ditto,fedpc,FedPC gm=nearest_proto"
-      flbench reproduce fedpc --seeds "${SEEDS:-3}" --output "$out/cifar100" --engine vectorized data.root=. \
+      reproduce fedpc --seeds "${SEEDS:-3}" --output "$out/cifar100" --engine vectorized data.root=. \
         engine.threads=1 --table 4 --dataset CIFAR100 --algos "$rows" model=lenet5 partition.clients=10 \
         partition.samples=3000 train.rounds=20 evaluation.every=20 ;;
     # LeNet-5 on Fashion-MNIST instead of ResNet-18 on CIFAR-10; 20 of 100 clients, 2,000 samples,
@@ -69,8 +82,8 @@ for paper in "${papers[@]}"; do
       scale=(partition.clients=10 partition.samples=2000 evaluation.every=10 evaluation.common.every=10
         evaluation.common.limit=1000)
       rows="FedProto,MOON,HFCD share=full"
-      measure_long hfcd --table curves-emnist --algos "$rows" "${scale[@]}"
-      measure_long hfcd --table curves-cifar100 --algos "FedAvg,$rows" "${scale[@]}" ;;
+      measure_long hfcd --table curves-cifar100 --algos "FedAvg,$rows" "${scale[@]}"
+      measure_long hfcd --table curves-emnist --algos "$rows" "${scale[@]}" ;;
     *) echo "there is no \`$paper\`: slapfl, fedcpmd, hfcd, fedpc, fedpc-cifar100, dfedhp, fedcpmd-long, hfcd-long" >&2 && exit 2 ;;
   esac
 done
