@@ -67,3 +67,11 @@ def test_run_without_a_command_is_an_error(pages, tmp_path, monkeypatch):
 
     with pytest.raises(SystemExit, match="runs that are in no report"):
         pages.page(PAPERS / "slapfl.tar.xz")
+
+
+def test_page_has_the_footnotes_of_what_it_shows(pages, tmp_path):
+    [report] = pages.reports(PAPERS / "slapfl.tar.xz", tmp_path)
+
+    assert "[2.1] FedAvg, FMNIST accuracy" in report.text
+    assert "CIFAR10 accuracy:" not in report.text
+    assert len(report.content["footnotes"]) == 3

@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -116,10 +116,26 @@ class PaperReport:
     @property
     def footnotes(self) -> list[str]:
         """Footnotes of all tables, numbered by table."""
+        return self._footnotes({_place(line) for line in self.lines})
+
+    @property
+    def shown_footnotes(self) -> list[str]:
+        """Footnotes to the tables, rows and columns of the blocks, numbered by table."""
+        columns = {_place(line)[::2] for line in self.lines if line.values or line.at_least}
+        return self._footnotes(
+            {_place(line) for line in self.lines if _place(line)[::2] in columns}
+        )
+
+    def _footnotes(self, places: Collection[tuple[str, str, str]]) -> list[str]:
+        """Return the footnotes to cells, given as table, row and column."""
         return [
             words.footnote(number, k, note)
             for number in self.plan.tables
             for k, note in enumerate(self.plan.paper.tables[number].footnotes)
+            if any(
+                table == number and note.row in (None, row) and note.column in (None, column)
+                for table, row, column in places
+            )
         ]
 
     @property
@@ -158,6 +174,13 @@ class PaperReport:
             2: "Two seeds: the standard deviation is very uncertain.",
         }
         notes += [few[len(plan.seeds)]] if len(plan.seeds) in few else []
+        if any(line.std is not None for line in self.lines):
+            notes.append("Numbers after ± are standard deviations over seeds.")
+        if any(line.at_least for line in self.lines):
+            notes.append(
+                "Rounds to a target accuracy are means over the seeds that reach it; the column"
+                " `seeds` says how many do."
+            )
         for name, (held, expected) in _short_of_samples(plan, self.lines).items():
             notes.append(
                 f"{name}: the clients have {held:,} samples, not {expected:,}: the data set is"
@@ -177,7 +200,7 @@ class PaperReport:
                 "-" if line.published is None else words.printed(line.published, common),
                 words.measured(line.mean, line.std, unit) if line.values else words.bound(line),
                 words.signed(line.difference, unit, bare=True),
-                str(len(line.values) or "-"),
+                words.seeds(line),
             )
             for line in lines
         )

@@ -1,7 +1,7 @@
 """Verdicts about a paper's claims: held, did not hold, or cannot be decided."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import Literal
 
@@ -29,7 +29,7 @@ class Verdict:
         printed: Difference of the paper's own numbers; None if cells have none.
         measured: Difference of the measured numbers, mean over seeds; None if there is none.
         std: Standard deviation of the difference over seeds; None for fewer than two seeds.
-        seeds: Number of seeds.
+        by_seed: Difference of the measured numbers by seed.
         why: Why the claim cannot be decided, or did not hold; "" if there is nothing to add.
         asked: Whether the claim's table was requested; true for a claim without a table.
     """
@@ -40,9 +40,14 @@ class Verdict:
     printed: float | None = None
     measured: float | None = None
     std: float | None = None
-    seeds: int = 0
+    by_seed: Mapping[int, float] = field(default_factory=dict)
     why: str = ""
     asked: bool = True
+
+    @property
+    def seeds(self) -> int:
+        """Number of seeds with a difference."""
+        return len(self.by_seed)
 
 
 @dataclass(frozen=True)
@@ -91,7 +96,8 @@ def decide(claim: Claim, paper: Paper, grid: Grid, tables: Sequence[str]) -> Ver
     seeds = sorted(set.intersection(*(set(gap.by_seed) for gap in gaps.values()))) if gaps else []
     if not seeds:
         return replace(undecided, why=lacking or "no seed has all runs")
-    values = [fmean(gap.by_seed[seed] for gap in gaps.values()) for seed in seeds]
+    by_seed = {seed: fmean(gap.by_seed[seed] for gap in gaps.values()) for seed in seeds}
+    values = list(by_seed.values())
     value = fmean(values)
     held = value >= claim.bound - CLOSE if claim.above is not None else value <= claim.bound + CLOSE
     why = lacking
@@ -102,7 +108,7 @@ def decide(claim: Claim, paper: Paper, grid: Grid, tables: Sequence[str]) -> Ver
         why = f"it holds against the measured rows; {lacking}"
     if worst is not None:
         why = f"least favourable column: {worst}" + (f"; {why}" if why else "")
-    return Verdict(claim, outcome, unit, printed, value, sample_std(values), len(values), why)
+    return Verdict(claim, outcome, unit, printed, value, sample_std(values), by_seed, why)
 
 
 def _few(names: Sequence[str]) -> str:

@@ -54,8 +54,8 @@ def measured(mean: float | None, std: float | None, unit: str, *, gap: bool = Fa
     """
     if mean is None:
         return "-"
-    sign = "+" if gap else ""
-    text = f"{mean:{sign}.2f}" + ("" if std is None else f" ± {std:.2f}")
+    text = with_sign(mean) if gap else f"{mean:.2f}"
+    text += "" if std is None else f" ± {std:.2f}"
     return f"{text} {UNITS.get(unit, unit)}" if gap else text
 
 
@@ -64,6 +64,16 @@ def bound(line: MeasuredCell) -> str:
     if not line.at_least:
         return "-"
     return f"> {min(line.at_least.values()) - 1:g}"
+
+
+def seeds(line: MeasuredCell) -> str:
+    """Format the number of seeds with a value; a dash without one.
+
+    Where runs do not reach their target accuracy, the number of all runs follows: `2 of 3`.
+    """
+    if line.at_least:
+        return f"{len(line.values)} of {len(line.values) + len(line.at_least)}"
+    return str(len(line.values) or "-")
 
 
 def notes(claim: Claim) -> str:
@@ -78,7 +88,17 @@ def signed(value: float | None, unit: str, *, bare: bool = False) -> str:
     """Format a difference with its sign; `bare` leaves out the unit."""
     if value is None:
         return "-"
-    return f"{value:+.2f}" if bare else f"{value:+.2f} {UNITS.get(unit, unit)}"
+    return with_sign(value) if bare else f"{with_sign(value)} {UNITS.get(unit, unit)}"
+
+
+def with_sign(value: float) -> str:
+    """Format a difference with two decimals and its sign; what rounds to zero has none.
+
+    >>> with_sign(1.5), with_sign(-0.001)
+    ('+1.50', '0.00')
+    """
+    text = f"{value:+.2f}"
+    return text if float(text) else text[1:]
 
 
 def claimed(verdict: Verdict) -> str:

@@ -67,7 +67,7 @@ def markdown(report: PaperReport) -> str:
         header = ("what", "why", "cells without")
         parts.append(f"## What could not be measured here\n\n{grid(header, rows)}")
     for title, items in (
-        ("Footnotes", report.footnotes),
+        ("Footnotes", report.shown_footnotes),
         ("Contradictions in the paper", paper.contradictions),
         ("What the paper does not specify, and the choices here", paper.choices),
     ):
@@ -163,6 +163,7 @@ def _claim(verdict: Verdict) -> dict[str, Any]:
         "published": verdict.printed,
         "measured": verdict.measured,
         "std": verdict.std,
+        "values": {str(seed): value for seed, value in verdict.by_seed.items()},
         "measured_row": claim.measured_row or claim.row,
         "seeds": verdict.seeds,
         "verdict": verdict.outcome,

@@ -166,6 +166,7 @@ def test_every_heading_names_scale_substitute_and_changes(finished):
         assert "not requested (--algos)" in said
     assert finished.out.count(mark) == 3 + 1
     assert "Numbers at this scale cannot be compared" in finished.err
+    assert "Numbers after ± are standard deviations over seeds." in text
 
 
 def test_claims_have_one_of_three_verdicts_and_their_numbers(finished):
@@ -182,6 +183,7 @@ def test_claims_have_one_of_three_verdicts_and_their_numbers(finished):
     gaps = [mine[seed] - others[seed] for seed in mine]
     assert recall["measured"] == pytest.approx(np.mean(gaps))
     assert recall["std"] == pytest.approx(np.std(gaps, ddof=1))
+    assert list(recall["values"].values()) == pytest.approx(gaps)
     assert recall["published"] == pytest.approx(20.7)
     assert recall["verdict"] == ("held" if np.mean(gaps) >= 20.7 else "did not hold")
     missing = by_text["similarity distillation (C) gains 7.7 points of rare-class recall"]
@@ -314,6 +316,8 @@ def test_rounds_to_target_are_counted_by_the_test_accuracy_and_say_so(reproduce,
     assert code == 0, err
     assert "by the test accuracy, since there is no validation part" in " ".join(out.split())
     assert out.count("> 4") == 3
+    assert out.count("0 of 1") == 3
+    assert "means over the seeds that reach it" in err
     said = "test accuracy (there is no validation part) never reached 0.8 in 4 rounds"
     assert said in " ".join(out.split())
     assert "DFedHP needs fewer rounds than DFedAvg and DFedAlt" in out

@@ -64,6 +64,7 @@ def test_difference_is_paired_by_seed_with_its_standard_deviation():
     assert verdict.measured == pytest.approx(gaps.mean())
     assert verdict.std == pytest.approx(gaps.std(ddof=1))
     assert (verdict.seeds, verdict.printed, verdict.unit) == (3, 10.0, "points")
+    assert verdict.by_seed == {0: 11.0, 1: 14.0, 2: 6.0}
 
 
 @pytest.mark.parametrize(

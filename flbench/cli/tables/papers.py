@@ -58,7 +58,7 @@ def print_report(report: PaperReport, paths: Sequence[Path]) -> None:
         line(f"{others} more claims are about tables that were not requested.")
     line("")
     print_unavailable(report.absent)
-    for footnote in report.footnotes:
+    for footnote in report.shown_footnotes:
         line(footnote)
     notes(report.notes)
     for path in paths:
