@@ -19,29 +19,57 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import chdir, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from io import StringIO
+from math import isnan
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Final
 
 import pandas as pd
 import yaml
+from scipy.stats import kendalltau
 
 import flbench as fl
 from flbench.cli import app
 from flbench.comparison import statistics
 from flbench.reports.tables import grid
+from flbench.reproduce.words import with_sign
+
+Cell = dict[str, Any]
+"""A cell of a table, as the JSON file of a report has it."""
 
 COMMANDS: Final = Path(__file__).with_name("papers.sh")
 SUFFIX: Final = ".tar.xz"
-INTERVALS: Final = (
-    "means over seeds, with 95 % intervals of the corrected resampled t-test, because each seed"
-    " draws a partition from the same samples. The correction uses the ratio of the clients' test"
-    " samples to their training samples. Each difference has the unit of its table."
+FURTHER_PAIRS: Final = {
+    "fedcpmd": [("7", "Local-Only", "FedAvg")],
+    "fedpc": [
+        *(("4", "FedPC gm=nearest_proto", other) for other in ("FedAvg", "FedPer", "Ditto")),
+        *(("4", f"FedPC {change}", "FedAvg") for change in ("gm=mean_head", "pull=class_mean")),
+    ],
+    "fedpc-cifar100": [
+        ("4", "FedPC gm=nearest_proto", "FedAvg"),
+        ("4", "FedPC gm=nearest_proto", "FedNH"),
+    ],
+}
+"""Further differences on the page of an archive: table, row, and the row that is subtracted."""
+RANKED_FROM: Final = 8
+"""Rows of other methods from which a column has a rank correlation with the published numbers."""
+DIFFERENCES: Final = (
+    "Differences are means over the seeds that both rows have (column `seeds`), paired by seed, in"
+    " the unit of the table. The 95 % intervals are those of the corrected resampled t-test,"
+    " because each seed draws a partition from the same samples. The correction uses the ratio of"
+    " the clients' test samples to their training samples, as a mean over the seeds. These are"
+    " intervals of single differences, which are not corrected for the number of comparisons. There"
+    " is no interval for fewer than three seeds, and where the difference is the same for all"
+    " seeds."
 )
 """What the differences of a page are."""
+DIFFERENCE_HEADER: Final = (
+    *("table", "column", "row", "minus", "difference", "95 % interval", "seeds"),
+)
 
 
 @dataclass(frozen=True)
@@ -79,11 +107,11 @@ def commands(data: Path, out: Path) -> dict[str, list[list[str]]]:
         text=True,
         encoding="utf-8",
     )
-    found: dict[str, list[list[str]]] = {}
+    by_paper: dict[str, list[list[str]]] = {}
     for line in printed.stdout.splitlines():
         name, _, *arguments = shlex.split(line)
-        found.setdefault(name, []).append(arguments)
-    return found
+        by_paper.setdefault(name, []).append(arguments)
+    return by_paper
 
 
 def output(arguments: Sequence[str]) -> Path:
@@ -126,8 +154,8 @@ def flbench(arguments: Sequence[str]) -> dict[str, Any]:
         code = app.main([*arguments, "--json"])
     if code:
         raise SystemExit(f"flbench {shlex.join(arguments)}: {err.getvalue()}")
-    found: dict[str, Any] = json.loads(out.getvalue())
-    return found
+    content: dict[str, Any] = json.loads(out.getvalue())
+    return content
 
 
 def reports(archive: Path, work: Path) -> list[Report]:
@@ -143,28 +171,28 @@ def reports(archive: Path, work: Path) -> list[Report]:
     """
     name, data = archive.name.removesuffix(SUFFIX), work / "data"
     data.mkdir()
-    mine = commands(data, work / "out").get(name)
-    if mine is None:
+    of_paper = commands(data, work / "out").get(name)
+    if of_paper is None:
         raise SystemExit(f"{archive}: {COMMANDS.name} has no paper `{name}`")
-    folder = output(mine[0]) / name
+    folder = output(of_paper[0]) / name
     unpack(archive, folder, data)
-    found = []
+    made = []
     with chdir(data):
-        for arguments in mine:
+        for arguments in of_paper:
             # A run that is not found would be trained.
             planned = flbench([*arguments, "--dry-run"])["runs"]
             if missing := [run["run"] for run in planned if run["state"] != "finished"]:
                 raise SystemExit(f"{archive} does not have the run `{missing[0]}`")
             content = flbench(arguments)
             [text] = (Path(file) for file in content["files"] if file.endswith(".md"))
-            found.append(Report(text.read_text("utf-8"), content))
-    used = set().union(*(report.runs for report in found))
+            made.append(Report(text.read_text("utf-8"), content))
+    used = set().union(*(report.runs for report in made))
     if unused := set(folder.iterdir()) - used:
         raise SystemExit(
             f"{archive} has runs that are in no report of {COMMANDS.name}, such as"
             f" {min(unused).name}. Is the variable SEEDS that of the training?"
         )
-    return found
+    return made
 
 
 def pack(out: Path, folder: Path) -> None:
@@ -174,10 +202,10 @@ def pack(out: Path, folder: Path) -> None:
         out: Folder in which `papers.sh` has trained.
         folder: Folder of the archives.
     """
-    for name, mine in commands(out, out).items():
-        paper = mine[0][1]
+    for name, of_paper in commands(out, out).items():
+        paper = of_paper[0][1]
         runs: set[Path] = set()
-        for file in sorted(output(mine[0]).glob("*.json")):
+        for file in sorted(output(of_paper[0]).glob("*.json")):
             content = json.loads(file.read_text("utf-8"))
             if content["paper"]["name"].casefold() == paper:
                 runs |= Report("", content).runs
@@ -189,150 +217,323 @@ def pack(out: Path, folder: Path) -> None:
 def page(archive: Path) -> str:
     """Return the page of an archive.
 
-    Of several reports, the page has the one with the most runs. If the runs have all rounds of the
-    paper, it has the tables of all reports.
-
     Raises:
         SystemExit: See `reports`.
     """
     with tempfile.TemporaryDirectory() as work:
         made = reports(archive, Path(work))
-        if made[0].content["scale"] == "full":
-            return long_page(made)
-        return short_page(max(made, key=lambda report: len(report.runs)))
+        return "\n\n".join(blocks(archive.name.removesuffix(SUFFIX), made)) + "\n"
 
 
-def short_page(report: Report) -> str:
-    """Return a report as a page."""
-    found = report.content
-    text = report.text.partition("## Runs")[0].rstrip() + "\n"
-    before, claims, after = text.partition("## Claims of the text")
-    parts = [before.rstrip(), *to_others([found]), verdicts(found), f"{claims}{after}"]
-    return "\n\n".join(parts)
+def blocks(name: str, made: Sequence[Report]) -> list[str]:
+    """Return the headings, paragraphs, tables and lists of a page.
 
-
-def verdicts(found: dict[str, Any]) -> str:
-    """Return the sentence that says what the verdicts of a report mean."""
-    return (
-        "The verdicts of the next table compare the mean over seeds with the claim, and do not use"
-        f" these intervals. Verdicts by intervals are on [the paper's page]({key(found)}.md)."
-    )
-
-
-def key(found: dict[str, Any]) -> str:
-    """Return the paper's name in file names."""
-    return str(found["paper"]["name"]).casefold()
-
-
-def measured(found: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the cells of a report that have values."""
-    return [cell for cell in found["cells"] if cell["values"]]
-
-
-def own_row(found: dict[str, Any], cell: dict[str, Any]) -> bool:
-    """Return whether a cell belongs to the paper's method, without changes."""
-    name = found["paper"]["name"]
-    return cell["row"] in (name, f"{name} share=full")
-
-
-def to_others(reports: list[dict[str, Any]]) -> list[str]:
-    """Return the section on the differences of the paper's method to the other rows, if any.
+    A page of runs with all rounds of the paper has the claims that are decided, and leaves out what
+    the page of the small runs says about the paper.
 
     Args:
-        reports: Contents of the reports on one paper.
+        name: Name of the archive.
+        made: Reports on its runs. The first one has the claims and notes about the whole paper.
     """
-    rows = [
-        (own["table"], own["column"], cell["row"], *difference(own, cell))
-        for found in reports
-        for own in measured(found)
-        if own_row(found, own)
-        for cell in measured(found)
-        if (cell["table"], cell["column"]) == (own["table"], own["column"]) and cell is not own
+    first, text = made[0].content, made[0].text
+    paper, all_rounds = first["paper"]["name"], first["scale"] == "full"
+    title, citation = text.split("\n\n")[:2]
+    if all_rounds:
+        title = f"# {paper}, all rounds of the paper: published and measured numbers"
+    runs = set().union(*(report.runs for report in made))
+    source = (
+        f"Written by `benchmarks/paper_pages.py` from the {len(runs)} runs in"
+        f" `docs/papers/{name}{SUFFIX}`."
+    )
+    shared = [
+        note for note in first["notes"] if all(note in each.content["notes"] for each in made)
     ]
-    if not rows:
-        return []
-    name = reports[0]["paper"]["name"]
-    head = ("table", "column", f"{name} minus", "difference", "95 % interval", "seeds")
-    opening = f"Differences of {name}'s row to the others: {INTERVALS}"
-    return [f"## {name} and the other rows", opening, grid(head, rows)]
+    page = [title, citation, source, *(f"**{note}**" for note in shared), *tables(made, shared)]
+    page += differences(name, made)
+    page += [heading_of(made[0], "Claims of the text"), *claims(made, decided_only=all_rounds)]
+    footnotes = dict.fromkeys(line for each in made for line in section(each, "Footnotes"))
+    for heading in (
+        "What could not be measured here",
+        "Footnotes",
+        "Contradictions in the paper",
+        "What the paper does not specify, and the choices here",
+    ):
+        lines = list(footnotes) if heading == "Footnotes" else section(made[0], heading)
+        if lines and (heading == "Footnotes" or not all_rounds):
+            page += [f"## {heading}", "\n".join(lines)]
+    return page
 
 
-def to_first(reports: list[dict[str, Any]]) -> list[str]:
-    """Return the section on the differences of rows to the first one, if any.
+def heading_of(report: Report, title: str) -> str:
+    """Return the heading of a section of a report, with its mark, such as `[small scale]`."""
+    return next(line for line in report.text.splitlines() if line.startswith(f"## {title}"))
 
-    It has the tables without a row of the paper's method, whose rows are variants of the method. A
-    row that is measured in another way (`K_p 80, after mixing`) is compared with the first row that
-    is measured in this way.
+
+def section(report: Report, heading: str) -> list[str]:
+    """Return the lines of a section of a report; none where the report has no such section."""
+    text = report.text.partition(f"\n## {heading}")[2].partition("\n## ")[0]
+    return text.partition("\n")[2].strip().splitlines()
+
+
+def tables(made: Sequence[Report], shared: Sequence[str]) -> list[str]:
+    """Return the tables of reports, with the notes that do not hold for all reports."""
+    page: list[str] = []
+    for report in made:
+        text = report.text.partition("\n## ")[2].partition("\n## Claims of the text")[0]
+        opening, _, rest = f"## {text.strip()}".partition("\n\n### ")
+        if opening not in page:  # the same table on another data set has the same heading
+            page.append(opening)
+        page += [f"**{note}**" for note in report.content["notes"] if note not in shared]
+        page.append(f"### {rest}")
+    return page
+
+
+def columns(made: Sequence[Report]) -> list[list[Cell]]:
+    """Return the cells with measured values, column by column."""
+    by_place: dict[tuple[int, str, str], list[Cell]] = {}
+    for number, report in enumerate(made):
+        for cell in report.content["cells"]:
+            if cell["values"]:
+                by_place.setdefault((number, cell["table"], cell["column"]), []).append(cell)
+    return list(by_place.values())
+
+
+def is_own(cell: Cell) -> bool:
+    """Return whether the method of a row is the paper's method, or a variant of it."""
+    return bool(cell["algorithm"] == cell["paper"].casefold())
+
+
+def own_row(column: Sequence[Cell]) -> Cell | None:
+    """Return the row of the paper's method; None if there is none, or all rows are variants of it.
+
+    Without a row of the method's name, the first variant is the row of the method.
+    """
+    own = [cell for cell in column if is_own(cell)]
+    if len(own) == len(column):
+        return None
+    names = {(name := column[0]["paper"]), f"{name} share=full"}
+    return next((cell for cell in own if cell["row"] in names), next(iter(own), None))
+
+
+def differences(name: str, made: Sequence[Report]) -> list[str]:
+    """Return the section on the differences between rows, if there are any.
 
     Args:
-        reports: Contents of the reports on one paper.
+        name: Name of the archive.
+        made: Reports on its runs.
     """
-    rows = []
-    for found in reports:
-        cells = measured(found)
-        tables = {cell["table"] for cell in cells if own_row(found, cell)}
-        first: dict[tuple[str, str, str], dict[str, Any]] = {}
-        for cell in (each for each in cells if each["table"] not in tables):
-            kind = cell["row"].partition(", ")[2]
-            start = first.setdefault((cell["table"], cell["column"], kind), cell)
-            if start is not cell:
-                pair = f"{cell['row']}, minus {start['row'].partition(', ')[0]}"
-                rows.append((cell["table"], cell["column"], pair, *difference(cell, start)))
-    if not rows:
+    paper, every = made[0].content["paper"]["name"], columns(made)
+    to_all = [pair for column in every for pair in own_to_all(column)]
+    alike = [pair for column in every for pair in own_to_alike(column)]
+    measures = dict.fromkeys(first["metric"] for first, _ in alike)
+    page: list[str] = []
+    for heading, about, pairs in (
+        (f"{paper} and the other rows", measured_otherwise(every), to_all),
+        (
+            f"{paper} and the other rows, measured alike",
+            [f"Measured for both rows: {measure}." for measure in measures],
+            alike,
+        ),
+        (
+            "Variants and the first row",
+            ["Each row minus the first one that is measured alike."],
+            [pair for column in every for pair in to_first(column)],
+        ),
+        (
+            "Further differences",
+            [],
+            [pair for column in every for pair in further_pairs(name, column)],
+        ),
+    ):
+        if pairs:
+            lines = [difference(first, second) for first, second in pairs]
+            page += [f"### {heading}", *about, grid(DIFFERENCE_HEADER, lines)]
+    if page:
+        page = ["## Differences", DIFFERENCES, *page]
+    order = [line for column in every for line in rank_correlation(column)]
+    if order:
+        page += [
+            "## Order of the other methods",
+            "Kendall's tau between the published and the measured numbers of a column, with its"
+            " p-value: 1 for the same order, -1 for the opposite one.",
+            grid(("table", "column", "rows", "Kendall's tau", "p"), order),
+        ]
+    return page
+
+
+def own_to_all(column: Sequence[Cell]) -> list[tuple[Cell, Cell]]:
+    """Return the pairs of the row of the paper's method and each other row."""
+    own = own_row(column)
+    return [(own, cell) for cell in column if cell is not own] if own else []
+
+
+def own_to_alike(column: Sequence[Cell]) -> list[tuple[Cell, Cell]]:
+    """Return the pairs of rows beside that of the paper's method with what is measured alike.
+
+    These rows have other metrics of the same runs, such as `FedCPMD, all clients as deployed`. They
+    are paired with the rows of other methods that have the same metric.
+    """
+    own = own_row(column)
+    return [
+        (cell, other)
+        for cell in column
+        for other in column
+        if own and cell["row"].startswith(f"{own['row']}, ")
+        if not is_own(other) and other["metric"] == cell["metric"]
+    ]
+
+
+def measured_otherwise(every: Sequence[Sequence[Cell]]) -> list[str]:
+    """Return the paragraphs on rows of the paper's method with metrics that no other method has."""
+    rows: dict[str, dict[str, None]] = {}
+    for column in every:
+        own = own_row(column)
+        if own and own["metric"] not in {cell["metric"] for cell in column if not is_own(cell)}:
+            rows.setdefault(own["metric"], {})[own["row"]] = None
+    return [
+        f"Measured for {', '.join(names)}, in another way than for the other methods: {measure}."
+        for measure, names in rows.items()
+    ]
+
+
+def to_first(column: Sequence[Cell]) -> list[tuple[Cell, Cell]]:
+    """Return the pairs of a row and the first one with its metric, if all rows are variants."""
+    if not all(map(is_own, column)):
         return []
-    head = ("table", "column", "rows", "difference", "95 % interval", "seeds")
-    opening = (
-        f"Differences of the rows to the first one that is measured in the same way: {INTERVALS}"
-    )
-    return ["## Differences to the first row", opening, grid(head, rows)]
+    first: dict[str, Cell] = {}
+    return [
+        (cell, first[cell["metric"]])
+        for cell in column
+        if first.setdefault(cell["metric"], cell) is not cell
+    ]
 
 
-def difference(first: dict[str, Any], second: dict[str, Any]) -> tuple[str, str, str]:
-    """Return mean, interval and number of seeds of the difference of two cells, as text."""
-    values = [{int(seed): x for seed, x in cell["values"].items()} for cell in (first, second)]
-    gap = statistics.difference(*values, overlap=overlap(first))
+def further_pairs(name: str, column: Sequence[Cell]) -> list[tuple[Cell, Cell]]:
+    """Return the pairs of `FURTHER_PAIRS` in a column.
+
+    Args:
+        name: Name of the archive.
+        column: Cells of the column.
+    """
+    rows = {(cell["table"], cell["row"]): cell for cell in column}
+    return [
+        (rows[table, row], rows[table, minus])
+        for table, row, minus in FURTHER_PAIRS.get(name, [])
+        if (table, row) in rows and (table, minus) in rows
+    ]
+
+
+def place(cell: Cell) -> tuple[str, str]:
+    """Return table and column of a cell. The column has the substitute of its data set."""
+    substitute = f" ({cell['substitute']})" if cell["substitute"] else ""
+    return cell["table"], f"{cell['column']}{substitute}"
+
+
+def difference(first: Cell, second: Cell) -> tuple[str, ...]:
+    """Return the line of the difference `first - second`; see `DIFFERENCE_HEADER`."""
+    numbers = interval(by_seed(first), by_seed(second), [first])
+    return *place(first), first["row"], second["row"], *numbers
+
+
+def by_seed(entry: dict[str, Any]) -> dict[int, float]:
+    """Return the values of a cell or claim by seed."""
+    return {int(seed): value for seed, value in entry["values"].items()}
+
+
+def interval(
+    first: Mapping[int, float], second: Mapping[int, float], cells: Sequence[Cell]
+) -> tuple[str, str, str]:
+    """Return mean, interval and number of seeds of the difference of values by seed, as text.
+
+    Args:
+        first: Values by seed.
+        second: Values by seed.
+        cells: Cells whose runs have the partitions of the values.
+    """
+    seeds = first.keys() & second.keys()
+    runs = [Path(run) for cell in cells for seed, run in cell["runs"].items() if int(seed) in seeds]
+    gap = statistics.difference(first, second, overlap=fmean(map(overlap, runs)) if runs else 0.0)
     if gap is None:
-        return "", "", "0"
-    known = gap.low == gap.low  # not NaN
-    interval = f"{gap.low:+.2f} to {gap.high:+.2f}" if known else ""
-    return f"{gap.mean:+.2f}", interval, str(gap.n)
+        return "-", "-", "-"
+    ends = "-" if isnan(gap.low) else f"{with_sign(gap.low)} to {with_sign(gap.high)}"
+    return with_sign(gap.mean), ends, str(gap.n)
 
 
-def overlap(cell: dict[str, Any]) -> float:
-    """Return the number of test samples over that of training samples of a run of a cell."""
-    run = Path(next(iter(cell["runs"].values())))
-    table = pd.read_csv(run / "clients.csv")
-    one = table.drop_duplicates("client")
-    return float(one["test_size"].sum() / one["train_size"].sum())
+def overlap(run: Path) -> float:
+    """Return the number of the clients' test samples over that of their training samples."""
+    clients = pd.read_csv(run / "clients.csv").drop_duplicates("client")
+    return float(clients["test_size"].sum() / clients["train_size"].sum())
 
 
-def part(report: str, heading: str) -> str:
-    """Return the text of a section of a report; empty where the report has no such section."""
-    return report.partition(f"\n## {heading}")[2].partition("\n## ")[0].partition("\n")[2].strip()
+def rank_correlation(column: Sequence[Cell]) -> list[tuple[str, ...]]:
+    """Return the line of a column's rank correlation with the published numbers, if it has one.
+
+    Rows of the paper's method do not count.
+    """
+    ranked = [cell for cell in column if not is_own(cell) and cell["published"] is not None]
+    if len(ranked) < RANKED_FROM:
+        return []
+    tau = kendalltau(*([cell[key] for cell in ranked] for key in ("published", "measured")))
+    numbers = f"{tau.statistic:.2f}", f"{tau.pvalue:.2g}"
+    return [(*place(ranked[0]), str(len(ranked)), *numbers)]
 
 
-def long_page(made: Sequence[Report]) -> str:
-    """Return one page with the tables of reports on one paper."""
-    found = [report.content for report in made]
-    texts = [report.text for report in made]
-    name = found[0]["paper"]["name"]
-    opening = texts[0].partition("\n## ")[0].partition("\n")[2].strip()
-    tables: list[str] = []
-    for text in texts:
-        body = text.partition("\n## Claims of the text")[0].partition("\n## ")[2].strip()
-        opened, _, rest = body.partition("\n### ")
-        # The same table on another data set has the same heading.
-        known = any(table.startswith(f"## {opened}") for table in tables)
-        tables.append(f"### {rest}" if known else f"## {body}")
-    claims = [part(text, "Claims of the text").splitlines() for text in texts]
-    decided = [row for table in claims for row in table[2:] if "cannot be decided" not in row]
-    notes = sorted({line for text in texts for line in part(text, "Footnotes").splitlines()})
-    title = f"# {name}, all rounds of the paper: published and measured numbers"
-    blocks = [title, opening, *tables, *to_others(found), *to_first(found), verdicts(found[0])]
-    blocks.append("## Claims of the text\n\n" + "\n".join([*claims[0][:2], *decided]))
-    if notes:
-        blocks.append("## Footnotes\n\n" + "\n".join(notes))
-    return "\n\n".join(blocks) + "\n"
+def claims(made: Sequence[Report], *, decided_only: bool) -> list[str]:
+    """Return an explanation, and the table of the claims with the intervals of their differences.
+
+    A claim has the lines of all reports that decide it, or that of the first report if none does.
+
+    Args:
+        made: Reports on one paper.
+        decided_only: Whether to leave out claims that no report decides.
+    """
+    lines: dict[str, list[tuple[bool, tuple[str, ...]]]] = {}
+    for report in made:
+        header, _, *rows = section(report, "Claims of the text")
+        for row, claim in zip(rows, report.content["claims"], strict=True):
+            line = claim_line(cells_of(row), claim, report, is_one_of_several=len(made) > 1)
+            is_decided = claim["verdict"] != "cannot be decided"
+            lines.setdefault(claim["claim"], []).append((is_decided, line))
+    chosen: list[tuple[str, ...]] = []
+    for of_claim in lines.values():
+        decided = [line for is_decided, line in of_claim if is_decided]
+        chosen += decided or ([] if decided_only else [of_claim[0][1]])
+    *titles, last = cells_of(header)
+    paper = made[0].content["paper"]["name"].casefold()
+    about = (
+        "A claim against several rows is measured against the one with the best mean. The verdicts"
+        " of the table compare the mean over seeds with the claim, and do not use the intervals."
+        f" Verdicts by intervals are on [the paper's page]({paper}.md)."
+    )
+    return [about, grid((*titles, "95 % interval", "seeds", last), chosen)]
+
+
+def cells_of(line: str) -> list[str]:
+    """Return the cells of a line of a table in Markdown."""
+    return [cell.replace("\\|", "|") for cell in line[2:-2].split(" | ")]
+
+
+def claim_line(
+    cells: Sequence[str], claim: dict[str, Any], report: Report, *, is_one_of_several: bool
+) -> tuple[str, ...]:
+    """Return the line of a claim with interval and number of seeds.
+
+    Args:
+        cells: Cells of the claim's line in the report.
+        claim: Entry of the claim in the report's JSON file.
+        report: The report.
+        is_one_of_several: Whether the page has other reports, on other data sets.
+    """
+    text, *middle, verdict = cells
+    if is_one_of_several:
+        replaced = report.content["substitutes"].items()
+        text += "".join(f" [{here} instead of {name}]" for name, here in replaced)
+    place_of_row = claim["table"], claim["measured_row"]
+    of_row = [c for c in report.content["cells"] if (c["table"], c["row"]) == place_of_row]
+    differences_by_seed = by_seed(claim)
+    nothing = dict.fromkeys(differences_by_seed, 0.0)
+    _, ends, seeds = interval(differences_by_seed, nothing, of_row)
+    return text, *middle, ends, seeds, verdict
 
 
 def main() -> None:

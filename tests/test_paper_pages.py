@@ -1,10 +1,13 @@
 """The pages of the five papers, which `benchmarks/paper_pages.py` makes from archives of runs."""
 
+import re
 import shutil
 import sys
 from pathlib import Path
+from statistics import stdev
 
 import pytest
+from scipy.stats import t
 
 ROOT = Path(__file__).resolve().parents[1]
 PAPERS = ROOT / "docs" / "papers"
@@ -75,3 +78,54 @@ def test_page_has_the_footnotes_of_what_it_shows(pages, tmp_path):
     assert "[2.1] FedAvg, FMNIST accuracy" in report.text
     assert "CIFAR10 accuracy:" not in report.text
     assert len(report.content["footnotes"]) == 3
+
+
+def test_interval_uses_the_mean_ratio_of_test_to_training_samples_over_seeds(pages, tmp_path):
+    """By the formula of Nadeau and Bengio: one run has a ratio of 1/4, two have 1/2."""
+    runs = {}
+    for seed, train in enumerate((40, 20, 20)):
+        runs[str(seed)] = tmp_path / str(seed)
+        runs[str(seed)].mkdir()
+        table = f"client,train_size,test_size,accuracy\n0,{train},10,0.5\n0,{train},10,0.6\n"
+        (runs[str(seed)] / "clients.csv").write_text(table)
+    gaps = [1.0, 2.0, 4.0]
+
+    mean, interval, seeds = pages.interval(
+        dict(enumerate(gaps)), {0: 0.0, 1: 0.0, 2: 0.0, 3: 0.0}, [{"runs": runs}]
+    )
+
+    half = t.ppf(0.975, 2) * stdev(gaps) * (1 / 3 + (1 / 4 + 1 / 2 + 1 / 2) / 3) ** 0.5
+    assert (mean, seeds) == ("+2.33", "3")
+    assert interval == f"{7 / 3 - half:+.2f} to {7 / 3 + half:+.2f}"
+
+
+@pytest.mark.parametrize("name", ["index", "fedcpmd"])
+def test_differences_in_the_text_are_on_a_measured_page(name):
+    """A difference with its interval, such as `-2.4 (-15.6 to 10.8)`, of either sign.
+
+    The differences over rounds 101 to 200 are those of an example on SLAPFL's page.
+    """
+    number = r"([+-]?\d[\d.]*)"
+    measured = []
+    for file in PAPERS.glob("measured-*.md"):
+        pattern = rf"\| {number}(?: ± [\d.]+)?(?: \S+)? \| {number} to {number} \|"
+        for mean, low, high in re.findall(pattern, file.read_text("utf-8")):
+            measured += [(float(mean), float(low), float(high))]
+            measured += [(-float(mean), -float(high), -float(low))]
+
+    lines = (PAPERS / f"{name}.md").read_text("utf-8").splitlines()
+    quoted = re.findall(
+        r"([+-]\d[\d.]*)(?: points)? \(([+-]?[\d.]+) to ([+-]?[\d.]+)\)",
+        "\n".join(line for line in lines if "rounds 101 to 200" not in line),
+    )
+
+    assert quoted
+    for numbers in quoted:
+        steps = [0.5 * 10 ** -len(text.partition(".")[2]) + 1e-9 for text in numbers]
+        assert any(
+            all(
+                abs(float(text) - value) <= step
+                for text, value, step in zip(numbers, line, steps, strict=True)
+            )
+            for line in measured
+        ), numbers

@@ -205,6 +205,8 @@ def read(paper_metric: PaperMetric, rows: Sequence[Row], at: int | None = None) 
     elif paper_metric.over == "variance":
         mean = fmean(values)
         value = fmean((each - mean) ** 2 for each in values)
+    elif paper_metric.over == "max":
+        value = max(values)
     else:
         wanted = last_round(list(rows)) if at is None else at
         value = next((row.value for row in mine if row.round == wanted), None)

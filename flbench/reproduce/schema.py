@@ -69,8 +69,9 @@ class PaperMetric(Facts):
         split: Split of the lines of metrics.csv that are read; None for all splits.
         protocol: Protocol of these lines.
         metric: Names of the metrics of these lines; with `over: sum`, several are added up.
-        over: Value of the `last` round, `mean` or `variance` over evaluated rounds, `sum` over all
-            lines, or `target`: the round in which the run reaches `evaluation.target_accuracy`.
+        over: Value of the `last` round, `mean`, `variance` or `max` over evaluated rounds, `sum`
+            over all lines, or `target`: the round in which the run reaches
+            `evaluation.target_accuracy`.
         rounds: Number of rounds at the end of the run that a mean is over; None for all rounds.
         beside: Metrics that are printed beside this one, in rows `ROW, METRIC` without a published
             number, where a row or its table names this metric.
@@ -86,7 +87,7 @@ class PaperMetric(Facts):
     metric: Annotated[
         tuple[str, ...], BeforeValidator(lambda v: (v,) if isinstance(v, str) else v)
     ] = ()
-    over: Literal["last", "mean", "variance", "sum", "target"] = "last"
+    over: Literal["last", "mean", "variance", "max", "sum", "target"] = "last"
     rounds: int | None = Field(None, ge=1)
     beside: tuple[str, ...] = ()
     per: str | None = None

@@ -248,6 +248,7 @@ def test_metrics_of_the_last_round_and_over_rounds_equal_numpy():
     assert measure.read(metric(over="mean", rounds=5), ROWS) == pytest.approx(90.0)
     variance = measure.read(metric(over="variance", unit="percent^2"), ROWS)
     assert variance == pytest.approx(values.var())
+    assert measure.read(metric(over="max"), [*ROWS, ROWS[1]._replace(round=11)]) == 90.0
     assert measure.read(metric(protocol="head"), ROWS) == pytest.approx(10.0)
 
 
