@@ -328,6 +328,8 @@ class Results:
         observed: Results [K, ...] of Statistics that only observe, such as confusion matrices. A
             method never sees them.
         failures: The clients that are left out.
+        observe_seconds: Wall-clock time of the steps that only observe, in seconds. Where several
+            processes train, it is the time of the one that took longest.
     """
 
     ids: Tensor
@@ -337,3 +339,4 @@ class Results:
     sent: Message
     observed: Tree
     failures: tuple[Failure, ...] = ()
+    observe_seconds: float = 0.0

@@ -13,6 +13,7 @@ from flbench.config.schema import EngineConfig, TrainConfig
 from flbench.core.errors import ConfigError
 from flbench.core.rng import Draw
 from flbench.core.types import Dispatch, Message, Results, Tree
+from flbench.engine.allocation import keep_freed_memory
 
 TF32_SINCE = 8, 0
 """Smallest compute capability of a GPU that has TF32 (Ampere)."""
@@ -145,7 +146,7 @@ def open_device(config: EngineConfig) -> torch.device:
     """Return the device of an engine, prepared for `engine.precision`.
 
     On a GPU this selects deterministic kernels, and float32 or TF32 products, for the whole
-    process.
+    process. On a CPU this lets the process keep memory that tensors have freed.
 
     Raises:
         ConfigError: The device does not exist or cannot compute in that precision.
@@ -158,10 +159,12 @@ def open_device(config: EngineConfig) -> torch.device:
                 f" {torch.cuda.get_device_name(device)} does not have it. Use 32-true."
             )
         select_deterministic_kernels(tf32=config.precision == "tf32")
-    elif config.precision in ("tf32", "16-mixed"):
+        return device
+    if config.precision in ("tf32", "16-mixed"):
         raise ConfigError(
             f"`engine.precision={config.precision}` needs a GPU. Use bf16-mixed or 32-true."
         )
+    keep_freed_memory()
     return device
 
 
@@ -218,4 +221,5 @@ def concatenate_results(parts: list[Results], ids: Tensor) -> Results:
         ),
         observed=concatenate_some(some),
         failures=tuple(failure for part in parts for failure in part.failures),
+        observe_seconds=sum(part.observe_seconds for part in parts),
     )

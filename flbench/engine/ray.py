@@ -217,6 +217,7 @@ class Actor:
             "sent": _packed(results.sent),
             "observed": _arrays(results.observed),
             "failures": results.failures,
+            "observe_seconds": results.observe_seconds,
             "notes": [str(x.message) for x in caught if issubclass(x.category, TraceWarning)],
         }
 
@@ -355,6 +356,7 @@ def _unpacked(arrays: dict[str, Any]) -> Results:
         sent=_message(arrays["sent"]),
         observed=_tensors(arrays["observed"]),
         failures=arrays["failures"],
+        observe_seconds=arrays["observe_seconds"],
     )
 
 
@@ -377,4 +379,5 @@ def _in_order(parts: list[Results], ids: Tensor) -> Results:
         sent=Message(sort(results.sent.values), sort(results.sent.mask)),
         observed=sort(results.observed),
         failures=tuple(sorted(results.failures, key=lambda failure: place[failure.client])),
+        observe_seconds=max((part.observe_seconds for part in parts), default=0.0),
     )

@@ -1,6 +1,7 @@
 """The reference engine: one client after the other on one net, driven by Lightning Fabric."""
 
 from copy import deepcopy
+from time import perf_counter
 
 import torch
 from lightning.fabric import Fabric
@@ -76,6 +77,7 @@ class SequentialEngine:
         kept, sent, masks, observed = (ClientRows(len(ids)) for _ in range(4))
         finished: list[int] = []
         failures: list[Failure] = []
+        observe_seconds = 0.0
         steps, losses = torch.zeros(len(ids), dtype=torch.int64), torch.full((len(ids),), torch.nan)
         for position, client in enumerate(ids.tolist()):
             one = ids[position : position + 1]
@@ -98,8 +100,10 @@ class SequentialEngine:
             kept.add(position, {n: leaves[n] for n in leaves if n in program.keeps - program.sends})
             sent.add(position, {n: leaves[n] for n in leaves if n in program.sends})
             masks.add(position, {name: leaves[mask] for name, mask in program.masks})
+            begin = perf_counter()
             for step in observe:
                 run.execute(step)
+            observe_seconds += perf_counter() - begin
             prefixes = tuple(f"{step.name}." for step in observe if isinstance(step, Statistic))
             found = {n: v for n, v in run.ctx.items() if n.startswith(prefixes)}
             observed.add(position, found | run.logged())
@@ -111,6 +115,7 @@ class SequentialEngine:
             sent=Message(sent.select(finished), masks.select(finished)),
             observed=observed.select(finished),
             failures=tuple(failures),
+            observe_seconds=observe_seconds,
         )
 
     def block(self, batch_size: int) -> int | None:

@@ -1,6 +1,7 @@
 """Many clients at once on one device: blocks of clients, stacked, and trained by `torch.vmap`."""
 
 from copy import deepcopy
+from time import perf_counter
 
 import torch
 from torch import Tensor, nn
@@ -147,6 +148,7 @@ class VectorizedEngine:
         clients = torch.from_numpy(stack.ids)[order]
         positions = torch.from_numpy(stack.position)[order]
         # `observe` comes last: its steps may change leaves and the order of the clients.
+        begin = perf_counter()
         observed = self._observe(stack, observe, positions)
         return Results(
             ids=clients,
@@ -156,6 +158,7 @@ class VectorizedEngine:
             sent=Message({name: tree[name] for name in names if name in program.sends}, masks),
             observed=observed,
             failures=failures,
+            observe_seconds=perf_counter() - begin,
         )
 
     def _observe(self, stack: Stack, observe: tuple[Step, ...], positions: Tensor) -> Tree:

@@ -34,7 +34,8 @@ class Seconds:
 
     Attributes:
         train: Time of training rounds.
-        evaluate: Time of evaluations.
+        evaluate: Time of evaluations, also of those of the cohort's models right after local
+            training.
         write: Time of writing checkpoints, and the tables of the finished run. Those files that
             contain these times, report.html and summary.json, are written afterwards.
         total: Time of the whole run: its preparation, and the times above.
@@ -59,6 +60,15 @@ class Seconds:
             spent = time.perf_counter() - begin
             setattr(self, purpose, getattr(self, purpose) + spent)
             self.total += spent
+
+    def count_as_evaluation(self, seconds: float) -> None:
+        """Count a part of the time of a training round as time of evaluations.
+
+        Args:
+            seconds: Time in which the engine evaluated the models of the cohort.
+        """
+        self.train -= seconds
+        self.evaluate += seconds
 
 
 @dataclass
@@ -215,6 +225,7 @@ class FederatedLoop:
                 trained = rounds.train(
                     self.algorithm, self.engine, state, settings, observe=(*observers, *diagnostics)
                 )
+        self.seconds.count_as_evaluation(trained.results.observe_seconds)
         self._report_failures(trained.results, state)
         ids, moments = trained.results.ids, {}
         if groups is not None:

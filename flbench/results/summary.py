@@ -18,8 +18,9 @@ Summary = dict[str, Any]
   chosen.
 - `communication`, `client_trainings`, `trainings_without_step`, `diverged`: see `totals`.
 - `clients_never_trained`: number of clients without a completed training.
-- `seconds`: `train`, `evaluate`, `write` (checkpoints and tables) and `total`, which has the
-  preparation too. The report and this summary are written after these times were taken.
+- `seconds`: `train` (rounds without evaluations), `evaluate`, `write` (checkpoints and tables) and
+  `total`, which has the preparation too. The report and this summary are written after these times
+  were taken.
 - `engine`: `name`, `device`, `precision`, `threads`, `torch` (version), and what the engine
   reports.
 - `notes`: sentences for the user.

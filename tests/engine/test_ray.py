@@ -102,6 +102,7 @@ def test_results_come_in_cohort_order_with_failures_and_observations(engine):
         assert list(a) == list(b)
         assert all(torch.equal(value, b[key]) for key, value in a.items())
     assert torch.equal(found[0].losses, found[1].losses)
+    assert min(results.observe_seconds for results in found) > 0
 
 
 def test_killed_worker_is_started_again_and_changes_nothing(engine):

@@ -24,6 +24,7 @@ from flbench.config.sources import Layer, from_overrides
 from flbench.core import files
 from flbench.core.errors import ConfigError, DataError, RunError, UserError
 from flbench.data.sources import digits
+from flbench.engine.sequential import SequentialEngine
 from flbench.experiment import assembly, checkpoint, evaluate, lifecycle
 from flbench.experiment.rounds import settings_of
 from flbench.experiment.run_folder import RunFolder
@@ -597,6 +598,23 @@ def test_seconds_include_checkpoints_and_tables(tmp_path, monkeypatch):
     assert seconds["write"] >= 0.1 * slowed.calls
     spent = seconds["train"] + seconds["evaluate"] + seconds["write"]
     assert spent - 0.002 <= seconds["total"] <= time.perf_counter() - begin
+
+
+def test_seconds_of_the_cohort_s_evaluation_are_seconds_of_evaluations(tmp_path, monkeypatch):
+    train = SequentialEngine.run
+
+    def with_slow_observers(*arguments, observe, **options):
+        results = train(*arguments, observe=observe, **options)
+        return replace(results, observe_seconds=100.0 if observe else 0.0)
+
+    monkeypatch.setattr(SequentialEngine, "run", with_slow_observers)
+
+    _, summary = run(tmp_path, "algorithm=fedavg", "train.rounds=2", "evaluation.every=2")
+
+    seconds = summary["seconds"]
+    assert 100 < seconds["evaluate"] < 200
+    assert -100 < seconds["train"] < 0
+    assert 0 < seconds["total"] < 100
 
 
 def test_two_processes_cannot_write_to_one_folder(tmp_path):

@@ -1,0 +1,59 @@
+"""Memory that tensors have freed stays with the process, unless the user configures it."""
+
+import subprocess
+import sys
+
+import pytest
+
+from flbench.engine import allocation
+
+ALLOCATE = """
+import ctypes, resource, sys
+from flbench.engine.allocation import keep_freed_memory
+
+if sys.argv[1] == "keep" and not keep_freed_memory():
+    sys.exit("not configured")
+libc = ctypes.CDLL(None)
+libc.malloc.restype = ctypes.c_void_p
+libc.malloc.argtypes, libc.free.argtypes = [ctypes.c_size_t], [ctypes.c_void_p]
+libc.memset.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t]
+for step in range(12):
+    if step == 2:
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    blocks = [libc.malloc(2**23) for _ in range(4)]
+    for block in blocks:
+        libc.memset(block, 1, 2**23)
+    for block in blocks:
+        libc.free(block)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+def page_faults(what: str) -> int:
+    """Return how often memory came anew from the operating system in ten equal steps."""
+    command = [sys.executable, "-c", ALLOCATE, what]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return int(done.stdout)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs glibc")
+def test_equal_steps_need_no_new_memory():
+    kept, usual = page_faults("keep"), page_faults("usual")
+
+    assert kept < usual / 10
+
+
+@pytest.mark.parametrize("name", allocation.ENVIRONMENT)
+def test_what_the_user_has_configured_is_left_alone(name, monkeypatch):
+    monkeypatch.setenv(name, "1")
+    monkeypatch.setattr(allocation.ctypes, "CDLL", None)  # a call of it would fail
+
+    assert not allocation.keep_freed_memory()
+
+
+def test_another_c_library_is_left_alone(monkeypatch):
+    for name in allocation.ENVIRONMENT:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(allocation.ctypes, "CDLL", lambda _: object())
+
+    assert not allocation.keep_freed_memory()
