@@ -8,7 +8,7 @@ the settings. All figures come from `flbench.report`; nothing is trained.
 
 import sys
 from collections.abc import Iterable, Sequence
-from itertools import combinations
+from itertools import combinations, takewhile
 from math import isnan
 from pathlib import Path
 from typing import Any, Final
@@ -19,6 +19,7 @@ from scipy.stats import kendalltau
 import flbench as fl
 from flbench.comparison.statistics import across, correct
 from flbench.reproduce import library
+from flbench.reproduce.words import with_sign
 
 REFERENCES: Final = ("local", "ft")
 """What a method of personalized federated learning has to beat: no federation at all, and the
@@ -45,30 +46,32 @@ class Setting:
     def __init__(self, archive: Path) -> None:
         self.name = archive.name.removesuffix(".tar.xz")
         self.archive = archive
-        found = {"accuracy": fl.report(archive)}
-        self.has_rare = bool(found["accuracy"].leaderboard["rare_recall"].notna().any())
-        for metric in (
-            ("rare_recall", "worst10_accuracy") if self.has_rare else ("worst10_accuracy",)
-        ):
-            found[metric] = fl.report(archive, metric=metric)
-        self.boards = {
-            metric: report.leaderboard.set_index("method") for metric, report in found.items()
+        comparison = fl.report(archive)
+        self.has_rare = bool(comparison.leaderboard["rare_recall"].notna().any())
+        others = ("rare_recall", "worst10_accuracy") if self.has_rare else ("worst10_accuracy",)
+        comparisons = {
+            "accuracy": comparison,
+            **{metric: fl.report(archive, metric=metric) for metric in others},
         }
-        self.pairs = found["accuracy"].pairs
+        self.boards = {
+            metric: each.leaderboard.set_index("method") for metric, each in comparisons.items()
+        }
+        self.pairs = comparison.pairs
         # The seconds of a curve's last point are those of the whole run.
-        spent = found["accuracy"].curves.groupby(["method", "repetition"])["seconds"].max()
-        self.seconds = spent.groupby("method").median()
-        self.runs = len(found["accuracy"].runs)
+        seconds = comparison.curves.groupby(["method", "repetition"])["seconds"].max()
+        self.seconds = seconds.groupby("method").median()
+        self.runs = len(comparison.runs)
         self.repetitions = int(self.boards["accuracy"]["n"].max())
         names = [name for name in self.boards["accuracy"].index if not name.endswith(TUNED)]
         self.methods = [name for name in names if f"{name}{TUNED}" in self.boards["accuracy"].index]
 
     @property
-    def title(self) -> str:
-        """The comment at the beginning of the configuration, without its first word."""
-        lines = (CONFIGS / f"{self.name}.yaml").read_text().splitlines()
-        comment = " ".join(line.removeprefix("#").strip() for line in lines if line[:1] == "#")
-        return comment.removeprefix("Board, ").rstrip(".")
+    def description(self) -> str:
+        """The sentence of the comment at the beginning of the configuration: `Board, SENTENCE`."""
+        lines = (CONFIGS / f"{self.name}.yaml").read_text("utf-8").splitlines()
+        comment = takewhile(lambda line: line.startswith("#"), lines)
+        sentence = " ".join(line.removeprefix("#").strip() for line in comment)
+        return f"{sentence.removeprefix('Board, ').removesuffix('.')}."
 
     def pair(self, first: str, second: str) -> "Gap":
         """Return the difference in accuracy between two methods, first minus second."""
@@ -85,16 +88,16 @@ class Setting:
         All methods and references are one family, because one asks of each whether it is better
         than either of them; pairs of other methods are not asked for, so they do not count.
         """
-        asked = [
+        pairs = [
             (method, other)
             for other in REFERENCES
             for method in self.methods
             if method not in REFERENCES
         ]
-        gaps = corrected(self.pair(method + suffix, other + suffix) for method, other in asked)
+        gaps = corrected(self.pair(method + suffix, other + suffix) for method, other in pairs)
         return {
             method: gap
-            for (method, other), gap in zip(asked, gaps, strict=True)
+            for (method, other), gap in zip(pairs, gaps, strict=True)
             if other == reference
         }
 
@@ -133,17 +136,16 @@ class Gap:
 
     def __str__(self) -> str:
         """The difference in points, with its interval."""
-        if isnan(self.low):
-            return f"{100 * self.mean:+.1f}"
-        return f"{100 * self.mean:+.1f} [{100 * self.low:+.1f},&nbsp;{100 * self.high:+.1f}]"
+        mean, low, high = (with_sign(100 * x, 1) for x in (self.mean, self.low, self.high))
+        return mean if isnan(self.low) else f"{mean} [{low},&nbsp;{high}]"
 
 
 def corrected(gaps: Iterable[Gap]) -> list[Gap]:
     """Return differences with their p-values corrected by Holm's method, as one family."""
-    found = list(gaps)
-    for gap, p in zip(found, correct([gap.p for gap in found]), strict=True):
+    family = list(gaps)
+    for gap, p in zip(family, correct([gap.p for gap in family]), strict=True):
         gap.p_holm = p
-    return found
+    return family
 
 
 def percent(value: float) -> str:
@@ -163,9 +165,9 @@ def megabytes(value: float) -> str:
     return "0" if value == 0 else f"{value / 1e6:,.1f}"
 
 
-def names(found: Iterable[str]) -> str:
+def names(methods: Iterable[str]) -> str:
     """Return names of methods as a list in Markdown."""
-    return ", ".join(f"`{name}`" for name in found) or "none"
+    return ", ".join(f"`{method}`" for method in methods) or "none"
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
@@ -199,7 +201,7 @@ def page(setting: Setting) -> str:
     lines = [
         f"# The board: {setting.name}",
         "",
-        f"{setting.title}.",
+        setting.description,
         "",
         f"Written by `benchmarks/board_pages.py` from the results of {setting.runs} runs in"
         f" `docs/board/{setting.archive.name}`;",
@@ -290,24 +292,24 @@ def ranks(settings: Sequence[Setting]) -> list[str]:
             for setting in settings
         }
     ).dropna()
-    found = across({name: {k: [row[k]] for k in means} for name, row in means.iterrows()})
-    if found is None:
+    comparison = across({name: {k: [row[k]] for k in means} for name, row in means.iterrows()})
+    if comparison is None:
         return []
     ranked = means.rank(ascending=False)
-    friedman = f"Friedman's test: p = {found.friedman:.2g}."
+    friedman = f"Friedman's test: p = {comparison.friedman:.2g}."
     return [
         "## Ranks",
         "",
-        f"Mean ranks of the {len(means)} methods that all {found.places} settings have, by tuned"
-        f" mean accuracy (1 is best). {friedman}",
-        f"Two mean ranks differ significantly if they are {found.critical:.1f} or more apart"
+        f"Mean ranks of the {len(means)} methods that all {comparison.places} settings have,"
+        f" by tuned mean accuracy (1 is best). {friedman}",
+        f"Two mean ranks differ significantly if they are {comparison.critical:.1f} or more apart"
         " (Nemenyi's critical difference).",
         "",
         *table(
             ["method", "mean rank", *means],
             (
                 [f"`{name}`", f"{rank:.1f}", *(f"{each:g}" for each in ranked.loc[name])]
-                for name, rank in found.ranks.items()
+                for name, rank in comparison.ranks.items()
             ),
         ),
     ]
@@ -331,17 +333,19 @@ def orderings(settings: Sequence[Setting]) -> list[str]:
     rows, other_order = [], []
     for setting in (one for one in settings if one.name in PUBLISHED):
         where, values = printed(setting.name)
-        found = sorted(set(values) & set(setting.methods), key=lambda name: -values[name])
-        pairs = [pair for pair in combinations(found, 2) if values[pair[0]] > values[pair[1]]]
+        methods = sorted(set(values) & set(setting.methods), key=lambda name: -values[name])
+        pairs = [pair for pair in combinations(methods, 2) if values[pair[0]] > values[pair[1]]]
         gaps = corrected(setting.pair(first + TUNED, second + TUNED) for first, second in pairs)
         counts = [sum(gap.verdict == kind for gap in gaps) for kind in ("better", "worse", "")]
         means = setting.boards["accuracy"]["mean"]
-        tau = kendalltau([values[name] for name in found], [means[name + TUNED] for name in found])
+        tau = kendalltau(
+            [values[name] for name in methods], [means[name + TUNED] for name in methods]
+        )
         rows.append(
             [
                 f"[{setting.name}]({setting.name}.md)",
                 where,
-                names(found),
+                names(methods),
                 f"{tau.statistic:.2f} ({tau.pvalue:.2g})",
                 *map(str, counts),
             ]
@@ -381,9 +385,9 @@ def main() -> None:
     settings = []
     for archive in sorted(folder.glob("*.tar.xz")):
         settings.append(Setting(archive))
-        (folder / f"{settings[-1].name}.md").write_text(page(settings[-1]))
+        (folder / f"{settings[-1].name}.md").write_text(page(settings[-1]), "utf-8")
         print(f"{archive}: {settings[-1].runs} runs", file=sys.stderr)
-    (folder / "summary.md").write_text(summary(settings))
+    (folder / "summary.md").write_text(summary(settings), "utf-8")
 
 
 if __name__ == "__main__":

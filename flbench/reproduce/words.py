@@ -91,13 +91,17 @@ def signed(value: float | None, unit: str, *, bare: bool = False) -> str:
     return with_sign(value) if bare else f"{with_sign(value)} {UNITS.get(unit, unit)}"
 
 
-def with_sign(value: float) -> str:
-    """Format a difference with two decimals and its sign; what rounds to zero has none.
+def with_sign(value: float, places: int = 2) -> str:
+    """Format a difference with its sign; what rounds to zero has none.
 
-    >>> with_sign(1.5), with_sign(-0.001)
-    ('+1.50', '0.00')
+    Args:
+        value: The difference.
+        places: Number of decimals.
+
+    >>> with_sign(1.5), with_sign(-0.04, 1)
+    ('+1.50', '0.0')
     """
-    text = f"{value:+.2f}"
+    text = f"{value:+.{places}f}"
     return text if float(text) else text[1:]
 
 
