@@ -23,8 +23,9 @@ from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signatu
 from torch import Tensor, nn
 from torchmetrics import Metric
 
+from flbench.client.forward import make_step_context
 from flbench.client.logged import Log
-from flbench.client.module import ClientModule, make_step_context
+from flbench.client.module import ClientModule
 from flbench.client.own_optimizer import Schedule, learning_rates, parse, retarget
 from flbench.client.program import Phase
 from flbench.core.errors import ConfigError, RunError, UserError

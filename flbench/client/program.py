@@ -198,6 +198,11 @@ class LocalProgram:
             raise ValueError(f"masks of replies are not kept: {unkept}")
 
 
+def most_epochs(phase: Phase) -> int:
+    """Return an upper bound of a phase's epochs: an epoch takes at least one step."""
+    return phase.epochs if phase.epochs is not None else phase.steps or 0
+
+
 def shortened(program: LocalProgram, steps: int) -> LocalProgram:
     """Return a program with this many optimizer steps in each phase, to measure their cost."""
     short = (

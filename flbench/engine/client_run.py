@@ -5,8 +5,9 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from flbench.client.forward import make_step_context, mode
 from flbench.client.logged import Log
-from flbench.client.module import ClientModule, make_step_context, mode
+from flbench.client.module import ClientModule
 from flbench.client.program import Phase, Statistic, Step, Transform
 from flbench.client.recording import Recording
 from flbench.core.tree import is_finite, where_masked

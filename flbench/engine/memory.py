@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from flbench.client.module import call, mode
+from flbench.client.forward import call, mode
 from flbench.core.types import Tree
 
 UNKNOWN = 2**30

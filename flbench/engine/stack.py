@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from flbench.client.module import call, make_step_context, mode
+from flbench.client.forward import call, make_step_context, mode
 from flbench.client.program import Statistic, Transform, merge_context
 from flbench.client.recording import REDUCTIONS
 from flbench.core.errors import ConfigError

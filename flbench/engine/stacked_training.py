@@ -21,8 +21,8 @@ from torch.optim.adam import adam
 from torch.optim.adamw import adamw
 from torch.optim.sgd import sgd
 
-from flbench.client.module import freeze_statistics, is_buffer, mode, most_epochs
-from flbench.client.program import Phase, Statistic
+from flbench.client.forward import freeze_statistics, is_buffer, mode
+from flbench.client.program import Phase, Statistic, most_epochs
 from flbench.client.recording import REDUCTIONS
 from flbench.client.step import local_loss, make_optimizer
 from flbench.config.schema import OptimizerConfig

@@ -5,7 +5,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from flbench.client.module import ClientModule, mode, most_epochs
+from flbench.client.forward import mode
+from flbench.client.module import ClientModule
+from flbench.client.program import most_epochs
 from flbench.core.types import Batch, Tree
 from flbench.data import batches
 from flbench.engine.base import RoundSettings

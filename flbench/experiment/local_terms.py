@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from flbench.algorithms import Algorithm
 from flbench.algorithms.base import Deployment
 from flbench.algorithms.shared.prototypes import CountClasses
-from flbench.client.module import apply, make_step_context
+from flbench.client.forward import apply, make_step_context
 from flbench.client.program import CrossEntropyTerm, LocalProgram, LossTerm, Phase, Statistic, Step
 from flbench.client.step import local_loss
 from flbench.config.schema import Config, OwnTermConfig, TermConfig

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from flbench.algorithms import Algorithm
 from flbench.algorithms.base import Deployment
+from flbench.client.forward import is_buffer
 from flbench.client.logged import Log
-from flbench.client.module import is_buffer
 from flbench.client.own_module import OwnModule, parameter_of
 from flbench.client.program import LocalProgram, LossTerm, Phase, Statistic, Step
 from flbench.config.schema import Config, OptimizerConfig

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from flbench import __version__
 from flbench.algorithms.base import Deployment, Learned
-from flbench.client.module import apply
+from flbench.client.forward import apply
 from flbench.client.program import Statistic
 from flbench.config.resolve import resolve
 from flbench.config.schema import Config

@@ -34,6 +34,8 @@ class Budget:
 class StudyPlan:
     """The jobs of a study in their order: first the trials, then the final trainings.
 
+    Final trainings with default parameters may begin while the last trials are trained.
+
     Args:
         samplers: Sampler of each method, which proposes its parameters.
         budget: Budget of each method.
@@ -119,17 +121,22 @@ class StudyPlan:
         return history
 
     def _finals(self, method: str) -> Iterable[TrainingJob]:
-        """Yield the final trainings of a method; none before its search has ended."""
-        if not self._searched(method):
-            return
-        won = winner(self._of(method))
-        if won is None:
+        """Yield the final trainings of a method that may begin by now.
+
+        Those with default parameters need the default trial alone. They begin when no trial of a
+        search can, so that no worker is idle while the last trials of a search are trained. Those
+        with the winner's parameters begin when the method's search has ended.
+        """
+        records = self._of(method)
+        won = winner(records) if self._searched(method) else None
+        if won is None and not any(_is_finished_default(record) for record in records):
             return
         default = self._proposals(method)[0]
         for k in range(1, self._budget.seeds + 1):
             seed = self._budget.seed + k
             yield TrainingJob(method, "final", 0, seed, default, "default")
-            if won.index:  # if the default trial won, its final trainings are the tuned ones too
+            # If the default trial won, its final trainings are the tuned ones too.
+            if won is not None and won.index:
                 yield TrainingJob(method, "final", won.index, seed, won.params, "tuned")
 
     def _searched(self, method: str) -> bool:
@@ -151,6 +158,12 @@ def winner(records: Sequence[Record]) -> Trial | None:
     names = [field.name for field in fields(Trial)]
     known: list[dict[str, Any]] = [{name: item.get(name) for name in names} for item in records]
     return best_trial([Trial(**item) for item in known])
+
+
+def _is_finished_default(record: Record) -> bool:
+    """Return whether a trial of a search has trained the default parameters to the end."""
+    is_scored = record["score"] is not None
+    return bool(record["index"] == 0 and record["state"] == "finished" and is_scored)
 
 
 def _name(record: Record) -> str:

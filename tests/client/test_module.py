@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from flbench.client.module import ClientModule, apply, mode
+from flbench.client.forward import apply, mode
+from flbench.client.module import ClientModule
 from flbench.client.program import LocalProgram, Phase, Statistic, Transform
 from flbench.config.schema import OptimizerConfig, TrainConfig
 from flbench.core.rng import Draw

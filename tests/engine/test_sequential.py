@@ -9,7 +9,7 @@ from importlib import import_module
 import pytest
 import torch
 
-from flbench.client.module import apply
+from flbench.client.forward import apply
 from flbench.client.program import LocalProgram, Phase, Statistic, Transform
 from flbench.config.schema import OptimizerConfig, TrainConfig
 from flbench.core.errors import ConfigError

@@ -161,3 +161,33 @@ def test_winner_is_the_best_that_ran_to_the_end(scores, states, expected):
     best = winner(records)
 
     assert (best and best.index) == expected
+
+
+def test_default_finals_begin_when_no_trial_can():
+    plan = StudyPlan({"a": Counting()}, Budget(3, 2, 0, 2))
+    trials = [plan.next() for _ in range(3)]
+    assert [job.kind for job in trials] == ["search"] * 3
+    assert plan.next() is None  # the default trial has not ended
+
+    plan.end(ended(trials[0], 0.1))
+    early = [plan.next(), plan.next()]
+
+    assert [(job.variant, job.seed) for job in early] == [("default", 1), ("default", 2)]
+    assert plan.next() is None  # the winner is not known
+
+    for trial, score in zip(trials[1:], (0.3, 0.2), strict=True):
+        plan.end(ended(trial, score))
+    assert [(job.variant, job.index) for job in (plan.next(), plan.next())] == [("tuned", 1)] * 2
+    assert plan.next() is None
+
+
+@pytest.mark.parametrize("state", ["diverged", "failed", "stopped"])
+def test_finals_wait_for_the_search_if_the_default_trial_has_no_result(state):
+    plan = StudyPlan({"a": Counting()}, Budget(2, 1, 0, 2))
+    trials = [plan.next(), plan.next()]
+
+    plan.end(ended(trials[0], None, state=state))
+    assert plan.next() is None
+
+    plan.end(ended(trials[1], 0.2))
+    assert [plan.next().variant for _ in range(2)] == ["default", "tuned"]

@@ -6,7 +6,7 @@ import torch
 
 from flbench.algorithms.shared import sparse
 from flbench.algorithms.shared.sparse import MASK, DenseGradient, Masked, Search
-from flbench.client.module import apply, make_step_context
+from flbench.client.forward import apply, make_step_context
 from flbench.core.types import Batch, Info
 from flbench.models.base import net_leaves
 from tests.support import build

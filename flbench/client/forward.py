@@ -1,0 +1,132 @@
+"""Calls of a net: with which weights, in which mode, and what loss terms and Statistics see of it.
+
+Nothing here needs Lightning, which only the engines import that train one client after the other.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from flbench.core.types import Batch, Outputs, StepContext, Tree
+
+
+def make_step_context(
+    net: nn.Module,
+    forward: Callable[[], Outputs],
+    batch: Batch,
+    ctx: Tree,
+    leaves: Tree,
+    start: Tree,
+    task: Callable[[], Tensor] | None = None,
+) -> StepContext:
+    """Return what loss terms and Statistics read in a step.
+
+    Args:
+        net: The net, for `StepContext.apply`.
+        forward: Computes the net's outputs for this batch; it is called at most once.
+        batch: The samples of the step.
+        ctx: What the server sent and what Statistics computed.
+        leaves: The client's leaves.
+        start: Their values at the beginning of the local program.
+        task: Computes the loss of a training step that the net brings itself.
+    """
+    return StepContext(
+        forward,
+        batch=batch,
+        ctx=ctx,
+        leaves=leaves,
+        start=start,
+        apply=partial(apply, net),
+        task=task,
+    )
+
+
+def freeze_statistics(net: nn.Module) -> None:
+    """Put BatchNorm layers in eval mode: they use their running statistics without updating."""
+    for module in net.modules():
+        if isinstance(module, _BatchNorm):
+            module.eval()
+
+
+def is_buffer(name: str, buffers: frozenset[str]) -> bool:
+    """Return whether a leaf is a buffer of the net, or of a second model.
+
+    Args:
+        name: The leaf's name. A second model's leaves have a prefix with a dot, such as `v.`.
+        buffers: The names of the net's buffers.
+    """
+    parts = name.split(".")
+    return any(".".join(parts[k:]) in buffers for k in range(len(parts)))
+
+
+def call(net: nn.Module, weights: Tree, x: Tensor) -> Outputs:
+    """Return the net's outputs for x [B, ...] with these parameters and buffers.
+
+    BatchNorm in training mode writes its running statistics to the buffers in `weights`.
+    """
+    outputs: Outputs = torch.func.functional_call(net, weights, (x,))
+    return outputs
+
+
+def apply(
+    net: nn.Module,
+    leaves: Tree,
+    x: Tensor,
+    *,
+    train: bool = False,
+    activations: tuple[str, ...] = (),
+) -> Outputs:
+    """Return the net's outputs with the values of `leaves`.
+
+    No leaf is written to, and the net's mode is restored.
+
+    Args:
+        net: The net.
+        leaves: Parameters and buffers under the net's own names; other entries are ignored.
+        x: Inputs [B, ...].
+        train: Whether BatchNorm uses the statistics of the batch. Its running statistics do not
+            change.
+        activations: Names of layers whose input and output are returned.
+    """
+    weights = {name: leaves[name] for name, _ in net.named_parameters()}
+    for name, _ in net.named_buffers():
+        weights[name] = leaves[name].clone() if train else leaves[name]
+    recorded: dict[str, tuple[Tensor, Tensor]] = {}
+    handles = [
+        net.get_submodule(name).register_forward_hook(partial(_record_activation, recorded, name))
+        for name in activations
+    ]
+    with mode(net, train=train):
+        try:
+            outputs = call(net, weights, x)
+        finally:
+            for handle in handles:
+                handle.remove()
+    return outputs._replace(activations=recorded)
+
+
+@contextmanager
+def mode(net: nn.Module, *, train: bool) -> Iterator[None]:
+    """Set the mode of all modules of a net within a `with` block, and restore it afterwards."""
+    before = [(module, module.training) for module in net.modules()]
+    net.train(train)
+    try:
+        yield
+    finally:
+        for module, was_training in before:
+            module.training = was_training
+
+
+def _record_activation(
+    recorded: dict[str, tuple[Tensor, Tensor]],
+    name: str,
+    module: nn.Module,
+    args: tuple[Tensor, ...],
+    out: Tensor,
+) -> None:
+    """Store a layer's input and output: a forward hook of PyTorch."""
+    recorded[name] = (args[0], out)
