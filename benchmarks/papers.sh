@@ -15,7 +15,7 @@ mkdir -p "$2"
 out=$(cd "$2" && pwd)
 shift 2
 papers=("$@")
-[ ${#papers[@]} -eq 0 ] && papers=(slapfl fedcpmd hfcd fedpc fedpc-cifar100 dfedhp fedcpmd-long hfcd-long)
+[ ${#papers[@]} -eq 0 ] && papers=(slapfl fedcpmd hfcd fedpc fedpc-cifar100 dfedhp dfedhp-cifar100 fedcpmd-long hfcd-long)
 cd "$data" # so that reports name no folder of this machine
 
 # reproduce PAPER [ARGUMENT ...]
@@ -71,6 +71,12 @@ for paper in "${papers[@]}"; do
     dfedhp) measure dfedhp sequential --table dirichlet --table rounds-dirichlet --table pathological \
       --table rounds-pathological --dataset CIFAR10=fashionmnist model=lenet5 partition.clients=20 \
       partition.samples=2000 train.rounds=30 train.schedule.decay=0.74 evaluation.every=1 ;;
+    # The same with 5,000 samples of CIFAR-100.
+    dfedhp-cifar100)
+      reproduce dfedhp --seeds "${SEEDS:-3}" --output "$out/cifar100" --engine sequential data.root=. \
+        engine.threads=1 --table dirichlet --table rounds-dirichlet --table pathological \
+        --table rounds-pathological --dataset CIFAR100 model=lenet5 partition.clients=20 \
+        partition.samples=5000 train.rounds=30 train.schedule.decay=0.74 evaluation.every=1 ;;
     # The paper's 200 rounds and numbers of preparation rounds; half of the clients, 5,000 samples.
     fedcpmd-long)
       scale=(partition.clients=50 partition.samples=5000 evaluation.every=20)
@@ -85,6 +91,6 @@ for paper in "${papers[@]}"; do
       rows="FedProto,MOON,HFCD share=full"
       measure_long hfcd --table curves-cifar100 --algos "FedAvg,$rows" "${scale[@]}"
       measure_long hfcd --table curves-emnist --algos "$rows" "${scale[@]}" ;;
-    *) echo "there is no \`$paper\`: slapfl, fedcpmd, hfcd, fedpc, fedpc-cifar100, dfedhp, fedcpmd-long, hfcd-long" >&2 && exit 2 ;;
+    *) echo "there is no \`$paper\`: slapfl, fedcpmd, hfcd, fedpc, fedpc-cifar100, dfedhp, dfedhp-cifar100, fedcpmd-long, hfcd-long" >&2 && exit 2 ;;
   esac
 done

@@ -6,7 +6,7 @@ from statistics import fmean
 from typing import Literal
 
 from flbench.reports.statistics import sample_std
-from flbench.reproduce.cells import named
+from flbench.reproduce.cells import named, of_table
 from flbench.reproduce.measure import MeasuredCell
 from flbench.reproduce.schema import Claim, Paper
 
@@ -80,7 +80,7 @@ def decide(claim: Claim, paper: Paper, grid: Grid, tables: Sequence[str]) -> Ver
     """
     if claim.reason is not None or claim.table is None:
         return Verdict(claim, "cannot be decided", "", why=claim.reason or "")
-    unit = "percent" if claim.relative else _unit(claim, paper, grid)
+    unit = "percent" if claim.relative else _unit(claim, paper)
     printed = own_difference(claim, paper)
     undecided = Verdict(claim, "cannot be decided", unit, printed)
     if claim.table not in tables:
@@ -221,10 +221,10 @@ def _difference(mine: float, other: float, claim: Claim) -> float | None:
     return 100 * (mine - other) / other if other else None
 
 
-def _unit(claim: Claim, paper: Paper, grid: Grid) -> str:
+def _unit(claim: Claim, paper: Paper) -> str:
     """Return the unit of a claim's differences: points if the metric is in percent."""
-    columns = _columns(claim, paper)
-    line = grid.get((str(claim.table), str(claim.row), columns[0]))
-    paper_metric = None if line is None else line.planned.cell.metric
-    unit = "percent" if paper_metric is None else paper_metric.unit
+    place = (str(claim.row), _columns(claim, paper)[0])
+    cells = of_table(paper, str(claim.table))
+    metric = next((cell.metric for cell in cells if (cell.row, cell.column) == place), None)
+    unit = "percent" if metric is None else metric.unit
     return "points" if unit == "percent" else unit

@@ -24,14 +24,23 @@ PAPER = Paper.model_validate(
         "contradictions": [],
         "datasets": {"X": {"name": "digits"}, "Y": {"name": "mnist"}},
         "methods": {name: {"algo": name.lower()} for name in ("Mine", "B", "C")},
-        "metrics": {"accuracy": {"what": "w", "metric": "accuracy"}},
+        "metrics": {
+            "accuracy": {"what": "w", "metric": "accuracy"},
+            "to 80 %": {"what": "w", "over": "target", "unit": "rounds"},
+        },
         "tables": {
             "1": {
                 "caption": "c",
                 "metric": "accuracy",
                 "columns": ["X", "Y"],
                 "rows": {"Mine": [70, 80], "B": [60, None], "C": [65, 77]},
-            }
+            },
+            "2": {
+                "caption": "c",
+                "metric": "to 80 %",
+                "columns": ["X"],
+                "rows": {"Mine": [10], "B": [12]},
+            },
         },
         "claims": [],
     }
@@ -65,6 +74,13 @@ def test_difference_is_paired_by_seed_with_its_standard_deviation():
     assert verdict.std == pytest.approx(gaps.std(ddof=1))
     assert (verdict.seeds, verdict.printed, verdict.unit) == (3, 10.0, "points")
     assert verdict.by_seed == {0: 11.0, 1: 14.0, 2: 6.0}
+
+
+@pytest.mark.parametrize(("table", "unit"), [("1", "points"), ("2", "rounds")])
+def test_claim_that_is_not_measured_has_the_unit_of_its_metric(table, unit):
+    verdict = decide({}, tables=(), table=table, over=("B",), below=1)
+
+    assert (verdict.outcome, verdict.unit) == ("cannot be decided", unit)
 
 
 @pytest.mark.parametrize(
