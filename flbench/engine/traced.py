@@ -3,7 +3,9 @@
 A step runs the Python code of a method, autograd, and `torch.vmap` where clients are stacked. On a
 small net this costs more than the arithmetic, and it is the same in every step. A trace contains
 only the tensor operations below autograd and vmap, in their order, including those of the backward
-pass. A replay executes them on other inputs and gives the same results, bit for bit.
+pass. A replay executes them on other inputs and gives the same results, bit for bit. Max pooling
+over 2 x 2 pixels is replaced by operations that give the same bits in less time (see
+`flbench.engine.pooling`).
 
 Steps of one kind do the same operations: they have the same phase, and tensors of the same names,
 shapes, strides and types. The first steps of a kind run as they are, to measure their time. Short
