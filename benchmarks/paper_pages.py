@@ -452,7 +452,9 @@ def interval(
     """
     seeds = first.keys() & second.keys()
     runs = [Path(run) for cell in cells for seed, run in cell["runs"].items() if int(seed) in seeds]
-    gap = statistics.difference(first, second, overlap=fmean(map(overlap, runs)) if runs else 0.0)
+    if not runs:
+        return "-", "-", "-"
+    gap = statistics.difference(first, second, overlap=fmean(map(overlap, runs)))
     if gap is None:
         return "-", "-", "-"
     ends = "-" if isnan(gap.low) else f"{with_sign(gap.low)} to {with_sign(gap.high)}"

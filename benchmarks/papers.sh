@@ -71,11 +71,12 @@ for paper in "${papers[@]}"; do
     dfedhp) measure dfedhp sequential --table dirichlet --table rounds-dirichlet --table pathological \
       --table rounds-pathological --dataset CIFAR10=fashionmnist model=lenet5 partition.clients=20 \
       partition.samples=2000 train.rounds=30 train.schedule.decay=0.74 evaluation.every=1 ;;
-    # The same with 5,000 samples of CIFAR-100.
+    # The same with 5,000 samples of CIFAR-100, without DisPFL with hypernetworks.
     dfedhp-cifar100)
+      rows=fedavg,fedper,ditto,dfedavg,dfedalt,dispfl,dfedhp
       reproduce dfedhp --seeds "${SEEDS:-3}" --output "$out/cifar100" --engine sequential data.root=. \
         engine.threads=1 --table dirichlet --table rounds-dirichlet --table pathological \
-        --table rounds-pathological --dataset CIFAR100 model=lenet5 partition.clients=20 \
+        --table rounds-pathological --dataset CIFAR100 --algos "$rows" model=lenet5 partition.clients=20 \
         partition.samples=5000 train.rounds=30 train.schedule.decay=0.74 evaluation.every=1 ;;
     # The paper's 200 rounds and numbers of preparation rounds; half of the clients, 5,000 samples.
     fedcpmd-long)

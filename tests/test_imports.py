@@ -1,6 +1,8 @@
 """Heavy libraries are imported where they are used; `lint-imports` checks the layers."""
 
 import ast
+import subprocess
+import sys
 from functools import cache
 from pathlib import Path
 
@@ -80,3 +82,14 @@ def test_support_folders_are_not_packages():
     root = PACKAGE.parent
     for name in ("mlflow", "tune", "configs"):
         assert not (root / name / "__init__.py").exists()
+
+
+def test_the_vectorized_engine_needs_no_lightning():
+    """Importing Lightning takes a second of each worker process."""
+    modules = "flbench.experiment.assembly, flbench.experiment.lifecycle, flbench.tuning.worker"
+    code = f"import sys, flbench.engine.vectorized, {modules}; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    loaded = {name.partition(".")[0] for name in done.stdout.split()}
+    assert "torch" in loaded
+    assert not loaded & {"lightning", "torchmetrics", "torchvision"}

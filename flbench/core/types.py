@@ -329,7 +329,7 @@ class Results:
             method never sees them.
         failures: The clients that are left out.
         observe_seconds: Wall-clock time of the steps that only observe, in seconds. Where several
-            processes train, it is the time of the one that took longest.
+            processes train, it is that of the process which observed longest.
     """
 
     ids: Tensor

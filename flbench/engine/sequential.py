@@ -103,10 +103,10 @@ class SequentialEngine:
             begin = perf_counter()
             for step in observe:
                 run.execute(step)
-            observe_seconds += perf_counter() - begin
             prefixes = tuple(f"{step.name}." for step in observe if isinstance(step, Statistic))
             found = {n: v for n, v in run.ctx.items() if n.startswith(prefixes)}
             observed.add(position, found | run.logged())
+            observe_seconds += perf_counter() - begin
         return Results(
             ids=ids[finished],
             steps=steps[finished],

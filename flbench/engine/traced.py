@@ -4,8 +4,8 @@ A step runs the Python code of a method, autograd, and `torch.vmap` where client
 small net this costs more than the arithmetic, and it is the same in every step. A trace contains
 only the tensor operations below autograd and vmap, in their order, including those of the backward
 pass. A replay executes them on other inputs and gives the same results, bit for bit. Max pooling
-over 2 x 2 pixels is replaced by operations that give the same bits in less time (see
-`flbench.engine.pooling`).
+over 2 x 2 pixels is replaced by operations that give the same results in less time (see
+`flbench.engine.pooling` for the sign of zeros and for NaN).
 
 Steps of one kind do the same operations: they have the same phase, and tensors of the same names,
 shapes, strides and types. The first steps of a kind run as they are, to measure their time. Short
@@ -711,12 +711,10 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     user.replace_input_with(node, constant)
 
     def _replace_pooling(self) -> None:
-        """Replace max pooling by functions that give the same bits in less time on a CPU."""
+        """Replace max pooling by functions that give the same results in less time on a CPU."""
         for node in list(self._graph.nodes):
-            if not any(x in self._values for x in node.all_input_nodes[:1]):
-                continue
-            x = self._values[node.all_input_nodes[0]]
-            if not pooling.is_replaceable(node, x):
+            x = self._values.get(node.args[0]) if node.target is pooling.POOLING else None
+            if x is None or not pooling.is_replaceable(node, x):
                 continue
             parts = {user.args[1]: user for user in node.users}  # by position in the result
             with self._graph.inserting_before(node):

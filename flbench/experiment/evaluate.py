@@ -277,8 +277,6 @@ class Evaluator:
                 for part in self.parts:
                     if (name, part) not in local:
                         local[name, part] = self.no_scores()
-                    if f"{part}.predicted" not in found:
-                        continue
                     seen = self.predictions_of(part, ids, found)
                     local[name, part].add_(seen.client, seen.true, seen.predicted)
                     margins.setdefault((name, part), []).extend(seen.margins())
@@ -355,9 +353,8 @@ class Evaluator:
         for some in torch.split(ids, BLOCK) if len(ids) else ():
             found = self.run_statistics(state, settings, name, deployment, some, statistics)
             for part in self.parts:
-                if f"{part}.predicted" in found:
-                    seen = self.predictions_of(part, some, found)
-                    local[name, part].add_(seen.client, seen.true, seen.predicted)
+                seen = self.predictions_of(part, some, found)
+                local[name, part].add_(seen.client, seen.true, seen.predicted)
         return Evaluation(state.round, local)
 
     def evaluate_common(
@@ -426,16 +423,15 @@ class Evaluator:
         return not (any(changes) or own or deployment.dispatch.rows.values or self.recalibrate)
 
     def part_statistics(self, deployment: Deployment) -> tuple[Statistic, ...]:
-        """Return one Statistic for each of `parts` in which a client has samples.
+        """Return one Statistic for each of `parts`.
 
         Its results are `PART.predicted` [L, ...] and, with two classes, `PART.margin` [L], for at
-        most L samples of a client. If no part has samples, there is one for each of them.
+        most L samples of a client.
         """
         parts = self.federation.partition.parts
-        longest = {part: max(map(len, parts[part])) for part in self.parts}
-        evaluated = [part for part in self.parts if longest[part]] or self.parts
         return tuple(
-            self._statistic(part, deployment, Samples(part), longest[part]) for part in evaluated
+            self._statistic(part, deployment, Samples(part), max(map(len, parts[part])))
+            for part in self.parts
         )
 
     def _statistic(

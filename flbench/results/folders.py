@@ -9,6 +9,9 @@ from flbench.core.errors import UserError
 from flbench.results import study_folder
 
 MOST_OTHERS: Final = 20_000  # folders without a run that a search visits
+MIRROR: Final = (
+    "flbench.db"  # MLflow's database; the folders beside it have copies of files of runs
+)
 
 
 def find(paths: Sequence[Path]) -> list[Path]:
@@ -32,14 +35,17 @@ def find(paths: Sequence[Path]) -> list[Path]:
 def below(path: Path) -> list[Path]:
     """Return the run folders and study folders below a folder, ordered by path.
 
-    The runs of a study are part of it. Hidden folders and links to folders are left out.
+    The runs of a study are part of it. Hidden folders, links to folders, and the folder of MLflow's
+    local store are left out.
 
     Raises:
         UserError: So many other folders are below it that the search would take minutes.
     """
     found: list[Path] = []
-    for visited, (folder, names, _) in enumerate(os.walk(path)):
-        if is_one(Path(folder)):
+    for visited, (folder, names, files) in enumerate(os.walk(path)):
+        if MIRROR in files:
+            names.clear()
+        elif is_one(Path(folder)):
             found.append(Path(folder))
             names.clear()
         elif visited - len(found) >= MOST_OTHERS:

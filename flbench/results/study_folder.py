@@ -204,17 +204,23 @@ class Study:
         """Return the finished final trainings of a method by seed.
 
         If the default hyper-parameters won the search, there are no separate tuned trainings: the
-        default trainings are returned for "tuned" too.
+        default trainings are returned for "tuned" too. While trials of the search are missing or
+        running, another one may win, and nothing is returned for "tuned".
         """
         found = {
             final.trial.seed: final
             for final in self.finals
             if (final.trial.method, final.trial.variant) == (method, variant) and final.run
         }
-        winner = self.winner(method)
-        if variant == "tuned" and not found and winner is not None and winner.index == 0:
+        if variant == "tuned" and not found and self._default_has_won(method):
             return self.finals_of(method, "default")
         return found
+
+    def _default_has_won(self, method: str) -> bool:
+        """Return whether the search of a method has ended and its default trial is the best."""
+        ended = [trial for trial in self.trials_of(method) if trial.state != "running"]
+        winner = self.winner(method)
+        return len(ended) >= self.header.trials and winner is not None and winner.index == 0
 
     def values(
         self, method: str, variant: Variant, name: str, *, split: str = "test"

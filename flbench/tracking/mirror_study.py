@@ -168,11 +168,14 @@ class StudyMirror:
         trials_over = [folder for folder in trials if folder.trial.state != "running"]
         finals_over = [folder for folder in finals if folder.trial.state != "running"]
         send_scores(run, trials_over)
-        # Final trainings begin when the search is over. A search without them is over when no trial
-        # can be added. MLflow cannot delete a best trial, so none is sent while a trial that cannot
-        # be read may be better.
-        is_complete = unfinished != "RUNNING" and len(trials_over) >= self._header.trials
-        is_searched = not trial_errors and (bool(finals) or is_complete)
+        # Final trainings of tuned parameters begin when the search is over, those of the default
+        # parameters before or after that. A search without final trainings is over when no trial
+        # can be added. MLflow cannot delete a best trial, so none is sent while a trial that is
+        # running or cannot be read may be better.
+        has_ended = len(trials_over) >= self._header.trials
+        is_tuned = any(folder.trial.variant == "tuned" for folder in finals)
+        is_over_without = has_ended and (bool(finals) or unfinished != "RUNNING")
+        is_searched = not trial_errors and (is_tuned or is_over_without)
         best = best_folder(trials) if is_searched else None
         means: Mapping[str, float] = {}
         with self._collect_errors():

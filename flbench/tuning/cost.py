@@ -71,7 +71,7 @@ class StudyCost:
                 self.trials * (START + share * (seconds - START)) + finals * seconds
                 for seconds in self.seconds.values()
             ]
-            # The trainings of the search end before the final ones of the same method begin.
+            # Final trainings of tuned parameters begin after the search of their method.
             ends.append(WORKERS + max(sum(each) / self.concurrent, *self.seconds.values()))
         return ends[0], ends[1]
 

@@ -123,13 +123,14 @@ class StudyPlan:
     def _finals(self, method: str) -> Iterable[TrainingJob]:
         """Yield the final trainings of a method that may begin by now.
 
-        Those with default parameters need the default trial alone. They begin when no trial of a
-        search can, so that no worker is idle while the last trials of a search are trained. Those
+        Those with default parameters need the default trial alone. They begin when the trials of
+        all methods have begun, so that no worker is idle while the last ones are trained. Those
         with the winner's parameters begin when the method's search has ended.
         """
         records = self._of(method)
         won = winner(records) if self._searched(method) else None
-        if won is None and not any(_is_finished_default(record) for record in records):
+        is_early = self._all_proposed() and any(map(_is_finished_default, records))
+        if won is None and not is_early:
             return
         default = self._proposals(method)[0]
         for k in range(1, self._budget.seeds + 1):
@@ -138,6 +139,10 @@ class StudyPlan:
             # If the default trial won, its final trainings are the tuned ones too.
             if won is not None and won.index:
                 yield TrainingJob(method, "final", won.index, seed, won.params, "tuned")
+
+    def _all_proposed(self) -> bool:
+        """Whether the trials of all searches are known; a sampler may wait for results."""
+        return all(len(self._proposals(method)) == self._budget.trials for method in self._samplers)
 
     def _searched(self, method: str) -> bool:
         """Whether all trials of a method's search have ended."""

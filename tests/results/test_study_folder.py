@@ -104,16 +104,23 @@ def test_metrics_are_those_of_the_studys_deployment(tmp_path, finished_run):
 
 
 def test_finals_of_the_defaults_stand_for_the_tuned_where_the_defaults_won(tmp_path, finished_run):
-    study = begin(tmp_path / "study", "hfcd", "fedavg")
+    study = begin(tmp_path / "study", "hfcd", "fedavg", "local", trials=2)
     for method, other in (("hfcd", 0.4), ("fedavg", 0.6)):
         trial(study, method, 0, 0.5)
         trial(study, method, 1, other)
         final(study, finished_run, method, "default", 1, {"accuracy": 0.7})
+    trial(study, "local", 0, 0.5)
+    final(study, finished_run, "local", "default", 1, {"accuracy": 0.7})
 
     found = study_folder.read(study)
 
     assert found.values("hfcd", "tuned", "accuracy") == {1: 0.7}
     assert found.values("fedavg", "tuned", "accuracy") == {}
+    assert found.values("local", "default", "accuracy") == {1: 0.7}
+    assert found.values("local", "tuned", "accuracy") == {}  # a trial is missing
+
+    trial(study, "local", 1, 0.1, state="running", ended=None)
+    assert study_folder.read(study).values("local", "tuned", "accuracy") == {}
 
 
 def test_folder_that_is_not_a_study_is_refused(tmp_path):

@@ -246,6 +246,24 @@ def test_unfinished_search_has_no_winner_and_is_resumed_later(made):
     }
 
 
+def test_no_best_trial_is_sent_while_default_finals_are_trained_beside_the_last_trial(made):
+    mirrored = made()
+    for method in METHODS:
+        for seed in range(1, study.SEEDS + 1):
+            shutil.rmtree(mirrored.path / "finals" / method / f"tuned-seed{seed}")
+    mirrored.edit("trials/local/001", state="running", score=0.3, round=1, ended=None)
+
+    mirrored.sync()
+    before = mirrored.by_key
+    mirrored.edit("trials/local/001", state="finished", score=0.95, round=3)
+    mirrored.sync()
+
+    assert "finals/local/default-seed1" in before
+    assert "best_trial" not in before["methods/local"].data.tags
+    assert before["methods/local"].info.status != "FINISHED"
+    assert mirrored.by_key["methods/local"].data.tags["best_trial"] == "001"
+
+
 def test_parameters_that_a_scheduler_changed_stand_in_a_tag(made):
     mirrored = made(finals=False)
     mirrored.sync()

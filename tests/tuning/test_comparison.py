@@ -69,7 +69,7 @@ def test_cost_is_the_mean_of_the_final_trainings(study):
 
 
 def test_defaults_that_won_are_not_compared_with_themselves(tmp_path, finished_run):
-    folder = begin(tmp_path / "study", "hfcd")
+    folder = begin(tmp_path / "study", "hfcd", trials=2)
     trial(folder, "hfcd", 0, 0.9)
     trial(folder, "hfcd", 1, 0.8)
     for seed in (1, 2, 3):

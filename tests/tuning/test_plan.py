@@ -191,3 +191,17 @@ def test_finals_wait_for_the_search_if_the_default_trial_has_no_result(state):
 
     plan.end(ended(trials[1], 0.2))
     assert [plan.next().variant for _ in range(2)] == ["default", "tuned"]
+
+
+def test_default_finals_do_not_begin_while_a_sampler_waits_for_results():
+    plan = StudyPlan({"a": Last(True)}, Budget(4, 1, 0, 2))
+    first = [plan.next(), plan.next()]
+    assert plan.next() is None
+
+    plan.end(ended(first[0], 0.1))
+    assert plan.next() is None  # two trials are not proposed yet
+
+    plan.end(ended(first[1], 0.2))
+    last = [plan.next(), plan.next()]
+    assert [job.kind for job in last] == ["search"] * 2
+    assert plan.next().variant == "default"
