@@ -21,7 +21,7 @@ def path(tmp_path_factory):
     """A study of two methods with three seeds; the defaults of the second one have won."""
     root = tmp_path_factory.mktemp("study")
     folder, _ = run(root / "run")
-    study = handmade.begin(root / "study", "hfcd", "fedavg")
+    study = handmade.begin(root / "study", "hfcd", "fedavg", trials=1)
     for index, score in enumerate((0.5, 0.8, 0.6)):
         handmade.trial(study, "hfcd", index, score)
     handmade.trial(study, "hfcd", 3, None, state="failed", reason="out of <memory>")
