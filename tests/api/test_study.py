@@ -21,11 +21,12 @@ def path(tmp_path_factory):
     """A study of two methods with three seeds; the defaults of the second one have won."""
     root = tmp_path_factory.mktemp("study")
     folder, _ = run(root / "run")
-    study = handmade.begin(root / "study", "hfcd", "fedavg", trials=1)
+    study = handmade.begin(root / "study", "hfcd", "fedavg")
     for index, score in enumerate((0.5, 0.8, 0.6)):
         handmade.trial(study, "hfcd", index, score)
     handmade.trial(study, "hfcd", 3, None, state="failed", reason="out of <memory>")
-    handmade.trial(study, "fedavg", 0, 0.7)
+    for index, score in enumerate((0.7, 0.6, 0.5, 0.4)):
+        handmade.trial(study, "fedavg", index, score)
     for seed in (1, 2, 3):
         low, high = {"accuracy": 0.5 + seed / 100}, {"accuracy": 0.7 + seed / 50}
         handmade.final(study, folder, "hfcd", "default", seed, low)
@@ -40,9 +41,9 @@ def test_trials_are_those_of_the_folder(path):
 
     assert isinstance(study, fl.Study)
     assert trials.dtypes.astype(str).to_dict().items() >= studies.TRIALS.items()
-    assert trials["method"].tolist() == ["hfcd"] * 4 + ["fedavg"]
+    assert trials["method"].tolist() == ["hfcd"] * 4 + ["fedavg"] * 4
     assert trials["score"].tolist()[:3] == [0.5, 0.8, 0.6]
-    assert trials["score"].isna().tolist() == [False, False, False, True, False]
+    assert trials["score"].isna().tolist() == [False] * 3 + [True] + [False] * 4
     assert trials["reason"].tolist()[3] == "out of <memory>"
 
 
@@ -83,7 +84,7 @@ def test_pictures_show_the_numbers_of_the_study(path):
     parallel = study.plot.parallel("hfcd").axes[0]
 
     lines = {line.get_label(): line.get_ydata().tolist() for line in history.lines}
-    assert lines == {"hfcd": [0.5, 0.8, 0.8, 0.8], "fedavg": [0.7]}
+    assert lines == {"hfcd": [0.5, 0.8, 0.8, 0.8], "fedavg": [0.7] * 4}
     means = sorted(bar.lines[0].get_ydata()[0] for bar in comparison.containers)
     rows = study.finals.groupby(["method", "variant"])["test.accuracy"].mean()
     assert means == pytest.approx(sorted(rows))
@@ -114,7 +115,7 @@ def test_representations_escape_what_users_wrote(path):
 
     assert "<memory>" not in shown
     assert "out of &lt;memory&gt;" in shown
-    assert "5 of 8 trials, 9 final trainings" in repr(study)
+    assert "8 of 8 trials, 9 final trainings" in repr(study)
     assert any("out of <memory>" in note for note in study.notes)
     assert pickle.loads(pickle.dumps(study)).path == study.path
 
