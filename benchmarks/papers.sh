@@ -71,7 +71,8 @@ for paper in "${papers[@]}"; do
     dfedhp) measure dfedhp sequential --table dirichlet --table rounds-dirichlet --table pathological \
       --table rounds-pathological --dataset CIFAR10=fashionmnist model=lenet5 partition.clients=20 \
       partition.samples=2000 train.rounds=30 train.schedule.decay=0.74 evaluation.every=1 ;;
-    # The same with 5,000 samples of CIFAR-100, without DisPFL with hypernetworks.
+    # The same with 5,000 samples of CIFAR-100, without DisPFL with hypernetworks. Of this method the
+    # archive has the runs of the first seed, which are on the page too.
     dfedhp-cifar100)
       rows=fedavg,fedper,ditto,dfedavg,dfedalt,dispfl,dfedhp
       reproduce dfedhp --seeds "${SEEDS:-3}" --output "$out/cifar100" --engine sequential data.root=. \

@@ -2,11 +2,14 @@
 
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -64,6 +67,18 @@ def pictures_in_pages() -> Iterator[None]:
         patch.setattr(figures, "svg", SVG)
         patch.setattr(page, "figures", figures)
         yield
+
+
+@contextmanager
+def benchmark_script(name: str) -> Iterator[ModuleType]:
+    """Import a script of benchmarks/, which is not a package; skip the test without a checkout."""
+    folder = Path(__file__).resolve().parents[1] / "benchmarks"
+    if not folder.exists():
+        pytest.skip("this is not a checkout: benchmarks/ is missing")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(folder))
+        yield import_module(name)
+        sys.modules.pop(name, None)
 
 
 class Interrupting(Silent):

@@ -1,10 +1,11 @@
 """The pages of the board, which `benchmarks/board_pages.py` makes from archives of runs."""
 
-import sys
 from pathlib import Path
 
 import pandas as pd
 import pytest
+
+from tests.support import benchmark_script
 
 ROOT = Path(__file__).resolve().parents[1]
 BOARD = ROOT / "docs" / "board"
@@ -12,15 +13,9 @@ BOARD = ROOT / "docs" / "board"
 
 @pytest.fixture(scope="module")
 def pages():
-    """The module of the script, which is not part of a package."""
-    if not (ROOT / "benchmarks").exists():
-        pytest.skip("this is not a checkout: benchmarks/ is missing")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(ROOT / "benchmarks"))
-        import board_pages
-
-        yield board_pages
-        sys.modules.pop("board_pages", None)
+    """The module of the script."""
+    with benchmark_script("board_pages") as module:
+        yield module
 
 
 def test_difference_that_rounds_to_zero_has_no_sign(pages):

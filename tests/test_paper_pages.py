@@ -2,12 +2,13 @@
 
 import re
 import shutil
-import sys
 from pathlib import Path
 from statistics import stdev
 
 import pytest
 from scipy.stats import t
+
+from tests.support import benchmark_script
 
 ROOT = Path(__file__).resolve().parents[1]
 PAPERS = ROOT / "docs" / "papers"
@@ -15,15 +16,9 @@ PAPERS = ROOT / "docs" / "papers"
 
 @pytest.fixture(scope="module")
 def pages():
-    """The module of the script, which is not part of a package."""
-    if not (ROOT / "benchmarks").exists():
-        pytest.skip("this is not a checkout: benchmarks/ is missing")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(ROOT / "benchmarks"))
-        import paper_pages
-
-        yield paper_pages
-        sys.modules.pop("paper_pages", None)
+    """The module of the script."""
+    with benchmark_script("paper_pages") as module:
+        yield module
 
 
 @pytest.mark.parametrize(

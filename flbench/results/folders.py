@@ -9,9 +9,8 @@ from flbench.core.errors import UserError
 from flbench.results import study_folder
 
 MOST_OTHERS: Final = 20_000  # folders without a run that a search visits
-MIRROR: Final = (
-    "flbench.db"  # MLflow's database; the folders beside it have copies of files of runs
-)
+MIRROR: Final = "flbench.db"
+"""MLflow's local database. The folders beside it have copies of the files of runs."""
 
 
 def find(paths: Sequence[Path]) -> list[Path]:
