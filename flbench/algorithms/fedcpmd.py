@@ -50,10 +50,12 @@ class FedCpmdConfig(BallotConfig):
     activation: Literal["after", "before"] = Field(
         "after", description="outputs of layers are taken after or before their ReLU"
     )
-    inputs: Literal["channels", "given"] = Field(
+    inputs: Literal["channels", "given", "raw"] = Field(
         "channels",
         description="how inputs are scaled to [0, 1] in the score: by the smallest and largest"
-        " value of each channel at the client, or not at all (for data.normalize=unit)",
+        " value of each channel at the client (channels), or not at all, for data.normalize=unit"
+        " (given); raw: inputs, outputs and labels, which are the numbers of the classes, are all"
+        " unscaled",
     )
     vote_samples: int | None = Field(
         1000, ge=1, description="largest number of training samples for a vote; null for all"
@@ -125,22 +127,23 @@ class FedCpmd(LayerElection):
     trained; only these clients receive a reply. Ties between layers go to the smaller sum of
     scores, then to the lower layer. A client that never voted keeps the classifier. When a client
     first participates in phase 2, it receives the body of phase 1, except for its personal layer if
-    it has voted.
+    it has voted. In phase 1 the classifier stays with the client, as section 5.2 says; line 13 of
+    Algorithm 2 keeps the layer that the client has voted for most often so far
+    (`phase1_personal=majority`).
 
-    Deviations. Jensen-Shannon is integrated on a grid that no narrow Gaussian falls through. Inputs
-    are scaled by their own smallest and largest values, since a method does not know the range of
-    pixels. The paper says that the personal layer is never sent, but eq. 13 needs it at the server:
+    Deviations. Before inputs, labels and outputs become Gaussians, they are scaled to [0, 1], so
+    that tensors of different ranges are compared. The paper does not say so. Without scaling
+    (`inputs=raw`) many clients elect another layer (see docs/papers/fedcpmd.md).
+    Inputs are scaled by their own smallest and largest values, since a method does not know the
+    range of pixels. Jensen-Shannon is integrated on a grid that no narrow Gaussian falls through.
+    The paper says that the personal layer is never sent, but eq. 13 needs it at the server:
     its bytes are charged, and logged as `phi_bytes`. A client without an optimizer step votes, and
     has weight 0 for others.
 
     The second phase begins with a loss. In phase 1 the classifiers stay with the clients, so each
     is trained for the classes of its client alone; eq. 12 averages them for the first time in
-    phase 2, in clusters with another personal layer. On Fashion-MNIST (Dirichlet 0.1, 10 of 100
-    clients, K_p = 30) an independent loop has 94.2 % after local training and 84.4 % after mixing
-    in rounds 31 to 50; with classifiers left at the clients it has 93.7 %. With equal weights, at
-    least five clients per cluster and round, personal layers from the mean of phase 1, or unmixed
-    convolutions it has 84.0 to 85.9 %: these parts do not cause the loss
-    (see docs/papers/fedcpmd.md).
+    phase 2, in clusters with another personal layer. docs/papers/fedcpmd.md has the accuracies with
+    and without this mixing, and with other parts switched off, which do not cause the loss.
 
     The accuracy in the paper's tables is that of the clients of the last five rounds right after
     local training, pooled within a cluster, as a mean over clusters. With `paper_evaluation` it is

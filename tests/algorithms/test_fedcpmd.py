@@ -44,6 +44,10 @@ def elect(state: State, layers: list[int | None]) -> State:
 # The vote
 
 
+def raw_gaussian(values: torch.Tensor) -> tuple[float, float]:
+    return float(values.mean()), max(1e-3, float(values.std(correction=0)))
+
+
 def gaussian(values: torch.Tensor) -> tuple[float, float]:
     low, high = float(values.min()), float(values.max())
     if high <= low:
@@ -87,13 +91,23 @@ SLOW = {
 @pytest.mark.one_of("engine")
 @pytest.mark.parametrize("engine", ["sequential", "vectorized"])
 @pytest.mark.parametrize(
-    ("net", "distance"),
-    [("lenet5", "js"), ("mlp", "wasserstein"), ("mlp", "hellinger"), ("mlp", "bhattacharyya")],
+    ("net", "distance", "scale"),
+    [
+        ("lenet5", "js", "channels"),
+        ("mlp", "wasserstein", "channels"),
+        ("mlp", "hellinger", "channels"),
+        ("mlp", "bhattacharyya", "channels"),
+        ("lenet5", "js", "raw"),
+        ("mlp", "bhattacharyya", "raw"),
+    ],
 )
-def test_scores_are_those_of_a_slow_loop_over_samples(engine, net, distance):
-    """Eq. 7 is computed with hooks, sample by sample, on the pixels of the file in [0, 1]."""
+def test_scores_are_those_of_a_slow_loop_over_samples(engine, net, distance, scale):
+    """Eq. 7 is computed with hooks, sample by sample.
+
+    It has the pixels of the file in [0, 1], or, without scaling, the inputs of the net.
+    """
     keys = (f"model.name={net}", f"engine.name={engine}", f"algorithm.distance={distance}")
-    built = build(*FULL, *keys)
+    built = build(*FULL, *keys, f"algorithm.inputs={scale}")
     state = after(built, 1)
     model, federation = built.net.double().eval(), built.federation.to("cpu", torch.float64)
     layers = [built.net.get_submodule(name) for name in LAYERS]
@@ -109,13 +123,19 @@ def test_scores_are_those_of_a_slow_loop_over_samples(engine, net, distance):
         for name, leaf in net_leaves(model).items():
             leaf.data.copy_(state.clients[name][client])
         rows = federation.partition.parts["train"][client]
+        inputs = [federation.inputs([row], torch.float64) for row in rows]
         with torch.no_grad():
-            for row in rows:
-                model(federation.inputs([row], torch.float64))
-        x = gaussian(built.federation.x[rows].double() / 16)
-        labels = federation.y[torch.from_numpy(rows)].double() / 9
-        y = float(labels.mean()), max(1e-3, float(labels.std(correction=0)))
-        outputs = [gaussian(torch.cat(seen[k])) for k in (0, 1, 2, 12)]
+            for sample in inputs:
+                model(sample)
+        labels = federation.y[torch.from_numpy(rows)].double()
+        outputs = [torch.cat(seen[k]) for k in (0, 1, 2, 12)]
+        if scale == "raw":
+            x, y = raw_gaussian(torch.cat(inputs)), raw_gaussian(labels)
+            outputs = [raw_gaussian(values) for values in outputs]
+        else:
+            x = gaussian(built.federation.x[rows].double() / 16)
+            y = raw_gaussian(labels / 9)
+            outputs = [gaussian(values) for values in outputs]
         d = SLOW[distance]
         gap = [d(o, y) - d(o, x) for o in outputs]
         scores = [abs(later - first) for first, later in pairwise(gap)]
@@ -592,6 +612,7 @@ def test_convolutions_are_candidates_with_candidates_all():
 OPTIONS = [
     ("activation=before", "score_sums"),
     ("inputs=given", "score_sums"),
+    ("inputs=raw", "score_sums"),
     ("distance=hellinger", "score_sums"),
 ]
 

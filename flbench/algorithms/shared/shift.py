@@ -2,8 +2,8 @@
 
 FedCMD and FedCPMD score each layer by how it changes the distances of what flows through the net to
 the inputs x and to the labels y. These tensors differ in width. Therefore each of them is reduced
-to one scalar Gaussian: it is scaled to [0, 1], and mean and standard deviation are taken over all
-of its entries.
+to one scalar Gaussian: it is scaled to [0, 1], unless the scale is `raw`, and mean and standard
+deviation are taken over all of its entries.
 """
 
 from collections.abc import Callable
@@ -59,13 +59,14 @@ class Shift:
         scale: How tensors are scaled to [0, 1]. `channels`: each output by its own smallest and
             largest entry, each channel of x (or column of a table) by its own, y by C - 1.
             `given`: like `channels`, but x is in [0, 1] already. `tensors`: each tensor by its own
-            smallest and largest entry, x and y included; x counts as one channel.
+            smallest and largest entry, x and y included; x counts as one channel. `raw`: no tensor
+            is scaled, and y is the number of the class, 0 to C - 1.
         after: Take outputs after their activation; otherwise o_1 to o_L are the layers' outputs.
     """
 
     layers: tuple[str, ...]
     classes: int
-    scale: Literal["channels", "given", "tensors"] = "channels"
+    scale: Literal["channels", "given", "tensors", "raw"] = "channels"
     after: bool = True
 
     def __call__(self, context: StepContext) -> Tree:
@@ -78,7 +79,7 @@ class Shift:
         outputs = [activations[name][1] for name in self.layers]
         blocks = [*inputs, outputs[-1]] if self.after else [inputs[0], *outputs]  # o_0 to o_L
 
-        if self.scale == "tensors":
+        if self.scale in ("tensors", "raw"):
             data = [_moments(_flat(x), mask), _moments(y, mask)]
         else:
             channels = x.flatten(2) if x.dim() > 2 else x[:, :, None]  # [B, channels, entries]
@@ -87,12 +88,14 @@ class Shift:
             data = [of_x if self.scale == "channels" else _unit(of_x), _unit(of_y)]
 
         parts = [*data, *(_moments(_flat(block), mask) for block in blocks)]
+        if self.scale == "raw":
+            parts = [_unit(part) for part in parts]
         return {key: torch.cat([part[key] for part in parts]) for key, _ in REDUCE}
 
     def gaussians(self, moments: Tree) -> tuple[Gaussian, Gaussian, Gaussian]:
         """Return the Gaussians of x [], y [] and o_0 to o_L [L + 1].
 
-        A constant tensor has mean 0.5 and the least standard deviation, 1e-3.
+        The standard deviation is at least 1e-3. A constant tensor that is scaled has mean 0.5.
 
         Args:
             moments: Results of this function over all samples, combined by `REDUCE`.

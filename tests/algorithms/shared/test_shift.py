@@ -129,7 +129,7 @@ def put_together(parts):
     return whole
 
 
-@pytest.mark.parametrize("scale", ["channels", "given", "tensors"])
+@pytest.mark.parametrize("scale", ["channels", "given", "tensors", "raw"])
 def test_gaussians_are_mean_and_deviation_of_scaled_tensors(scale):
     x, y, hidden = samples()
     look = Shift(("a", "b"), 4, scale)
@@ -151,9 +151,12 @@ def test_gaussians_are_mean_and_deviation_of_scaled_tensors(scale):
         "channels": unit(x, (0, 2, 3)),
         "given": x,
         "tensors": unit(x, everywhere),
+        "raw": x,
     }[scale]
-    scaled_y = unit(y.double(), 0) if scale == "tensors" else y.double() / 3
-    flat = unit(x.flatten(1), (0, 1)), unit(hidden, (0, 1)), unit(2 * hidden, (0, 1))
+    scaled_y = {"tensors": unit(y.double(), 0), "raw": y.double()}.get(scale, y.double() / 3)
+    flat = x.flatten(1), hidden, 2 * hidden
+    if scale != "raw":
+        flat = tuple(unit(value, (0, 1)) for value in flat)
     for found, wanted in (
         (of_x, [scaled_x]),
         (of_y, [scaled_y]),
@@ -173,6 +176,18 @@ def test_outputs_can_be_taken_before_their_activation():
 
     assert torch.allclose(found["low"][-2:], torch.stack([hidden.min() - 0.1, 2 * hidden.min()]))
     assert torch.allclose(found["high"][-3], x.max())
+
+
+def test_raw_constant_keeps_its_mean_and_has_the_least_deviation():
+    x, y, hidden = samples()
+    mask = torch.ones(12, dtype=torch.bool)
+    look = Shift(("a", "b"), 4, "raw")
+
+    moments = look(context(torch.full_like(x, 7), torch.full_like(y, 3), mask, hidden * 0 + 2))
+    of_x, of_y, outputs = look.gaussians(moments)
+
+    assert (float(of_x.mean), float(of_y.mean), outputs.mean.tolist()) == (7, 3, [7, 2, 4])
+    assert [float(of_x.std), float(of_y.std), *outputs.std] == pytest.approx([1e-3] * 5)
 
 
 @pytest.mark.parametrize("name", PAPER)
