@@ -362,9 +362,19 @@ def differences(name: str, made: Sequence[Report]) -> list[str]:
 
 
 def own_to_all(column: Sequence[Cell]) -> list[tuple[Cell, Cell]]:
-    """Return the pairs of the row of the paper's method and each other row."""
+    """Return the pairs of the row of the paper's method and each other row.
+
+    Rows beside those of other methods, with other metrics of the same runs, are left out.
+    """
     own = own_row(column)
-    return [(own, cell) for cell in column if cell is not own] if own else []
+    if own is None:
+        return []
+    return [
+        (own, cell)
+        for cell in column
+        if cell is not own
+        if is_own(cell) or not any(cell["row"].startswith(f"{row['row']}, ") for row in column)
+    ]
 
 
 def own_to_alike(column: Sequence[Cell]) -> list[tuple[Cell, Cell]]:

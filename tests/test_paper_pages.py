@@ -75,6 +75,36 @@ def test_page_has_the_footnotes_of_what_it_shows(pages, tmp_path):
     assert len(report.content["footnotes"]) == 3
 
 
+def test_page_of_slapfl_has_both_accuracies_of_its_runs(pages, tmp_path):
+    """Both are read here from the last lines of the runs' metrics.csv."""
+    [report] = pages.reports(PAPERS / "slapfl.tar.xz", tmp_path)
+    of_row = {c["row"]: c for c in report.content["cells"] if c["column"] == "FMNIST accuracy"}
+
+    for method in ("FedAvg", "FedALA", "SLAPFL"):
+        for row, protocol in (
+            (method, "personal"),
+            (f"{method}, right after local training", "personal@local"),
+        ):
+            assert len(of_row[row]["runs"]) == 3
+            for seed, run in of_row[row]["runs"].items():
+                lines = [
+                    line.split(",") for line in (Path(run) / "metrics.csv").read_text().split()
+                ]
+                [value] = (
+                    float(line[4])
+                    for line in lines
+                    if line[:4] == ["200", "test", protocol, "accuracy_mean"]
+                )
+                assert of_row[row]["values"][seed] == pytest.approx(100 * value)
+    [column] = [c for c in pages.columns([report]) if c[0]["column"] == "FMNIST accuracy"]
+    others = [(own["row"], other["row"]) for own, other in pages.own_to_all(column)]
+    assert others == [
+        ("SLAPFL", "FedAvg"),
+        ("SLAPFL", "FedALA"),
+        ("SLAPFL", "SLAPFL, right after local training"),
+    ]
+
+
 def test_interval_uses_the_mean_ratio_of_test_to_training_samples_over_seeds(pages, tmp_path):
     """By the formula of Nadeau and Bengio: one run has a ratio of 1/4, two have 1/2."""
     runs = {}

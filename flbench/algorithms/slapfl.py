@@ -70,6 +70,11 @@ class Slapfl(Algorithm):
     weight and the bias of a layer form one vector. BatchNorm is a layer of its own; its statistics
     are mixed with the weights a of its scale and shift.
 
+    By the paper's names for the models, its accuracies are those of M_i, the model that a client
+    has just trained. Here a client is evaluated with its mixed base M'_i and its own linear layers,
+    which it has at the end of a round. The accuracy of M_i is reported as `personal@local`.
+    `flbench reproduce slapfl` prints both (see docs/papers/slapfl.md).
+
     Deviations. A negative cosine counts as 0, since a mean needs weights that are not negative. The
     paper has no absent clients: here j runs over the clients of the round, and an absent client
     keeps its last mixture. A client that took no optimizer step enters no mixture but its own.

@@ -159,6 +159,32 @@ def test_fedcpmds_statistics_are_printed_beside_each_other(monkeypatch):
     assert by_row["7", "FedCMD"]["FMNIST"].cell.metric.protocol == "personal"
 
 
+def test_accuracies_right_after_local_training_are_beside_those_of_slapfls_table(monkeypatch):
+    """They are read from the same runs, and take no part in the claims."""
+    monkeypatch.setattr(catalogue, "is_available", lambda config: True)
+    made = plan.make(ReproduceRequest("slapfl", scale="full", seeds=1))
+    items = {(item.cell.row, item.cell.column): item for item in made.cells}
+
+    for method in ("FedAvg", "FedALA", "SLAPFL"):
+        for column in made.paper.tables["2"].columns:
+            item, beside = (
+                items[row, column] for row in (method, f"{method}, right after local training")
+            )
+            assert beside.jobs[0].key == item.jobs[0].key
+            assert beside.cell.published is None
+            metric, other = item.cell.metric, beside.cell.metric
+            assert (metric.protocol, other.protocol) == ("personal", "personal@local")
+            assert (metric.metric, metric.over, metric.unit) == (
+                other.metric,
+                other.over,
+                other.unit,
+            )
+    for claim in made.paper.claims[:2]:
+        [column] = claim.columns
+        rivals = {row for row, _ in verdicts._rivals(claim, made.paper, column)}
+        assert rivals == {"FedAvg", "FedALA"}
+
+
 def test_dfedhps_tables_have_its_learning_rates_and_the_participation_of_its_baselines(monkeypatch):
     monkeypatch.setattr(catalogue, "is_available", lambda config: True)
     made = plan.make(ReproduceRequest("dfedhp", tables="all", scale="full", seeds=1))
