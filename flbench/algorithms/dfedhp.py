@@ -51,8 +51,17 @@ class DFedHP(Gossip):
     for ResNet-18, where h generates the normalization layers too. The three steps share
     `train.local_epochs`, as 1, 2 and 1 of 4; w is that of the topology. All clients start with the
     same phi and z, because h is not linear: the mean of unrelated phi and z generates noise.
-    BatchNorm statistics stay with the client (the paper's nets have GroupNorm). The models before
-    mixing are reported as `personal@local`; `after_training` makes them the method's result.
+    BatchNorm statistics stay with the client (the paper's nets have GroupNorm).
+
+    The paper generates the convolutions and keeps the linear layers with the client, which is
+    `private=linear`. By default (`private=head`) the head alone stays with the client, and hidden
+    linear layers are generated. In ResNet-18, the paper's net, the head is the only linear layer,
+    so that both are the same. In a net with hidden linear layers, `private=linear` trains these
+    layers with `lr_v`, for which the rate of a head alone is too small
+    (see docs/papers/dfedhp.md).
+
+    The models before mixing are reported as `personal@local`; `after_training` makes them the
+    method's result.
     """
 
     Config: ClassVar[type[AlgorithmConfig]] = DFedHPConfig

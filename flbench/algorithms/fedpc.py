@@ -165,7 +165,13 @@ class FedPc(Algorithm):
     samples, line 13 does not (`agg_weights`). Cosines run over the classes that both groups have. A
     group without a client in the round keeps its last means; a group that never had one gives
     nothing and takes equal parts of the groups that had one (with `size_weighted`, parts in
-    proportion to their samples). The paper reports a global model without defining its head
+    proportion to their samples).
+
+    The first round of training has no L_p, although the set-up has given the server prototypes of
+    the seeded net: P^(j) is computed only from clients that have trained. docs/papers/fedpc.md has
+    the accuracies with these prototypes in the first round.
+
+    The paper reports a global model without defining its head
     (`gm`); of flbench's metrics, `gm`, `pm_v@local` and `pm_l@local` correspond to the published
     ones.
     """

@@ -148,10 +148,14 @@ class Hfcd(Algorithm):
     given here, and the other readings are options. The paper defines no averaging of weights, and
     its text leaves them with the clients; its tables, however, report accuracies on a common test
     set that models without averaging cannot reach, because each knows the classes of one client
-    alone (`share`). T, the time constant of both schedules, is the number of training rounds, as in
-    the paper's theorem 1. Rounds count from 0, so that the first round uses cross entropy alone.
-    With the nested weights above, lambda_0^2 exp(-t/T) (1 - exp(-t/T)) weights L_KD, which grows
-    from 0 until t = 0.69 T; the text describes a weight that is strong at the start and decays
+    alone (`share`). The paper also says of the FedAvg baseline of its ablation that it averages
+    parameters only. This supports `share=full` in that table: the other rows then average
+    parameters too (see docs/papers/hfcd.md).
+
+    T, the time constant of both schedules, is the number of training rounds, as in the paper's
+    theorem 1. Rounds count from 0, so that the first round uses cross entropy alone. With the
+    nested weights above, lambda_0^2 exp(-t/T) (1 - exp(-t/T)) weights L_KD, which grows from 0
+    until t = 0.69 T; the text describes a weight that is strong at the start and decays
     (`loss_form=separate`).
 
     The positive class is part of the denominator of L_cont (`no_pos`). L_KD runs over the classes

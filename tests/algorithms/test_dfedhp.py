@@ -224,6 +224,17 @@ def test_what_is_private_is_neither_generated_nor_sent():
     assert generated("algorithm.private=none") == convolutions | norms | linear | {"head"}
 
 
+def test_head_is_the_only_linear_layer_of_the_papers_net():
+    """`private=head` and `private=linear` generate the same tensors of ResNet-18."""
+    head, linear = (
+        build(METHOD, "model.name=resnet18", GROUP, f"algorithm.private={private}").algorithm
+        for private in ("head", "linear")
+    )
+
+    assert head.called().tensors == linear.called().tensors
+    assert head.split() == linear.split()
+
+
 def test_where_everything_is_generated_the_mean_of_phi_and_z_is_evaluated_as_gm(tmp_path):
     keys = ("algorithm.private=none", "train.rounds=1", *SMALL, LENET, GROUP)
 

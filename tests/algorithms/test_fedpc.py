@@ -94,7 +94,7 @@ def test_warm_up_is_fedper_whatever_the_groups_then_everyone_has_that_body():
 
 @pytest.mark.slow
 def test_first_round_has_no_pull():
-    """There are no prototypes yet, so the loss is cross entropy times alpha."""
+    """The prototypes of the set-up pull nothing: the loss is cross entropy times alpha."""
     weak, strong = (build("algorithm=fedpc", f"algorithm.gamma={gamma}") for gamma in (0, 5))
     one, other = after(weak, 1), after(strong, 1)
 

@@ -31,7 +31,7 @@ class HypernetworkConfig(Strict):
     private: Literal["head", "linear", "none"] = Field(
         "head",
         description="what stays with the client instead of being generated, in addition to what the"
-        " method itself keeps: the head, all linear layers, or nothing",
+        " method itself keeps: the head, all linear layers (as in DFedHP's paper), or nothing",
     )
     norm_personal: bool = Field(
         False, description="normalization layers stay with the client too, instead of generated"
