@@ -21,7 +21,8 @@ from flbench.comparison.plan import DEFAULTS, Cell, Design, LabelledLayer
 from flbench.comparison.prepare import PreparedComparison
 from flbench.comparison.samples import LoadedSamples
 from flbench.config.resolve import resolve
-from flbench.config.sources import Layer, from_overrides, from_values, leaves, merge
+from flbench.config.sources import Layer, from_text, from_values, leaves, merge
+from flbench.config.typed import items_of
 from flbench.core.addresses import redact
 from flbench.core.errors import ConfigError, RunError, UserError
 from flbench.core.expected import as_flbench_errors
@@ -367,7 +368,7 @@ def design_of(asked: Asked) -> Design:
 
 
 def grid_of(items: Sequence[str]) -> dict[str, list[Any]]:
-    """Return a grid that is written as `KEY=VALUE,VALUE`, with values in YAML.
+    """Return a grid that is written as `KEY=VALUE,VALUE`, with values as in `key=value`.
 
     Args:
         items: One item for each key.
@@ -388,8 +389,7 @@ def grid_of(items: Sequence[str]) -> dict[str, list[Any]]:
             )
         if key in found:
             raise ConfigError(f"{setting('grid')}: `{key}` is given twice. Give it once.")
-        tree = from_overrides([f"{key}=[{text}]"], setting("grid")).tree
-        (found[key],) = leaves(tree).values()
+        found[key] = [from_text(key, one, setting("grid")) for one in items_of(text)]
     return found
 
 

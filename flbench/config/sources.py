@@ -8,6 +8,7 @@ from typing import Any, Final
 from pydantic import BaseModel
 
 from flbench.config.schema import Config
+from flbench.config.typed import BLANKS, value_of, wrong_word
 from flbench.core import files
 from flbench.core.errors import ConfigError
 from flbench.core.plain_yaml import PlainYamlError, parse
@@ -73,6 +74,8 @@ def from_file(path: Path) -> Layer:
     if not isinstance(tree, dict):
         raise ConfigError(f"{path} must contain keys with values, like `seed: 1`.")
     _drop_empty_sections(tree, Config)
+    if (found := wrong_word(tree, text, lines)) is not None:
+        raise ConfigError(f"{path}:{lines.get(found[0], 1)}: `{found[0]}` {found[1]}")
     origins = {dotted: f"{path}:{line}" for dotted, line in lines.items()}
     return Layer(_expand_names(tree, origins), origins)
 
@@ -93,12 +96,12 @@ def from_overrides(items: Sequence[str], origin: str = "command line") -> Layer:
     """Read overrides such as `train.rounds=100`.
 
     Args:
-        items: Items `KEY=VALUE`: a dotted key and a value in YAML, such as `[0.5, 0, 0.5]` or
-            `null`. A later item overrides an earlier one.
+        items: Items `KEY=VALUE`: a dotted key and a value, such as `5`, `[0.5, 0, 0.5]` or `null`;
+            see `flbench.config.typed`. A later item overrides an earlier one.
         origin: Origin of the values, for error messages and config.yaml.
 
     Raises:
-        ConfigError: An item has no `=` or no key, or its value is not valid YAML.
+        ConfigError: An item has no `=` or no key, or its value is empty, ambiguous or not valid.
 
     >>> layer = from_overrides(["train.rounds=20", "algorithm=fedprox"])
     >>> layer.tree
@@ -114,22 +117,37 @@ def from_overrides(items: Sequence[str], origin: str = "command line") -> Layer:
             raise ConfigError(
                 f"`{item}` ({origin}) must have the form key=value, for example train.rounds=100."
             )
-        if len(keys) > MAX_DEPTH:
-            raise ConfigError(
-                f"`{dotted}` ({origin}) has {len(keys):,} parts; no key has more than {MAX_DEPTH}."
-                " Correct the key."
-            )
-        try:
-            tree, _ = parse(text)
-        except PlainYamlError as error:
-            raise ConfigError(
-                f"the value of `{dotted}` ({origin}) cannot be read: {error}"
-            ) from error
+        # White space before and after the sign belongs together: `key = value`.
+        spaced = dotted != dotted.rstrip(BLANKS)
+        tree: Any = from_text(dotted.strip(), text.lstrip(BLANKS) if spaced else text, origin)
         for key in reversed(keys):
             tree = {key: tree}
         origins = dict.fromkeys((dotted.strip(), *leaves(tree)), origin)
         layers.append(Layer(_expand_names(tree, origins), origins))
     return Layer(*merge(layers))
+
+
+def from_text(dotted: str, text: str, origin: str) -> Any:
+    """Return the value that a user types for a key; see `flbench.config.typed`.
+
+    Args:
+        dotted: The dotted key.
+        text: What the user types.
+        origin: Where it is typed, for error messages.
+
+    Raises:
+        ConfigError: The key has too many parts, or the value is empty, ambiguous or not valid.
+    """
+    keys = dotted.split(".")
+    if len(keys) > MAX_DEPTH:
+        raise ConfigError(
+            f"`{dotted}` ({origin}) has {len(keys):,} parts; no key has more than {MAX_DEPTH}."
+            " Correct the key."
+        )
+    try:
+        return value_of(keys, text)
+    except PlainYamlError as error:
+        raise ConfigError(f"the value of `{dotted}` ({origin}) cannot be read: {error}") from error
 
 
 def from_values(values: Mapping[str, Any], origin: str) -> Layer:

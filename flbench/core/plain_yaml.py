@@ -5,6 +5,7 @@ such as `!!int abc`, needs a minute for a list of a megabyte, and returns values
 them exponentially large. `parse` refuses all of these with one kind of error.
 """
 
+import re
 from collections.abc import Iterator
 from copy import deepcopy
 from functools import lru_cache
@@ -24,6 +25,9 @@ PLAIN: Final = ("null", "bool", "int", "float", "str", "timestamp", "seq", "map"
 # What the value of a tag must look like without the tag. PyYAML would accept digits of any alphabet
 # after `!!int`.
 LOOKS_LIKE: Final = {"int": ("int",), "float": ("float", "int")}
+# YAML 1.1 reads `010` as octal, and `1:30` as minutes and seconds; nobody means that.
+SEXAGESIMAL: Final = re.compile(r"[-+]?[0-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9_]*)?")
+OCTAL: Final = re.compile(r"[-+]?0[0-7_]+")
 
 
 class PlainYamlError(ValueError):
@@ -42,8 +46,9 @@ def parse(text: str) -> tuple[Any, dict[str, int]]:
     """Return the value of a YAML text, and the line of each key by its dotted path.
 
     Keys must be words, and a mapping must not have a key twice. Integers must fit in 64 bits.
-    Texts must contain neither NUL, which no path can contain, nor surrogates, which UTF-8 cannot
-    encode.
+    Numbers are decimal: `010` and `1:30`, which YAML 1.1 reads as 8 and 90, are refused. Dates are
+    texts. Texts must contain neither NUL, which no path can contain, nor surrogates, which UTF-8
+    cannot encode.
 
     Args:
         text: The text. An empty text has the value None.
@@ -57,6 +62,62 @@ def parse(text: str) -> tuple[Any, dict[str, int]]:
     """
     value, lines = (_parse_once if len(text) <= REMEMBERED else _parse)(text)
     return deepcopy(value), dict(lines)
+
+
+def is_integer(value: int) -> bool:
+    """Return whether an integer fits in 64 bits, as those of a YAML text must."""
+    return -(2**63) <= value < 2**63
+
+
+def plain_words(text: str) -> dict[str, str]:
+    """Return the scalars of a YAML text that are not quoted, as they are written.
+
+    Args:
+        text: A text that `parse` accepts.
+
+    Returns:
+        The scalars by dotted path, with the positions of elements of lists. An empty value is "".
+
+    >>> plain_words("a: [no, 'no', 1e3]\\nb:")
+    {'a.0': 'no', 'a.2': '1e3', 'b': ''}
+    """
+    loader = _Loader(text)
+    try:
+        node = loader.get_single_node()
+    finally:
+        loader.dispose()
+    return {} if node is None else dict(_plain_words(node, ""))
+
+
+def _plain_words(node: yaml.Node, path: str) -> Iterator[tuple[str, str]]:
+    """Yield the dotted path and the text of each scalar that is not quoted."""
+    begin = f"{path}." if path else ""
+    if isinstance(node, yaml.ScalarNode):
+        if node.style is None:
+            yield path, node.value
+    elif isinstance(node, yaml.SequenceNode):
+        for k, item in enumerate(node.value):
+            yield from _plain_words(item, f"{begin}{k}")
+    else:
+        for key, value in node.value:
+            yield from _plain_words(value, f"{begin}{key.value}")
+
+
+def has_comment(text: str) -> bool:
+    """Return whether a YAML text has a comment.
+
+    Args:
+        text: A text that `parse` accepts.
+
+    >>> has_comment("[1, 2] # x"), has_comment("['# x']")
+    (True, False)
+    """
+    end = 0
+    for token in yaml.scan(text, yaml.SafeLoader):
+        if "#" in text[end : token.start_mark.index]:
+            return True
+        end = max(end, token.end_mark.index)
+    return "#" in text[end:]
 
 
 def _parse(text: str) -> tuple[Any, dict[str, int]]:
@@ -141,13 +202,20 @@ class _Loader(yaml.SafeLoader):
             )
             if looks_like.removeprefix(TAG) not in LOOKS_LIKE[kind]:
                 raise _wrong_value(node)
+            if not _is_decimal(node.value):
+                raise PlainYamlError(
+                    f"`{node.value}` is not a decimal number: YAML 1.1 reads it as"
+                    f" {super().construct_object(node, deep)}. Write that number in digits, or"
+                    " quote a word.",
+                    line,
+                )
         try:
             value = super().construct_object(node, deep)
         except PlainYamlError:
             raise
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
             raise _wrong_value(node) from error
-        if isinstance(value, int) and not -(2**63) <= value < 2**63:
+        if isinstance(value, int) and not is_integer(value):
             raise PlainYamlError(
                 "an integer has more than 64 bits. Quote it if it is meant as a word.", line
             )
@@ -156,6 +224,21 @@ class _Loader(yaml.SafeLoader):
                 "a text contains NUL or half of a surrogate pair. Remove it.", line
             )
         return value
+
+
+# A date stays the text that was written: no key has a date as its value.
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, form) for tag, form in forms if tag != f"{TAG}timestamp"]
+    for first, forms in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+
+
+def _is_decimal(number: str) -> bool:
+    """Whether YAML 1.1 reads a number as people do; `007` is 7 in either way."""
+    if OCTAL.fullmatch(number):
+        digits = number.replace("_", "")
+        return int(digits, 8) == int(digits)
+    return SEXAGESIMAL.fullmatch(number) is None
 
 
 def _keys(

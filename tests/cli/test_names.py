@@ -130,7 +130,7 @@ def test_errors_and_configurations_show_no_password(tmp_path, capsys):
     codes = [
         app.main(["run", "--print-config", f"tracking.uri={address}"]),
         app.main(["run", "--print-config", "--config", str(file)]),
-        app.main(["run", f"tracking.uri=[{address}]"]),
+        app.main(["run", f"tracking={{uri: [{address}]}}"]),
         app.main(["run", f"tracking.url={address}"]),
         app.main(["ui", "--port", address]),
     ]

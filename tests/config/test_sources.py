@@ -5,7 +5,7 @@ import pytest
 
 from flbench.config.resolve import resolve
 from flbench.config.schema import Config
-from flbench.config.sources import from_file, from_overrides, merge
+from flbench.config.sources import from_file, from_overrides, leaves, merge, value_at
 from flbench.core.errors import ConfigError
 
 
@@ -119,6 +119,114 @@ def test_overrides_are_yaml_values():
     tree = from_overrides(["a.b=[0.5, 0, 0.5]", "a.c=null", "d=x=y"]).tree
 
     assert tree == {"a": {"b": [0.5, 0, 0.5], "c": None}, "d": "x=y"}
+
+
+TYPED = {
+    "data.label": [
+        *("#visits", "trial #3", "no", "~", "2024-01-01", "010", "1:30", "&a", "*a", "!x", "{a"),
+        *("[a]", "a: b", "a:", "1e3", "'a' > 'b'", "NULL", "a=b", "\u0661", "true"),
+    ],
+    "tracking.experiment": ["trial #3", "on", "3"],
+    "output.dir": ["#runs", "1_000"],
+    "partition.args.x": ["DE", "2024-01-01", "#3", "a: b", "*a"],
+}
+
+
+@pytest.mark.parametrize(("key", "word"), [(key, one) for key in TYPED for one in TYPED[key]])
+def test_word_for_a_key_of_type_text_is_the_word_that_was_typed(key, word):
+    given = from_overrides([f"{key}={word}"])
+
+    assert leaves(given.tree) == {key: word}
+    if not key.startswith("partition"):
+        assert value_at(resolve([given])[0].tree(), key) == word
+
+
+@pytest.mark.parametrize(
+    ("item", "value"),
+    [
+        *(("seed=010", 10), ("seed=-0", 0), ("seed=1_000", 1000), ("train.rounds=1e3", 1000)),
+        *(("seed=9007199254740993.0", 2**53 + 1), ("partition.alpha=010", 10.0)),
+        *(("engine.trace=off", False), ("tracking.mlflow=no", False), ("train.clip=~", None)),
+        *(("data.label=null", None), ('data.label="null"', "null"), ("data.label='a '", "a ")),
+        *(("seed = 3", 3), ("data.label = a", "a"), ("engine.workers=auto", "auto")),
+        *(("partition.args.x=1e-3", 0.001), ('partition.args.x="010"', "010")),
+        *(("data=#x", {"name": "#x"}), ("train.local_epochs= 2 ", 2)),
+    ],
+)
+def test_type_of_the_key_decides_how_a_word_is_read(item, value):
+    tree = from_overrides([item]).tree
+
+    assert value_at(tree, item.partition("=")[0].strip()) == value
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        *("data.label=", "data.label=  ", "data.label= a", "data.label=a ", "train.clip=", "seed="),
+        *("algorithm.mu=", "partition.args.x=", "data=", "train="),
+        *("partition.args.x=on", "partition.args.x=010", "partition.args.x=0x10"),
+        *("partition.args.x=1:30", "partition.args.x=[1, no]", "partition.args={x: off}"),
+        *("partition.args={x: 1e-3}", "partition.args.x=[007, 08]", "model.args.x=yes"),
+        *("train.terms=[focal] # x", "partition.split=[0.6, 0.2, 0.2] #", "seed=*a"),
+        *("train.terms.0.x=off", "train.optimizer.lr=1e-400", "seed=9223372036854775808"),
+        *("partition.main_classes=[010]", "partition.alpha=!!float 1"),
+    ],
+)
+def test_word_that_may_mean_two_values_is_refused_with_key_and_cure(item):
+    with pytest.raises(ConfigError) as caught:
+        from_overrides([item])
+
+    assert item.partition("=")[0] in str(caught.value)
+    assert "command line" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        *("partition.alpha=1:30", "seed=0x10", "seed=1:30", "seed=\uff11\uff12", "seed=1.5"),
+        *("train.rounds=ten", "seed=0b11", "train.clip=on", "partition.scheme=010"),
+    ],
+)
+def test_word_that_is_no_number_is_refused_as_it_was_typed(item):
+    key, _, word = item.partition("=")
+    with pytest.raises(ConfigError) as caught:
+        resolve([from_overrides([item])])
+
+    assert key in str(caught.value)
+    assert word in str(caught.value) or "True" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        ("seed: 010\n", "010"),
+        ("partition:\n  alpha: 1:30\n", "1:30"),
+        ("data:\n  label:\n", "data.label"),
+        ("data:\n  label: #visits\n", "data.label"),
+        ("data: {label: }\n", "data.label"),
+        ("partition:\n  args: {country: no}\n", "partition.args.country"),
+        ("model:\n  args:\n    flags: [1, off]\n", "model.args.flags.1"),
+        ("train:\n  terms:\n  - {name: 'a:b', reverse: yes}\n", "train.terms.0.reverse"),
+    ],
+)
+def test_word_of_a_file_that_may_mean_two_values_is_refused_with_its_place(tmp_path, text, key):
+    said = refused(tmp_path, text)
+
+    assert key in said
+    assert "x.yaml:" in said
+
+
+def test_words_of_a_file_with_one_meaning_stay(tmp_path):
+    file = tmp_path / "x.yaml"
+    file.write_text(
+        "data: {label: null, root: 2024-01-01}\ntrain:\n  clip:\nengine: {trace: off}\n"
+        "partition: {args: {country: 'no', up: true, day: 2024-01-01}}\nevaluation:\n"
+    )
+
+    tree = from_file(file).tree
+    assert tree["data"] == {"label": None, "root": "2024-01-01"}
+    assert tree["partition"]["args"] == {"country": "no", "up": True, "day": "2024-01-01"}
+    assert (tree["train"], tree["engine"]) == ({"clip": None}, {"trace": False})
 
 
 @pytest.mark.parametrize(

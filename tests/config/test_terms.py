@@ -34,7 +34,9 @@ def test_every_registered_term_has_the_keys_of_its_configuration():
 
 
 def test_terms_come_back_from_the_text_of_a_configuration(tmp_path):
-    config = resolved("[{name: label_smoothing, epsilon: 0.3}, {name: a.b:c, x: 1, y: no, z: w}]")
+    config = resolved(
+        "[{name: label_smoothing, epsilon: 0.3}, {name: a.b:c, x: 1, y: false, z: w}]"
+    )
     file = tmp_path / "config.yaml"
     file.write_text(to_yaml(config.tree(), {}))
 

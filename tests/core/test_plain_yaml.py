@@ -37,6 +37,13 @@ def test_caller_may_change_what_it_gets():
     assert parse(text) == ({"a": {"b": [1]}}, {"a": 1, "a.b": 1})
 
 
+def test_numbers_with_one_reading_and_dates_are_what_is_written():
+    assert parse("[007, 1_000, 0x10, 08, 2001-01-01, '1:30']")[0] == [
+        *(7, 1000, 16),
+        *("08", "2001-01-01", "1:30"),
+    ]
+
+
 def test_empty_text_has_no_value():
     assert parse("# nothing\n") == (None, {})
 
@@ -48,15 +55,18 @@ WRONG = {
     "no float": "!!float 1:x",
     "float of nothing": "!!float ''",
     "no truth": "!!bool maybe",
-    "no date": "2001-99-99",
-    "no hour": "2001-01-01 25:61:61",
-    "no time zone": "2001-01-01T00:00:00+99:99",
+    "no date": "!!timestamp 2001-99-99",
+    "no hour": "!!timestamp 2001-01-01 25:61:61",
+    "no time zone": "!!timestamp 2001-01-01T00:00:00+99:99",
     "date of a word": "!!timestamp abc",
     "integer that Python does not print": "9" * 5_000,
     "hexadecimal": "0x" + "f" * 17,
     "base 60": ":".join(["59"] * 20),
     "base 60 of a megabyte": ":".join(["59"] * 300_000),
     "float in base 60": ":".join(["59"] * 300) + ".5",
+    "octal": "[1, 010]",
+    "base 60 of two digits": "{alpha: 1:30}",
+    "negative octal with a tag": "!!int -0_17",
     "65 bits": str(2**63),
     "NUL": "a\x00b",
     "escaped NUL": '"a\\0b"',
