@@ -18,7 +18,7 @@ from flbench.algorithms.base import Learned, LearnedPoints, LearnedTable
 from flbench.comparison.analysis import CLASS_SCORES, Analysis
 from flbench.core.printable import one_line
 from flbench.reports import figures
-from flbench.reports.picture import Picture
+from flbench.reports.picture import Picture, in_legend, short, width
 from flbench.reports.tables import size
 
 # Colours that colour-blind people tell apart, all with a contrast of at least 3 on white.
@@ -120,11 +120,12 @@ def _heat_map(analysis: Analysis, place: str, what: str) -> Figure:
         for is_rare, is_confusable in zip(order["rare"], order["confusable"], strict=True)
     ]
     if len(names) <= MOST_LABELS:
-        labels = [f"{_short(name)}{mark}" for name, mark in zip(names, labels, strict=True)]
+        labels = [f"{short(name, 28)}{mark}" for name, mark in zip(names, labels, strict=True)]
     places = [k for k, name in enumerate(labels) if name]  # of many classes, those with a mark
     labels = [labels[k] for k in places]
-    upright = len(names) > 12 or max(map(len, labels), default=0) > 6
-    axes.set_xticks(places, labels, parse_math=False, rotation=90 if upright else 0, fontsize=7)
+    place = 0.65 * WIDTH / max(1, len(names))  # beside the labels of methods and the colours
+    upright = max((width(label, 7) for label in labels), default=0.0) > place
+    axes.set_xticks(places, labels, rotation=90 if upright else 0, fontsize=7)
     axes.set_xlabel("class, fewest training samples first")
     figure.colorbar(image, ax=axes, label=label)
     return figure
@@ -139,7 +140,7 @@ def client_accuracy(analysis: Analysis, place: str) -> Figure:
         values = table[table["method"] == method]["accuracy"].dropna()
         if len(values):
             style = _line(analysis, method)
-            axes.ecdf(values, label=_label(analysis, method), **style)
+            axes.ecdf(values, label=in_legend(_label(analysis, method)), **style)
     axes.set(xlabel="test accuracy of a client", ylabel="share of clients", xlim=(-0.02, 1.02))
     _plain(axes)
     _legend(figure, axes)
@@ -162,7 +163,9 @@ def client_gains(analysis: Analysis, place: str) -> Figure | None:
         mine = table[table["method"] == method]
         style = _style(analysis, method)
         style = {"color": style["color"], "marker": style["marker"], "s": 14, "alpha": 0.75}
-        left.scatter(mine["train_size"], mine["gain"], label=_label(analysis, method), **style)
+        left.scatter(
+            mine["train_size"], mine["gain"], label=in_legend(_label(analysis, method)), **style
+        )
         right.scatter(mine["skew"], mine["gain"], **style)
     left.set(xlabel="training samples", ylabel="accuracy minus Local-Only's")
     right.set(xlabel="skew: distance of class shares from all clients'")
@@ -186,7 +189,7 @@ def convergence(analysis: Analysis, place: str) -> Figure:
         low, high = by_round["value"].min(), by_round["value"].max()
         style = _line(analysis, method)
         for axes, x in zip(panels, (mean.index, mean["bytes"], mean["seconds"]), strict=True):
-            axes.plot(x, mean["value"], label=_label(analysis, method), **style)
+            axes.plot(x, mean["value"], label=in_legend(_label(analysis, method)), **style)
             axes.fill_between(x, low, high, color=style["color"], alpha=0.15, lw=0)
     panels[0].set(xlabel="round", ylabel=f"{split} {_words(analysis)}")
     panels[0].xaxis.set_major_locator(MaxNLocator(5, integer=True))
@@ -217,7 +220,7 @@ def prices(analysis: Analysis, place: str) -> Figure:
                 color=style["color"],
                 ms=8,
                 ls="none",
-                label=_label(analysis, row["method"]),
+                label=in_legend(_label(analysis, row["method"])),
             )
         _plain(axes)
     panels[0].set(xlabel="bytes of a run", ylabel=f"test {_words(analysis)}")
@@ -252,7 +255,18 @@ def partition(analysis: Analysis, place: str) -> Figure | None:
         return None
     classes = _of(analysis.classes, place).drop_duplicates("class").sort_values("class")
     names = [str(name) for name in classes["name"]]
-    return figures.partition_table(counts, names, entry.run.summary["dataset"])
+    clients = _client_names(analysis, place)
+    if len(clients) != len(counts):
+        clients = []
+    return figures.partition_table(counts, names, entry.run.summary["dataset"], clients)
+
+
+def _client_names(analysis: Analysis, place: str) -> list[str]:
+    """Return the names of the clients of the first repetition; empty if they have none."""
+    table = _of(analysis.clients, place)
+    first = table[table["repetition"] == table["repetition"].min()].drop_duplicates("client")
+    names = first.sort_values("client")["name"].astype(str)
+    return names.to_list() if (names != "").any() else []
 
 
 def holdings(analysis: Analysis, place: str) -> Figure:
@@ -279,7 +293,10 @@ def holdings(analysis: Analysis, place: str) -> Figure:
 def learned(analysis: Analysis, place: str, one: Learned) -> Figure:
     """Draw what a method of a place has learned: a table as a heat map, points as a map."""
     classes = _of(analysis.classes, place).drop_duplicates("class").sort_values("class")
-    names = {"class": [_short(name, 14) for name in classes["name"].astype(str)]}
+    names = {
+        "class": [short(name, 14) for name in classes["name"]],
+        "client": [short(name, 14) for name in _client_names(analysis, place)],
+    }
     return _points(one, names) if isinstance(one, LearnedPoints) else _table(one, names)
 
 
@@ -307,7 +324,7 @@ def _table(one: LearnedTable, names: dict[str, list[str]]) -> Figure:
         axis.set_label_text(label)
         axis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
         if len(own) == count <= MOST_LABELS:
-            axis.set_ticks(range(count), own, parse_math=False, fontsize=7)
+            axis.set_ticks(range(count), own, fontsize=7)
     if len(column_names) == columns and max(map(len, column_names)) > 2:
         axes.tick_params(axis="x", rotation=90)
     figure.colorbar(image, ax=axes)
@@ -344,7 +361,6 @@ def _points(one: LearnedPoints, names: dict[str, list[str]]) -> Figure:
                 xytext=corner,
                 textcoords="offset points",
                 fontsize=LABEL,
-                parse_math=False,
                 # The background keeps a label readable among many small points.
                 bbox={"boxstyle": "square,pad=0.05", "fc": "white", "ec": "none", "alpha": 0.7},
             )
@@ -457,7 +473,10 @@ def profiles(analysis: Analysis) -> Figure:
     for method in _methods(analysis, across.profiles):
         mine = across.profiles[across.profiles["method"] == method]
         axes.plot(
-            mine["tau"], mine["share"], label=_label(analysis, method), **_line(analysis, method)
+            mine["tau"],
+            mine["share"],
+            label=in_legend(_label(analysis, method)),
+            **_line(analysis, method),
         )
     axes.set(xlabel=f"test {_words(analysis)}", ylabel="share of runs above it")
     _plain(axes)
@@ -508,7 +527,7 @@ def _name_rows(axes: Axes, analysis: Analysis, methods: Iterable[str]) -> None:
     """Write the labels of methods beside the rows 0, 1, ...; those of two lines are smaller."""
     labels = [_label(analysis, method) for method in methods]
     fontsize = 7.5 if any("\n" in label for label in labels) else None
-    axes.set_yticks(range(len(labels)), labels, parse_math=False, fontsize=fontsize)
+    axes.set_yticks(range(len(labels)), labels, fontsize=fontsize)
 
 
 def _label(analysis: Analysis, method: str) -> str:
@@ -521,13 +540,7 @@ def _label(analysis: Analysis, method: str) -> str:
         return "\n".join(lines)
     # The beginnings of labels may be equal, so the method's number is added.
     number = analysis.comparison.methods.index(method) + 1
-    return f"{lines[0]}\n{_short(lines[1], 26)} (no. {number})"
-
-
-def _short(name: str, most: int = 28) -> str:
-    """Return a name as a label: one line of at most 28 characters."""
-    name = one_line(str(name))
-    return name if len(name) <= most else f"{name[: most - 3]}..."
+    return f"{lines[0]}\n{short(lines[1], 26)} (no. {number})"
 
 
 def _words(analysis: Analysis) -> str:
@@ -566,7 +579,7 @@ def _legend(figure: Figure, axes: Axes) -> None:
     handles, labels = axes.get_legend_handles_labels()
     if len(labels) > 1:
         longest = max(len(line) for label in labels for line in label.split("\n"))
-        legend = figure.legend(
+        figure.legend(
             handles,
             labels,
             loc="outside lower center",
@@ -574,5 +587,3 @@ def _legend(figure: Figure, axes: Axes) -> None:
             frameon=False,
             fontsize=8,
         )
-        for label in legend.get_texts():
-            label.set_parse_math(False)

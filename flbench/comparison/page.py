@@ -221,7 +221,6 @@ def _warned(figure: "Figure", comparison: Comparison) -> "Figure":
             fill(f"Not comparable: {comparison.apart}.", int(12 * figure.get_size_inches()[0])),
             fontsize=7,
             color="#9a3b00",
-            parse_math=False,
         )
     return figure
 

@@ -16,12 +16,10 @@ from numpy.typing import NDArray
 from flbench.config.schema import BestConfig
 from flbench.core import files
 from flbench.core.errors import UserError
-from flbench.core.printable import one_line
-from flbench.reports.picture import Picture
+from flbench.reports.picture import Picture, height, in_legend, name_places, short, width
+from flbench.reports.picture import title as wrapped
 from flbench.results.metrics_file import Row
 from flbench.results.summary import BY_ACCURACY
-
-MOST_CHARACTERS = 24  # of a client's name in a figure
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -51,7 +49,11 @@ def partition_table(
         client_names: Names of the N natural clients; empty for clients without names.
     """
     clients, classes = counts.shape
-    size = (min(12.0, 2.5 + 0.25 * classes), min(12.0, 1.5 + 0.16 * clients))
+    own, labels = [short(name) for name in names], [short(name) for name in client_names]
+    inner = (min(9.5, 0.25 * classes), min(10.5, 0.16 * clients))
+    beside = max(map(width, labels), default=0.0) if clients <= 30 else 0.0
+    below = height(own, inner[0]) if classes <= 20 else 0.0
+    size = (inner[0] + max(2.5, 1.7 + beside), inner[1] + max(1.5, 1.1 + below))
     figure = Picture(figsize=size, layout="constrained")
     axes = figure.add_subplot()
     shown = np.ma.masked_equal(counts, 0)
@@ -59,20 +61,12 @@ def partition_table(
     image = axes.imshow(shown, aspect="auto", cmap="viridis", norm=norm, interpolation="nearest")
     axes.set(xlabel="class", ylabel="client")
     if classes <= 20:
-        axes.set_xticks(range(classes), names, rotation=90 if classes > 10 else 0)
+        name_places(axes, own, inner[0])
     if clients <= 30:
-        # Names are not formulas, which matplotlib would read between dollar signs.
-        labels = [_label(name) for name in client_names] or None
-        axes.set_yticks(range(clients), labels, **({"parse_math": False} if labels else {}))
-    axes.set_title(f"{dataset}: {clients} clients")
+        axes.set_yticks(range(clients), labels or None)
+    axes.set_title(wrapped(f"{dataset}: {clients} clients", size[0] - 1.0))
     figure.colorbar(image, ax=axes, label="training samples")
     return figure
-
-
-def _label(name: str) -> str:
-    """Return a name as the label of a tick: one line of at most 24 characters."""
-    name = one_line(name)
-    return name if len(name) <= MOST_CHARACTERS else f"{name[: MOST_CHARACTERS - 3]}..."
 
 
 def topology(graph: "Tensor", rows: "Tensor", positions: NDArray[np.float64], title: str) -> Figure:
@@ -122,7 +116,7 @@ def topology(graph: "Tensor", rows: "Tensor", positions: NDArray[np.float64], ti
     for axis in (right.xaxis, right.yaxis):
         axis.set_major_locator(MaxNLocator(integer=True))
     figure.colorbar(image, ax=right, label="weight")
-    figure.suptitle(title)
+    figure.suptitle(wrapped(title, 10.0))
     return figure
 
 
@@ -142,9 +136,9 @@ def curves(runs: Sequence[tuple[str, Sequence[Row]]], by: BestConfig = BY_ACCURA
     validated = all(_line(rows, "validation", "personal", by.column)[0] for _, rows in runs)
     split = "validation" if validated else "test"
     for k, (name, rows) in enumerate(runs):
-        style = line_style(k)
-        left.plot(*_line(rows, split, "personal", by.column), label=name, marker=".", **style)
-        right.plot(*_line(rows, "train", "", "loss"), label=name, **style)
+        style = line_style(k) | {"label": in_legend(wrapped(name, 3.0))}
+        left.plot(*_line(rows, split, "personal", by.column), marker=".", **style)
+        right.plot(*_line(rows, "train", "", "loss"), **style)
     left.set(xlabel="round", ylabel=f"{split} {by.title}")
     right.set(xlabel="round", ylabel="training loss")
     if by == BY_ACCURACY:
@@ -171,17 +165,17 @@ def classes(
         xlabel: What the axis of the classes shows, such as their order.
     """
     count = len(names)
-    figure = Picture(figsize=(min(14.0, 3.0 + 0.45 * count), 3.6), layout="constrained")
+    wide, own = min(14.0, 3.0 + 0.45 * count), [short(name) for name in names]
+    deep = max(3.6, 2.8 + height(own, wide - 0.7))
+    figure = Picture(figsize=(wide, deep), layout="constrained")
     axes = figure.add_subplot()
-    width = 0.8 / len(metrics)
+    bar = 0.8 / len(metrics)
     for k, (metric, values) in enumerate(metrics.items()):
-        places = np.arange(count) + (k - (len(metrics) - 1) / 2) * width
-        axes.bar(places, values, width, label=metric)
-    axes.set_xticks(
-        range(count), [_label(name) for name in names], parse_math=False, rotation=_rotation(names)
-    )
+        places = np.arange(count) + (k - (len(metrics) - 1) / 2) * bar
+        axes.bar(places, values, bar, label=in_legend(metric))
+    name_places(axes, own, wide - 0.7)
     axes.set(ylim=(0, 1), xlabel=xlabel)
-    axes.set_title(title, loc="left")
+    axes.set_title(wrapped(title, wide), loc="left")
     axes.grid(axis="y", alpha=0.3)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
@@ -203,13 +197,17 @@ def confusion(counts: NDArray[np.floating[Any]], names: Sequence[str], title: st
     totals = counts.sum(axis=1, keepdims=True)
     shares = np.divide(counts, totals, out=np.zeros_like(counts), where=totals > 0)
     side = min(12.0, 2.5 + 0.36 * count)
-    figure = Picture(figsize=(side + 1.0, side), layout="constrained")
+    labels = [short(name) for name in names]
+    inner = side - 1.3
+    beside = max(map(width, labels), default=0.0) if count <= 40 else 0.0
+    below = height(labels, inner) if count <= 40 else 0.0
+    size = (max(side + 1.0, inner + 1.9 + beside), max(side, inner + 1.5 + below))
+    figure = Picture(figsize=size, layout="constrained")
     axes = figure.add_subplot()
     image = axes.imshow(shares, cmap="Blues", vmin=0, vmax=1, interpolation="nearest")
     if count <= 40:
-        labels = [_label(name) for name in names]
-        axes.set_xticks(range(count), labels, parse_math=False, rotation=_rotation(names))
-        axes.set_yticks(range(count), labels, parse_math=False)
+        name_places(axes, labels, inner)
+        axes.set_yticks(range(count), labels)
     if count <= 15:
         for row, column in np.argwhere(counts > 0):
             share = shares[row, column]
@@ -217,7 +215,7 @@ def confusion(counts: NDArray[np.floating[Any]], names: Sequence[str], title: st
             axes.text(
                 column, row, f"{100 * share:.0f}", ha="center", va="center", color=color, size=8
             )
-    axes.set(xlabel="predicted class", ylabel="true class", title=title)
+    axes.set(xlabel="predicted class", ylabel="true class", title=wrapped(title, size[0] - 1.0))
     figure.colorbar(image, ax=axes, label="share of the true class")
     return figure
 
@@ -245,29 +243,23 @@ def clients(
     if len(labels) <= 40:
         for x, y, label in zip(sizes[known], values[known], np.array(labels)[known], strict=True):
             axes.annotate(
-                _label(label),
+                short(label),
                 (x, y),
                 xytext=(4, 3),
                 textcoords="offset points",
                 fontsize=7,
                 color="0.35",
-                parse_math=False,
             )
     if known.any():
         mean = float(values[known].mean())
         axes.axhline(mean, color="0.5", linestyle="--", linewidth=1, label=f"mean {mean:.3f}")
         axes.legend(frameon=False, loc="lower right")
-    axes.set(xlabel="training samples", ylabel=metric, title=title)
+    axes.set(xlabel="training samples", ylabel=metric, title=wrapped(title, 7.0))
     if ((values[known] >= 0) & (values[known] <= 1)).all():
         axes.set(ylim=(-0.02, 1.05))
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
     return figure
-
-
-def _rotation(names: Sequence[str]) -> int:
-    """Return the angle in degrees of class names below an axis: long or many ones stand upright."""
-    return 90 if len(names) > 12 or max(map(len, names), default=0) > 6 else 0
 
 
 def line_style(index: int) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator
 
 from flbench.reports import figures
-from flbench.reports.picture import Picture
+from flbench.reports.picture import Picture, in_legend
 from flbench.reports.statistics import CLAIM_FROM, Sample
 from flbench.results.study_folder import Trial, Variant, best_trial
 from flbench.tuning.axes import Axis, shown
@@ -139,7 +139,7 @@ def progress(methods: Mapping[str, Sequence[Trial]], metric: str) -> Figure:
         leaders = [(trial.index, best_trial(trials[: n + 1])) for n, trial in enumerate(trials)]
         line = [(index, leader.score) for index, leader in leaders if leader is not None]
         if line:
-            style = figures.line_style(k) | {"linewidth": 1.8, "label": method}
+            style = figures.line_style(k) | {"linewidth": 1.8, "label": in_legend(method)}
             plot.step(*zip(*line, strict=True), where="post", marker=".", **style)
     plot.set(xlabel="trial (0: default hyper-parameters)", ylabel=f"best {metric} so far")
     plot.xaxis.set_major_locator(MaxNLocator(integer=True))

@@ -13,6 +13,7 @@ from flbench.core.errors import DataError
 from flbench.data import partition_files, sources
 from flbench.data.federation import build
 from flbench.reports import figures
+from flbench.reports.picture import short
 from flbench.results import reading
 from tests.support import run
 
@@ -96,7 +97,7 @@ def test_picture_has_the_names_and_reads_no_formulas(tmp_path, keys):
 
     assert labels == list(NAMES)
     figures.save(picture, tmp_path / "x.png")  # matplotlib fails here if it reads a formula
-    assert figures._label("a" * 60) == "a" * 21 + "..."
+    assert short("a" * 60) == "a" * 21 + "..."
 
 
 def test_saved_partition_keeps_the_names(tmp_path, keys):
