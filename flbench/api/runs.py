@@ -177,20 +177,21 @@ class Run:
         The data set of the run must be there and unchanged. A model is kept once it is loaded.
 
         Args:
-            client: Id of the client, in [0, N), or the name of a natural client; None for the
-                global model.
+            client: Name of a natural client, or id of the client, in [0, N), unless the id may also
+                mean a name such as `hospital03`; None for the global model.
             deployment: Name of one of the method's models (`fl.method(NAME).deployments`); None for
                 `personal`, or, without a client, for `gm`.
             checkpoint: `best` round by validation, or the `last` round.
 
         Raises:
-            UserError: The method has no such client or model, or the run no such checkpoint.
+            UserError: The method has no such client or model, the number may mean two clients, or
+                the run has no such checkpoint.
             DataError: A file is damaged, or the data differ from those of the run.
             DivergedError: The model has weights that are not finite.
         """
         from flbench.experiment import trained
 
-        if isinstance(client, str):
+        if client is not None:
             client = trained.client_of(self.path, client)
         key = client, deployment, checkpoint
         if key not in self._models:
@@ -211,8 +212,8 @@ class Run:
         whose targets are not classes. `predict` normalizes raw samples.
 
         Args:
-            client: Id of the client, in [0, N), or the name of a natural client; None for the
-                global model.
+            client: Name of a natural client, or id of the client, in [0, N), unless the id may also
+                mean a name such as `hospital03`; None for the global model.
             deployment: Name of one of the method's models; see `trained`.
             checkpoint: `best` round by validation, or the `last` round.
 
@@ -235,8 +236,8 @@ class Run:
         Args:
             x: Samples as the data set stores them: images [B, height, width] or [B, height, width,
                 channels], uint8 where the data set has uint8 images; rows of tables [B, columns].
-            client: Id of the client, in [0, N), or the name of a natural client; None for the
-                global model.
+            client: Name of a natural client, or id of the client, in [0, N), unless the id may also
+                mean a name such as `hospital03`; None for the global model.
             deployment: Name of one of the method's models; see `trained`.
             checkpoint: `best` round by validation, or the `last` round.
 
@@ -266,8 +267,8 @@ class Run:
 
         Args:
             file: The file to write.
-            client: Id of the client, in [0, N), or the name of a natural client; None for the
-                global model.
+            client: Name of a natural client, or id of the client, in [0, N), unless the id may also
+                mean a name such as `hospital03`; None for the global model.
             format: `torch.export`, `torch`, `onnx` or `safetensors`; by default what the suffix of
                 the file stands for (`.pt2`, `.pt`, `.onnx`, `.safetensors`).
             deployment: Name of one of the method's models; see `trained`.

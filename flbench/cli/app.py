@@ -492,8 +492,8 @@ Client = Annotated[
     str | None,
     typer.Option(
         "--client",
-        metavar="ID",
-        help="The model of this client: its number, or its name.",
+        metavar="NAME",
+        help="The model of this client: its name, or its number, from 0, if it has none.",
         show_default=False,
     ),
 ]
@@ -543,7 +543,7 @@ def export(
         typer.Option(
             "--out",
             metavar="FILE",
-            help="The file (default: METHOD-DATASET-clientID in this folder). The model's card is"
+            help="The file (default: METHOD-DATASET-CLIENT in this folder). The model's card is"
             " written to FILE.json.",
             show_default=False,
         ),

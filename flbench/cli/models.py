@@ -1,5 +1,6 @@
 """`flbench export` and `flbench predict`: the models of a run, as files and at work."""
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -47,7 +48,7 @@ def export(
     loaded = _load(path, client, is_global=is_global, model=model, checkpoint=checkpoint)
     card = loaded.card
     if out is None:
-        who = "global" if card["client"] is None else f"client{card['client']}"
+        who = "global" if card["client"] is None else _file_part(card)
         other = "" if model in (None, "personal", "gm") else f"-{model}"
         stem = f"{card['method']}-{card['dataset']}-{who}{other}"
         out = Path(f"{stem}{exporting.FORMATS[name].suffix}")
@@ -105,6 +106,15 @@ def predict(
     prediction_tables.print_predictions(rows, loaded.card)
     if out is not None:
         console.line(f"predictions: {out}")
+
+
+def _file_part(card: dict[str, Any]) -> str:
+    """Return the client of a model as a part of a file's name: its name if it has one."""
+    number = f"client{card['client']}"
+    name = str(card.get("client_name", number))
+    plain = re.sub(r"[^\w.-]+", "_", name).strip("._")[:40]
+    # Other names may become the same part.
+    return plain if plain == name else f"{plain}-{number}".lstrip("-")
 
 
 def _predictions(

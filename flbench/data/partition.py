@@ -6,6 +6,7 @@ from typing import Final
 
 import numpy as np
 
+from flbench.core.printable import one_line
 from flbench.data.dataset import Dataset
 from flbench.data.schemes import Indices
 
@@ -40,6 +41,14 @@ class Partition:
     def clients(self) -> int:
         """Number of clients N."""
         return len(self.parts["train"])
+
+    def called(self, client: int) -> str:
+        """Return the id of a client for sentences, with its name behind it if it has one.
+
+        >>> Partition({"train": [], "validation": [], "test": []}, "", names=("a", "b")).called(1)
+        '1 (b)'
+        """
+        return f"{client} ({one_line(self.names[client])})" if self.names else str(client)
 
     def hash(self) -> str:
         """Return the SHA-256 (hex) over the labels and the rows of all clients.

@@ -586,13 +586,14 @@ class Evaluator:
         if not results.failures:
             return results
         failed = torch.tensor([failure.client for failure in results.failures])
+        who = ", ".join(map(self.federation.partition.called, failed.tolist()))
         if deployment.program is None:
             raise DivergedError(
-                f"the models of clients {failed.tolist()} after round {state.round} are not finite"
+                f"the models of clients [{who}] after round {state.round} are not finite"
                 f" ({results.failures[0].reason}). Lower train.optimizer.lr or set train.clip."
             )
         self.warn(
-            f"round {state.round}: fine-tuning diverged at clients {failed.tolist()}; they are"
+            f"round {state.round}: fine-tuning diverged at clients [{who}]; they are"
             " evaluated without it."
         )
         plain = replace(deployment, program=None)

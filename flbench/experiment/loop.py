@@ -448,7 +448,8 @@ class FederatedLoop:
             DivergedError: A client diverged under `train.on_divergence=stop`.
         """
         for failure in results.failures:
-            where = f"round {state.round + 1}, client {failure.client}"
+            who = self.evaluator.federation.partition.called(failure.client)
+            where = f"round {state.round + 1}, client {who}"
             text = f"{where}: {failure.reason}; left out of this round."
             if self.config.train.on_divergence == "stop":
                 self.save("last", state)

@@ -7,7 +7,8 @@ rule.
 
 import csv
 import math
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import partial
@@ -30,6 +31,7 @@ from flbench.config.sources import from_file
 from flbench.core import files
 from flbench.core.documents import as_data_error, read_json
 from flbench.core.errors import DataError, UserError, did_you_mean
+from flbench.core.printable import one_line
 from flbench.core.types import Batch, Outputs, Samples, State, StepContext, Tree
 from flbench.core.wording import how_to_resume
 from flbench.data.dataset import Dataset
@@ -360,29 +362,64 @@ def learned(path: Path, federation: Federation | None = None) -> tuple[Learned, 
         torch.set_num_threads(threads)
 
 
-def client_of(path: Path, text: str) -> int:
-    """Return the id of the client that a text names.
+def client_of(path: Path, client: int | str) -> int:
+    """Return the id of the client that a name or a number means.
+
+    Where clients have names, a number is refused if it may mean two clients: 3 is the id of the
+    fourth client, and the number in `hospital03`.
 
     Args:
         path: The run folder.
-        text: An id, or the name of a natural client.
+        client: The name of a natural client, or an id in [0, N), as a number or as its digits.
 
     Raises:
-        UserError: The run has no such client.
+        UserError: The run has no such client, or the number may mean two clients.
     """
     check_run_folder(path)
-    names = [str(name) for name in read_json(path / "partition.json").get("client_names") or ()]
-    if text in names:
+    names = _client_names(path)
+    text = str(client)
+    if isinstance(client, str) and text in names:
         return names.index(text)
-    if text.removeprefix("-").isdecimal() and len(text) < 12:
-        return int(text)
-    shown = did_you_mean(text, names) or (
-        f" Its clients have numbers, and the names {', '.join(names[:5])}"
-        f"{', ...' if len(names) > 5 else ''}."
-        if names
-        else " Its clients have numbers, from 0."
-    )
-    raise UserError(f"{path} has no client `{text}`.{shown}")
+    if not re.fullmatch(r"-?[0-9]{1,11}", text):
+        shown = did_you_mean(text, names) or (
+            f" Its clients are {_listed(names)}." if names else " Its clients have numbers, from 0."
+        )
+        raise UserError(f"{path} has no client `{text}`.{shown}")
+    number = int(text)
+    by_name = [k for k, name in enumerate(names) if number in _numbers_of(name)]
+    if names and not 0 <= number < len(names):
+        close = f" Did you mean `{names[by_name[0]]}`?" if by_name else ""
+        raise UserError(
+            f"{path} has no client {number}: its {len(names)} clients have names.{close} Give a"
+            f" name: {_listed(names)}."
+        )
+    if names and set(by_name) - {number}:
+        others = [names[k] for k in by_name if k != number]
+        raise UserError(
+            f"the client {number} of {path} may be `{names[number]}`, whose id it is, or"
+            f" `{others[0]}`, whose name has this number. Give the name."
+        )
+    return number
+
+
+def _client_names(path: Path) -> list[str]:
+    """Return the names of the clients of a run; empty if they have none."""
+    return [str(name) for name in read_json(path / "partition.json").get("client_names") or ()]
+
+
+def _numbers_of(name: str) -> set[int]:
+    """Return the numbers that a name contains.
+
+    >>> sorted(_numbers_of("ward 3, hospital07"))
+    [3, 7]
+    """
+    return {int(digits) for digits in re.findall("[0-9]{1,11}", name)}
+
+
+def _listed(names: Sequence[str]) -> str:
+    """Return the first names of clients, for an error message."""
+    more = f" and {len(names) - 5:,} more" if len(names) > 5 else ""
+    return f"{', '.join(one_line(name) for name in names[:5])}{more}"
 
 
 def _ignore(sentence: str) -> None:
@@ -474,16 +511,16 @@ def _choose(
     """
     method, clients = experiment.config.algorithm.name, experiment.federation.clients
     deployments = experiment.algorithm.deploy(state, torch.tensor([0]))
+    names = experiment.federation.partition.names
+    which = _listed(names) if names else f"0 to {clients - 1}"
     if client is not None and not 0 <= client < clients:
-        raise UserError(
-            f"{path} has no client {client}: its {clients} clients are 0 to {clients - 1}."
-        )
+        raise UserError(f"{path} has no client {client}: its {clients} clients are {which}.")
     if name is None:
         name = "gm" if client is None else next(iter(deployments))
         if name not in deployments:
             raise UserError(
                 f"`{method}` has no global model: each client has a model of its own. Choose a"
-                f" client of {path}, 0 to {clients - 1}."
+                f" client of {path}, {which}."
             )
     if name not in deployments:
         raise UserError(
@@ -493,12 +530,12 @@ def _choose(
     if client is None and name != "gm":
         raise UserError(
             f"the model `{name}` of `{method}` differs between clients. Choose a client of {path},"
-            f" 0 to {clients - 1}."
+            f" {which}."
         )
     if name == "gm" and client is None and experiment.config.train.batchnorm == "drop":
         raise UserError(
             f"{path} has no global model: with train.batchnorm=drop each client estimates the"
-            f" BatchNorm statistics on its own samples. Choose a client, 0 to {clients - 1}."
+            f" BatchNorm statistics on its own samples. Choose a client, {which}."
         )
     return name, torch.tensor([client or 0])
 

@@ -143,6 +143,10 @@ def test_tables_are_predicted_by_the_names_of_columns(flbench, tmp_path):
     (tmp_path / "bad.csv").write_text("weight,colour,size\nlow,red,1.5\n")
     code, _, err = flbench("predict", path, "--client", "c3", "bad.csv")
     assert (code, "line 2, column `weight`: 'low'" in " ".join(err.split())) == (2, True)
+    code, out, _ = flbench("predict", path, "--client", "c3", "new.csv")
+    assert (code, "client c3," in out) == (0, True)
+    code, out, _ = flbench("export", path, "--client", "c3", "--format", "safetensors")
+    assert (code, (tmp_path / "fedper-x-c3.safetensors").is_file()) == (0, True)
     code, _, err = flbench("predict", path, "--client", "c4x", "bad.csv")
     assert (code, "Did you mean `c4`" in err) == (2, True)
 

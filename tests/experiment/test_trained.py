@@ -200,6 +200,47 @@ def test_tables_are_encoded_and_imputed_as_in_training(tmp_path):
         assert model.card["input"]["words"] == {"colour": ["blue", "green", "red"]}
 
 
+HOSPITALS = [f"hospital{k:02d}" for k in range(1, 13)]
+
+
+def named(folder, names):
+    (folder / "config.yaml").write_text("seed: 0\n")
+    (folder / "partition.json").write_text(json.dumps({"client_names": names}))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("names", "client", "wanted"),
+    [
+        *((HOSPITALS, "hospital03", 2), (HOSPITALS, "0", 0), (HOSPITALS, 0, 0)),
+        *((["c0", "c1"], 1, 1), (["Bonn", "Rome"], "1", 1), (["Bonn", "Rome"], 1, 1)),
+        *((["3", "1", "0"], "3", 0), (["3", "1", "0"], "0", 2), (["3", "1", "0"], 1, 1)),
+        *(([], "7", 7), ([], 7, 7), (["-1", "x"], "-1", 0)),
+    ],
+)
+def test_client_is_found_by_its_name_or_by_a_number_with_one_meaning(
+    tmp_path, names, client, wanted
+):
+    assert trained.client_of(named(tmp_path, names), client) == wanted
+
+
+@pytest.mark.parametrize(
+    ("names", "client", "said"),
+    [
+        *((HOSPITALS, "3", ("hospital04", "hospital03")), (HOSPITALS, 3, ("hospital03",))),
+        *((HOSPITALS, "03", ("hospital04", "hospital03")), (HOSPITALS, "12", ("hospital12",))),
+        *((HOSPITALS, -1, ("hospital01",)), (HOSPITALS, "hospitl03", ("Did you mean",))),
+        *((["2", "1", "0"], 2, ("`0`", "`2`")), (["ward 1 of 2", "x"], "2", ("ward 1 of 2",))),
+        *((["a", "b"], "3.0", ("a, b",)), ([], "north", ("numbers",)), (["a"], "\u0661", ("a",))),
+    ],
+)
+def test_number_that_may_mean_two_clients_is_refused_with_both(tmp_path, names, client, said):
+    with pytest.raises(UserError) as caught:
+        trained.client_of(named(tmp_path, names), client)
+
+    assert all(word in str(caught.value) for word in said)
+
+
 def test_tables_without_names_of_columns(tmp_path):
     rng = np.random.default_rng(0)
     y = np.arange(200) % 3

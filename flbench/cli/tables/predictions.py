@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from flbench.cli.console import line, titled_table, whole_table
+from flbench.core.printable import one_line
 
 MOST_ROWS: Final = 100  # that are printed; --out and --json give all
 
@@ -15,7 +16,8 @@ def print_predictions(rows: Sequence[Mapping[str, Any]], card: Mapping[str, Any]
         rows: `file`, `row` (None if the file is one sample), `class`, and `probability` or `score`.
         card: The model's card.
     """
-    who = "the global model" if card["client"] is None else f"client {card['client']}"
+    name = card.get("client_name", card["client"])
+    who = "the global model" if card["client"] is None else f"client {one_line(str(name))}"
     table = titled_table(f"{card['method']} on {card['dataset']}, {who}, round {card['round']}")
     has_rows = any(row["row"] is not None for row in rows)
     last = "score" if rows and "score" in rows[0] else "probability"
