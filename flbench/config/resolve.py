@@ -15,6 +15,7 @@ from flbench.config.schema import (
     TermConfig,
 )
 from flbench.config.sources import NAMED_SECTIONS, Layer, leaves, merge
+from flbench.config.yaml_text import unreadable
 from flbench.core.addresses import MASK, redact
 from flbench.core.errors import ConfigError, did_you_mean
 from flbench.core.given import OBJECT
@@ -60,6 +61,8 @@ def resolve(layers: Sequence[Layer]) -> tuple[Config, dict[str, str]]:
         problems += [
             f"{line} ({_origin(path, origins)})." for path, line in _contradictions(config)
         ]
+        if (found := unreadable(config.tree(), origins)) is not None:
+            problems.append(f"{found[1]} ({_origin(found[0], origins)}).")
     if problems or config is None:
         raise ConfigError("\n".join(problems))
     return config, {path: origins.get(path, "default") for path in leaves(config.tree())}

@@ -62,5 +62,10 @@ def read_cell(text: str) -> str:
 
 
 def _plain(item: object) -> object:
-    """Return a cell that is not text; "" for None and NaN."""
+    """Return a cell that is not text; "" for None and NaN.
+
+    Integers of more than 64 bits are written as floats: programs read longer ones as texts.
+    """
+    if isinstance(item, int) and not -(2**63) <= item < 2**63:
+        return float(item)
     return "" if item is None or item != item else item

@@ -19,6 +19,7 @@ from flbench.core import files
 from flbench.core.errors import DataError
 
 HEADER: Final = ("round", "split", "protocol", "metric", "value")
+EXACT: Final = 2.0**53  # integers below it are exact in float64
 CURE: Final = "Restore it from a copy, or start the run again."
 
 
@@ -63,8 +64,9 @@ def header_line() -> str:
 def to_text(rows: Iterable[Row]) -> str:
     """Return rows as lines of metrics.csv, without the header line.
 
-    Integral values are written without a decimal point, others with all digits of a float64. NaN
-    and infinities are written as `nan`, `inf` and `-inf`.
+    Integral values below 2^53, which are exact, are written without a decimal point, others as
+    Python writes a float64, such as `1.7e+24`: programs read a long integer as a text. NaN and
+    infinities are written as `nan`, `inf` and `-inf`.
 
     Args:
         rows: Metrics, one line each, in this order.
@@ -103,4 +105,5 @@ def read(path: Path) -> list[Row]:
 
 
 def _number(value: float) -> str:
-    return str(int(value)) if float(value).is_integer() else repr(float(value))
+    number = float(value)
+    return str(int(number)) if number.is_integer() and abs(number) < EXACT else repr(number)

@@ -3,6 +3,7 @@
 import csv
 from io import StringIO
 
+import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -29,6 +30,14 @@ def test_formula_is_made_harmless(name):
 @pytest.mark.parametrize("number", ["-1", "+1", "-0.5", "-1e-05", "+.5", "-2.", "-inf", "3"])
 def test_number_stays_a_number(number):
     assert cell(number) == number
+
+
+@pytest.mark.parametrize("number", [1.7e24, 1e16, -0.0, float("inf"), -1e300, 2**63, -(10**25)])
+def test_column_of_floats_stays_one_in_pandas(number):
+    column = pd.read_csv(StringIO(csv_text("x", [[0.5], [number]])))["x"]
+
+    assert column.dtype == "float64"
+    assert column.tolist() == [0.5, float(number)]
 
 
 def test_cells_that_are_not_text_are_written_as_they_are():

@@ -1,0 +1,32 @@
+"""Numbers of metrics.csv: exact, and floats for every program that reads them."""
+
+from io import StringIO
+from math import inf, nan
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from flbench.results.metrics_file import Row, header_line, read, to_text
+
+VALUES = [0.1, 3.0, -0.0, 1.7e24, 1e16, 2.0**53, -(2.0**63), 1e300, 5e-324, inf, -inf, nan, 1 / 3]
+
+
+def test_values_come_back_and_are_floats_in_pandas(tmp_path):
+    text = header_line() + to_text(Row(1, "train", "", "loss", value) for value in VALUES)
+    (tmp_path / "metrics.csv").write_text(text)
+
+    again = [row.value for row in read(tmp_path / "metrics.csv")]
+    column = pd.read_csv(StringIO(text), float_precision="round_trip")["value"]
+
+    assert column.dtype == "float64"
+    np.testing.assert_array_equal(again, VALUES)
+    np.testing.assert_array_equal(column, VALUES)
+
+
+@pytest.mark.parametrize(
+    ("value", "written"),
+    [(12, "12"), (0.5, "0.5"), (-0.0, "0"), (2.0**53 - 1, "9007199254740991"), (1e-05, "1e-05")],
+)
+def test_ordinary_numbers_have_the_bytes_of_old_runs(value, written):
+    assert to_text([Row(1, "train", "", "loss", value)]) == f"1,train,,loss,{written}\n"
