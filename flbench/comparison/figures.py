@@ -123,8 +123,8 @@ def _heat_map(analysis: Analysis, place: str, what: str) -> Figure:
         labels = [f"{short(name, 28)}{mark}" for name, mark in zip(names, labels, strict=True)]
     places = [k for k, name in enumerate(labels) if name]  # of many classes, those with a mark
     labels = [labels[k] for k in places]
-    place = 0.65 * WIDTH / max(1, len(names))  # beside the labels of methods and the colours
-    upright = max((width(label, 7) for label in labels), default=0.0) > place
+    room = 0.65 * WIDTH / max(1, len(names))  # beside the labels of methods and the colours
+    upright = max((width(label, 7) for label in labels), default=0.0) > room
     axes.set_xticks(places, labels, rotation=90 if upright else 0, fontsize=7)
     axes.set_xlabel("class, fewest training samples first")
     figure.colorbar(image, ax=axes, label=label)

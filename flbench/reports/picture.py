@@ -54,9 +54,9 @@ class Picture(Figure):
 
 
 def short(name: str, most: int = MOST_CHARACTERS) -> str:
-    """Return a name as a label: one line of at most 24 characters.
+    r"""Return a name as a label: one line of at most 24 characters.
 
-    >>> short("Nevus of the left arm, 2019"), short("a\\nb")
+    >>> short("Nevus of the left arm, 2019"), short("a\nb")
     ('Nevus of the left arm...', 'a b')
     """
     name = one_line(str(name))

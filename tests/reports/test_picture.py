@@ -1,20 +1,112 @@
-"""Figures are shown by notebooks, whether or not pyplot has been imported."""
+"""Texts of pictures: literal, in legends whatever they begin with, and none over another."""
 
 from io import BytesIO
+from itertools import pairwise
+from types import SimpleNamespace
 
 import numpy as np
-from IPython.core.formatters import DisplayFormatter
-from matplotlib.image import imread
+import pandas as pd
+import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.text import Text
 
+from flbench.comparison import figures as comparison_figures
 from flbench.reports import figures
+from flbench.reports.picture import Picture
+from flbench.results.metrics_file import Row
+
+UGLY = [
+    *("$x$", "a_b^{2}", "{\\frac", "\\alpha $", "line\nbreak", "_under", "\u0645\u0631", "x" * 60),
+    *("\U0001f600", "W" * 14, "\u65e5\u672c\u8a9e", "100% $5 & $6", "<b>", "[red]"),
+]
+ROWS = [Row(1, "validation", "personal", "accuracy", 0.5), Row(1, "train", "", "loss", 0.5)]
+N = len(UGLY)
 
 
-def test_a_notebook_shows_a_figure_as_a_picture():
-    figure = figures.partition_table(np.arange(12).reshape(4, 3), ["a", "b", "c"], "mine")
+def drawn() -> dict[str, Picture]:
+    counts = np.arange(N * N).reshape(N, N)
+    values = np.linspace(0, 1, N)
+    return {
+        "partition": figures.partition_table(counts, UGLY, "$da_{ta\n", UGLY),
+        "confusion": figures.confusion(counts.astype(float), UGLY, "$ti^tle_{"),
+        "classes": figures.classes(UGLY, {"_recall": values, "$F_": values}, "$\\title", "x"),
+        "clients": figures.clients(np.arange(N), values, UGLY, "$metric_{", "$_{" * 40),
+        "curves": figures.curves([(name, ROWS) for name in UGLY]),
+    }
 
-    data, metadata = DisplayFormatter().format(figure)
 
-    height, width = imread(BytesIO(data["image/png"])).shape[:2]
-    shown = metadata["image/png"]
-    assert abs(width - 2 * shown["width"]) <= 2
-    assert abs(height - 2 * shown["height"]) <= 2
+def place_labels(figure) -> list:
+    """Return the boxes of the names below the first axes, after drawing."""
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    labels = figure.axes[0].get_xticklabels()
+    return [text.get_window_extent(canvas.get_renderer()) for text in labels]
+
+
+@pytest.mark.parametrize("form", ["png", "svg"])
+def test_names_are_no_formulas(form, recwarn):
+    for name, figure in drawn().items():
+        figure.savefig(BytesIO(), format=form)
+        texts = {text.get_text(): text for text in figure.findobj(Text)}
+        assert any("$x$" in text for text in texts) or name == "clients"
+        assert not any(text.get_parse_math() for one, text in texts.items() if "$x$" in one)
+    assert not [one for one in recwarn if "Glyph" in str(one.message)]
+
+
+def test_powers_of_ten_stay_formulas():
+    figure = figures.partition_table(np.array([[1, 1000]]), ["a", "b"], "data")
+    figure.savefig(BytesIO(), format="png")
+
+    shown = [text for text in figure.axes[1].get_yticklabels() if "10^" in text.get_text()]
+    assert shown
+    assert all(text.get_parse_math() for text in shown)
+
+
+def test_legend_has_names_that_begin_with_an_underscore():
+    legend = drawn()["curves"].axes[0].get_legend()
+
+    assert len(legend.get_texts()) == N
+    assert "_under" in [text.get_text().strip() for text in legend.get_texts()]
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        *(["normal", "benign", "malignant", "other"], [f"class {k}" for k in range(40)]),
+        *(UGLY, [str(k) for k in range(10)], ["WWWWWW", "mmmmmm"], [f"{k:06d}" for k in range(12)]),
+    ],
+)
+def test_names_of_classes_do_not_overlap(names):
+    counts = np.ones((len(names), len(names)), dtype=int)
+    for figure in (
+        figures.partition_table(counts, names, "data"),
+        figures.confusion(counts.astype(float), names, "title"),
+        figures.classes(names, {"recall": np.ones(len(names))}, "title", "x"),
+    ):
+        boxes = place_labels(figure)
+        assert all(left.x1 < right.x0 + 1 for left, right in pairwise(boxes))
+
+
+def test_labels_of_many_classes_are_left_out_at_equal_distances():
+    names = [f"class {k}" for k in range(100)]
+    figure = figures.classes(names, {"recall": np.ones(100)}, "title", "x")
+
+    boxes = place_labels(figure)
+    assert 20 < len(boxes) < 100
+    assert all(left.x1 < right.x0 + 1 for left, right in pairwise(boxes))
+
+
+def test_partition_of_a_comparison_has_the_names_of_the_clients():
+    entry = SimpleNamespace(repetition=0, run=SimpleNamespace(summary={"dataset": "d"}))
+    clients = pd.DataFrame(
+        {"place": "p", "method": "m", "repetition": 0, "client": [1, 0], "name": ["$b", "_a"]}
+    )
+    analysis = SimpleNamespace(
+        comparison=SimpleNamespace(at=lambda place: [entry]),
+        train_counts={("p", 0): np.array([[1, 2], [3, 4]])},
+        classes=pd.DataFrame({"place": "p", "class": [0, 1], "name": ["x", "y"]}),
+        clients=clients,
+    )
+
+    figure = comparison_figures.partition(analysis, "p")
+    assert [text.get_text() for text in figure.axes[0].get_yticklabels()] == ["_a", "$b"]
