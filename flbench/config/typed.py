@@ -232,7 +232,8 @@ def _type(option: Any) -> type:
     kind: type = get_origin(option) or option
     if issubclass(kind, BaseModel):
         return dict
-    return {tuple: list, Path: str}.get(kind, kind)
+    same: dict[type, type] = {tuple: list, Path: str}
+    return same.get(kind, kind)
 
 
 def _scalars(value: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:

@@ -70,7 +70,7 @@ def is_integer(value: int) -> bool:
 
 
 def plain_words(text: str) -> dict[str, str]:
-    """Return the scalars of a YAML text that are not quoted, as they are written.
+    r"""Return the scalars of a YAML text that are not quoted, as they are written.
 
     Args:
         text: A text that `parse` accepts.
@@ -78,7 +78,7 @@ def plain_words(text: str) -> dict[str, str]:
     Returns:
         The scalars by dotted path, with the positions of elements of lists. An empty value is "".
 
-    >>> plain_words("a: [no, 'no', 1e3]\\nb:")
+    >>> plain_words("a: [no, 'no', 1e3]\nb:")
     {'a.0': 'no', 'a.2': '1e3', 'b': ''}
     """
     loader = _Loader(text)
