@@ -43,7 +43,7 @@ WRONG = {
     "no choice": ("algorithm.tau: {choice: []}", "must be like `{choice: [a, b, c]}`"),
     "choice twice": ("algorithm.share: {choice: [body, full, body]}", "'body' is listed twice"),
     "choice of lists": ("algorithm.tau: {choice: [[1, 2]]}", "`choice` must be a word, a number"),
-    "choice of dates": ("algorithm.tau: {choice: [!!timestamp 2026-01-01]}", "must be a word, a number"),
+    "choice of dates": ("algorithm.tau: {choice: [!!timestamp 2026-1-1]}", "a word, a number"),
     "range of lists": ("algorithm.tau: {uniform: [[1], 2]}", "`uniform` must be a number"),
     "when nobody": ("algorithm.tau: {fixed: 1, when: {algorithm.share: full}}", "not another"),
     "when itself": ("algorithm.tau: {fixed: 1, when: {algorithm.tau: 1}}", "not another parameter"),
