@@ -95,7 +95,7 @@ def predict(
     )
     rows: list[dict[str, Any]] = []
     for given in inputs:
-        for samples in unlabelled.read(given, layout):
+        for samples in unlabelled.read(given, layout, _note):
             rows += _predictions(loaded, samples)
     if out is not None:
         header = tuple(rows[0]) if rows else ("file", "row", "class")

@@ -3,15 +3,19 @@
 import hashlib
 import lzma
 import os
+import re
+import stat
 import struct
 import tokenize
 import zipfile
 import zlib
+from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 from typing import Final, Self
 
 from flbench.core import files
 from flbench.core.errors import DataError
+from flbench.core.printable import one_line
 
 MAX_BYTES: Final = 16 * 2**30
 MAX_ENTRY: Final = 256 * 2**20
@@ -30,35 +34,58 @@ DAMAGED: Final = (
     *(zipfile.BadZipFile, zlib.error),
 )
 """What zipfile, NumPy and Pillow raise for damaged files."""
+SAMPLE_SUFFIXES: Final = ("", ".csv", ".png", ".jpg", ".jpeg", ".webp")
+"""Suffixes of samples; class folders and client folders have none."""
+DOCUMENTS: Final = re.compile(
+    r"(readme|licen[cs]e|copying|notice|citation|changelog|authors)(\..*)?|.*\.md|icon\r"
+    r"|(thumbs|ehthumbs)\.db|desktop\.ini",
+    re.IGNORECASE,
+)
+"""Names of files that are expected beside samples."""
+LEFTOVERS: Final = re.compile(
+    r"__MACOSX|\._.*|\.(DS_Store|ipynb_checkpoints|git|svn|dvc|venv|idea|vscode|cache|thumbnails)"
+    r"|\.(Trash|nfs|~).*"
+)
+MOST_LINKS: Final = 100_000  # links to folders that are followed below one folder
 
 
 class Archive:
     """The files below a folder, or the entries of a .zip file. Nothing is unpacked to the disk.
+
+    Links below a folder are followed, wherever they lead, but a link to a folder above itself is not
+    entered. Names of entries that Windows wrote with backslashes are read with slashes.
 
     Args:
         path: The folder or file.
 
     Attributes:
         path: The folder or file.
-        names: Sorted names of the entries, without leftovers of operating systems.
+        names: Sorted names of the entries, without hidden ones.
+        folders: Sorted names of the folders, also empty ones, without hidden ones.
 
     Raises:
         DataError: The file cannot be opened, an entry is encrypted, the name of an entry leads out
-            of the archive or is not UTF-8, or the archive has too many entries or would unpack to
-            more than 16 GiB (256 MiB for one entry).
+            of the archive or is not UTF-8, a link leads nowhere, a folder cannot be read, or the
+            archive has too many entries or would unpack to more than 16 GiB (256 MiB for one
+            entry).
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._zip: zipfile.ZipFile | None = None
+        self._loops: list[str] = []
         if path.is_dir():
-            self._sizes = _list_folder(path)
+            self._sizes, folders, self._loops = _list_folder(path)
+            self._entries = {name: name for name in self._sizes}
         else:
             self._zip = open_zip(path)
+            try:
+                self._entries, folders = _list_zip(self._zip, path)
+            except DataError:
+                self.__exit__()
+                raise
             self._sizes = {
-                entry.filename: entry.file_size
-                for entry in self._zip.infolist()
-                if not entry.is_dir()
+                name: self._zip.getinfo(entry).file_size for name, entry in self._entries.items()
             }
         try:
             self._check()
@@ -66,6 +93,9 @@ class Archive:
             self.__exit__()
             raise
         self.names = sorted(name for name in self._sizes if not _is_hidden(name))
+        self.folders = sorted(
+            name for name in _with_parents(self.names, folders) if not _is_hidden(name)
+        )
 
     def __enter__(self) -> Self:
         return self
@@ -85,7 +115,7 @@ class Archive:
         """
         try:
             if self._zip is not None:
-                return self._zip.read(name)
+                return self._zip.read(self._entries[name])
             files.check_regular(self.path / name)
             return (self.path / name).read_bytes()
         except DAMAGED as error:
@@ -93,6 +123,37 @@ class Archive:
                 f"{self.path}: the entry {name} cannot be read ({error}). Replace it by an intact"
                 " file, or remove it."
             ) from error
+
+    def left_out(self, used: Iterable[str], kinds: str) -> tuple[str, ...]:
+        """Return notes about what is not read, with the number of files of each kind.
+
+        Documents such as README and LICENSE and leftovers of operating systems are not counted.
+
+        Args:
+            used: Names of the entries that are read, or that another note counts.
+            kinds: What files are read, for the note.
+        """
+        known = set(used)
+        others = [
+            name
+            for name in self.names
+            if name not in known and not DOCUMENTS.fullmatch(PurePosixPath(name).name)
+        ]
+        hidden = [
+            name
+            for name in sorted(self._sizes.keys() - set(self.names))
+            if not _is_leftover(name) and _suffix(name) in SAMPLE_SUFFIXES[1:]
+        ]
+        found = (
+            (others, f"files are not read ({kinds})"),
+            (hidden, "hidden files are not read; rename files and folders that begin with a dot"),
+            (self._loops, "links to a folder above themselves are not followed"),
+        )
+        return tuple(
+            f"data: {len(names):,} {what}, such as {one_line(names[0])}."
+            for names, what in found
+            if names
+        )
 
     def fingerprint(self) -> str:
         """Return a SHA-256 (hex) that changes when the content changes.
@@ -107,7 +168,10 @@ class Archive:
                     sha.update(block)
             return sha.hexdigest()
         for name in self.names:
-            status = (self.path / name).stat()
+            try:
+                status = (self.path / name).stat()
+            except OSError:  # a link that leads nowhere and is no sample
+                continue
             sha.update(f"{name}\0{status.st_size}\0{status.st_mtime_ns}\0".encode())
         return sha.hexdigest()
 
@@ -156,9 +220,11 @@ class SingleFile(Archive):
     def __init__(self, file: Path) -> None:
         self.path = file.parent
         self._zip = None
+        self._loops = []
         self._sizes = {file.name: file.stat().st_size}
+        self._entries = {file.name: file.name}
         self._check()
-        self.names = [file.name]
+        self.names, self.folders = [file.name], []
 
 
 def open_zip(path: Path) -> zipfile.ZipFile:
@@ -207,14 +273,130 @@ def open_zip(path: Path) -> zipfile.ZipFile:
     return archive
 
 
-def _list_folder(path: Path) -> dict[str, int]:
-    """Return the size in bytes of every file below a folder, by its relative path."""
-    sizes = {}
-    for folder, _, names in os.walk(path):
-        for file in names:
-            full = Path(folder) / file
-            sizes[full.relative_to(path).as_posix()] = full.stat().st_size if full.exists() else 0
-    return sizes
+def _list_zip(archive: zipfile.ZipFile, path: Path) -> tuple[dict[str, str], list[str]]:
+    """Return the name of each entry of a ZIP file, with slashes, and the names of the folders.
+
+    Args:
+        archive: The open file.
+        path: Its path, for messages.
+
+    Returns:
+        The name that the file has for each entry, by the name with slashes; names of folders.
+
+    Raises:
+        DataError: Two entries have one name, or an entry is a link that could be a sample or a
+            folder of samples.
+    """
+    entries: dict[str, str] = {}
+    folders = []
+    for entry in archive.infolist():
+        name = entry.filename.replace("\\", "/")
+        if name.endswith("/"):
+            folders.append(name.rstrip("/"))
+            continue
+        is_link = stat.S_ISLNK(entry.external_attr >> 16)
+        if is_link and not _is_hidden(name) and _suffix(name) in SAMPLE_SUFFIXES:
+            raise DataError(
+                f"{path}: the entry {name} is a symbolic link, so that its content is not in the"
+                " archive. Create the archive with the content of links (zip without -y), or remove"
+                " the entry."
+            )
+        if entries.setdefault(name, entry.filename) != entry.filename:
+            raise DataError(f"{path} has two entries of the name {name}. Rename or remove one.")
+    return entries, folders
+
+
+def _list_folder(path: Path) -> tuple[dict[str, int], list[str], list[str]]:
+    """List what lies below a folder. Links are followed, except those within hidden folders.
+
+    Returns:
+        The size in bytes of every file by its relative path; the relative paths of the folders; and
+        those of links that lead to a folder above them, which are not followed.
+
+    Raises:
+        DataError: A folder cannot be read, a link leads nowhere, or there are too many of them.
+    """
+    sizes: dict[str, int] = {}
+    folders: list[str] = []
+    loops: list[str] = []
+    links = 0
+    waiting = [(path, "", (_identity(path),))]
+    while waiting:
+        folder, prefix, above = waiting.pop()
+        try:
+            entries = list(os.scandir(folder))
+        except OSError as error:
+            if _is_hidden(prefix) or prefix == "lost+found/":
+                continue
+            raise DataError(
+                f"{path}: the folder {prefix or '.'} cannot be read ({error.strerror}). Change its"
+                " permissions, or remove it."
+            ) from error
+        for entry in entries:
+            name, hidden = prefix + entry.name, _is_hidden(prefix + entry.name)
+            try:
+                is_folder = entry.is_dir(follow_symlinks=not hidden)
+                identity = _identity(Path(entry.path)) if is_folder else None
+            except OSError:  # a link to itself, or a folder above without permissions
+                identity = None
+            if identity is None:
+                sizes[name] = _size(path, Path(entry.path), name)
+                continue
+            links += entry.is_symlink()
+            if identity in above:
+                loops.append(name)
+                continue
+            if links > MOST_LINKS:
+                raise DataError(
+                    f"{path} has more than {MOST_LINKS:,} links to folders, such as {name}. Replace"
+                    " them by folders."
+                )
+            folders.append(name)
+            waiting.append((Path(entry.path), f"{name}/", (*above, identity)))
+    return sizes, folders, loops
+
+
+def _with_parents(names: Iterable[str], folders: Iterable[str]) -> set[str]:
+    """Return folders, together with all folders above files and above them."""
+    found = set(folders)
+    for name in [*names, *folders]:
+        parent = name.rpartition("/")[0]
+        while parent and parent not in found:
+            found.add(parent)
+            parent = parent.rpartition("/")[0]
+    return found
+
+
+def _identity(folder: Path) -> tuple[int, int]:
+    """Return what is equal for all paths to one folder."""
+    status = folder.stat()
+    return status.st_dev, status.st_ino
+
+
+def _size(path: Path, file: Path, name: str) -> int:
+    """Return the size of a file in bytes; 0 for a link that leads nowhere and is no sample.
+
+    Raises:
+        DataError: The link has the name of a sample, or of a folder of samples.
+    """
+    try:
+        return file.stat().st_size
+    except OSError as error:
+        if not _is_hidden(name) and _suffix(name) in SAMPLE_SUFFIXES and file.is_symlink():
+            raise DataError(
+                f"{path}: the link {name} cannot be followed ({error.strerror}); it leads to"
+                f" {os.readlink(file)}. Correct or remove it."
+            ) from error
+        return 0
+
+
+def _suffix(name: str) -> str:
+    return PurePosixPath(name).suffix.lower()
+
+
+def _is_leftover(name: str) -> bool:
+    """Return whether a hidden entry comes from an operating system or a tool."""
+    return any(LEFTOVERS.fullmatch(part) for part in PurePosixPath(name).parts)
 
 
 def _is_hidden(name: str) -> bool:

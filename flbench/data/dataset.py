@@ -1,6 +1,6 @@
 """The data type of a data set in memory, and checks of its labels."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -96,13 +96,37 @@ class KnownDataset:
     downloaded: str = ""
 
 
-def check_labels(y: NDArray[Any], what: str, classes: int | None = None) -> NDArray[np.int64]:
+def check_one_each(y: NDArray[Any], what: str) -> None:
+    """Raise a DataError if labels are not one value for each sample, [n] or [n, 1].
+
+    Args:
+        y: The labels.
+        what: Name of the labels, as the beginning of the error message.
+    """
+    if y.ndim > 1 and y.size != len(y):
+        is_one_hot = y.ndim == 2 and y.dtype.kind in "iubf" and bool(((y != 0).sum(1) == 1).all())
+        cure = (
+            "They are one-hot labels: save y.argmax(1)."
+            if is_one_hot
+            else "flbench has one class for each sample; several labels for a sample (multi-label)"
+            " are not supported. Save one column of them."
+        )
+        raise DataError(
+            f"{what} have the shape {list(y.shape)}, {y.size // max(1, len(y))} values for each"
+            f" sample. {cure}"
+        )
+
+
+def check_labels(
+    y: NDArray[Any], what: str, classes: int | None = None, cure: str = NO_CLASSES
+) -> NDArray[np.int64]:
     """Check labels and return them as int64 [n].
 
     Args:
-        y: Labels of any shape and numeric type.
+        y: Labels [n] or [n, 1] of any numeric type.
         what: Name of the labels, as the beginning of the error message.
         classes: Number of classes; None for the largest number that flbench accepts.
+        cure: What to do about a label outside of that range.
 
     Raises:
         DataError: A label is not an integer in [0, classes).
@@ -110,7 +134,14 @@ def check_labels(y: NDArray[Any], what: str, classes: int | None = None) -> NDAr
     >>> check_labels(np.array([[0.0], [2.0]]), "labels")
     array([0, 2])
     """
+    check_one_each(y, what)
     y = np.asarray(y).reshape(-1)
+    missing = np.flatnonzero(np.isnan(y)) if y.dtype.kind == "f" else y[:0]
+    if len(missing):
+        raise DataError(
+            f"{what}: the label of sample {missing[0]} (counted from 0) is missing, got"
+            f" {y[missing[0]]}. Fill it in, or leave the sample out."
+        )
     is_whole = y.dtype.kind in "iub" or (
         y.dtype.kind == "f" and bool(np.isfinite(y).all()) and np.array_equal(y, np.round(y))
     )
@@ -121,8 +152,12 @@ def check_labels(y: NDArray[Any], what: str, classes: int | None = None) -> NDAr
     limit = MAX_CLASSES if classes is None else classes
     if len(y) and (y.min() < 0 or y.max() >= limit):
         bad = int(np.flatnonzero((y < 0) | (y >= limit))[0])
-        cure = "" if classes is not None else f" {NO_CLASSES}"
-        raise DataError(f"{what} must lie in [0, {limit}), got {y[bad]} at position {bad}.{cure}")
+        if y[bad] < 0:
+            cure = (
+                "Leave out samples without a label, and number the classes from 0 (for labels -1 and"
+                f" 1: y > 0). {NO_CLASSES}"
+            )
+        raise DataError(f"{what} must lie in [0, {limit}), got {y[bad]} at position {bad}. {cure}")
     return y.astype(np.int64)
 
 
@@ -135,7 +170,8 @@ def check_classes(dataset: Dataset, path: Path | str) -> None:
 
     Raises:
         DataError: The samples have a single class, there are too many classes, or more classes
-            than samples, or the name of a class is not UTF-8 text.
+            than samples, or the name of a class is empty, is that of another class, or is not UTF-8
+            text.
     """
     names = dataset.classes
     if dataset.targets is not None:
@@ -147,8 +183,8 @@ def check_classes(dataset: Dataset, path: Path | str) -> None:
         )
     if len(names) > max(FEW_CLASSES, len(dataset.y)):
         raise DataError(
-            f"{path} has {len(names):,} classes, but only {len(dataset.y):,} samples. Number the"
-            f" classes from 0 without gaps. {NO_CLASSES}"
+            f"{path} has {len(names):,} classes, but only {len(dataset.y):,} samples. Leave out the"
+            f" names of classes without samples. {NO_CLASSES}"
         )
     if dataset.y.min() == dataset.y.max():
         raise DataError(
@@ -159,3 +195,22 @@ def check_classes(dataset: Dataset, path: Path | str) -> None:
         raise DataError(
             f"{path}: the class name {wrong[0]!r} contains NUL or is not UTF-8 text. Rename it."
         )
+    check_names(names, path)
+
+
+def check_names(names: Sequence[str], path: Path | str) -> None:
+    """Raise a DataError if a class has an empty name, or two classes have the same name.
+
+    Args:
+        names: Names of the C classes.
+        path: The file or folder, or what the data are, for the message.
+    """
+    seen: dict[str, int] = {}
+    for k, name in enumerate(names):
+        if not name.strip():
+            raise DataError(f"{path}: class {k} has an empty name, {name!r}. Name it.")
+        if (other := seen.setdefault(name.strip(), k)) != k:
+            raise DataError(
+                f"{path}: the classes {other} and {k} have the same name, {name.strip()!r}. Give"
+                " each class a name of its own."
+            )

@@ -1,13 +1,15 @@
 """Reading of images in folders or .zip files.
 
-Images are laid out as `train/CLASS/*` and `test/CLASS/*`, as `CLASS/*` (torchvision's ImageFolder),
-or, with `data.client=folder`, as `CLIENT/CLASS/*`. In the second and third layout all of them
-belong to the train part, whose samples are split for every client. All folders may lie in a common
-top folder. The classes are the sorted names of the class folders. Images are PNG, JPEG or WebP
-files of one size. If all images are grey, they have one channel, otherwise three. Decoded images
-are cached.
+Images are laid out as `train/CLASS/*` and `test/CLASS/*` (or `Training` and `Testing`), as `CLASS/*`
+(torchvision's ImageFolder), or, with `data.client=folder`, as `CLIENT/CLASS/*`. In the second and
+third layout all of them belong to the train part, whose samples are split for every client. All
+folders may lie in a common top folder. The classes are the names of the class folders, in the order
+of `labels.in_order`. Images are PNG, JPEG or WebP files of one size, which `pixels` brings upright
+and to opaque colours. If all images are grey, they have one channel, otherwise three. Decoded
+images are cached.
 """
 
+import json
 import os
 import tempfile
 import warnings
@@ -18,16 +20,22 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from flbench.core import files
 from flbench.core.errors import DataError
 from flbench.core.printable import one_line
+from flbench.data import labels, pixels
 from flbench.data.archive import DAMAGED, Archive
 from flbench.data.dataset import Dataset
 
 SUFFIXES: Final = (".png", ".jpg", ".jpeg", ".webp")
 MAX_PIXELS: Final = 1 << 22
 MAX_BYTES: Final = 16 * 2**30
-FORMAT: Final = "v1"
-PART_FOLDERS: Final = ("train", "test", "val", "valid", "validation")
+FORMAT: Final = "v2"
+PARTS: Final = {"train": "train", "training": "train", "test": "test", "testing": "test"}
+"""Part of the data by the name of its folder in lower case."""
+PART_FOLDERS: Final = (*PARTS, "val", "valid", "validation")
+OTHER_TABLES: Final = (".tsv", ".txt", ".xls", ".xlsx", ".ods", ".parquet", ".feather", ".data")
+ANIMATED: Final = ("PNG", "WEBP")  # a JPEG's further pictures are previews of the first
 PNG: Final = b"\x89PNG\r\n\x1a\n"
 
 
@@ -45,12 +53,20 @@ def read(archive: Archive, name: str, *, by_client: bool = False) -> Dataset:
             size.
     """
     entries = _client_folders(archive) if by_client else _entries(archive)
-    classes = sorted({label for _, label, _ in entries})
+    found = {label for _, label, _ in entries}
+    names = labels.class_names(sorted(found), str(archive.path), "class folders")
+    if twice := [label for label, other in names.items() if label != other in found]:
+        raise DataError(
+            f"{archive.path}: the class folders {names[twice[0]]!r} and {twice[0]!r} are the same"
+            " number. Merge them, or rename one."
+        )
+    classes = labels.in_order(found)
     cache = _cache_file(archive.fingerprint(), by_client=by_client)
-    x = _from_cache(cache)
-    if x is None or len(x) != len(entries):
-        x = _decode(archive, [entry for _, _, entry in entries])
-        _to_cache(cache, x)
+    cached = _from_cache(cache, len(entries))
+    if cached is None:
+        cached = _decode(archive, [entry for _, _, entry in entries])
+        _to_cache(cache, *cached)
+    x, transparent = cached
     number = {label: k for k, label in enumerate(classes)}
     parts = [part for part, _, _ in entries]  # or the clients
     clients, groups = np.unique(parts, return_inverse=True)
@@ -62,7 +78,7 @@ def read(archive: Archive, name: str, *, by_client: bool = False) -> Dataset:
         train=len(entries) if by_client else parts.count("train"),
         groups=groups.astype(np.int64) if by_client else None,
         group_names=tuple(map(str, clients)) if by_client else (),
-        notes=_unused(archive, {entry for _, _, entry in entries}),
+        notes=(*_notes(archive, entries, by_client=by_client), *pixels.notes(transparent)),
     )
 
 
@@ -72,7 +88,7 @@ def has_images(archive: Archive) -> bool:
     Args:
         archive: The folder or .zip file.
     """
-    return any(_place(entry)[:1] == ("train",) for entry in archive.names)
+    return any(part == "train" for part, _, _ in _placed(archive))
 
 
 def has_class_folders(archive: Archive) -> bool:
@@ -85,11 +101,35 @@ def has_class_folders(archive: Archive) -> bool:
     return len(folders) > 1 and len({folder.parent for folder in folders}) == 1
 
 
-def _place(entry: str) -> tuple[str, ...]:
-    """Return (part, class) of the entry of an image; an empty tuple for other entries."""
-    parts = PurePosixPath(entry).parts
-    is_placed = is_image(entry) and len(parts) >= 3 and parts[-3] in ("train", "test")
-    return parts[-3:-1] if is_placed else ()
+def _placed(archive: Archive) -> list[tuple[str, str, str]]:
+    """Return (part, class, entry) of every image in a class folder of a part of the data.
+
+    The folders of the parts are called `train` and `test`; if no image lies in `train`, they can
+    also be called `Training` and `Testing`, in upper or lower case.
+    """
+    images = [(PurePosixPath(entry).parts, entry) for entry in archive.names if is_image(entry)]
+    images = [(parts, entry) for parts, entry in images if len(parts) >= 3]
+    exact = {"train": "train", "test": "test"}
+    by_name = [
+        (exact[parts[-3]], parts[-2], entry) for parts, entry in images if parts[-3] in exact
+    ]
+    if any(part == "train" for part, _, _ in by_name):
+        return by_name
+    found = [
+        (PARTS[parts[-3].lower()], parts[-2], entry)
+        for parts, entry in images
+        if parts[-3].lower() in PARTS
+    ]
+    for part in exact:
+        folders = {
+            "/".join(parts[:-2]) for parts, _ in images if PARTS.get(parts[-3].lower()) == part
+        }
+        if len({PurePosixPath(folder).name for folder in folders}) > 1:
+            raise DataError(
+                f"{archive.path}: the folders {' and '.join(sorted(folders))} both have the name of"
+                f" the {part} part. Rename them to `train` and `test`."
+            )
+    return found
 
 
 def is_image(entry: str) -> bool:
@@ -99,14 +139,11 @@ def is_image(entry: str) -> bool:
 
 def _entries(archive: Archive) -> list[tuple[str, str, str]]:
     """Return (part, class, entry) of every image: the train part first, then by name."""
-    found = []
-    for entry in archive.names:
-        if place := _place(entry):
-            found.append((place[0], place[1], entry))
-    if not found:
-        found = _class_folders(archive)
+    found = _placed(archive) or _class_folders(archive)
     if not any(part == "train" for part, _, _ in found):
         shown = ", ".join(archive.names[:3]) or "nothing"
+        if any(PurePosixPath(entry).suffix.lower() in OTHER_TABLES for entry in archive.names):
+            shown += ". Tables are read from .csv files with commas: save them as such"
         raise DataError(
             f"{archive.path} has no images `train/CLASS/*{{{','.join(SUFFIXES)}}}` or"
             f" `CLASS/*{{{','.join(SUFFIXES)}}}`, and no `*.csv`; it contains {shown}. Arrange the"
@@ -122,7 +159,7 @@ def _class_folders(archive: Archive) -> list[tuple[str, str, str]]:
         DataError: Images lie outside of class folders, or class folders are not beside each other.
     """
     images = [PurePosixPath(entry) for entry in archive.names if is_image(entry)]
-    has_parts_alone = {image.parent.name for image in images} <= set(PART_FOLDERS)
+    has_parts_alone = {image.parent.name.lower() for image in images} <= set(PART_FOLDERS)
     for image in images:
         if len(image.parts) < 2 or has_parts_alone:
             raise DataError(
@@ -151,7 +188,7 @@ def _client_folders(archive: Archive) -> list[tuple[str, str, str]]:
     for image in images:
         if len(image.parts) < 3 or image.parts[:-3] != images[0].parts[:-3]:
             raise DataError(f"{archive.path}: {wanted}, which {image} is not. Move or remove it.")
-    if parts := {image.parts[-3] for image in images} & set(PART_FOLDERS):
+    if parts := {image.parts[-3] for image in images if image.parts[-3].lower() in PART_FOLDERS}:
         raise DataError(
             f"{archive.path}: {wanted}, but the folder {min(parts)} has the name of a part of the"
             " data. Leave data.client out, or rename the folder."
@@ -159,23 +196,62 @@ def _client_folders(archive: Archive) -> list[tuple[str, str, str]]:
     return [(image.parts[-3], image.parts[-2], str(image)) for image in images]
 
 
-def _unused(archive: Archive, used: set[str]) -> tuple[str, ...]:
-    """Return a note if images lie outside the folders that are read, such as in `val/CLASS/`."""
+def _notes(
+    archive: Archive, entries: list[tuple[str, str, str]], *, by_client: bool
+) -> tuple[str, ...]:
+    """Return notes about what is not read, and about class folders without training images."""
+    used = {entry for _, _, entry in entries}
+    notes = []
     unused = [entry for entry in archive.names if is_image(entry) and entry not in used]
-    if not unused:
-        return ()
-    return (
-        f"data: {len(unused):,} images outside of train/CLASS/ and test/CLASS/ are not used, such"
-        f" as {one_line(unused[0])}. Validation parts are split off the training samples of each"
-        " client (partition.split); move images to train/CLASS/ to use them.",
-    )
+    if unused:
+        notes.append(
+            f"data: {len(unused):,} images outside of train/CLASS/ and test/CLASS/ are not used,"
+            f" such as {one_line(unused[0])}. Validation parts are split off the training samples of"
+            " each client (partition.split); move images to train/CLASS/ to use them."
+        )
+    notes += archive.left_out([*used, *unused], f"images are {', '.join(SUFFIXES)} files")
+    with_images = {entry.rpartition("/")[0] for entry in used}
+    beside = {folder.rpartition("/")[0] for folder in with_images}
+    above = {parent for folder in with_images for parent in _parents(folder)}
+    # A client folder without images has no class folders either.
+    beside |= {folder.rpartition("/")[0] for folder in beside} if by_client else set()
+    not_empty = {entry.rpartition("/")[0] for entry in unused}
+    empty = [
+        folder
+        for folder in archive.folders
+        if folder.rpartition("/")[0] in beside
+        and folder not in with_images
+        and folder not in above
+        and not any(f"{other}/".startswith(f"{folder}/") for other in not_empty)
+    ]
+    if empty:
+        notes.append(
+            f"data: {len(empty):,} folders beside those that are read have no images, such as"
+            f" {one_line(empty[0])}. Add images, or remove them."
+        )
+    if not by_client:
+        trained = {label for part, label, _ in entries if part == "train"}
+        untrained = labels.in_order({label for _, label, _ in entries} - trained)
+        if untrained:
+            notes.append(
+                f"data: {len(untrained):,} classes have test images alone, such as"
+                f" {one_line(untrained[0])}: no client has training images of them."
+            )
+    return tuple(notes)
 
 
-def _decode(archive: Archive, entries: list[str]) -> NDArray[np.uint8]:
-    """Return the decoded images [n, 3 or 1, height, width]."""
+def _parents(folder: str) -> list[str]:
+    """Return the folders above a folder."""
+    return [str(parent) for parent in PurePosixPath(folder).parents]
+
+
+def _decode(archive: Archive, entries: list[str]) -> tuple[NDArray[np.uint8], int]:
+    """Return the decoded images [n, 3 or 1, height, width], and how many have transparent pixels."""
     images: NDArray[np.uint8] | None = None
+    transparent = 0
     for position, entry in enumerate(entries):
-        image = decode(archive, entry)
+        image, is_transparent = decode(archive, entry)
+        transparent += is_transparent
         if images is None:
             needed = len(entries) * image.size
             if needed > MAX_BYTES:
@@ -198,18 +274,22 @@ def _decode(archive: Archive, entries: list[str]) -> NDArray[np.uint8]:
         images[..., 0], images[..., 2]
     )
     # [n, height, width, channels] -> [n, channels, height, width]
-    return np.ascontiguousarray(np.moveaxis(images[..., :1] if grey else images, -1, 1))
+    x = np.ascontiguousarray(np.moveaxis(images[..., :1] if grey else images, -1, 1))
+    return x, transparent
 
 
-def decode(archive: Archive, entry: str) -> NDArray[Any]:
-    """Return one image [height, width, 3] uint8.
+def decode(archive: Archive, entry: str) -> tuple[NDArray[Any], bool]:
+    """Return one image [height, width, 3] uint8, and whether it has transparent pixels.
+
+    The image is upright and opaque; see `pixels.upright` and `pixels.opaque`.
 
     Args:
         archive: The folder or .zip file.
         entry: Name of the image.
 
     Raises:
-        DataError: The image cannot be decoded, or has more than 8 bits per channel.
+        DataError: The image cannot be decoded, has more than 8 bits per channel, or is an
+            animation.
     """
     from PIL import Image, UnidentifiedImageError
 
@@ -228,7 +308,13 @@ def decode(archive: Archive, entry: str) -> NDArray[Any]:
                     )
                 if image.mode == "F" or image.mode.startswith("I"):
                     raise _too_deep(archive, entry)
-                return np.asarray(image.convert("RGB"))
+                if image.format in ANIMATED and getattr(image, "n_frames", 1) > 1:
+                    raise DataError(
+                        f"{archive.path}: {entry} is an animation of {image.n_frames} frames. Save"
+                        " one frame as an image, or each in a file of its own."
+                    )
+                solid, is_transparent = pixels.opaque(pixels.upright(image))
+                return np.asarray(solid.convert("RGB")), is_transparent
     except UnidentifiedImageError as error:
         raise DataError(
             f"{archive.path}: the image {entry} cannot be decoded: it is not a PNG, JPEG or WebP"
@@ -258,22 +344,30 @@ def _cache_file(fingerprint: str, *, by_client: bool) -> Path:
     return Path(home) / "flbench" / f"images-{FORMAT}-{fingerprint[:32]}{layout}.npy"
 
 
-def _from_cache(file: Path) -> NDArray[np.uint8] | None:
-    """Return decoded images from the cache; None if they are not there or cannot be read."""
+def _from_cache(file: Path, count: int) -> tuple[NDArray[np.uint8], int] | None:
+    """Return what `_decode` returned; None if it is not in the cache or cannot be read.
+
+    Args:
+        file: The cache file.
+        count: Number of images.
+    """
     try:
         x: NDArray[np.uint8] = np.load(file, allow_pickle=False)
-    except (OSError, ValueError, EOFError):
+        transparent = json.loads(file.with_suffix(".json").read_text())["transparent"]
+    except (OSError, ValueError, EOFError, LookupError, TypeError):
         return None
-    return x if x.dtype == np.uint8 and x.ndim == 4 else None
+    is_intact = x.dtype == np.uint8 and x.ndim == 4 and len(x) == count
+    return (x, transparent) if is_intact and isinstance(transparent, int) else None
 
 
-def _to_cache(file: Path, x: NDArray[np.uint8]) -> None:
-    """Write decoded images to the cache atomically.
+def _to_cache(file: Path, x: NDArray[np.uint8], transparent: int) -> None:
+    """Write decoded images, and how many have transparent pixels, to the cache atomically.
 
     If that fails, a warning is issued and the images are decoded again next time.
     """
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
+        files.write(file.with_suffix(".json"), json.dumps({"transparent": transparent}).encode())
         with tempfile.NamedTemporaryFile(dir=file.parent, suffix=".npy", delete=False) as beside:
             np.save(beside, x, allow_pickle=False)
         Path(beside.name).replace(file)

@@ -17,7 +17,9 @@ from numpy.typing import NDArray
 
 from flbench.core.errors import DataError
 from flbench.data.archive import DAMAGED, open_zip
-from flbench.data.dataset import NO_CLASSES, Dataset, check_labels
+from flbench.data import labels as labels_of
+from flbench.data import row_numbers
+from flbench.data.dataset import NO_CLASSES, Dataset
 
 MAX_BYTES: Final = 16 * 2**30
 CHANNELS: Final = (1, 3)  # numbers of channels by which `data.layout=auto` finds their axis
@@ -42,6 +44,8 @@ def from_arrays(
 ) -> Dataset:
     """Return the data set of arrays that have the names of those in an NPZ file.
 
+    The classes are those whose labels occur, unless `class_names` names them.
+
     Args:
         arrays: Arrays by name.
         path: The file, or what the arrays are, for error messages.
@@ -60,11 +64,17 @@ def from_arrays(
             )
     parts = [part for part in ("train", "val", "test") if f"{part}_images" in arrays]
     images: list[NDArray[Any]] = []
-    labels: list[NDArray[np.int64]] = []
     groups: list[NDArray[Any] | None] = []
-    for part in parts:
+    given = arrays.get("class_names")
+    if given is not None and given.ndim != 1:
+        raise DataError(f"{path}: `class_names` must be [C], got {list(given.shape)}.")
+    names, labels, notes = labels_of.number_classes(
+        {f"{part}_labels": arrays.get(f"{part}_labels", np.zeros(0, np.int64)) for part in parts},
+        str(path),
+        None if given is None else _class_names(given),
+    )
+    for part, y in zip(parts, labels, strict=True):
         x = as_samples(arrays[f"{part}_images"], f"{path}: `{part}_images`", layout)
-        y = check_labels(arrays.get(f"{part}_labels", np.zeros(0)), f"{path}: `{part}_labels`")
         if len(x) != len(y):
             raise DataError(
                 f"{path}: {len(x)} `{part}_images` but {len(y)} `{part}_labels`. Save one label for"
@@ -81,26 +91,34 @@ def from_arrays(
                 " both in one type and one range of values."
             )
         images.append(x)
-        labels.append(y)
         groups.append(arrays.get(f"{part}_groups"))
-    y = np.concatenate(labels)
     if not len(images[0]):
         raise DataError(f"{path} has no training samples. Save some in `train_images`.")
-    names = arrays.get("class_names")
-    if names is not None and names.ndim != 1:
-        raise DataError(f"{path}: `class_names` must be [C], got {list(names.shape)}.")
-    count = int(y.max()) + 1 if names is None else len(names)
-    check_labels(y, f"{path}: labels", count)
-    numbers, group_names = _as_groups(groups, labels, path)
+    numbers, group_names = _as_groups(groups, labels, parts, path)
+    train = sum(len(x) for part, x in zip(parts, images, strict=True) if part != "test")
+    x = np.concatenate(images)
+    if x.ndim == 2:
+        raw = [arrays[f"{part}_images"] for part in parts if part != "test"]
+        notes += row_numbers.notes(np.concatenate(raw), [str(k) for k in range(x.shape[1])])
     return Dataset(
         name,
-        np.concatenate(images),
-        y,
-        tuple(str(k) for k in (range(count) if names is None else names)),
-        train=sum(len(x) for part, x in zip(parts, images, strict=True) if part != "test"),
+        x,
+        np.concatenate(labels),
+        names,
+        train=train,
         groups=numbers,
         group_names=group_names,
+        notes=notes,
     )
+
+
+def _class_names(names: NDArray[Any]) -> list[str]:
+    """Return the names of classes, [C] texts, byte strings or numbers, as texts."""
+    texts = (
+        name.decode("utf-8", "backslashreplace") if isinstance(name, bytes) else name
+        for name in names.tolist()
+    )
+    return ["" if text is None else str(text) for text in texts]
 
 
 def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
@@ -162,6 +180,7 @@ def as_samples(x: NDArray[Any], what: str, layout: str) -> NDArray[Any]:
         raise DataError(
             f"{what} must be [n, H, W], [n, H, W, channels] or [n, channels, H, W], or [n, columns]"
             f" in floating point for a table, got {list(x.shape)} in {x.dtype}."
+            + (" Volumes are not supported: save slices [n, H, W]." if x.ndim > 4 else "")
         )
     elif (_layout_of(x.shape, what) if layout == "auto" else layout) == "channels_last":
         x = np.moveaxis(x, -1, 1)  # [n, H, W, channels] -> [n, channels, H, W]
@@ -196,7 +215,11 @@ def _layout_of(shape: tuple[int, ...], what: str) -> str:
     )
     if first:
         raise DataError(f"{what} of the shape {list(shape)} fit two layouts. {choice}")
-    raise DataError(f"{what} of the shape {list(shape)} have no axis of 1 or 3 channels. {choice}")
+    raise DataError(
+        f"{what} of the shape {list(shape)} have no axis of 1 or 3 channels. {choice} Volumes [n, D,"
+        " H, W] are not supported: save slices [n, H, W], or take the D slices as channels with"
+        " data.layout=channels_first."
+    )
 
 
 def _as_float32(x: NDArray[Any], what: str) -> NDArray[np.float32]:
@@ -217,23 +240,28 @@ def _as_float32(x: NDArray[Any], what: str) -> NDArray[np.float32]:
 
 
 def _as_groups(
-    groups: list[NDArray[Any] | None], labels: list[NDArray[np.int64]], path: Path | str
+    groups: list[NDArray[Any] | None],
+    labels: list[NDArray[np.int64]],
+    parts: list[str],
+    path: Path | str,
 ) -> tuple[NDArray[np.int64] | None, tuple[str, ...]]:
     """Return the number of the natural client of every sample, and the clients' names.
 
     Samples of parts without groups get the number -1. None and no names if there are no groups.
+
+    Raises:
+        DataError: The client of a sample is missing, or there are not as many groups as samples.
     """
     if groups[0] is None:
         return None, ()
-    named = []
-    for group, y in zip(groups, labels, strict=True):
+    named: list[str] = []
+    for group, y, part in zip(groups, labels, parts, strict=True):
         if group is not None and group.reshape(-1).shape != y.shape:
             raise DataError(
                 f"{path}: {group.size} groups for {len(y)} samples. Save one group for each sample."
             )
-        named.append(
-            np.full(len(y), "", dtype=str) if group is None else group.reshape(-1).astype(str)
-        )
-    names, numbers = np.unique(np.concatenate(named), return_inverse=True)
+        where = f"{path}: `{part}_groups`"
+        named += [""] * len(y) if group is None else labels_of.as_texts(group, where, "client")
+    names, numbers = np.unique(np.array(named), return_inverse=True)
     unnamed = int(names[0] == "")  # "" sorts first: no name becomes -1
     return numbers.astype(np.int64) - unnamed, tuple(map(str, names[unnamed:]))

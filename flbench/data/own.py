@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from torch.utils.data import IterableDataset
 
 from flbench.core.errors import DataError, did_you_mean
-from flbench.data import npz_files, table_files
+from flbench.data import labels as labels_of
+from flbench.data import npz_files, pixels, table_files
 from flbench.data.dataset import Dataset
 from flbench.data.targets import NAMES as NO_CLASSES
 from flbench.data.targets import take as take_targets
@@ -50,11 +51,13 @@ class Data:
 
     Args:
         x: The data.
-        y: Labels [n]: integers in [0, C), or names; or targets [n, ...].
+        y: Labels [n]: whole numbers >= 0, or names; or targets [n, ...]. The classes are those that
+            occur, numbers in the order of the numbers; with `classes`, numbers are positions in it.
         test: A common test set, as a pair (x, y), or in the form of `x`.
         clients: Natural client of each sample, [n] names or numbers, for `partition="natural"`.
         classes: Names of the C classes; by default those of the labels or of the data set.
-        label: Tables and Hugging Face: column of the label. Tables: or a rule such as `num > 0`.
+        label: Tables and Hugging Face: column of the label, a name or a number. Tables: or a rule
+            such as `num > 0`.
         client: Tables and Hugging Face: column with the natural client.
         layout: Where the channels of images are: `channels_last`, `channels_first`, or `auto`: the
             axis that has 1 or 3 entries. Tensors [n, C, H, W] have the channels first.
@@ -85,8 +88,8 @@ class Data:
         test: Any = None,
         clients: Any = None,
         classes: Sequence[str] | None = None,
-        label: str | None = None,
-        client: str | None = None,
+        label: str | int | None = None,
+        client: str | int | None = None,
         layout: str = "auto",
         name: str = "data",
         targets: bool | None = None,
@@ -96,6 +99,8 @@ class Data:
             raise DataError(f"`layout` must be one of {', '.join(LAYOUTS)}, got {layout!r}.")
         if not name or any(part in name for part in "/\\\0") or name.startswith("."):
             raise DataError(f"`name` must be a plain name, got {name!r}.")
+        label = None if label is None else _column_name(label)
+        client = None if client is None else _column_name(client)
         if isinstance(x, pd.DataFrame) and y is None:
             _refuse_targets(self.where, targets)
             _refuse(self.where, "tables", test=test, clients=clients, classes=classes)
@@ -111,20 +116,21 @@ class Data:
             part = _arrays(test, None, label, None, f"{self.where}, `test`")
             arrays |= {key.replace("train_", "test_"): part[key] for key in part if "_" in key}
         if clients is not None:
-            arrays["train_groups"] = _array(clients)
+            arrays["train_groups"] = _array(clients, f"{self.where}, `clients`")
+            labels_of.as_texts(arrays["train_groups"], f"{self.where}, `clients`", "client")
         if layout == "auto" and "layout" in arrays:
             layout = arrays["layout"]
-        names = arrays.get("class_names") if classes is None else list(classes)
+        names = arrays.get("class_names") if classes is None else _array(list(classes))
         usable: Arrays = {key: arrays[key] for key in KEYS if key in arrays}
         found = take_targets(usable, self.where, given=targets)
         if found is not None:
             _refuse(self.where, "targets", classes=classes)
             names = NO_CLASSES
-        names = _number_labels(usable, names, self.where)
         if names is not None:
             usable["class_names"] = np.asarray(names)
         dataset = npz_files.from_arrays(usable, self.where, name, layout)
-        self.dataset = replace(dataset, targets=found)
+        notes = (*dataset.notes, *pixels.notes(arrays.get("transparent", 0)))
+        self.dataset = replace(dataset, targets=found, notes=notes)
 
     def section(self) -> dict[str, Any]:
         """Return the keys of the section `data` that stand for this object."""
@@ -157,6 +163,10 @@ class _Frames:
     def read(self, name: str) -> bytes:
         """Return a table as the text of a CSV file."""
         return self._frames[name].to_csv(index=False).encode()
+
+    def left_out(self, used: Iterable[str], kinds: str) -> tuple[str, ...]:
+        """Return no notes: all tables are read."""
+        return ()
 
 
 def is_own(value: Any) -> bool:
@@ -194,13 +204,21 @@ def _table(
     frame: pd.DataFrame, label: str | None, client: str | None, name: str, where: str
 ) -> Dataset:
     """Return the data set of a DataFrame, read as CSV files with one file for each client."""
-    frame = frame.rename(columns=str)
+    frame = _plain(frame, where)
     if client is not None:
         if client not in frame.columns:
             hint = did_you_mean(client, frame.columns)
             raise DataError(f"{where} has no column `{client}`, which `client` names.{hint}")
-        if frame[client].isna().any():
-            raise DataError(f"{where}: the column `{client}` has missing values. Fill them in.")
+        ids = frame[client].to_numpy(dtype=object)
+        labels_of.as_texts(ids, f"{where}, column `{client}`", "client")
+    column = frame.columns[-1] if label is None and len(frame.columns) else label
+    if column in frame.columns and frame[column].isna().any():
+        row = int(np.flatnonzero(frame[column].isna())[0])
+        raise DataError(
+            f"{where}: row {row} (counted from 0) has no label in column `{column}`. Fill it in, or"
+            " drop the row."
+        )
+    if client is not None:
         parts = {str(key): part for key, part in frame.groupby(frame[client].astype(str))}
         frames = {f"{key}.csv": part.drop(columns=client) for key, part in parts.items()}
     else:
@@ -209,6 +227,42 @@ def _table(
     if client is None:
         return replace(dataset, groups=None, group_names=())
     return replace(dataset, group_names=tuple(parts))
+
+
+def _plain(frame: pd.DataFrame, where: str) -> pd.DataFrame:
+    """Return a DataFrame whose columns have texts as names, and which has no byte strings.
+
+    Raises:
+        DataError: The columns have names of several levels, or two columns have one name.
+    """
+    if isinstance(frame.columns, pd.MultiIndex):
+        raise DataError(
+            f"{where}: the columns have names of {frame.columns.nlevels} levels (MultiIndex). Give"
+            " each a single name, for example by frame.columns = ['_'.join(map(str, name)) for name"
+            " in frame.columns]."
+        )
+    names = [_column_name(name) for name in frame.columns]
+    if twice := next((name for k, name in enumerate(names) if name in names[:k]), None):
+        raise DataError(f"{where} has two columns of the name `{twice}`. Rename or remove one.")
+    frame = frame.set_axis(names, axis="columns")
+    for name in names:
+        column = frame[name]
+        if column.dtype == object and any(isinstance(value, bytes) for value in column):
+            decoded = [_decoded(v) if isinstance(v, bytes) else v for v in column]
+            frame = frame.assign(**{name: pd.Series(decoded, index=frame.index, dtype=object)})
+    return frame
+
+
+def _column_name(name: Any) -> str:
+    """Return the name of a column, which can be a number or a byte string, as text."""
+    if name is None or name is pd.NA or (isinstance(name, float) and name != name):
+        return ""  # as in a CSV file whose header has no name for it
+    return _decoded(name) if isinstance(name, bytes) else str(name)
+
+
+def _decoded(value: bytes) -> str:
+    """Return a byte string as text, in UTF-8."""
+    return value.decode("utf-8", "backslashreplace")
 
 
 def _arrays(x: Any, y: Any, label: str | None, client: str | None, where: str) -> dict[str, Any]:
@@ -228,12 +282,15 @@ def _arrays(x: Any, y: Any, label: str | None, client: str | None, where: str) -
                 f" Keys: {', '.join(KEYS)}, class_names."
             )
         return _first_channels(x.get("train_images")) | {
-            key: _array(value) for key, value in x.items()
+            key: _array(value, f"{where}, `{key}`") for key, value in x.items()
         }
     if y is None and isinstance(x, tuple | list) and len(x) == 2:
         x, y = x
     if y is not None:
-        return _first_channels(x) | {"train_images": _array(x), "train_labels": _array(y)}
+        return _first_channels(x) | {
+            "train_images": _array(x, f"{where}, `x`"),
+            "train_labels": _array(y, f"{where}, `y`"),
+        }
     if isinstance(x, IterableDataset) or not (
         hasattr(x, "__getitem__") and hasattr(x, "__len__") and not isinstance(x, np.ndarray)
     ):
@@ -268,18 +325,22 @@ def _stacked(pairs: Iterable[Any], count: int, where: str) -> dict[str, Any]:
     x: NDArray[Any] = np.empty(0)
     labels: list[NDArray[Any]] = []
     found: dict[str, Any] = {}
+    transparent = 0
     for k, pair in enumerate(pairs):
         if not isinstance(pair, tuple | list) or len(pair) != 2:
             raise DataError(
                 f"{where}: item {k} is not a pair (sample, label), but {type(pair).__name__}. Wrap"
                 " the data set so that it returns pairs."
             )
-        sample = _array(pair[0])
+        is_image = _is_image(pair[0])
+        if is_image:
+            seen, is_transparent = pixels.as_seen(pair[0])
+            transparent += is_transparent
+        sample = _array(seen if is_image else pair[0], f"{where}, item {k}")
         if k == 0:
             x = np.empty((count, *sample.shape), dtype=sample.dtype)
             if sample.ndim == 3:
                 is_tensor = isinstance(pair[0], torch.Tensor)
-                is_image = type(pair[0]).__module__.startswith("PIL.")
                 if is_tensor or is_image:
                     found["layout"] = "channels_first" if is_tensor else "channels_last"
         if sample.shape != x.shape[1:] or sample.dtype != x.dtype:
@@ -289,7 +350,7 @@ def _stacked(pairs: Iterable[Any], count: int, where: str) -> dict[str, Any]:
                 " type, for example with a transform."
             )
         x[k] = sample
-        label = _array(pair[1])
+        label = _array(pair[1], f"{where}, the label of item {k}")
         label = label.reshape(()) if label.size == 1 else label
         if labels and label.shape != labels[0].shape:
             raise DataError(
@@ -298,43 +359,53 @@ def _stacked(pairs: Iterable[Any], count: int, where: str) -> dict[str, Any]:
                 " targets have one shape."
             )
         labels.append(label)
+    if transparent:
+        found["transparent"] = transparent
     return {"train_images": x, "train_labels": np.asarray(labels), **found}
 
 
-def _array(value: Any) -> NDArray[Any]:
-    """Return a tensor, an image of Pillow, a Series, a list or an array as an array."""
+def _array(value: Any, what: str = "`data`") -> NDArray[Any]:
+    """Return a tensor, an image of Pillow, a Series, a list or an array as an array.
+
+    Args:
+        value: The value. Images are read as `pixels.as_seen` describes.
+        what: What the value is, as the beginning of an error message.
+
+    Raises:
+        DataError: The value is no array, or has masked entries.
+    """
     if isinstance(value, torch.Tensor):
         value = value.detach().cpu()
         value = value.float() if value.dtype == torch.bfloat16 else value
-        return np.asarray(value.numpy())
-    try:
-        return np.asarray(value)
-    except ValueError as error:
+    if _is_image(value):
+        value, _ = pixels.as_seen(value)
+    if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
+        place = np.argwhere(np.ma.getmaskarray(value))[0].tolist()
         raise DataError(
-            f"`data`: {type(value).__name__} is not an array ({error}). Bring all samples to one"
-            " shape."
+            f"{what} is a masked array, whose entry {place} is masked: what is masked has no value."
+            " Fill the entries in (`.filled(value)`), or leave these samples out."
+        )
+    try:
+        if isinstance(value, torch.Tensor):
+            return np.asarray(value.resolve_conj().resolve_neg().numpy())
+        if isinstance(value, list | tuple) and any(map(_is_special, value)):
+            value = [_array(item, what) for item in value]
+        return np.asarray(value)
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise DataError(
+            f"{what}: {type(value).__name__} is not an array ({error}). Bring all samples to one"
+            " shape, and tensors to dense ones."
         ) from error
 
 
-def _number_labels(arrays: Arrays, names: Any, where: str) -> Any:
-    """Replace labels that are names by their numbers, in place; return the names of the classes."""
-    keys = [key for key in arrays if key.endswith("_labels")]
-    if not any(arrays[key].dtype.kind in "UO" for key in keys):
-        return names
-    texts = {key: arrays[key].reshape(-1).astype(str) for key in keys}
-    names = (
-        sorted({str(text) for found in texts.values() for text in found})
-        if (names is None)
-        else [str(name) for name in names]
-    )
-    number = {text: k for k, text in enumerate(names)}
-    for key, found in texts.items():
-        if unknown := [text for text in found if text not in number]:
-            raise DataError(
-                f"{where}: the label {str(unknown[0])!r} is not one of `classes`. Add it."
-            )
-        arrays[key] = np.array([number[text] for text in found], dtype=np.int64)
-    return names
+def _is_image(value: Any) -> bool:
+    """Return whether an object is an image of Pillow."""
+    return type(value).__module__.startswith("PIL.")
+
+
+def _is_special(value: Any) -> bool:
+    """Return whether NumPy would not read an entry of a list as `_array` does."""
+    return isinstance(value, torch.Tensor | np.ma.MaskedArray) or _is_image(value)
 
 
 def _is_hugging_face(value: Any) -> bool:
@@ -368,8 +439,9 @@ def _hugging_face(data: Any, label: str | None, client: str | None, where: str) 
     columns = list(data.column_names)
     for name, given in (("label", label), ("client", client)):
         if given is not None and given not in columns:
-            if name == "label" and given.split(" ")[0] in columns:
-                continue  # a rule on a column
+            rule = table_files.RULE.fullmatch(given)
+            if name == "label" and rule is not None and rule["column"].strip() in columns:
+                continue
             hint = did_you_mean(given, columns) or f" Columns: {', '.join(columns)}."
             raise DataError(f"{where} has no column `{given}`, which `{name}` names.{hint}")
     target = label or next((name for name in LABEL_COLUMNS if name in columns), columns[-1])
@@ -391,5 +463,5 @@ def _hugging_face(data: Any, label: str | None, client: str | None, where: str) 
 
     found = _stacked(pairs(), len(data), where)
     if client is not None:
-        found["train_groups"] = np.asarray(groups)
+        found["train_groups"] = _array(groups)
     return found | _names_of(getattr(data.features.get(target), "names", None))

@@ -117,7 +117,11 @@ def dirichlet(alpha: float, n: int, rng: np.random.Generator) -> NDArray[np.floa
     Returns:
         Shares [n] float64 that sum to 1, up to rounding.
     """
-    logs = np.log(rng.standard_gamma(alpha + 1.0, size=n)) + np.log1p(-rng.random(n)) / alpha
+    gammas, uniforms = np.log(rng.standard_gamma(alpha + 1.0, size=n)), np.log1p(-rng.random(n))
+    with np.errstate(over="ignore"):
+        logs = gammas + uniforms / alpha
+        if not np.isfinite(logs.max()):  # a tiny alpha: one share is 1, and the others are 0
+            logs = (uniforms - uniforms.max()) / alpha
     shares = np.exp(logs - logs.max())
     return np.asarray(np.round(shares / shares.sum(), 12))
 

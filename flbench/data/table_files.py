@@ -9,7 +9,7 @@ column `data.label=COLUMN`, or the result of a rule such as `data.label="num > 0
 import csv
 import io
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path, PurePosixPath
@@ -19,7 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flbench.core.errors import DataError, did_you_mean, shortened
+from flbench.data import row_numbers
 from flbench.data.dataset import Dataset
+from flbench.data.labels import NOT_GIVEN, NUMBER, number_texts
 
 MISSING: Final = frozenset({"", "?", "na", "nan", "null", "none"})
 MAX_WORDS: Final = 1_000  # of one column
@@ -27,7 +29,10 @@ FEW_WORDS: Final = 10  # a column with more words must have, on average, two val
 CONTINUOUS: Final = 20  # a label with more values must have, on average, two rows for each
 LARGEST: Final = float(np.finfo(np.float32).max)
 RULE: Final = re.compile(r"(?P<column>.*)(?P<sign>>=|<=|==|>|<)(?P<bound>.*)", re.DOTALL)
-NUMBER: Final = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d+)?", re.ASCII)
+UNNAMED: Final = re.compile(r"(Unnamed: \d+(_level_\d+)?)?")  # as pandas names such columns
+SEPARATORS: Final = {";": "semicolons", "\t": "tabs", "|": "vertical bars"}
+DECIMAL_COMMA: Final = re.compile(r"[-+]?\d+,\d+", re.ASCII)
+NO_LABEL: Final = MISSING | NOT_GIVEN | {"n/a", "#n/a", "#na"}
 
 
 @dataclass(frozen=True)
@@ -50,13 +55,13 @@ class Features:
     """The columns of one client's table, without the label.
 
     Attributes:
-        x: Numbers [n, columns]; NaN for missing values and for words.
+        x: Numbers [n, columns] float64; NaN for missing values and for words.
         words: Words by column and row, for the columns that have words.
         where: Name of the table, as the beginning of an error message.
         lines: Line of the file in which each row begins, counted from 1.
     """
 
-    x: NDArray[np.float32]
+    x: NDArray[np.float64]
     words: dict[int, dict[int, str]]
     where: str
     lines: list[int]
@@ -75,6 +80,9 @@ class Tables(Protocol):
 
     def read(self, name: str) -> bytes:
         """Return the content of a file."""
+
+    def left_out(self, used: Iterable[str], kinds: str) -> tuple[str, ...]:
+        """Return notes about files that are not read; see `Archive.left_out`."""
 
 
 def read(archive: Tables, name: str, label: str | None) -> Dataset:
@@ -97,26 +105,26 @@ def read(archive: Tables, name: str, label: str | None) -> Dataset:
     for group, entry in enumerate(files):
         where = f"{archive.path}: {entry}"
         rows, lines = _rows(archive, entry)
-        if not header:
-            header = rows[0]
-        elif rows[0] != header:
+        _check_fields(rows, lines, where)
+        header = header or rows[0]
+        if rows[0] != header:
             raise DataError(
                 f"{where} has the columns {rows[0]}, but {files[0]} has {header}. Use the same"
                 " columns in all files."
             )
         column, rule = _label_column(header, label, where)
-        found, y = _client(rows[1:], lines[1:], header, column, where)
+        found, texts = _client(rows[1:], lines[1:], header, column, where)
         features.append(found)
-        labels += [_apply(rule, text, where, line) for line, text in zip(lines[1:], y, strict=True)]
-        groups += [group] * len(y)
-    names = sorted(
-        set(labels), key=lambda text: (_number(text) is None, _number(text) or 0.0, text)
-    )
+        labels += [
+            _apply(rule, text, where, line) for line, text in zip(lines[1:], texts, strict=True)
+        ]
+        groups += [group] * len(texts)
     if len(header) < 2:
         raise DataError(
             f"{archive.path}: the tables have no column besides the label `{header[0]}`. Add"
             " columns of features."
         )
+    names, (y,) = number_texts({header[column]: labels}, str(archive.path))
     if len(names) > CONTINUOUS and 2 * len(names) > len(labels):
         raise DataError(
             f"{archive.path}: the label has {len(names)} values in {len(labels)} rows, too many for"
@@ -124,22 +132,31 @@ def read(archive: Tables, name: str, label: str | None) -> Dataset:
         )
     if len(names) < 2:
         raise DataError(
-            f"{archive.path}: the label has {len(names)} value(s) ({names}); classification needs"
+            f"{archive.path}: the label has {len(names)} value(s) ({list(names)}); classification needs"
             " at least two. Set data.label to another column or to a rule (`num > 0`)."
         )
     columns = header[:column] + header[column + 1 :]
     words = _number_words(features, columns, archive.path)
-    number = {text: k for k, text in enumerate(names)}
+    x = np.concatenate([table.x for table in features])
+    are_numbers = [k for k, found in enumerate(words) if not found]
     return Dataset(
         name,
-        np.concatenate([table.x for table in features]),
-        np.array([number[text] for text in labels], dtype=np.int64),
-        tuple(names),
+        x.astype(np.float32),
+        y,
+        names,
         train=len(labels),
         groups=np.array(groups, dtype=np.int64),
         group_names=_client_names(files),
         columns=tuple(columns),
         words=words,
+        notes=(
+            *archive.left_out(files, "tables are .csv files"),
+            *row_numbers.notes(
+                x[:, are_numbers],
+                [columns[k] for k in are_numbers],
+                [len(table.x) for table in features],
+            ),
+        ),
     )
 
 
@@ -165,10 +182,15 @@ def read_features(
     rows, lines = _rows(archive, entry)
     header = rows[0]
     if missing := [name for name in columns if name not in header]:
+        _check_separator(header, where)
         hint = did_you_mean(missing[0], header) or f" Its columns: {', '.join(header)}."
         raise DataError(
             f"{where} has no column `{missing[0]}`; the model takes"
             f" {', '.join(columns)}.{hint} Add the column; its fields may be empty."
+        )
+    if twice := [name for name in columns if header.count(name) > 1]:
+        raise DataError(
+            f"{where} has two columns `{twice[0]}`, which the model takes. Remove or rename one."
         )
     x = np.full((len(rows) - 1, len(columns)), np.nan, dtype=np.float32)
     for k, (name, known) in enumerate(zip(columns, words, strict=True)):
@@ -238,6 +260,60 @@ def _rows(archive: Tables, entry: str) -> tuple[list[list[str]], list[int]]:
     return rows, lines
 
 
+def _check_separator(header: list[str], where: str) -> None:
+    """Raise a DataError if the fields of a header are separated by other signs than commas."""
+    found = [sign for sign in SEPARATORS if sign in header[0]]
+    if len(header) == 1 and found:
+        raise DataError(
+            f"{where} has a single column, `{shortened(header[0], 60)}`: its fields are separated by"
+            f" {SEPARATORS[found[0]]}. Save it with commas, and with decimal points; with pandas:"
+            f" pd.read_csv(FILE, sep={found[0]!r}, decimal=',').to_csv(FILE, index=False)."
+        )
+
+
+def _check_fields(rows: list[list[str]], lines: list[int], where: str) -> None:
+    """Raise a DataError if a table has columns without a name, or two columns of one name.
+
+    Args:
+        rows: Rows of the table, the header first.
+        lines: Line in which each row begins.
+        where: Name of the table, as the beginning of an error message.
+    """
+    header = rows[0]
+    _check_separator(header, where)
+    width = len(header)
+    if all(len(row) == width + 1 for row in rows[1:]):
+        if not any(row[-1] for row in rows[1:]):
+            raise DataError(
+                f"{where}: each line below the header ends with a comma, which makes a field more"
+                f" than the {width} of the header. Remove the comma at the end of the lines."
+            )
+        raise DataError(
+            f"{where}: each line has {width + 1} fields, but the header has {width}. If the lines"
+            " begin with names of rows, save the table without them (R: row.names=FALSE); if numbers"
+            " have decimal commas, save them with decimal points. Or complete the header."
+        )
+    unnamed = [k for k, name in enumerate(header) if UNNAMED.fullmatch(name)]
+    if unnamed and not any(row[unnamed[-1]] for row in rows[1:] if len(row) > unnamed[-1]):
+        how = "ends with" if unnamed[-1] == width - 1 else "has"
+        raise DataError(
+            f"{where}: column {unnamed[-1] + 1} of {width} has neither a name nor a value: each line"
+            f" {how} a comma too many. Remove it from all lines, the header included."
+        )
+    if unnamed:
+        raise DataError(
+            f"{where}: column {unnamed[0] + 1} of {width} has no name ({header[unnamed[0]]!r}, line"
+            f" {lines[0]}), as the index that pandas saves with a table. Remove it, with pandas by"
+            " to_csv(FILE, index=False) or read_csv(FILE, index_col=0); or name it if it is a"
+            " feature."
+        )
+    if twice := next((k for k, name in enumerate(header) if name in header[:k]), None):
+        raise DataError(
+            f"{where}: the columns {header.index(header[twice]) + 1} and {twice + 1} have the same"
+            f" name, `{header[twice]}`. Rename or remove one of them."
+        )
+
+
 def _label_column(header: list[str], label: str | None, where: str) -> tuple[int, Rule | None]:
     """Return the position of the label's column and, if `label` is a rule, the rule."""
     if label is None:
@@ -268,7 +344,7 @@ def _client(
 ) -> tuple[Features, list[str]]:
     """Return the features and the texts of the labels [n] of one table."""
     words: dict[int, dict[int, str]] = {}
-    x = np.empty((len(rows), len(header) - 1), dtype=np.float32)
+    x = np.empty((len(rows), len(header) - 1))
     y = []
     for position, (line, row) in enumerate(zip(lines, rows, strict=True)):
         if len(row) != len(header):
@@ -276,9 +352,10 @@ def _client(
                 f"{where}, line {line} has {len(row)} fields, but the header has {len(header)}."
                 " Correct the line."
             )
-        if row[column].lower() in MISSING:
+        if row[column].lower() in NO_LABEL:
             raise DataError(
-                f"{where}, line {line} has no label in column `{header[column]}`. Remove the row."
+                f"{where}, line {line} has no label in column `{header[column]}`, got"
+                f" {row[column]!r}. Remove the row; or, if this is the name of a class, rename it."
             )
         y.append(row[column])
         for k, text in enumerate(row[:column] + row[column + 1 :]):
@@ -321,6 +398,12 @@ def _number_words(
         found.append(words)
         if not words:
             continue
+        if all(map(DECIMAL_COMMA.fullmatch, words)):
+            raise DataError(
+                f"{path}: the column `{column}` has numbers with a comma, such as {words[0]!r}. Write"
+                " decimal points, and no separators of thousands; or, if they are categories, write"
+                " them without the comma."
+            )
         _check_words_alone(features, k, column)
         # Identifiers and free text have as many words as rows, or nearly as many.
         is_identifier = len(words) == rows > 1
@@ -364,10 +447,11 @@ def _apply(rule: Rule | None, text: str, where: str, line: int) -> str:
     """Return the class of a label: its text, or "1" or "0" by the rule."""
     value = _number(text)
     if rule is None:
-        return text if value is None else f"{value:.15g}"  # "1" and "1.0" are one class
-    if value is None:
+        return text
+    if value is None or not isfinite(value):
+        what = "not a number" if value is None else "not finite"
         raise DataError(
-            f"{where}, line {line}: the label {text!r} is not a number, so the rule"
+            f"{where}, line {line}: the label {text!r} is {what}, so the rule"
             f" `{rule.text}` cannot be applied. Correct the label, or set data.label to its column"
             " alone."
         )

@@ -1,6 +1,6 @@
 """Reading of samples without labels, to predict their classes: images, tables and NPZ files."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -49,12 +49,15 @@ class Unlabelled:
     x: NDArray[Any]
 
 
-def read(path: Path, layout: Layout) -> list[Unlabelled]:
+def read(
+    path: Path, layout: Layout, note: Callable[[str], None] = lambda sentence: None
+) -> list[Unlabelled]:
     """Read the samples of a file or of all files of a folder or .zip file, sorted by name.
 
     Args:
         path: An image, a .csv or .npz file, or a folder or .zip file of images or tables.
         layout: What samples the model takes.
+        note: Function that is called with a sentence about files that are not read.
 
     Raises:
         DataError: The path does not exist, a file cannot be read, or its samples have another shape
@@ -73,6 +76,9 @@ def read(path: Path, layout: Layout) -> list[Unlabelled]:
             raise DataError(
                 f"{path} has no {wanted}, which the model takes. Give such files, or an .npz file."
             )
+        kinds = "the model takes tables" if len(layout.shape) == 1 else "the model takes images"
+        for sentence in archive.left_out(entries, kinds):
+            note(sentence)
         return [
             Unlabelled(str(archive.path / entry), *_samples(archive, entry, layout))
             for entry in entries
@@ -101,7 +107,7 @@ def _image(archive: Archive, entry: str, layout: Layout) -> NDArray[np.uint8]:
             f"{where} has pixels of whole numbers, but the model takes images in floating point."
             " Give them in an .npz file, in the units of the training data."
         )
-    image = image_files.decode(archive, entry)  # [height, width, 3]
+    image, _ = image_files.decode(archive, entry)  # [height, width, 3]
     channels, height, width = layout.shape
     if image.shape[:2] != (height, width):
         raise DataError(

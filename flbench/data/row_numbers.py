@@ -1,0 +1,75 @@
+"""Columns of tables that number the rows, such as an index that was saved with the table."""
+
+import re
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+FEWEST: Final = 3  # rows for which an evenly spaced column is no coincidence
+FEWEST_SHUFFLED: Final = 10  # rows for which consecutive numbers in any order are no coincidence
+IDENTIFIER: Final = re.compile(r"(.*[\W_])?(id|ids|idx|index|nr|no|row|rownum|uid)", re.IGNORECASE)
+MOST_SHOWN: Final = 4
+
+
+def notes(
+    x: NDArray[Any], columns: Sequence[str], sizes: Sequence[int] | None = None
+) -> tuple[str, ...]:
+    """Return a note about the columns that number the rows, or identify them by a number.
+
+    A net can learn from such a column where a row lies in the file, and with it the class of rows
+    that are sorted by class. A column numbers the rows if its values are whole numbers that are
+    evenly spaced over all rows, or over the rows of each table, or that are consecutive in another
+    order. It identifies the rows if all values are different whole numbers and its name is that of
+    an identifier.
+
+    Args:
+        x: Values [n, columns], in the order of the rows; NaN for missing ones.
+        columns: Names of the columns.
+        sizes: Number of rows of each table, which sum to n; by default there is one table.
+
+    >>> notes(np.array([[0.0, 0.5], [1.0, 0.1], [2.0, 0.2]]), ["n", "size"])[0][:36]
+    'data: the column `n` numbers the row'
+    """
+    ends = np.cumsum([len(x)] if sizes is None else sizes)
+    found = [
+        name
+        for k, name in enumerate(columns)
+        if len(x) >= FEWEST and _numbers_rows(x[:, k], ends, name)
+    ]
+    if not found:
+        return ()
+    shown = ", ".join(f"`{name}`" for name in found[:MOST_SHOWN])
+    shown += f", ... ({len(found)} in all)" if len(found) > MOST_SHOWN else ""
+    one, are = ("column", "numbers") if len(found) == 1 else ("columns", "number")
+    return (
+        f"data: the {one} {shown} {are} the rows, and the net gets it as a feature: where rows are"
+        " sorted by class or client, it predicts them. Remove it from the data unless it is a"
+        " measurement.",
+    )
+
+
+def _numbers_rows(values: NDArray[Any], ends: NDArray[np.int64], name: str) -> bool:
+    """Return whether a column numbers or identifies the rows."""
+    # The first rows decide in most cases, without a pass over the column.
+    if not _are_whole(values[:FEWEST]) or not _are_whole(values):
+        return False
+    tables = [part for part in np.split(values, ends[:-1]) if len(part) > 1]
+    if _are_even([values]) or (max(map(len, tables), default=0) >= FEWEST and _are_even(tables)):
+        return True
+    is_identifier = IDENTIFIER.fullmatch(name) is not None
+    if len(values) < FEWEST_SHUFFLED or len(np.unique(values)) != len(values):
+        return False
+    return is_identifier or values.max() - values.min() + 1 == len(values)
+
+
+def _are_whole(values: NDArray[Any]) -> bool:
+    """Return whether all values are known whole numbers."""
+    return bool(np.isfinite(values).all() and (values == np.floor(values)).all())
+
+
+def _are_even(tables: Sequence[NDArray[Any]]) -> bool:
+    """Return whether the values of all tables rise or fall by one and the same step."""
+    steps = np.concatenate([np.diff(table) for table in tables]) if tables else np.zeros(0)
+    return bool(len(steps) and steps[0] and (steps == steps[0]).all())
