@@ -2,6 +2,7 @@
 
 import errno
 import fcntl
+import hashlib
 import os
 import re
 import stat
@@ -14,6 +15,8 @@ from flbench.core.errors import UserError
 NOT_TEXT: Final = re.compile("[\0\ud800-\udfff]")
 DISK_ERRORS: Final = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS)
 """Error numbers of a failing disk (exit code 1). The user can correct other errors of a file."""
+LONGEST_NAME: Final = 100
+"""Bytes of a folder's name that comes from the user's data."""
 LOCK_SECONDS: Final = 0.5
 """For how long a locked folder is tried again: a mirror holds the lock briefly to look at it."""
 
@@ -31,6 +34,24 @@ def is_text(text: str) -> bool:
     (True, False, False)
     """
     return NOT_TEXT.search(text) is None
+
+
+def short_name(text: str) -> str:
+    """Return a text as the name of a folder: one of more than 100 bytes is cut, and gets a hash.
+
+    Names of files can have 255 bytes in most file systems.
+
+    Args:
+        text: The text.
+
+    >>> short_name("digits-dirichlet"), short_name("a" * 200)[90:]
+    ('digits-dirichlet', 'aaaaaaaaaa~c2a908')
+    """
+    encoded = text.encode()
+    if len(encoded) <= LONGEST_NAME:
+        return text
+    kept = encoded[:LONGEST_NAME].decode(errors="ignore")  # a character can have several bytes
+    return f"{kept}~{hashlib.sha256(encoded).hexdigest()[:6]}"
 
 
 def check_regular(path: Path) -> None:

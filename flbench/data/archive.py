@@ -42,6 +42,15 @@ DOCUMENTS: Final = re.compile(
     re.IGNORECASE,
 )
 """Names of files that are expected beside samples."""
+OTHER_TABLES: Final = (".tsv", ".txt", ".xls", ".xlsx", ".ods", ".parquet", ".feather", ".data")
+_TO_CSV: Final = "Save the table as a .csv file, with commas and decimal points."
+_UNPACK: Final = "Unpack it to a folder, or create a .zip file."
+NOT_READ: Final = {
+    **dict.fromkeys(OTHER_TABLES, _TO_CSV),
+    **dict.fromkeys((".tar", ".gz", ".tgz", ".bz2", ".xz", ".7z", ".rar"), _UNPACK),
+    ".npy": "Save samples and labels together: np.savez(FILE, train_images=x, train_labels=y).",
+}
+"""What to do with files of other formats, by their suffix in lower case."""
 LEFTOVERS: Final = re.compile(
     r"__MACOSX|\._.*|\.(DS_Store|ipynb_checkpoints|git|svn|dvc|venv|idea|vscode|cache|thumbnails)"
     r"|\.(Trash|nfs|~).*"
@@ -52,8 +61,8 @@ MOST_LINKS: Final = 100_000  # links to folders that are followed below one fold
 class Archive:
     """The files below a folder, or the entries of a .zip file. Nothing is unpacked to the disk.
 
-    Links below a folder are followed, wherever they lead, but a link to a folder above itself is not
-    entered. Names of entries that Windows wrote with backslashes are read with slashes.
+    Links below a folder are followed, wherever they lead, but a link to a folder above itself is
+    not. Names of entries that Windows wrote with backslashes are read with slashes.
 
     Args:
         path: The folder or file.
@@ -227,6 +236,13 @@ class SingleFile(Archive):
         self.names, self.folders = [file.name], []
 
 
+def check_format(path: Path) -> None:
+    """Raise a DataError with the cure if a path is a file of a known format that is not read."""
+    cure = NOT_READ.get(path.suffix.lower())
+    if path.is_file() and cure is not None:
+        raise DataError(f"{path} is not a file that flbench reads ({path.suffix}). {cure}")
+
+
 def open_zip(path: Path) -> zipfile.ZipFile:
     """Open a .zip or .npz file, and check the two headers of each entry.
 
@@ -320,7 +336,7 @@ def _list_folder(path: Path) -> tuple[dict[str, int], list[str], list[str]]:
     folders: list[str] = []
     loops: list[str] = []
     links = 0
-    waiting = [(path, "", (_identity(path),))]
+    waiting: list[tuple[Path, str, tuple[tuple[int, int], ...]]] = [(path, "", (_identity(path),))]
     while waiting:
         folder, prefix, above = waiting.pop()
         try:

@@ -154,8 +154,8 @@ def check_labels(
         bad = int(np.flatnonzero((y < 0) | (y >= limit))[0])
         if y[bad] < 0:
             cure = (
-                "Leave out samples without a label, and number the classes from 0 (for labels -1 and"
-                f" 1: y > 0). {NO_CLASSES}"
+                "Leave out samples without a label, and number the classes from 0 (for labels -1"
+                f" and 1: y > 0). {NO_CLASSES}"
             )
         raise DataError(f"{what} must lie in [0, {limit}), got {y[bad]} at position {bad}. {cure}")
     return y.astype(np.int64)

@@ -1,12 +1,12 @@
 """Reading of images in folders or .zip files.
 
-Images are laid out as `train/CLASS/*` and `test/CLASS/*` (or `Training` and `Testing`), as `CLASS/*`
-(torchvision's ImageFolder), or, with `data.client=folder`, as `CLIENT/CLASS/*`. In the second and
-third layout all of them belong to the train part, whose samples are split for every client. All
-folders may lie in a common top folder. The classes are the names of the class folders, in the order
-of `labels.in_order`. Images are PNG, JPEG or WebP files of one size, which `pixels` brings upright
-and to opaque colours. If all images are grey, they have one channel, otherwise three. Decoded
-images are cached.
+Images are laid out as `train/CLASS/*` and `test/CLASS/*` (or `Training` and `Testing`), as
+`CLASS/*` (torchvision's ImageFolder), or, with `data.client=folder`, as `CLIENT/CLASS/*`. In the
+second and third layout all of them belong to the train part, whose samples are split for every
+client. All folders may lie in a common top folder. The classes are the names of the class folders,
+in the order of `labels.in_order`. Images are PNG, JPEG or WebP files of one size, which `pixels`
+brings upright and to opaque colours. If all images are grey, they have one channel, otherwise
+three. Decoded images are cached.
 """
 
 import json
@@ -24,7 +24,7 @@ from flbench.core import files
 from flbench.core.errors import DataError
 from flbench.core.printable import one_line
 from flbench.data import labels, pixels
-from flbench.data.archive import DAMAGED, Archive
+from flbench.data.archive import DAMAGED, OTHER_TABLES, Archive
 from flbench.data.dataset import Dataset
 
 SUFFIXES: Final = (".png", ".jpg", ".jpeg", ".webp")
@@ -34,7 +34,6 @@ FORMAT: Final = "v2"
 PARTS: Final = {"train": "train", "training": "train", "test": "test", "testing": "test"}
 """Part of the data by the name of its folder in lower case."""
 PART_FOLDERS: Final = (*PARTS, "val", "valid", "validation")
-OTHER_TABLES: Final = (".tsv", ".txt", ".xls", ".xlsx", ".ods", ".parquet", ".feather", ".data")
 ANIMATED: Final = ("PNG", "WEBP")  # a JPEG's further pictures are previews of the first
 PNG: Final = b"\x89PNG\r\n\x1a\n"
 
@@ -121,13 +120,11 @@ def _placed(archive: Archive) -> list[tuple[str, str, str]]:
         if parts[-3].lower() in PARTS
     ]
     for part in exact:
-        folders = {
-            "/".join(parts[:-2]) for parts, _ in images if PARTS.get(parts[-3].lower()) == part
-        }
-        if len({PurePosixPath(folder).name for folder in folders}) > 1:
+        folders = sorted({of[-3] for of, _ in images if PARTS.get(of[-3].lower()) == part})
+        if len(folders) > 1:
             raise DataError(
-                f"{archive.path}: the folders {' and '.join(sorted(folders))} both have the name of"
-                f" the {part} part. Rename them to `train` and `test`."
+                f"{archive.path}: the folders {' and '.join(folders)} both have the name of the"
+                f" {part} part. Rename the one that is not."
             )
     return found
 
@@ -206,8 +203,8 @@ def _notes(
     if unused:
         notes.append(
             f"data: {len(unused):,} images outside of train/CLASS/ and test/CLASS/ are not used,"
-            f" such as {one_line(unused[0])}. Validation parts are split off the training samples of"
-            " each client (partition.split); move images to train/CLASS/ to use them."
+            f" such as {one_line(unused[0])}. Validation parts are split off the training samples"
+            " of each client (partition.split); move images to train/CLASS/ to use them."
         )
     notes += archive.left_out([*used, *unused], f"images are {', '.join(SUFFIXES)} files")
     with_images = {entry.rpartition("/")[0] for entry in used}
@@ -246,7 +243,7 @@ def _parents(folder: str) -> list[str]:
 
 
 def _decode(archive: Archive, entries: list[str]) -> tuple[NDArray[np.uint8], int]:
-    """Return the decoded images [n, 3 or 1, height, width], and how many have transparent pixels."""
+    """Return the decoded images [n, 3 or 1, height, width], and the number of transparent ones."""
     images: NDArray[np.uint8] | None = None
     transparent = 0
     for position, entry in enumerate(entries):
@@ -308,9 +305,10 @@ def decode(archive: Archive, entry: str) -> tuple[NDArray[Any], bool]:
                     )
                 if image.mode == "F" or image.mode.startswith("I"):
                     raise _too_deep(archive, entry)
-                if image.format in ANIMATED and getattr(image, "n_frames", 1) > 1:
+                frames = getattr(image, "n_frames", 1)
+                if image.format in ANIMATED and frames > 1:
                     raise DataError(
-                        f"{archive.path}: {entry} is an animation of {image.n_frames} frames. Save"
+                        f"{archive.path}: {entry} is an animation of {frames} frames. Save"
                         " one frame as an image, or each in a file of its own."
                     )
                 solid, is_transparent = pixels.opaque(pixels.upright(image))

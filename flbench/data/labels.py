@@ -105,8 +105,8 @@ def number_texts(
         wrong = next((k for k, label in enumerate(part) if label not in number), None)
         if wrong is not None:
             raise DataError(
-                f"{where}: the label {shortened(part[wrong], 60)!r} of sample {wrong} (counted from"
-                f" 0) in `{key}` is not one of `classes`. Add it to these names."
+                f"{where}: the label {shortened(part[wrong], 60)!r} is not one of `classes` (sample"
+                f" {wrong}, counted from 0, of `{key}`). Add it to these names."
             )
         numbered.append(np.array([number[label] for label in part], dtype=np.int64))
     return tuple(names), numbered

@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flbench.core.errors import DataError
-from flbench.data.archive import DAMAGED, open_zip
 from flbench.data import labels as labels_of
 from flbench.data import row_numbers
+from flbench.data.archive import DAMAGED, open_zip
 from flbench.data.dataset import NO_CLASSES, Dataset
 
 MAX_BYTES: Final = 16 * 2**30
@@ -216,9 +216,9 @@ def _layout_of(shape: tuple[int, ...], what: str) -> str:
     if first:
         raise DataError(f"{what} of the shape {list(shape)} fit two layouts. {choice}")
     raise DataError(
-        f"{what} of the shape {list(shape)} have no axis of 1 or 3 channels. {choice} Volumes [n, D,"
-        " H, W] are not supported: save slices [n, H, W], or take the D slices as channels with"
-        " data.layout=channels_first."
+        f"{what} of the shape {list(shape)} have no axis of 1 or 3 channels. {choice} Volumes"
+        " [n, D, H, W] are not supported: save slices [n, H, W], or take the D slices as channels"
+        " with data.layout=channels_first."
     )
 
 

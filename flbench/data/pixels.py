@@ -5,6 +5,8 @@ Files, images in memory and the images of a prediction are read by these functio
 
 from typing import TYPE_CHECKING, Final
 
+from flbench.data.archive import DAMAGED
+
 if TYPE_CHECKING:
     from PIL.Image import Image
 
@@ -33,8 +35,8 @@ def upright(image: "Image") -> "Image":
         8: Transpose.ROTATE_90,
     }
     try:
-        turn = how.get(image.getexif().get(ORIENTATION))
-    except Exception:  # damaged tags make Pillow raise exceptions of many types
+        turn = how.get(image.getexif().get(ORIENTATION, 1))
+    except (*DAMAGED, Warning):
         turn = None
     return image if turn is None else image.transpose(turn)
 

@@ -7,7 +7,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-FEWEST: Final = 3  # rows for which an evenly spaced column is no coincidence
+FEWEST: Final = 3  # rows for which consecutive numbers are no coincidence
+FEWEST_WIDE: Final = 9  # steps for which other even steps than 1 are none
 FEWEST_SHUFFLED: Final = 10  # rows for which consecutive numbers in any order are no coincidence
 IDENTIFIER: Final = re.compile(r"(.*[\W_])?(id|ids|idx|index|nr|no|row|rownum|uid)", re.IGNORECASE)
 MOST_SHOWN: Final = 4
@@ -72,4 +73,6 @@ def _are_whole(values: NDArray[Any]) -> bool:
 def _are_even(tables: Sequence[NDArray[Any]]) -> bool:
     """Return whether the values of all tables rise or fall by one and the same step."""
     steps = np.concatenate([np.diff(table) for table in tables]) if tables else np.zeros(0)
-    return bool(len(steps) and steps[0] and (steps == steps[0]).all())
+    if not len(steps) or not steps[0] or (steps != steps[0]).any():
+        return False
+    return abs(steps[0]) == 1 or len(steps) >= FEWEST_WIDE

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,20 +17,11 @@ from flbench.config.schema import DataConfig
 from flbench.core import given, imported
 from flbench.core.errors import DataError, did_you_mean
 from flbench.data import image_files, npz_files, table_files
-from flbench.data.archive import Archive, SingleFile
+from flbench.data.archive import Archive, SingleFile, check_format
 from flbench.data.dataset import Dataset, check_classes
 from flbench.data.known_sets import known
 from flbench.data.own import Data
 from flbench.data.partition_files import data_hash
-
-TO_CSV = "Save the table as a .csv file, with commas and decimal points."
-NOT_READ: Final = dict.fromkeys(image_files.OTHER_TABLES, TO_CSV) | {
-    ".npy": "Save samples and labels in one NPZ file: np.savez(FILE, train_images=x, train_labels=y).",
-    **dict.fromkeys(
-        (".tar", ".gz", ".tgz", ".bz2", ".xz", ".7z", ".rar"), "Unpack it to a folder."
-    ),
-}
-"""What to do with files of other formats, by their suffix in lower case."""
 
 
 def load(config: DataConfig) -> Dataset:
@@ -173,13 +163,10 @@ def _read(path: Path, config: DataConfig) -> Dataset:
         )
     if path.is_file() and image_files.is_image(path.name):
         raise DataError(
-            f"{path} is a single image. Give `data.path` the folder or .zip file that has the images"
-            " in class folders: CLASS/*."
+            f"{path} is a single image. Give `data.path` the folder or .zip file that has the"
+            " images in class folders: CLASS/*."
         )
-    if path.is_file() and path.suffix.lower() in NOT_READ:
-        raise DataError(
-            f"{path} is not a file that flbench reads ({path.suffix}). {NOT_READ[path.suffix.lower()]}"
-        )
+    check_format(path)
     with Archive(path) as archive:
         is_table = any(entry.lower().endswith(".csv") for entry in archive.names)
         if is_table and not image_files.has_images(archive):

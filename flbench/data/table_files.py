@@ -132,8 +132,8 @@ def read(archive: Tables, name: str, label: str | None) -> Dataset:
         )
     if len(names) < 2:
         raise DataError(
-            f"{archive.path}: the label has {len(names)} value(s) ({list(names)}); classification needs"
-            " at least two. Set data.label to another column or to a rule (`num > 0`)."
+            f"{archive.path}: the label has {len(names)} value(s) ({list(names)}); classification"
+            " needs at least two. Set data.label to another column or to a rule (`num > 0`)."
         )
     columns = header[:column] + header[column + 1 :]
     words = _number_words(features, columns, archive.path)
@@ -265,8 +265,8 @@ def _check_separator(header: list[str], where: str) -> None:
     found = [sign for sign in SEPARATORS if sign in header[0]]
     if len(header) == 1 and found:
         raise DataError(
-            f"{where} has a single column, `{shortened(header[0], 60)}`: its fields are separated by"
-            f" {SEPARATORS[found[0]]}. Save it with commas, and with decimal points; with pandas:"
+            f"{where} has a single column, `{shortened(header[0], 60)}`: its fields are separated"
+            f" by {SEPARATORS[found[0]]}. Save it with commas and decimal points; with pandas:"
             f" pd.read_csv(FILE, sep={found[0]!r}, decimal=',').to_csv(FILE, index=False)."
         )
 
@@ -290,15 +290,15 @@ def _check_fields(rows: list[list[str]], lines: list[int], where: str) -> None:
             )
         raise DataError(
             f"{where}: each line has {width + 1} fields, but the header has {width}. If the lines"
-            " begin with names of rows, save the table without them (R: row.names=FALSE); if numbers"
-            " have decimal commas, save them with decimal points. Or complete the header."
+            " begin with names of rows, save the table without them (R: row.names=FALSE); if"
+            " numbers have decimal commas, save them with decimal points. Or complete the header."
         )
     unnamed = [k for k, name in enumerate(header) if UNNAMED.fullmatch(name)]
     if unnamed and not any(row[unnamed[-1]] for row in rows[1:] if len(row) > unnamed[-1]):
         how = "ends with" if unnamed[-1] == width - 1 else "has"
         raise DataError(
-            f"{where}: column {unnamed[-1] + 1} of {width} has neither a name nor a value: each line"
-            f" {how} a comma too many. Remove it from all lines, the header included."
+            f"{where}: column {unnamed[-1] + 1} of {width} has neither a name nor a value: each"
+            f" line {how} a comma too many. Remove it from all lines, the header included."
         )
     if unnamed:
         raise DataError(
@@ -400,9 +400,9 @@ def _number_words(
             continue
         if all(map(DECIMAL_COMMA.fullmatch, words)):
             raise DataError(
-                f"{path}: the column `{column}` has numbers with a comma, such as {words[0]!r}. Write"
-                " decimal points, and no separators of thousands; or, if they are categories, write"
-                " them without the comma."
+                f"{path}: the column `{column}` has numbers with a comma, such as {words[0]!r}."
+                " Write decimal points, and no separators of thousands; or, if they are categories,"
+                " write them without the comma."
             )
         _check_words_alone(features, k, column)
         # Identifiers and free text have as many words as rows, or nearly as many.

@@ -77,7 +77,7 @@ def _checked(y: NDArray[Any], what: str) -> NDArray[Any]:
     if wrong.any():
         sample = int(np.flatnonzero(wrong)[0])
         raise DataError(
-            f"{what}: the label or target of sample {sample} (counted from 0) is NaN or infinite. Replace"
-            " it, or leave the sample out."
+            f"{what}: the label or target of sample {sample} (counted from 0) is NaN or infinite."
+            " Replace it, or leave the sample out."
         )
     return y if y.dtype in (np.float32, np.float64) else y.astype(np.float32)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from flbench.core.errors import DataError
 from flbench.data import image_files, npz_files, table_files
-from flbench.data.archive import Archive, SingleFile
+from flbench.data.archive import Archive, SingleFile, check_format
 
 NO_SAMPLES = ("_labels", "_groups", "class_names")  # ends of the names of other arrays in NPZ files
 
@@ -67,6 +67,7 @@ def read(
         raise DataError(f"{path} does not exist. Give an image, a .csv or .npz file, or a folder.")
     if path.suffix.lower() == ".npz":
         return _arrays(path, layout)
+    check_format(path)
     is_single = path.is_file() and (_is_table(path.name) or image_files.is_image(path.name))
     with SingleFile(path) if is_single else Archive(path) as archive:
         is_wanted = _is_table if len(layout.shape) == 1 else image_files.is_image

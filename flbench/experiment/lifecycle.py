@@ -94,7 +94,7 @@ def run(
         if supplied is None:
             folder = RunFolder.create(
                 config.output.dir,
-                f"{samples.dataset.name}-{config.partition.title}",
+                f"{files.short_name(samples.dataset.name)}-{files.short_name(config.partition.title)}",
                 f"{config.algorithm.name}-seed{config.seed}",
             )
         else:

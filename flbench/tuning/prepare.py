@@ -9,6 +9,7 @@ from flbench.config.resolve import resolve
 from flbench.config.schema import Config, OwnModelConfig, OwnTermConfig
 from flbench.config.sources import Layer, from_file
 from flbench.config.yaml_text import to_yaml
+from flbench.core import files
 from flbench.core.addresses import redact
 from flbench.core.errors import ConfigError, DataError, UserError
 from flbench.core.wording import setting
@@ -299,7 +300,7 @@ def create(prepared: PreparedStudy, command: Sequence[str]) -> StudyFolder:
         RunError: The disk is full or failed.
     """
     request, federation = prepared.request, prepared.federation
-    name = f"{'-'.join(request.methods[:3])}-{federation.dataset.name}"
+    name = f"{'-'.join(request.methods[:3])}-{files.short_name(federation.dataset.name)}"
     folder = StudyFolder.create(request.out, name)
     for method, config in prepared.configs.items():
         folder.write(f"methods/{method}.yaml", to_yaml(config.tree(), prepared.origins[method]))

@@ -230,3 +230,80 @@ def test_resume_asks_for_data_without_import_path(tmp_path):
     assert resumed.model(client=0) is not None
     with pytest.raises(fl.ConfigError, match="did not begin with one"):
         fl.resume(path, model=torch.nn.Linear(1, 1), progress=False)
+
+
+FRAME = pd.DataFrame({0: list("aabb") * 3, 1: np.linspace(0, 1, 12), 2: [0, 1, 2] * 4})
+
+
+def test_columns_with_numbers_as_names():
+    data = fl.Data(FRAME, label=2, client=0).dataset
+
+    assert (data.columns, data.classes) == (("1",), ("0", "1", "2"))
+    assert data.group_names == ("a", "b")
+    named = FRAME.rename(columns=str)
+    assert data_hash(fl.Data(named, label="2", client="0").dataset) == data_hash(data)
+    by_rule = fl.Data(FRAME, label="2 > 0", client=0).dataset
+    assert by_rule.y.tolist() == [0, 1, 1, 1, 1, 0, 1, 0, 0, 1, 1, 1]
+
+
+def test_byte_strings_in_frames_are_texts():
+    frame = pd.DataFrame({b"x": [1.5, 2.5, 4.0, 4.5], b"y": [b"u", b"v"] * 2})
+
+    data = fl.Data(frame, label=b"y").dataset
+
+    assert (data.columns, data.classes) == (("x",), ("u", "v"))
+
+
+def levels():
+    return FRAME.set_axis(pd.MultiIndex.from_tuples([("a", 0), ("a", 1), ("b", 0)]), axis=1)
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: fl.Data(levels()), "2 levels .*frame.columns ="),
+        (lambda: fl.Data(FRAME.set_axis(["a", "y", "y"], axis=1), label="y"), "name `y`"),
+        (lambda: fl.Data(FRAME.set_axis(["c", "c", "y"], axis=1), client="c"), "name `c`"),
+        (lambda: fl.Data(FRAME.set_axis([None, "x", "y"], axis=1)), "no name"),
+        (lambda: fl.Data(FRAME.replace({2: {1: None}}), label=2), "row 1 .* no label"),
+        (lambda: fl.Data(FRAME.replace({0: {"b": None}}), client=0), "sample 2 .* missing"),
+        (lambda: fl.Data(FRAME.replace({0: {"b": "nan"}}), client=0), "sample 2 .* missing"),
+        (lambda: fl.Data(X, Y, clients=[None, *Y[1:]]), "`clients`: .* sample 0 .* missing"),
+        (lambda: fl.Data(X[:4], ["a", None, "b", "b"]), "sample 1 .* missing"),
+        (lambda: fl.Data(X[:4], pd.Series(["a", "b", pd.NA, "b"])), "sample 2 .* missing"),
+        (lambda: fl.Data(X[:4], pd.Categorical(["a", "b", None, "b"])), "sample 2 .* missing"),
+        (lambda: fl.Data(X, np.ma.masked_equal(Y, Y[1])), r"`y` .* \[1\] is masked"),
+        (lambda: fl.Data(np.ma.masked_equal(X, X[0, 0, 0]), Y), r"`x` .* \[0, 0, 0\] is masked"),
+        (
+            lambda: fl.Data({"train_images": X, "train_labels": np.ma.masked_equal(Y, Y[1])}),
+            "`train_labels` .* is masked",
+        ),
+        (lambda: fl.Data(X, Y, clients=np.ma.masked_equal(Y, Y[2])), "`clients` .* is masked"),
+        (lambda: fl.Data(torch.rand(4, 3).to_sparse(), [0, 1] * 2), "dense"),
+    ],
+)
+def test_missing_masked_and_doubled_values_are_refused_by_place(make, said):
+    with pytest.raises(fl.DataError, match=said):
+        make()
+
+
+def test_tensors_that_require_gradients_and_unmasked_arrays_are_plain_arrays():
+    rows = [torch.tensor([k / 7, 1.0 - k], requires_grad=True) for k in range(6)]
+    expected = fl.Data(torch.stack(rows).detach().numpy(), [0, 1] * 3).dataset
+
+    for x in (rows, torch.stack(rows), Pairs([(row, k % 2) for k, row in enumerate(rows)])):
+        found = fl.Data(x) if isinstance(x, Pairs) else fl.Data(x, [0, 1] * 3)
+        assert data_hash(found.dataset) == data_hash(expected)
+    masked = np.ma.masked_less(X, 0)
+    assert data_hash(fl.Data(masked, Y).dataset) == data_hash(fl.Data(X, Y).dataset)
+
+
+def test_run_of_data_with_a_long_name_and_labels_from_one(tmp_path):
+    data = fl.Data(X, Y % 2 + 1, name="ä" * 120)
+
+    run = short(tmp_path, data, model="logistic")
+
+    assert len(run.path.parent.name.encode()) < 150
+    assert run.config.data.name == "ä" * 120
+    assert run.partition.classes == ("1", "2")
+    assert run.digest == short(tmp_path, fl.Data(X, Y % 2), model="logistic").digest

@@ -129,6 +129,17 @@ def test_dirichlet_shares_are_right_for_any_alpha(alpha):
     assert np.abs(shares.mean(axis=0) - 1 / 8).max() < 5 * spread
 
 
+@pytest.mark.parametrize("alpha", [5e-324, 1e-310, 1e-308])
+def test_dirichlet_of_a_tiny_alpha_gives_everything_to_one(alpha):
+    for seed in range(20):
+        shares = dirichlet(alpha, 5, np.random.default_rng(seed))
+
+        assert np.isfinite(shares).all()
+        assert sorted(shares) == [0, 0, 0, 0, 1]
+        # It is the limit: the same client as under a larger alpha that does not overflow.
+        assert np.array_equal(shares, dirichlet(1e-300, 5, np.random.default_rng(seed)))
+
+
 def test_dirichlet_variance_follows_alpha():
     rng = generator(0, "partition")
     shares = np.stack([dirichlet(0.5, 4, rng) for _ in range(20_000)])

@@ -1,4 +1,6 @@
 import os
+import re
+import shutil
 import struct
 import time
 import warnings
@@ -960,3 +962,268 @@ def test_label_is_refused_for_data_without_columns(tmp_path):
     for config in (DataConfig(label="num"), DataConfig(label="num", path=tmp_path / "a.npz")):
         with pytest.raises(DataError, match=r"`data\.label`=num names a column of tables"):
             sources.load(config)
+
+
+def write_folder(path: Path, entries: dict[str, bytes]) -> Path:
+    for name, content in entries.items():
+        (path / name).parent.mkdir(parents=True, exist_ok=True)
+        (path / name).write_bytes(content)
+    return path
+
+
+def class_folders(labels: str = "ab") -> dict[str, bytes]:
+    return {f"{label}/{k}.png": picture(20 * k + ord(label)) for label in labels for k in range(2)}
+
+
+def test_linked_class_folders_and_files_are_read(tmp_path):
+    whole = load(write_folder(tmp_path / "whole", class_folders("abc")))
+    folder = write_folder(tmp_path / "x", class_folders())
+    write_folder(tmp_path / "pool", class_folders("c"))
+    (folder / "c").symlink_to(tmp_path / "pool" / "c")
+    (folder / "a" / "0.png").unlink()
+    (folder / "a" / "0.png").symlink_to(tmp_path / "whole" / "a" / "0.png")
+
+    data = load(folder)
+
+    assert (data.classes, data.y.tolist()) == (whole.classes, whole.y.tolist())
+    assert np.array_equal(data.x, whole.x)
+
+
+def test_linked_client_folders_and_tables_are_read(tmp_path):
+    write_folder(tmp_path / "pool", class_folders())
+    folder = write_folder(tmp_path / "x", {f"n/{k}": v for k, v in class_folders().items()})
+    (folder / "s").symlink_to("../pool")
+    tables = write_folder(tmp_path / "t", {"north.csv": WARDS["north.csv"]})
+    (tables / "south").symlink_to(write_folder(tmp_path / "u", {"b.csv": WARDS["south.csv"]}))
+
+    assert load(folder, client="folder").group_names == ("n", "s")
+    assert load(tables).group_names == ("north", "south/b")
+
+
+@pytest.mark.parametrize("target", ["..", "../..", "."])
+def test_links_to_a_folder_above_are_counted_and_not_followed(tmp_path, target):
+    folder = write_folder(tmp_path / "x", class_folders())
+    (folder / "a" / "up").symlink_to(target)
+    if target == "../..":  # a loop over two folders
+        (tmp_path / "y").mkdir()
+        (folder / "a" / "up").unlink()
+        (folder / "a" / "up").symlink_to("../../y")
+        (tmp_path / "y" / "down").symlink_to("../x/a")
+
+    data = load(folder)
+
+    assert len(data.x) == 4
+    assert any("up" in note and "1 links" in note for note in data.notes)
+
+
+@pytest.mark.parametrize("target", ["nowhere", "c"])
+def test_links_that_lead_nowhere_are_refused_by_name(tmp_path, target):
+    folder = write_folder(tmp_path / "x", class_folders())
+    (folder / "c").symlink_to(target)
+
+    with pytest.raises(DataError, match=r"link c .*Correct or remove"):
+        load(folder)
+    (folder / "c").rename(folder / "notes.pdf")
+    assert any("1 files are not read" in note for note in load(folder).notes)
+
+
+def test_links_in_a_zip_file_are_refused_by_name(tmp_path):
+    path = write_zip(tmp_path / "x.zip", class_folders())
+    link = zipfile.ZipInfo("c")
+    link.external_attr = 0o120777 << 16
+    with zipfile.ZipFile(path, "a") as file:
+        file.writestr(link, "../pool/c")
+
+    with pytest.raises(DataError, match="entry c is a symbolic link"):
+        load(path)
+
+
+@pytest.mark.parametrize(
+    ("more", "folder", "said"),
+    [
+        (
+            {"a/x.bmp": b"", "b/y.gif": b"", "README.md": b"", "Thumbs.db": b""},
+            "",
+            "2 files .* a/x",
+        ),
+        (
+            {".c/0.png": b"", "__MACOSX/a/._0.png": b"", ".DS_Store": b""},
+            "",
+            "1 hidden .* .c/0.png",
+        ),
+        ({}, "c", "1 folders .* such as c"),
+        ({"c/x.tiff": b""}, "", "1 files"),
+    ],
+)
+@pytest.mark.parametrize("as_zip", [False, True])
+def test_what_is_not_read_is_counted_by_notes(tmp_path, more, folder, said, as_zip):
+    path = write_folder(tmp_path / "x", class_folders() | more)
+    if folder:
+        (path / folder).mkdir()
+    if as_zip:
+        path = Path(shutil.make_archive(str(tmp_path / "x"), "zip", path))
+
+    data = load(path)
+
+    assert data.classes == ("a", "b")
+    assert len([note for note in data.notes if re.search(said, note)]) == 1
+
+
+def test_classes_without_training_images_and_tables_of_other_formats_are_noted(tmp_path):
+    [note] = load(write_zip(tmp_path / "x.zip", images() | {"test/c/0.png": picture(1)})).notes
+    assert "1 classes have test images alone, such as c" in note
+    [note] = load(write_zip(tmp_path / "y.zip", WARDS | {"east.tsv": b"", "LICENSE": b""})).notes
+    assert "1 files are not read" in note
+    assert "east.tsv" in note
+
+
+def test_backslashes_of_windows_are_slashes(tmp_path):
+    entries = {name.replace("/", "\\"): content for name, content in images().items()}
+
+    data = load(write_zip(tmp_path / "x.zip", entries | {"train\\c\\": b""}))
+
+    assert (data.classes, data.train) == (("a", "b"), 6)
+    with pytest.raises(DataError, match="two entries"):
+        load(write_zip(tmp_path / "y.zip", images() | {"train\\a\\0.png": picture(1)}))
+
+
+@pytest.mark.parametrize(
+    "names", [("Training", "Testing"), ("TRAIN", "Test"), ("training", "test")]
+)
+def test_parts_have_other_names(tmp_path, names):
+    def renamed(name: str) -> str:
+        return name.replace("train", names[0]).replace("test", names[1])
+
+    entries = {renamed(name): content for name, content in images().items()}
+    expected = load(write_zip(tmp_path / "x.zip", images()))
+
+    data = load(write_zip(tmp_path / "y.zip", entries | {"labels.csv": b"a,b\n1,2\n"}))
+
+    assert np.array_equal(data.x, expected.x)
+    assert (data.train, data.classes) == (expected.train, expected.classes)
+    with pytest.raises(DataError, match="has the name of a part"):
+        load(write_zip(tmp_path / "z.zip", entries), client="folder")
+
+
+def test_two_folders_of_one_part_are_refused(tmp_path):
+    entries = {name.replace("test", "Training"): content for name, content in images().items()}
+    entries = {name.replace("train/", "TRAIN/"): content for name, content in entries.items()}
+
+    with pytest.raises(DataError, match="TRAIN and Training"):
+        load(write_zip(tmp_path / "x.zip", entries))
+
+
+TABLE = b"a,b,y\n1.5,2,0\n2.5,4,1\n3.5,3,0\n"
+
+
+@pytest.mark.parametrize(
+    ("table", "cure"),
+    [
+        (TABLE.replace(b",", b";"), "to_csv"),
+        (TABLE.replace(b",", b"\t"), "to_csv"),
+        (b"a;b;y\n1,5;2;0\n2,5;3;1\n", "decimal="),
+        (b"sep=;\na;b;y\n1,5;2;0\n", "semicolons"),
+        (b'a,b,y\n"1,5",2,0\n"1,5",4,1\n"2,5",3,0\n"2,5",9,0\n', "decimal points"),
+        (TABLE.replace(b"\n", b",\n"), "Remove it from all lines"),
+        (TABLE.replace(b"\n", b",\n").replace(b"y,", b"y"), "comma at the end of the lines"),
+        (b"a,b,y\n1,1.5,2,0\n2,2.5,3,1\n", "row.names=FALSE"),
+        (b",a,b,y\n0,1.5,2,0\n1,2.5,3,1\n", "index=False"),
+        (b"Unnamed: 0,a,y\n0,1.5,0\n1,2.5,1\n", "index=False"),
+        (b"a,,y\n1.5,2,0\n2.5,3,1\n", "column 2 of 3"),
+        (b"a,a,y\n1.5,2,0\n2.5,3,1\n", "columns 1 and 2 .* `a`"),
+        (b"a,y,y\n1.5,2,0\n2.5,3,1\n", "columns 2 and 3 .* `y`"),
+        (b"a,y\n1.5,0\n2.5,1\n3.5,-nan\n", "line 4 .* Remove the row"),
+    ],
+)
+def test_tables_of_other_forms_are_refused_with_the_cure(tmp_path, table, cure):
+    with pytest.raises(DataError, match=cure):
+        load(write_zip(tmp_path / "x.zip", {"a.csv": table}))
+
+
+N = 24
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "is_noted"),
+    [
+        ("id", range(1, N + 1), True),
+        ("n", range(N), True),
+        ("n", range(N, 0, -1), True),
+        ("n", [123_456_789 + k for k in range(N)], True),
+        ("n", [(5 * k) % N for k in range(N)], True),
+        ("n", [k % (N // 2) for k in range(N)], True),  # in each file
+        ("patient_id", [k * k + 7 for k in range(N)], True),
+        ("age", [k * k + 7 for k in range(N)], False),
+        ("n", [k % 7 for k in range(N)], False),
+        ("width", [k + 0.5 for k in range(N)], False),
+        ("n", [1] * N, False),
+        ("id", [k % 7 for k in range(N)], False),
+    ],
+)
+def test_columns_that_number_the_rows_are_noted(tmp_path, name, values, is_noted):
+    rng = np.random.default_rng(0)
+    lines = [f"{value},{rng.normal()},{k % 2}\n" for k, value in enumerate(values)]
+    header = f"{name},x,y\n"
+    files = {"a.csv": lines[: N // 2], "b.csv": lines[N // 2 :]}
+    entries = {file: (header + "".join(part)).encode() for file, part in files.items()}
+
+    data = load(write_zip(tmp_path / "x.zip", entries))
+
+    assert data.columns == (name, "x")
+    found = [note for note in data.notes if f"`{name}`" in note and "Remove" in note]
+    assert len(found) == len(data.notes) == is_noted
+    x = np.column_stack([list(values), rng.normal(size=N)]).astype(float)
+    np.savez(tmp_path / "x.npz", train_images=x, train_labels=np.arange(N) % 2)
+    if name == "n":
+        of_array = load(tmp_path / "x.npz").notes
+        assert any("`0`" in note for note in of_array) == (is_noted and values[0] != values[N // 2])
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "cure"),
+    [
+        ("x.png", picture(1), "folder"),
+        ("x.tsv", b"a\tb\n", "as a .csv file"),
+        ("x.xlsx", b"PK", "as a .csv file"),
+        ("x.npy", b"", "np.savez"),
+        ("x.tar.gz", b"", "Unpack"),
+    ],
+)
+def test_files_of_other_formats_are_refused_with_the_cure(tmp_path, name, content, cure):
+    (tmp_path / name).write_bytes(content)
+
+    with pytest.raises(DataError, match=cure):
+        load(tmp_path / name)
+
+
+def test_one_table_is_read_as_a_folder_of_one_table_without_clients(tmp_path):
+    folder = load(write_folder(tmp_path / "x", {"north.csv": WARDS["north.csv"]}))
+
+    data = load(tmp_path / "x" / "north.csv")
+
+    assert np.array_equal(data.x, folder.x, equal_nan=True)
+    assert (data.y.tolist(), data.columns) == (folder.y.tolist(), folder.columns)
+    assert data.groups is None
+
+
+@pytest.mark.parametrize("shape", [(4, 9, 9, 9), (4, 9, 9, 9, 1)])
+def test_volumes_are_refused_with_the_cure(tmp_path, shape):
+    with pytest.raises(DataError, match=r"Volumes .* slices"):
+        load(save(tmp_path / "x.npz", coloured(shape)))
+
+
+@pytest.mark.parametrize("group", ["", "nan", "-nan"])
+def test_missing_clients_are_refused_with_their_row(tmp_path, group):
+    for groups in (np.array(["a", "b", group, "a"] * 10), np.array([1.0, np.nan] * 20)):
+        with pytest.raises(DataError, match=r"client of sample [12] .* missing"):
+            load(write_npz(tmp_path / "x.npz", n=40, train_groups=groups))
+
+
+def test_byte_strings_are_texts(tmp_path):
+    groups = np.array(["wärd a".encode(), b"b"] * 20)
+    names = np.array([b"a", b"b", "cät".encode(), b"d"])
+
+    data = load(write_npz(tmp_path / "x.npz", n=40, train_groups=groups, class_names=names))
+
+    assert data.group_names == ("b", "wärd a")
+    assert data.classes == ("a", "b", "cät", "d")

@@ -1,0 +1,143 @@
+"""Classes from labels: the same for numbers, texts, tables, NPZ files and folders."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import flbench as fl
+from flbench.core.errors import DataError
+from flbench.data import labels
+from tests.data.test_sources import load, picture, write_zip
+
+X = np.random.default_rng(0).integers(0, 255, (12, 8, 8)).astype(np.uint8)
+
+
+def by_arrays(folder: Path, names: list[str]):
+    return fl.Data(X, np.resize(np.array(names), 12)).dataset
+
+
+def by_numbers(folder: Path, names: list[str]):
+    return fl.Data(X, np.resize(np.array(names, dtype=int), 12)).dataset
+
+
+def by_bytes(folder: Path, names: list[str]):
+    return fl.Data(X, np.resize(np.array(names).astype(bytes), 12)).dataset
+
+
+def by_npz(folder: Path, names: list[str]):
+    y = np.resize(np.array(names), 12)
+    np.savez(folder / "x.npz", train_images=X, train_labels=y)
+    return load(folder / "x.npz")
+
+
+def by_table(folder: Path, names: list[str]):
+    lines = "".join(f"{k / 7},{names[k % len(names)]}\n" for k in range(12))
+    return load(write_zip(folder / "x.zip", {"a.csv": f"x,y\n{lines}".encode()}))
+
+
+def by_folder(folder: Path, names: list[str]):
+    # The samples of a folder are in the order of the texts.
+    return load(write_zip(folder / "x.zip", {f"{name}/0.png": picture(1) for name in names}))
+
+
+SOURCES = (by_arrays, by_numbers, by_bytes, by_npz, by_table, by_folder)
+
+
+@pytest.mark.parametrize("read", SOURCES)
+def test_classes_are_those_that_occur_in_the_order_of_numbers(tmp_path, read):
+    names = ["10", "1", "3", "2", "11"]
+
+    data = read(tmp_path, names)
+
+    assert data.classes == ("1", "2", "3", "10", "11")
+    assert {data.classes[k] for k in data.y} == set(names)
+    if read is not by_folder:
+        assert [data.classes[k] for k in data.y] == [names[k % 5] for k in range(12)]
+
+
+@pytest.mark.parametrize("read", SOURCES)
+def test_labels_from_zero_are_their_own_numbers(tmp_path, read):
+    data = read(tmp_path, ["0", "1", "2"])
+
+    assert data.classes == ("0", "1", "2")
+    assert data.y.tolist() == ([0, 1, 2] if read is by_folder else [0, 1, 2] * 4)
+    assert not [note for note in data.notes if "labels" in note]
+
+
+@pytest.mark.parametrize("read", [by_arrays, by_bytes, by_npz, by_table, by_folder])
+def test_labels_that_are_one_number_but_differ_in_zeros_are_refused(tmp_path, read):
+    with pytest.raises(DataError, match=r"'01?' and '01?'|'1' and '01'|'01' and '1'"):
+        read(tmp_path, ["1", "01", "2"])
+
+
+@pytest.mark.parametrize("read", [by_arrays, by_npz, by_table])
+def test_one_number_in_two_forms_is_one_class(tmp_path, read):
+    data = read(tmp_path, ["1", "1.0", "2"])
+
+    assert (data.classes, data.y[:3].tolist()) == (("1", "2"), [0, 0, 1])
+
+
+@pytest.mark.parametrize("read", [by_arrays, by_npz, by_table])
+@pytest.mark.parametrize("label", ["nan", "-nan", "NaN", " ", "<NA>"])
+def test_missing_label_is_refused_with_its_row(tmp_path, read, label):
+    with pytest.raises(DataError, match=r"of sample 2|line 4"):
+        read(tmp_path, ["a", "b", label])
+
+
+@pytest.mark.parametrize("names", [["a", "a"], ["a", ""], ["a", " a"], [b"a", b"a"], ["a", None]])
+def test_names_of_classes_are_not_empty_and_differ(names):
+    with pytest.raises(DataError, match=r"class(es 0 and)? 1 ha"):
+        fl.Data(X, np.arange(12) % 2, classes=names)
+
+
+def test_names_that_are_given_keep_classes_without_samples():
+    data = fl.Data(X, np.arange(12) % 2 + 1, classes=[b"none", "a", "b"]).dataset
+
+    assert (data.classes, data.y[:2].tolist()) == (("none", "a", "b"), [1, 2])
+    with pytest.raises(DataError, match="subtract 1"):
+        fl.Data(X, np.arange(12) % 2 + 1, classes=["a", "b"])
+
+
+def test_classes_of_all_parts_count(tmp_path):
+    arrays = {"train_images": X, "train_labels": np.resize([1, 3], 12)}
+    arrays |= {"test_images": X[:2], "test_labels": np.array([2, 1])}
+    np.savez(tmp_path / "x.npz", **arrays)
+
+    data = load(tmp_path / "x.npz")
+
+    assert (data.classes, data.y[-2:].tolist()) == (("1", "2", "3"), [1, 0])
+    assert any("1, 2, 3" in note for note in data.notes)
+
+
+@pytest.mark.parametrize(
+    ("y", "said"),
+    [
+        (np.zeros((12, 14), int), r"\[12, 14\]"),
+        (np.eye(12, dtype=int), r"argmax"),
+        (np.resize([-1, 1], 12), "y > 0"),
+        (np.resize([0, 1, np.nan], 12), "sample 2"),
+    ],
+)
+def test_npz_labels_that_are_no_classes_are_refused_with_the_cure(tmp_path, y, said):
+    np.savez(tmp_path / "x.npz", train_images=X, train_labels=y)
+
+    with pytest.raises(DataError, match=said):
+        load(tmp_path / "x.npz")
+
+
+@pytest.mark.parametrize("label", ["-nan", "nan", "inf", "-inf", "N/A", ""])
+def test_rule_on_a_label_that_is_no_number_is_refused(tmp_path, label):
+    table = f"x,y\n1.5,0\n2.5,1\n3.5,{label}\n".encode()
+
+    with pytest.raises(DataError, match="line 4"):
+        load(write_zip(tmp_path / "x.zip", {"a.csv": table}), label="y > 0")
+
+
+def test_long_whole_numbers_are_exact():
+    names = ["12345678901234567", "12345678901234568", "1e3", "1000", "0.1", "-0", "0"]
+
+    found = labels.class_names(names, "data")
+
+    assert len(set(found.values())) == 5
+    assert labels.in_order(set(found.values()))[:3] == ["0", "0.1", "1000"]
