@@ -25,8 +25,8 @@ NUMBER: Final = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d+)?", re.ASCII)
 CODE: Final = re.compile(r"[-+]?0\d", re.ASCII)  # begins like a code with leading zeros
 EXACT: Final = 10**15  # whole numbers below it have an exact name of 15 digits
 MISSING_OBJECTS: Final = ("NAType", "NaTType", "MaskedConstant")  # types of pandas and NumPy
-NOT_GIVEN: Final = frozenset({"", "nan", "+nan", "-nan", "<na>", "nat"})
-"""Texts, in lower case, that stand for a missing name. Words such as `none` can be names."""
+NOT_GIVEN: Final = re.compile(r"([-+]?(nan|NaN|NAN)|<NA>|NaT)?")
+"""Texts as which NumPy and pandas write a missing value. `none` and `Nan` can be names."""
 
 
 def in_order(names: Iterable[str]) -> list[str]:
@@ -133,6 +133,7 @@ def number_classes(
     """
     if names is not None:
         check_names(names, where)
+    parts = {key: _whole(part) for key, part in parts.items()}
     if any(part.dtype.kind in "USO" for part in parts.values()):
         texts = {}
         for key, part in parts.items():
@@ -179,13 +180,21 @@ def as_texts(array: NDArray[Any], what: str, item: str) -> list[str]:
     flat = array.reshape(-1)
     for k, value in enumerate((flat if flat.dtype.kind in "USO" else flat.astype(str)).tolist()):
         text = None if _is_missing(value) else _text(value)
-        if text is None or text.strip().lower() in NOT_GIVEN:
+        if text is None or NOT_GIVEN.fullmatch(text.strip()):
             raise DataError(
                 f"{what}: the {item} of sample {k} (counted from 0) is missing, got {value!r}. Fill"
                 " it in, or leave the sample out."
             )
         texts.append(text)
     return texts
+
+
+def _whole(y: NDArray[Any]) -> NDArray[Any]:
+    """Return an array of Python's integers as an array of integers, and others as they are."""
+    if y.dtype.kind != "O" or not y.size:
+        return y
+    is_whole = all(type(value) is int and abs(value) < 2**63 for value in y.reshape(-1).tolist())
+    return y.astype(np.int64) if is_whole else y
 
 
 def _is_missing(value: Any) -> bool:

@@ -217,8 +217,7 @@ def _layout_of(shape: tuple[int, ...], what: str) -> str:
         raise DataError(f"{what} of the shape {list(shape)} fit two layouts. {choice}")
     raise DataError(
         f"{what} of the shape {list(shape)} have no axis of 1 or 3 channels. {choice} Volumes"
-        " [n, D, H, W] are not supported: save slices [n, H, W], or take the D slices as channels"
-        " with data.layout=channels_first."
+        " [n, D, H, W] are not supported: save slices [n, H, W]."
     )
 
 

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from flbench.core.errors import DataError, did_you_mean, shortened
 from flbench.data import row_numbers
 from flbench.data.dataset import Dataset
-from flbench.data.labels import NOT_GIVEN, NUMBER, number_texts
+from flbench.data.labels import NUMBER, number_texts
 
 MISSING: Final = frozenset({"", "?", "na", "nan", "null", "none"})
 MAX_WORDS: Final = 1_000  # of one column
@@ -32,7 +32,7 @@ RULE: Final = re.compile(r"(?P<column>.*)(?P<sign>>=|<=|==|>|<)(?P<bound>.*)", r
 UNNAMED: Final = re.compile(r"(Unnamed: \d+(_level_\d+)?)?")  # as pandas names such columns
 SEPARATORS: Final = {";": "semicolons", "\t": "tabs", "|": "vertical bars"}
 DECIMAL_COMMA: Final = re.compile(r"[-+]?\d+,\d+", re.ASCII)
-NO_LABEL: Final = MISSING | NOT_GIVEN | {"n/a", "#n/a", "#na"}
+NO_LABEL: Final = MISSING | {"-nan", "+nan", "<na>", "n/a", "#n/a", "#na"}
 
 
 @dataclass(frozen=True)

@@ -99,6 +99,18 @@ def test_names_that_are_given_keep_classes_without_samples():
         fl.Data(X, np.arange(12) % 2 + 1, classes=["a", "b"])
 
 
+def test_integers_in_an_array_of_objects_are_numbers():
+    data = fl.Data(X, np.resize(np.array([0, 2], dtype=object), 12), classes=["a", "b", "c"])
+
+    assert data.dataset.y[:2].tolist() == [0, 2]
+
+
+def test_names_that_resemble_missing_values_are_names():
+    data = fl.Data(X, ["none", "NA"] * 6, clients=["Nan", "nat"] * 6).dataset
+
+    assert (data.classes, data.group_names) == (("NA", "none"), ("Nan", "nat"))
+
+
 def test_classes_of_all_parts_count(tmp_path):
     arrays = {"train_images": X, "train_labels": np.resize([1, 3], 12)}
     arrays |= {"test_images": X[:2], "test_labels": np.array([2, 1])}
