@@ -47,10 +47,12 @@ class ClientModule(LightningModule):
         recordings: The running reductions of these Statistics.
         is_traceable: Whether a step may be replayed from a trace, without its Python code.
         writes_gradients: Whether the optimizer may write to gradients, and needs copies.
+        batches_per_epoch: Number of batches of each epoch; the engine sets it.
     """
 
     is_traceable: ClassVar[bool] = True
     writes_gradients: bool = False
+    batches_per_epoch: int = 0
 
     def __init__(
         self,
@@ -183,7 +185,12 @@ class ClientModule(LightningModule):
         if self.phase.clip is not None:
             nn.utils.clip_grad_norm_(list(self.trained.values()), self.phase.clip)
 
-    # The hooks below are called by engines only, around what a module of the user does.
+    # What is below is used by engines only, around what a module of the user does.
+
+    @property
+    def should_stop(self) -> bool:
+        """Whether the phase ends before its next step: never, if its own limits do not say so."""
+        return False
 
     def randomness(self, client: int, draw: Draw) -> AbstractContextManager[None]:
         """Return a context manager for the whole phase; it may seed global random generators.
@@ -193,6 +200,9 @@ class ClientModule(LightningModule):
             draw: Random streams of the round.
         """
         return nullcontext()
+
+    def begin_phase(self) -> None:
+        """Do nothing before the first epoch, also for a client without a batch."""
 
     def begin_epoch(self, number: int) -> None:
         """Do nothing at the beginning of an epoch that has a batch; epochs count from 0."""

@@ -28,10 +28,12 @@ from flbench.client.logged import Log
 from flbench.client.module import ClientModule
 from flbench.client.own_optimizer import Schedule, learning_rates, parse, retarget
 from flbench.client.program import Phase
+from flbench.core import metric_names
 from flbench.core.errors import ConfigError, RunError, UserError
 from flbench.core.rng import Draw
 from flbench.core.types import Batch, StepContext, Tree
-from flbench.models.lightning_net import LightningNet, base_of
+from flbench.models.lightning_hooks import LOG_WITHOUT_EFFECT, base_of, overrides
+from flbench.models.lightning_net import LightningNet
 
 REDUCTIONS: Final[dict[Any, Callable[[Tensor], Tensor]]] = {
     "mean": torch.mean,
@@ -43,6 +45,7 @@ REDUCTIONS: Final[dict[Any, Callable[[Tensor], Tensor]]] = {
     torch.min: torch.min,
     torch.max: torch.max,
 }
+MOST_TRIED: Final = 10_000  # steps that schedulers are tried for before a run
 # Attributes of modules that are not part of the state of the user's training.
 NO_STATE: Final = frozenset({*vars(nn.Module()), "_trainer", "_fabric", "_hparams", "log"})
 
@@ -62,6 +65,9 @@ class OwnModule(ClientModule):
         ctx: See `ClientModule`.
         factor: Factor of the round on the learning rates.
         log: What the client has logged so far.
+
+    Attributes:
+        ignored: Options of `self.log` that were given and have no effect.
     """
 
     is_traceable = False
@@ -87,6 +93,16 @@ class OwnModule(ClientModule):
         self._schedules: tuple[Schedule, ...] = ()
         self._position = _Position(net, phase)
         self._batch_idx = 0
+        self._optimizer: torch.optim.Optimizer | None = None
+        self._wanted: Tree = {}
+        self._seen: dict[str, tuple[Tensor, torch.dtype, torch.device]] = {}
+        self._has_started = self._is_in_epoch = False
+        self.ignored: set[str] = set()
+
+    @property
+    def should_stop(self) -> bool:
+        """Whether the module has set `trainer.should_stop`."""
+        return bool(self._position.should_stop)
 
     def step_context(self, batch: Batch) -> StepContext:
         """Return what loss terms read in the step on this batch."""
@@ -103,6 +119,7 @@ class OwnModule(ClientModule):
     def training_step(self, batch: Batch, batch_idx: int = 0) -> Tensor:
         """Return the phase's loss on a batch, 0-dim: the module's own, and the method's terms."""
         self._batch_idx = batch_idx
+        self._position.place(batch_idx)
         pair = (batch.x, batch.y)
         if self._call("on_train_batch_start", pair, batch_idx) == -1:
             raise ConfigError(
@@ -111,17 +128,44 @@ class OwnModule(ClientModule):
             )
         return super().training_step(batch, batch_idx)
 
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        """Return the module's optimizer over the leaves that the phase trains.
+    def gradients(self, loss: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the gradient of each leaf of `trained`; None for one that the user has frozen.
 
-        If the phase trains a second model, its leaves take the place of the module's parameters.
-        Parameters that the user has frozen, or left out of the optimizer, are not trained.
+        Raises:
+            ConfigError: The loss depends on no parameter that is trained.
+        """
+        free = [leaf for leaf in self.trained.values() if leaf.requires_grad]
+        if not free:
+            raise ConfigError(
+                f"{self.net.title} has frozen all parameters that the method trains"
+                f" ({', '.join(sorted(self.trained)[:3])}, ...). Leave requires_grad=True for some"
+                " of them, or take another method."
+            )
+        if not loss.requires_grad:
+            raise ConfigError(
+                f"{self.net.title}.training_step returned a loss without a gradient. Compute it"
+                " from self(x), without detach(), item() or torch.no_grad()."
+            )
+        found = iter(torch.autograd.grad(loss, free, allow_unused=True))
+        return tuple(next(found) if leaf.requires_grad else None for leaf in self.trained.values())
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """Call `setup`, and return the module's optimizer over the leaves that the phase trains.
+
+        If the phase trains a second model, its leaves take the place of the module's parameters in
+        all methods of the module. Parameters that the user has frozen are not trained as long as
+        they are, and those that are left out of the optimizer are never trained.
         """
         net, own = self.net, dict(self.net.named_parameters())
         _attach(net.module, self._position)
+        self._position.begin(self.batches_per_epoch)
         self._reset()
-        for name, parameter in own.items():
+        weights = self._weights()
+        seen = own if weights is None else {name: weights[name] for name in own}
+        self._seen = {name: (one, one.dtype, one.device) for name, one in seen.items()}
+        for name, parameter in seen.items():
             parameter.requires_grad_(name not in net.frozen)
+        self._call("setup", "fit")
         optimizer, self._schedules = parse(self._call("configure_optimizers"), net.title)
         if self._factor != 1.0:
             if self._schedules:
@@ -131,27 +175,45 @@ class OwnModule(ClientModule):
                 )
             for group in optimizer.param_groups:
                 group["lr"] = group["lr"] * self._factor
-        for parameter in own.values():
-            parameter.requires_grad_(False)
-        wanted = {name: leaf for name, leaf in self.leaves.items() if self.phase.trains(name)}
-        of = {parameter_of(name, own): leaf for name, leaf in wanted.items()}
-        retarget(
-            optimizer,
-            {one: None if name in net.frozen else of.get(name) for name, one in own.items()},
-        )
-        taken = {id(leaf) for group in optimizer.param_groups for leaf in group["params"]}
-        self.trained = {name: leaf for name, leaf in wanted.items() if id(leaf) in taken}
+        self._wanted = {name: leaf for name, leaf in self.leaves.items() if self.phase.trains(name)}
+        of = {parameter_of(name, own): leaf for name, leaf in self._wanted.items()}
+        retarget(optimizer, {one: of.get(name) for name, one in seen.items()})
+        for name, one in seen.items():
+            leaf = of.get(name)
+            if leaf is None:
+                one.requires_grad_(False)
+            elif leaf is not one:
+                leaf.requires_grad_(one.requires_grad)
+                one.requires_grad_(False)
+        self._optimizer = optimizer
+        self._find_trained()
         if not self.trained:
             raise ConfigError(
                 f"{net.title}.configure_optimizers returns an optimizer of none of the parameters"
-                f" that the method trains ({', '.join(sorted(wanted)[:3])}, ...). Give it"
+                f" that the method trains ({', '.join(sorted(self._wanted)[:3])}, ...). Give it"
                 " self.parameters()."
             )
-        for leaf in self.trained.values():
-            leaf.requires_grad_(True)
         rates = set(learning_rates(optimizer))
         self.lr = rates.pop() if len(rates) == 1 and not self._schedules else math.nan
         return optimizer
+
+    def _find_trained(self) -> None:
+        """Set `trained` to the leaves of the phase that the optimizer has; it may get more."""
+        assert self._optimizer is not None
+        taken = {id(leaf) for group in self._optimizer.param_groups for leaf in group["params"]}
+        self.trained = {name: leaf for name, leaf in self._wanted.items() if id(leaf) in taken}
+
+    def _weights(self) -> Tree | None:
+        """Return the leaves that take the place of the module's parameters; None if none do.
+
+        Weights that are computed from leaves do so in the training step alone: hooks cannot change
+        them.
+        """
+        if self.phase.weights is None:
+            return None
+        weights = self.phase.weights(self.leaves, self.ctx)
+        known = {id(leaf) for leaf in self.leaves.values()}
+        return weights if all(id(leaf) in known for leaf in weights.values()) else None
 
     @contextmanager
     def randomness(self, client: int, draw: Draw) -> Iterator[None]:
@@ -163,30 +225,41 @@ class OwnModule(ClientModule):
             random.seed(seed)
             yield
 
+    def begin_phase(self) -> None:
+        """Call the module's hook before the training, also for a client without a batch."""
+        self._hook("on_fit_start")
+
     def begin_epoch(self, number: int) -> None:
         """Call the module's hooks at the beginning of an epoch that has a batch."""
         self._position.current_epoch = number
-        if number == 0:
-            self._call("on_train_start")
-        self._call("on_train_epoch_start")
+        if not self._has_started:
+            self._has_started = True
+            self._hook("on_train_start")
+        if not self.should_stop:
+            self._is_in_epoch = True
+            self._hook("on_train_epoch_start")
 
     def end_step(self, batch: Batch, loss: Tensor) -> None:
         """Advance schedulers and call the module's hook after an optimizer step."""
         self._position.global_step += 1
+        title = self.net.title
         for schedule in self._schedules:
-            schedule.advance("step", self._batch_idx)
-        self._call("on_train_batch_end", {"loss": loss}, (batch.x, batch.y), self._batch_idx)
+            schedule.advance("step", self._batch_idx, title)
+        if self._position.is_last_batch:  # as a Trainer does, before the hooks
+            for schedule in self._schedules:
+                schedule.advance("epoch", self._position.current_epoch, title)
+        self._hook("on_train_batch_end", {"loss": loss}, (batch.x, batch.y), self._batch_idx)
 
     def end_epoch(self, number: int) -> None:
-        """Call the module's hook and advance schedulers after an epoch."""
-        self._call("on_train_epoch_end")
-        for schedule in self._schedules:
-            schedule.advance("epoch", number)
+        """Call the module's hook after an epoch."""
+        if self._is_in_epoch:
+            self._is_in_epoch = False
+            self._hook("on_train_epoch_end")
 
     def end_phase(self) -> None:
-        """Call the module's last hook, and log the values of metrics that it has logged."""
-        if self._position.global_step:
-            self._call("on_train_end")
+        """Call the module's last hooks, and log the values of metrics that it has logged."""
+        if self._has_started:
+            self._hook("on_train_end")
         for name, metric in self._metrics.items():
             value = metric.compute()
             if not isinstance(value, Tensor) or value.numel() != 1:
@@ -195,7 +268,26 @@ class OwnModule(ClientModule):
                     " value is not one number. Log its entries one by one."
                 )
             self._logged.add(name, _number(value), torch.mean)
+        self._hook("on_fit_end")
+        self._hook("teardown", "fit")
+        for one, _, _ in self._seen.values():
+            one.requires_grad_(False)
+            if one._backward_hooks:  # of the parameter, registered while this client trained
+                one._backward_hooks.clear()
         _attach(self.net.module, None)
+
+    def advance_to_the_end(self) -> None:
+        """Advance the schedulers as often as in a whole phase, which one step has begun.
+
+        Raises:
+            ConfigError: A scheduler ends before the phase does.
+        """
+        batches, title = self.batches_per_epoch, self.net.title
+        for number in range(1, min(batches * (self.phase.epochs or 1), MOST_TRIED)):
+            for schedule in self._schedules:
+                schedule.advance("step", number % batches, title)
+                if (number + 1) % batches == 0:
+                    schedule.advance("epoch", number // batches, title)
 
     def _reset(self) -> None:
         """Set the Python attributes of the user's module back, and let `self.log` come here."""
@@ -208,14 +300,7 @@ class OwnModule(ClientModule):
         own_step: Any = self.net.module.training_step
         if is_param_in_hook_signature(own_step, "batch_idx", min_args=2):
             arguments += (self._batch_idx,)
-        step = partial(self._call, "training_step", *arguments)
-        if self.phase.weights is None:
-            found = step()
-        else:
-            weights = self.phase.weights(self.leaves, self.ctx)
-            found = torch.func.functional_call(
-                _Call(self.net, step), {f"net.{name}": leaf for name, leaf in weights.items()}, ()
-            )
+        found = self._call("training_step", *arguments)
         loss = found.get("loss") if isinstance(found, dict) else found
         if not isinstance(loss, Tensor) or loss.numel() != 1:
             got = f"a tensor of shape {list(loss.shape)}" if isinstance(loss, Tensor) else found
@@ -225,20 +310,33 @@ class OwnModule(ClientModule):
             )
         return loss.reshape(())
 
+    def _hook(self, name: str, *arguments: Any) -> Any:
+        """Call a hook; it may have given the optimizer further parameters."""
+        if overrides(self.net.module, name):
+            self._call(name, *arguments)
+            self._find_trained()
+
     def _call(self, name: str, *arguments: Any) -> Any:
-        """Return what a method of the user's module returns.
+        """Return what a method of the user's module returns; None for a hook that it has not.
 
         Raises:
-            ConfigError: It raised an exception; the message names the line of code.
+            ConfigError: It raised an exception, with the line of code in the message, or it
+                replaced parameters.
         """
         module = self.net.module
-        base = base_of(type(module))
-        if name.startswith("on_") and getattr(type(module), name, None) is getattr(
-            base, name, None
-        ):
+        is_step = name == "training_step"
+        if not (is_step or overrides(module, name)):
             return None
+        weights = self._weights()
+        if is_step and weights is None and self.phase.weights is not None:
+            weights = self.phase.weights(self.leaves, self.ctx)
+        call = partial(self._called, name, *arguments)
         try:
-            return getattr(module, name)(*arguments)
+            if weights is None:
+                return call()
+            return torch.func.functional_call(
+                _Call(self.net, call), {f"net.{key}": leaf for key, leaf in weights.items()}, ()
+            )
         except (UserError, RunError):
             raise
         except Exception as error:
@@ -249,26 +347,72 @@ class OwnModule(ClientModule):
                 f"{_place(error)}. Correct the module."
             ) from error
 
+    def _called(self, name: str, *arguments: Any) -> Any:
+        """Return what a method of the module returns, and check the parameters after it."""
+        found = getattr(self.net.module, name)(*arguments)
+        if name != "training_step" or self._position.global_step == 0:
+            self._check_parameters(name)
+        return found
+
+    def _check_parameters(self, name: str) -> None:
+        """Raise a ConfigError if a method of the module has replaced, moved or cast parameters."""
+        what = f"{self.net.title}.{name}"
+        now = dict(self.net.named_parameters())
+        known = self._seen if self._weights() is not None or self.phase.weights is None else {}
+        other = [key for key, (one, _, _) in known.items() if now.get(key) is not one]
+        if changed := [*other, *(now.keys() - self._seen.keys())]:
+            raise ConfigError(
+                f"{what} adds, removes or replaces parameters"
+                f" ({', '.join(key.removeprefix('module.') for key in changed[:3])}). A client"
+                " trains those that the module has when it is made: make them in __init__, and"
+                " change their values in place: with torch.no_grad(): p.copy_(...)."
+            )
+        for key, (one, dtype, device) in known.items():
+            place = key.removeprefix("module.")
+            if (one.dtype, one.device) != (dtype, device):
+                raise ConfigError(
+                    f"{what} moves or casts the module (to, cuda, double, ...): `{place}` was"
+                    f" {dtype} on {device} and is {one.dtype} on {one.device}. Set engine.device"
+                    " and engine.precision instead."
+                )
+            if getattr(one, "_post_accumulate_grad_hooks", None):
+                raise ConfigError(
+                    f"{what} calls register_post_accumulate_grad_hook of `{place}`, whose hooks"
+                    " are not called: gradients are not accumulated. Use register_hook."
+                )
+
     def _log(
         self,
         name: str,
         value: Any,
-        *_: Any,
+        prog_bar: bool = False,
+        logger: bool | None = None,
+        on_step: bool | None = None,
+        on_epoch: bool | None = None,
         reduce_fx: Any = "mean",
-        **__: Any,
+        enable_graph: bool = False,
+        sync_dist: bool = False,
+        sync_dist_group: Any = None,
+        add_dataloader_idx: bool = True,
+        batch_size: int | None = None,
+        metric_attribute: str | None = None,
+        rank_zero_only: bool = False,
     ) -> None:
-        """Take the place of `LightningModule.log`.
+        """Take the place of `LightningModule.log`, with its arguments.
 
-        Options of a Trainer (progress bar, logger, steps or epochs, batch size) have no effect.
+        `batch_size` weighs the value in the mean over steps. The names of other options that change
+        what a Trainer shows are put into `ignored`; the rest has no effect on one process either.
         """
+        given = (prog_bar or None, None if logger is True else logger, on_step, on_epoch)
+        self.ignored.update(
+            option
+            for option, chosen in zip(LOG_WITHOUT_EFFECT, given, strict=True)
+            if chosen is not None
+        )
+        metric_names.check(name, f"{self.net.title} logs")
         if isinstance(value, Metric):
             self._metrics[name] = value
             return
-        if not isinstance(name, str) or not name or set(name) & set(',"\r\n'):
-            raise ConfigError(
-                f"{self.net.title} logs the name {name!r}. A name is a text without commas,"
-                " quotation marks and line breaks."
-            )
         if reduce_fx not in REDUCTIONS:
             raise ConfigError(
                 f"{self.net.title} logs `{name}` with reduce_fx={reduce_fx!r}. Use mean, sum, min"
@@ -279,7 +423,15 @@ class OwnModule(ClientModule):
                 f"{self.net.title} logs `{name}`, a tensor of shape {list(value.shape)}. Log one"
                 " number."
             )
-        self._logged.add(name, _number(value), REDUCTIONS[reduce_fx])
+        try:
+            number = _number(value)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise ConfigError(
+                f"{self.net.title} logs `{name}`, an object of type {type(value).__name__}. Log one"
+                " number."
+            ) from error
+        weight = 1.0 if batch_size is None else float(batch_size)
+        self._logged.add(name, number, REDUCTIONS[reduce_fx], weight)
 
 
 class _Call(nn.Module):
@@ -305,14 +457,42 @@ class _Position:
     Attributes:
         current_epoch: Number of the epoch within the phase, from 0.
         global_step: Number of optimizer steps taken in the phase.
+        should_stop: Whether the phase ends before its next step; the module may set it.
+        num_training_batches: Number of batches of an epoch of the client.
+        estimated_stepping_batches: Number of optimizer steps of the phase, at least 1.
+        is_last_batch: Whether the batch is the last one of its epoch.
     """
 
     def __init__(self, net: LightningNet, phase: Phase) -> None:
-        self.title = net.title
-        self.current_epoch = self.global_step = 0
-        self.max_epochs, self.max_steps = phase.epochs, -1 if phase.steps is None else phase.steps
-        self.global_rank = self.local_rank = 0
-        self.world_size, self.is_global_zero, self.training = 1, True, True
+        steps = -1 if phase.steps is None else phase.steps
+        self.__dict__.update(
+            title=net.title,
+            current_epoch=0,
+            global_step=0,
+            max_epochs=-1 if phase.epochs is None else phase.epochs,
+            max_steps=steps,
+            should_stop=False,
+            num_training_batches=0,
+            estimated_stepping_batches=1,
+            is_last_batch=False,
+            accumulate_grad_batches=1,
+            progress_bar_callback=None,
+            **dict.fromkeys(("global_rank", "local_rank", "node_rank"), 0),
+            **dict.fromkeys(("world_size", "num_nodes", "num_devices"), 1),
+            **dict.fromkeys(("is_global_zero", "training"), True),
+            **dict.fromkeys(("validating", "testing", "predicting", "sanity_checking"), False),
+            evaluating=False,
+        )
+
+    def begin(self, batches: int) -> None:
+        """Set how many batches an epoch has."""
+        whole = self.max_epochs * batches
+        steps = whole if self.max_steps < 0 else self.max_steps
+        self.__dict__.update(num_training_batches=batches, estimated_stepping_batches=max(1, steps))
+
+    def place(self, batch_idx: int) -> None:
+        """Set which batch of the epoch is trained on."""
+        self.__dict__["is_last_batch"] = batch_idx + 1 == self.num_training_batches
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -320,8 +500,16 @@ class _Position:
         raise ConfigError(
             f"{self.title} reads `{name}` of its Trainer (self.trainer.{name}, or a property that"
             " needs it). Clients are trained by an engine of flbench, which has no Trainer: of it"
-            " there are current_epoch, global_step, max_epochs and max_steps."
+            f" there are {', '.join(key for key in vars(self) if key != 'title')}."
         )
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name not in ("current_epoch", "global_step", "should_stop"):
+            raise ConfigError(
+                f"{self.title} sets `{name}` of its Trainer (self.trainer.{name}), which has no"
+                " effect: clients are trained by an engine of flbench. Only should_stop can be set."
+            )
+        self.__dict__[name] = value
 
 
 def parameter_of(leaf: str, own: Collection[str]) -> str | None:

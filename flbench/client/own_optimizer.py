@@ -30,15 +30,28 @@ class Schedule:
     interval: str = "epoch"
     frequency: int = 1
 
-    def advance(self, interval: str, number: int) -> None:
+    def advance(self, interval: str, number: int, title: str) -> None:
         """Advance the scheduler if it is due, as Lightning's Trainer does.
 
         Args:
             interval: What has ended: a `step` or an `epoch`.
             number: Number of the step within its epoch, or of the epoch, from 0.
+            title: Name of the user's class, for messages.
+
+        Raises:
+            ConfigError: The scheduler is at its end, or raised another exception.
         """
-        if interval == self.interval and (number + 1) % self.frequency == 0:
+        if interval != self.interval or (number + 1) % self.frequency:
+            return
+        try:
             self.scheduler.step()
+        except Exception as error:
+            raise ConfigError(
+                f"{title}.configure_optimizers: the scheduler {type(self.scheduler).__name__}"
+                f" cannot be advanced after {interval} {number + 1}: {error}. A scheduler with a"
+                " number of steps needs that of the client's training:"
+                " self.trainer.estimated_stepping_batches."
+            ) from error
 
 
 def parse(found: Any, title: str) -> tuple[Optimizer, tuple[Schedule, ...]]:

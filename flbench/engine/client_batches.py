@@ -30,6 +30,7 @@ class ClientBatches(IterableDataset[Batch]):
     Attributes:
         samples: Which samples these are (`Phase.samples`).
         indices: [n] The client's rows of the data set.
+        per_epoch: Number of batches of each epoch.
     """
 
     def __init__(
@@ -49,6 +50,8 @@ class ClientBatches(IterableDataset[Batch]):
         self._settings = settings
         self._dtype = dtype
         self._skip_single = has_batchnorm and phase.batchnorm == "train"
+        taken = batches.arrange(self.indices, settings.train, skip_single=self._skip_single)
+        self.per_epoch = -(-len(taken) // settings.train.batch_size)
         self._epochs = self._steps = 0
 
     def __iter__(self) -> Iterator[Batch]:

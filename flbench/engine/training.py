@@ -42,9 +42,6 @@ class Training:
         self._environment = environment
         self._module = module
         self._phase = module.phase
-        module.train()
-        self._optimizer = module.configure_optimizers()
-        self._randomness = partial(module.randomness, client, settings.draw)
         self._batches = ClientBatches(
             environment.federation,
             self._phase,
@@ -53,6 +50,11 @@ class Training:
             dtype=environment.dtype,
             has_batchnorm=environment.has_batchnorm,
         )
+        module.batches_per_epoch = self._batches.per_epoch
+        module.train()
+        self._randomness = partial(module.randomness, client, settings.draw)
+        with self._randomness():
+            self._optimizer = module.configure_optimizers()
         # A module may read its learning rate, which a schedule changes from round to round.
         rate = {"lr": torch.tensor(module.lr, dtype=torch.float64)}
         self._inputs = environment.traces.gather(
@@ -73,7 +75,10 @@ class Training:
             (cap,), torch.nan, dtype=torch.float64, device=self._environment.device
         )  # [epochs]
         sums: list[Tensor] = []
+        module.begin_phase()
         for number in range(cap):
+            if module.should_stop:
+                break
             done = torch.tensor(number)
             if phase.until is not None and bool(phase.until(means, done, module.ctx)):
                 break
@@ -104,22 +109,26 @@ class Training:
                 module.merge_recorded(module.observe(module.step_context(batch)))
 
     def _is_over(self) -> bool:
-        """Return whether the phase has taken all of its `steps`."""
+        """Return whether the phase has taken all of its `steps`, or the module ends it."""
+        if self._module.should_stop:
+            return True
         return self._phase.steps is not None and self.steps >= self._phase.steps
 
     def _epoch(self, number: int) -> Tensor | None:
-        """Train for an epoch; return the sum of its losses, or None if it has no batch."""
+        """Train for an epoch; return the sum of its losses, or None if it takes no step."""
         total: Tensor | None = None
         for index, batch in enumerate(self._batches):
             if index == 0:
                 self._module.begin_epoch(number)
+                if self._module.should_stop:
+                    break
             loss = self._step(batch, index)
             total = loss if total is None else total + loss
             self.steps += 1
             self._module.end_step(batch, loss)
             if self._is_over():
                 break
-        if total is not None:
+        if total is not None or self._module.should_stop:
             self._module.end_epoch(number)
         return total
 

@@ -256,18 +256,20 @@ def build(config: Config, federation: Federation | None = None) -> Experiment:
             "\n".join(f"`algorithm.name={config.algorithm.name}`: {sentence}" for sentence in unmet)
         )
     about_terms: list[str] = []
+    about_module: list[str] = []
     if terms is not None:
         about_terms = local_terms.notes(config, algorithm, replace(before, clients={}))
     if isinstance(net, LightningNet):
         has_classes = federation.dataset.targets is None
         own_training.check_method(algorithm, before, net.title, has_classes=has_classes)
-        own_training.try_step(net, config, federation)
+        about_module = own_training.try_step(net, config, federation, algorithm, before)
     notes = [
         *federation.notes,
         *about_classes,
         *algorithm.notes(),
         *about_terms,
         *configuration_notes(config, federation, net, algorithm),
+        *about_module,
     ]
     reason = None
     if config.engine.name == "auto":

@@ -284,7 +284,11 @@ def _as_weights(model: TrainedModel, card: dict[str, Any]) -> bytes:
             f" `{card['method']}` does not predict by the logits of its net. Choose another"
             f" format: {', '.join(name for name in FORMATS if name != 'safetensors')}."
         )
-    weights = {name: value.contiguous() for name, value in model.net.net.state_dict().items()}
+    weights = {
+        name: value.contiguous()
+        for name, value in model.net.net.state_dict().items()
+        if isinstance(value, Tensor)  # without what `get_extra_state` returns
+    }
     return save_safetensors(weights, {"card": json.dumps(card)})
 
 

@@ -40,7 +40,9 @@ def configuration_notes(
         net: The net.
         algorithm: The method.
     """
-    notes = [note for note in (own.note(net), padding_note(net)) if note]
+    notes = own.notes(net)
+    if padding := padding_note(net):
+        notes.append(padding)
     if algorithm.setting.net.names("batchnorm"):
         policy = {
             "average": "averaged over clients where the layer's weights are",

@@ -24,7 +24,9 @@ from flbench.config.schema import Config, OptimizerConfig
 from flbench.core.errors import ConfigError
 from flbench.core.rng import Draw
 from flbench.core.types import Batch, State
+from flbench.data.batches import arrange
 from flbench.data.federation import Federation
+from flbench.data.schemes import Indices
 from flbench.engine.base import dtype_of
 from flbench.experiment.rounds import visible_to_server
 from flbench.losses import CrossEntropy, TaskLoss
@@ -161,22 +163,74 @@ def _name(thing: object) -> str:
     return str(getattr(thing, "__name__", type(thing).__name__))
 
 
-def try_step(net: LightningNet, config: Config, federation: Federation) -> None:
+def try_step(
+    net: LightningNet, config: Config, federation: Federation, algorithm: Algorithm, start: State
+) -> list[str]:
     """Compute a step of the module, with all its hooks, on a few samples and a copy.
+
+    If the method has phases that train a part of the net alone, a step of each is computed too.
 
     Args:
         net: The net.
         config: Configuration of the run.
         federation: Samples of the run.
+        algorithm: The method, with the module's loss.
+        start: State before the first round.
+
+    Returns:
+        Notes on what the module does without effect.
 
     Raises:
         ConfigError: The module's code raised an exception, or returned something else than a loss
             or an optimizer.
     """
-    several = [rows[:TRIED] for rows in federation.partition.parts["train"] if len(rows) > 1]
+    several = [rows for rows in federation.partition.parts["train"] if len(rows) > 1]
     if not several:
-        return
-    rows, dtype = several[0], dtype_of(config.engine)
+        return []
+    rows = max(several, key=len)
+    whole = Phase("*", (TaskLoss(),), config.train.optimizer, epochs=config.train.local_epochs)
+    ignored = _try_phase(net, whole, config, federation, rows)
+    for names in _parts_trained(net, algorithm, start):
+        _try_phase(net, replace(whole, train=names), config, federation, rows)
+    if not ignored:
+        return []
+    return [
+        f"model: {net.title} gives self.log options without effect ({', '.join(sorted(ignored))}):"
+        " metrics.csv has one value of each name in a round, reduced over the steps."
+    ]
+
+
+def _parts_trained(
+    net: LightningNet, algorithm: Algorithm, start: State
+) -> Iterator[frozenset[str]]:
+    """Yield the names of the parameters of each phase that trains only a part of the net."""
+    own = frozenset(name for name, _ in net.named_parameters())
+    seen = {own, frozenset[str]()}
+    for number in range(len(algorithm.stages())):
+        for step in algorithm.program(replace(start, stage=number, clients={})).steps:
+            if isinstance(step, Phase) and step.weights is None:
+                names = frozenset(name for name in own if step.trains(name))
+                if names not in seen:
+                    seen.add(names)
+                    yield names
+
+
+def _try_phase(
+    net: LightningNet, phase: Phase, config: Config, federation: Federation, rows: Indices
+) -> set[str]:
+    """Compute one step of a phase on a copy of the net; see `try_step`.
+
+    Args:
+        net: The net.
+        phase: The phase.
+        config: Configuration of the run.
+        federation: Samples of the run.
+        rows: Rows of a client's training part.
+
+    Returns:
+        Options of `self.log` that have no effect.
+    """
+    dtype = dtype_of(config.engine)
     try:
         net = deepcopy(net).to(dtype)
     except Exception as error:
@@ -184,28 +238,25 @@ def try_step(net: LightningNet, config: Config, federation: Federation) -> None:
             f"{net.title} cannot be copied: {type(error).__name__}: {error}. Each client begins"
             " with a copy of its attributes: make such an object in on_train_start."
         ) from error
-    leaves = net_leaves(net)
-    everything = frozenset(name for name, _ in net.named_parameters())
-    phase = Phase(
-        everything, (TaskLoss(),), config.train.optimizer, epochs=config.train.local_epochs
-    )
+    leaves = net_leaves(net.requires_grad_(False))
     start = {name: leaf.detach().clone() for name, leaf in leaves.items()}
     factor = config.train.schedule.factor(config.train.rounds - 1, config.train.rounds)
     module = OwnModule(net, phase, leaves, start, {}, factor=factor, log=Log())
+    taken = len(arrange(rows, config.train, skip_single=False))
+    module.batches_per_epoch = max(1, -(-taken // config.train.batch_size))
+    rows = rows[:TRIED]
     x, y = federation.inputs(rows, dtype), federation.y[torch.from_numpy(rows)]
     y = y.to(dtype) if y.is_floating_point() else y
     ones, key = torch.ones(len(y), dtype=torch.bool), torch.arange(len(y))
     batch = Batch(x, y, ones, key, torch.tensor(0))
     module.train()
-    optimizer = module.configure_optimizers()
-    with module.randomness(0, Draw(config.seed, (0,), federation.clients)):
+    draw = Draw(config.seed, (0,), federation.clients)
+    with module.randomness(0, draw):
+        optimizer = module.configure_optimizers()
+    with module.randomness(0, draw):
+        module.begin_phase()
         module.begin_epoch(0)
         loss = module.training_step(batch)
-        if not loss.requires_grad:
-            raise ConfigError(
-                f"{net.title}.training_step returned a loss without a gradient. Compute it from"
-                " self(x), without detach(), item() or torch.no_grad()."
-            )
         for leaf, gradient in zip(module.trained.values(), module.gradients(loss), strict=True):
             leaf.grad = gradient
         try:
@@ -219,3 +270,5 @@ def try_step(net: LightningNet, config: Config, federation: Federation) -> None:
         module.end_step(batch, loss.detach())
         module.end_epoch(0)
         module.end_phase()
+        module.advance_to_the_end()
+    return module.ignored

@@ -568,7 +568,8 @@ def _load(
     own, leaves, ctx = (_of_kind(kind, tensors) for kind in ("net", "leaf", "ctx"))
 
     net = deepcopy(experiment.net).cpu().to(next(v for v in own.values() if v.is_floating_point()))
-    net.load_state_dict({leaf: own[leaf] for leaf in net.state_dict()})
+    # What `get_extra_state` returns is no leaf, and stays as it is.
+    net.load_state_dict({name: own.get(name, value) for name, value in net.state_dict().items()})
     net.eval().requires_grad_(False)
     if deployment.predict is None:
         deployed = DeployedNet(net)

@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Callable, Iterator
 from copy import deepcopy
-from typing import Any, Final
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -11,24 +11,7 @@ from torch import Tensor, nn
 from flbench.config.schema import OwnModelConfig
 from flbench.core.errors import ConfigError
 from flbench.core.types import Outputs
-
-REFUSED_HOOKS: Final = (
-    "backward",
-    "configure_gradient_clipping",
-    "configure_model",
-    "lr_scheduler_step",
-    "on_after_backward",
-    "on_after_batch_transfer",
-    "on_before_backward",
-    "on_before_batch_transfer",
-    "on_before_optimizer_step",
-    "on_before_zero_grad",
-    "optimizer_step",
-    "optimizer_zero_grad",
-    "transfer_batch_to_device",
-)
-"""Hooks that change what is computed, and that a Trainer alone calls."""
-
+from flbench.models.lightning_hooks import REFUSED_HOOKS, base_of, overrides, without_effect
 
 class LightningNet(nn.Module):
     """A LightningModule as the net of a federation.
@@ -42,10 +25,14 @@ class LightningNet(nn.Module):
         head: Name of the head in this net, such as `module.fc`; None if there is none.
         frozen: Names of the parameters in this net that the user has frozen
             (`requires_grad=False`).
+        compiled: Names of the submodules whose method `compile` was called.
     """
 
-    def __init__(self, module: nn.Module, head: str | None) -> None:
+    def __init__(
+        self, module: nn.Module, head: str | None, compiled: tuple[str, ...] = ()
+    ) -> None:
         super().__init__()
+        self.compiled = compiled
         self.module = module
         self.head = None if head is None else f"module.{head}"
         self.frozen = frozenset(
@@ -56,6 +43,15 @@ class LightningNet(nn.Module):
     def title(self) -> str:
         """Name of the user's class."""
         return type(self.module).__name__
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Move or cast the net, and let `device` and `dtype` of LightningModules say so."""
+        super()._apply(fn, recurse)
+        leaf = next(self.parameters())
+        for one in self.module.modules():
+            if base_of(type(one)) is not None:
+                one.__dict__.update(_device=leaf.device, _dtype=leaf.dtype)
+        return self
 
     def forward(self, x: Tensor) -> Outputs:
         """Return what the module's `forward` returns for inputs [B, ...], as logits.
@@ -92,7 +88,9 @@ def make(
             f"{what}: {type(module).__name__} is no LightningModule, so it has no training step of"
             " its own. Use fl.run(model=...), which trains any net, or leave `model.lightning` out."
         )
-    reasons = list(_reasons(module, base))
+    # Copies of a module have neither hooks of its parameters nor compiled calls.
+    original = source if isinstance(source, nn.Module) else module
+    reasons = [*_reasons(module), *_hooked(original)]
     if reasons:
         name = type(module).__name__
         raise ConfigError("\n".join(f"{what}: {name} {reason}" for reason in reasons))
@@ -103,18 +101,12 @@ def make(
             f"{what} has no submodule `{head}`, which `model.head` names. Its linear layers:"
             f" {', '.join(known) or 'none'}."
         )
-    return LightningNet(module, head)
-
-
-def base_of(kind: type) -> type | None:
-    """Return the class LightningModule that a class is derived from; None for another class.
-
-    The packages `lightning` and `pytorch_lightning` have one each.
-
-    Args:
-        kind: A class.
-    """
-    return next((one for one in kind.__mro__ if one.__name__ == "LightningModule"), None)
+    compiled = tuple(
+        name or type(original).__name__
+        for name, one in original.named_modules()
+        if getattr(one, "_compiled_call_impl", None) is not None
+    )
+    return LightningNet(module, head, compiled)
 
 
 def _made(
@@ -153,26 +145,36 @@ def _known(
     return {name: value for name, value in values.items() if name in names}
 
 
-def _reasons(module: nn.Module, base: type) -> Iterator[str]:
+def _reasons(module: nn.Module) -> Iterator[str]:
     """Yield reasons why an engine cannot train a LightningModule as a Trainer does."""
-    kind = type(module)
-
-    def has_own(name: str) -> bool:
-        return getattr(kind, name, None) is not getattr(base, name, None)
-
     for name in ("training_step", "configure_optimizers"):
-        if not has_own(name):
+        if not overrides(module, name):
             yield f"has no `{name}`. Write one: it is what each client trains by."
     if not getattr(module, "automatic_optimization", True):
         yield (
             "sets automatic_optimization=False. Manual optimization is a loop of its own, which"
             " methods cannot add terms to: return the loss from training_step instead."
         )
-    for name in REFUSED_HOOKS:
-        if has_own(name):
+    for name in sorted(REFUSED_HOOKS):
+        if overrides(module, name):
             yield (
                 f"overrides `{name}`, which only a Trainer calls, so the clients would train"
                 " something else. Remove the hook, or move its work into training_step."
+            )
+    if overrides(module, "log"):
+        yield (
+            "overrides `log`, which is replaced while a client trains. Give the method another"
+            " name, and call self.log in it."
+        )
+
+
+def _hooked(module: nn.Module) -> Iterator[str]:
+    """Yield a reason for each parameter that has a hook, which copies of the module lose."""
+    for name, parameter in module.named_parameters():
+        if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
+            yield (
+                f"has registered a hook of the parameter `{name}` (register_hook), which copies of"
+                " the module lose. Register it in on_fit_start, which each client calls."
             )
 
 
@@ -200,6 +202,7 @@ def _check_logits(net: LightningNet, x: Tensor, classes: int | None, what: str) 
         raise ConfigError(
             f"{what} does not accept samples of the shape {list(x.shape[1:])}:"
             f" {type(error).__name__}: {error}. Change the module or the data."
+            f"{_about_setup(net.module)}"
         ) from error
     if not isinstance(found, Tensor) or not found.is_floating_point():
         got = found.dtype if isinstance(found, Tensor) else type(found).__name__
@@ -223,14 +226,34 @@ def _check_logits(net: LightningNet, x: Tensor, classes: int | None, what: str) 
         )
 
 
-def note(net: LightningNet) -> str:
-    """Return a note that says what the module decides itself.
+def _about_setup(module: nn.Module) -> str:
+    """Return a sentence about layers that a module makes in `setup`, which is not called yet."""
+    if not overrides(module, "setup"):
+        return ""
+    return " Layers that `setup` makes must be made in __init__: each client calls `setup`."
+
+
+def notes(net: LightningNet) -> list[str]:
+    """Return notes that say what the module decides itself, and what of it has no effect.
 
     Args:
         net: The net.
     """
     head = "" if net.head is None else f" The head is `{net.head.removeprefix('module.')}`."
-    return (
+    found = [
         f"model: {net.title} is trained by its own training_step and configure_optimizers, with a"
         f" new optimizer in each round; `train.optimizer` is not used.{head}"
-    )
+    ]
+    by_reason: dict[str, list[str]] = {}
+    for name, reason in without_effect(net.module):
+        by_reason.setdefault(reason, []).append(f"`{name}`")
+    if by_reason:
+        listed = "; ".join(f"{', '.join(names)} ({why})" for why, names in by_reason.items())
+        found.append(f"model: of {net.title} these have no effect: {listed}.")
+    if net.compiled:
+        listed = ", ".join(f"`{name}`" for name in net.compiled)
+        found.append(
+            f"model: of {net.title} `compile` of {listed} has no effect: each client trains a copy"
+            " of the module, which is not compiled."
+        )
+    return found

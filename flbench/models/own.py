@@ -2,6 +2,7 @@
 
 import hashlib
 import inspect
+import pickle
 from collections.abc import Callable
 from copy import deepcopy
 from typing import Any
@@ -139,6 +140,9 @@ def sha256(config: OwnModelConfig, net: nn.Module) -> str:
     if config.name == given.OBJECT:
         sha = hashlib.sha256(str(net).encode())
         for name, leaf in net.state_dict().items():
+            if not isinstance(leaf, Tensor):  # of get_extra_state
+                sha.update(name.encode() + _pickled(leaf))
+                continue
             sha.update(f"{name}{leaf.dtype}{list(leaf.shape)}".encode())
             sha.update(leaf.contiguous().reshape(-1).view(torch.uint8).numpy().data)
         now, whose = sha.hexdigest(), "of the net that was given, with its weights,"
@@ -152,20 +156,28 @@ def sha256(config: OwnModelConfig, net: nn.Module) -> str:
     return now
 
 
-def note(net: nn.Module) -> str | None:
-    """Return a note that says which part of a net of the user is its head, otherwise None.
+def _pickled(value: object) -> bytes:
+    """Return the bytes of an object; of one that cannot be pickled the name of its type."""
+    try:
+        return pickle.dumps(value)
+    except Exception:
+        return type(value).__qualname__.encode()
+
+
+def notes(net: nn.Module) -> list[str]:
+    """Return notes about a net of the user, such as which part is its head; empty for others.
 
     Args:
         net: The net.
     """
     if isinstance(net, lightning_net.LightningNet):
-        return lightning_net.note(net)
+        return lightning_net.notes(net)
     if not isinstance(net, OwnNet):
-        return None
-    return (
+        return []
+    return [
         f"model: the head is `{net.place or type(net.head).__name__}`; its inputs are the features."
         " Set `model.head` for another one."
-    )
+    ]
 
 
 def _built(

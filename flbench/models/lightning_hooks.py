@@ -1,0 +1,135 @@
+"""What a client's training does with each hook and attribute of a LightningModule.
+
+Each public name of `lightning.pytorch.LightningModule` is in one of three lists. A test compares
+them with the class of the installed version.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from torch import nn
+
+ACTS: Final = frozenset(
+    (
+        # called in a client's training of one phase as a Trainer calls them in `fit`
+        *("setup", "configure_optimizers", "on_fit_start", "on_train_start"),
+        *("on_train_epoch_start", "on_train_batch_start", "training_step", "on_train_batch_end"),
+        *("on_train_epoch_end", "on_train_end", "on_fit_end", "teardown", "forward"),
+        # what the module calls or reads
+        *("log", "log_dict", "print", "freeze", "unfreeze", "trainer", "fabric"),
+        *("current_epoch", "global_step", "global_rank", "local_rank", "on_gpu"),
+        *("device", "dtype", "save_hyperparameters", "hparams", "hparams_initial"),
+        # what needs no Trainer
+        *("to_onnx", "to_torchscript", "to_tensorrt", "load_from_checkpoint"),
+    )
+)
+"""Hooks and attributes that do what they do in Lightning's Trainer."""
+
+REFUSED_HOOKS: Final = frozenset(
+    (
+        *("backward", "configure_gradient_clipping", "configure_model"),
+        *("configure_sharded_model", "lr_scheduler_step", "on_after_backward"),
+        *("on_after_batch_transfer", "on_before_backward", "on_before_batch_transfer"),
+        *("on_before_optimizer_step", "on_before_zero_grad", "optimizer_step"),
+        *("optimizer_zero_grad", "transfer_batch_to_device"),
+    )
+)
+"""Hooks that change what is computed, and that a Trainer alone calls: they are refused."""
+
+REFUSED_USES: Final = frozenset(
+    (
+        # read what only a Trainer has
+        *("optimizers", "lr_schedulers", "logger", "loggers", "all_gather", "device_mesh"),
+        # for manual optimization, which `automatic_optimization=False` would switch on
+        *("automatic_optimization", "manual_backward", "clip_gradients"),
+        *("toggle_optimizer", "untoggle_optimizer", "toggled_optimizer"),
+        # move or cast the tensors of the client
+        *("to", "cuda", "cpu", "type", "float", "double", "half"),
+    )
+)
+"""Attributes whose use in a client's training is refused; they may be read before it."""
+
+_EVALUATION: Final = "the models are evaluated by `forward`"
+_DATA: Final = "the samples are those of `data`"
+_CHECKPOINT: Final = "checkpoints hold parameters and buffers alone"
+
+NO_EFFECT: Final[Mapping[str, str]] = {
+    **dict.fromkeys(("validation_step", "test_step", "predict_step"), _EVALUATION),
+    **{
+        f"on_{part}_{moment}": _EVALUATION
+        for part in ("validation", "test", "predict")
+        for moment in (
+            *("start", "end", "epoch_start", "epoch_end", "batch_start", "batch_end"),
+            "model_eval",
+        )
+    },
+    **dict.fromkeys(
+        ("on_validation_model_train", "on_test_model_train", "on_validation_model_zero_grad"),
+        _EVALUATION,
+    ),
+    **dict.fromkeys(
+        (
+            *("train_dataloader", "val_dataloader", "test_dataloader", "predict_dataloader"),
+            *("prepare_data", "prepare_data_per_node"),
+            "allow_zero_length_dataloader_with_multiple_devices",
+        ),
+        _DATA,
+    ),
+    **dict.fromkeys(("on_save_checkpoint", "on_load_checkpoint", "strict_loading"), _CHECKPOINT),
+    "configure_callbacks": "callbacks of Lightning are not called",
+    "example_input_array": "no graph of the module is logged",
+}
+"""Hooks and attributes without effect, with the reason; a note names those that a module has."""
+
+LOG_WITHOUT_EFFECT: Final = ("prog_bar", "logger", "on_step", "on_epoch")
+"""Options of `self.log` that say where and when a Trainer shows a value; a note names them."""
+
+
+def base_of(kind: type) -> type | None:
+    """Return the class LightningModule that a class is derived from; None for another class.
+
+    The packages `lightning` and `pytorch_lightning` have one each.
+
+    Args:
+        kind: A class.
+    """
+    return next((one for one in kind.__mro__ if one.__name__ == "LightningModule"), None)
+
+
+def overrides(module: nn.Module, name: str) -> bool:
+    """Return whether a LightningModule has a method of its own: of its class, or of the object.
+
+    Args:
+        module: The module.
+        name: Name of a method of LightningModule.
+    """
+    kind = type(module)
+    if name in module.__dict__:
+        return True
+    return getattr(kind, name, None) is not getattr(base_of(kind), name, None)
+
+
+def without_effect(module: nn.Module) -> Iterator[tuple[str, str]]:
+    """Yield the hooks and attributes of a module that have no effect, with the reason.
+
+    Args:
+        module: A LightningModule.
+    """
+    for name, reason in NO_EFFECT.items():
+        if overrides(module, name) if name not in _VALUES else _is_set(module, name):
+            yield name, reason
+
+
+_VALUES: Final[Mapping[str, Any]] = {
+    "allow_zero_length_dataloader_with_multiple_devices": False,
+    "prepare_data_per_node": True,
+    "strict_loading": True,
+    "example_input_array": None,
+}
+"""Attributes that are no hooks, with the value that a module has unless it sets another one."""
+
+
+def _is_set(module: nn.Module, name: str) -> bool:
+    """Return whether a module has another value of an attribute than a new one."""
+    found, default = getattr(module, name, _VALUES[name]), _VALUES[name]
+    return found is not default
