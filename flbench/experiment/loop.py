@@ -16,7 +16,8 @@ from flbench.callbacks.run_view import Memory, Progress, RunView
 from flbench.client.logged import LOGGED
 from flbench.client.program import LocalProgram, Statistic, Step
 from flbench.config.schema import Config
-from flbench.core.errors import CallbackError, DivergedError, RunError, UserError
+from flbench.core import metric_names
+from flbench.core.errors import CallbackError, ConfigError, DivergedError, RunError, UserError
 from flbench.core.types import Results, Stage, State, Tree
 from flbench.engine.base import Engine, RoundSettings
 from flbench.experiment import rounds
@@ -143,6 +144,9 @@ class FederatedLoop:
                 saved.
         """
         stages = self.algorithm.stages()
+        if not stages[state.stage].setup:
+            for name in self.algorithm.deploy(state, torch.tensor([0])):
+                metric_names.check(name, f"{self._method}.deploy gives a model")
         total = self.config.train.rounds
         # A set-up stage may follow the last round: without `until`, only the stages end the loop.
         stop = math.inf if until is None or until >= total else until
@@ -228,12 +232,17 @@ class FederatedLoop:
         self.seconds.count_as_evaluation(trained.results.observe_seconds)
         self._report_failures(trained.results, state)
         ids, moments = trained.results.ids, {}
+        diagnosed = [*_diagnosed(diagnostics, trained.results, state.round + 1)]
+        for row in diagnosed:
+            metric_names.check(row.metric, f"{self._method}.diagnostics gives a value")
         if groups is not None:
             # The exchange writes into the clients' leaves, so this evaluation precedes it.
             with self.seconds.measure("evaluate"), interrupts.allowed():
                 moments["@before"] = self.evaluator.evaluate_cohort(state, settings, ids)
         with self.seconds.measure("train"):
             over = rounds.exchange(self.algorithm, state, trained)
+        for name, value in over.metrics.items():
+            self._check_server_metric(name, value)
         number, split = over.state.round, "setup" if stage.setup else "train"
         lines = [Row(number, split, "", name, value) for name, value in over.costs.items()]
         lines += [Row(number, "server", "", name, value) for name, value in over.metrics.items()]
@@ -242,7 +251,7 @@ class FederatedLoop:
         if evaluated:
             evaluation = self._observed(trained.results, number)
             lines += self.evaluator.judge.rows(evaluation, suffix="@local")
-            lines += _diagnosed(diagnostics, trained.results, number)
+            lines += diagnosed
         if groups is not None:
             with self.seconds.measure("evaluate"):
                 moments["@local"] = self._observed(trained.results, number)
@@ -252,6 +261,22 @@ class FederatedLoop:
         self.folder.add_metrics(lines)
         self.progress.loss = over.costs.get("loss", float("nan"))
         return over.state, lines
+
+    @property
+    def _method(self) -> str:
+        """The method and its class, as the beginning of a sentence."""
+        return f"`algorithm.name={self.config.algorithm.name}`: {type(self.algorithm).__name__}"
+
+    def _check_server_metric(self, name: object, value: Any) -> None:
+        """Raise a ConfigError if metrics.csv cannot hold a metric that `aggregate` returned."""
+        metric_names.check(name, f"{self._method}.aggregate gives a metric")
+        try:
+            float(value)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise ConfigError(
+                f"{self._method}.aggregate gives the metric {name!r} a value of type"
+                f" {type(value).__name__}. Give one number."
+            ) from error
 
     def evaluate(self, state: State, interrupts: Interrupts) -> None:
         """Evaluate all models and write the metrics; save the state if it is the best so far.

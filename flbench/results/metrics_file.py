@@ -96,7 +96,7 @@ def read(path: Path) -> list[Row]:
         raise DataError(f"{path} is damaged: it is not a text in UTF-8. {CURE}") from error
     complete = text[: text.rfind("\n") + 1]
     try:
-        lines = list(csv.reader(complete.splitlines()))
+        lines = list(csv.reader(complete.split("\n")[:-1]))
         if not lines or tuple(lines[0]) != HEADER:
             raise DataError(f"{path} is not a metrics.csv of flbench. {CURE}")
         return [Row(int(line[0]), line[1], line[2], line[3], float(line[4])) for line in lines[1:]]

@@ -5,7 +5,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from flbench.config.schema import Config
-from flbench.config.sources import Layer, value_at
+from flbench.config.sources import Layer
+from flbench.tuning.free_keys import default_of
 from flbench.tuning.parameters import Parameter, Params, Scalar
 
 
@@ -48,9 +49,12 @@ class Space:
 
         Args:
             config: Configuration of the method without a trial's parameters.
+
+        Raises:
+            ConfigError: A function of the user has no such argument, or no default for it.
         """
         tree = config.tree()
-        return self.assign(lambda path, _: value_at(tree, path))
+        return self.assign(lambda path, _: default_of(tree, path, self.method))
 
     def leading_to(self, path: str) -> Params:
         """Return values of other parameters for which this parameter is active."""
