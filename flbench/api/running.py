@@ -21,6 +21,7 @@ from flbench.config.sources import Layer, from_values
 from flbench.core.errors import RunError
 from flbench.core.expected import as_flbench_errors
 from flbench.core.given import offered
+from flbench.core.wording import lower_rate
 from flbench.experiment import lifecycle
 from flbench.experiment.run_folder import RunFolder
 from flbench.results import reading
@@ -305,11 +306,13 @@ def failure(path: Path) -> str | None:
     Args:
         path: The run folder.
     """
-    reason = training_failure(reading.read(path).summary)
+    run = reading.read(path)
+    reason = training_failure(run.summary)
     if reason is None:
         return None
+    lower = lower_rate(own_optimizer=run.config.has_own_optimizer)
     return (
-        f"{path}: {reason}. Lower train.optimizer.lr, set train.clip, or check train.batch_size and"
+        f"{path}: {reason}. {lower}, set train.clip, or check train.batch_size and"
         " train.last_batch."
     )
 

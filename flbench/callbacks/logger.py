@@ -11,7 +11,6 @@ from weakref import WeakKeyDictionary
 
 from flbench.callbacks.base import Callback
 from flbench.callbacks.run_view import RunView
-from flbench.config.schema import Config
 from flbench.config.sources import leaves
 from flbench.core.errors import ConfigError
 
@@ -92,7 +91,7 @@ class LoggerCallback(Callback):
             return
         self._sent = 0
         with _without_warning_of_csv(bool(run.rows)):
-            self.logger.log_hyperparams(_parameters(run.config))
+            self.logger.log_hyperparams(_parameters(run))
             self._send(run)
         self.logger.save()
 
@@ -140,10 +139,14 @@ def _is_csv(logger: Logger) -> bool:
     return any(kind.__name__ == "CSVLogger" for kind in type(logger).__mro__)
 
 
-def _parameters(config: Config) -> dict[str, Any]:
-    """Return the values of a configuration by dotted keys."""
-    flat = leaves(config.tree())
-    return {key: value for key, value in flat.items() if not key.startswith(LEFT_OUT)}
+def _parameters(run: RunView) -> dict[str, Any]:
+    """Return the values of a run's configuration, and those of the user's module, by dotted keys.
+
+    A LightningModule makes its own optimizer, so that `train.optimizer` is not part of them.
+    """
+    left_out = (*LEFT_OUT, "train.optimizer.") if run.module else LEFT_OUT
+    flat = leaves(run.config.tree()) | leaves({"module": dict(run.module)})
+    return {key: value for key, value in flat.items() if not key.startswith(left_out)}
 
 
 @contextmanager

@@ -126,6 +126,7 @@ class RunView:
         class_names: Names of the C classes.
         clients: Number of clients N.
         weights: Function that returns the weights of a client's model, for `weights`.
+        module: Optimizer and hyper-parameters of a LightningModule of the user; None for others.
     """
 
     def __init__(
@@ -137,7 +138,9 @@ class RunView:
         class_names: Sequence[str],
         clients: int,
         weights: Callable[[State, int], Tree],
+        module: Mapping[str, Any] | None = None,
     ) -> None:
+        self._module = MappingProxyType(dict(module or {}))
         self._progress, self._weights = progress, weights
         self._config, self._path = config, path
         self._class_names, self._clients = tuple(class_names), clients
@@ -148,6 +151,15 @@ class RunView:
     def config(self) -> Config:
         """The complete configuration of the run; it is immutable."""
         return self._config
+
+    @property
+    def module(self) -> Mapping[str, Any]:
+        """What a LightningModule of the user trains by; empty for other nets.
+
+        `optimizer` has the class (`name`) and the arguments of its optimizer, `hyperparameters`
+        what its `save_hyperparameters` has saved.
+        """
+        return self._module
 
     @property
     def path(self) -> Path:

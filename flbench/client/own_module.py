@@ -26,7 +26,7 @@ from torchmetrics import Metric
 from flbench.client.forward import make_step_context
 from flbench.client.logged import Log
 from flbench.client.module import ClientModule
-from flbench.client.own_optimizer import Schedule, learning_rates, parse, retarget
+from flbench.client.own_optimizer import Schedule, described, learning_rates, parse, retarget
 from flbench.client.program import Phase
 from flbench.core import metric_names
 from flbench.core.errors import ConfigError, RunError, UserError
@@ -68,6 +68,7 @@ class OwnModule(ClientModule):
 
     Attributes:
         ignored: Options of `self.log` that were given and have no effect.
+        optimizer: Class and arguments of the optimizer, set by `configure_optimizers`.
     """
 
     is_traceable = False
@@ -98,6 +99,7 @@ class OwnModule(ClientModule):
         self._seen: dict[str, tuple[Tensor, torch.dtype, torch.device]] = {}
         self._has_started = self._is_in_epoch = False
         self.ignored: set[str] = set()
+        self.optimizer: dict[str, Any] = {}
 
     @property
     def should_stop(self) -> bool:
@@ -167,6 +169,7 @@ class OwnModule(ClientModule):
             parameter.requires_grad_(name not in net.frozen)
         self._call("setup", "fit")
         optimizer, self._schedules = parse(self._call("configure_optimizers"), net.title)
+        self.optimizer = described(optimizer, self._schedules)
         if self._factor != 1.0:
             if self._schedules:
                 raise ConfigError(

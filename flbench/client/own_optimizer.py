@@ -1,6 +1,6 @@
 """The optimizer and the schedulers that a LightningModule of the user configures."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -144,6 +144,31 @@ def _schedule(given: Any, what: str) -> Schedule:
             " The interval is 'step' or 'epoch', the frequency a whole number of at least 1."
         )
     return Schedule(scheduler, interval, frequency)
+
+
+def described(optimizer: Optimizer, schedules: Iterable[Schedule]) -> dict[str, Any]:
+    """Return an optimizer's class and arguments, and the classes of its schedulers.
+
+    Args:
+        optimizer: The optimizer, before its first step.
+        schedules: Its schedulers.
+
+    Returns:
+        `name`, the arguments that are numbers (`lr` as a list if groups of parameters differ) and,
+        if there are some, `schedulers`.
+    """
+    groups = optimizer.param_groups
+    rates = [float(group.get("initial_lr", group.get("lr", float("nan")))) for group in groups]
+    arguments = {
+        key: list(value) if isinstance(value, tuple) else value
+        for key, value in groups[0].items()
+        if key not in ("params", "initial_lr") and isinstance(value, int | float | tuple)
+    }
+    found = {"name": type(optimizer).__name__, **arguments}
+    if "lr" in found:
+        found["lr"] = rates[0] if len(set(rates)) == 1 else rates
+    names = [type(one.scheduler).__name__ for one in schedules]
+    return {**found, "schedulers": names} if names else found
 
 
 def learning_rates(optimizer: Optimizer) -> Iterator[float]:

@@ -15,6 +15,7 @@ from flbench.comparison.training import Outcome, Task, layer_of, train
 from flbench.config.sources import Layer
 from flbench.core import files
 from flbench.core.errors import UserError
+from flbench.core.wording import lower_rate
 from flbench.results import reading
 from flbench.results.summary import training_failure
 from flbench.tuning.supervisor import Supervisor
@@ -148,8 +149,9 @@ def why_nothing_was_trained(path: Path) -> str | None:
     """Return why a finished run has trained nothing; None if it has, or is not finished."""
     if not reading.is_finished(path):
         return None
-    reason = training_failure(reading.read(path).summary)
+    run = reading.read(path)
+    reason = training_failure(run.summary)
+    lower = lower_rate(own_optimizer=run.config.has_own_optimizer)
     return reason and (
-        f"{reason}. Lower train.optimizer.lr, set train.clip, or check train.batch_size and"
-        " train.last_batch."
+        f"{reason}. {lower}, set train.clip, or check train.batch_size and train.last_batch."
     )

@@ -653,6 +653,11 @@ class Config(Strict):
         return self.evaluation.best.metric is None
 
     @property
+    def has_own_optimizer(self) -> bool:
+        """Whether a LightningModule of the user makes the optimizer (`model.lightning`)."""
+        return isinstance(self.model, OwnModelConfig) and self.model.lightning
+
+    @property
     def evaluation_period(self) -> int:
         """Rounds between two evaluations: `evaluation.every`, or its default if that is None.
 

@@ -316,7 +316,7 @@ def _check_sections(
         kinds = [isinstance(value, dict) for value in values]
         if all(kinds):
             _check_sections(*values, origins_below, origins_above, f"{path}.")
-        elif any(kinds):
+        elif any(kinds) and not (values[0] is None and kinds[1]):  # null is an empty section
             value, origins = (values[0], origins_below) if kinds[1] else (values[1], origins_above)
             section = origins_above if kinds[1] else origins_below
             name = next((name for name in section if name.startswith(f"{path}.")), path)
@@ -331,7 +331,8 @@ def _merge_into(below: dict[str, Any], above: dict[str, Any]) -> None:
     """Override values of nested dicts by those of others, in place, without aliasing the latter."""
     for key, value in above.items():
         if isinstance(value, dict):
-            below.setdefault(key, {})
+            if below.get(key) is None:
+                below[key] = {}
             _merge_into(below[key], value)
         else:
             below[key] = value

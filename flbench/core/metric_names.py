@@ -8,12 +8,12 @@ _REFUSED: Final = frozenset(',"')
 
 
 def is_name(name: object) -> bool:
-    """Return whether a metric can have a name.
+    r"""Return whether a metric can have a name.
 
     A name is a text of printable characters without commas and quotation marks, such as
     `top1/val` or `top 1`, and does not begin or end with a space.
 
-    >>> [is_name(name) for name in ("top1/val", "top1, val", "top1\\nval", "", 1)]
+    >>> [is_name(name) for name in ("top1/val", "top1, val", "top1\nval", "", 1)]
     [True, False, False, False, False]
     """
     return (

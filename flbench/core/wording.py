@@ -51,6 +51,20 @@ def setting(name: str, value: Any = _NOTHING) -> str:
     return f"`{name}`" if value is _NOTHING else f"`{name}={value!r}`"
 
 
+def lower_rate(*, own_optimizer: bool) -> str:
+    """Return how the user lowers the learning rate, as the beginning of a sentence.
+
+    Args:
+        own_optimizer: Whether a LightningModule of the user makes the optimizer.
+
+    >>> lower_rate(own_optimizer=False)
+    'Lower train.optimizer.lr'
+    """
+    if own_optimizer:
+        return "Lower the learning rate in the module's configure_optimizers"
+    return "Lower train.optimizer.lr"
+
+
 def command_or_call(command: str, call: str) -> str:
     """Return how the user does something: by a command, or by a call of Python.
 

@@ -1,8 +1,8 @@
 """Building the objects of an experiment from its configuration."""
 
 import os
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -72,6 +72,7 @@ class Experiment:
         judge: What is judged, and how.
         notes: Notes to show before the run starts, one sentence each. They depend on configuration
             and data alone.
+        module: Optimizer and hyper-parameters of a LightningModule of the user; otherwise empty.
         engine_choice: Why `engine.name=auto` chose the engine, with measured times; None if the
             configuration names the engine.
     """
@@ -84,6 +85,7 @@ class Experiment:
     judge: Judge
     notes: tuple[str, ...]
     engine_choice: str | None = None
+    module: Mapping[str, Any] = field(default_factory=dict)
 
     def messages(self) -> tuple[str, ...]:
         """Return the sentences to print before a run starts: the notes and the engine's choice."""
@@ -138,6 +140,7 @@ class Experiment:
             folder=folder,
             callbacks=callbacks,
             seconds=seconds,
+            module=self.module,
         )
 
     def restore(self, folder: RunFolder) -> Restored:
@@ -257,12 +260,13 @@ def build(config: Config, federation: Federation | None = None) -> Experiment:
         )
     about_terms: list[str] = []
     about_module: list[str] = []
+    module: dict[str, Any] = {}
     if terms is not None:
         about_terms = local_terms.notes(config, algorithm, replace(before, clients={}))
     if isinstance(net, LightningNet):
         has_classes = federation.dataset.targets is None
         own_training.check_method(algorithm, before, net.title, has_classes=has_classes)
-        about_module = own_training.try_step(net, config, federation, algorithm, before)
+        about_module, module = own_training.try_step(net, config, federation, algorithm, before)
     notes = [
         *federation.notes,
         *about_classes,
@@ -286,7 +290,9 @@ def build(config: Config, federation: Federation | None = None) -> Experiment:
     block = engine.block(config.train.batch_size)
     if block is not None:
         config = altered(config, "engine", block=block)
-    return Experiment(config, federation, net, algorithm, engine, judge, tuple(notes), reason)
+    return Experiment(
+        config, federation, net, algorithm, engine, judge, tuple(notes), reason, module
+    )
 
 
 def _judge(

@@ -19,6 +19,7 @@ from flbench.config.schema import EvaluationConfig
 from flbench.core.errors import DivergedError
 from flbench.core.tree import take
 from flbench.core.types import Info, Results, Samples, State, StepContext, Tree
+from flbench.core.wording import lower_rate
 from flbench.data.federation import Federation
 from flbench.data.schemes import Indices
 from flbench.engine.base import Engine, RoundSettings
@@ -590,7 +591,9 @@ class Evaluator:
         if deployment.program is None:
             raise DivergedError(
                 f"the models of clients [{who}] after round {state.round} are not finite"
-                f" ({results.failures[0].reason}). Lower train.optimizer.lr or set train.clip."
+                f" ({results.failures[0].reason})."
+                f" {lower_rate(own_optimizer=self.algorithm.setting.own_optimizer)} or set"
+                " train.clip."
             )
         self.warn(
             f"round {state.round}: fine-tuning diverged at clients [{who}]; they are"

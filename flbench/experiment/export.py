@@ -207,6 +207,7 @@ def _as_module(model: TrainedModel, card: dict[str, Any]) -> bytes:
     graph = torch.fx.Graph()
     [scores] = graph.graph_copy(module.graph, {})  # type: ignore[misc]
     graph.output(scores)
+    _create_from_samples(graph)
     for node in graph.nodes:
         node.meta = {}
     plain = torch.fx.GraphModule(module, graph, "TrainedModel")
@@ -214,9 +215,38 @@ def _as_module(model: TrainedModel, card: dict[str, Any]) -> bytes:
     content = io.BytesIO()
     torch.save(plain, content)
     content.seek(0)
-    loaded = torch.load(content, weights_only=False)
+    try:
+        loaded = torch.load(content, weights_only=False)
+    except Exception as error:  # it records the operations anew, with placeholders for sizes
+        others = ", ".join(name for name in FORMATS if name != "torch")
+        raise UserError(
+            f"`torch` cannot hold this net: {type(error).__name__}:"
+            f" {str(error).splitlines()[0]} Choose another format: {others}."
+        ) from error
     _check(model, loaded, tolerance=0.0)
     return content.getvalue()
+
+
+def _create_from_samples(graph: torch.fx.Graph) -> None:
+    """Let operations that create tensors, such as the initial state of a GRU, take the samples.
+
+    A file of this format is read by recording its operations anew, and an operation without a
+    tensor among its arguments is not recorded, while its size depends on the number of samples.
+    """
+    aten = torch.ops.aten
+    like = {
+        aten.zeros.default: aten.new_zeros.default,
+        aten.ones.default: aten.new_ones.default,
+        aten.empty.memory_format: aten.new_empty.default,
+        aten.full.default: aten.new_full.default,
+    }
+    samples = next(node for node in graph.nodes if node.op == "placeholder")
+    for node in graph.nodes:
+        if node.op == "call_function" and node.target in like:
+            node.target = like[node.target]
+            node.args = (samples, *node.args)
+            # Without a type, these operations take that of the samples.
+            node.kwargs = {"dtype": torch.get_default_dtype(), **node.kwargs}
 
 
 def _as_onnx(model: TrainedModel, card: dict[str, Any]) -> bytes:

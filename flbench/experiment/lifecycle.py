@@ -132,7 +132,7 @@ def write_description(
     )
     folder.write("partition.npz", packed)
     folder.write("partition.json", description)
-    folder.write_json("provenance.json", provenance.now())
+    folder.write_json("provenance.json", provenance.now(experiment.module))
     # The configuration is written last, because a folder that contains it can be resumed.
     folder.write("config.yaml", to_yaml(experiment.config.tree(), origins))
 

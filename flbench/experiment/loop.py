@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
@@ -19,6 +19,7 @@ from flbench.config.schema import Config
 from flbench.core import metric_names
 from flbench.core.errors import CallbackError, ConfigError, DivergedError, RunError, UserError
 from flbench.core.types import Results, Stage, State, Tree
+from flbench.core.wording import lower_rate
 from flbench.engine.base import Engine, RoundSettings
 from flbench.experiment import rounds
 from flbench.experiment.evaluate import Evaluation, Evaluator
@@ -85,6 +86,7 @@ class FederatedLoop:
         callbacks: The callbacks of the run.
         seconds: Time spent so far, including the time before a resume.
         last: Scores of the last evaluation; None before the first.
+        module: Optimizer and hyper-parameters of a LightningModule of the user; otherwise empty.
         progress: How far the run is, for the callbacks.
         view: The read-only view of the run that the callbacks get.
     """
@@ -97,6 +99,7 @@ class FederatedLoop:
     callbacks: CallbackList = field(default_factory=CallbackList)
     seconds: Seconds = field(default_factory=Seconds)
     last: Evaluation[Any] | None = None
+    module: Mapping[str, Any] = field(default_factory=dict)
     progress: Progress = field(init=False)
     view: RunView = field(init=False)
 
@@ -110,6 +113,7 @@ class FederatedLoop:
             class_names=federation.dataset.classes,
             clients=federation.clients,
             weights=self._weights_of,
+            module=self.module,
         )
 
     def begin(self, state: State, memory: Memory) -> None:
@@ -124,6 +128,10 @@ class FederatedLoop:
         """
         progress = self.progress
         progress.state, progress.notes, progress.stop = state, memory.notes, memory.stop
+        of_round = (row for row in reversed(self.folder.rows) if row[1:4] == ("train", "", "loss"))
+        newest = next(of_round, None)
+        if newest is not None and newest.round == state.round:
+            progress.loss = newest.value
         self.callbacks.load_state_dict(memory.callbacks)
         self.callbacks.on_run_start(self.view)
 
@@ -478,8 +486,9 @@ class FederatedLoop:
             text = f"{where}: {failure.reason}; left out of this round."
             if self.config.train.on_divergence == "stop":
                 self.save("last", state)
+                lower = lower_rate(own_optimizer=self.config.has_own_optimizer)
                 raise DivergedError(
-                    f"{text} The run stops (train.on_divergence=stop). Lower train.optimizer.lr,"
+                    f"{text} The run stops (train.on_divergence=stop). {lower},"
                     " set train.clip, or leave such clients out with train.on_divergence=skip."
                     f" The run so far is saved in {self.folder.path}"
                 )

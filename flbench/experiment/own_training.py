@@ -6,10 +6,10 @@ logits or activations, or that choose the optimizer themselves, cannot, and are 
 reasons. They are found in the method's programs, so this holds for methods of other packages too.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -165,7 +165,7 @@ def _name(thing: object) -> str:
 
 def try_step(
     net: LightningNet, config: Config, federation: Federation, algorithm: Algorithm, start: State
-) -> list[str]:
+) -> tuple[list[str], dict[str, Any]]:
     """Compute a step of the module, with all its hooks, on a few samples and a copy.
 
     If the method has phases that train a part of the net alone, a step of each is computed too.
@@ -178,26 +178,49 @@ def try_step(
         start: State before the first round.
 
     Returns:
-        Notes on what the module does without effect.
+        Notes on what the module does without effect, and what it trains by: its `optimizer` (class
+        and arguments) and its `hyperparameters`.
 
     Raises:
         ConfigError: The module's code raised an exception, or returned something else than a loss
             or an optimizer.
     """
     several = [rows for rows in federation.partition.parts["train"] if len(rows) > 1]
+    saved = _saved_hyperparameters(net)
     if not several:
-        return []
+        return [], saved
     rows = max(several, key=len)
     whole = Phase("*", (TaskLoss(),), config.train.optimizer, epochs=config.train.local_epochs)
-    ignored = _try_phase(net, whole, config, federation, rows)
+    tried = _try_phase(net, whole, config, federation, rows)
+    about = {"optimizer": tried.optimizer, **saved}
     for names in _parts_trained(net, algorithm, start):
         _try_phase(net, replace(whole, train=names), config, federation, rows)
-    if not ignored:
-        return []
-    return [
-        f"model: {net.title} gives self.log options without effect ({', '.join(sorted(ignored))}):"
-        " metrics.csv has one value of each name in a round, reduced over the steps."
-    ]
+    if not tried.ignored:
+        return [], about
+    note = (
+        f"model: {net.title} gives self.log options without effect"
+        f" ({', '.join(sorted(tried.ignored))}): metrics.csv has one value of each name in a round,"
+        " reduced over the steps."
+    )
+    return [note], about
+
+
+def _saved_hyperparameters(net: LightningNet) -> dict[str, Any]:
+    """Return what the module has saved by `save_hyperparameters`, as values of JSON."""
+    module: Any = net.module
+    if not getattr(module, "_log_hyperparams", False):
+        return {}
+    found = {str(key): _plain(value) for key, value in dict(module.hparams_initial).items()}
+    return {"hyperparameters": found} if found else {}
+
+
+def _plain(value: Any) -> Any:
+    """Return a value of JSON: dicts and lists of numbers and texts as they are, others as text."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value if isinstance(value, str | int | float | None) else str(value)
 
 
 def _parts_trained(
@@ -217,7 +240,7 @@ def _parts_trained(
 
 def _try_phase(
     net: LightningNet, phase: Phase, config: Config, federation: Federation, rows: Indices
-) -> set[str]:
+) -> OwnModule:
     """Compute one step of a phase on a copy of the net; see `try_step`.
 
     Args:
@@ -228,7 +251,7 @@ def _try_phase(
         rows: Rows of a client's training part.
 
     Returns:
-        Options of `self.log` that have no effect.
+        The module after the step.
     """
     dtype = dtype_of(config.engine)
     try:
@@ -271,4 +294,4 @@ def _try_phase(
         module.end_epoch(0)
         module.end_phase()
         module.advance_to_the_end()
-    return module.ignored
+    return module

@@ -24,8 +24,12 @@ PACKAGES: Final = (
 """Packages whose versions may matter for results, or for reading them again."""
 
 
-def now() -> dict[str, Any]:
+def now(module: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Return the content of provenance.json for a run that starts now.
+
+    Args:
+        module: Optimizer and hyper-parameters of a LightningModule of the user; empty or None if
+            there is none.
 
     Returns:
         - `flbench`: the version; `git_revision`: see the function of this name;
@@ -33,7 +37,9 @@ def now() -> dict[str, Any]:
         - `python` and `packages`: versions; packages that are not installed are left out;
         - `platform`: operating system and machine; `processor`, its `cores` that this process may
           use, `threads` of PyTorch, and the names of the `gpus` that PyTorch sees;
-        - `command`: how the process was started, as a command of the shell without passwords.
+        - `command`: how the process was started, as a command of the shell without passwords;
+        - `module`, only with a LightningModule of the user: its `optimizer` (class and arguments)
+          and its `hyperparameters`.
     """
     return {
         "flbench": __version__,
@@ -47,6 +53,7 @@ def now() -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "gpus": [torch.cuda.get_device_name(k) for k in range(torch.cuda.device_count())],
         "command": shlex.join(redact(word) for word in sys.argv),
+        **({"module": dict(module)} if module else {}),
     }
 
 

@@ -42,6 +42,7 @@ from flbench.experiment import checkpoint, rounds
 from flbench.experiment.assembly import Experiment, altered, build
 from flbench.experiment.evaluate import BLOCK, SCALARS
 from flbench.metrics import ranking_names
+from flbench.models.lightning_net import LightningNet
 from flbench.results import metrics_file
 from flbench.results.reading import check_run_folder, client_scores
 from flbench.results.summary import best_round
@@ -576,6 +577,9 @@ def _load(
     else:
         leaves, ctx = _that_are_read(net, deployment.predict, leaves, ctx, experiment)
         deployed = DeployedNet(net, deployment.predict, leaves, ctx)
+    if isinstance(net, LightningNet):  # the user's module, which may be trained further
+        for leaf, parameter in net.named_parameters():
+            parameter.requires_grad_(leaf not in net.frozen)
 
     inputs = _inputs(experiment.federation, client, next(iter(own.values())).dtype)
     dataset = experiment.federation.dataset

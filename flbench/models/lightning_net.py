@@ -13,6 +13,7 @@ from flbench.core.errors import ConfigError
 from flbench.core.types import Outputs
 from flbench.models.lightning_hooks import REFUSED_HOOKS, base_of, overrides, without_effect
 
+
 class LightningNet(nn.Module):
     """A LightningModule as the net of a federation.
 
@@ -28,9 +29,7 @@ class LightningNet(nn.Module):
         compiled: Names of the submodules whose method `compile` was called.
     """
 
-    def __init__(
-        self, module: nn.Module, head: str | None, compiled: tuple[str, ...] = ()
-    ) -> None:
+    def __init__(self, module: nn.Module, head: str | None, compiled: tuple[str, ...] = ()) -> None:
         super().__init__()
         self.compiled = compiled
         self.module = module
@@ -46,7 +45,7 @@ class LightningNet(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Move or cast the net, and let `device` and `dtype` of LightningModules say so."""
-        super()._apply(fn, recurse)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         leaf = next(self.parameters())
         for one in self.module.modules():
             if base_of(type(one)) is not None:

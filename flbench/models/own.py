@@ -160,7 +160,7 @@ def _pickled(value: object) -> bytes:
     """Return the bytes of an object; of one that cannot be pickled the name of its type."""
     try:
         return pickle.dumps(value)
-    except Exception:
+    except (pickle.PicklingError, TypeError, AttributeError, ValueError, RuntimeError):
         return type(value).__qualname__.encode()
 
 

@@ -59,6 +59,9 @@ def describe(folder: Path) -> RunDescription:
         }
         default = f"{config['data']['name']}-{config['partition']['scheme']}"
         experiment = str((config.get("tracking") or {}).get("experiment") or default)
+        if module := provenance.get("module"):  # it makes its own optimizer
+            train = {key: value for key, value in config["train"].items() if key != "optimizer"}
+            config = {**config, "train": train, "module": module}
     with as_data_error(folder / "provenance.json"):
         return RunDescription(config, experiment, tags, _start_time(folder, provenance))
 

@@ -189,7 +189,7 @@ class TrialTraining:
         for name in ("partition.npz", "partition.json"):
             shutil.copy(self._study / name, self.folder.path / name)
         if not (self.folder.path / "provenance.json").is_file():
-            self.folder.write_json("provenance.json", provenance.now())
+            self.folder.write_json("provenance.json", provenance.now(built.module))
         self.folder.write("config.yaml", to_yaml(built.config.tree(), origins))
         self._restore(built)
 
