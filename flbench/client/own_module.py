@@ -7,6 +7,7 @@ bit for bit in float64.
 """
 
 import copy
+import inspect
 import math
 import random
 import traceback
@@ -167,7 +168,7 @@ class OwnModule(ClientModule):
         self._seen = {name: (one, one.dtype, one.device) for name, one in seen.items()}
         for name, parameter in seen.items():
             parameter.requires_grad_(name not in net.frozen)
-        self._call("setup", "fit")
+        self._staged("setup")
         optimizer, self._schedules = parse(self._call("configure_optimizers"), net.title)
         self.optimizer = described(optimizer, self._schedules)
         if self._factor != 1.0:
@@ -258,6 +259,7 @@ class OwnModule(ClientModule):
         if self._is_in_epoch:
             self._is_in_epoch = False
             self._hook("on_train_epoch_end")
+            self._position.current_epoch = number + 1
 
     def end_phase(self) -> None:
         """Call the module's last hooks, and log the values of metrics that it has logged."""
@@ -272,7 +274,7 @@ class OwnModule(ClientModule):
                 )
             self._logged.add(name, _number(value), torch.mean)
         self._hook("on_fit_end")
-        self._hook("teardown", "fit")
+        self._staged("teardown")
         for one, _, _ in self._seen.values():
             one.requires_grad_(False)
             if one._backward_hooks:  # of the parameter, registered while this client trained
@@ -313,13 +315,21 @@ class OwnModule(ClientModule):
             )
         return loss.reshape(())
 
-    def _hook(self, name: str, *arguments: Any) -> Any:
+    def _staged(self, name: str) -> None:
+        """Call `setup` or `teardown`, with the stage by name where it has one of that name."""
+        if overrides(self.net.module, name):
+            found = inspect.signature(getattr(self.net.module, name)).parameters
+            by_name = "stage" in found or any(one.kind is one.VAR_KEYWORD for one in found.values())
+            arguments, named = ((), {"stage": "fit"}) if by_name else (("fit",), {})
+            self._call(name, *arguments, **named)
+
+    def _hook(self, name: str, *arguments: Any) -> None:
         """Call a hook; it may have given the optimizer further parameters."""
         if overrides(self.net.module, name):
             self._call(name, *arguments)
             self._find_trained()
 
-    def _call(self, name: str, *arguments: Any) -> Any:
+    def _call(self, name: str, *arguments: Any, **named: Any) -> Any:
         """Return what a method of the user's module returns; None for a hook that it has not.
 
         Raises:
@@ -333,7 +343,7 @@ class OwnModule(ClientModule):
         weights = self._weights()
         if is_step and weights is None and self.phase.weights is not None:
             weights = self.phase.weights(self.leaves, self.ctx)
-        call = partial(self._called, name, *arguments)
+        call = partial(self._called, name, *arguments, **named)
         try:
             if weights is None:
                 return call()
@@ -350,9 +360,9 @@ class OwnModule(ClientModule):
                 f"{_place(error)}. Correct the module."
             ) from error
 
-    def _called(self, name: str, *arguments: Any) -> Any:
+    def _called(self, name: str, *arguments: Any, **named: Any) -> Any:
         """Return what a method of the module returns, and check the parameters after it."""
-        found = getattr(self.net.module, name)(*arguments)
+        found = getattr(self.net.module, name)(*arguments, **named)
         if name != "training_step" or self._position.global_step == 0:
             self._check_parameters(name)
         return found
@@ -458,7 +468,7 @@ class _Position:
         phase: The phase that is trained.
 
     Attributes:
-        current_epoch: Number of the epoch within the phase, from 0.
+        current_epoch: Number of epochs completed in the phase.
         global_step: Number of optimizer steps taken in the phase.
         should_stop: Whether the phase ends before its next step; the module may set it.
         num_training_batches: Number of batches of an epoch of the client.

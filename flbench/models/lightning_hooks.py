@@ -19,6 +19,7 @@ ACTS: Final = frozenset(
         *("log", "log_dict", "print", "freeze", "unfreeze", "trainer", "fabric"),
         *("current_epoch", "global_step", "global_rank", "local_rank", "on_gpu"),
         *("device", "dtype", "save_hyperparameters", "hparams", "hparams_initial"),
+        "remove_ignored_hparams",
         # what needs no Trainer
         *("to_onnx", "to_torchscript", "to_tensorrt", "load_from_checkpoint"),
     )

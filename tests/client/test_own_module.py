@@ -1,0 +1,402 @@
+"""Hooks and attributes of a user's LightningModule, beside Lightning's own Trainer."""
+
+import warnings
+
+import lightning
+import pytest
+import torch
+from torch import nn
+
+import flbench as fl
+from flbench.models.lightning_hooks import ACTS, NO_EFFECT, REFUSED_HOOKS, REFUSED_USES
+
+pytestmark = pytest.mark.slow
+
+ALL = fl.IID(clients=1, samples=150)
+DOUBLE = {"name": "sequential", "precision": "64-true", "threads": 1}
+EPOCHS = 2
+PLACES = ("current_epoch", "global_step")
+TRAINER = (
+    *("max_epochs", "num_training_batches", "estimated_stepping_batches", "is_last_batch"),
+    *("world_size", "is_global_zero", "training", "validating", "sanity_checking", "should_stop"),
+)
+
+
+class Lit(lightning.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU())
+        self.fc = nn.Linear(8, 10)
+
+    def forward(self, x):
+        return self.fc(self.body(x))
+
+    def training_step(self, batch, batch_idx):
+        return nn.functional.cross_entropy(self(batch[0]), batch[1])
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def public_names():
+    """All hooks and attributes of Lightning's class and its mixins, and of a new object."""
+    kinds = [kind for kind in lightning.LightningModule.__mro__ if kind.__module__[:5] == "light"]
+    names = {name for kind in kinds for name in vars(kind)}
+    names |= set(vars(lightning.LightningModule())) - set(vars(nn.Module()))
+    return {name for name in names if not name.startswith("_") and not name.isupper()}
+
+
+def test_each_hook_and_attribute_is_in_one_list():
+    lists = (ACTS, REFUSED_HOOKS, REFUSED_USES, frozenset(NO_EFFECT))
+
+    assert public_names() <= frozenset().union(*lists)
+    assert sum(map(len, lists)) == len(frozenset().union(*lists))
+
+
+def made(kind):
+    torch.manual_seed(0)
+    return kind()
+
+
+def trained(out, module, method="fedavg", **keys):
+    train = {"rounds": 1, "local_epochs": EPOCHS, **keys.pop("train", {})}
+    keys = {"partition": ALL, "engine": DOUBLE, **keys}
+    return fl.federate(
+        module, "digits", method, train=train, output={"dir": out}, progress=False, **keys
+    )
+
+
+def fit(module, epochs, batches):
+    """Train by Lightning's Trainer on batches that were seen before."""
+
+    class Loader:
+        def __iter__(self):
+            first = module.current_epoch * batches
+            return iter(epochs[first : first + batches])
+
+        def __len__(self):
+            return batches
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        trainer = lightning.Trainer(
+            max_epochs=EPOCHS,
+            accelerator="cpu",
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+        )
+        trainer.fit(module.double(), Loader())
+    return module
+
+
+def recording(kind):
+    """A class that records the batches of training steps, and each call of a hook."""
+    calls, batches = [], []
+
+    def recorded(name):
+        own = getattr(kind, name)
+
+        def hook(self, *arguments, **named):
+            place = [getattr(self, key) for key in PLACES]
+            if name not in ("setup", "on_fit_start"):  # a Trainer counts the batches later
+                place += [getattr(self.trainer, key) for key in TRAINER]
+            flags = [parameter.requires_grad for parameter in self.parameters()]
+            calls.append((name, place, flags, [one for one in arguments if type(one) is int]))
+            if name == "training_step":
+                batches.append([tensor.clone() for tensor in arguments[0]])
+            return own(self, *arguments, **named)
+
+        if name == "training_step":
+            return lambda self, batch, batch_idx: hook(self, batch, batch_idx)
+        return hook
+
+    names = [name for name in ACTS if name.startswith("on_") and name != "on_gpu"]
+    names += ["setup", "teardown", "training_step"]
+    return type(kind.__name__, (kind,), {name: recorded(name) for name in names}), calls, batches
+
+
+def frozen(self, *_, **__):
+    self.body.requires_grad_(False)
+
+
+def last_epoch(self):
+    self.body.requires_grad_(self.current_epoch == EPOCHS - 1)
+
+
+def stops(self, *_, **__):
+    self.trainer.should_stop = True
+
+
+class Added(Lit):
+    """A body that the optimizer gets in the second epoch."""
+
+    def on_train_epoch_start(self):
+        if self.current_epoch == 1:
+            self.optimizer.add_param_group({"params": self.body.parameters(), "lr": 0.05})
+
+    def configure_optimizers(self):
+        self.optimizer = torch.optim.SGD(self.fc.parameters(), lr=0.1)
+        return self.optimizer
+
+
+class Scheduled(Lit):
+    """A scheduler of as many steps as the Trainer takes, and class weights of the start."""
+
+    def on_fit_start(self):
+        self.weight = torch.linspace(0.5, 2, 10, dtype=self.dtype, device=self.device)
+
+    def training_step(self, batch, batch_idx):
+        return nn.functional.cross_entropy(self(batch[0]), batch[1], self.weight)
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+        steps = self.trainer.estimated_stepping_batches
+        scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.3, total_steps=steps)
+        return [optimizer], [{"scheduler": scheduler, "interval": "step"}]
+
+
+class ByEpoch(Lit):
+    """The learning rate of the end of an epoch, which a hook applies to the weights."""
+
+    def on_train_epoch_end(self):
+        with torch.no_grad():
+            self.fc.bias.add_(self.optimizer.param_groups[0]["lr"])
+
+    def configure_optimizers(self):
+        self.optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+        return [self.optimizer], [torch.optim.lr_scheduler.ExponentialLR(self.optimizer, 0.5)]
+
+
+class Halved(Lit):
+    """A hook of a parameter's gradient."""
+
+    def on_fit_start(self):
+        self.handle = self.fc.weight.register_hook(lambda gradient: gradient / 2)
+
+    def on_train_end(self):
+        self.handle.remove()
+
+
+class OfObject(Lit):
+    """A hook that is an attribute of the object."""
+
+    def __init__(self):
+        super().__init__()
+        self.body.requires_grad_(False)
+
+
+def changed(hook, function, base=Lit):
+    return type(f"{hook}_{function.__name__}", (base,), {hook: function})
+
+
+KINDS = (
+    *(Lit, Added, Scheduled, ByEpoch, Halved),
+    *(changed(hook, frozen) for hook in ("setup", "on_fit_start", "on_train_start")),
+    *(changed(hook, stops) for hook in ("on_train_batch_end", "on_train_epoch_end")),
+    changed("on_train_epoch_start", last_epoch),
+    changed("on_train_epoch_start", last_epoch, OfObject),
+    changed("on_train_start", lambda self: self.freeze().fc.requires_grad_(True)),
+)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_hooks_act_as_beside_a_trainer(tmp_path, kind):
+    own, calls, batches = recording(kind)
+    run = trained(tmp_path, made(own))
+    begins = [k for k, call in enumerate(calls) if call[0] == "setup"]
+    calls, batches = calls[begins[1] :], batches[1:]  # after the step that is tried before a run
+
+    beside, expected, _ = recording(kind)
+    reference = fit(made(beside), batches, 3)
+
+    assert calls == expected
+    found = run.model(client=0, checkpoint="last").net.module.state_dict()
+    for name, leaf in reference.state_dict().items():
+        torch.testing.assert_close(found[name], leaf, rtol=0, atol=1e-12, msg=name)
+
+
+@pytest.mark.parametrize("hook", ["setup", "on_fit_start", "on_train_start"])
+def test_training_may_be_stopped_before_it_begins(tmp_path, hook):
+    own, calls, _ = recording(changed(hook, stops))
+    with pytest.raises(fl.RunError, match="1 took no step"):
+        trained(tmp_path, made(own))
+
+    names = [call[0] for call in calls]
+    names = names[names.index("setup", 1) :]  # after the step that is tried before a run
+    assert "on_train_epoch_start" not in names
+    assert ("on_train_end" in names) == (hook == "on_train_start")
+    assert names[-2:] == ["on_fit_end", "teardown"]
+
+
+def test_hooks_of_a_second_model_see_its_parameters(tmp_path):
+    class Clamped(Lit):
+        def on_train_batch_end(self, *_):
+            with torch.no_grad():
+                self.fc.weight.clamp_(-0.01, 0.01)
+
+    ditto = trained(tmp_path, made(Clamped), {"name": "ditto", "lam": 0.0})
+    local = trained(tmp_path, made(Clamped), "local")
+
+    assert ditto.digest == local.digest
+    weight = ditto.model(client=0, checkpoint="last").net.module.fc.weight
+    assert float(weight.abs().max()) <= 0.01
+
+
+@pytest.mark.parametrize("name", sorted(REFUSED_HOOKS))
+def test_hooks_that_only_a_trainer_calls_are_refused(tmp_path, name):
+    of_object = made(Lit)
+    of_object.__dict__[name] = lambda *_: None
+    for module in (changed(name, lambda self, *_: None), of_object):
+        with pytest.raises(fl.ConfigError, match=f"`{name}`"):
+            trained(tmp_path, module)
+
+
+USES = {
+    "manual_backward": lambda self: self.manual_backward(self.fc.weight.sum()),
+    "clip_gradients": lambda self: self.clip_gradients(self.kept),
+    "toggle_optimizer": lambda self: self.toggle_optimizer(self.kept),
+    "untoggle_optimizer": lambda self: self.untoggle_optimizer(self.kept),
+    "toggled_optimizer": lambda self: self.toggled_optimizer(self.kept).__enter__(),
+    "all_gather": lambda self: self.all_gather(self.fc.weight),
+    "optimizers": lambda self: self.optimizers(),
+    "lr_schedulers": lambda self: self.lr_schedulers(),
+    "to": lambda self: self.to(torch.float16),
+    "type": lambda self: self.type(torch.float16),
+    "cuda": None,  # needs a GPU
+    "cpu": None,  # changes nothing there
+    "double": None,  # the type of the engine here
+    "automatic_optimization": None,  # refused when the module is made
+}
+
+
+@pytest.mark.parametrize("name", sorted(REFUSED_USES))
+def test_attributes_that_need_a_trainer_are_refused(tmp_path, name):
+    def uses(self):
+        return getattr(self, name)() if callable(getattr(self, name)) else getattr(self, name)
+
+    use = USES.get(name, uses)
+    if use is None:
+        return
+
+    class Uses(Lit):
+        def configure_optimizers(self):
+            self.kept = super().configure_optimizers()
+            return self.kept
+
+        def on_train_start(self):
+            use(self)
+
+    if name == "device_mesh":
+        assert made(Lit).device_mesh is None
+        return
+    with pytest.raises(fl.ConfigError, match="Uses"):
+        trained(tmp_path, made(Uses))
+    assert not [*tmp_path.glob("*/*/metrics.csv")]
+
+
+VALUES = {
+    "example_input_array": torch.zeros(1, 1, 8, 8),
+    "strict_loading": False,
+    "prepare_data_per_node": False,
+    "allow_zero_length_dataloader_with_multiple_devices": True,
+}
+
+
+def test_what_has_no_effect_is_in_a_note(tmp_path):
+    hooks = {name: lambda self, *_: None for name in NO_EFFECT if name not in VALUES}
+    module = made(type("Many", (Lit,), hooks))
+    for name, value in VALUES.items():
+        setattr(module, name, value)
+    module.body.compile()
+    run = trained(tmp_path / "many", module, train={"local_epochs": 1})
+    plain = trained(tmp_path / "plain", made(Lit), train={"local_epochs": 1})
+
+    (note,) = [note for note in run.notes if "Many" in note and "`train_dataloader`" in note]
+    assert all(f"`{name}`" in note for name in NO_EFFECT)
+    assert any("`compile` of `body`" in note for note in run.notes)
+    assert not any("no effect" in note for note in plain.notes)
+    assert run.digest == plain.digest
+
+
+def logs(name, value=1.0, **options):
+    def step(self, batch, batch_idx):
+        self.log(name, value, **options)
+        return Lit.training_step(self, batch, batch_idx)
+
+    return changed("training_step", step)
+
+
+def replaced(self, *_):
+    self.fc.weight = nn.Parameter(torch.zeros_like(self.fc.weight))
+
+
+def grown(self, *_):
+    self.further = nn.Linear(2, 2)
+
+
+class Hooked(Lit):
+    def __init__(self):
+        super().__init__()
+        self.fc.weight.register_hook(lambda gradient: 0 * gradient)
+
+
+def short_schedule(self):
+    optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=3)
+    return [optimizer], [{"scheduler": scheduler, "interval": "step"}]
+
+
+@pytest.mark.parametrize(
+    ("module", "words"),
+    [
+        *(
+            (changed(hook, replaced), ("fc.weight", hook, "copy_"))
+            for hook in ("setup", "on_fit_start", "on_train_batch_end", "on_train_epoch_end")
+        ),
+        (changed("on_fit_start", grown), ("further.weight", "__init__")),
+        (Hooked, ("fc.weight", "register_hook", "on_fit_start")),
+        (
+            changed(
+                "on_train_start",
+                lambda self: self.body.requires_grad_(False) and self.fc.requires_grad_(False),
+            ),
+            ("frozen",),
+        ),
+        (
+            changed(
+                "on_train_start", lambda self: setattr(self.trainer, "accumulate_grad_batches", 2)
+            ),
+            ("accumulate_grad_batches", "should_stop"),
+        ),
+        (changed("log", lambda self, *_, **__: None), ("`log`",)),
+        (
+            changed("configure_optimizers", short_schedule),
+            ("OneCycleLR", "estimated_stepping_batches"),
+        ),
+        *(
+            (logs(name), (repr(name),))
+            for name in ("a, b", 'a"', "a\nb", "a\rb", "a\u2028b", "a\x0cb", "\ud800", "", " a", 1)
+        ),
+        (logs("v", "text"), ("`v`", "str")),
+        (logs("v", {"a": 1}), ("`v`", "dict")),
+    ],
+)
+def test_what_cannot_act_is_refused_before_the_first_round(tmp_path, module, words):
+    with pytest.raises(fl.ConfigError) as error:
+        trained(tmp_path, module)
+
+    assert all(word in str(error.value) for word in words)
+    assert not [*tmp_path.glob("*/*/metrics.csv")]
+
+
+def test_a_frozen_head_is_refused_for_a_method_that_trains_it_alone(tmp_path):
+    class Frozen(Lit):
+        def __init__(self):
+            super().__init__()
+            self.fc.requires_grad_(False)
+
+    with pytest.raises(fl.ConfigError, match="frozen all parameters"):
+        trained(tmp_path, Frozen, "fedrep", head="fc")
+    assert not [*tmp_path.glob("*/*/metrics.csv")]
