@@ -85,7 +85,8 @@ def federate(
         keys: Keys by their dotted names.
 
     Returns:
-        The finished run. `run.model(client=7).net.module` is the trained module of client 7.
+        The finished run. `run.model(client=7).net.module` is the trained module of client 7, in
+        eval mode and with the `requires_grad` of the module that was given.
 
     Raises:
         ConfigError: Keys are wrong, the module or the method needs something that only a Trainer,

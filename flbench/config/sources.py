@@ -25,6 +25,8 @@ NAMED_SECTIONS: Final = {
     "train.schedule": "name",
 }
 """Sections that can be given by one key alone, such as `algorithm: fedprox`, with that key."""
+OPTIONAL_SECTIONS: Final = ("model.args", "partition.args")
+"""Sections that may be null, as config.yaml writes them without entries."""
 
 
 @dataclass(frozen=True)
@@ -316,7 +318,7 @@ def _check_sections(
         kinds = [isinstance(value, dict) for value in values]
         if all(kinds):
             _check_sections(*values, origins_below, origins_above, f"{path}.")
-        elif any(kinds) and not (values[0] is None and kinds[1]):  # null is an empty section
+        elif any(kinds) and not (path in OPTIONAL_SECTIONS and values[0] is None):
             value, origins = (values[0], origins_below) if kinds[1] else (values[1], origins_above)
             section = origins_above if kinds[1] else origins_below
             name = next((name for name in section if name.startswith(f"{path}.")), path)

@@ -96,7 +96,9 @@ class SequentialEngine:
                 failures.append(Failure(client, run.failure_reason(checked)))
                 continue
             finished.append(position)
-            steps[position], losses[position] = run.steps, run.mean_loss()
+            steps[position] = run.steps
+            # A mean in float64 may be infinite in float32.
+            losses[position] = torch.tensor(run.mean_loss(), dtype=torch.float64)
             kept.add(position, {n: leaves[n] for n in leaves if n in program.keeps - program.sends})
             sent.add(position, {n: leaves[n] for n in leaves if n in program.sends})
             masks.add(position, {name: leaves[mask] for name, mask in program.masks})

@@ -1,21 +1,29 @@
 """`fl.federate`: a user's LightningModule trained by its own step in every client."""
 
 import warnings
+from pathlib import Path
 
 import lightning
 import pytest
 import torch
+import yaml
+from lightning.pytorch.loggers import CSVLogger
+from safetensors.torch import load_file
 from torch import nn
 from torch.optim.lr_scheduler import CosineAnnealingLR, ExponentialLR, ReduceLROnPlateau, StepLR
 from torch.utils.data import DataLoader, IterableDataset
 from torchmetrics.classification import MulticlassAccuracy
 
 import flbench as fl
+from flbench.tracking.mirror_run import describe
+from flbench.tracking.mlflow_names import parameters
+from flbench.tuning.free_keys import default_of
 
 pytestmark = pytest.mark.slow
 
 FEW = fl.Dirichlet(alpha=1.0, clients=3, samples=120)
 ALL = fl.IID(clients=1, samples=150)
+EACH = {"output.checkpoint_every": 1}
 DOUBLE = {"name": "sequential", "precision": "64-true", "threads": 1}
 
 
@@ -424,3 +432,128 @@ def test_a_study_does_not_search_the_optimizer_of_a_module(tmp_path):
             partition=FEW,
             output={"dir": tmp_path},
         )
+
+
+class Saved(Lit):
+    """A module with hyper-parameters, a GRU, a frozen layer and extra state."""
+
+    def __init__(self, width=6, lr=0.005):
+        super().__init__(width)
+        self.save_hyperparameters()
+        self.gru = nn.GRU(8, width, batch_first=True)
+        self.fc.bias.requires_grad_(False)
+
+    def forward(self, x):
+        return self.fc(self.gru(x[:, 0])[0][:, -1])
+
+    def get_extra_state(self):
+        return {"width": self.hparams.width}
+
+    def set_extra_state(self, state):
+        self.extra = state
+
+    def configure_optimizers(self):
+        return torch.optim.Adam(self.parameters(), lr=self.hparams.lr, weight_decay=0.1)
+
+
+class Told(fl.Callback):
+    """What callbacks are told, at the beginning of a run and after each evaluation."""
+
+    def on_run_start(self, run):
+        self.module = run.module
+        self.losses = [run.loss]
+
+
+@pytest.fixture(scope="module")
+def saved_run(tmp_path_factory):
+    told, out = Told(), tmp_path_factory.mktemp("saved")
+    logger = CSVLogger(out / "log")
+    return short(out, made(Saved), callbacks=told, logger=logger), told, logger
+
+
+def test_hyper_parameters_are_those_of_the_module(saved_run):
+    run, told, logger = saved_run
+    logged = yaml.safe_load((Path(logger.log_dir) / "hparams.yaml").read_text())
+    sent = parameters(describe(run.path).config)
+
+    assert told.module["hyperparameters"] == {"width": 6, "lr": 0.005}
+    assert {**told.module["optimizer"]}["name"] == "Adam"
+    for found in (logged, sent):
+        assert not [key for key in found if key.startswith("train.optimizer")]
+        assert str(found["module.optimizer.name"]) == "Adam"
+        assert float(found["module.optimizer.lr"]) == 0.005
+        assert float(found["module.optimizer.weight_decay"]) == 0.1
+        assert float(found["module.hyperparameters.width"]) == 6
+
+
+def test_deployed_module_has_the_requires_grad_of_the_user(saved_run):
+    module = saved_run[0].model(client=1).net.module
+
+    frozen = {name for name, one in module.named_parameters() if not one.requires_grad}
+    assert frozen == {"fc.bias"}
+
+
+@pytest.mark.filterwarnings("ignore:The given buffer is not writable")  # torch.export.load
+def test_recurrent_module_is_exported_as_a_graph(tmp_path, saved_run):
+    run, _, _ = saved_run
+    x = torch.randint(0, 17, (5, 8, 8), dtype=torch.uint8)
+    file = run.export(tmp_path / "module.pt", client=1)
+
+    model = torch.load(file, weights_only=False)
+    torch.testing.assert_close(model(x), run.predict(x, client=1))
+    weights_file = run.export(tmp_path / "module.safetensors", client=1)
+    assert set(load_file(weights_file)) == {f"module.{name}" for name in weights(run)} - {
+        "module._extra_state"
+    }
+
+
+def test_resumed_run_knows_the_loss_of_its_last_round(tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        short(tmp_path, Plain, rounds=2, callbacks=Rounds(stop=1), **EACH)
+    (path,) = tmp_path.glob("*/*/")
+    told = Told()
+    run = fl.resume(path, callbacks=told, progress=False)
+
+    losses = run.metrics.query("split == 'train' and metric == 'loss'")["value"]
+    assert told.losses == [losses.iloc[0]]
+
+
+def test_batch_size_weighs_what_is_logged(tmp_path):
+    def step(self, batch, batch_idx):
+        self.log("plain", float(batch_idx))
+        self.log("weighed", float(batch_idx), batch_size=len(batch[0]), logger=False)
+        return Lit.training_step(self, batch, batch_idx)
+
+    told = Rounds()
+    run = short(tmp_path, made(changed("training_step", step)), partition=ALL, callbacks=told)
+
+    assert told.metrics[0]["log/plain"] == 1.0  # 90 samples: 32, 32 and 26
+    assert told.metrics[0]["log/weighed"] == pytest.approx((32 + 2 * 26) / 90)
+    assert any("self.log" in note and "logger" in note for note in run.notes)
+
+
+def test_advice_on_divergence_is_about_the_module(tmp_path):
+    module = made(
+        changed("configure_optimizers", lambda self: torch.optim.SGD(self.parameters(), 1e30))
+    )
+    for keys in ({"on_divergence": "stop"}, {}):
+        with pytest.raises(fl.RunError, match="configure_optimizers") as error:
+            short(tmp_path, module, train=keys)
+        assert "train.optimizer" not in str(error.value)
+
+
+def test_a_study_searches_arguments_of_the_module(tmp_path):
+    """The default trial has the default of the argument."""
+    file = tmp_path / "space.yaml"
+    keys = {"trials": 1, "seeds": 1, "space": file, "partition": FEW, "output": {"dir": tmp_path}}
+    keys["model"] = {"name": "tests.api.test_federate:Plain", "lightning": True}
+    file.write_text("method: fedavg\nspace:\n  model.args.depth: {int: [2, 8]}\n")
+    with pytest.raises(fl.ConfigError, match=r"no argument `depth`.*width"):
+        fl.tune(["fedavg"], **keys)
+
+
+@pytest.mark.parametrize(("path", "found"), [("model.args.width", 12), ("model.args", None)])
+def test_default_of_an_argument(path, found):
+    tree = {"model": {"name": "tests.api.test_federate:Lit", "lightning": True, "args": None}}
+
+    assert default_of(tree, path, "fedavg") == found

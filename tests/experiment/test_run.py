@@ -17,7 +17,7 @@ import torch
 
 from flbench.algorithms import ALGORITHMS
 from flbench.cli import app
-from flbench.client.program import LocalProgram, Phase, Transform
+from flbench.client.program import LocalProgram, Phase, Statistic, Transform
 from flbench.config.resolve import resolve
 from flbench.config.schema import OptimizerConfig
 from flbench.config.sources import Layer, from_overrides
@@ -877,3 +877,44 @@ def test_dropped_statistics_make_no_global_model(tmp_path):
     assert "gm" in average["last"]["test"]
     assert "gm" not in drop["last"]["test"]
     assert any("gm is not reported" in note for note in drop["notes"])
+
+
+@pytest.mark.parametrize("name", ["top1, val", 'a"', "a\nb", "a\u2028b", "", 3])
+@pytest.mark.parametrize("place", ["aggregate", "diagnostics", "deploy"])
+def test_names_that_metrics_csv_cannot_hold_are_refused(tmp_path, monkeypatch, place, name):
+    """Of whatever a method gives a name to; the message says what does."""
+    if name == 3 and place == "diagnostics":
+        return  # the name of a Statistic and the key are one text
+
+    class Named(ALGORITHMS.find("fedavg")):
+        def aggregate(self, state, results):
+            update = super().aggregate(state, results)
+            return replace(update, metrics={name: 1.0}) if place == "aggregate" else update
+
+        def diagnostics(self):
+            count = Statistic("d", lambda context: {name: context.batch.mask.sum()})
+            return (count,) if place == "diagnostics" else ()
+
+        def deploy(self, state, ids):
+            models = super().deploy(state, ids)
+            return models | ({name: models["personal"]} if place == "deploy" else {})
+
+    monkeypatch.setitem(ALGORITHMS, "named", Named)
+    with pytest.raises(ConfigError) as error:
+        run(tmp_path, "algorithm=named", "train.rounds=1", "evaluation.every=1")
+
+    assert repr(name) in str(error.value)
+    assert f"Named.{place}" in str(error.value)
+    (file,) = tmp_path.rglob("metrics.csv")
+    assert file.read_text().count("\n") == 1
+
+
+@pytest.mark.parametrize("value", ["much", None, torch.ones(2)])
+def test_a_metric_of_the_server_is_a_number(tmp_path, monkeypatch, value):
+    class Valued(ALGORITHMS.find("fedavg")):
+        def aggregate(self, state, results):
+            return replace(super().aggregate(state, results), metrics={"share": value})
+
+    monkeypatch.setitem(ALGORITHMS, "valued", Valued)
+    with pytest.raises(ConfigError, match=r"Valued.aggregate.*'share'.*number"):
+        run(tmp_path, "algorithm=valued", "train.rounds=1")

@@ -169,3 +169,18 @@ def test_argument_of_python_is_not_searched():
 
     assert list(found.parameters) == ["train.optimizer.lr"]
     assert notes == ["hfcd: `algorithm.tau` is 0.3 (argument of fl.tune), not searched."]
+
+
+def test_argument_of_the_users_net_is_searched_over_a_configuration_without_arguments():
+    """Files of a study have `model.args: null`."""
+    path = "model.args.width"
+    space = space_of(f"{path}: {{int: [2, 8]}}", method="fedavg")
+    model = {"name": "tests.api.own_parts:Two", "args": None}
+    layers = [Layer({"algorithm": {"name": "fedavg"}, "model": model}, {"model.args": "my.yaml:3"})]
+
+    found, _ = fit(space, layers)
+    config, _ = resolve([*layers, layer({path: 4}, space.origins)])
+
+    assert found == space
+    assert config.model.args == {"width": 4}
+    assert space.defaults(resolve(layers)[0]) == {path: 16}
