@@ -99,6 +99,15 @@ class DisPFL(Gossip):
             return names
         return tuple(name for name in names if name in self.generation.generated)
 
+    def requires(self) -> list[str]:
+        unmet = super().requires()
+        if unmet or self.masked():
+            return unmet
+        return [
+            "masks are for weights of convolutions and linear layers, and of those that clients mix"
+            " the net (`model.name`) has none. Take a net with more of them, or dfedavg."
+        ]
+
     def mask_names(self) -> tuple[str, ...]:
         """Return the names of the masks."""
         return tuple(MASK + name for name in self.masked())

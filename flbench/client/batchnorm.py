@@ -83,7 +83,8 @@ def recalibrate(
     """Return the steps that re-estimate the statistics of all BatchNorm layers, in order.
 
     The inputs of a layer depend on the statistics of the layers before it. So each layer takes a
-    pass of its own over the samples, which is exact, but slow for deep nets.
+    pass of its own over the samples, which is exact, but slow for deep nets. Layers without running
+    statistics, or whose statistics the user has fixed, are left out.
 
     Args:
         net: The description of the net; its layers are in the order of the forward pass.
@@ -92,7 +93,7 @@ def recalibrate(
     """
     steps: list[Step] = []
     for layer in net.layers:
-        if layer.kind == "batchnorm":
+        if layer.kind == "batchnorm" and f"{layer.name}.running_mean" in layer.buffers:
             steps += [
                 Statistic(f"moments.{layer.name}", Moments(layer.name, weights)),
                 Transform(WriteStatistics(layer.name)),

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from flbench.core.types import Batch, Outputs, StepContext, Tree
+from flbench.models import fixed
 
 
 def make_step_context(
@@ -52,12 +53,17 @@ def freeze_statistics(net: nn.Module) -> None:
             module.eval()
 
 
+def never_trained(net: nn.Module) -> frozenset[str]:
+    """Return the names of a net's buffers and of the parameters that the user has frozen."""
+    return frozenset(name for name, _ in net.named_buffers()) | fixed.of(net).parameters
+
+
 def is_buffer(name: str, buffers: frozenset[str]) -> bool:
     """Return whether a leaf is a buffer of the net, or of a second model.
 
     Args:
         name: The leaf's name. A second model's leaves have a prefix with a dot, such as `v.`.
-        buffers: The names of the net's buffers.
+        buffers: The names of the net's buffers, or of all leaves that are never trained.
     """
     parts = name.split(".")
     return any(".".join(parts[k:]) in buffers for k in range(len(parts)))
@@ -86,15 +92,18 @@ def apply(
 
     Args:
         net: The net.
-        leaves: Parameters and buffers under the net's own names; other entries are ignored.
+        leaves: Parameters and buffers under the net's own names; other entries are ignored. Those
+            that the user has fixed may be missing: the net has their values.
         x: Inputs [B, ...].
         train: Whether BatchNorm uses the statistics of the batch. Its running statistics do not
             change.
         activations: Names of layers whose input and output are returned.
     """
-    weights = {name: leaves[name] for name, _ in net.named_parameters()}
+    missing = fixed.of(net).leaves - leaves.keys()
+    weights = {name: leaves[name] for name, _ in net.named_parameters() if name not in missing}
     for name, _ in net.named_buffers():
-        weights[name] = leaves[name].clone() if train else leaves[name]
+        if name not in missing:
+            weights[name] = leaves[name].clone() if train else leaves[name]
     recorded: dict[str, tuple[Tensor, Tensor]] = {}
     handles = [
         net.get_submodule(name).register_forward_hook(partial(_record_activation, recorded, name))
@@ -111,9 +120,14 @@ def apply(
 
 @contextmanager
 def mode(net: nn.Module, *, train: bool) -> Iterator[None]:
-    """Set the mode of all modules of a net within a `with` block, and restore it afterwards."""
+    """Set the mode of all modules of a net within a `with` block, and restore it afterwards.
+
+    Modules that the user has put in eval mode stay so in training.
+    """
     before = [(module, module.training) for module in net.modules()]
     net.train(train)
+    if train:
+        fixed.keep_modes(net)
     try:
         yield
     finally:

@@ -18,13 +18,20 @@ import torch
 from lightning import LightningModule
 from torch import Tensor, nn
 
-from flbench.client.forward import call, freeze_statistics, is_buffer, make_step_context
+from flbench.client.forward import (
+    call,
+    freeze_statistics,
+    is_buffer,
+    make_step_context,
+    never_trained,
+)
 from flbench.client.program import Phase, most_epochs
 from flbench.client.recording import Recording
 from flbench.client.step import local_loss, make_optimizer
 from flbench.client.trainer_checks import check_trainer
 from flbench.core.rng import Draw
 from flbench.core.types import Batch, Outputs, StepContext, Tree
+from flbench.models import fixed
 
 
 class ClientModule(LightningModule):
@@ -142,10 +149,10 @@ class ClientModule(LightningModule):
         Raises:
             ValueError: `phase.train` names no parameter of the client.
         """
-        buffers = frozenset(name for name, _ in self.net.named_buffers())
+        others = never_trained(self.net)
         self.trained = {}
         for name, leaf in self.leaves.items():
-            if is_buffer(name, buffers) or not leaf.is_floating_point():
+            if is_buffer(name, others) or not leaf.is_floating_point():
                 continue
             wanted = self.phase.trains(name)
             if leaf.requires_grad != wanted:
@@ -159,8 +166,14 @@ class ClientModule(LightningModule):
         return make_optimizer(self.phase.optimizer, list(self.trained.values()), self.lr)
 
     def train(self, mode: bool = True) -> Self:
-        """Set the training mode; with `phase.batchnorm="eval"` BatchNorm stays in eval mode."""
+        """Set the training mode.
+
+        Modules that the user has put in eval mode stay so, and BatchNorm with
+        `phase.batchnorm="eval"`.
+        """
         super().train(mode)
+        if mode:
+            fixed.keep_modes(self.net)
         if mode and self.phase.batchnorm == "eval":
             freeze_statistics(self.net)
         return self

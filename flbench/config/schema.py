@@ -249,6 +249,11 @@ class OwnModelConfig(ModelConfig):
         pattern="^[0-9a-f]{64}$",
         description="SHA-256 of the source file, or of an object; flbench writes it to config.yaml",
     )
+    fixed: str | None = Field(
+        None,
+        description="numbers of the net's frozen parameters and of its modules in eval mode, if"
+        " there are any; flbench writes it to config.yaml",
+    )
 
 
 class AlgorithmConfig(Strict):
@@ -686,8 +691,9 @@ class Config(Strict):
         These are `seed` and the sections `data`, `partition`, `model`, `algorithm` and `train`, but
         not `data.root`: the content of the files is covered by the hash of the partition.
         `train.early_stopping` counts only if it is on, and `train.terms`, `data.client`,
-        `data.source`, `model.lightning`, `partition.args` and `partition.sha256` only if they are
-        set, so that the hashes of runs that were made before these keys existed stay valid.
+        `data.source`, `model.lightning`, `model.fixed`, `partition.args` and `partition.sha256`
+        only if they are set, so that the hashes of runs that were made before these keys existed
+        stay valid.
         """
         sections = ("seed", "data", "partition", "model", "algorithm", "train")
         tree = {key: value for key, value in self.tree().items() if key in sections}
@@ -701,6 +707,8 @@ class Config(Strict):
                 del tree["partition"][key]
         if not tree["model"].get("lightning", True):
             del tree["model"]["lightning"]
+        if tree["model"].get("fixed", "") is None:
+            del tree["model"]["fixed"]
         if self.train.early_stopping.patience is None:
             del tree["train"]["early_stopping"]
         if not tree["train"]["terms"]:

@@ -26,6 +26,7 @@ class ClientBatches(IterableDataset[Batch]):
         dtype: Type of the inputs.
         has_batchnorm: Whether the net has BatchNorm. Then batches of one sample are left out,
             unless the phase freezes BatchNorm.
+        needs_two: Whether batches of one sample are left out in any case.
 
     Attributes:
         samples: Which samples these are (`Phase.samples`).
@@ -42,6 +43,7 @@ class ClientBatches(IterableDataset[Batch]):
         *,
         dtype: torch.dtype,
         has_batchnorm: bool,
+        needs_two: bool = False,
     ) -> None:
         self.samples = phase.samples
         self.indices = federation.rows(phase.samples, client, settings.draw)
@@ -49,7 +51,7 @@ class ClientBatches(IterableDataset[Batch]):
         self._client = client
         self._settings = settings
         self._dtype = dtype
-        self._skip_single = has_batchnorm and phase.batchnorm == "train"
+        self._skip_single = needs_two or (has_batchnorm and phase.batchnorm == "train")
         taken = batches.arrange(self.indices, settings.train, skip_single=self._skip_single)
         self.per_epoch = -(-len(taken) // settings.train.batch_size)
         self._epochs = self._steps = 0

@@ -23,7 +23,9 @@ class Environment:
         start: Their seeded values.
         federation: The samples, on the device.
         dtype: Type of weights and inputs.
-        has_batchnorm: Whether the net has BatchNorm, which cannot train on a batch of one sample.
+        has_batchnorm: Whether the net has BatchNorm in training mode, which cannot train on a batch
+            of one sample.
+        needs_two: Whether the net cannot train on a batch of one sample for another reason.
         scaler: The initial state of the loss scaler of `16-mixed`; empty for other precisions.
         traces: Recorded operations of training steps and of Statistics.
     """
@@ -35,6 +37,7 @@ class Environment:
     federation: Federation
     dtype: torch.dtype
     has_batchnorm: bool
+    needs_two: bool
     scaler: dict[str, Any]
     traces: Traces
 

@@ -8,7 +8,6 @@ from lightning.fabric import Fabric
 from lightning.fabric.plugins import MixedPrecision
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from flbench.client.program import LocalProgram, Statistic, Step
 from flbench.config.schema import EngineConfig
@@ -26,6 +25,7 @@ from flbench.engine.base import (
 from flbench.engine.client_run import ClientRun
 from flbench.engine.environment import Environment
 from flbench.engine.traced import Traces
+from flbench.models import fixed, trial
 from flbench.models.base import net_leaves
 
 
@@ -58,7 +58,8 @@ class SequentialEngine:
             start={name: leaf.detach().clone() for name, leaf in own.items()},
             federation=federation.to(fabric.device, dtype),
             dtype=dtype,
-            has_batchnorm=any(isinstance(module, _BatchNorm) for module in net.modules()),
+            has_batchnorm=fixed.trains_batchnorm(net),
+            needs_two=trial.needs_two(net),
             scaler=dict(fabric.strategy.precision.state_dict()),
             traces=Traces(enabled=config.trace),
         )

@@ -43,7 +43,9 @@ class StackEnvironment:
         device: Device of all tensors.
         dtype: Type of weights and inputs.
         autocast: Type of matrix products; None for `dtype`.
-        has_batchnorm: Whether the net has BatchNorm, which cannot train on a batch of one sample.
+        has_batchnorm: Whether the net has BatchNorm in training mode, which cannot train on a batch
+            of one sample.
+        needs_two: Whether the net cannot train on a batch of one sample for another reason.
         padding: The mask of padded rows that BatchNorm layers read.
         traces: Recorded operations of training steps.
     """
@@ -56,6 +58,7 @@ class StackEnvironment:
     dtype: torch.dtype
     autocast: torch.dtype | None
     has_batchnorm: bool
+    needs_two: bool
     padding: Padding
     traces: Traces
 

@@ -21,7 +21,7 @@ from torch.optim.adam import adam
 from torch.optim.adamw import adamw
 from torch.optim.sgd import sgd
 
-from flbench.client.forward import freeze_statistics, is_buffer, mode
+from flbench.client.forward import freeze_statistics, is_buffer, mode, never_trained
 from flbench.client.program import Phase, Statistic, most_epochs
 from flbench.client.recording import REDUCTIONS
 from flbench.client.step import local_loss, make_optimizer
@@ -49,7 +49,7 @@ def train(stack: Stack, phase: Phase) -> tuple[int, int]:
         raise ValueError(
             f"the phase trains {phase.train!r}, which names no parameter of the client"
         )
-    skip = env.has_batchnorm and phase.batchnorm == "train"
+    skip = env.needs_two or (env.has_batchnorm and phase.batchnorm == "train")
     plan = make_plan(env.federation, phase, stack.ids, stack.settings, skip_single=skip)
     moving = [name for name in env.start if name in env.buffers]
     # Also the buffers of a second model, which `Phase.weights` may call the net with.
@@ -66,11 +66,12 @@ def train(stack: Stack, phase: Phase) -> tuple[int, int]:
 
 def _trained(stack: Stack, phase: Phase) -> list[str]:
     """Return the names of the leaves that the phase trains, in the order of the stack."""
+    others = never_trained(stack.environment.net)
     return [
         name
         for name in stack.leaves.names
         if phase.trains(name)
-        and not is_buffer(name, stack.environment.buffers)
+        and not is_buffer(name, others)
         and stack.leaves[name].is_floating_point()
     ]
 

@@ -49,6 +49,7 @@ class Training:
             settings,
             dtype=environment.dtype,
             has_batchnorm=environment.has_batchnorm,
+            needs_two=environment.needs_two,
         )
         module.batches_per_epoch = self._batches.per_epoch
         module.train()

@@ -6,7 +6,6 @@ from time import perf_counter
 import torch
 import torch._dynamo  # `torch.vmap` imports it in its first call, which would count as training
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from flbench.client.program import LocalProgram, Phase, Statistic, Step, Transform
 from flbench.config.schema import EngineConfig
@@ -27,6 +26,7 @@ from flbench.engine.padding import exclude_padding
 from flbench.engine.stack import Stack, StackEnvironment
 from flbench.engine.stacked_training import train
 from flbench.engine.traced import Traces
+from flbench.models import fixed, trial
 from flbench.models.base import net_leaves
 from flbench.models.lightning_net import LightningNet
 
@@ -76,7 +76,8 @@ class VectorizedEngine:
             device=device,
             dtype=dtype,
             autocast=torch.bfloat16 if config.precision == "bf16-mixed" else None,
-            has_batchnorm=any(isinstance(module, _BatchNorm) for module in net.modules()),
+            has_batchnorm=fixed.trains_batchnorm(net),
+            needs_two=trial.needs_two(net),
             padding=exclude_padding(net),
             traces=Traces(enabled=config.trace),
         )

@@ -16,6 +16,8 @@ from flbench.algorithms import ALGORITHMS, Algorithm, Setting
 from flbench.algorithms.base import state_of
 from flbench.callbacks.callback_list import CallbackList
 from flbench.callbacks.run_view import Memory
+from flbench.client.forward import is_buffer
+from flbench.client.program import Phase
 from flbench.config.schema import BestConfig, Config, OwnModelConfig
 from flbench.core.errors import ConfigError, DataError
 from flbench.core.types import State, Tree
@@ -29,10 +31,10 @@ from flbench.experiment.evaluation_tables import ClassGroups
 from flbench.experiment.judging import ClassJudge
 from flbench.experiment.loop import FederatedLoop, Seconds
 from flbench.experiment.notes import configuration_notes
-from flbench.experiment.rounds import training_state
+from flbench.experiment.rounds import programs, training_state
 from flbench.experiment.run_folder import RunFolder
 from flbench.metrics.classes import confusable_classes, rare_classes, read_confusion
-from flbench.models import own
+from flbench.models import fixed, own
 from flbench.models.base import build as build_net
 from flbench.models.base import describe, net_leaves
 from flbench.models.lightning_net import LightningNet
@@ -222,7 +224,7 @@ def build(config: Config, federation: Federation | None = None) -> Experiment:
     config = with_data(config, federation)
     net = build_net(config.model, federation.shape, federation.output, config.seed)
     if isinstance(config.model, OwnModelConfig):
-        config = altered(config, "model", sha256=own.sha256(config.model, net))
+        config = altered(config, "model", **own.recorded(config.model, net))
     config, judge, about_classes = _judge(config, net, federation)
     terms = None
     if config.train.terms:
@@ -252,9 +254,16 @@ def build(config: Config, federation: Federation | None = None) -> Experiment:
         if not unmet:
             # The clients' rows may share memory here: nothing writes to them.
             before = state_of(algorithm, _start_values(config, net), lambda rows: rows)
-    except ConfigError as error:  # the net does not tell which is its head
+            if setting.net.fixed:
+                unmet = _without_training(algorithm, before)
+    except ConfigError as error:  # the head of the net is not known, or frozen
         unmet = [str(error)]
     if unmet:
+        if frozen := len(fixed.of(net).parameters):
+            unmet.append(
+                f"The method sees neither the {frozen} frozen parameters of the net"
+                " (requires_grad=False) nor layers without other parameters."
+            )
         raise ConfigError(
             "\n".join(f"`algorithm.name={config.algorithm.name}`: {sentence}" for sentence in unmet)
         )
@@ -293,6 +302,30 @@ def build(config: Config, federation: Federation | None = None) -> Experiment:
     return Experiment(
         config, federation, net, algorithm, engine, judge, tuple(notes), reason, module
     )
+
+
+def _without_training(algorithm: Algorithm, start: State) -> list[str]:
+    """Return a sentence for each phase of a method all of whose parameters the user has frozen.
+
+    Args:
+        algorithm: The method.
+        start: State before the first round.
+    """
+    net = algorithm.setting.net
+    never = net.names("all").difference(net.parameters) | net.fixed
+    known = [*net.parameters, *start.clients, *start.server]
+    sentences = []
+    for what, program in programs(algorithm, start):
+        for number, phase in enumerate(
+            [step for step in program.steps if isinstance(step, Phase)], start=1
+        ):
+            names = known if isinstance(phase.train, str) else phase.train
+            if not any(phase.trains(name) and not is_buffer(name, never) for name in names):
+                sentences.append(
+                    f"all parameters that its training phase {number} of {what} trains are frozen."
+                    " Unfreeze some of them, or take another method."
+                )
+    return sentences
 
 
 def _judge(
@@ -351,11 +384,16 @@ def _start(config: Config, net: nn.Module, algorithm: Algorithm) -> State:
 
 
 def _start_values(config: Config, net: nn.Module) -> Tree:
-    """Return the net's seeded parameters and buffers, in the precision of the engine."""
+    """Return the net's seeded parameters and buffers, in the precision of the engine.
+
+    Those that the user has fixed are left out.
+    """
+    known = fixed.of(net).leaves
     dtype = dtype_of(config.engine)
     return {
         name: leaf.detach().to(dtype) if leaf.is_floating_point() else leaf.detach()
         for name, leaf in net_leaves(net).items()
+        if name not in known
     }
 
 

@@ -508,8 +508,9 @@ class Evaluator:
         Yields:
             The leaves of the net, for one client after the other.
         """
-        names = self.algorithm.setting.net.names("all")
-        most = max(1, SCALARS // self.algorithm.setting.net.size)
+        described = self.algorithm.setting.net
+        names = described.names("all") | described.fixed
+        most = max(1, SCALARS // described.size)
         for ids in self._blocks(most, clients):
             name, deployment = next(iter(self._deployments(state).items()))
             call = (

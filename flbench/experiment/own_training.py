@@ -28,7 +28,7 @@ from flbench.data.batches import arrange
 from flbench.data.federation import Federation
 from flbench.data.schemes import Indices
 from flbench.engine.base import dtype_of
-from flbench.experiment.rounds import visible_to_server
+from flbench.experiment.rounds import programs, visible_to_server
 from flbench.losses import CrossEntropy, TaskLoss
 from flbench.models.base import NetSpec, net_leaves
 from flbench.models.lightning_net import LightningNet
@@ -102,17 +102,11 @@ def check_method(
         title: Name of the user's class.
         has_classes: Whether the data have classes, which a method may count.
     """
-    programs = [
-        algorithm.program(replace(start, stage=number, clients={}))
-        for number in range(len(algorithm.stages()))
-    ]
-    deployments = algorithm.deploy(
-        visible_to_server(start, programs[0]), torch.tensor([0])
-    ).values()
-    programs += [model.program for model in deployments if model.program is not None]
+    first = algorithm.program(replace(start, clients={}))
+    deployments = algorithm.deploy(visible_to_server(start, first), torch.tensor([0])).values()
     reasons = [
         reason
-        for program in programs
+        for _, program in programs(algorithm, start)
         for reason in _reasons(algorithm, program, has_classes=has_classes)
     ]
     rules = [model.predict for model in deployments if model.predict is not None]

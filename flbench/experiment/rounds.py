@@ -3,6 +3,7 @@
 This module writes no files and evaluates no models.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -181,6 +182,24 @@ def visible_to_server(state: State, program: LocalProgram) -> State:
             clients[name] = clients[name].clone()
             clients[name][stale] = 0
     return replace(state, clients=clients, stale={})
+
+
+def programs(algorithm: Algorithm, start: State) -> Iterator[tuple[str, LocalProgram]]:
+    """Yield the local programs of a method with what they belong to: stages and deployments.
+
+    Args:
+        algorithm: The method.
+        start: State before the first round.
+    """
+    found = [
+        (f"the stage `{stage.name}`", algorithm.program(replace(start, stage=number, clients={})))
+        for number, stage in enumerate(algorithm.stages())
+    ]
+    yield from found
+    seen = visible_to_server(start, found[0][1])
+    for name, model in algorithm.deploy(seen, torch.tensor([0])).items():
+        if model.program is not None:
+            yield f"the model `{name}`", model.program
 
 
 def _mask_replies(state: State, ids: Tensor, program: LocalProgram, reply: Message) -> None:

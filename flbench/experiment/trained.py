@@ -557,7 +557,8 @@ def _load(
     settings = rounds.settings_of(
         experiment.config, experiment.algorithm, replace(state, round=state.round - 1)
     )
-    capture = _Capture(deployment.weights, deployment.predict is not None)
+    known = experiment.algorithm.setting.net.fixed
+    capture = _Capture(deployment.weights, deployment.predict is not None, known)
     statistic = Statistic(CAPTURED, _count, finish=capture, samples=Samples("train", limit=1))
     block = _block(experiment, deployment, ids)
     found = evaluator.run_statistics(state, settings, name, deployment, block, (statistic,))
@@ -629,13 +630,18 @@ class _Capture:
     Attributes:
         weights: `Deployment.weights`.
         has_rule: Whether the deployment has a prediction rule.
+        fixed: Names of the parameters and buffers that the user has fixed, which `weights` may
+            leave out.
     """
 
     weights: Callable[[Tree, Tree], Tree] | None
     has_rule: bool
+    fixed: frozenset[str] = frozenset()
 
     def __call__(self, reduced: Tree, leaves: Tree, ctx: Tree) -> Tree:
-        own = leaves if self.weights is None else self.weights(leaves, ctx)
+        own = leaves
+        if self.weights is not None:
+            own = {name: leaves[name] for name in self.fixed} | self.weights(leaves, ctx)
         found = {f"net/{name}": value for name, value in own.items()}
         if self.has_rule:
             found |= {f"leaf/{name}": value for name, value in leaves.items()}

@@ -12,7 +12,7 @@ from flbench.core.errors import ConfigError
 from flbench.core.registry import MODELS
 from flbench.core.rng import torch_seed
 from flbench.core.types import Outputs, Tree
-from flbench.models import own
+from flbench.models import fixed, own
 from flbench.models.lightning_net import LightningNet
 
 Role = Literal["all", "backbone", "head", "batchnorm", "linear"]
@@ -92,18 +92,23 @@ class LayerSpec:
 class NetSpec:
     """Description of a net: its layers and its leaves (parameters and buffers).
 
+    What the user has fixed (see `flbench.models.fixed`) is not described: neither are such tensors
+    leaves, nor are modules without other tensors layers.
+
     Attributes:
         layers: All layers with leaves, in the order of their definition, which is that of the
             forward pass.
         features: Width D of the features; 0 for a LightningModule, which does not tell them.
-        size: Total number of scalars of the parameters.
+        size: Total number of scalars of the parameters, fixed ones included.
         head: Name of the submodule that is the head; None if it is not known.
+        fixed: Names of the parameters and running statistics that the user has fixed.
     """
 
     layers: tuple[LayerSpec, ...]
     features: int
     size: int
     head: str | None = "head"
+    fixed: frozenset[str] = frozenset()
 
     def names(self, role: Role) -> frozenset[str]:
         """Return the names of the leaves of a role, buffers included.
@@ -116,7 +121,8 @@ class NetSpec:
                 `fc1` need not be the head.
 
         Raises:
-            ConfigError: Backbone or head is asked for, and the head is not known.
+            ConfigError: Backbone or head is asked for, and the head is not known or the user has
+                frozen all of its parameters.
         """
         if self.head is None and role in ("backbone", "head"):
             linear = [layer.name for layer in self.layers if layer.kind == "linear"]
@@ -134,6 +140,14 @@ class NetSpec:
             "batchnorm": [layer for layer in self.layers if layer.kind == "batchnorm"],
             "linear": [layer for layer in self.layers if layer.kind == "linear"],
         }[role]
+        if role in ("backbone", "head") and not any(layer.parameters for layer in layers):
+            frozen = sorted(n for n in self.fixed if n.startswith(inside) == (role == "head"))
+            if frozen:
+                raise ConfigError(
+                    f"the method needs the {role} of the net, and all of its parameters are frozen"
+                    f" (requires_grad=False): {', '.join(frozen[:3])}{', ...' if len(frozen) > 3 else ''}. Unfreeze some of them, or take a"
+                    " method that does not divide the net, such as fedavg."
+                )
         return frozenset(leaf for layer in layers for leaf in layer.leaves)
 
     @property
@@ -185,26 +199,28 @@ def build(config: ModelConfig, shape: tuple[int, ...], classes: int | None, seed
 def describe(net: nn.Module, shape: tuple[int, ...]) -> NetSpec:
     """Return the description of a net.
 
-    One forward pass with zeros in eval mode determines the width of the features. The net returns
-    to its mode (training or eval) even if the forward pass fails.
+    One forward pass with zeros in eval mode determines the width of the features. The modes of the
+    net (training or eval) do not change.
 
     Args:
         net: A net with at least one parameter.
         shape: Shape of one sample.
     """
-    was_training = net.training
     first = next(net.parameters())
     zeros = torch.zeros(1, *shape, dtype=first.dtype, device=first.device)
-    try:
-        with torch.no_grad():
-            features = net.eval()(zeros).features.shape[1]  # [1, D] -> D
-    finally:
-        net.train(was_training)
+    with torch.no_grad(), fixed.eval_mode(net):
+        features = net(zeros).features.shape[1]  # [1, D] -> D
+    known = fixed.of(net).leaves
     layers = []
     for name, module in net.named_modules():
         prefix = f"{name}." if name else ""
-        parameters = tuple(prefix + leaf for leaf, _ in module.named_parameters(recurse=False))
-        buffers = tuple(prefix + leaf for leaf, _ in module.named_buffers(recurse=False))
+        parameters, buffers = (
+            tuple(prefix + leaf for leaf, _ in own if prefix + leaf not in known)
+            for own in (
+                module.named_parameters(recurse=False),
+                module.named_buffers(recurse=False),
+            )
+        )
         if parameters or buffers:
             layers.append(LayerSpec(name, _kind(module), parameters, buffers))
     return NetSpec(
@@ -212,6 +228,7 @@ def describe(net: nn.Module, shape: tuple[int, ...]) -> NetSpec:
         int(features),
         sum(parameter.numel() for parameter in net.parameters()),
         net.head if isinstance(net, LightningNet) else "head",
+        known,
     )
 
 

@@ -15,7 +15,7 @@ from flbench.config.schema import OwnModelConfig
 from flbench.core import given, imported
 from flbench.core.errors import ConfigError
 from flbench.core.types import Outputs
-from flbench.models import lightning_net
+from flbench.models import fixed, lightning_net, trial
 
 
 class OwnNet(nn.Module):
@@ -68,19 +68,32 @@ def make(config: OwnModelConfig, shape: tuple[int, ...], classes: int | None) ->
     net = _built(source, deepcopy(config.args or {}), shape, classes, what)
     _check_leaves(net, what)
     _check_randomness(net, what)
+    given_in_eval_mode = not any(module.training for module in net.modules())
+    if given_in_eval_mode:
+        net.train()
+    whole = trial.copied(net, what)
+    split = _divided(net, config, shape, classes, what)
+    _write_fixed(split, config, what)
+    trial.check(whole, split, shape, classes, what, given_in_eval_mode=given_in_eval_mode)
+    return split
+
+
+def _divided(
+    net: nn.Module, config: OwnModelConfig, shape: tuple[int, ...], classes: int, what: str
+) -> nn.Module:
+    """Return a net with a backbone and a head; its modules keep their modes."""
     x = torch.linspace(-1.0, 1.0, 2 * torch.Size(shape).numel()).reshape(2, *shape)
     x = x.to(next(net.parameters()).dtype)
-    was_training = net.training
-    net.eval()
-    outputs = _outputs(net, x, what)
+    with fixed.eval_mode(net):
+        outputs = _outputs(net, x, what)
     if isinstance(outputs, Outputs):
         if config.head is not None:
             raise ConfigError(f"{what} has a head of its own. Leave `model.head` out.")
         _check_logits(outputs.logits, classes, what)
-        return net.train(was_training)
+        return net
     _check_logits(outputs, classes, what)
     split = _split(net, config.head, what)
-    with torch.no_grad():
+    with torch.no_grad(), fixed.eval_mode(split):
         try:
             both = split(x)
         except Exception as error:
@@ -99,7 +112,47 @@ def make(config: OwnModelConfig, shape: tuple[int, ...], classes: int | None) ->
             " [B, D]. A net must return the logits of its head, without softmax; otherwise set"
             " `model.head` to the submodule that computes them."
         )
-    return split.train(was_training)
+    return split
+
+
+def _write_fixed(net: nn.Module, config: OwnModelConfig, what: str) -> None:
+    """Find what the user has fixed in a net, and store it in the net.
+
+    A run of a version that trained all parameters, in training mode, has `model.sha256` without
+    `model.fixed`. It is continued and read as it began.
+
+    Raises:
+        ConfigError: Nothing can be trained, or something else is fixed than when the run began.
+    """
+    found = fixed.find(net)
+    frozen = [name for name, one in net.named_parameters() if not one.requires_grad]
+    if len(frozen) == len(list(net.parameters())):
+        raise ConfigError(
+            f"{what}: all {len(frozen)} parameters are frozen (requires_grad=False), so nothing can"
+            " be trained. Set requires_grad=True for those to train, such as the head's."
+        )
+    if config.sha256 is not None and config.fixed is None:
+        return
+    if config.fixed not in (None, str(found)):
+        raise ConfigError(
+            f"{what}: `model.fixed` is `{config.fixed}`, but the net has"
+            f" `{found or 'nothing fixed'}`. Freeze the same parameters and put the same modules in"
+            " eval mode as when the run began, or start a new run."
+        )
+    fixed.write(net, found)
+
+
+def recorded(config: OwnModelConfig, net: nn.Module) -> dict[str, str | None]:
+    """Return the keys of the section `model` that describe a net of the user.
+
+    Args:
+        config: Section `model`.
+        net: The net with its weights before the first round.
+
+    Raises:
+        ConfigError: The net differs from the one that `model.sha256` stands for.
+    """
+    return {"sha256": sha256(config, net), "fixed": str(fixed.of(net)) or None}
 
 
 def needs_classes(name: str) -> ConfigError:
@@ -122,9 +175,11 @@ def _lightning(
     """Return the net of a LightningModule that is trained by its own training step."""
     net = lightning_net.make(source, config, shape, classes, what)
     _check_leaves(net.module, what)
-    was_training = net.training
-    lightning_net.check_output(net.eval(), shape, classes, what)
-    return net.train(was_training)
+    _write_fixed(net, config, what)
+    with fixed.eval_mode(net):
+        lightning_net.check_output(net, shape, classes, what)
+    trial.compare_batches(net, shape)
+    return net
 
 
 def sha256(config: OwnModelConfig, net: nn.Module) -> str:
@@ -165,19 +220,20 @@ def _pickled(value: object) -> bytes:
 
 
 def notes(net: nn.Module) -> list[str]:
-    """Return notes about a net of the user, such as which part is its head; empty for others.
+    """Return notes on a net of the user: its head, what is fixed, and what trials have found.
 
     Args:
         net: The net.
     """
+    found = []
     if isinstance(net, lightning_net.LightningNet):
-        return lightning_net.notes(net)
-    if not isinstance(net, OwnNet):
-        return []
-    return [
-        f"model: the head is `{net.place or type(net.head).__name__}`; its inputs are the features."
-        " Set `model.head` for another one."
-    ]
+        found += lightning_net.notes(net)
+    elif isinstance(net, OwnNet):
+        found.append(
+            f"model: the head is `{net.place or type(net.head).__name__}`; its inputs are the"
+            " features. Set `model.head` for another one."
+        )
+    return [*found, *fixed.notes(net), *trial.notes(net)]
 
 
 def _built(
@@ -243,6 +299,12 @@ def _check_leaves(net: nn.Module, what: str) -> None:
     for name, parameter in net.named_parameters():
         if not parameter.is_floating_point():
             raise ConfigError(f"{what}: `{name}` is {parameter.dtype}. Use floating point.")
+    for name, buffer in net.named_buffers():
+        if buffer.is_complex():
+            raise ConfigError(
+                f"{what}: the buffer `{name}` is {buffer.dtype}, which has no mean or maximum in"
+                " the order of numbers. Store real and imaginary parts as two buffers."
+            )
 
 
 def _check_randomness(net: nn.Module, what: str) -> None:

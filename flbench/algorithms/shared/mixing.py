@@ -15,8 +15,8 @@ ENTRIES = 2**25  # entries that are cast to float64 at once (256 MB)
 def mix(rows: Tree, weights: Tensor) -> Tree:
     """Return sum_j weights[i, j] rows[j] for every receiver i, leaf by leaf.
 
-    Sums accumulate in float64 with one cast at the end. An integer leaf (BatchNorm's counter) takes
-    the maximum over the clients whose weight is not zero.
+    Sums accumulate in float64 with one cast at the end. A leaf of integers or booleans (BatchNorm's
+    counter) takes the maximum over the clients whose weight is not zero.
 
     Args:
         rows: Models of K clients, [K, ...] per leaf, finite.
@@ -31,7 +31,7 @@ def mix(rows: Tree, weights: Tensor) -> Tree:
         shape = (len(weights), *value.shape[1:])
         if not value.is_floating_point():
             flat = value.reshape(len(value), -1)
-            least = torch.iinfo(value.dtype).min
+            least = 0 if value.dtype == torch.bool else torch.iinfo(value.dtype).min
             candidates = torch.where(weights[:, :, None] != 0, flat, least)
             mixed[name] = candidates.amax(dim=1).reshape(shape)
             continue
