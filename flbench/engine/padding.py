@@ -6,6 +6,9 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.instancenorm import _InstanceNorm
+
+from flbench.core.errors import ConfigError
 
 
 @dataclass
@@ -29,16 +32,22 @@ def exclude_padding(net: nn.Module) -> Padding:
         The mask that the layers read in each forward pass; the caller sets it.
 
     Raises:
-        ValueError: A layer has no running statistics, or no momentum for them.
+        ConfigError: A BatchNorm has no running statistics, or no momentum for them, or an
+            InstanceNorm has running statistics.
     """
     padding = Padding()
     for module in net.modules():
+        if isinstance(module, _InstanceNorm) and module.track_running_stats:
+            raise ConfigError(
+                f"`engine.name=vectorized` cannot train the layer {module}: padded rows would be a"
+                " part of its running statistics. Use engine.name=sequential, ray or auto."
+            )
         if isinstance(module, _BatchNorm):
             if module.momentum is None or not module.track_running_stats:
-                raise ValueError(
-                    f"the vectorized engine cannot train {module}: its running statistics need a"
-                    " momentum. Set momentum and track_running_stats, or use"
-                    " engine.name=sequential."
+                raise ConfigError(
+                    f"`engine.name=vectorized` cannot train the layer {module}: it needs running"
+                    " statistics with a momentum. Set momentum and track_running_stats of the"
+                    " layer, or use engine.name=sequential, ray or auto."
                 )
             module.forward = partial(_forward, module, padding)  # type: ignore[method-assign]
     return padding

@@ -68,12 +68,17 @@ class Predict:
     def __call__(self, context: StepContext) -> Tree:
         """Return the predicted classes [B] of one batch, and with `has_margin` margins [B].
 
-        A margin is the score of the second class minus that of the first. Both are floating-point
-        numbers, NaN for padding; float32 has all integers up to 16,777,216.
+        A margin is the score of the second class minus that of the first. `undefined` [B] is 1
+        where a score is NaN and the prediction therefore means nothing, and 0 elsewhere. All are
+        floating-point numbers, NaN for padding; float32 has all integers up to 16,777,216.
         """
         scores, batch = self.scores(context), context.batch
         classes = scores.argmax(dim=1).float()  # [B, C] -> [B]
-        found = {"predicted": torch.where(batch.mask, classes, torch.nan)}
+        undefined = scores.isnan().any(dim=1).float()  # [B, C] -> [B]
+        found = {
+            "predicted": torch.where(batch.mask, classes, torch.nan),
+            "undefined": torch.where(batch.mask, undefined, torch.nan),
+        }
         if self.has_margin:
             wide = scores.to(torch.promote_types(scores.dtype, torch.float32))
             found["margin"] = torch.where(batch.mask, wide[:, 1] - wide[:, 0], torch.nan)
@@ -264,9 +269,11 @@ class Evaluator:
             common: Whether to evaluate on the common test set too.
 
         Raises:
-            DivergedError: A model has weights that are not finite.
+            DivergedError: A model has weights that are not finite, or the models of all clients
+                have NaN scores for all samples.
         """
         local: dict[tuple[str, str], Any] = {}
+        undefined: dict[str, list[tuple[Tensor, Tensor, Tensor]]] = {}
         margins: dict[tuple[str, str], list[Margins]] = {}
         for ids in self._blocks(self.judge.most_clients(self.longest(common=False)) or BLOCK):
             for name, deployment in self._deployments(state).items():
@@ -275,15 +282,58 @@ class Evaluator:
                 found = self.run_statistics(
                     state, settings, name, deployment, ids, self.part_statistics(deployment)
                 )
+                undefined.setdefault(name, []).append(self._undefined(ids, found))
                 for part in self.parts:
                     if (name, part) not in local:
                         local[name, part] = self.no_scores()
                     seen = self.predictions_of(part, ids, found)
                     local[name, part].add_(seen.client, seen.true, seen.predicted)
                     margins.setdefault((name, part), []).extend(seen.margins())
+        for name, counted in undefined.items():
+            self._report_undefined(state, name, *map(torch.cat, zip(*counted, strict=True)))
         shared = self.evaluate_common(state, settings, margins) if common else {}
         joined = {key: Margins.joined(parts) for key, parts in margins.items() if parts}
         return Evaluation(state.round, local, shared, joined)
+
+    def _undefined(self, ids: Tensor, observed: Tree) -> tuple[Tensor, Tensor, Tensor]:
+        """Return ids [K], numbers [K] of samples with a NaN score, and numbers [K] of samples."""
+        counts = torch.zeros(2, len(ids))
+        for part in self.parts:
+            if f"{part}.undefined" in observed:  # [K, L], NaN beyond a client's samples
+                value = observed[f"{part}.undefined"]
+                counts += torch.stack([value.nansum(dim=1), (~value.isnan()).sum(dim=1)])
+        return ids, counts[0], counts[1]
+
+    def _report_undefined(
+        self, state: State, name: str, ids: Tensor, undefined: Tensor, samples: Tensor
+    ) -> None:
+        """Report clients whose models have finite weights, but NaN scores.
+
+        Args:
+            state: State after a round.
+            name: Name of the deployment.
+            ids: Ids [K] of the clients.
+            undefined: Numbers [K] of samples with a NaN score.
+            samples: Numbers [K] of samples.
+
+        Raises:
+            DivergedError: All samples of all clients are among them, for the personal models.
+        """
+        if not undefined.any():
+            return
+        cure = "Lower train.optimizer.lr or set train.clip."
+        if name == "personal" and torch.equal(undefined, samples):
+            raise DivergedError(
+                f"the models of all clients after round {state.round} have finite weights, but NaN"
+                f" scores for all samples, so that they predict nothing: training has diverged."
+                f" {cure}"
+            )
+        clients = ids[undefined > 0].tolist()
+        self.warn(
+            f"round {state.round}: the model `{name}` has NaN scores for {int(undefined.sum())} of"
+            f" {int(samples.sum())} samples, at the clients {clients}. They count as predictions of"
+            f" the class with NaN, mostly the first. {cure}"
+        )
 
     def no_scores(self, clients: int | None = None) -> Any:
         """Return scores without predictions.

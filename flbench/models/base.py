@@ -145,8 +145,8 @@ class NetSpec:
             if frozen:
                 raise ConfigError(
                     f"the method needs the {role} of the net, and all of its parameters are frozen"
-                    f" (requires_grad=False): {', '.join(frozen[:3])}{', ...' if len(frozen) > 3 else ''}. Unfreeze some of them, or take a"
-                    " method that does not divide the net, such as fedavg."
+                    f" (requires_grad=False): {fixed.listed(frozen)}. Unfreeze some of them,"
+                    " or take a method that does not divide the net, such as fedavg."
                 )
         return frozenset(leaf for layer in layers for leaf in layer.leaves)
 

@@ -5,7 +5,7 @@ leaves of a `NetSpec`, so nothing trains, mixes, sends or keeps it, and the net 
 first value.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
@@ -95,20 +95,20 @@ def notes(net: nn.Module) -> list[str]:
         total = sum(1 for _ in net.parameters())
         sentences.append(
             f"model: {len(found.parameters)} of {total} parameters are frozen"
-            f" (requires_grad=False; {_listed(found.parameters)}). They are not trained, and"
+            f" (requires_grad=False; {listed(found.parameters)}). They are not trained, and"
             " neither sent, kept nor counted by any method; layers without other tensors are no"
             " layers of the net to a method."
         )
     if found.modules:
         sentences.append(
-            f"model: {len(found.modules)} modules are in eval mode ({_listed(found.modules)}) and"
+            f"model: {len(found.modules)} modules are in eval mode ({listed(found.modules)}) and"
             " stay so while the net is trained: BatchNorm among them uses its running statistics"
             " unchanged."
         )
     return sentences
 
 
-def _listed(names: frozenset[str]) -> str:
+def listed(names: Iterable[str]) -> str:
     """Return the first of some names."""
     shown = sorted(names)
     return f"{', '.join(shown[:3])}{', ...' if len(shown) > 3 else ''}"

@@ -256,6 +256,11 @@ def _built(
         raise ConfigError(
             f"{what} must return an nn.Module, got {type(net).__name__}. Correct the function."
         )
+    if isinstance(net, torch.jit.ScriptModule):
+        raise ConfigError(
+            f"{what} is a TorchScript module ({type(net).__name__}), whose layers cannot be told"
+            " apart. Give the nn.Module that it was compiled from."
+        )
     return net
 
 

@@ -1,4 +1,7 @@
-"""Trials of a user's net before the first round: its two modes, single samples, composed batches."""
+"""Trials of a user's net before the first round: both modes, single samples, composed batches.
+
+They run copies of the net, because a forward pass may change buffers and Python attributes.
+"""
 
 from copy import deepcopy
 from typing import Any, Final
@@ -69,9 +72,10 @@ def check(
             they do not depend on a parameter that is trained.
     """
     x = _samples(net, shape)
-    with fixed.eval_mode(net), torch.no_grad():
-        _logits(net, x[:1], classes, f"{what}, for a batch of one sample in eval mode,")
     divided = deepcopy(net)
+    with torch.no_grad():
+        one = deepcopy(net).eval()
+        _logits(one, x[:1], classes, f"{what}, for a batch of one sample in eval mode,")
     if fixed.of(net) != fixed.NOTHING:
         fixed.write(whole, fixed.find(whole))
     found = []
@@ -85,7 +89,7 @@ def check(
             " features, for example a softmax that eval mode does not have. The loss is computed"
             " from the logits of the head: return them in both modes, or set `model.head`."
         )
-    if not found[1].requires_grad:
+    if not all(logits.requires_grad for logits in found):
         raise ConfigError(
             f"{what}, in training mode, returns logits without a gradient. Compute them from"
             " parameters with requires_grad=True, without detach() and torch.no_grad()."
@@ -100,9 +104,9 @@ def check(
 def compare_batches(net: nn.Module, shape: tuple[int, ...]) -> None:
     """Write into a net whether scores in eval mode depend on the other samples of the batch."""
     x = _samples(net, shape)
-    with fixed.eval_mode(net), torch.no_grad():
+    with torch.no_grad():
         # Batches of the same size, because rounding depends on the size.
-        first, second = (net(torch.stack([x[0], other])).logits[0] for other in x)
+        first, second = (deepcopy(net).eval()(torch.stack([x[0], other])).logits[0] for other in x)
     largest = float(first.abs().max()) if first.numel() else 0.0
     net.__dict__[MIXES] = bool(((first - second).abs() > TOLERANCE * largest).any())
 
@@ -164,7 +168,7 @@ def _fails_for_one(net: nn.Module, of_two: Tensor, x: Tensor) -> bool:
     """Return whether a net in training mode fails for one sample, but not for two samples."""
     try:
         of_one = net(x[:1])
-    except Exception:
+    except Exception:  # noqa: BLE001 (it is the code of the user)
         return True
     logits = of_one.logits if isinstance(of_one, Outputs) else of_one
     return bool(of_two.isfinite().all()) and not bool(logits.isfinite().all())
