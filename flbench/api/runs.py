@@ -333,6 +333,8 @@ class Run:
             facts["seconds"] = f"{summary['seconds']['total']:.1f}"
         else:
             facts["state"] = f"unfinished: fl.resume({str(self.path)!r})"
+        if "positive_class" in self.summary:
+            facts["positive class"] = str(self.summary["positive_class"])
         facts["folder"] = str(self.path)
         return html.card(
             self.title,

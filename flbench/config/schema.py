@@ -592,6 +592,11 @@ class EvaluationConfig(Strict):
     metrics: dict[str, OwnMetricConfig] | None = Field(
         None, description="metrics of your own, by name: package.module:name of a function"
     )
+    positive: str | None = Field(
+        None,
+        description="positive class of AUROC and average precision, by its name, where there are"
+        " two classes (default: the second one)",
+    )
     best: BestConfig = Field(
         BestConfig(), description="choice of the best round where there are no classes"
     )
@@ -602,6 +607,12 @@ class EvaluationConfig(Strict):
         description="accuracy; the rounds and bytes until the validation accuracy reaches it are"
         " reported, or until the test accuracy does if there is no validation part",
     )
+
+    @field_validator("positive", mode="before")
+    @classmethod
+    def _number_as_text(cls, value: object) -> object:
+        """Return the name of a class that YAML reads as a whole number, such as 1, as text."""
+        return str(value) if type(value) is int else value
 
 
 class TrackingConfig(Strict):

@@ -26,7 +26,7 @@ from flbench.data.federation import Federation
 from flbench.data.federation import build as build_federation
 from flbench.engine.base import Engine, dtype_of, find_device
 from flbench.experiment import checkpoint, engine_choice, local_terms, memory, own_metrics
-from flbench.experiment.evaluate import PARTS, Evaluator, Judge
+from flbench.experiment.evaluate import PARTS, Evaluator, Judge, positive_class
 from flbench.experiment.evaluation_tables import ClassGroups
 from flbench.experiment.judging import ClassJudge
 from flbench.experiment.loop import FederatedLoop, Seconds
@@ -333,6 +333,8 @@ def _judge(
 ) -> tuple[Config, Judge, list[str]]:
     """Return the judge of the models, the configuration with what it records, and notes."""
     if federation.dataset.targets is not None and isinstance(net, LightningNet):
+        if config.evaluation.positive is not None:
+            raise ConfigError("`evaluation.positive` is for two classes. Leave it out.")
         from flbench.experiment import target_judging  # it loads torchmetrics
 
         target_judging.check_config(config, federation)
@@ -344,9 +346,16 @@ def _judge(
             f" classification, such as that of `{federation.dataset.name}`, is the one with the"
             " highest validation accuracy. Leave it out."
         )
+    names = federation.dataset.classes
+    positive = names[positive_class(config.evaluation, names)] if len(names) == 2 else None
     config, metrics = own_metrics.make(config, federation.classes)
     rare, notes = rare_classes(federation.counts.sum(dim=0), config.evaluation.rare)
     groups = ClassGroups(tuple(rare), _confusable(config, federation), federation.counts)
+    if positive is not None:
+        notes.append(
+            f"two classes: the positive class of AUROC and average precision is `{positive}`; the"
+            " key evaluation.positive chooses it."
+        )
     return config, ClassJudge(federation, groups, metrics), notes
 
 

@@ -16,7 +16,7 @@ from flbench.algorithms.base import Algorithm, Deployment
 from flbench.client.batchnorm import recalibrate
 from flbench.client.program import LocalProgram, Statistic, Step, Transform
 from flbench.config.schema import EvaluationConfig
-from flbench.core.errors import DivergedError
+from flbench.core.errors import ConfigError, DivergedError
 from flbench.core.tree import take
 from flbench.core.types import Info, Results, Samples, State, StepContext, Tree
 from flbench.core.wording import lower_rate
@@ -108,6 +108,31 @@ class Pad:
         }
 
 
+def positive_class(config: EvaluationConfig, classes: Sequence[str]) -> int:
+    """Return the positive class of two, 0 or 1: the second one, or that of `evaluation.positive`.
+
+    Args:
+        config: Section `evaluation`.
+        classes: Names of the classes.
+
+    Raises:
+        ConfigError: `evaluation.positive` is set, and is no name of one of two classes.
+    """
+    if config.positive is None:
+        return 1
+    if len(classes) != 2:
+        raise ConfigError(
+            f"`evaluation.positive={config.positive}` chooses one of two classes, and the data have"
+            f" {len(classes)}. Leave it out."
+        )
+    if config.positive not in classes or classes[0] == classes[1]:
+        raise ConfigError(
+            f"`evaluation.positive={config.positive}` is no class of the data. Choose"
+            f" `{classes[0]}` or `{classes[1]}`."
+        )
+    return list(classes).index(config.positive)
+
+
 @dataclass(frozen=True)
 class Predictions:
     """Predictions of clients' models on n samples.
@@ -117,12 +142,14 @@ class Predictions:
         true: True class [n] int64 of each sample, or its target [n, ...].
         predicted: Predicted class [n] int64 of each sample, or the output [n, ...] for it.
         margin: Margin [n] of each sample, if the data set has two classes; otherwise None.
+        positive: The positive class of two, 0 or 1.
     """
 
     client: Tensor
     true: Tensor
     predicted: Tensor
     margin: Tensor | None
+    positive: int = 1
 
     def repeated(self, ids: Tensor) -> "Predictions":
         """Return the predictions [K n] of K clients whose models are equal to the one of these.
@@ -135,13 +162,15 @@ class Predictions:
             true=self.true.repeat(len(ids)),
             predicted=self.predicted.repeat(len(ids)),
             margin=None if self.margin is None else self.margin.repeat(len(ids)),
+            positive=self.positive,
         )
 
     def margins(self) -> list[Margins]:
-        """Return the margins; an empty list without two classes."""
+        """Return the margins of the positive class; an empty list without two classes."""
         if self.margin is None:
             return []
-        return [Margins(self.margin, self.true == 1, self.client)]
+        margin = self.margin if self.positive == 1 else -self.margin
+        return [Margins(margin, self.true == self.positive, self.client)]
 
 
 class Scores(Protocol):
@@ -383,6 +412,7 @@ class Evaluator:
             true=pairs[0],
             predicted=pairs[1],
             margin=None if margin is None else margin[is_sample],
+            positive=positive_class(self.config, self.federation.dataset.classes),
         )
 
     def evaluate_cohort(

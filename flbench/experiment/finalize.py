@@ -10,6 +10,7 @@ from flbench.core.tree import digest
 from flbench.core.types import State
 from flbench.experiment import checkpoint
 from flbench.experiment.assembly import Experiment
+from flbench.experiment.evaluate import positive_class
 from flbench.experiment.loop import FederatedLoop
 from flbench.experiment.run_folder import RunFolder
 from flbench.reports import page
@@ -151,6 +152,9 @@ def _summary(experiment: Experiment, loop: FederatedLoop, state: State, weights:
         # and the machine, which are in `seconds` and `engine`.
         "notes": [*experiment.notes, *loop.progress.notes],
     }
+    if experiment.federation.classes == 2 and config.has_classes:
+        names = experiment.federation.dataset.classes
+        summary["positive_class"] = names[positive_class(config.evaluation, names)]
     summary["notes"] += _failure_notes(summary)
     stop = loop.progress.stop
     if stop is not None and (note := loop.stop_note()):

@@ -7,6 +7,7 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 from flbench.config.sources import leaves
+from flbench.metrics import ranking_names
 from flbench.metrics.rare_names import NAMES as RARE_METRICS
 from flbench.reports import figures, tables
 from flbench.results.reading import Run, client_scores
@@ -59,12 +60,15 @@ def _metrics(
 ) -> list[tuple[str, list[float | None]]]:
     """Return name and values by moment of every metric; nested ones are named `protocol: name`."""
     table: dict[str, list[float | None]] = {}
+    positive = summary.get("positive_class")
     for column, (moment, split) in enumerate(moments):
         for name, value in summary[moment][split].items():
             nested = value if isinstance(value, dict) else {"": value}
             for key, number in nested.items():
-                row = table.setdefault(f"{name}: {key}" if key else name, [None] * len(moments))
-                row[column] = number
+                title = f"{name}: {key}" if key else name
+                if positive is not None and (key or name) in ranking_names.NAMES_WITH_MEANS:
+                    title += f" (positive class {positive})"
+                table.setdefault(title, [None] * len(moments))[column] = number
     return list(table.items())
 
 

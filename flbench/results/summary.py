@@ -24,6 +24,7 @@ Summary = dict[str, Any]
 - `engine`: `name`, `device`, `precision`, `threads`, `torch` (version), and what the engine
   reports.
 - `notes`: sentences for the user.
+- `positive_class`: with two classes, the name of the one that AUROC and average precision rank.
 - `stopped`: if a callback ended the run before its last round: `round` and `reason`.
 - `target`: with `evaluation.target_accuracy`, see `cost_to_reach`.
 """

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from rich.table import Table
 
 from flbench.cli.console import block, line, notes, titled_table, whole_table
+from flbench.core.printable import one_line
 from flbench.metrics.rare_names import NAMES as RARE_METRICS
 from flbench.reports.tables import (
     RANKING_TITLES,
@@ -69,8 +70,10 @@ def _comparison(runs: Sequence[Run], apart: Differences) -> Table:
     for config in others:
         names = [(name, f"{name}_worst10") for name in client_scores(config)]
         shown |= {name: name.replace("_", "\n") for pair in names for name in pair}
+    positive = {str(run.summary.get("positive_class", "")) for run in runs}
+    of = f"\n({one_line(*positive)})" if len(positive) == 1 and any(positive) else ""
     shown |= {
-        name: title.replace(" ", "\n")
+        name: title.replace(" ", "\n") + of
         for name, title in RANKING_TITLES.items()  # defined for two classes
         if any(name in test for test in tests)
     }
