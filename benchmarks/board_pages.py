@@ -118,8 +118,7 @@ class Gap:
     def __init__(self, row: "pd.Series[Any]", sign: int) -> None:
         ends = sorted([sign * row["low"], sign * row["high"]])
         self.mean, self.low, self.high = sign * row["difference"], *ends
-        # The p-value of the corrected resampled t-test, which the interval belongs to.
-        self.p = float(row["p"] if isnan(row["corrected"]) else row["corrected"])
+        self.p = float(row["p"])  # of the test that the interval belongs to
         self.p_holm = float("nan")
 
     @property

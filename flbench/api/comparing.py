@@ -16,7 +16,7 @@ from flbench.api.process import preserved
 from flbench.comparison import cost, prepare, running
 from flbench.comparison import reuse as reusing
 from flbench.comparison.cost import ComparisonCost
-from flbench.comparison.folder import ComparisonFolder, read_design
+from flbench.comparison.folder import TUNING, ComparisonFolder, read_design
 from flbench.comparison.plan import DEFAULTS, Cell, Design, LabelledLayer
 from flbench.comparison.prepare import PreparedComparison
 from flbench.comparison.samples import LoadedSamples
@@ -263,10 +263,16 @@ def start(
         with closing(_addressed(ComparisonFolder.create(out, name), caller)) as folder:
             printed = [redact(argument) for argument in command]
             about = {"id": folder.path.name, "created": now(), "command": printed}
+            about |= _about_tuning(prepared)
             folder.save(prepared.design, prepared.cells, **about)
             reusing.take(found, folder)
             _tell_start(folder, prepared, caller)
             return _carry_out(folder, prepared, Layer({}), supervisor, caller)
+
+
+def _about_tuning(prepared: PreparedComparison) -> dict[str, Any]:
+    """Return what comparison.json keeps for the report about parameters of a study, if any."""
+    return {TUNING: prepared.about_tuning} if prepared.about_tuning else {}
 
 
 def plan(
@@ -332,7 +338,7 @@ def carry_on(
         new = [cell for cell in left if not (folder.cell(cell) / "config.yaml").is_file()]
         found = _reused(prepared, new, asked.reuse)
         if design != before:
-            folder.save(design, prepared.cells, **about)
+            folder.save(design, prepared.cells, **(about | _about_tuning(prepared)))
         if left:
             left = [cell for cell in left if cell.name not in found.runs]
             _tell_cost(prepared, left, found, caller)

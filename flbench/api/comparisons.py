@@ -54,7 +54,8 @@ class PlannedComparison(Comparison):
     def _analysis(self) -> Analysis:  # type: ignore[override]
         # Cells can differ in the version of the code, if the comparison was resumed with another
         # one. The report then has a warning everywhere.
-        return analyse(arrange(collect([self.path]).runs, force=True))
+        found = collect([self.path])
+        return analyse(arrange(found.runs, force=True, notes=found.notes))
 
     @property
     def methods(self) -> tuple[str, ...]:

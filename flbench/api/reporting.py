@@ -56,7 +56,8 @@ class Comparison:
 
         Columns: `place` and `method`; `n`, the number of runs; `mean` of the metric over the runs,
         with the ends `low` and `high` of its 95 % interval; interquartile mean `iqm` with
-        `iqm_low` and `iqm_high`; `rank`, 1 for the largest mean; `groups`, letters: two methods
+        `iqm_low` and `iqm_high`; `rank`, 1 for the largest mean, NaN for a method that lacks
+        repetitions; `groups`, letters: two methods
         without a common letter differ significantly; means of `macro_f1`, `rare_recall`,
         `worst10_accuracy`, and of the `bytes` and `seconds` of a run; `better_than`, a tuple of the
         methods that are significantly worse.
@@ -65,13 +66,16 @@ class Comparison:
 
     @property
     def pairs(self) -> pd.DataFrame:
-        """A row for every two methods of a place.
+        """A row for every two methods of a place. If `report` was given a baseline, the pairs with
+        it come first, and it is their second method.
 
         Columns: `place`, `first`, `second`, `n`; `difference` of the metric, first minus second,
-        with its 95 % interval `low`, `high`; p-values `p` (paired t-test), `corrected` (for
-        partitions drawn from the same samples), `wilcoxon`, and `p_holm`, which decides the
-        `verdict`; `probability` of improvement; `needed`, the number of repetitions to see the
-        difference with a probability of 80 %.
+        with its 95 % interval `low`, `high`; `p`, the p-value of the test that the interval belongs
+        to; `p_holm`, which is `p` corrected for all pairs and decides the `verdict`; the p-values
+        of the tests by name: `paired_t`, `corrected` (corrected resampled t-test, for partitions
+        drawn from the same samples; `p` is this one where there is one), `wilcoxon`; `probability`
+        of improvement; `needed`, the number of repetitions to see the difference with a probability
+        of 80 %, NaN for more than 1,000; `limited`, whether no number of repetitions suffices.
         """
         return self._analysis.pairs.copy()
 
@@ -80,7 +84,8 @@ class Comparison:
         """Means over repetitions by place, class and method.
 
         Columns: `place`, `class`, `name`, `train_support`, `test_support`, `holders` (clients with
-        training samples), `rare`, `confusable`, `method`, `precision`, `recall`, `f1`;
+        training samples), `rare`, `confusable`, `method`; `n`, the number of repetitions with test
+        samples of the class, over which `recall` and `f1` are means; `precision`, `recall`, `f1`;
         `difference`, `low`, `high`: recall minus the baseline's.
         """
         return self._analysis.classes.copy()
@@ -109,8 +114,11 @@ class Comparison:
         """Rounds, bytes and seconds until each method reaches the target of a place.
 
         Columns: `place`, `method`; `target`, the value of the metric on the `split`; `reached`, the
-        number of runs that reach it, of `n`; `rounds`, `bytes` and `seconds`, medians over the runs
-        that reach it. The target is `evaluation.target_accuracy` if all runs of the place have the
+        number of runs that reach it, of `n`; `rounds`, `bytes` and `seconds`, medians over all `n`
+        runs, in which a run that does not reach the target counts as more expensive than any that
+        does. They are NaN where half of the runs or more do not reach it; `least_rounds`,
+        `least_bytes` and `least_seconds` are then the costs that the median exceeds. The target
+        is `evaluation.target_accuracy` if all runs of the place have the
         same, otherwise the mean of the baseline at the end of its runs.
         """
         return self._analysis.targets.copy()
@@ -198,8 +206,10 @@ def report(
         runs: Runs and studies, their folders, the folder of a comparison, archives that `pack` has
             written, or folders above them. Of a study the final trainings are compared.
         metric: Test metric that ranks the methods; larger is better.
-        baseline: Method to which the recall of classes is compared; by default FedAvg if it is
-            there, otherwise the first method.
+        baseline: Method with which the others are compared: `pairs` and the recall of `classes`
+            have the differences from it, its results are the target of `targets`, and a sentence of
+            `answer` says which methods are better. By default, classes and targets have FedAvg if
+            it is there, otherwise the first method.
         force: Whether to compare runs that are not comparable, with a warning that says why.
 
     Returns:
@@ -218,6 +228,7 @@ def report(
         force=force,
         labels=found.labels,
         shown=found.names,
+        notes=found.notes,
     )
     return Comparison(analyse(comparison), found.unpacked)
 

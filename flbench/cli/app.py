@@ -448,8 +448,10 @@ def report(
         typer.Option(
             "--baseline",
             metavar="METHOD",
-            help="Method to which the recall of classes is compared (default: fedavg if it is"
-            " there).",
+            help="Method with which the others are compared: differences in the metric and in the"
+            " recall of classes are those from it, its results are the target of the costs, and a"
+            " sentence says which methods are better (default, for classes and costs only: fedavg"
+            " if it is there).",
             show_default=False,
             autocompletion=lambda incomplete: completion.methods(incomplete),
         ),

@@ -7,7 +7,7 @@ best round by validation; without validation parts at the last round.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from math import comb, nan
+from math import comb, inf, isinf, nan
 from statistics import fmean, median
 from typing import Any, Final
 
@@ -39,12 +39,12 @@ LEADERBOARD: Final = (
     *("groups", *BEYOND, "bytes", "seconds", "better_than"),
 )
 PAIRS: Final = (
-    *("place", "first", "second", "n", "difference", "low", "high", "p", "p_holm", "wilcoxon"),
-    *("corrected", "probability", "verdict", "needed"),
+    *("place", "first", "second", "n", "difference", "low", "high", "p", "p_holm", "paired_t"),
+    *("corrected", "wilcoxon", "probability", "verdict", "needed", "limited"),
 )
 CLASSES: Final = (
     *("place", "class", "name", "train_support", "test_support", "holders", "rare", "confusable"),
-    *("method", "precision", "recall", "f1", "difference", "low", "high"),
+    *("method", "n", "precision", "recall", "f1", "difference", "low", "high"),
 )
 CLIENTS: Final = (
     *("place", "method", "repetition", "client", "name", "train_size", "test_size", "classes"),
@@ -53,7 +53,10 @@ CLIENTS: Final = (
 CURVES: Final = ("place", "method", "repetition", "round", "bytes", "seconds", "split", "value")
 TARGETS: Final = (
     *("place", "method", "target", "split", "reached", "n", "rounds", "bytes", "seconds"),
+    *("least_rounds", "least_bytes", "least_seconds"),
 )
+COSTS: Final = ("rounds", "bytes", "seconds")
+"""Costs of the table of targets."""
 
 
 @dataclass(frozen=True)
@@ -64,15 +67,23 @@ class Analysis:
         comparison: The runs.
         leaderboard: A row for each method of each place, best first. `mean`, `low`, `high`: the
             metric, with its 95 % interval over repetitions; `iqm`: interquartile mean, with a
-            bootstrap interval; `rank`: 1 for the best mean; `groups`: methods without a common
+            bootstrap interval; `rank`: 1 for the best mean, NaN for a method that lacks
+            repetitions of the place, because its mean is over others; such methods are the last
+            ones, unless none has all repetitions; `groups`: methods without a common
             letter differ significantly, and a method that was not tested has none; means of
             `macro_f1`, `rare_recall` (NaN without rare classes), `worst10_accuracy`, `bytes` (of
             all clients and rounds, set-up included) and `seconds` (training and evaluation);
             `better_than`: tuple of methods that this one is significantly better than.
-        pairs: A row for every two methods of a place; see `statistics.Difference`. `p_holm` is the
-            decisive p-value, corrected for all pairs of the place.
-        classes: A row for each class and method of a place: means over repetitions; `holders` is
-            the number of clients with training samples of the class; `difference`: recall minus the
+        pairs: A row for every two methods of a place; see `statistics.Difference`. A baseline that
+            the user has named is always the second method, and its pairs come first. `p` is the
+            p-value of the test that the interval belongs to: `corrected` where it applies,
+            otherwise `paired_t`. `p_holm` is `p` after the correction for all pairs of the place,
+            and decides the verdict. `limited`: whether no number of repetitions suffices to see the
+            difference.
+        classes: A row for each class and method of a place: means over repetitions; `n` is the
+            number of repetitions with test samples of the class, over which recall and F1 are
+            means; `holders` is the number of clients with training samples of the class;
+            `difference`: recall minus the
             baseline's, with its interval, which is not corrected for the number of classes. A class
             without test samples in a repetition has neither recall nor F1 there; its precision is
             0, as is that of a class that is never predicted.
@@ -81,8 +92,10 @@ class Analysis:
             accuracy minus that of Local-Only for the same client and repetition.
         curves: The metric of a run by round, split (`validation`, `test`), and cumulated `bytes`
             and `seconds`. The seconds of a run are shared out evenly over its rounds.
-        targets: Costs until a method reaches the target accuracy of a place: medians over the
-            repetitions that `reached` it, of `n`.
+        targets: Costs until a method reaches the target accuracy of a place: medians over all `n`
+            repetitions. A repetition that does not reach the target counts as more expensive than
+            any that does. Where half of them or more do not, the median is not known, and
+            `least_rounds`, `least_bytes` and `least_seconds` are the costs that it exceeds.
         across: The comparison over places; None for a single place.
         answer: What the tables say, in sentences.
         train_counts: Training samples [N, C] by client and class, by place and repetition, as far
@@ -120,6 +133,7 @@ def analyse(comparison: Comparison) -> Analysis:
                 place: [_metric(entry, comparison.metric) for entry in entries]
                 for place in comparison.places
                 if (entries := comparison.at(place, method))
+                if comparison.is_complete(place, method)
             }
             for method in comparison.methods
         }
@@ -184,11 +198,15 @@ def _gaps(comparison: Comparison, place: str) -> dict[tuple[str, str], Differenc
         for method in comparison.methods
         if (mine := comparison.at(place, method))
     }
+    # A baseline that the user names is what the others are subtracted from.
+    is_base = comparison.is_baseline_given and comparison.baseline in values
+    others = [method for method in values if not (is_base and method == comparison.baseline)]
+    beside = [(method, comparison.baseline) for method in others] if is_base else []
     found = {
         (first, second): statistics.difference(
             values[first], values[second], overlap=overlap, tests=comb(len(values), 2)
         )
-        for first, second in combinations(values, 2)
+        for first, second in (*beside, *combinations(others, 2))
     }
     return {pair: gap for pair, gap in found.items() if gap is not None}
 
@@ -198,8 +216,9 @@ def _pair_rows(place: str, gaps: Mapping[tuple[str, str], Difference]) -> list[t
     corrected = statistics.correct([gap.decisive for gap in gaps.values()])
     return [
         (
-            *(place, first, second, gap.n, gap.mean, gap.low, gap.high, gap.p, p, gap.wilcoxon),
-            *(gap.corrected, gap.probability, statistics.verdict(gap.mean, p), gap.needed),
+            *(place, first, second, gap.n, gap.mean, gap.low, gap.high, gap.decisive, p, gap.p),
+            *(gap.corrected, gap.wilcoxon, gap.probability, statistics.verdict(gap.mean, p)),
+            *(gap.needed, gap.is_limited),
         )
         for ((first, second), gap), p in zip(gaps.items(), corrected, strict=True)
     ]
@@ -214,7 +233,9 @@ def _leaderboard(comparison: Comparison, pairs: pd.DataFrame) -> pd.DataFrame:
             for method in comparison.methods
             if (entries := comparison.at(place, method))
         }
-        order = sorted(means, key=lambda method: -means[method])
+        # The mean of a method that lacks repetitions is over others, so it has no rank.
+        ranked = [method for method in means if comparison.is_complete(place, method)]
+        order = sorted(means, key=lambda method: (method not in ranked, -means[method]))
         p = pd.DataFrame(nan, index=order, columns=order)
         better: dict[str, list[str]] = {method: [] for method in order}
         tests = (mine[name] for name in ("first", "second", "p_holm", "verdict"))
@@ -237,7 +258,9 @@ def _leaderboard(comparison: Comparison, pairs: pd.DataFrame) -> pd.DataFrame:
                 (
                     *(place, method, len(entries), estimate.value, low, high),
                     *(middle.value, middle.low, middle.high),
-                    1 + sum(other > means[method] for other in means.values()),
+                    1 + sum(means[other] > means[method] for other in ranked)
+                    if method in ranked
+                    else nan,
                     letters[method],
                     *(fmean(_values(entries, name).values()) for name in BEYOND),
                     fmean(map(bytes_of, entries)),
@@ -245,7 +268,11 @@ def _leaderboard(comparison: Comparison, pairs: pd.DataFrame) -> pd.DataFrame:
                     tuple(name for name in order if name in better[method]),
                 )
             )
-    return pd.DataFrame(rows, columns=list(LEADERBOARD))
+    found = pd.DataFrame(rows, columns=list(LEADERBOARD))
+    if found["rank"].isna().any():  # whole numbers beside NaN
+        ranks = [row[LEADERBOARD.index("rank")] for row in rows]
+        found["rank"] = pd.Series(ranks, dtype=object)
+    return found
 
 
 def _at_best(table: pd.DataFrame) -> pd.DataFrame:
@@ -293,6 +320,7 @@ def _classes(comparison: Comparison) -> pd.DataFrame:
             test_support=("test_support", "mean"),
             rare=("rare", "any"),
             confusable=("confusable", "any"),
+            n=("recall", "count"),
             **{score: (score, "mean") for score in CLASS_SCORES},
         )
         gaps = _recall_gaps(rows, comparison.baseline).loc[mine.index].to_numpy().T
@@ -405,26 +433,35 @@ def _targets(comparison: Comparison, curves: pd.DataFrame) -> pd.DataFrame:
         has_validation = all(best_round(entry.run.rows) is not None for entry in entries)
         split = "validation" if has_validation else "test"
         mine = curves[(curves["place"] == place) & (curves["split"] == split)]
-        target = _target(comparison, entries, mine)
+        target = _target(comparison, place, mine)
         if np.isnan(target):
             continue
         for method in comparison.methods:
             own = [entry.repetition for entry in entries if entry.method == method]
             if not own:
                 continue
-            above = mine[(mine["method"] == method) & (mine["value"] >= target)]
-            first = above.sort_values("round").drop_duplicates("repetition")
-            costs = [
-                median(first[what]) if len(first) else nan for what in ("round", "bytes", "seconds")
-            ]
-            rows.append((place, method, target, split, len(first), len(own), *costs))
+            curve = mine[mine["method"] == method].sort_values("round")
+            above = curve[curve["value"] >= target].drop_duplicates("repetition")
+            first = above.set_index("repetition").reindex(own)
+            last = curve.drop_duplicates("repetition", keep="last").set_index("repetition")
+            costs, least = [], []
+            for what in ("round", "bytes", "seconds"):
+                middle = median(first[what].fillna(inf))
+                costs.append(nan if isinf(middle) else middle)
+                least.append(median(first[what].fillna(last[what])) if isinf(middle) else nan)
+            rows.append((place, method, target, split, len(above), len(own), *costs, *least))
     return pd.DataFrame(rows, columns=list(TARGETS))
 
 
-def _target(comparison: Comparison, entries: Sequence[Entry], curves: pd.DataFrame) -> float:
+def given_target(comparison: Comparison, place: str) -> float | None:
+    """Return `evaluation.target_accuracy` if it is the target of a place; None otherwise."""
+    wanted = {entry.run.config.evaluation.target_accuracy for entry in comparison.at(place)}
+    return wanted.pop() if len(wanted) == 1 and comparison.metric == "accuracy" else None
+
+
+def _target(comparison: Comparison, place: str, curves: pd.DataFrame) -> float:
     """Return the target of a place; NaN if there is none."""
-    wanted = {entry.run.config.evaluation.target_accuracy for entry in entries}
-    if len(wanted) == 1 and comparison.metric == "accuracy" and (given := wanted.pop()) is not None:
+    if (given := given_target(comparison, place)) is not None:
         return float(given)
     mine = curves[curves["method"] == comparison.baseline].sort_values("round")
     last = mine.drop_duplicates("repetition", keep="last")["value"]

@@ -11,7 +11,7 @@ from typing import Final, cast
 import numpy as np
 import pandas as pd
 
-from flbench.comparison.arrangement import Comparison
+from flbench.comparison.arrangement import POPULATIONS, Comparison
 from flbench.comparison.statistics import Across
 from flbench.reports.statistics import ALPHA, CLAIM_FROM, Verdict
 from flbench.reports.tables import size
@@ -33,18 +33,53 @@ def sentences(
 
     Returns:
         Of one place two sentences, about the metric and about the bytes. Of several places the same
-        two over all places, and one about the metric for each place unless there are many.
+        two over all places, and one about the metric for each place unless there are many. If the
+        user has named the baseline, also one for each place about the others beside it.
     """
     places = [
         (place, leaderboard[leaderboard["place"] == place], pairs[pairs["place"] == place])
         for place in comparison.places
     ]
     if len(places) == 1:
-        return _at_place(comparison, *places[0])
-    found = [] if across is None else [*_over_places(comparison, leaderboard, across)]
-    if across is None or len(places) <= MOST_PLACES:
-        found += [_at_place(comparison, *each)[0] for each in places]
+        found = [*_at_place(comparison, *places[0])]
+    else:
+        found = [] if across is None else [*_over_places(comparison, leaderboard, across)]
+        if across is None or len(places) <= MOST_PLACES:
+            found += [_at_place(comparison, *each)[0] for each in places]
+    if comparison.is_baseline_given:
+        found += filter(None, (_beside_baseline(comparison, *each) for each in places))
     return tuple(found)
+
+
+def _beside_baseline(
+    comparison: Comparison, place: str, rows: pd.DataFrame, tests: pd.DataFrame
+) -> str:
+    """Return what the tests of a place say about the others beside the baseline.
+
+    Returns:
+        The sentence; "" if the place does not have the baseline, or has nothing else.
+    """
+    baseline, names = comparison.baseline, [str(name) for name in rows["method"]]
+    if baseline not in names or len(names) == 1:
+        return ""
+    words: dict[Verdict, tuple[str, str]] = {
+        "better": ("is better", "are better"),
+        "worse": ("is worse", "are worse"),
+        "no significant difference": ("shows", "show"),
+        "no claim": ("was not tested", "were not tested"),
+    }
+    parts = []
+    for verdict, (one, more) in words.items():
+        those = [
+            name
+            for name in names
+            if name != baseline and _verdict(tests, name, baseline) == verdict
+        ]
+        if those:
+            end = " no significant difference" if verdict == "no significant difference" else ""
+            parts.append(f"{_and(those)} {one if len(those) == 1 else more}{end}")
+    where = ", ".join(filter(None, [place, POPULATIONS[comparison.vary_at(place)]]))
+    return f"Beside the baseline {baseline} on {where}: {'; '.join(parts)}."
 
 
 def _over_places(
@@ -54,14 +89,20 @@ def _over_places(
     names = [str(name) for name in across.ranks.index]
     best = names[0]
     like = [name for name in names[1:] if across.ranks[name] == across.ranks[best]]
+    one_each = (
+        ", each with one partition"
+        if all(comparison.vary_at(place) == "training" for place in comparison.places)
+        else ""
+    )
     first = (
-        f"Over {across.places} data sets or settings, {_like(best, like)} has the best mean rank by"
+        f"Over {across.places} data sets or settings{one_each}, {_like(best, like)} has the best"
+        f" mean rank by"
         f" test {_words(comparison.metric)}, {across.ranks.iloc[0]:.2g} on the scale from 1 to"
         f" {len(names)}"
     )
     beside = across.nemenyi[best].to_dict()
     worse = [name for name in names if float(beside[name]) < ALPHA]
-    ranked = leaderboard[leaderboard["method"].isin(names)]
+    ranked = leaderboard[leaderboard["method"].isin(names)]  # with all repetitions everywhere
     if ranked["n"].min() < CLAIM_FROM:
         first += (
             f"; fewer than {CLAIM_FROM} repetitions in a place support no claim that it is better."
@@ -79,7 +120,13 @@ def _over_places(
         first += f"; it is better than {_listed(worse, len(names) - 1)} by Nemenyi's test."
     if left_out := [name for name in comparison.methods if name not in names]:
         is_are, lack = ("is", "it lacks") if len(left_out) == 1 else ("are", "they lack")
-        first += f" {_and(left_out)} {is_are} not ranked, because {lack} a place."
+        held = leaderboard[leaderboard["rank"].notna()].groupby("method")["place"].nunique()
+        there = leaderboard.groupby("method")["place"].nunique()
+        has_all = [name for name in left_out if there.get(name) == across.places]
+        what = "repetitions" if has_all == left_out else "a place or repetitions"
+        if not has_all and all(held.get(name) == there.get(name) for name in left_out):
+            what = "a place"
+        first += f" {_and(left_out)} {is_are} not ranked, because {lack} {what}."
     costs = {name: float(ranked.loc[ranked["method"] == name, "bytes"].sum()) for name in names}
     sent = _price(costs, [best, *like], comparison.baseline, "with one run in each")
     return first, f"Over all places, {sent}"
@@ -95,7 +142,8 @@ def _at_place(
     best, value = str(row["method"]), _value(row)
     costs = dict(zip(map(str, rows["method"]), rows["bytes"], strict=True))
     others = [name for name in costs if name != best]
-    where = f"On {place} with {clients} clients"
+    population = POPULATIONS[comparison.vary_at(place)]
+    where = ", ".join(filter(None, [f"On {place} with {clients} clients", population]))
     if not others:
         one = f"{where}, {best} has a {what} of {value} ({_runs(int(row['n']))})."
         return one, _upper(_price(costs, [best], comparison.baseline))
@@ -137,6 +185,9 @@ def _at_place(
     if unknown:
         which = _listed(unknown, len(others), all_others="any other method")
         first += f" No test compares it with {which}."
+    if unranked := [str(name) for name in rows.loc[rows["rank"].isna(), "method"]]:
+        is_are, lack = ("is", "it lacks") if len(unranked) == 1 else ("are", "they lack")
+        first += f" {_and(unranked)} {is_are} not ranked, because {lack} repetitions."
     return first, _upper(_price(costs, top, comparison.baseline))
 
 

@@ -15,14 +15,14 @@ partition and the version of the code.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
 
 from flbench.config.sources import leaves
 from flbench.core.documents import read_json
 from flbench.core.errors import UserError
-from flbench.reports.statistics import CLAIM_FROM
+from flbench.reports.statistics import CLAIM_FROM, ON_ONE_PARTITION
 from flbench.results.differences import short_hashes, short_names, text_of
 from flbench.results.reading import Run
 
@@ -44,6 +44,13 @@ VARIED: Final[Mapping[Vary, str]] = {
     "both": "the seed of the training and the partition differ between repetitions",
 }
 """What differs between repetitions, in words."""
+POPULATIONS: Final[Mapping[Vary, str]] = {
+    "nothing": "",
+    "training": ON_ONE_PARTITION,
+    "partition": "for this one seed of the training",
+    "both": "",
+}
+"""What a claim is restricted to by what differs between repetitions; "" for no such words."""
 Setting = tuple[tuple[str, str], ...]
 Seeds = tuple[int, int]
 """Seed of the partition, and seed of everything else."""
@@ -85,9 +92,13 @@ class Comparison:
         repetitions: Largest number of repetitions of a method in a place.
         vary: What differs between repetitions.
         metric: Test metric that ranks the methods.
-        baseline: Method to which classes are compared.
+        baseline: Method with which the others are compared: in the recall of the classes, by the
+            target of the costs and, if the user has named it, in the pairs.
         warnings: Sentences about what limits the comparison.
         apart: Why the runs are not comparable, if `force` compares them nevertheless; or None.
+        is_baseline_given: Whether the user has named the baseline.
+        vary_by_place: What differs between the repetitions of each place; a place that is missing
+            has `vary`.
     """
 
     entries: tuple[Entry, ...]
@@ -99,6 +110,8 @@ class Comparison:
     baseline: str
     warnings: tuple[str, ...]
     apart: str | None = None
+    is_baseline_given: bool = False
+    vary_by_place: Mapping[str, Vary] = field(default_factory=dict)
 
     def at(self, place: str, method: str | None = None) -> list[Entry]:
         """Return the entries of a place, of one method or of all, ordered by repetition."""
@@ -107,6 +120,15 @@ class Comparison:
             for entry in self.entries
             if entry.place == place and method in (None, entry.method)
         ]
+
+    def vary_at(self, place: str) -> Vary:
+        """Return what differs between the repetitions of a place."""
+        return self.vary_by_place.get(place, self.vary)
+
+    def is_complete(self, place: str, method: str) -> bool:
+        """Return whether a method has all repetitions of a place, so that it can be ranked."""
+        repetitions = {entry.repetition for entry in self.at(place)}
+        return len(self.at(place, method)) == len(repetitions)
 
 
 def arrange(
@@ -117,18 +139,20 @@ def arrange(
     force: bool = False,
     labels: Mapping[Path, str] | None = None,
     shown: Mapping[Path, str] | None = None,
+    notes: Sequence[str] = (),
 ) -> Comparison:
     """Arrange runs for a comparison.
 
     Args:
         runs: The runs. Unfinished ones are left out, which a warning says.
         metric: Test metric that ranks the methods; larger is better.
-        baseline: Method to which classes are compared; by default FedAvg if it is there, otherwise
-            the first method.
+        baseline: Method with which the others are compared; by default FedAvg if it is there,
+            otherwise the first method.
         force: Whether to compare runs that are not comparable; a warning says why they are not.
         labels: Label of the method by run folder, for runs whose method is known by another name
             than its keys.
         shown: Name for users by run folder, for runs of archives.
+        notes: Sentences about where the runs come from, which become warnings.
 
     Raises:
         UserError: There is no finished run, the runs are not comparable, or the metric or the
@@ -161,17 +185,22 @@ def arrange(
     if baseline is not None and baseline not in order:
         raise UserError(f"the baseline {baseline} is not one of the methods: {', '.join(order)}.")
     _check_metric(finished, metric)
-    warnings += _about_missing(entries, order)
+    warnings += [*_about_missing(entries, order), *notes]
+    held = tuple(dict.fromkeys(entry.place for entry in entries))
     return Comparison(
         entries=tuple(entries),
         methods=tuple(order),
-        places=tuple(dict.fromkeys(entry.place for entry in entries)),
+        places=held,
         repetitions=max(_counts(entries).values()),
         vary=_vary(entries),
         metric=metric,
         baseline=baseline or _baseline(entries),
         warnings=tuple(warnings),
         apart=reason,
+        is_baseline_given=baseline is not None,
+        vary_by_place={
+            place: _vary([entry for entry in entries if entry.place == place]) for place in held
+        },
     )
 
 

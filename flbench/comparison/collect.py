@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flbench.comparison.archive import Unpacked, archives
-from flbench.comparison.folder import MARKER, is_cell
+from flbench.comparison.folder import MARKER, TUNING, is_cell
 from flbench.core.documents import read_json
 from flbench.core.errors import UserError
 from flbench.results import folders, reading, study_folder
@@ -23,12 +23,14 @@ class Collection:
             others.
         names: Name for users by run folder, for runs of archives.
         unpacked: The archives; the folders of their runs exist as long as these objects.
+        notes: Sentences about where the runs come from, which limit what they show.
     """
 
     runs: tuple[Run, ...]
     labels: dict[Path, str]
     names: dict[Path, str]
     unpacked: tuple[Unpacked, ...]
+    notes: tuple[str, ...] = ()
 
 
 def collect(paths: Sequence[Path]) -> Collection:
@@ -49,6 +51,7 @@ def collect(paths: Sequence[Path]) -> Collection:
     runs: list[Run] = []
     labels: dict[Path, str] = {}
     names: dict[Path, str] = {}
+    notes: list[str] = []
     packed = {path: archives(path) for path in paths}
     unpacked = [Unpacked(file) for found in packed.values() for file in found]
     for one in unpacked:
@@ -59,7 +62,9 @@ def collect(paths: Sequence[Path]) -> Collection:
         if not path.exists():
             raise UserError(f"{path} does not exist.")
         if study_folder.is_study(path):
-            labels |= _finals(study_folder.read(path), runs)
+            study = study_folder.read(path)
+            labels |= _finals(study, runs)
+            notes.append(_about_study(study))
         elif folders.is_one(path):
             run = reading.read(path)
             run.check_classes()
@@ -67,7 +72,31 @@ def collect(paths: Sequence[Path]) -> Collection:
         else:
             raise UserError(f"{path} has no run below it.")
     labels |= _tuned(runs)
-    return Collection(tuple(runs), labels, names, tuple(unpacked))
+    notes += _about_tuning(runs)
+    return Collection(tuple(runs), labels, names, tuple(unpacked), tuple(notes))
+
+
+def _about_tuning(runs: Sequence[Run]) -> list[str]:
+    """Return what comparisons say about the parameters that a study has found for their cells."""
+    folders = dict.fromkeys(run.path.absolute().parents[1] for run in runs if is_cell(run.path))
+    return list(
+        dict.fromkeys(
+            str(sentence)
+            for folder in folders
+            for sentence in read_json(folder / MARKER).get(TUNING, [])
+        )
+    )
+
+
+def _about_study(study: Study) -> str:
+    """Return how the report of a study's final trainings differs from the study's own page."""
+    header = study.header
+    return (
+        f"The final trainings of {study.path.name} share one partition. The page of the study"
+        f" compares {header.metric} of the deployment `{header.deployment}` after the last round;"
+        " this report compares the deployed personal models at the best round by validation"
+        " accuracy, and corrects for all pairs of its methods, so the figures of the two differ."
+    )
 
 
 def _tuned(runs: Sequence[Run]) -> dict[Path, str]:

@@ -177,14 +177,20 @@ def client_gains(analysis: Analysis, place: str) -> Figure | None:
 
 
 def convergence(analysis: Analysis, place: str) -> Figure:
-    """Draw the metric by rounds, bytes and seconds: mean of the repetitions, and their range."""
+    """Draw the metric by rounds, bytes and seconds: mean of the repetitions, and their range.
+
+    A line ends with the last round that all repetitions of the method have.
+    """
     table = _of(analysis.curves, place)
     split = "validation" if (table["split"] == "validation").any() else "test"
     table = table[table["split"] == split]
     figure = Picture(figsize=(WIDTH, 3.4), layout="constrained")
     panels = figure.subplots(1, 3, sharey=True)
     for method in _methods(analysis, table):
-        by_round = table[table["method"] == method].groupby("round")
+        mine = table[table["method"] == method]
+        # Runs that ended early would leave the mean of later rounds to the others.
+        held = mine.groupby("round")["repetition"].transform("nunique")
+        by_round = mine[held == mine["repetition"].nunique()].groupby("round")
         mean = by_round[["value", "bytes", "seconds"]].mean()
         low, high = by_round["value"].min(), by_round["value"].max()
         style = _line(analysis, method)

@@ -17,6 +17,8 @@ from flbench.results.reading import is_finished
 MARKER: Final = "comparison.json"
 FORMAT: Final = 1
 FAILURES: Final = "failures.json"
+TUNING: Final = "about_tuning"
+"""Entry of comparison.json with sentences about the parameters that a study has found."""
 
 
 @dataclass(frozen=True)
@@ -163,6 +165,7 @@ def read_design(path: Path) -> tuple[Design, dict[str, Any]]:
     try:
         design = Design.from_tree(tree)
         about = {key: tree[key] for key in ("id", "created", "command")}
+        about |= {TUNING: tree[TUNING]} if TUNING in tree else {}
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise DataError(
             f"{path / MARKER} is damaged ({error!r}). Restore it from a copy, or start a new"

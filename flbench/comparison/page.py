@@ -14,7 +14,7 @@ from zlib import crc32
 from flbench.algorithms.registry import ALGORITHMS
 from flbench.comparison import figures, learned, text
 from flbench.comparison.analysis import CLASS_SCORES, Analysis
-from flbench.comparison.arrangement import VARIED, Comparison
+from flbench.comparison.arrangement import Comparison
 from flbench.config.resolve import resolve
 from flbench.config.schema import Config
 from flbench.config.sources import from_values, leaves
@@ -161,8 +161,9 @@ def drawn(analysis: Analysis, place: str) -> Iterator[Drawn]:
         (
             "convergence",
             "Convergence",
-            "Mean over repetitions by rounds, bytes and seconds; the band is their range. The"
-            " seconds of a run are shared out evenly over its rounds.",
+            "Mean over repetitions by rounds, bytes and seconds, at the rounds that all repetitions"
+            " of a method have; the band is their range. The seconds of a run are shared out evenly"
+            " over its rounds.",
             lambda: figures.convergence(analysis, place),
         ),
         (
@@ -260,8 +261,7 @@ def render(analysis: Analysis, drawings: Drawings | None = None) -> str:
         heading=one_line(text.heading(comparison)),
         answer=analysis.answer,
         warnings=comparison.warnings,
-        varied=VARIED[comparison.vary],
-        comparison=comparison,
+        about=text.about(comparison),
         places=[
             {
                 "name": one_line(place),

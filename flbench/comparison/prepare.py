@@ -7,7 +7,7 @@ from functools import partial
 from importlib.util import find_spec
 from typing import Any, Final
 
-from flbench.comparison import plan
+from flbench.comparison import plan, tuned
 from flbench.comparison.folder import ComparisonFolder
 from flbench.comparison.plan import Cell, Design
 from flbench.comparison.samples import LoadedSamples
@@ -42,6 +42,8 @@ class PreparedComparison:
         threads: Threads of each of them.
         gpus: Number of GPUs of each of them, which may be a fraction.
         notes: Sentences about configuration and data.
+        about_tuning: Those of the notes that the report repeats: how the setting in which a study
+            has found the parameters differs from that of the comparison.
     """
 
     design: Design
@@ -52,6 +54,7 @@ class PreparedComparison:
     threads: int
     gpus: float
     notes: tuple[str, ...]
+    about_tuning: tuple[str, ...] = ()
 
 
 def with_fastest_engine(
@@ -151,9 +154,11 @@ def prepare(design: Design, samples: LoadedSamples, jobs: int | None) -> Prepare
     if errors:
         raise ConfigError("\n".join(errors))
     notes |= dict.fromkeys(_about_partitions(design, cells, samples))
+    about_tuning = tuple(tuned.sentences(design, cells, built, samples))
+    notes |= dict.fromkeys(about_tuning)
     count, threads, gpus = _resources(config, jobs, len(cells))
     return PreparedComparison(
-        design, tuple(cells), built, samples, count, threads, gpus, tuple(notes)
+        design, tuple(cells), built, samples, count, threads, gpus, tuple(notes), about_tuning
     )
 
 

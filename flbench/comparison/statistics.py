@@ -61,6 +61,8 @@ class Difference:
             of the second, with equal values counted half.
         needed: Number of repetitions at which a difference of this size is seen with a probability
             of 80 %, after the correction for all tests; NaN if it is more than 1,000, or not known.
+        is_limited: Whether no number of repetitions suffices for that, because the variance of the
+            corrected test has a floor; see `is_beyond_repetitions`.
     """
 
     n: int
@@ -72,10 +74,13 @@ class Difference:
     wilcoxon: float
     probability: float
     needed: float
+    is_limited: bool = False
 
     @property
     def decisive(self) -> float:
-        """The p-value that decides: the corrected one where it applies."""
+        """The p-value of the test that the interval belongs to: the corrected one where it applies,
+        otherwise that of the paired t-test. It decides after the correction for all pairs.
+        """
         return self.p if np.isnan(self.corrected) else self.corrected
 
 
@@ -170,6 +175,7 @@ def difference(
     gaps = x - y
     n, average = len(gaps), float(gaps.mean())
     low = high = p = corrected = needed = nan
+    is_limited = False
     if n >= CLAIM_FROM and not _is_constant(gaps):
         from scipy.stats import t, ttest_1samp
 
@@ -180,8 +186,9 @@ def difference(
         if overlap:
             corrected = float(2 * t.sf(abs(average) / error, n - 1))
         needed = repetitions_needed(average / sd, overlap, tests)
+        is_limited = is_beyond_repetitions(average / sd, overlap, tests)
     return Difference(
-        n, average, low, high, p, corrected, _wilcoxon(gaps), _probability(x, y), needed
+        n, average, low, high, p, corrected, _wilcoxon(gaps), _probability(x, y), needed, is_limited
     )
 
 
@@ -236,6 +243,28 @@ def repetitions_needed(effect: float, overlap: float = 0.0, tests: int = 1) -> f
     # The power grows with the number of repetitions.
     n = bisect_left(range(MOST_NEEDED + 1), True, lo=CLAIM_FROM, key=is_enough)
     return float(n) if n <= MOST_NEEDED else nan
+
+
+def is_beyond_repetitions(effect: float, overlap: float, tests: int = 1) -> bool:
+    """Return whether no number of repetitions lets the test see an effect with power 0.8.
+
+    The variance of the corrected test is 1 / n + `overlap` in units of that of the differences, so
+    more repetitions cannot make it smaller than `overlap`.
+
+    Args:
+        effect: Mean of the differences over their standard deviation.
+        overlap: See `difference`.
+        tests: Number of tests; the significance level of each is 0.05 over this number.
+
+    >>> is_beyond_repetitions(0.3, overlap=0.25), is_beyond_repetitions(0.3, overlap=0.0)
+    (True, False)
+    """
+    from scipy.stats import norm
+
+    if not overlap:
+        return False
+    shift, limit = abs(effect) / sqrt(overlap), norm.ppf(1 - ALPHA / tests / 2)
+    return bool(norm.sf(limit - shift) + norm.sf(limit + shift) < POWER)
 
 
 def correct(values: Sequence[float]) -> list[float]:

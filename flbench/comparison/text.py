@@ -9,16 +9,24 @@ import numpy as np
 import pandas as pd
 
 from flbench import __version__
-from flbench.comparison.analysis import CLASS_SCORES, Analysis
-from flbench.comparison.arrangement import VARIED, Comparison
+from flbench.comparison.analysis import CLASS_SCORES, COSTS, Analysis, given_target
+from flbench.comparison.arrangement import POPULATIONS, VARIED, Comparison
 from flbench.comparison.statistics import MOST_NEEDED, Across
 from flbench.core.csv_text import csv_text
 from flbench.core.printable import one_line
-from flbench.reports.tables import Block, markdown, size
+from flbench.reports.tables import Block, markdown, p_value, size
 
 TABLES: Final = ("leaderboard", "pairs", "classes", "clients", "curves", "targets")
 """Names of the tables of an Analysis that are DataFrames, and of their CSV files."""
 MOST_CLASSES: Final = 100  # rows of the table of classes
+NO_NUMBER: Final = "no number"
+"""Repetitions needed where the variance of the corrected test has a floor."""
+FLOOR: Final = (
+    " No number: the variance of the corrected test has a floor, n_test / n_train times that"
+    " between repetitions, which further repetitions do not lower. More samples can help, because"
+    " repetitions then differ less, and so can `--vary training`, whose test has no floor but holds"
+    " on one partition only."
+)
 
 
 def csv_of(analysis: Analysis, name: str) -> str:
@@ -86,6 +94,23 @@ def heading(comparison: Comparison) -> str:
     return f"{len(comparison.methods)} methods on {'; '.join(comparison.places)}"
 
 
+def about(comparison: Comparison) -> str:
+    """Return what differs between repetitions, and what all figures are."""
+    count = comparison.repetitions
+    kinds = {place: comparison.vary_at(place) for place in comparison.places}
+    varied = VARIED[comparison.vary]
+    if len(set(kinds.values())) > 1:
+        varied = "; ".join(f"{one_line(place)}: {VARIED[kind]}" for place, kind in kinds.items())
+    return (
+        f"{count} {'repetition' if count == 1 else 'repetitions'} at most: {varied}. All figures"
+        " are test metrics of the models that are deployed to the clients, at the best round by"
+        " validation accuracy, or at the last round without validation parts. Intervals have a"
+        " confidence level of 95 % and are taken over repetitions, never over the clients of one"
+        " run. Bytes are those of all clients and rounds, set-up included; seconds are those of"
+        " training and evaluation."
+    )
+
+
 def markdown_of(analysis: Analysis) -> str:
     """Return the report as Markdown, without pictures."""
     comparison = analysis.comparison
@@ -95,7 +120,7 @@ def markdown_of(analysis: Analysis) -> str:
         parts += [markdown(block) for block in blocks(analysis, place)]
     if analysis.across is not None:
         parts.append(markdown(ranks_block(analysis.across)))
-    parts.append(f"Repetitions: {comparison.repetitions}; {VARIED[comparison.vary]}.")
+    parts.append(about(comparison))
     return "\n\n".join(part.strip() for part in parts) + "\n"
 
 
@@ -125,7 +150,8 @@ def leaderboard_block(analysis: Analysis, place: str) -> Block:
     for row in records(rows):
         lines.append(
             (
-                *(str(row["rank"]), one_line(row["method"]), interval(row), str(row["n"])),
+                "-" if np.isnan(row["rank"]) else str(row["rank"]),
+                *(one_line(row["method"]), interval(row), str(row["n"])),
                 *([row["groups"]] if has_groups else []),
                 *([number(row["rare_recall"])] if has_rare else []),
                 *(number(row["macro_f1"]), number(row["worst10_accuracy"])),
@@ -133,11 +159,17 @@ def leaderboard_block(analysis: Analysis, place: str) -> Block:
                 *([one_line(", ".join(row["better_than"])) or "-"] if has_groups else []),
             )
         )
-    about = "Means over repetitions." if rows["n"].max() > 1 else ""
+    population = POPULATIONS[analysis.comparison.vary_at(place)]
+    about = f"Means over repetitions {population}".strip() + "." if rows["n"].max() > 1 else ""
     if has_groups:
         about += " Methods whose groups have no common letter differ significantly."
         if (rows["groups"] == "").any():
             about += " Methods without a letter were not tested."
+    if rows["rank"].isna().any():
+        about += (
+            " Methods without a rank lack repetitions, so their means are over fewer repetitions"
+            " than those of the others."
+        )
     return Block(f"{one_line(place)}: leaderboard", tuple(columns), tuple(lines), about, texts=(1,))
 
 
@@ -152,20 +184,22 @@ def pairs_block(analysis: Analysis, place: str) -> Block | None:
             one_line(f"{row['first']} - {row['second']}"),
             _signed(row),
             str(row["n"]),
-            number(row["corrected"] if is_corrected else row["p"]),
-            number(row["p_holm"]),
+            p_value(row["p"]),
+            p_value(row["p_holm"]),
             number(row["probability"], 2),
             row["verdict"],
             _needed(row),
         )
         for row in records(rows)
     ]
+    population = POPULATIONS[analysis.comparison.vary_at(place)]
     test = (
         "corrected resampled t-test (Nadeau and Bengio), because the partitions of the repetitions"
         " are drawn from the same samples"
         if is_corrected
-        else "paired t-test"
+        else f"paired t-test over repetitions {population}".strip()
     )
+    shown = {_needed(row) for row in records(rows)}
     return Block(
         f"{one_line(place)}: differences in {analysis.comparison.metric}",
         (
@@ -175,7 +209,8 @@ def pairs_block(analysis: Analysis, place: str) -> Block | None:
         tuple(lines),
         f"p: {test}. p (Holm): corrected for all pairs; it decides. P(improvement): that a run of"
         " the first method is better than one of the second. Repetitions needed: to see a"
-        " difference of this size with a probability of 80 %, where it is not significant.",
+        " difference of this size with a probability of 80 %, where it is not significant."
+        f"{FLOOR if NO_NUMBER in shown else ''}",
         texts=(0, 6),
     )
 
@@ -189,11 +224,7 @@ def targets_block(analysis: Analysis, place: str) -> Block | None:
         (
             one_line(row["method"]),
             f"{row['reached']} of {row['n']}",
-            *(
-                ("-", "-", "-")
-                if not row["reached"]
-                else (f"{row['rounds']:g}", size(row["bytes"]), f"{row['seconds']:.1f}")
-            ),
+            *(_cost(row, what) for what in COSTS),
         )
         for row in rows
     ]
@@ -204,7 +235,30 @@ def targets_block(analysis: Analysis, place: str) -> Block | None:
         f"{one_line(place)}: costs until {split} {metric} {first['target']:.4f}{note}",
         ("method", "runs that reached it", "rounds", "bytes", "seconds"),
         tuple(lines),
-        "Medians over the runs that reached it.",
+        f"{_about_target(analysis, place)} Medians over all runs of a method; a run that does not"
+        " reach the target counts as more expensive than any that does. A cost after > is that of"
+        " whole runs: half of the runs or more do not reach the target, so the method has no median"
+        " to compare.",
+    )
+
+
+def _cost(row: Mapping[str, Any], what: str) -> str:
+    """Return a cost of the table of targets; a lower bound if the median is not known."""
+    is_known = not np.isnan(row[what])
+    value = row[what] if is_known else row[f"least_{what}"]
+    shown = {"rounds": "{:g}".format, "bytes": size, "seconds": "{:.1f}".format}[what](value)
+    return shown if is_known else f"> {shown}"
+
+
+def _about_target(analysis: Analysis, place: str) -> str:
+    """Return where the target of a place comes from."""
+    comparison = analysis.comparison
+    if given_target(comparison, place) is not None:
+        return "The target is evaluation.target_accuracy."
+    count = len(comparison.at(place, comparison.baseline))
+    return (
+        f"The target is what the baseline {one_line(comparison.baseline)} has at the end of its"
+        f" {'run' if count == 1 else f'{count} runs, in the mean'}."
     )
 
 
@@ -225,6 +279,11 @@ def classes_block(analysis: Analysis, place: str, score: str = "recall") -> Bloc
         f"{shown[0].upper()}{shown[1:]}, mean over repetitions; classes with the fewest training"
         " samples first. Numbers of samples and of clients are means over repetitions too."
     )
+    if score != "precision" and rows["n"].nunique() > 1:
+        about += (
+            f" {shown[0].upper()}{shown[1:]} is a mean over the repetitions with test samples of"
+            " the class."
+        )
     if len(first) > MOST_CLASSES:
         about += (
             f" The rarest {MOST_CLASSES} of {len(first):,} classes; the others are in the CSV file."
@@ -263,17 +322,25 @@ def ranks_block(across: Across) -> Block:
             one_line(str(name)),
             f"{rank:.2f}",
             number(across.interquartile[str(name)].value),
-            "-" if name == best else number(float(beside[name])),
+            "-" if name == best else p_value(float(beside[name])),
         )
         for name, rank in across.ranks.items()
     ]
-    friedman = "" if np.isnan(across.friedman) else f"Friedman's test: p = {across.friedman:.4f}. "
+    friedman = (
+        "" if np.isnan(across.friedman) else f"Friedman's test: p {_equals(across.friedman)}. "
+    )
     return Block(
         f"Ranks over {across.places} places",
         ("method", "mean rank", "interquartile mean", f"p beside {one_line(best)} (Nemenyi)"),
         tuple(lines),
         f"{friedman}Mean ranks that differ by {across.critical:.2f} or more differ significantly.",
     )
+
+
+def _equals(p: float) -> str:
+    """Return a p-value with its sign, as in `p = 0.0432`."""
+    shown = p_value(p)
+    return shown if shown.startswith("<") else f"= {shown}"
 
 
 def latex_of(analysis: Analysis) -> str:
@@ -289,6 +356,7 @@ def latex_of(analysis: Analysis) -> str:
         rows = records(analysis.leaderboard, place)
         has_rare = any(not np.isnan(row["rare_recall"]) for row in rows)
         best = rows[0]
+        counts = sorted({row["n"] for row in rows})
         like = _like_best(analysis, place, best["method"])
         lines = []
         for row in rows:
@@ -300,20 +368,24 @@ def latex_of(analysis: Analysis) -> str:
             cells = [
                 latex(row["method"]),
                 value,
+                *([str(row["n"])] if len(counts) > 1 else []),
                 *([number(row["rare_recall"], 3)] if has_rare else []),
                 *(number(row["macro_f1"], 3), number(row["worst10_accuracy"], 3)),
                 *(latex(size(row["bytes"])), f"{row['seconds']:.1f}"),
             ]
             lines.append(" & ".join(cells) + " \\\\")
         header = ["method", latex(comparison.metric.replace("_", " "))]
+        header += ["runs"] if len(counts) > 1 else []
         header += ["rare recall"] if has_rare else []
         header += ["macro F1", "worst 10\\,\\%", "bytes", "seconds"]
         warning = " ".join(latex(one_line(s)) for s in comparison.warnings)
-        width = "" if np.isnan(best["low"]) else " and half the width of the 95\\,\\% interval"
+        has_width = any(not np.isnan(row["low"]) for row in rows)
+        width = " and half the width of the 95\\,\\% interval" if has_width else ""
+        runs = " to ".join(map(str, counts if len(counts) < 2 else (counts[0], counts[-1])))
         under = "; underlined: no significant difference from it" if like else ""
         caption = (
-            f"{latex(one_line(place))}: mean over {best['n']} repetitions{width};"
-            f" {VARIED[comparison.vary]}. Bold: largest mean{under}. {warning}"
+            f"{latex(one_line(place))}: mean over {runs} repetitions{width};"
+            f" {VARIED[comparison.vary_at(place)]}. Bold: largest mean{under}. {warning}"
         )
         parts += [
             "\\begin{table}",
@@ -382,6 +454,8 @@ def _needed(row: Mapping[str, Any]) -> str:
     """Return the number of repetitions to see a difference that is not significant."""
     if row["verdict"] != "no significant difference":
         return "-"
+    if row["limited"]:
+        return NO_NUMBER
     return f"> {MOST_NEEDED:,}" if np.isnan(row["needed"]) else str(int(row["needed"]))
 
 
@@ -389,6 +463,8 @@ def _latex_value(row: Mapping[str, Any]) -> str:
     """Return a mean with half the width of its interval."""
     if np.isnan(row["low"]):
         return f"{row['mean']:.3f}"
+    if row["low"] == 0 and row["high"] == 1:  # cut at both ends of the scale
+        return f"{row['mean']:.3f} [0, 1]"
     half = max(row["high"] - row["mean"], row["mean"] - row["low"])
     return f"{row['mean']:.3f} $\\pm$ {half:.3f}"
 

@@ -37,6 +37,7 @@ def render(run: Run) -> str:
         has_classes=run.config.has_classes,
         classes=classes,
         about_classes=about,
+        score=tables.class_score,
         curves=figures.svg(
             figures.curves([(summary["algorithm"], run.rows)], run.config.evaluation.best)
         ),

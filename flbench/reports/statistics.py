@@ -16,6 +16,8 @@ Verdict = Literal["better", "worse", "no significant difference", "no claim"]
 ALPHA: Final = 0.05  # significance level; intervals have the confidence level 1 - ALPHA
 CLAIM_FROM: Final = 3  # seeds
 WILCOXON_FROM: Final = 6  # seeds
+ON_ONE_PARTITION: Final = "on this one partition"
+"""What a claim is restricted to if its runs differ in the seed of the training only."""
 
 
 @dataclass(frozen=True)

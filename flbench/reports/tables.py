@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import isnan
 from typing import Any, Final
 
 from flbench.core.printable import one_line
@@ -69,6 +70,17 @@ def _safe(cell: str) -> str:
 def share(value: object) -> str:
     """Format a metric with four decimals; a dash for anything but a number."""
     return f"{value:.4f}" if isinstance(value, float | int) else "-"
+
+
+def p_value(value: float | None) -> str:
+    """Format a p-value; a dash for None and NaN.
+
+    >>> p_value(0.04321), p_value(0.00001), p_value(None)
+    ('0.0432', '< 0.0001', '-')
+    """
+    if value is None or isnan(value):
+        return "-"
+    return "< 0.0001" if value < 0.0001 else f"{value:.4f}"
 
 
 def score(value: object, *, has_classes: bool) -> str:
@@ -164,6 +176,17 @@ def shown_classes(
         f"These are the {MOST_CLASSES} classes with the fewest training samples;"
         f" {len(classes) - MOST_CLASSES:,} more classes are in per_class.csv."
     )
+
+
+def class_score(line: Mapping[str, str], key: str) -> float | None:
+    """Return a score of a class; None for recall and F1 of a class without test samples.
+
+    Args:
+        line: Row of per_class.csv, which has 0 for them.
+        key: `precision`, `recall` or `f1`.
+    """
+    is_missing = key != "precision" and not int(line["test_support"])
+    return None if is_missing else float(line[key])
 
 
 def cohort_block(cohort: Mapping[str, Any]) -> Block:

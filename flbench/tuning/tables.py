@@ -6,8 +6,14 @@ from typing import NamedTuple
 
 from flbench.metrics import ranking_names
 from flbench.metrics.rare_names import NAMES as RARE_METRICS
-from flbench.reports.statistics import CLAIM_FROM, WILCOXON_FROM, PairedDifference, Sample
-from flbench.reports.tables import Block, share, size
+from flbench.reports.statistics import (
+    CLAIM_FROM,
+    ON_ONE_PARTITION,
+    WILCOXON_FROM,
+    PairedDifference,
+    Sample,
+)
+from flbench.reports.tables import Block, class_score, p_value, share, size
 from flbench.results.study_folder import PERSONAL, STATES, VARIANTS, Study, Trial
 from flbench.tuning.axes import Axis, shown
 from flbench.tuning.bounds import bounds
@@ -21,10 +27,14 @@ INTERVALS = (
     " to]; fewer than three seeds are too few for one."
 )
 GAIN_VERDICTS = {
-    "better": "tuning helped",
-    "worse": "tuning harmed",
+    "better": f"tuning helped {ON_ONE_PARTITION}",
+    "worse": f"tuning harmed {ON_ONE_PARTITION}",
     "no significant difference": "no significant difference",
 }
+ONE_PARTITION = (
+    "All final trainings have the partition of the search, so verdicts and intervals hold on this"
+    " one partition; `flbench compare --tuned` compares the methods over several."
+)
 
 
 def gains(report: StudyReport) -> Block:
@@ -39,10 +49,10 @@ def gains(report: StudyReport) -> Block:
                     tuning.method,
                     variant,
                     share(side.search),
-                    interval(side.validation),
-                    interval(side.test.get(report.study.header.metric)),
+                    interval(side.validation, len(side.seeds)),
+                    interval(side.test.get(report.study.header.metric), len(side.seeds)),
                     str(len(side.seeds) or "-"),
-                    difference(tuning.gain) if tuned else "",
+                    difference(tuning.gain, len(side.seeds)) if tuned else "",
                     _verdict(tuning) if tuned else "",
                 )
             )
@@ -56,7 +66,7 @@ def gains(report: StudyReport) -> Block:
         "Search: one training with the study's seed; the score of the best of many trials is"
         " optimistic. Final: mean over seeds and half the width of its 95 % interval. Gain: mean"
         " difference of trainings with the same seed, and half the width of its 95 % interval"
-        f" (paired t-test). {INTERVALS}",
+        f" (paired t-test). {INTERVALS} {ONE_PARTITION}",
         texts=(0, 1, 7),
     )
 
@@ -76,7 +86,11 @@ def other_metrics(report: StudyReport) -> Block:
         (
             tuning.method,
             variant,
-            *(interval(tuning.sides[variant].test.get(name)) for name in names),
+            str(len(tuning.sides[variant].seeds) or "-"),
+            *(
+                interval(tuning.sides[variant].test.get(name), len(tuning.sides[variant].seeds))
+                for name in names
+            ),
         )
         for tuning in report.tunings
         for variant in VARIANTS
@@ -84,7 +98,7 @@ def other_metrics(report: StudyReport) -> Block:
     deployment = report.study.header.deployment
     return Block(
         of_deployment("Other test metrics", deployment),
-        ("method", "values", *(title(name) for name in names)),
+        ("method", "values", "seeds", *(title(name) for name in names)),
         tuple(rows),
         "Final trainings after the last round: mean over seeds and half the width of its 95 %"
         f" interval. {INTERVALS} No choice depends on these metrics.",
@@ -95,15 +109,19 @@ def other_metrics(report: StudyReport) -> Block:
 def costs(report: StudyReport) -> Block:
     """Return the table of the costs of a final training."""
     rows = [
-        (tuning.method, variant, *_cost(tuning.sides[variant]))
+        (
+            *(tuning.method, variant, str(len(tuning.sides[variant].seeds) or "-")),
+            *_cost(tuning.sides[variant]),
+        )
         for tuning in report.tunings
         for variant in VARIANTS
     ]
     return Block(
         "Cost of a final training",
-        ("method", "values", "up", "down", "peer", "client trainings", "seconds"),
+        ("method", "values", "seeds", "up", "down", "peer", "client trainings", "seconds"),
         tuple(rows),
-        "Means over seeds. Down includes what is sent during set-up; the initial model follows from"
+        "Means over seeds. Seconds are those of the whole training, preparation included. Down"
+        " includes what is sent during set-up; the initial model follows from"
         " the seed and is not sent. Peer: between clients.",
         texts=(0, 1),
     )
@@ -118,9 +136,9 @@ def comparisons(report: StudyReport) -> Block | None:
             f"{pair.first} - {pair.second}",
             difference(pair.gap),
             str(len(pair.gap.seeds)),
-            probability(pair.gap.p),
-            probability(pair.p),
-            probability(pair.gap.wilcoxon),
+            p_value(pair.gap.p),
+            p_value(pair.p),
+            p_value(pair.gap.wilcoxon),
             _ahead(pair),
         )
         for pair in report.pairs
@@ -131,7 +149,7 @@ def comparisons(report: StudyReport) -> Block | None:
         rows,
         "Paired t-tests over seeds. The verdict uses the p-value corrected for all pairs (Holm);"
         " the interval is not corrected. Wilcoxon's signed-rank test needs at least"
-        f" {WILCOXON_FROM} seeds: with fewer, its p-value is always above 0.05.",
+        f" {WILCOXON_FROM} seeds: with fewer, its p-value is always above 0.05. {ONE_PARTITION}",
         texts=(0, 6),
     )
 
@@ -193,11 +211,14 @@ def edge(axis: Axis, won: Trial, method: str) -> str:
 
 
 class _Classes(NamedTuple):
-    """Lines of a method's per_class.csv, and mean F1 and recall over seeds, by class."""
+    """Lines of a method's per_class.csv, and mean F1 and recall over seeds, by class.
+
+    They are None for a class without test samples.
+    """
 
     lines: Sequence[Mapping[str, str]]
-    f1: tuple[float, ...]
-    recall: tuple[float, ...]
+    f1: tuple[float | None, ...]
+    recall: tuple[float | None, ...]
 
 
 def classes(report: StudyReport) -> Block | None:
@@ -249,18 +270,35 @@ def trials(report: StudyReport) -> Block:
     )
 
 
-def interval(sample: Sample | None) -> str:
+def interval(sample: Sample | None, seeds: int | None = None) -> str:
     """Format the mean of a metric in [0, 1] and its interval, if it has one.
 
-    >>> interval(Sample(3, 0.5, 0.01, 0.0248)), interval(Sample(3, 0.99, 0.01, 0.0248))
-    ('0.5000 ± 0.0248', '0.9900 in [0.9652, 1.0000]')
+    Args:
+        sample: The values; None if there are none.
+        seeds: Number of seeds that is printed beside it. If the metric has fewer values, their
+            number is a part of the text.
+
+    >>> interval(Sample(3, 0.5, 0.01, 0.0248)), interval(Sample(3, 0.99, 0.01, 0.0248), seeds=4)
+    ('0.5000 ± 0.0248', '0.9900 in [0.9652, 1.0000] (3 of 4 seeds)')
     """
-    return "-" if sample is None else _bounded(sample, 0.0, "")
+    return "-" if sample is None else _bounded(sample, 0.0, "") + _of_seeds(sample.n, seeds)
 
 
-def difference(gap: PairedDifference | None) -> str:
-    """Format a difference of two metrics in [0, 1] and its interval, if it has one."""
-    return "-" if gap is None else _bounded(gap.sample, -1.0, "+")
+def difference(gap: PairedDifference | None, seeds: int | None = None) -> str:
+    """Format a difference of two metrics in [0, 1] and its interval, if it has one.
+
+    Args:
+        gap: The difference; None if there is none.
+        seeds: See `interval`.
+    """
+    if gap is None:
+        return "-"
+    return _bounded(gap.sample, -1.0, "+") + _of_seeds(gap.sample.n, seeds)
+
+
+def _of_seeds(n: int, seeds: int | None) -> str:
+    """Return how many of the seeds a figure has; "" if it has all."""
+    return "" if seeds is None or n == seeds else f" ({n} of {seeds} seeds)"
 
 
 def _bounded(sample: Sample, low: float, sign: str) -> str:
@@ -279,13 +317,6 @@ def _bounded(sample: Sample, low: float, sign: str) -> str:
     return f"{text} in [{max(low, ends[0]):{sign}.4f}, {min(1.0, ends[1]):{sign}.4f}]"
 
 
-def probability(value: float | None) -> str:
-    """Format a p-value."""
-    if value is None:
-        return "-"
-    return "< 0.0001" if value < 0.0001 else f"{value:.4f}"
-
-
 def _verdict(tuning: Tuning) -> str:
     """Return the verdict about the gain from tuning, as text."""
     if tuning.won == 0:
@@ -299,7 +330,10 @@ def _ahead(pair: Pair) -> str:
     """Return the verdict about two methods, as text."""
     if pair.verdict == "no claim":
         return _no_claim(pair.gap)
-    ahead = {"better": f"{pair.first} is better", "worse": f"{pair.second} is better"}
+    ahead = {
+        "better": f"{pair.first} is better {ON_ONE_PARTITION}",
+        "worse": f"{pair.second} is better {ON_ONE_PARTITION}",
+    }
     return ahead.get(pair.verdict, pair.verdict)
 
 
@@ -333,7 +367,13 @@ def _classes(study: Study, method: str) -> _Classes | None:
     if not tables:
         return None
     f1, recall = (
-        tuple(fmean(float(line[key]) for line in lines) for lines in zip(*tables, strict=True))
+        tuple(_mean_of(lines, key) for lines in zip(*tables, strict=True))
         for key in ("f1", "recall")
     )
     return _Classes(tables[0], f1, recall)
+
+
+def _mean_of(lines: Sequence[Mapping[str, str]], key: str) -> float | None:
+    """Return the mean of a score of a class over trainings that have test samples of it."""
+    values = [value for line in lines if (value := class_score(line, key)) is not None]
+    return fmean(values) if values else None

@@ -194,10 +194,10 @@ def test_pairs_are_those_of_scipy(analysis, seen, folders):
         assert (row["first"], row["second"], row["n"]) == (first, second, 3)
         x, y = accuracies(seen, first), accuracies(seen, second)
         gaps = x - y
-        assert row["p"] == pytest.approx(stats.ttest_rel(x, y).pvalue, **EXACT)
+        assert row["paired_t"] == pytest.approx(stats.ttest_rel(x, y).pvalue, **EXACT)
         t = gaps.mean() / math.sqrt((1 / 3 + overlap) * gaps.var(ddof=1))
         p.append(2 * stats.t.sf(abs(t), 2))
-        assert row["corrected"] == pytest.approx(p[-1], **EXACT)
+        assert row["p"] == row["corrected"] == pytest.approx(p[-1], **EXACT)
         assert row["probability"] == pytest.approx(
             np.mean(x[:, None] > y) + np.mean(x[:, None] == y) / 2
         )
@@ -231,7 +231,11 @@ def test_costs_to_a_target_are_those_of_the_first_round_that_reaches_it(validati
     assert table["target"].tolist() == pytest.approx([0.4] * 3)
     columns = ["reached", "n", "rounds", "bytes", "seconds"]
     assert table.loc["hfcd", columns].tolist() == [2, 2, 2, 20, 4]
-    assert table.loc["fedavg", columns].tolist() == [1, 2, 4, 40, 8]
+    assert table.loc["fedavg", ["reached", "n"]].tolist() == [1, 2]
+    # A median of one run that reaches the target and one that does not is not known.
+    assert table.loc["fedavg", ["rounds", "bytes", "seconds"]].isna().all()
+    assert table.loc["fedavg", "least_rounds":"least_seconds"].tolist() == [4, 40, 8]
+    assert table.loc["hfcd", "least_rounds":"least_seconds"].isna().all()
     assert table.loc["local", ["reached", "n"]].tolist() == [0, 2]
     assert table.loc["local", ["rounds", "bytes", "seconds"]].isna().all()
 

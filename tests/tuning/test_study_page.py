@@ -119,7 +119,7 @@ def test_table_has_default_and_tuned_with_their_difference(written):
     assert tuned["validation, search"] == "0.5800"
     assert default["test, final"].startswith("0.6400 ± ")
     assert tuned["gain from tuning (test)"] == "+0.0520 ± 0.0025"
-    assert tuned["verdict"] == "tuning helped"
+    assert tuned["verdict"] == "tuning helped on this one partition"
 
 
 def test_json_holds_the_numbers_of_the_tables(written):
@@ -286,7 +286,9 @@ def test_intervals_of_differences_stay_on_theirs():
     assert gap(1.0, 1.0, 0.4).startswith("+0.8000 in [-0.0605, +1.0000]")
 
 
-@pytest.mark.parametrize(("seeds", "verdict"), [(2, "no claim: 2 seeds"), (3, "tuned-b is better")])
+@pytest.mark.parametrize(
+    ("seeds", "verdict"), [(2, "no claim: 2 seeds"), (3, "tuned-b is better on this one partition")]
+)
 def test_claim_needs_three_seeds(tmp_path, finished_run, seeds, verdict):
     folder = begin(tmp_path / "study", "hfcd", "tuned-b", seeds=seeds)
     for method, value in (("hfcd", 0.1), ("tuned-b", 0.8)):

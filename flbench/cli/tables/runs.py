@@ -9,6 +9,7 @@ from flbench.core.printable import one_line
 from flbench.metrics.rare_names import NAMES as RARE_METRICS
 from flbench.reports.tables import (
     RANKING_TITLES,
+    class_score,
     clients_block,
     cohort_block,
     score,
@@ -85,7 +86,9 @@ def _comparison(runs: Sequence[Run], apart: Differences) -> Table:
     for key in settings:
         table.add_column(key.replace(".", ".\n"))
     table.add_column("round", justify="right")
-    for title in (*shown.values(), "up", "down", "seconds", "start-up"):
+    has_peers = any(run.summary["communication"]["peer_bytes"] for run in runs)
+    peer = ("peer",) if has_peers else ()  # between clients
+    for title in (*shown.values(), "up", "down", *peer, "seconds", "start-up"):
         table.add_column(title, justify="right")
     for index, (run, test) in enumerate(zip(runs, tests, strict=True)):
         summary, sent = run.summary, run.summary["communication"]
@@ -94,8 +97,9 @@ def _comparison(runs: Sequence[Run], apart: Differences) -> Table:
             *(values[index] for values in settings.values()),
             f"{summary['best']['round']}/{ended_after(summary)}",
             *(score(test.get(name), has_classes=run.config.has_classes) for name in shown),
-            size(sent["up_bytes"] + sent["peer_bytes"]),
+            size(sent["up_bytes"]),
             size(sent["down_bytes"] + sent["setup_bytes"]),
+            *([size(sent["peer_bytes"])] if has_peers else []),
             *(_seconds(summary["seconds"]) if run.finished else ("unfinished", "-")),
         )
     return table
@@ -161,7 +165,7 @@ def _per_class(classes: Sequence[Mapping[str, str]], groups: Sequence[str]) -> T
             entry["name"],
             entry["train_support"],
             entry["test_support"],
-            *(share(float(entry[key])) for key in ("precision", "recall", "f1")),
+            *(share(class_score(entry, key)) for key in ("precision", "recall", "f1")),
             *("yes" if entry[key] == "1" else "" for key in groups),
         )
     return table
