@@ -51,6 +51,10 @@ class Fork:
         """Send SIGINT, as Ctrl-C does."""
         os.kill(self._process.pid, signal.SIGINT)
 
+    def terminate(self) -> None:
+        """Send SIGTERM."""
+        self._process.terminate()
+
     def kill(self) -> None:
         """Send SIGKILL, and wait for the end."""
         self._process.kill()

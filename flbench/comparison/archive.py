@@ -6,11 +6,13 @@ be recomputed and extended. Paths of the machine that trained them are left out.
 
 import io
 import json
-import lzma
+import os
 import re
 import shutil
+import signal
 import tarfile
 import tempfile
+import threading
 import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -18,6 +20,7 @@ from typing import Any, Final
 
 from flbench.comparison.folder import MARKER, is_cell
 from flbench.core import files
+from flbench.core.archives import unpack
 from flbench.core.documents import read_json
 from flbench.core.errors import DataError, UserError
 from flbench.results import folders, study_folder
@@ -29,6 +32,8 @@ KEPT: Final = (
     *("confusion.csv", "partition.json", "partition.npz", "predictions.csv", "provenance.json"),
 )
 """Files of a run folder that an archive has. Checkpoints and the page of the run are left out."""
+KNOWN: Final = frozenset({*KEPT, MARKER})
+"""Names of the files that an archive may have."""
 PARENTS: Final = re.compile(r"(?<![\w.~:/-])/(?:[^\s/\"']+/)+(?=[^\s/\"'])")
 """The folders of an absolute path in a text, without its last part."""
 
@@ -62,7 +67,8 @@ def pack(paths: Sequence[Path], file: Path) -> int:
 
     Raises:
         UserError: The name of the archive ends otherwise, a path does not exist, there is no
-            finished run below it, two have the same name, or the archive cannot be written.
+            finished run below it, two have the same name, a file of a run is a link, or the archive
+            cannot be written.
         DataError: A file of a run is damaged.
     """
     if not file.name.endswith(SUFFIX):
@@ -81,6 +87,7 @@ def pack(paths: Sequence[Path], file: Path) -> int:
         markers = dict.fromkeys(run.parents[1] / MARKER for run in runs if is_cell(run))
         members += [marker for marker in markers if marker.is_relative_to(path)]
         for member in members:
+            files.check_no_link(member)
             name = member.relative_to(path.parent).as_posix()
             if found.setdefault(name, member) != member:
                 raise UserError(
@@ -147,6 +154,8 @@ def archives(path: Path) -> list[Path]:
 class Unpacked:
     """An archive in a temporary folder, which is deleted together with this object.
 
+    The folder is private to the user. It is deleted when the process ends, by SIGTERM too.
+
     Args:
         file: The archive.
 
@@ -154,21 +163,39 @@ class Unpacked:
         path: The folder.
 
     Raises:
-        DataError: The archive is damaged.
+        DataError: The archive is damaged, or has what an archive of results does not have.
     """
 
     def __init__(self, file: Path) -> None:
         self._file = file
+        _delete_after_sigterm()
         self.path = Path(tempfile.mkdtemp(prefix="flbench-"))
         self._delete = weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)
+        _unpacked.add(self)
         try:
-            with tarfile.open(file, "r:xz") as archive:
-                archive.extractall(self.path, filter="data")
-        except (tarfile.TarError, lzma.LZMAError, EOFError, OSError) as error:
-            raise DataError(
-                f"{file} cannot be unpacked ({error}). Restore it from a copy."
-            ) from error
+            unpack(file, self.path, KNOWN.__contains__)
+        except DataError:
+            self._delete()
+            raise
 
     def name(self, path: Path) -> str:
         """Return the name of a folder of the archive for users: `ARCHIVE/FOLDER`."""
         return (self._file / path.relative_to(self.path)).as_posix()
+
+
+_unpacked: "weakref.WeakSet[Unpacked]" = weakref.WeakSet()
+
+
+def _delete_after_sigterm() -> None:
+    """Let SIGTERM delete the folders before it ends the process, unless it has another handler."""
+    is_main = threading.current_thread() is threading.main_thread()
+    if is_main and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, _delete_and_end)
+
+
+def _delete_and_end(number: int, _: object) -> None:
+    """Delete the folders, and end the process as the signal does without a handler."""
+    for one in list(_unpacked):
+        shutil.rmtree(one.path, ignore_errors=True)
+    signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)

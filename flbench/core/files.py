@@ -68,6 +68,22 @@ def check_regular(path: Path) -> None:
         raise OSError(errno.EINVAL, "it is a pipe, a socket or a device, not a file", str(path))
 
 
+def check_no_link(path: Path) -> None:
+    """Check that a file of a folder of results is not a link, before its content is published.
+
+    Args:
+        path: The file. The folders above it may be links.
+
+    Raises:
+        UserError: The path is a symbolic link, whose target may be any file of this user.
+    """
+    if path.is_symlink():
+        raise UserError(
+            f"{path} is a link to {os.readlink(path)}. The content of a link is not published:"
+            " replace it by the file, or remove it."
+        )
+
+
 def read_text(path: Path, limit: int | None = None) -> str:
     """Return the content of a file in UTF-8.
 
@@ -99,7 +115,11 @@ def write(path: Path, content: bytes) -> None:
         raise FileNotFoundError(errno.ENOENT, "this folder does not exist", str(path.parent))
     beside = path.with_name(path.name + ".part")
     try:
-        beside.write_bytes(content)
+        beside.unlink(missing_ok=True)
+        # The file is created here. A link of this name would lead to a file of somebody else.
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+        with os.fdopen(os.open(beside, flags, mode=0o666), "wb") as file:
+            file.write(content)
         sync(beside)
         beside.replace(path)
         sync(path.parent)
@@ -143,7 +163,7 @@ def lock_folder(folder: Path) -> IO[str]:
     """
     try:
         # A pipe of this name would make a simple `open` wait for a reader.
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NONBLOCK
+        flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
         lock = os.fdopen(os.open(folder / ".lock", flags, mode=0o666), "w")
     except OSError as error:
         raise UserError(

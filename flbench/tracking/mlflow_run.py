@@ -8,6 +8,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from flbench.core import files
 from flbench.tracking import mlflow_names, mlflow_store
 from flbench.tracking.mlflow_store import Store
 
@@ -209,7 +210,13 @@ class MlflowRun:
         Args:
             paths: The files.
             folder: Folder among the run's artifacts; None for the top.
+
+        Raises:
+            UserError: A file is a link.
         """
+        paths = list(paths)
+        for path in paths:
+            files.check_no_link(path)
         there, sent = self.uploaded_files, {}
         for path in paths:
             name = path.name if folder is None else f"{folder}/{path.name}"

@@ -1,7 +1,12 @@
 """Archives of finished runs, and the report that is made from them."""
 
 import json
+import signal
+import sys
 import tarfile
+from pathlib import Path
+from threading import Event
+from time import sleep
 
 import pytest
 
@@ -11,6 +16,7 @@ from flbench.comparison import archive, learned
 from flbench.comparison.collect import collect
 from flbench.core.errors import DataError, UserError
 from tests.comparison.made import run_folder
+from tests.forks import Fork
 
 SCORES = {"fedavg": (0.60, 0.62, 0.61), "hfcd": (0.80, 0.81, 0.83)}
 
@@ -109,6 +115,37 @@ def test_unpacked_files_are_deleted_with_the_comparison(packed):
     del found, unpacked
 
     assert not path.exists()
+
+
+def test_unpacked_files_are_deleted_when_the_process_is_ended(packed, tmp_path):
+    _, file = packed
+
+    def read():
+        one = archive.Unpacked(file)
+        sys.stdout.write(f"{one.path}\n")
+        Event().wait(60)
+
+    fork = Fork(tmp_path, read)
+    while not fork.out.endswith("\n"):
+        assert fork.is_running()
+        sleep(0.01)
+    path = Path(fork.out.strip())
+    assert path.is_dir()
+
+    fork.terminate()
+
+    assert fork.wait() == -signal.SIGTERM
+    assert not path.exists()
+
+
+def test_link_in_a_run_is_not_packed(tmp_path):
+    secret = tmp_path / "secret"
+    secret.write_text("of the user")
+    run_folder(tmp_path / "run", "fedavg", 0.5)
+    (tmp_path / "run" / "predictions.csv").symlink_to(secret)
+
+    with pytest.raises(UserError, match=r"predictions\.csv is a link"):
+        fl.pack(tmp_path / "run", tmp_path / "x.tar.xz")
 
 
 def test_what_cannot_be_packed_or_read_is_refused(packed, tmp_path, capsys):

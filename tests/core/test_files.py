@@ -65,3 +65,20 @@ def test_number_of_characters_left_out_is_right():
 
     left_out = int(short.split("(")[1].split()[0])
     assert short.count("x") + left_out == len(text)
+
+
+@pytest.mark.parametrize("name", ["summary.json.part", ".lock"])
+def test_links_of_a_folder_lead_to_no_other_file(name, tmp_path):
+    other = tmp_path / "other"
+    other.write_text("of somebody else")
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / name).symlink_to(other)
+
+    if name == ".lock":
+        with pytest.raises(UserError, match="cannot be written to"):
+            files.lock_folder(folder)
+    else:
+        files.write(folder / "summary.json", b"{}")
+
+    assert other.read_text() == "of somebody else"
