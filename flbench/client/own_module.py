@@ -56,8 +56,8 @@ class OwnModule(ClientModule):
 
     The module's Python attributes are set back at the beginning of each phase, and its random
     numbers (PyTorch's, NumPy's and Python's global generators) come from the run's seed, the client
-    and the round. Hooks are called as in `Trainer.fit`; see `flbench.models.lightning_hooks`. So
-    nothing passes from one client to the next but parameters and buffers.
+    and the round. So nothing passes from one client to the next but parameters and buffers. Hooks
+    are called as in `Trainer.fit`; see `flbench.models.lightning_hooks`.
 
     Args:
         net: The user's module as a net.

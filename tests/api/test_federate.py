@@ -534,7 +534,7 @@ def test_batch_size_weighs_what_is_logged(tmp_path):
 
 def test_advice_on_divergence_is_about_the_module(tmp_path):
     module = made(
-        changed("configure_optimizers", lambda self: torch.optim.SGD(self.parameters(), 1e30))
+        changed("configure_optimizers", lambda self: torch.optim.SGD(self.parameters(), 1e308))
     )
     for keys in ({"on_divergence": "stop"}, {}):
         with pytest.raises(fl.RunError, match="configure_optimizers") as error:
