@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Callable, Iterator
 from copy import deepcopy
-from typing import Any, Self
+from typing import Any, Final, Self
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +12,11 @@ from flbench.config.schema import OwnModelConfig
 from flbench.core.errors import ConfigError
 from flbench.core.types import Outputs
 from flbench.models.lightning_hooks import REFUSED_HOOKS, base_of, overrides, without_effect
+
+HOOKS_OF_LAYERS: Final = (
+    *("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks"),
+)
+"""Where PyTorch keeps the hooks of a module."""
 
 
 class LightningNet(nn.Module):
@@ -154,6 +159,8 @@ def _reasons(module: nn.Module) -> Iterator[str]:
             "sets automatic_optimization=False. Manual optimization is a loop of its own, which"
             " methods cannot add terms to: return the loss from training_step instead."
         )
+    if overrides(module, "setup") and not any(True for _ in module.parameters()):
+        yield f"has no parameters when it is made.{_about_setup(module)}"
     for name in sorted(REFUSED_HOOKS):
         if overrides(module, name):
             yield (
@@ -175,6 +182,25 @@ def _hooked(module: nn.Module) -> Iterator[str]:
                 f"has registered a hook of the parameter `{name}` (register_hook), which copies of"
                 " the module lose. Register it in on_fit_start, which each client calls."
             )
+    own = {id(one) for one in module.modules()}
+    for name, one in module.named_modules():
+        for kind in HOOKS_OF_LAYERS:
+            hooks = getattr(one, kind).values()
+            if any(id(cell) in own for hook in hooks for cell in _enclosed(hook)):
+                yield (
+                    f"has registered a hook of `{name or type(one).__name__}` that is a function"
+                    " with a reference to the module, such as a lambda with `self`. Copies of the"
+                    " module would call it with the original: register a method, self.NAME."
+                )
+
+
+def _enclosed(function: Any) -> Iterator[Any]:
+    """Yield the objects that a function refers to by its closure."""
+    for cell in getattr(function, "__closure__", None) or ():
+        try:
+            yield cell.cell_contents
+        except ValueError:  # a variable that is not set yet
+            continue
 
 
 def check_output(net: LightningNet, shape: tuple[int, ...], classes: int | None, what: str) -> None:

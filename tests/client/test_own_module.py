@@ -179,6 +179,21 @@ class Halved(Lit):
         self.handle.remove()
 
 
+class ByMethod(Lit):
+    """Features that a hook keeps; copies of the module have its method of their own."""
+
+    def __init__(self):
+        super().__init__()
+        self.body.register_forward_hook(self.keep)
+
+    def keep(self, layer, x, out):
+        self.features = out
+
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        return loss + 0.1 * self.features.square().mean()
+
+
 class OfObject(Lit):
     """A hook that is an attribute of the object."""
 
@@ -192,7 +207,7 @@ def changed(hook, function, base=Lit):
 
 
 KINDS = (
-    *(Lit, Added, Scheduled, ByEpoch, Halved),
+    *(Lit, Added, Scheduled, ByEpoch, Halved, ByMethod),
     *(changed(hook, frozen) for hook in ("setup", "on_fit_start", "on_train_start")),
     *(changed(hook, stops) for hook in ("on_train_batch_end", "on_train_epoch_end")),
     changed("on_train_epoch_start", last_epoch),
@@ -336,6 +351,26 @@ def grown(self, *_):
     self.further = nn.Linear(2, 2)
 
 
+class Enclosing(Lit):
+    """A hook that keeps features in the module by a closure."""
+
+    def __init__(self):
+        super().__init__()
+        self.body.register_forward_hook(lambda layer, x, out: setattr(self, "features", out))
+
+
+class Late(lightning.LightningModule):
+    """Layers that `setup` makes."""
+
+    def setup(self, stage):
+        self.fc = nn.Linear(64, 10)
+
+    def forward(self, x):
+        return self.fc(x.flatten(1))
+
+    training_step, configure_optimizers = Lit.training_step, Lit.configure_optimizers
+
+
 class Hooked(Lit):
     def __init__(self):
         super().__init__()
@@ -357,6 +392,8 @@ def short_schedule(self):
         ),
         (changed("on_fit_start", grown), ("further.weight", "__init__")),
         (Hooked, ("fc.weight", "register_hook", "on_fit_start")),
+        (Enclosing, ("`body`", "self.NAME")),
+        (Late, ("no parameters", "setup", "__init__")),
         (
             changed(
                 "on_train_start",
