@@ -24,6 +24,7 @@ from flbench.data.federation import Federation
 from flbench.data.schemes import Indices
 from flbench.engine.base import Engine, RoundSettings
 from flbench.experiment.communication import apply_masks
+from flbench.experiment.rounds import named
 from flbench.metrics.ranking import Margins
 from flbench.results.metrics_file import Row
 
@@ -655,13 +656,14 @@ class Evaluator:
         Raises:
             DivergedError: A model has weights that are not finite.
         """
+        seen = named(state)
         transforms = tuple(step for step in then if isinstance(step, Transform))
         program = LocalProgram((*self._steps(deployment), *transforms), keeps)
         results = self.engine.run(
             program,
             ids,
             rows=partial(take, state.clients),
-            dispatch=lambda some: apply_masks(self.algorithm.deploy(state, some)[name].dispatch),
+            dispatch=lambda some: apply_masks(self.algorithm.deploy(seen, some)[name].dispatch),
             settings=settings,
             observe=tuple(step for step in then if isinstance(step, Statistic)),
         )
@@ -709,7 +711,7 @@ class Evaluator:
         Engines ask for the dispatch of the clients that they evaluate next. A dispatch for a whole
         block would need the memory of one or more models for each client.
         """
-        return self.algorithm.deploy(state, torch.tensor([0]))
+        return self.algorithm.deploy(named(state), torch.tensor([0]))
 
     def _blocks(self, most: int = BLOCK, clients: Tensor | None = None) -> Iterator[Tensor]:
         clients = torch.arange(self.federation.clients) if clients is None else clients

@@ -27,7 +27,9 @@ from flbench.core.wording import setting
 from flbench.experiment.trained import TrainedModel
 
 EXAMPLES: Final = 4  # samples that a model is traced with and compared on
-TOLERANCE: Final = 1e-4  # of ONNX Runtime, whose kernels round differently, relative to the scores
+# Largest differences of scores, relative to the largest score.
+TOLERANCE: Final = 1e-4  # of ONNX Runtime, whose kernels round differently
+ROUNDINGS: Final = 1024  # of PyTorch, in roundings of the type: fused kernels are taken apart
 
 
 @dataclass(frozen=True)
@@ -168,17 +170,20 @@ def _program(model: TrainedModel) -> torch.export.ExportedProgram:
         program = torch.export.export(
             model.module, (examples,), dynamic_shapes=({0: batch},), strict=False
         )
-    _check(model, lambda x: torch.as_tensor(program.module()(x)), tolerance=0.0)
+    _check(model, lambda x: torch.as_tensor(program.module()(x)))
     return program
 
 
-def _check(model: TrainedModel, predict: Callable[[Tensor], Tensor], tolerance: float) -> None:
+def _check(
+    model: TrainedModel, predict: Callable[[Tensor], Tensor], tolerance: float | None = None
+) -> None:
     """Compare the predictions of an exported model with those of the model.
 
     Args:
         model: The model.
         predict: The exported model: raw samples to scores.
-        tolerance: Largest difference, relative to the largest finite score.
+        tolerance: Largest difference, relative to the largest finite score; None for `ROUNDINGS`
+            roundings of the type of the scores.
 
     Raises:
         RunError: The scores differ.
@@ -186,6 +191,8 @@ def _check(model: TrainedModel, predict: Callable[[Tensor], Tensor], tolerance: 
     for x in (_examples(model), _examples(model)[:1]):
         with torch.no_grad():
             wanted, found = model.module(x), predict(x)
+        if tolerance is None:
+            tolerance = ROUNDINGS * torch.finfo(wanted.dtype).eps
         finite = wanted.isfinite()
         bound = tolerance * float(wanted[finite].abs().max()) if finite.any() else 0.0
         same = torch.equal(wanted[~finite], found[~finite])
@@ -223,7 +230,7 @@ def _as_module(model: TrainedModel, card: dict[str, Any]) -> bytes:
             f"`torch` cannot hold this net: {type(error).__name__}:"
             f" {str(error).splitlines()[0]} Choose another format: {others}."
         ) from error
-    _check(model, loaded, tolerance=0.0)
+    _check(model, loaded)
     return content.getvalue()
 
 

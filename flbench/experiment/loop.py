@@ -445,7 +445,7 @@ class FederatedLoop:
         cohort = self.config.train.participation * self.evaluator.federation.clients
         if most is not None and most < cohort:
             return ()
-        deployments = self.algorithm.deploy(state, torch.tensor([0]))
+        deployments = self.algorithm.deploy(rounds.named(state), torch.tensor([0]))
         first = next(iter(deployments.values()))
         return (
             *self.evaluator.recalibration_steps(first),

@@ -23,7 +23,7 @@ from flbench.client.program import LocalProgram, LossTerm, Phase, Statistic, Ste
 from flbench.config.schema import Config, OptimizerConfig
 from flbench.core.errors import ConfigError
 from flbench.core.rng import Draw
-from flbench.core.types import Batch, State
+from flbench.core.types import Batch, Outputs, State, StepContext
 from flbench.data.batches import arrange
 from flbench.data.federation import Federation
 from flbench.data.schemes import Indices
@@ -125,8 +125,11 @@ def _reasons(algorithm: Algorithm, program: LocalProgram, *, has_classes: bool) 
     for step in program.steps:
         if isinstance(step, Phase):
             yield from _of_phase(step, algorithm.setting.net, algorithm.setting.train.optimizer)
-        elif isinstance(step, Statistic) and not getattr(step.fn, "of_labels", False):
-            yield f"it reads what the net computes for samples ({_name(step.fn)})"
+        elif isinstance(step, Statistic) and _reads_net(step):
+            yield (
+                f"it reads what the net computes for samples ({_name(step.fn)}; a function of"
+                " labels alone has an attribute of_labels = True)"
+            )
         elif isinstance(step, Statistic) and not has_classes:
             yield f"it needs classes, and the data have other targets ({_name(step.fn)})"
 
@@ -150,6 +153,29 @@ def _of_phase(phase: Phase, net: NetSpec, optimizer: OptimizerConfig) -> Iterato
         found = [parameter_of(name, own) for name in trained]
         if None in found or len(set(found)) < len(found):
             yield "it trains tensors that are not parameters of the module"
+
+
+def _reads_net(statistic: Statistic) -> bool:
+    """Return whether a Statistic reads more of a step than labels, found out by a call.
+
+    A function that has the attribute `of_labels` says so itself.
+    """
+    if hasattr(statistic.fn, "of_labels"):
+        return not statistic.fn.of_labels
+    y, mask = torch.zeros(2, dtype=torch.int64), torch.ones(2, dtype=torch.bool)
+
+    def refuse(*_: object, **__: object) -> Outputs:
+        raise ValueError("the net is called")
+
+    labels = Batch(torch.zeros(2, 0), y, mask, torch.arange(2), torch.tensor(0))
+    context = StepContext(
+        refuse, batch=labels, ctx={}, leaves={}, start={}, apply=refuse, task=refuse
+    )
+    try:
+        statistic.fn(context)
+    except Exception:  # noqa: BLE001 (it is the code of a method: it reads what is not there)
+        return True
+    return False
 
 
 def _name(thing: object) -> str:

@@ -6,6 +6,7 @@ This module writes no files and evaluates no models.
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -13,6 +14,7 @@ from torch import Tensor
 from flbench.algorithms.base import Algorithm
 from flbench.client.program import LocalProgram, Phase, Step
 from flbench.config.schema import Config
+from flbench.core.errors import ConfigError
 from flbench.core.rng import Draw
 from flbench.core.tree import put_, take
 from flbench.core.types import Dispatch, Message, Results, Stage, State, Tree, Update
@@ -50,6 +52,41 @@ class Exchange:
     state: State
     metrics: dict[str, float]
     costs: dict[str, float]
+
+
+class Seen(dict[str, Tensor]):
+    """The tensors that a method's server has; one that it lacks is an error with its name.
+
+    Args:
+        tree: The tensors.
+        what: What they are, such as `state.clients`.
+        cure: A sentence on how a tensor gets there.
+    """
+
+    def __init__(self, tree: Tree, what: str, cure: str) -> None:
+        super().__init__(tree)
+        self._what = what
+        self._cure = cure
+
+    def __missing__(self, name: str) -> Tensor:
+        """Raise a ConfigError: there is no tensor of this name."""
+        known = ", ".join(list(self)[:5]) + (", ..." if len(self) > 5 else "")
+        raise ConfigError(
+            f"the method reads `{name}` in `{self._what}`, which has {known or 'no tensor'}."
+            f" {self._cure}"
+        )
+
+    def __reduce__(self) -> tuple[type[Tree], tuple[Tree]]:
+        return dict, (dict(self),)
+
+
+SENT: Final = (
+    "The server has what clients send: add the name to `sends` of the LocalProgram, or read the"
+    " tensor in a step of the program, where the client has it."
+)
+SERVER: Final = (
+    "The server has what `init` and `aggregate` return: return a tensor of this name in `init`."
+)
 
 
 def settings_of(
@@ -149,7 +186,13 @@ def exchange(algorithm: Algorithm, state: State, trained: Trained) -> Exchange:
         links = algorithm.links(seen, results.ids)
         # The server sees only what clients send. Training losses are not sent.
         hidden_losses = torch.full_like(results.losses, torch.nan)
-        received = replace(results, sent=sent, kept={}, observed={}, losses=hidden_losses)
+        received = replace(
+            results,
+            sent=replace(sent, values=Seen(sent.values, "results.sent.values", SENT)),
+            kept={},
+            observed={},
+            losses=hidden_losses,
+        )
         update = algorithm.aggregate(seen, received)
     reply = Message() if update.reply is None else apply_mask(update.reply)
     update = replace(update, reply=reply)
@@ -181,7 +224,7 @@ def visible_to_server(state: State, program: LocalProgram) -> State:
         if name in clients and bool(stale.any()):
             clients[name] = clients[name].clone()
             clients[name][stale] = 0
-    return replace(state, clients=clients, stale={})
+    return named(replace(state, clients=clients, stale={}))
 
 
 def programs(algorithm: Algorithm, start: State) -> Iterator[tuple[str, LocalProgram]]:
@@ -200,6 +243,15 @@ def programs(algorithm: Algorithm, start: State) -> Iterator[tuple[str, LocalPro
     for name, model in algorithm.deploy(seen, torch.tensor([0])).items():
         if model.program is not None:
             yield f"the model `{name}`", model.program
+
+
+def named(state: State) -> State:
+    """Return a state whose trees refuse a tensor that they lack with a sentence; see `Seen`."""
+    return replace(
+        state,
+        server=Seen(state.server, "state.server", SERVER),
+        clients=Seen(state.clients, "state.clients", SENT),
+    )
 
 
 def _mask_replies(state: State, ids: Tensor, program: LocalProgram, reply: Message) -> None:

@@ -572,6 +572,7 @@ def _load(
     net = deepcopy(experiment.net).cpu().to(next(v for v in own.values() if v.is_floating_point()))
     # What `get_extra_state` returns is no leaf, and stays as it is.
     net.load_state_dict({name: own.get(name, value) for name, value in net.state_dict().items()})
+    net = uncompiled(net)
     net.eval().requires_grad_(False)
     if deployment.predict is None:
         deployed = DeployedNet(net)
@@ -597,6 +598,22 @@ def _load(
     )
     model.card.update(_card(experiment, state, path, client, name, moment, model))
     return model
+
+
+def uncompiled(net: nn.Module) -> nn.Module:
+    """Return a net in which modules of `torch.compile` are replaced by those that they compile.
+
+    The names of parameters and buffers are then those of the user's net, without `_orig_mod`.
+
+    Args:
+        net: The net; it is changed.
+    """
+    for module in list(net.modules()):
+        for name, child in list(module.named_children()):
+            # Its class is not imported, because that takes seconds.
+            if type(child).__name__ == "OptimizedModule":
+                setattr(module, name, child.get_submodule("_orig_mod"))
+    return net
 
 
 def _block(experiment: Experiment, deployment: Deployment, ids: Tensor) -> Tensor:

@@ -248,6 +248,15 @@ def _built(
         else:
             net = _called(source, args, shape, classes)
     except Exception as error:
+        if args.get("weights") is not None:
+            raise ConfigError(
+                f"{what} cannot be made with `model.args.weights={args['weights']}`:"
+                f" {type(error).__name__}: {error}. Pretrained weights are for the number of"
+                f" classes that they were trained with, and the data have {classes}. Write a"
+                " function f(shape, classes) that makes the net with its weights, replaces the last"
+                " layer (for example net.fc = nn.Linear(net.fc.in_features, classes)) and returns"
+                " the net, and give the function as the model."
+            ) from error
         raise ConfigError(
             f"{what} cannot be made: {type(error).__name__}: {error}. Give an nn.Module, a function"
             " f(shape, classes) that returns one, or one with the argument `num_classes`."
