@@ -347,7 +347,8 @@ def _judge(
             " highest validation accuracy. Leave it out."
         )
     names = federation.dataset.classes
-    positive = names[positive_class(config.evaluation, names)] if len(names) == 2 else None
+    number = positive_class(config.evaluation, names)
+    positive = names[number] if len(names) == 2 else None
     config, metrics = own_metrics.make(config, federation.classes)
     rare, notes = rare_classes(federation.counts.sum(dim=0), config.evaluation.rare)
     groups = ClassGroups(tuple(rare), _confusable(config, federation), federation.counts)

@@ -7,14 +7,14 @@ import torch
 
 from flbench.algorithms.fedfomo import Mix
 from flbench.client.program import Phase, Statistic
-from flbench.core.errors import ConfigError
+from flbench.core.errors import ConfigError, DivergedError
 from flbench.core.rng import Draw
 from flbench.core.tree import take
 from flbench.core.types import Info
 from flbench.experiment import rounds
 from flbench.experiment.rounds import visible_to_server
 from flbench.testing import after, played
-from tests.support import build, summary_of_run
+from tests.support import build, run, summary_of_run
 
 KEYS = ("algorithm=fedfomo", "model.name=lenet5", "engine.precision=64-true", "train.rounds=6")
 LEARNING = ("train.participation=0.6", "train.optimizer.lr=0.1", "algorithm.models=3")
@@ -353,3 +353,15 @@ def test_nothing_to_gain_changes_nothing(how):
     assert torch.equal(found["w"], leaves["w"])
     assert found["raw"].isfinite().all()
     assert (found["raw"] <= 0).all()
+
+
+def test_models_with_nan_scores_end_the_run_as_diverged_clients_do(tmp_path):
+    """One step with a huge rate leaves finite weights; FedFomo takes fewer steps than others."""
+    with pytest.raises(DivergedError, match="NaN scores for all samples"):
+        run(
+            tmp_path,
+            "algorithm=fedfomo",
+            *("partition.scheme=iid", "partition.clients=3", "partition.samples=180"),
+            *("train.rounds=3", "train.local_epochs=1", "train.batch_size=32"),
+            "train.optimizer.lr=1e30",
+        )

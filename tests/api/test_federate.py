@@ -11,7 +11,7 @@ from lightning.pytorch.loggers import CSVLogger
 from safetensors.torch import load_file
 from torch import nn
 from torch.optim.lr_scheduler import CosineAnnealingLR, ExponentialLR, ReduceLROnPlateau, StepLR
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 from torchmetrics.classification import MulticlassAccuracy
 
 import flbench as fl
@@ -156,6 +156,39 @@ def test_one_client_equals_the_trainer_bit_for_bit(tmp_path, kind, clip):
     assert moved == found.keys() - frozen
     for name, leaf in found.items():
         assert torch.equal(leaf, expected[name]), name
+
+
+@pytest.mark.parametrize("part", ["none", "layer", "body", "whole"])
+def test_modules_in_eval_mode_stay_so_as_with_the_trainer(tmp_path, part):
+    def module():
+        net = made(Lit)
+        {"none": nn.Identity(), "layer": batchnorm_of(net), "body": net.body, "whole": net}[
+            part
+        ].eval()
+        return net
+
+    reference = module()
+    loader = DataLoader(TensorDataset(torch.randn(16, 1, 8, 8), torch.arange(16) % 10), 8)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        lightning.Trainer(
+            max_epochs=1,
+            accelerator="cpu",
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+        ).fit(reference, loader)
+    counted = int(batchnorm_of(reference).num_batches_tracked)
+    run = short(tmp_path, module())
+    [name] = [name for name in weights(run) if name.endswith("num_batches_tracked")]
+
+    assert (counted > 0) == (part == "none")
+    assert (int(weights(run)[name]) > 0) == (counted > 0)
+
+
+def batchnorm_of(module):
+    return next(one for one in module.modules() if isinstance(one, nn.BatchNorm1d))
 
 
 class Plain(Lit):
@@ -353,6 +386,12 @@ def cosine(self):
     return [optimizer], [CosineAnnealingLR(optimizer, 5)]
 
 
+def too_short(self):
+    optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=3)
+    return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+
 def detached(self, batch, batch_idx):
     return self(batch[0]).sum().detach()
 
@@ -404,6 +443,7 @@ def fails(self, batch, batch_idx):
             {},
             "reads `strategy` of its Trainer",
         ),
+        (changed("configure_optimizers", too_short), {}, "scheduler OneCycleLR.*total steps is 3"),
         (changed("training_step", lambda self, batch: None), {}, "training_step returned None"),
         (changed("training_step", detached), {}, "a loss without a gradient"),
         (changed("training_step", fails), {}, r"raised RuntimeError: .*\(.*test_federate\.py:"),

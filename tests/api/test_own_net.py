@@ -181,3 +181,94 @@ def test_wrong_head_is_refused():
         made(Two, head="top")
     with pytest.raises(fl.ConfigError, match=r"is not that of the head|cannot be divided"):
         made(Two, head="features.1")
+
+
+def with_fixed_parts():
+    """A net with a frozen layer, a frozen weight, and a BatchNorm in eval mode."""
+    torch.manual_seed(0)
+    net = nn.Sequential(
+        *(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.ReLU(), nn.Conv2d(2, 2, 3)),
+        *(nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(32, 6), nn.ReLU(), nn.Linear(6, 10)),
+    )
+    net[0].requires_grad_(False)
+    net[6].weight.requires_grad_(False)
+    net[1].eval()
+    return net
+
+
+@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
+@pytest.mark.parametrize("method", ["fedprox", "ditto", "apfl", "dfedhp", "dispfl", "fedala"])
+@pytest.mark.slow
+def test_what_is_fixed_keeps_its_bits(tmp_path, method, engine):
+    """In float64, where a mean of equal numbers may be rounded."""
+    optimizer = {"lr": 0.05, "momentum": 0.5, "weight_decay": 0.01}
+    run = short(
+        tmp_path,
+        with_fixed_parts(),
+        method,
+        train={"rounds": 2, "local_epochs": 1, "optimizer": optimizer},
+        engine={"name": engine, "threads": 1, "precision": "64-true"},
+    )
+
+    found = {
+        name.removeprefix("backbone."): leaf
+        for name, leaf in run.model(client=1).net.state_dict().items()
+    }
+    start = with_fixed_parts().double().state_dict()
+    fixed = {"0.weight", "0.bias", "6.weight", *(name for name in start if name[:9] == "1.running")}
+    for name in fixed:
+        assert torch.equal(found[name], start[name]), name
+    for name in ("1.weight", "3.weight", "4.running_mean", "6.bias"):
+        assert not torch.equal(found[name], start[name]), name
+    assert run.config.model.fixed == "frozen parameters: 3, modules in eval mode: 1"
+    assert any("3 of 12 parameters are frozen" in note for note in run.notes)
+
+
+def test_frozen_parameters_are_not_sent_and_methods_without_work_are_refused(tmp_path):
+    def adapter():
+        net = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
+        net[1].requires_grad_(False)
+        return net
+
+    run = short(tmp_path, adapter(), "fedavg")
+    assert run.summary["communication"]["up_bytes"] == 3 * 4 * 330
+    for method in ("fedbabu", "fedrep", "dfedalt"):
+        with pytest.raises(fl.ConfigError, match="frozen"):
+            short(tmp_path, adapter(), method)
+    headless = adapter().requires_grad_(True)
+    headless[3].requires_grad_(False)
+    for method in ("fedper", "fedpc", "fednh"):
+        with pytest.raises(fl.ConfigError, match="frozen"):
+            short(tmp_path, headless, method)
+
+
+def test_batchnorm_without_running_statistics(tmp_path):
+    def net():
+        layers = [nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2, track_running_stats=False), nn.Flatten()]
+        return nn.Sequential(*layers, nn.Linear(72, 10))
+
+    run = short(tmp_path, net(), "fedavg", train={"rounds": 1, "batchnorm": "drop"})
+    assert any("depends on the other samples" in note for note in run.notes)
+    with pytest.raises(fl.ConfigError, match=r"engine\.name=vectorized.*track_running_stats"):
+        short(tmp_path, net(), "fedavg", engine={"name": "vectorized", "threads": 1})
+    auto = short(tmp_path, net(), "fedavg", engine={"name": "auto", "threads": 1})
+    assert auto.config.engine.name == "sequential"
+
+
+def test_batches_of_one_are_left_out_where_the_net_fails_for_them(tmp_path):
+    class One(nn.Module):
+        def forward(self, x):
+            if self.training and len(x) == 1:
+                raise ValueError("one")
+            return x
+
+    net = nn.Sequential(nn.Flatten(), One(), nn.Linear(64, 10))
+    run = short(tmp_path, net, "local", train={"rounds": 1, "batch_size": 7})
+    assert any("batch of one sample" in note for note in run.notes)
+
+
+def test_pretrained_weights_as_an_argument_name_the_way_that_works():
+    model = {"name": "torchvision.models:resnet18", "args": {"weights": "DEFAULT"}}
+    config = OwnModelConfig(**model)
+    with pytest.raises(fl.ConfigError, match=r"model\.args\.weights=DEFAULT.*f\(shape, classes\)"):
+        build(config, (1, 8, 8), 10, seed=0)

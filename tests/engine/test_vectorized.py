@@ -480,3 +480,16 @@ def test_whole_numbers_of_clients_with_different_sizes_are_refused(engines):
         ValueError, match=r"rows of `found` .* torch.int64, which cannot be stacked"
     ):
         go(engines[1], LocalProgram(()), observe=(statistic,))
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        torch.nn.BatchNorm1d(3, momentum=None),
+        torch.nn.BatchNorm2d(3, track_running_stats=False),
+        torch.nn.InstanceNorm2d(3, track_running_stats=True),
+    ],
+)
+def test_layers_whose_statistics_cannot_be_stacked_are_refused(layer):
+    with pytest.raises(ConfigError, match=r"engine\.name=sequential"):
+        exclude_padding(torch.nn.Sequential(layer))

@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
+from torch import nn
 
-from flbench.core.errors import UserError
+import flbench as fl
+from flbench.core.errors import RunError, UserError
 from flbench.experiment import export, trained
 from flbench.testing import run
 from tests.experiment.test_trained import federation_of, tables
@@ -233,3 +235,41 @@ def test_weights_alone_do_not_hold_a_prediction_rule(tmp_path):
     with pytest.raises(UserError, match=r"weights of the net alone.*torch.export, torch, onnx"):
         export.write(trained.load(path, 0), tmp_path / "model.safetensors")
     assert not list(tmp_path.glob("model.*"))
+
+
+class Attention(nn.Module):
+    """Attention between the rows of an image, in a net that is compiled in a part."""
+
+    def __init__(self):
+        super().__init__()
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+        self.body = torch.compile(nn.Sequential(nn.Linear(8, 8), nn.ReLU()), backend="eager")
+        self.fc = nn.Linear(8, 10)
+
+    def forward(self, x):
+        x = x.flatten(1, 2)  # [B, 1, 8, 8] -> [B, 8, 8]
+        return self.fc(self.body(self.attention(x, x, x)[0].mean(1)))
+
+
+def test_attention_is_exported_and_names_are_those_of_the_users_net(tmp_path):
+    """The kernel of attention in eval mode rounds differently from the exported operations."""
+    torch.manual_seed(0)
+    run = fl.run(
+        "fedavg",
+        model=Attention(),
+        partition=fl.IID(clients=2, samples=60),
+        train={"rounds": 1},
+        engine={"name": "sequential", "threads": 1},
+        output={"dir": tmp_path},
+        progress=False,
+    )
+    model = trained.load(run.path, 0)
+
+    for name in ("torch.export", "torch"):
+        export.write(model, tmp_path / f"model{export.FORMATS[name].suffix}", name)
+    file, card = export.write(model, tmp_path / "weights.safetensors", "safetensors")
+    with safe_open(file, "pt") as weights:
+        assert not any("_orig_mod" in name for name in list(weights.keys()))
+    assert "_orig_mod" not in card.read_text()
+    with pytest.raises(RunError, match="does not predict"):
+        export._check(model, lambda x: model.module(x) * 1.001)

@@ -9,6 +9,7 @@ import torch
 from sklearn.metrics import average_precision_score, roc_auc_score
 
 from flbench.cli import app
+from flbench.core.errors import ConfigError
 from flbench.experiment.rounds import settings_of
 from flbench.metrics import ranking
 from flbench.results import metrics_file
@@ -100,7 +101,7 @@ def test_metrics_stand_where_others_do(data, tmp_path, capsys):
     for name in ("auroc", "average_precision"):
         scores = [float(row[name]) for row in clients if row[name]]
         assert np.mean(scores) == pytest.approx(summary["last"]["test"][f"{name}_mean"])
-        assert f"<td>{name}</td>" in (path / "report.html").read_text()
+        assert f"<td>{name} (positive class 1)</td>" in (path / "report.html").read_text()
     assert app.main(["show", str(path), str(path)]) == 0
     shown = capsys.readouterr().out
     assert "AUROC" in shown
@@ -130,3 +131,29 @@ def test_more_than_two_classes_have_no_such_metrics(tmp_path):
     assert not set(NAMES) & summary["last"]["test"].keys()
     with (path / "clients.csv").open() as file:
         assert "auroc" not in next(csv.reader(file))
+
+
+def test_positive_class_can_be_chosen(data, tmp_path):
+    keys = (f"data.path={data}", "algorithm=local", "train.rounds=1")
+    one = build(*keys)
+    other = build(*keys, "evaluation.positive=0")
+    state = after(one, 1)
+    settings = settings_of(one.config, one.algorithm, state)
+
+    first, second = (
+        built.evaluator(print).evaluate(state, settings, common=False).margins["personal", "test"]
+        for built in (one, other)
+    )
+
+    assert torch.equal(second.value, -first.value)
+    assert torch.equal(second.positive, ~first.positive)
+    assert ranking.pooled(second)["auroc"] == pytest.approx(ranking.pooled(first)["auroc"])
+    assert one.config.hash() == other.config.hash()
+    assert any("positive class" in note and "`0`" in note for note in other.notes)
+    path, summary = run(tmp_path, *keys, "evaluation.positive=0")
+    assert summary["positive_class"] == "0"
+    assert "positive class 0" in (path / "report.html").read_text()
+    with pytest.raises(ConfigError, match=r"evaluation\.positive=maybe.*`0` or `1`"):
+        build(*keys, "evaluation.positive=maybe")
+    with pytest.raises(ConfigError, match=r"evaluation\.positive=1.*have 10"):
+        build("algorithm=local", "evaluation.positive=1")

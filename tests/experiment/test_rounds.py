@@ -7,6 +7,7 @@ import torch
 
 from flbench.algorithms.base import Algorithm, state_of
 from flbench.client.program import LocalProgram, Statistic, Transform
+from flbench.core.errors import ConfigError
 from flbench.core.types import Dispatch, Message, Results, Stage, State, Update
 from flbench.experiment import checkpoint, rounds
 from flbench.experiment.rounds import visible_to_server
@@ -360,6 +361,18 @@ def test_leaf_without_rows_is_named(built):
 
     with pytest.raises(ValueError, match=r"\['c'\], for which `init` returned no rows"):
         play(built, algorithm, start_of(algorithm))
+
+
+def test_tensor_that_nothing_sends_is_named(built):
+    algorithm = made(built, Made)
+    seen = rounds.visible_to_server(start_of(algorithm), LocalProgram(()))
+
+    with pytest.raises(ConfigError, match=r"reads `head\.bias` in `state\.clients`.*`sends`"):
+        seen.clients["head.bias"]
+    with pytest.raises(ConfigError, match=r"reads `missing` in `state\.server`.*`init`"):
+        seen.server["missing"]
+    assert "missing" not in seen.server
+    assert seen.server.get("missing") is None
 
 
 def test_stage_without_rounds_is_a_mistake():

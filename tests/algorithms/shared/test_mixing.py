@@ -29,6 +29,13 @@ def test_mix_with_the_identity_changes_no_bit():
         assert torch.equal(value, rows()[name])
 
 
+def test_mix_of_booleans_is_true_where_one_of_those_that_take_part_is():
+    rows = {"b": torch.tensor([[True, False], [False, False], [True, True]])}
+    weights = torch.tensor([[0.5, 0.5, 0.0], [0.0, 1.0, 0.0]])
+
+    assert mix(rows, weights)["b"].tolist() == [[True, False], [False, False]]
+
+
 def test_mix_takes_the_largest_counter_of_those_that_take_part():
     weights = torch.tensor([[0.5, 0.0, 0.5, 0.0], [0.0, 0.2, 0.8, 0.0]])
 

@@ -1,0 +1,114 @@
+"""Frozen parameters and modules in eval mode of a user's net."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from flbench.client.forward import apply, mode
+from flbench.config.schema import OwnModelConfig
+from flbench.core.errors import ConfigError
+from flbench.core.given import offered
+from flbench.models import fixed
+from flbench.models.base import build, describe
+
+
+def net():
+    """Two convolutions with BatchNorm; fixed are the first of each kind."""
+    torch.manual_seed(0)
+    made = nn.Sequential(
+        *(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.ReLU()),
+        *(nn.Conv2d(2, 2, 3), nn.BatchNorm2d(2), nn.ReLU()),
+        *(nn.Flatten(), nn.Linear(32, 6), nn.ReLU(), nn.Linear(6, 10)),
+    )
+    made[0].requires_grad_(False)
+    made[7].weight.requires_grad_(False)
+    made[1].eval()
+    return made
+
+
+def made(source, **keys):
+    with offered({"model": source}):
+        return build(OwnModelConfig(name="object", **keys), (1, 8, 8), 10, seed=0)
+
+
+class Frozen(nn.Sequential):
+    """A net whose own `train` keeps its BatchNorm in eval mode."""
+
+    def train(self, mode=True):
+        super().train(mode)
+        self[2].eval()
+        return self
+
+
+def test_description_leaves_out_what_is_fixed():
+    found = made(net())
+    spec = describe(found, (1, 8, 8))
+
+    statistics = {f"backbone.1.running_{name}" for name in ("mean", "var")}
+    statistics |= {"backbone.1.num_batches_tracked"}
+    frozen = {"backbone.0.weight", "backbone.0.bias", "backbone.7.weight"}
+    assert spec.fixed == statistics | frozen
+    everything = {name for name, _ in (*found.named_parameters(), *found.named_buffers())}
+    assert set(spec.leaves) == everything - spec.fixed
+    assert [layer.name for layer in spec.layers if layer.kind == "conv"] == ["backbone.3"]
+    assert spec.names("batchnorm") >= {"backbone.1.weight", "backbone.4.running_mean"}
+    assert str(fixed.of(found)) == "frozen parameters: 3, modules in eval mode: 1"
+    assert len(fixed.notes(found)) == 2
+
+
+def test_modes_are_kept_in_training_and_restored():
+    found = made(net())
+
+    with mode(found, train=True):
+        assert [found.backbone[k].training for k in (0, 1, 4)] == [True, False, True]
+    assert [found.backbone[k].training for k in (0, 1, 4)] == [True, False, True]
+    with mode(copy.deepcopy(found), train=False), fixed.eval_mode(found):
+        assert not any(module.training for module in found.modules())
+    assert not found.backbone[1].training
+    assert found.backbone[4].training
+
+
+def test_missing_fixed_leaves_have_the_values_of_the_net():
+    found, x = made(net()), torch.randn(3, 1, 8, 8)
+    leaves = {**dict(found.named_parameters()), **dict(found.named_buffers())}
+    known = fixed.of(found).leaves
+    some = {name: leaf for name, leaf in leaves.items() if name not in known}
+
+    assert torch.equal(apply(found, some, x).logits, apply(found, leaves, x).logits)
+    with pytest.raises(KeyError):
+        apply(found, {name: leaf for name, leaf in some.items() if "head" not in name}, x)
+
+
+def test_own_train_method_and_whole_eval_mode():
+    layers = (nn.Flatten(), nn.Linear(64, 6), nn.BatchNorm1d(6), nn.Linear(6, 10))
+    assert fixed.of(made(Frozen(*layers))).modules == {"backbone.2"}
+    whole = made(nn.Sequential(*copy.deepcopy(layers)).eval())
+    assert fixed.of(whole) == fixed.NOTHING
+    assert whole.backbone[2].training
+
+
+def test_what_cannot_be_trained_is_refused():
+    with pytest.raises(ConfigError, match="all 12 parameters are frozen"):
+        made(nn.Sequential(*net()).requires_grad_(False))
+    headless = net()
+    headless[9].requires_grad_(False)
+    spec = describe(made(headless), (1, 8, 8))
+    with pytest.raises(ConfigError, match=r"head of the net.*frozen.*head\.bias"):
+        spec.names("head")
+    bodiless = nn.Sequential(nn.Flatten(), nn.Linear(64, 6), nn.Linear(6, 10))
+    bodiless[1].requires_grad_(False)
+    with pytest.raises(ConfigError, match=r"backbone of the net.*frozen"):
+        describe(made(bodiless), (1, 8, 8)).names("backbone")
+
+
+def test_old_configurations_are_read_as_they_were_trained():
+    """Earlier versions trained frozen parameters; their config.yaml has no `model.fixed`."""
+    found = made(net(), sha256="0" * 64)
+    assert fixed.of(found) == fixed.NOTHING
+    assert not describe(found, (1, 8, 8)).fixed
+    text = "frozen parameters: 3, modules in eval mode: 1"
+    assert made(net(), sha256="0" * 64, fixed=text) is not None
+    with pytest.raises(ConfigError, match=r"`model\.fixed` is"):
+        made(nn.Sequential(*net()).requires_grad_(True).train(), sha256="0" * 64, fixed=text)
