@@ -22,6 +22,7 @@ from typing import Any, Final, Literal
 from flbench.config.sources import leaves
 from flbench.core.documents import read_json
 from flbench.core.errors import UserError
+from flbench.metrics.own import SUFFIXES
 from flbench.reports.statistics import CLAIM_FROM, ON_ONE_PARTITION
 from flbench.results.differences import short_hashes, short_names, text_of
 from flbench.results.reading import Run
@@ -185,7 +186,7 @@ def arrange(
     if baseline is not None and baseline not in order:
         raise UserError(f"the baseline {baseline} is not one of the methods: {', '.join(order)}.")
     _check_metric(finished, metric)
-    warnings += [*_about_missing(entries, order), *notes]
+    warnings += [*_about_missing(entries, order), *_about_direction(finished, metric), *notes]
     held = tuple(dict.fromkeys(entry.place for entry in entries))
     return Comparison(
         entries=tuple(entries),
@@ -452,6 +453,25 @@ def _vary(entries: Sequence[Entry]) -> Vary:
     if training and partition:
         return "both"
     return "training" if training else "partition" if partition else "nothing"
+
+
+def _about_direction(runs: Sequence[Run], metric: str) -> list[str]:
+    """Return a sentence if a metric of the user's own ranks the methods.
+
+    Whether its small values are good is known to its code only, which a report does not need.
+    """
+    own = {
+        f"{name}{suffix}"
+        for run in runs
+        for name in run.config.evaluation.metrics or {}
+        for suffix in ("", *SUFFIXES)
+    }
+    if metric not in own:
+        return []
+    return [
+        f"`{metric}` is a metric of your own, and the report takes larger values for better ones."
+        " If smaller values are better, ranks and verdicts mean the opposite: report its negative."
+    ]
 
 
 def _check_metric(runs: Sequence[Run], metric: str) -> None:

@@ -269,3 +269,13 @@ def test_report_of_a_study_says_how_it_differs_from_the_page_of_the_study(tmp_pa
     [warning] = [one for one in found.warnings if "share one partition" in one]
     assert "macro_f1 of the deployment `head` after the last round" in warning
     assert "on this one partition" in found.answer[0]
+
+
+def test_a_metric_of_ones_own_has_a_warning_about_its_direction(tmp_path):
+    folder = run_folder(tmp_path / "a", "fedavg", 0.5, keys=("evaluation.metrics.loss=mine:loss",))
+    summary = json.loads((folder / "summary.json").read_text())
+    summary["best"]["test"]["loss_mean"] = 0.3
+    (folder / "summary.json").write_text(json.dumps(summary))
+
+    assert any("larger values" in one for one in fl.report(tmp_path, metric="loss_mean").warnings)
+    assert not any("larger values" in one for one in fl.report(tmp_path).warnings)
