@@ -165,7 +165,8 @@ class OwnModule(ClientModule):
         self._position.begin(self.batches_per_epoch)
         self._reset()
         weights = self._weights()
-        seen = own if weights is None else {name: weights[name] for name in own}
+        # Frozen parameters are not among the leaves: a second model has those of the module.
+        seen = own if weights is None else {name: weights.get(name, own[name]) for name in own}
         self._seen = {name: (one, one.dtype, one.device) for name, one in seen.items()}
         for name, parameter in seen.items():
             parameter.requires_grad_(name not in net.frozen)
@@ -383,6 +384,12 @@ class OwnModule(ClientModule):
             )
         for key, (one, dtype, device) in known.items():
             place = key.removeprefix("module.")
+            if key in self.net.frozen and one.requires_grad:
+                raise ConfigError(
+                    f"{what} unfreezes `{place}`, which was frozen when the module was given."
+                    " Methods do not see such a parameter, so it cannot be trained. Freeze it in"
+                    " on_fit_start instead of before."
+                )
             if (one.dtype, one.device) != (dtype, device):
                 raise ConfigError(
                     f"{what} moves or casts the module (to, cuda, double, ...): `{place}` was"

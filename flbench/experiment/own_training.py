@@ -23,7 +23,7 @@ from flbench.client.program import LocalProgram, LossTerm, Phase, Statistic, Ste
 from flbench.config.schema import Config, OptimizerConfig
 from flbench.core.errors import ConfigError
 from flbench.core.rng import Draw
-from flbench.core.types import Batch, Outputs, State, StepContext
+from flbench.core.types import Batch, State, StepContext
 from flbench.data.batches import arrange
 from flbench.data.federation import Federation
 from flbench.data.schemes import Indices
@@ -164,7 +164,7 @@ def _reads_net(statistic: Statistic) -> bool:
         return not statistic.fn.of_labels
     y, mask = torch.zeros(2, dtype=torch.int64), torch.ones(2, dtype=torch.bool)
 
-    def refuse(*_: object, **__: object) -> Outputs:
+    def refuse(*_: object, **__: object) -> Any:
         raise ValueError("the net is called")
 
     labels = Batch(torch.zeros(2, 0), y, mask, torch.arange(2), torch.tensor(0))
@@ -247,7 +247,7 @@ def _parts_trained(
     net: LightningNet, algorithm: Algorithm, start: State
 ) -> Iterator[frozenset[str]]:
     """Yield the names of the parameters of each phase that trains only a part of the net."""
-    own = frozenset(name for name, _ in net.named_parameters())
+    own = frozenset(name for name, _ in net.named_parameters() if name not in net.frozen)
     seen = {own, frozenset[str]()}
     for number in range(len(algorithm.stages())):
         for step in algorithm.program(replace(start, stage=number, clients={})).steps:

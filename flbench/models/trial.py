@@ -83,7 +83,7 @@ def check(
         one.train()
         fixed.keep_modes(one)
         found.append(_logits(one, x, classes, f"{what}, in training mode,"))
-    if not torch.allclose(*found, rtol=0.0, atol=0.0, equal_nan=True):
+    if not torch.allclose(found[0], found[1], rtol=0.0, atol=0.0, equal_nan=True):
         raise ConfigError(
             f"{what}, in training mode, returns something else than its head applied to the"
             " features, for example a softmax that eval mode does not have. The loss is computed"

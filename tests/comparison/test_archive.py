@@ -121,6 +121,7 @@ def test_unpacked_files_are_deleted_when_the_process_is_ended(packed, tmp_path):
     _, file = packed
 
     def read():
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a process of the tests may have another
         one = archive.Unpacked(file)
         sys.stdout.write(f"{one.path}\n")
         Event().wait(60)
