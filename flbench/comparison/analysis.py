@@ -233,7 +233,7 @@ def _leaderboard(comparison: Comparison, pairs: pd.DataFrame) -> pd.DataFrame:
             for method in comparison.methods
             if (entries := comparison.at(place, method))
         }
-        # The mean of a method that lacks repetitions is over others, so it has no rank.
+        # Means over different repetitions cannot be compared: a method that lacks some has no rank.
         ranked = [method for method in means if comparison.is_complete(place, method)]
         order = sorted(means, key=lambda method: (method not in ranked, -means[method]))
         p = pd.DataFrame(nan, index=order, columns=order)

@@ -135,7 +135,7 @@ def _checked(entry: tarfile.TarInfo, is_known: Callable[[str], bool]) -> PurePos
         or any(one == ".." or "\\" in one or len(os.fsencode(one)) > 255 for one in path.parts)
         or name != entry.name
     ):
-        raise _RefusedError(f"`{name}` is no name of a file below the folder")
+        raise _RefusedError(f"`{name}` is not a path below the folder of the archive")
     if not is_known(path.name):
         raise _RefusedError(f"`{name}` is not a file of a run, a comparison or a study")
     if not 0 <= entry.size <= LARGEST_FILE:

@@ -358,11 +358,12 @@ class Evaluator:
                 f" scores for all samples, so that they predict nothing: training has diverged."
                 f" {cure}"
             )
-        clients = ids[undefined > 0].tolist()
+        called = self.federation.partition.called
+        clients = ", ".join(called(client) for client in ids[undefined > 0].tolist())
         self.warn(
             f"round {state.round}: the model `{name}` has NaN scores for {int(undefined.sum())} of"
-            f" {int(samples.sum())} samples, at the clients {clients}. They count as predictions of"
-            f" the class with NaN, mostly the first. {cure}"
+            f" {int(samples.sum())} samples, at the clients [{clients}]. They count as predictions"
+            f" of the class with NaN, mostly the first. {cure}"
         )
 
     def no_scores(self, clients: int | None = None) -> Any:

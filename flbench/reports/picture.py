@@ -64,7 +64,7 @@ def short(name: str, most: int = MOST_CHARACTERS) -> str:
 
 
 def in_legend(label: str) -> str:
-    """Return a label as matplotlib must get it for a legend, which lacks labels that begin with _.
+    """Return a label that matplotlib shows in a legend; it leaves out those that begin with `_`.
 
     >>> in_legend("_mine"), in_legend("fedavg")
     (' _mine', 'fedavg')
