@@ -7,6 +7,7 @@ same as one of `flbench compare`:
   terms. Where runs of one `algorithm.name` differ in them, the method's label names the values,
   such as `hfcd tau=1`.
 - A *place* is a data set with a setting: everything else that the results depend on, but the seeds.
+  Runs on different samples are at different places, also if their configurations are equal.
 - The *repetitions* of a place differ in `seed`, in `partition.seed`, or in both. Runs of several
   methods with the same two seeds are paired.
 
@@ -24,7 +25,7 @@ from flbench.core.documents import read_json
 from flbench.core.errors import UserError
 from flbench.metrics.own import SUFFIXES
 from flbench.reports.statistics import CLAIM_FROM, ON_ONE_PARTITION
-from flbench.results.differences import short_hashes, short_names, text_of
+from flbench.results.differences import SAMPLES, short_hashes, short_names, text_of
 from flbench.results.reading import Run
 
 SECTIONS: Final = ("data.", "partition.", "model.", "train.")
@@ -167,6 +168,8 @@ def arrange(
         warnings.append(f"not finished, and left out: {', '.join(unfinished)}.")
     methods = _method_labels(finished, labels or {})
     settings = [_setting(run) for run in finished]
+    settings, other_samples = _with_samples(finished, settings, shown or {})
+    warnings += other_samples
     origins = {run.path: _provenance(run) for run in finished}
     reason = _why_apart(finished, methods, settings, origins)
     if reason is not None:
@@ -261,6 +264,45 @@ def _setting(run: Run) -> Setting:
         if key.startswith((*ALONE, *SECTIONS)) and key not in WITHOUT and not key.startswith(METHOD)
     ]
     return ((DATA, run.summary["dataset"]), *kept)
+
+
+def _with_samples(
+    runs: Sequence[Run], settings: Sequence[Setting], shown: Mapping[Path, str]
+) -> tuple[list[Setting], list[str]]:
+    """Add the hash of the samples to settings in which runs have different samples.
+
+    A run without a hash, of an earlier version, is taken to have the samples of the other runs of
+    its setting if these agree.
+
+    Args:
+        runs: The runs.
+        settings: Their settings.
+        shown: Name for users by run folder, for runs of archives.
+
+    Returns:
+        The settings, and a sentence for each that has been divided.
+    """
+    hashes: dict[Setting, dict[str, Path]] = {}  # with the first run that has the samples
+    for run, setting in zip(runs, settings, strict=True):
+        if run.data_hash is not None:
+            hashes.setdefault(setting, {}).setdefault(run.data_hash, run.path)
+    divided = [setting for setting, found in hashes.items() if len(found) > 1]
+    sentences = []
+    for setting in divided:
+        texts = short_hashes(list(hashes[setting]))
+        where = [
+            f"{text} in {shown.get(path, path)}"
+            for text, path in zip(texts, hashes[setting].values(), strict=True)
+        ]
+        sentences.append(
+            f"The samples of {dict(setting)[DATA]} differ between runs whose configurations name"
+            f" the same data: SHA-256 {', '.join(where)}. These runs are neither paired nor tested"
+            " against each other. Train them on one copy of the data."
+        )
+    return [
+        (*setting, (SAMPLES, run.data_hash or "-")) if setting in divided else setting
+        for run, setting in zip(runs, settings, strict=True)
+    ], sentences
 
 
 def _place_labels(settings: Sequence[Setting]) -> list[str]:

@@ -10,6 +10,7 @@ import numpy as np
 
 from flbench.config.schema import PartitionConfig
 from flbench.core import files
+from flbench.core.documents import read_json
 from flbench.core.errors import DataError
 from flbench.core.wording import command_or_call
 from flbench.data.dataset import Dataset
@@ -76,6 +77,31 @@ def data_hash(dataset: Dataset) -> str:
     if any(dataset.words):
         sha.update(repr(dataset.words).encode())
     return sha.hexdigest()
+
+
+def check_unchanged(folder: Path, partition: Partition, dataset: Dataset, cure: str) -> None:
+    """Check that samples and partition are those that the partition.json of a folder describes.
+
+    Args:
+        folder: Folder of a run or a study.
+        partition: The partition.
+        dataset: The data set. The hash of the partition covers only its labels.
+        cure: What the user can do; the last sentence of the error.
+
+    Raises:
+        DataError: They differ, or partition.json cannot be read. What it lacks is not compared.
+    """
+    written = read_json(folder / "partition.json")
+    for key, now, what in (
+        ("data", data_hash(dataset), "data"),
+        ("hash", partition.hash(), "partition"),
+    ):
+        began = written.get(key)
+        if began is not None and began != now:  # descriptions of version 0.1 have no `data`
+            raise DataError(
+                f"the {what} of `{dataset.name}` differ from those that {folder} began with (hash"
+                f" {now[:12]}, not {str(began)[:12]}). {cure}"
+            )
 
 
 def save(partition: Partition, dataset: Dataset, config: PartitionConfig, path: Path) -> None:

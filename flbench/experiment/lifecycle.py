@@ -259,15 +259,12 @@ def _check_unchanged(written: Config, wanted: Config, path: Path) -> None:
 def _check_data(experiment: Experiment, path: Path) -> None:
     """Raise a DataError if the data differ from those that the run began with."""
     try:
-        began = json.loads(files.read_text(path / "partition.json"))["hash"]
+        json.loads(files.read_text(path / "partition.json"))["hash"]
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise DataError(
             f"{path / 'partition.json'} cannot be read ({error}). Restore it from a copy, or start"
             " a new run."
         ) from error
-    now = experiment.federation.partition.hash()
-    if now != began:
-        raise DataError(
-            f"the data differ from those that {path} began with (partition {now[:12]}, not"
-            f" {began[:12]}). Restore the old files, or start a new run."
-        )
+    federation = experiment.federation
+    cure = "Restore the old files, or start a new run."
+    partition_files.check_unchanged(path, federation.partition, federation.dataset, cure)

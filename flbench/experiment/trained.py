@@ -36,7 +36,7 @@ from flbench.core.types import Batch, Outputs, Samples, State, StepContext, Tree
 from flbench.core.wording import how_to_resume
 from flbench.data.dataset import Dataset
 from flbench.data.federation import Federation
-from flbench.data.partition_files import data_hash
+from flbench.data.partition_files import check_unchanged, data_hash
 from flbench.engine.base import find_device
 from flbench.experiment import checkpoint, rounds
 from flbench.experiment.assembly import Experiment, altered, build
@@ -446,17 +446,7 @@ def _on_this_machine(config: Config) -> Config:
 def _check_data(experiment: Experiment, path: Path) -> None:
     """Raise a DataError if the data differ from those of the run."""
     federation = experiment.federation
-    written = read_json(path / "partition.json")
-    for key, now, what in (
-        ("data", data_hash(federation.dataset), "data"),
-        ("hash", federation.partition.hash(), "partition"),
-    ):
-        began = written.get(key)
-        if began is not None and began != now:  # descriptions of version 0.1 have no `data`
-            raise DataError(
-                f"the {what} of `{federation.dataset.name}` differ from those that {path} began"
-                f" with (hash {now[:12]}, not {str(began)[:12]}). Restore the old files."
-            )
+    check_unchanged(path, federation.partition, federation.dataset, "Restore the old files.")
 
 
 def check_checkpoint(path: Path) -> Path:

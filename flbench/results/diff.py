@@ -7,7 +7,7 @@ from typing import Any, Final
 from flbench.config.sources import leaves
 from flbench.core.documents import read_json
 from flbench.metrics.rare_names import NAMES as RARE_METRICS
-from flbench.results.differences import differences
+from flbench.results.differences import PARTITION, SAMPLES, differences
 from flbench.results.reading import Run
 
 PLACES: Final = ("output.", "tracking.")  # where files are written and sent
@@ -24,7 +24,9 @@ class Diff:
 
     Attributes:
         configuration: Values of the configuration keys that differ, by dotted key; `data` stands
-            for the name of the data set. Keys that say where files are written are left out.
+            for the name of the data set, and `samples` and `partition` for the beginnings of the
+            hashes of its samples and of the clients' parts, if no key explains that these differ.
+            Keys that say where files are written are left out.
         provenance: What differs in provenance.json and in the hashes of partition, configuration
             and weights, by name; versions of packages have the prefix `packages.`.
         metrics: Validation and test metrics at the best round by validation, by `SPLIT.METRIC`,
@@ -54,7 +56,11 @@ def diff(first: Run, second: Run) -> Diff:
     configuration = {
         key: pair for key, pair in _unequal(*trees).items() if not key.startswith(PLACES)
     }
-    warnings = list(differences([first, second]).warnings)
+    apart = differences([first, second])
+    for name in (SAMPLES, PARTITION):
+        if name in apart.values:
+            configuration[name] = (apart.values[name][0], apart.values[name][1])
+    warnings = list(apart.warnings)
     if configuration:
         warnings.append(
             "these are two single runs: whether a difference between their metrics is larger than"

@@ -11,7 +11,7 @@ from flbench.results.reading import Run
 SECTIONS: Final = ("data.", "partition.", "model.", "train.")
 ALONE: Final = ("seed", "engine.precision", "evaluation.rare")
 WITHOUT: Final = ("data.root", "data.name", "data.path", "partition.path")  # where files are
-DATA, PARTITION = "data", "partition"
+DATA, PARTITION, SAMPLES = "data", "partition", "samples"
 TUNED: Final = ("train.optimizer.", "train.schedule.")
 """The local optimizer. Each method needs its own learning rate, which the search spaces of flbench
 contain, so runs that differ in these keys can be compared; those that differ in rounds, local
@@ -26,8 +26,9 @@ class Differences:
 
     Attributes:
         values: Value of each run as text, by configuration key. `data` stands for the name of the
-            data set, and `partition` for the beginning of the partition's hash if no key explains
-            that it differs.
+            data set, `partition` for the beginning of the partition's hash if no key explains that
+            it differs, and `samples` for that of the data set's hash if it differs between runs
+            whose keys of the section `data` are equal.
         setting: Those of these names that belong to the setting which a comparison of methods holds
             fixed.
         tuned: Those of these names that belong to the local optimizer, if runs of several methods
@@ -43,6 +44,12 @@ class Differences:
     def warnings(self) -> list[str]:
         """Sentences that say what the differences mean for a comparison of the methods."""
         sentences = []
+        if SAMPLES in self.setting:
+            sentences.append(
+                "the data set has the same name, but not the same samples in all runs (`samples` is"
+                " the beginning of their SHA-256 in partition.json). Train the runs on one copy of"
+                " the data."
+            )
         if self.setting:
             sentences.append(
                 f"the runs differ in {', '.join(self.setting)}, so they are not comparable:"
@@ -85,6 +92,8 @@ def differences(runs: Sequence[Run]) -> Differences:
     explained = any(key == "seed" or key.startswith((DATA, PARTITION)) for key in values)
     if len(set(hashes) - {""}) > 1 and not explained:
         values[PARTITION] = tuple(text[:8] for text in hashes)
+    if has_other_samples(runs):
+        values[SAMPLES] = tuple(short_hashes([run.data_hash or "-" for run in runs]))
     optimizer = [key for key in values if key.startswith(TUNED)]
     setting = tuple(key for key in values if key not in optimizer)
     methods = {run.config.algorithm.name for run in runs}
@@ -94,6 +103,23 @@ def differences(runs: Sequence[Run]) -> Differences:
         for key in _differing([tree for tree in keys if tree["algorithm.name"] == method]):
             values[key] = tuple(text_of(tree.get(key)) for tree in keys)
     return Differences(values, setting, tuned)
+
+
+def has_other_samples(runs: Sequence[Run]) -> bool:
+    """Return whether two runs with equal keys of the section `data` have different samples.
+
+    Runs without a hash of their samples do not count.
+
+    Args:
+        runs: The runs.
+    """
+    hashes: dict[str, str] = {}
+    for run in runs:
+        if run.data_hash is not None:
+            about = {key: value for key, value in _setting(run).items() if key.startswith(DATA)}
+            if hashes.setdefault(repr(about), run.data_hash) != run.data_hash:
+                return True
+    return False
 
 
 def _setting(run: Run) -> dict[str, Any]:

@@ -59,6 +59,8 @@ class Run:
         clients: Rows of clients.csv by column, if the clients have names; otherwise empty.
         train_counts: Training samples [C] by class over all clients of an unfinished run, from
             partition.npz; None if the folder has no such file, and for a finished run.
+        data_hash: SHA-256 (hex) of the samples and labels of the data set, from partition.json (see
+            `partition_files.data_hash`); None if the folder does not have it.
     """
 
     path: Path
@@ -69,6 +71,7 @@ class Run:
     finished: bool
     clients: list[dict[str, str]] = field(default_factory=list)
     train_counts: list[int] | None = None
+    data_hash: str | None = None
 
     def check_classes(self) -> None:
         """Raise a UserError if the run does not classify, for what is about its classes."""
@@ -131,9 +134,12 @@ def read(path: Path) -> Run:
     check_run_folder(path)
     config, _ = resolve([from_file(path / "config.yaml")])
     rows = metrics_file.read(path / "metrics.csv")
+    data = _data_hash(path)
     if not is_finished(path):
         so_far, counts = _so_far(config, rows), _train_counts(path)
-        return Run(path, config, so_far, rows, [], finished=False, train_counts=counts)
+        return Run(
+            path, config, so_far, rows, [], finished=False, train_counts=counts, data_hash=data
+        )
     classes, clients = read_tables(path, config)
     file = path / "summary.json"
     summary = read_json(file)
@@ -143,7 +149,7 @@ def read(path: Path) -> Run:
         raise DataError(
             f"{file} is damaged ({error}). Remove it, and resume the run: {how_to_resume(path)}"
         ) from error
-    return Run(path, config, summary, rows, classes, finished=True, clients=clients)
+    return Run(path, config, summary, rows, classes, finished=True, clients=clients, data_hash=data)
 
 
 def read_tables(path: Path, config: Config) -> tuple[list[dict[str, str]], list[dict[str, str]]]:
@@ -171,6 +177,13 @@ def client_scores(config: Config) -> tuple[str, ...]:
         config: Configuration of the run.
     """
     return CLIENT_SCORES if config.has_classes else tuple(config.evaluation.metrics or ())
+
+
+def _data_hash(path: Path) -> str | None:
+    """Return the hash of the data set in partition.json; None if it is not there."""
+    file = path / "partition.json"
+    found = read_json(file).get("data") if file.is_file() else None
+    return None if found is None else str(found)
 
 
 def _train_counts(path: Path) -> list[int] | None:

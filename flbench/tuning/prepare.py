@@ -356,6 +356,8 @@ def reopen(folder: StudyFolder, changed: dict[str, Any], parcel: Parcel = NOTHIN
             f"the data have changed since {folder.path} began: their partition is another one."
             " Restore the old files, or start a new study."
         )
+    cure = "Restore the old files, or start a new study."
+    partition_files.check_unchanged(folder.path, federation.partition, federation.dataset, cure)
     for config in configs.values():
         if _has_own_parts(config):
             # Compares the hashes here: in a trial, a difference would count as its failure.

@@ -32,6 +32,7 @@ def run_folder(
     names: bool = False,
     keys: tuple[str, ...] = (),
     partition_hash: str | None = None,
+    data_hash: str | None = None,
     provenance: dict | None = None,
 ) -> Path:
     """Write the folder of a finished run, and return it.
@@ -51,6 +52,7 @@ def run_folder(
         names: Whether clients have names.
         keys: Overrides `key=value` of the configuration.
         partition_hash: Hash of the partition; by default it follows from the repetition.
+        data_hash: Hash of the samples in partition.json; None for a run without that file.
         provenance: Values of provenance.json that differ from the usual ones.
     """
     rng = np.random.default_rng([repetition, len(method)])
@@ -65,6 +67,9 @@ def run_folder(
     content = BytesIO()
     np.savez(content, train_counts=counts.astype(np.int32))
     (folder / "partition.npz").write_bytes(content.getvalue())
+
+    if data_hash is not None:
+        (folder / "partition.json").write_text(json.dumps({"data": data_hash}))
 
     rows = []
     for number in range(1, rounds + 1):

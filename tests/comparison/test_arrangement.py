@@ -249,3 +249,35 @@ def test_metric_must_rank_methods(metric, tmp_path):
 
     with pytest.raises(UserError, match=f"no test metric `{metric}`. It has accuracy, "):
         arrange(runs, metric=metric)
+
+
+def test_runs_on_other_samples_are_kept_apart(tmp_path):
+    for name, sha, seeds in (("mine", "a" * 64, (0, 1)), ("colleague", "b" * 64, (1, 2))):
+        for method in TWO:
+            for seed in seeds:
+                folder = tmp_path / name / f"{method}-{seed}"
+                run_folder(folder, method, 0.5, repetition=seed, data_hash=sha)
+
+    found = arranged(tmp_path)
+
+    assert found.places == ("digits, samples=bbbbbb", "digits, samples=aaaaaa")
+    assert [len(found.at(place)) for place in found.places] == [4, 4]
+    [said] = [one for one in found.warnings if "samples" in one and "SHA-256" in one]
+    assert str(tmp_path / "mine") in said
+    assert str(tmp_path / "colleague") in said
+    strangers = [tmp_path / "colleague" / "fedavg-1", tmp_path / "mine" / "hfcd-1"]
+    runs = collect(strangers).runs
+    with pytest.raises(UserError, match=r"differ in samples: bbbbbb in .*, aaaaaa in "):
+        arrange(runs)
+
+
+def test_partitions_of_the_same_samples_are_repetitions_and_unknown_samples_join_them(tmp_path):
+    for seed, sha in enumerate(("a" * 64, None, "a" * 64)):
+        for method in TWO:
+            folder = tmp_path / f"{method}-{seed}"
+            run_folder(folder, method, 0.5, repetition=seed, data_hash=sha)
+
+    found = arranged(tmp_path)
+
+    assert (found.places, found.repetitions, found.vary) == (("digits",), 3, "both")
+    assert not any("samples" in sentence for sentence in found.warnings)

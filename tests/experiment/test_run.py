@@ -732,7 +732,19 @@ def test_resume_refuses_other_data_than_the_run_began_with(tmp_path):
     folder = interrupted_run(tmp_path / "runs", "algorithm=fedavg", f"data.path={data}")
     write_npz(data, n=124)
 
-    with pytest.raises(DataError, match="data differ from those that"):
+    with pytest.raises(DataError, match="differ from those that"):
+        lifecycle.resume(folder, Layer({}))
+
+
+def test_resume_refuses_other_samples_with_the_same_labels(tmp_path):
+    data = write_npz(tmp_path / "x.npz")
+    folder = interrupted_run(tmp_path / "runs", "algorithm=fedavg", f"data.path={data}")
+    with np.load(data) as arrays:
+        changed = {name: array.copy() for name, array in arrays.items()}
+    changed["train_images"].flat[0] += 1
+    np.savez(data, **changed)
+
+    with pytest.raises(DataError, match=r"data .* differ from those that .*Restore"):
         lifecycle.resume(folder, Layer({}))
 
 

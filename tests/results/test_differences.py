@@ -10,10 +10,10 @@ from flbench.results.differences import differences
 from flbench.results.reading import Run
 
 
-def run(*overrides: str) -> Run:
+def run(*overrides: str, data_hash: str | None = None) -> Run:
     config, _ = resolve([from_overrides(overrides)])
     summary = {"dataset": "digits", "partition_hash": "0" * 64}
-    return Run(Path(), config, summary, [], [], finished=True)
+    return Run(Path(), config, summary, [], [], finished=True, data_hash=data_hash)
 
 
 @pytest.mark.parametrize(
@@ -50,3 +50,22 @@ def test_amount_of_training_is_part_of_the_setting(key):
 
     assert f"differ in {key.partition('=')[0]}, so they are not comparable" in setting
     assert "train.optimizer.lr" in tuned
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "expected"),
+    [
+        ({}, {"data_hash": "b" * 64}, ("aaaaaa", "bbbbbb")),
+        ({}, {"data_hash": "a" * 64}, None),
+        ({}, {}, None),  # a run of an earlier version
+        ({"keys": ("seed=1",)}, {"data_hash": "b" * 64}, ("aaaaaa", "bbbbbb")),
+        ({"keys": ("data.label=a",)}, {"data_hash": "b" * 64}, None),  # the key explains it
+    ],
+)
+def test_samples_that_no_key_explains_are_named(first, second, expected):
+    runs = [run(*first.get("keys", ()), data_hash="a" * 64), run(**second)]
+
+    apart = differences(runs)
+
+    assert apart.values.get("samples") == expected
+    assert ("samples" in apart.setting) == (expected is not None)

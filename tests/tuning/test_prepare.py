@@ -272,3 +272,12 @@ def test_the_engine_of_a_study_can_be_left_to_it(begin):
     assert (config.engine.name == "vectorized") == (config.engine.block is not None)
     assert config.engine.name in ("sequential", "vectorized")
     assert prepared.notes[-1].startswith(f"engine: {config.engine.name}")
+
+
+def test_study_is_not_resumed_on_other_samples_with_the_same_labels(begin):
+    folder, _ = begin("fedavg")
+    file = folder.path / "partition.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"data": "f" * 64}))
+
+    with pytest.raises(UserError, match=r"data .* differ .*ffffffffffff.*Restore"):
+        prepare.reopen(folder, {})
