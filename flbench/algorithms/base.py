@@ -230,6 +230,11 @@ class Algorithm:
 
         All others are sent to the server and averaged. The default is the empty set. Names are
         those of `self.setting.net`, which also groups them: `net.names("head")`, `net.layers`.
+
+        A program may send a personal leaf too, so that the server can read it in `aggregate`. The
+        default `dispatch` and `mean` leave it out: it is neither averaged nor sent back. A method
+        that averages personal leaves, or sends them to clients, names them in hooks of its own:
+        `weighted_mean(only(results.sent.values, names), self.weights(results))`, `Dispatch`.
         """
         return frozenset()
 
@@ -286,7 +291,8 @@ class Algorithm:
 
         It may be called several times in a round, for parts of the cohort; what a client receives
         must not depend on the other clients in `ids`. Every client has the seeded net, so nothing
-        is sent until the server's parameters change.
+        is sent until the server's parameters change. The default sends the entries of the server's
+        tree that the program sends and that clients do not keep by `split`.
 
         Args:
             state: State before the round. Of the clients' leaves it has those that the program
@@ -295,13 +301,15 @@ class Algorithm:
         """
         if state.is_initial:
             return Dispatch()
-        return Dispatch(Message(only(state.server, self.program(state).sends)))
+        sends = self.program(state).sends - self.split()[0]
+        return Dispatch(Message(only(state.server, sends)))
 
     def aggregate(self, state: State, results: Results) -> Update:
         """Return the entries of the server's tree that change, a reply to the cohort, and metrics.
 
         It is called once per round, after the leaves that clients keep have been stored. The
-        default replaces the server's parameters by the weighted mean of those that were sent.
+        default replaces the server's parameters by the weighted mean of those that were sent and
+        are not personal.
 
         Args:
             state: State before the round, with the clients' leaves as in `dispatch`; those that
@@ -452,11 +460,11 @@ class Algorithm:
     def mean(self, results: Results) -> Tree:
         """Return the mean of the net's leaves that were sent, weighted by `weights(results)`.
 
-        The tree is empty if no client made an optimizer step; the server then keeps its model.
+        Leaves that clients keep by `split` are left out. The tree is empty if no client made an
+        optimizer step; the server then keeps its model.
         """
-        return weighted_mean(
-            only(results.sent.values, self.setting.net.names("all")), self.weights(results)
-        )
+        names = self.setting.net.names("all") - self.split()[0]
+        return weighted_mean(only(results.sent.values, names), self.weights(results))
 
 
 def state_of(algorithm: Algorithm, start: Tree, own: Callable[[Tree], Tree] = copied) -> State:

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from flbench.algorithms import ALGORITHMS
+from flbench.algorithms import ALGORITHMS, Algorithm
 from flbench.callbacks import RunView
 from flbench.client.program import LocalProgram, Phase, Transform
 from flbench.config.resolve import resolve
@@ -385,6 +385,29 @@ class Contract(Conditions):
         for tree_a, tree_b in ((forth.server, back.server), (forth.clients, back.clients)):
             for key, value in tree_a.items():
                 assert torch.allclose(value.double(), tree_b[key].double(), rtol=0, atol=1e-12), key
+
+    def test_personal_leaves_stay_with_their_client(self, method: Played) -> None:
+        """A client begins a round with the personal leaves that it had at the end of its last one.
+
+        Also where it sends them, so that the server can read them. A `dispatch` of the method's own
+        may send other values of a leaf.
+        """
+        algorithm, ids = method.float32.built.algorithm, torch.arange(5)
+        personal = algorithm.personal() - algorithm.setting.net.statistics
+        for before in (method.float32.after(number) for number in range(3)):
+            program = algorithm.program(replace(before, clients={}))
+            assert personal <= program.keeps
+            seen = visible_to_server(before, program)
+            default = Algorithm.dispatch(algorithm, seen, ids).shared.values
+            assert not personal & default.keys(), "the default `dispatch` sends personal leaves"
+
+            state, results = played(method.float32.built, before, ids)
+
+            sent = algorithm.dispatch(visible_to_server(state, program), ids)
+            for name in personal - sent.shared.values.keys() - sent.rows.values.keys():
+                ended = {**results.sent.values, **results.kept}[name]
+                kept = state.clients[name][results.ids]
+                assert torch.equal(kept, ended), f"`{name}` has changed at a client"
 
     def test_programs_of_a_stage_are_equal_and_hashable(self, method: Played) -> None:
         algorithm = method.float32.built.algorithm
