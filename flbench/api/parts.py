@@ -10,9 +10,8 @@ from typing import Any, Final
 from torch import nn
 
 from flbench.api.arguments import SectionValues
-from flbench.config.resolve import resolve
+from flbench.config.resolve import read
 from flbench.config.schema import Config
-from flbench.config.sources import from_file
 from flbench.core import imported
 from flbench.core.errors import ConfigError
 from flbench.core.given import METRICS, OBJECT, TERMS
@@ -200,7 +199,7 @@ def of_resume(
     plain, objects = split(with_model(keys))
     if objects and (path / file).is_file():
         config: Config
-        config, _ = resolve([from_file(path / file)])
+        config = read(path / file)
         metrics = config.evaluation.metrics or {}
         began = {
             "data": config.data.source == OBJECT,

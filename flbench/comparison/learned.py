@@ -61,8 +61,5 @@ def read(comparison: Comparison, place: str) -> Findings:
 
 def _has_something(entry: Entry) -> bool:
     """Return whether the method of a run overrides `Algorithm.learned`."""
-    try:
-        method = ALGORITHMS.find(entry.run.config.algorithm.name)
-    except UserError:  # a plug-in that is not installed any more
-        return False
-    return method.learned is not Algorithm.learned
+    method = ALGORITHMS.installed(entry.run.config.algorithm.name)
+    return method is not None and method.learned is not Algorithm.learned

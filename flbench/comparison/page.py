@@ -386,13 +386,12 @@ def _how(comparison: Comparison) -> dict[str, Any]:
 
 def _defaults(config: Config) -> dict[str, Any]:
     """Return the default values of a configuration with the same method and net."""
-    own = {
-        "algorithm": {"name": config.algorithm.name},
-        "model": {"name": config.model.name},
-    }
+    own = {"model": {"name": config.model.name}}
+    if ALGORITHMS.installed(config.algorithm.name) is not None:
+        own["algorithm"] = {"name": config.algorithm.name}
     try:
         found, _ = resolve([from_values(own, "defaults")])
-    except UserError:  # a plug-in that is not installed any more, or a net of the user's own
+    except UserError:  # a net of a package that is not installed
         found = Config()
     return leaves(found.tree())
 
@@ -436,10 +435,10 @@ def _shown(value: Any) -> str:
 
 def _paper(method: str) -> str:
     """Return the publication of a method; "" for one that is not installed any more."""
-    try:
-        paper = ALGORITHMS.find(method).paper
-    except UserError:
+    found = ALGORITHMS.installed(method)
+    if found is None:
         return ""
+    paper = found.paper
     if paper.authors == "-":  # a reference line, which has no publication
         return f"{paper.title} ({paper.venue})."
     doi = f", doi {paper.doi}" if paper.doi else ""

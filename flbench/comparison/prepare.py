@@ -11,9 +11,9 @@ from flbench.comparison import plan, tuned
 from flbench.comparison.folder import ComparisonFolder
 from flbench.comparison.plan import Cell, Design
 from flbench.comparison.samples import LoadedSamples
-from flbench.config.resolve import resolve
+from flbench.config.resolve import resolve_written
 from flbench.config.schema import Config
-from flbench.config.sources import Layer, from_file, from_values, leaves, merge
+from flbench.config.sources import Layer, from_values, leaves, merge
 from flbench.core.documents import read_json
 from flbench.core.errors import ConfigError, DataError, UserError
 from flbench.core.wording import setting
@@ -256,7 +256,7 @@ def check_existing(prepared: PreparedComparison, folder: ComparisonFolder) -> No
     for cell in begun:
         path = folder.cell(cell)
         now = _compared(prepared.built[cell.method, (cell.data, cell.setting)])
-        written = _compared(resolve([from_file(path / "config.yaml")])[0])
+        written = _compared(resolve_written(path / "config.yaml")[0])
         for key, value in now.items():
             if written.get(key) != value:
                 raise ConfigError(

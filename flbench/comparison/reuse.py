@@ -13,9 +13,9 @@ from flbench.comparison.folder import ComparisonFolder
 from flbench.comparison.plan import Cell
 from flbench.comparison.prepare import PreparedComparison
 from flbench.comparison.samples import partition_key
-from flbench.config.resolve import resolve
+from flbench.config.resolve import read
 from flbench.config.schema import Config
-from flbench.config.sources import from_file, leaves
+from flbench.config.sources import leaves
 from flbench.core import files
 from flbench.core.documents import read_json
 from flbench.core.errors import UserError
@@ -176,7 +176,7 @@ def _difference(
         hashes: Hashes of samples and partition that are known, by partition.
     """
     now = _kept(_complete(prepared, cell))
-    written = _kept(resolve([from_file(path / "config.yaml")])[0])
+    written = _kept(read(path / "config.yaml"))
     for key in now | written:
         if now.get(key) != written.get(key):
             return f"`{key}` is {written.get(key)!r} there, and {now.get(key)!r} here."

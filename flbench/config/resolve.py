@@ -1,7 +1,8 @@
 """Merging and checking of configuration layers; all errors are reported together."""
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
+from pathlib import Path
 from typing import Any, cast, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError, create_model
@@ -13,13 +14,19 @@ from flbench.config.schema import (
     OwnModelConfig,
     OwnTermConfig,
     TermConfig,
+    WrittenAlgorithmConfig,
+    WrittenModelConfig,
+    WrittenTermConfig,
 )
-from flbench.config.sources import NAMED_SECTIONS, Layer, leaves, merge
+from flbench.config.sources import NAMED_SECTIONS, Layer, from_file, leaves, merge
 from flbench.config.yaml_text import unreadable
 from flbench.core.addresses import MASK, redact
 from flbench.core.errors import ConfigError, did_you_mean
 from flbench.core.given import OBJECT
-from flbench.core.registry import ALGORITHMS, MODELS, TERMS
+from flbench.core.registry import ALGORITHMS, MODELS, TERMS, Registry
+
+SectionConfig = type[AlgorithmConfig] | type[ModelConfig]
+"""Class of the keys of a section that names a method or a net."""
 
 BOUNDS = {
     "greater_than": ("gt", ">"),
@@ -42,12 +49,102 @@ def resolve(layers: Sequence[Layer]) -> tuple[Config, dict[str, str]]:
     Raises:
         ConfigError: Keys are wrong; the message has one line for each of them.
     """
+    return _checked(layers, _keys_of)
+
+
+def read(path: Path) -> Config:
+    """Read a configuration that flbench has written, as data.
+
+    No module is imported except flbench's own, so that the results of a run can be read where its
+    method, net, loss terms, metrics or scheme is not installed. The keys of methods, nets and
+    terms of other packages are taken as they are written. Nothing can be built from the result:
+    `resolve_written` makes a configuration for that.
+
+    Args:
+        path: The file.
+
+    Raises:
+        ConfigError: The file cannot be read, or keys of flbench itself are wrong.
+    """
+    return _checked([from_file(path)], _written_keys_of)[0]
+
+
+def resolve_written(path: Path, *above: Layer) -> tuple[Config, dict[str, str]]:
+    """Return a configuration that flbench has written, with the code that it names, to go on.
+
+    Args:
+        path: The file.
+        above: Layers with a higher priority.
+
+    Returns:
+        See `resolve`.
+
+    Raises:
+        ConfigError: The method, the net or a loss term is not installed, or keys are wrong.
+    """
+    try:
+        return resolve([from_file(path), *above])
+    except ConfigError as error:
+        if missing := _not_installed(path):
+            raise ConfigError("\n".join(missing)) from error
+        raise
+
+
+def _not_installed(path: Path) -> list[str]:
+    """Return a sentence for each part of a written configuration that nothing registers."""
+    config = read(path)
+    named: list[tuple[str, Registry[Any], str]] = [
+        ("algorithm.name", ALGORITHMS, config.algorithm.name),
+        ("model.name", MODELS, config.model.name),
+        *((f"train.terms.{k}.name", TERMS, one.name) for k, one in enumerate(config.train.terms)),
+    ]
+    return [
+        f"`{key}` is {name} in {path}, and no installed package registers this {registry.kind}."
+        " What the folder contains can be read without it. To train or to predict, install the"
+        " package that it comes from, or import the module that registers it."
+        for key, registry, name in named
+        if ":" not in name and name != OBJECT and name not in registry.names()
+    ]
+
+
+def _keys_of(registry: Registry[Any], name: str) -> Any:
+    """Return the class of the keys of a method, net or loss term, importing its package.
+
+    Raises:
+        ConfigError: There is none of this name.
+    """
+    return registry.find(name).Config
+
+
+def _written_keys_of(registry: Registry[Any], name: str) -> Any:
+    """Return the class of the keys of a method, net or loss term, importing flbench's alone."""
+    found = registry.built_in(name)
+    return _WRITTEN[registry.kind] if found is None else found.Config
+
+
+_WRITTEN = {
+    ALGORITHMS.kind: WrittenAlgorithmConfig,
+    MODELS.kind: WrittenModelConfig,
+    TERMS.kind: WrittenTermConfig,
+}
+
+
+def _checked(
+    layers: Sequence[Layer], keys_of: Callable[[Registry[Any], str], Any]
+) -> tuple[Config, dict[str, str]]:
+    """Merge and check layers; see `resolve`.
+
+    Args:
+        layers: The layers.
+        keys_of: Function from a registry and a name to the class of the section's keys.
+    """
     problems: list[str] = []
     tree, origins = merge(layers)
-    algorithm = _select(tree, origins, "algorithm", AlgorithmConfig(), ALGORITHMS.find, problems)
-    model = _select(tree, origins, "model", ModelConfig(), MODELS.find, problems)
+    methods, nets, terms = (partial(keys_of, one) for one in (ALGORITHMS, MODELS, TERMS))
+    algorithm = _select(tree, origins, "algorithm", AlgorithmConfig(), methods, problems)
+    model = _select(tree, origins, "model", ModelConfig(), nets, problems)
     schema = _schema(algorithm, model)
-    problems += _check_terms(tree, origins)
+    problems += _check_terms(tree, origins, terms)
     config: Config | None = None
     try:
         config = schema.model_validate(tree)
@@ -88,9 +185,9 @@ def _select(
     origins: dict[str, str],
     section: str,
     fallback: AlgorithmConfig | ModelConfig,
-    find: Callable[[str], Any],
+    keys_of: Callable[[str], Any],
     problems: list[str],
-) -> type[AlgorithmConfig] | type[ModelConfig]:
+) -> SectionConfig:
     """Return the configuration class of the method or net that a section selects.
 
     Args:
@@ -98,7 +195,7 @@ def _select(
         origins: Origin of each value by its dotted path.
         section: `algorithm` or `model`.
         fallback: Defaults of the section, for a name that is missing or unknown.
-        find: Function from a name to the method or net.
+        keys_of: Function from a name to the configuration class of the method or net.
         problems: List that an error is appended to if the name is unknown.
     """
     part = tree.get(section)
@@ -106,14 +203,16 @@ def _select(
     try:
         if section == "model" and (":" in str(name) or name == OBJECT):
             return OwnModelConfig
-        return cast(type[AlgorithmConfig] | type[ModelConfig], find(str(name)).Config)
+        return cast(SectionConfig, keys_of(str(name)))
     except ConfigError as error:
         problems.append(f"`{section}.name` ({_origin(f'{section}.name', origins)}): {error}")
         tree.pop(section, None)
-        return cast(type[AlgorithmConfig] | type[ModelConfig], find(fallback.name).Config)
+        return cast(SectionConfig, keys_of(fallback.name))
 
 
-def _check_terms(tree: dict[str, Any], origins: dict[str, str]) -> list[str]:
+def _check_terms(
+    tree: dict[str, Any], origins: dict[str, str], keys_of: Callable[[str], Any]
+) -> list[str]:
     """Check the entries of `train.terms`, and put configurations of terms in their place.
 
     Functions of the user (`package.module:name`) are not imported: whoever reads the configuration
@@ -122,6 +221,7 @@ def _check_terms(tree: dict[str, Any], origins: dict[str, str]) -> list[str]:
     Args:
         tree: Values of all layers. If an entry is wrong, `train.terms` is removed from it.
         origins: Origin of each value by its dotted path.
+        keys_of: Function from the name of a term to its configuration class.
 
     Returns:
         One sentence for each wrong key.
@@ -150,7 +250,7 @@ def _check_terms(tree: dict[str, Any], origins: dict[str, str]) -> list[str]:
             )
             continue
         try:
-            kind = OwnTermConfig if ":" in name else TERMS.find(name).Config
+            kind = OwnTermConfig if ":" in name else keys_of(name)
             checked.append(kind.model_validate(item))
         except ConfigError as error:
             problems.append(f"`{path}.name` ({_origin(path, origins)}): {error}")

@@ -267,6 +267,19 @@ class AlgorithmConfig(Strict):
     )
 
 
+class WrittenAlgorithmConfig(AlgorithmConfig):
+    """Section `algorithm` of a method of another package, read without its code."""
+
+    model_config = ConfigDict(extra="allow")
+    agg_weights: Any = "samples"
+
+
+class WrittenModelConfig(ModelConfig):
+    """Section `model` of a net of another package, read without its code."""
+
+    model_config = ConfigDict(extra="allow")
+
+
 class UniformConfig(AlgorithmConfig):
     """Section `algorithm` of a method whose paper or code gives all clients the same weight."""
 
@@ -385,6 +398,14 @@ class TermConfig(Strict):
         False,
         description="take the term instead of the method's cross entropy; false adds it to that",
     )
+
+
+class WrittenTermConfig(TermConfig):
+    """An entry of `train.terms` of a loss term of another package, read without its code."""
+
+    model_config = ConfigDict(extra="allow")
+    weight: Any = 1.0
+    instead: Any = False
 
 
 class OwnTermConfig(TermConfig):

@@ -69,6 +69,32 @@ class Registry(dict[str, T]):
             raise ConfigError(f"there is no {self.kind} `{name}`.{hint}")
         return self[name]
 
+    def built_in(self, name: str) -> T | None:
+        """Return the class of flbench itself that is registered as `name`; None if there is none.
+
+        No other package is imported, so that names from files of others can be looked up.
+        """
+        if name not in self:
+            if name.isidentifier() and find_spec(f"{self.package}.{name}"):
+                importlib.import_module(f"{self.package}.{name}")
+            if name not in self:
+                self._load_own()
+        found: Any = self.get(name)
+        own = found is not None and str(found.__module__).startswith(f"{self.package}.")
+        return self[name] if own else None
+
+    def installed(self, name: str) -> T | None:
+        """Return the class registered as `name`; None if no installed package registers it.
+
+        A name is never taken as an import path: what a file of others names is not imported.
+        """
+        if name not in self.names():
+            return None
+        try:
+            return self.find(name)
+        except ConfigError:  # the package cannot be loaded, or its entry point has another name
+            return None
+
     def names(self) -> list[str]:
         """Return the sorted names without importing a module; for suggestions, such as completion.
 
@@ -89,10 +115,7 @@ class Registry(dict[str, T]):
             ConfigError: The entry point of another package cannot be loaded.
         """
         if not self._complete:
-            package = importlib.import_module(self.package)
-            for module in pkgutil.iter_modules(package.__path__):
-                if not module.ispkg:
-                    importlib.import_module(f"{self.package}.{module.name}")
+            self._load_own()
             for point in entry_points(group=self.package):
                 try:
                     point.load()
@@ -105,6 +128,13 @@ class Registry(dict[str, T]):
                     ) from error
             self._complete = True
         return sorted(self)
+
+    def _load_own(self) -> None:
+        """Import all modules of flbench's package that can register names."""
+        package = importlib.import_module(self.package)
+        for module in pkgutil.iter_modules(package.__path__):
+            if not module.ispkg:
+                importlib.import_module(f"{self.package}.{module.name}")
 
 
 ALGORITHMS: Registry[Any] = Registry("method", "flbench.algorithms")

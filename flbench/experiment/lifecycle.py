@@ -11,9 +11,9 @@ from typing import Final
 from flbench.callbacks import Callback, CallbackList, EarlyStopping, LoggerCallback
 from flbench.callbacks.logger import Logger
 from flbench.callbacks.run_view import Memory
-from flbench.config.resolve import resolve
+from flbench.config.resolve import resolve_written
 from flbench.config.schema import Config
-from flbench.config.sources import Layer, from_file, leaves
+from flbench.config.sources import Layer, leaves
 from flbench.config.yaml_text import to_yaml
 from flbench.core import files
 from flbench.core.errors import ConfigError, DataError
@@ -170,8 +170,8 @@ def resume(
         folder = RunFolder.reopen(path)
         stack.callback(folder.close)
         folder.resume_command = how_to_resume(path)
-        written, _ = resolve([from_file(path / "config.yaml")])
-        config, _ = resolve([from_file(path / "config.yaml"), overrides])
+        written, _ = resolve_written(path / "config.yaml")
+        config, _ = resolve_written(path / "config.yaml", overrides)
         _check_unchanged(written, config, path)
         told = _callbacks(config, callbacks, loggers)
         if is_finished(path):

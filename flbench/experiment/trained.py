@@ -25,9 +25,8 @@ from flbench import __version__
 from flbench.algorithms.base import Deployment, Learned
 from flbench.client.forward import apply
 from flbench.client.program import Statistic
-from flbench.config.resolve import resolve
+from flbench.config.resolve import resolve_written
 from flbench.config.schema import Config
-from flbench.config.sources import from_file
 from flbench.core import files
 from flbench.core.documents import as_data_error, read_json
 from flbench.core.errors import DataError, UserError, did_you_mean
@@ -325,7 +324,7 @@ def load(
             " Choose best or last."
         )
     threads = torch.get_num_threads()
-    config, _ = resolve([from_file(path / "config.yaml")])
+    config, _ = resolve_written(path / "config.yaml")
     experiment = build(_on_this_machine(config))
     try:
         _check_data(experiment, path)
@@ -353,7 +352,7 @@ def learned(path: Path, federation: Federation | None = None) -> tuple[Learned, 
     """
     check_run_folder(path)
     threads = torch.get_num_threads()
-    config, _ = resolve([from_file(path / "config.yaml")])
+    config, _ = resolve_written(path / "config.yaml")
     experiment = build(_on_this_machine(config), federation)
     try:
         _check_data(experiment, path)

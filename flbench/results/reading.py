@@ -9,9 +9,8 @@ from typing import Final
 import numpy as np
 import torch
 
-from flbench.config.resolve import resolve
+from flbench.config.resolve import read as read_config
 from flbench.config.schema import Config
-from flbench.config.sources import from_file
 from flbench.core import files
 from flbench.core.csv_text import read_cell
 from flbench.core.documents import as_data_error, read_json
@@ -124,6 +123,9 @@ def is_finished(path: Path) -> bool:
 def read(path: Path) -> Run:
     """Read a run folder.
 
+    The method, and other parts that are not flbench's own, need not be installed, and are not
+    imported.
+
     Args:
         path: The folder.
 
@@ -132,7 +134,7 @@ def read(path: Path) -> Run:
         DataError: A file in the folder is damaged.
     """
     check_run_folder(path)
-    config, _ = resolve([from_file(path / "config.yaml")])
+    config = read_config(path / "config.yaml")
     rows = metrics_file.read(path / "metrics.csv")
     data = _data_hash(path)
     if not is_finished(path):

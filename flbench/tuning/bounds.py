@@ -7,7 +7,6 @@ from pydantic import BaseModel
 
 from flbench.algorithms import ALGORITHMS
 from flbench.config.schema import Config
-from flbench.core.errors import ConfigError
 
 
 def bounds(path: str, method: str) -> tuple[float | None, float | None]:
@@ -47,10 +46,8 @@ def _constraints(keys: list[str], method: str) -> Iterator[Any]:
 
 def _method(name: str) -> Any:
     """Return the configuration class of a method; None for an unknown method."""
-    try:
-        return ALGORITHMS.find(name).Config
-    except ConfigError:
-        return None
+    found = ALGORITHMS.installed(name)
+    return None if found is None else found.Config
 
 
 def _field(model: Any, key: str) -> Any:

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from flbench.config.resolve import resolve
+from flbench.config.resolve import resolve, resolve_written
 from flbench.config.schema import Config, OwnModelConfig, OwnTermConfig
-from flbench.config.sources import Layer, from_file
+from flbench.config.sources import Layer
 from flbench.config.yaml_text import to_yaml
 from flbench.core import files
 from flbench.core.addresses import redact
@@ -348,7 +348,7 @@ def reopen(folder: StudyFolder, changed: dict[str, Any], parcel: Parcel = NOTHIN
         ) from error
     check(request)
     files = {method: folder.path / "methods" / f"{method}.yaml" for method in request.methods}
-    resolved = {method: resolve([from_file(file)]) for method, file in files.items()}
+    resolved = {method: resolve_written(file) for method, file in files.items()}
     configs = {method: config for method, (config, _) in resolved.items()}
     federation = assembly.load_federation(configs[request.methods[0]])
     if federation.partition.hash() != partition_hash:

@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Final
 
 from flbench.callbacks import CallbackList
-from flbench.config.resolve import resolve
+from flbench.config.resolve import read, resolve_written
 from flbench.config.schema import Config
-from flbench.config.sources import from_file
 from flbench.config.yaml_text import to_yaml
 from flbench.core.errors import DivergedError, RunError, UserError
 from flbench.core.types import State
@@ -178,7 +177,7 @@ class TrialTraining:
         before = self.folder.path / "config.yaml"
         if before.is_file() and not fresh and config.engine.block is None:
             # The order of sums over a stack depends on its size, so that a resumed trial keeps it.
-            block = resolve([from_file(before)])[0].engine.block
+            block = read(before).engine.block
             config = assembly.altered(config, "engine", block=block)
         built = assembly.build(config, federation.reseeded(config.seed))
         self._built = built
@@ -248,4 +247,4 @@ def configuration(study: Path, job: TrainingJob) -> tuple[Config, dict[str, str]
     It is the method's configuration in the study folder, with the job's parameters and seed.
     """
     own = layer({**job.params, "seed": job.seed}, job.name)
-    return resolve([from_file(study / "methods" / f"{job.method}.yaml"), own])
+    return resolve_written(study / "methods" / f"{job.method}.yaml", own)
