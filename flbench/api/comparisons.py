@@ -13,7 +13,7 @@ from flbench.comparison import plan
 from flbench.comparison.analysis import Analysis, analyse
 from flbench.comparison.arrangement import arrange
 from flbench.comparison.collect import collect
-from flbench.comparison.folder import read_design, read_failures
+from flbench.comparison.folder import read_cells, read_design, read_failures
 from flbench.results.reading import is_finished
 
 CELLS: Final = {
@@ -60,7 +60,7 @@ class PlannedComparison(Comparison):
     @property
     def methods(self) -> tuple[str, ...]:
         """Labels of the methods, with the variants that the grid makes of them."""
-        return tuple(dict.fromkeys(cell.method for cell in plan.cells(self._design)))
+        return tuple(dict.fromkeys(cell.method for cell in read_cells(self.path)))
 
     @property
     def seeds(self) -> int:
@@ -82,16 +82,17 @@ class PlannedComparison(Comparison):
         """
         failures = read_failures(self.path)
         rows = []
-        for cell in plan.cells(self._design):
+        for cell in read_cells(self.path):
             path = self.path / "cells" / cell.name
+            seed, partition_seed = plan.seeds_of(self._design, cell.repetition)
             rows.append(
                 {
                     "method": cell.method,
-                    "data": cell.data or cell.config.data.title,
-                    "setting": cell.setting,
+                    "data": cell.data,
+                    "setting": cell.place.removeprefix(cell.data).removeprefix(", "),
                     "repetition": cell.repetition,
-                    "seed": cell.config.seed,
-                    "partition_seed": cell.config.partition.seed,
+                    "seed": seed,
+                    "partition_seed": partition_seed,
                     "state": _state(path, cell.name in failures),
                     "reason": failures.get(cell.name, ""),
                     "path": str(path),

@@ -9,7 +9,7 @@ from itertools import product
 from typing import Any, Final, Literal, Self, get_args
 
 from flbench.algorithms import ALGORITHMS
-from flbench.config.resolve import resolve
+from flbench.config.resolve import as_data, resolve
 from flbench.config.schema import Config
 from flbench.config.sources import Layer, from_values, merge
 from flbench.core.errors import ConfigError, did_you_mean
@@ -234,6 +234,18 @@ def cells(design: Design) -> list[Cell]:
     for cell in found:
         _check_cell(cell.config)
     return found
+
+
+def seeds_of(design: Design, repetition: int) -> tuple[int, int]:
+    """Return the seed, and the seed of the partition, of the cells of a repetition.
+
+    Args:
+        design: The design.
+        repetition: Number of the repetition, from 0.
+    """
+    config, _, _ = _repetition(as_data([DEFAULTS, design.base]), design.vary, repetition)
+    partition = config.partition.seed
+    return config.seed, config.seed if partition is None else partition
 
 
 def _check_cell(config: Config) -> None:

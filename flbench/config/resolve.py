@@ -66,7 +66,19 @@ def read(path: Path) -> Config:
     Raises:
         ConfigError: The file cannot be read, or keys of flbench itself are wrong.
     """
-    return _checked([from_file(path)], _written_keys_of)[0]
+    return as_data([from_file(path)])
+
+
+def as_data(layers: Sequence[Layer]) -> Config:
+    """Merge layers of values that flbench has written, as data; see `read`.
+
+    Args:
+        layers: The layers, in ascending priority.
+
+    Raises:
+        ConfigError: Keys of flbench itself are wrong.
+    """
+    return _checked(layers, _written_keys_of)[0]
 
 
 def resolve_written(path: Path, *above: Layer) -> tuple[Config, dict[str, str]]:

@@ -5,7 +5,9 @@ import platform
 import shlex
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from datetime import UTC, datetime
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -37,7 +39,7 @@ def now(module: Mapping[str, Any] | None = None) -> dict[str, Any]:
         - `python` and `packages`: versions; packages that are not installed are left out;
         - `platform`: operating system and machine; `processor`, its `cores` that this process may
           use, `threads` of PyTorch, and the names of the `gpus` that PyTorch sees;
-        - `command`: how the process was started, as a command of the shell without passwords;
+        - `command`: see the function of this name;
         - `module`, only with a LightningModule of the user: its `optimizer` (class and arguments)
           and its `hyperparameters`.
     """
@@ -52,9 +54,39 @@ def now(module: Mapping[str, Any] | None = None) -> dict[str, Any]:
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else _cores(),
         "threads": torch.get_num_threads(),
         "gpus": [torch.cuda.get_device_name(k) for k in range(torch.cuda.device_count())],
-        "command": shlex.join(redact(word) for word in sys.argv),
+        "command": command(),
         **({"module": dict(module)} if module else {}),
     }
+
+
+_started_by: ContextVar[str | None] = ContextVar("started_by", default=None)
+
+
+def command() -> str:
+    """Return how the user started what runs here, as a command of the shell without passwords.
+
+    In a worker process it is how the process was started for which the worker works; see
+    `started_by`.
+    """
+    return _started_by.get() or shlex.join(redact(word) for word in sys.argv)
+
+
+@contextmanager
+def started_by(text: str | None) -> Iterator[None]:
+    """Return a context manager in which `command` returns a text.
+
+    Args:
+        text: The command of the process that a worker process works for; None for this process.
+
+    >>> with started_by("flbench compare hfcd ft"):
+    ...     command()
+    'flbench compare hfcd ft'
+    """
+    token = _started_by.set(text)
+    try:
+        yield
+    finally:
+        _started_by.reset(token)
 
 
 def git_revision() -> str | None:

@@ -336,6 +336,8 @@ def reopen(folder: StudyFolder, changed: dict[str, Any], parcel: Parcel = NOTHIN
         kept = {key: asked[key] for key in (*KEPT, "batch")}
         kept["concurrent"] = kept["batch"]  # the number of concurrent trials does not change
         request = TuneRequest(tuple(header["methods"]), out=folder.path.parent, **(kept | changed))
+        files = {method: folder.path / "methods" / f"{method}.yaml" for method in request.methods}
+        resolved = {method: resolve_written(file) for method, file in files.items()}
         spaces = {
             method: parse(each["space_tree"], {}, each["space"])
             for method, each in header["methods"].items()
@@ -347,8 +349,6 @@ def reopen(folder: StudyFolder, changed: dict[str, Any], parcel: Parcel = NOTHIN
             " a new study."
         ) from error
     check(request)
-    files = {method: folder.path / "methods" / f"{method}.yaml" for method in request.methods}
-    resolved = {method: resolve_written(file) for method, file in files.items()}
     configs = {method: config for method, (config, _) in resolved.items()}
     federation = assembly.load_federation(configs[request.methods[0]])
     if federation.partition.hash() != partition_hash:

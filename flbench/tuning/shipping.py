@@ -10,6 +10,7 @@ import ray
 from flbench.core.errors import ConfigError
 from flbench.core.given import METRICS, TERMS, offered
 from flbench.core.imported import text_sha256, with_text_hashes
+from flbench.experiment.provenance import command, started_by
 
 PREPARED: Final = ("data", "partition")
 """Sections whose objects workers do not need: they get the samples of all clients."""
@@ -27,16 +28,19 @@ class Parcel:
         hashes: SHA-256 (hex) of the source of each function, by section and name; None where the
             source is not known. A worker compares it with the one in the configuration, and cannot
             read the source of a script or of a notebook's cell itself.
+        command: How the user started the process that sends the parcel; runs of workers record it.
+            None for the command of the process that opens the parcel.
     """
 
     objects: Mapping[str, Any]
     hashes: Mapping[tuple[str, str], str | None]
+    command: str | None = None
 
     @contextmanager
     def opened(self) -> Iterator[None]:
         """Return a context manager in which the configuration finds the objects."""
         known = {id(self.objects[one][name]): sha for (one, name), sha in self.hashes.items()}
-        with offered(self.objects), with_text_hashes(known):
+        with offered(self.objects), with_text_hashes(known), started_by(self.command):
             yield
 
 
@@ -70,4 +74,4 @@ def pack(objects: Mapping[str, Any]) -> Parcel:
         for section in FUNCTIONS
         for name, function in sent.get(section, {}).items()
     }
-    return Parcel(sent, hashes)
+    return Parcel(sent, hashes, command())
