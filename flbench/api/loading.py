@@ -11,6 +11,7 @@ from flbench.api import arguments
 from flbench.api.comparisons import PlannedComparison
 from flbench.api.runs import Run
 from flbench.api.studies import Study
+from flbench.comparison.archive import is_archive
 from flbench.comparison.folder import is_comparison
 from flbench.config.schema import OutputConfig
 from flbench.config.sources import leaves
@@ -44,6 +45,11 @@ def load(path: str | PathLike[str]) -> Run | Study | PlannedComparison:
         raise UserError(f"{folder} does not exist.")
     if is_comparison(folder):
         return PlannedComparison(folder)
+    if is_archive(folder):
+        raise UserError(
+            f"{folder} is an archive: fl.report({str(folder)!r}) compares its runs. To load one of"
+            " them, unpack it with `tar -xf`, and name its folder."
+        )
     if not folders.is_one(folder):
         there = folders.below(folder)
         cure = (

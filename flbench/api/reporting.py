@@ -234,21 +234,21 @@ def report(
 
 
 def pack(runs: Source | Sequence[Source], file: str | PathLike[str]) -> Path:
-    """Write finished runs without their checkpoints into one compressed file, as `flbench pack`.
+    """Write finished runs and studies without checkpoints into one file, as `flbench pack`.
 
     `fl.report(file)` compares them, so the file suffices to publish results that others can
     recompute. Absolute paths are reduced to the names of files and folders.
 
     Args:
-        runs: Runs, their folders, the folder of a comparison, or folders above them.
+        runs: Runs and studies, their folders, the folder of a comparison, or folders above them.
         file: The file; its name ends with `.tar.xz`.
 
     Returns:
         The file.
 
     Raises:
-        UserError: A path has no finished run, the name of the file ends otherwise, or the file
-            cannot be written.
+        UserError: A path has no finished run and no trial of a study, the name of the file ends
+            otherwise, or the file cannot be written.
         DataError: A file in a folder is damaged.
     """
     place = arguments.path_of(file, "file")

@@ -390,7 +390,8 @@ def show(
         list[Path],
         typer.Argument(
             metavar="RUN_DIR ...",
-            help="A run, several runs to compare, a study, or a folder that contains them.",
+            help="A run, several runs to compare, a study, a folder that contains them, or an"
+            " archive of flbench pack.",
         ),
     ],
     *,
@@ -475,7 +476,8 @@ def pack(
     paths: Annotated[
         list[Path],
         typer.Argument(
-            metavar="FOLDER ...", help="Folders of runs and comparisons, or folders above them."
+            metavar="FOLDER ...",
+            help="Folders of runs, comparisons and studies, or folders above them.",
         ),
     ],
     *,

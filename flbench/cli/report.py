@@ -50,10 +50,10 @@ def report(
 
 
 def pack(paths: Sequence[Path], file: Path) -> None:
-    """Write finished runs into an archive, and print how many there are.
+    """Write finished runs and studies into an archive, and print how many runs there are.
 
     Args:
-        paths: Folders of runs and comparisons, or folders above them.
+        paths: Folders of runs, comparisons and studies, or folders above them.
         file: The archive.
 
     Raises:

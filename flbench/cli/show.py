@@ -1,13 +1,15 @@
 """`flbench show`: tables of runs and studies."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from flbench.cli import console
 from flbench.cli.tables import runs as run_tables
 from flbench.cli.tables import studies as study_tables
+from flbench.comparison.archive import Unpacked, is_archive
 from flbench.core.errors import UserError
 from flbench.results import folders, reading, study_folder
 from flbench.results.differences import differences
@@ -17,7 +19,7 @@ def show(paths: Sequence[Path], picture: Path | None = None, *, as_json: bool = 
     """Print the tables of runs and studies, and draw the curves of the runs.
 
     Args:
-        paths: Run folders and study folders, finished or not, and folders above them.
+        paths: Run folders and study folders, finished or not, folders above them, and archives.
         picture: File for the curves of all runs; None to draw nothing.
         as_json: Whether to print JSON instead of the tables: `runs`, with the content of
             summary.json and, as `settings`, the values (as text) of the keys in which they differ;
@@ -31,22 +33,25 @@ def show(paths: Sequence[Path], picture: Path | None = None, *, as_json: bool = 
 
         figures.check(picture)
     runs, studies, errors = [], [], []
-    for path in folders.find(paths):
+    packed = [Unpacked(path) for path in paths if is_archive(path)]
+    names = {path: Path(one.name(path)) for one in packed for path in folders.below(one.path)}
+    others = [path for path in paths if not is_archive(path)]
+    for path in [*folders.find(others), *names]:
         try:
             if path.is_dir() and not folders.is_one(path):
                 errors.append(
                     f"{path} is not a run folder: it has no config.yaml, nor has a folder below it."
                 )
             elif study_folder.is_study(path):
-                studies.append(study_folder.read(path))
+                studies.append((path, _named(study_folder.read(path), names)))
             else:
-                runs.append(reading.read(path))
+                runs.append(_named(reading.read(path), names))
         except UserError as error:
             errors.append(str(error))
     if as_json:
-        console.json({"runs": _runs(runs), "studies": [_study(study.path) for study in studies]})
+        console.json({"runs": _runs(runs), "studies": [_study(*pair) for pair in studies]})
     else:
-        for study in studies:
+        for _, study in studies:
             study_tables.print_study(study)
         if runs:
             run_tables.print_runs(runs)
@@ -85,13 +90,18 @@ def _runs(runs: Sequence[reading.Run]) -> list[dict[str, Any]]:
     ]
 
 
-def _study(path: Path) -> dict[str, Any]:
-    """Return what `--json` prints of a study."""
+def _named(found: Any, names: Mapping[Path, Path]) -> Any:
+    """Return a run or a study of an archive with the name that its folder has for users."""
+    return replace(found, path=names[found.path]) if found.path in names else found
+
+
+def _study(path: Path, study: study_folder.Study) -> dict[str, Any]:
+    """Return what `--json` prints of a study, whose folder may be that of an unpacked archive."""
     from flbench.api.studies import Study
 
-    study = Study(path)
-    tables = {"trials": study.trials, "results": study.finals, "verdicts": study.verdicts}
+    read = Study(path)
+    tables = {"trials": read.trials, "results": read.finals, "verdicts": read.verdicts}
     return {
-        "path": str(path),
+        "path": str(study.path),
         **{name: json.loads(table.to_json(orient="records")) for name, table in tables.items()},
     }

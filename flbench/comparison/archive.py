@@ -1,4 +1,4 @@
-"""Archives: finished runs without their checkpoints, in one compressed file.
+"""Archives: finished runs and studies without their checkpoints, in one compressed file.
 
 `flbench report` reads an archive like the folders that were packed, so that published results can
 be recomputed and extended. Paths of the machine that trained them are left out.
@@ -30,10 +30,14 @@ SUFFIX: Final = ".tar.xz"
 KEPT: Final = (
     *("config.yaml", "summary.json", "metrics.csv", "per_class.csv", "clients.csv"),
     *("confusion.csv", "partition.json", "partition.npz", "predictions.csv", "provenance.json"),
+    *("study.json", "trial.json"),
 )
-"""Files of a run folder that an archive has. Checkpoints and the page of the run are left out."""
+"""Files of the folders of runs, studies and trials that an archive has. Checkpoints and pages are
+left out."""
 KNOWN: Final = frozenset({*KEPT, MARKER})
 """Names of the files that an archive may have."""
+SHARED: Final = ("partition.json", "partition.npz")
+"""Files that all trials of a study share; an archive has them once, in the folder of the study."""
 PARENTS: Final = re.compile(r"(?<![\w.~:/-])/(?:[^\s/\"']+/)+(?=[^\s/\"'])")
 """The folders of an absolute path in a text, without its last part."""
 
@@ -53,22 +57,22 @@ def without_parents(text: str) -> str:
 
 
 def pack(paths: Sequence[Path], file: Path) -> int:
-    """Write the finished runs at or below folders into an archive.
+    """Write the finished runs, and the studies, at or below folders into an archive.
 
     The same runs give the same bytes: files have a fixed order, and neither owner nor time.
 
     Args:
-        paths: Folders of runs and comparisons, or folders above them. A folder's name is its name
-            in the archive.
+        paths: Folders of runs, comparisons and studies, or folders above them. A folder's name is
+            its name in the archive.
         file: The archive. Its name ends with `.tar.xz`.
 
     Returns:
-        The number of runs.
+        The number of runs, trials of studies included.
 
     Raises:
         UserError: The name of the archive ends otherwise, a path does not exist, there is no
-            finished run below it, two have the same name, a file of a run is a link, or the archive
-            cannot be written.
+            finished run or trial below it, two have the same name, a file of a run is a link, or the
+            archive cannot be written.
         DataError: A file of a run is damaged.
     """
     if not file.name.endswith(SUFFIX):
@@ -79,11 +83,20 @@ def pack(paths: Sequence[Path], file: Path) -> int:
         path = given.absolute()
         if not path.exists():
             raise UserError(f"{given} does not exist.")
-        runs = [run for run in folders.find([path]) if _can_be_packed(run)]
-        if not runs:
-            raise UserError(f"{given} has no finished run below it.")
+        there = folders.find([path])
+        runs = [run for run in there if _can_be_packed(run)]
+        trainings = {one: _trainings(one) for one in there if study_folder.is_study(one)}
+        studies = [one for one, found_there in trainings.items() if found_there]
+        if not (runs or studies):
+            raise UserError(f"{given} has no finished run below it, nor a trial of a study.")
+        runs += [one for study in studies for one in trainings[study]]
         count += len(runs)
-        members = [run / name for run in runs for name in KEPT if (run / name).is_file()]
+        members = [
+            one / name
+            for one in (*runs, *studies)
+            for name in KEPT
+            if (one / name).is_file() and not (is_trial(one) and name in SHARED)
+        ]
         markers = dict.fromkeys(run.parents[1] / MARKER for run in runs if is_cell(run))
         members += [marker for marker in markers if marker.is_relative_to(path)]
         for member in members:
@@ -100,6 +113,18 @@ def pack(paths: Sequence[Path], file: Path) -> int:
     except OSError as error:
         raise UserError(f"{file} cannot be written ({error.strerror or error}).") from error
     return count
+
+
+def _trainings(study: Path) -> list[Path]:
+    """Return the folders of the trials and the final trainings of a study."""
+    kinds = ("trials", "finals")
+    found = [file.parent for kind in kinds for file in study.glob(f"{kind}/*/*/trial.json")]
+    return sorted(found)
+
+
+def is_trial(path: Path) -> bool:
+    """Return whether a folder is that of a trial or a final training of a study."""
+    return (path / "trial.json").is_file() and study_folder.is_study(path.parents[2])
 
 
 def _can_be_packed(path: Path) -> bool:

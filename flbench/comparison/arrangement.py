@@ -154,7 +154,8 @@ def arrange(
         labels: Label of the method by run folder, for runs whose method is known by another name
             than its keys.
         shown: Name for users by run folder, for runs of archives.
-        notes: Sentences about where the runs come from, which become warnings.
+        notes: Sentences about where the runs come from, and about what was left out, which become
+            warnings.
 
     Raises:
         UserError: There is no finished run, the runs are not comparable, or the metric or the
@@ -163,7 +164,7 @@ def arrange(
     finished = [run for run in runs if run.finished]
     if not finished:
         raise UserError("there is no finished run to compare.")
-    warnings = []
+    warnings = list(notes)
     if unfinished := [str(run.path) for run in runs if not run.finished]:
         warnings.append(f"not finished, and left out: {', '.join(unfinished)}.")
     methods = _method_labels(finished, labels or {})

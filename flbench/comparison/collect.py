@@ -1,5 +1,6 @@
 """The runs at or below folders, with the labels of their methods."""
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +24,8 @@ class Collection:
             others.
         names: Name for users by run folder, for runs of archives.
         unpacked: The archives; the folders of their runs exist as long as these objects.
-        notes: Sentences about where the runs come from, which limit what they show.
+        notes: Sentences about where the runs come from, which limit what they show, and about
+            studies that are left out.
     """
 
     runs: tuple[Run, ...]
@@ -37,7 +39,8 @@ def collect(paths: Sequence[Path]) -> Collection:
     """Read the runs at or below folders.
 
     Of a study, the final trainings are taken: `METHOD` has the default hyper-parameters, and
-    `METHOD tuned` the tuned ones if they differ. Where a comparison with the parameters of a study
+    `METHOD tuned` the tuned ones if they differ. A study without any is left out if there are other
+    runs. Where a comparison with the parameters of a study
     stands beside other runs, its methods are `METHOD tuned` too.
 
     Args:
@@ -45,7 +48,8 @@ def collect(paths: Sequence[Path]) -> Collection:
             directly in a folder are found.
 
     Raises:
-        UserError: A path does not exist, there is no run below it, or a run has no classes.
+        UserError: A path does not exist, there is no run below it, a run has no classes, or there
+            is nothing but studies without finished final trainings.
         DataError: A file in a folder, or an archive, is damaged.
     """
     runs: list[Run] = []
@@ -54,23 +58,34 @@ def collect(paths: Sequence[Path]) -> Collection:
     notes: list[str] = []
     packed = {path: archives(path) for path in paths}
     unpacked = [Unpacked(file) for found in packed.values() for file in found]
-    for one in unpacked:
-        names |= {path: one.name(path) for path in folders.below(one.path)}
+    files: dict[Path, Path] = {}  # archive by the folder in it
+    for one, file in zip(unpacked, itertools.chain(*packed.values()), strict=True):
+        there = folders.below(one.path)
+        names |= {path: one.name(path) for path in there}
+        files |= dict.fromkeys(there, file)
     # A path that has archives need not have a run below it.
     others = [path for path in folders.find(paths) if folders.is_one(path) or not packed.get(path)]
-    for path in [*others, *names]:
+    for path in [*others, *list(names)]:
         if not path.exists():
             raise UserError(f"{path} does not exist.")
         if study_folder.is_study(path):
             study = study_folder.read(path)
-            labels |= _finals(study, runs)
-            notes.append(_about_study(study))
+            finals = _finals(study, runs)
+            if finals:
+                notes.append(_about_study(study))
+            else:
+                notes.append(_without_finals(names.get(path, str(path)), files.get(path, path)))
+            if path in names:
+                names |= {one: f"{names[path]}/{one.relative_to(path)}" for one in finals}
+            labels |= finals
         elif folders.is_one(path):
             run = reading.read(path)
             run.check_classes()
             runs.append(run)
         else:
             raise UserError(f"{path} has no run below it.")
+    if notes and not runs:
+        raise UserError(" ".join(notes))
     labels |= _tuned(runs)
     notes += _about_tuning(runs)
     return Collection(tuple(runs), labels, names, tuple(unpacked), tuple(notes))
@@ -96,6 +111,20 @@ def _about_study(study: Study) -> str:
         f" compares {header.metric} of the deployment `{header.deployment}` after the last round;"
         " this report compares the deployed personal models at the best round by validation"
         " accuracy, and corrects for all pairs of its methods, so the figures of the two differ."
+    )
+
+
+def _without_finals(study: str, shown: Path) -> str:
+    """Return what the user is told about a study that has no runs to compare.
+
+    Args:
+        study: The study as users know it.
+        shown: Its folder, or the archive that it is in.
+    """
+    return (
+        f"{study} has no finished final training, so there is nothing to compare. `flbench show"
+        f" {shown}` prints its trials. Resume the study, or give it final trainings: flbench tune"
+        " --seeds 3."
     )
 
 
@@ -125,9 +154,4 @@ def _finals(study: Study, runs: list[Run]) -> dict[Path, str]:
                 if final.run is not None and final.path not in labels:
                     labels[final.path] = label
                     runs.append(final.run)
-    if not labels:
-        raise UserError(
-            f"{study.path} has no finished final training. Resume the study, or give it final"
-            " trainings: flbench tune --seeds 3."
-        )
     return labels

@@ -108,6 +108,11 @@ def check_run_folder(path: Path) -> None:
     """
     if not path.exists():
         raise UserError(f"{path} does not exist.")
+    if path.is_file():
+        raise UserError(
+            f"{path} is a file, not a run folder. `flbench show` and `flbench report` read archives"
+            " of flbench pack; for all else unpack it with `tar -xf`, and name a folder in it."
+        )
     for file, kind in (("study.json", "study"), ("comparison.json", "comparison")):
         if (path / file).is_file():
             raise UserError(f"{path} is a {kind}. Name one of the run folders in it.")
