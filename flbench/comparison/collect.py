@@ -1,6 +1,5 @@
 """The runs at or below folders, with the labels of their methods."""
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,11 +57,8 @@ def collect(paths: Sequence[Path]) -> Collection:
     notes: list[str] = []
     packed = {path: archives(path) for path in paths}
     unpacked = [Unpacked(file) for found in packed.values() for file in found]
-    files: dict[Path, Path] = {}  # archive by the folder in it
-    for one, file in zip(unpacked, itertools.chain(*packed.values()), strict=True):
-        there = folders.below(one.path)
-        names |= {path: one.name(path) for path in there}
-        files |= dict.fromkeys(there, file)
+    for one in unpacked:
+        names |= {path: one.name(path) for path in folders.below(one.path)}
     # A path that has archives need not have a run below it.
     others = [path for path in folders.find(paths) if folders.is_one(path) or not packed.get(path)]
     for path in [*others, *list(names)]:
@@ -74,7 +70,7 @@ def collect(paths: Sequence[Path]) -> Collection:
             if finals:
                 notes.append(_about_study(study))
             else:
-                notes.append(_without_finals(names.get(path, str(path)), files.get(path, path)))
+                notes.append(_without_finals(names.get(path, str(path))))
             if path in names:
                 names |= {one: f"{names[path]}/{one.relative_to(path)}" for one in finals}
             labels |= finals
@@ -114,17 +110,11 @@ def _about_study(study: Study) -> str:
     )
 
 
-def _without_finals(study: str, shown: Path) -> str:
-    """Return what the user is told about a study that has no runs to compare.
-
-    Args:
-        study: The study as users know it.
-        shown: Its folder, or the archive that it is in.
-    """
+def _without_finals(study: str) -> str:
+    """Return what the user is told about a study that has no runs to compare."""
     return (
-        f"{study} has no finished final training, so there is nothing to compare. `flbench show"
-        f" {shown}` prints its trials. Resume the study, or give it final trainings: flbench tune"
-        " --seeds 3."
+        f"{study} has no finished final training, so there is nothing to compare. `flbench show`"
+        " prints its trials. Resume the study, or give it final trainings: flbench tune --seeds 3."
     )
 
 

@@ -17,6 +17,7 @@ from flbench.comparison.collect import collect
 from flbench.core.errors import DataError, UserError
 from tests.comparison.made import run_folder
 from tests.forks import Fork
+from tests.tuning import studies
 
 SCORES = {"fedavg": (0.60, 0.62, 0.61), "hfcd": (0.80, 0.81, 0.83)}
 
@@ -180,3 +181,52 @@ def test_archives_stand_beside_folders(packed, tmp_path):
     board = fl.report([file, tmp_path]).leaderboard
 
     assert set(board["method"]) == {"fedavg", "hfcd", "fedavg tuned", "hfcd tuned", "ditto"}
+
+
+def test_study_without_final_trainings_is_packed_and_shown(tmp_path, capsys):
+    study = studies.begin(tmp_path / "study", "fedpull", seeds=0, trials=2)  # not installed
+    for k, score in enumerate((0.5, 0.6)):
+        studies.trial(study, "fedpull", k, score)
+    file = fl.pack(study, tmp_path / "study.tar.xz")
+
+    for path in (study, file):
+        assert app.main(["show", str(path)]) == 0
+        assert "fedpull" in capsys.readouterr().out
+        assert app.main(["report", str(path)]) == 2
+        assert "flbench show" in capsys.readouterr().err
+    assert app.main(["show", str(file), "--json"]) == 0
+    [shown] = json.loads(capsys.readouterr().out)["studies"]
+    assert [one["score"] for one in shown["trials"]] == [0.5, 0.6]
+    assert shown["path"] == f"{file}/study"
+
+    comparison(tmp_path / "all")
+    found = fl.report([tmp_path / "all", file])
+    assert set(found.leaderboard["method"]) == set(SCORES)
+    assert any(f"{file}/study has no finished final training" in one for one in found.warnings)
+
+
+def test_final_trainings_of_a_packed_study_are_compared_without_their_method(tmp_path):
+    study = studies.begin(tmp_path / "study", "fedpull", seeds=2, trials=1)
+    studies.trial(study, "fedpull", 0, 0.5)
+    for seed in (1, 2):
+        run = run_folder(tmp_path / f"run{seed}", "fedavg", 0.5, repetition=seed)
+        config = run / "config.yaml"
+        config.write_text(config.read_text().replace("name: fedavg", "name: fedpull\n  tau: 1"))
+        studies.final(study, run, "fedpull", "default", seed, {"accuracy": 0.5})
+    file = fl.pack(study, tmp_path / "study.tar.xz")
+
+    of_archive = fl.report(file)
+
+    assert of_archive.leaderboard.equals(fl.report(study).leaderboard)
+    assert of_archive.runs["path"].tolist() == [
+        f"{file}/study/finals/fedpull/default-seed{seed}" for seed in (1, 2)
+    ]
+    assert learned.read(of_archive._analysis.comparison, "digits") == learned.Findings()
+
+
+def test_archive_in_the_place_of_a_run_folder_is_refused_with_what_reads_it(packed, capsys):
+    folder, file = packed
+    with pytest.raises(UserError, match=r"fl\.report"):
+        fl.load(file)
+    assert app.main(["diff", str(file), str(folder)]) == 2
+    assert "flbench report" in " ".join(capsys.readouterr().err.split())

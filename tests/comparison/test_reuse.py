@@ -189,3 +189,24 @@ def test_nothing_is_added_to_cells_of_other_data(trained, tmp_path):
     assert about["data"][:12] in said
     assert str(file.parent) in said
     assert not list(tmp_path.glob("one/cells/fedper*"))
+
+
+def test_comparison_is_loaded_without_the_code_of_its_methods(trained, tmp_path, capsys):
+    path = tmp_path / "elsewhere"
+    shutil.copytree(trained, path)
+    for file in [path / "comparison.json", *path.glob("cells/*/config.yaml")]:
+        text = file.read_text().replace("name: fedavg", "name: fedpull\n  tau: 0.5")
+        file.write_text(text.replace('"name": "fedavg"', '"name": "fedpull"'))
+
+    found, before = fl.load(path), fl.load(trained)
+
+    columns = [name for name in before.cells if name != "path"]
+    assert found.cells[columns].equals(before.cells[columns])
+    assert found.methods == before.methods
+    assert "4 finished" in repr(found)
+    assert sorted(found.leaderboard["method"]) == ["fedpull", "local"]
+    for words in (["show"], ["report", "--out", str(tmp_path / "report")]):
+        assert app.main([*words, str(path)]) == 0
+    first, second = (str(next(path.glob(f"cells/{name}*"))) for name in ("fedavg", "local"))
+    assert app.main(["diff", first, second]) == 0
+    assert "fedpull" in capsys.readouterr().out

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from flbench.experiment import provenance
+from flbench.tuning.shipping import pack
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -38,3 +39,15 @@ def test_versions_hardware_and_command(monkeypatch):
     assert found["command"] == (
         "flbench run 'tracking.uri=http://***@host:5000' 'data.path=my file.npz'"
     )
+
+
+def test_a_worker_records_the_command_of_the_user(monkeypatch):
+    monkeypatch.setattr("sys.argv", ["flbench", "compare", "hfcd", "tracking.uri=http://a:b@host"])
+    parcel = pack({})
+    monkeypatch.setattr("sys.argv", ["default_worker.py", "--node-ip-address=10.0.0.1"])
+
+    with parcel.opened():
+        inside = provenance.now()["command"]
+
+    assert inside == "flbench compare hfcd 'tracking.uri=http://***@host'"
+    assert provenance.command().startswith("default_worker.py")

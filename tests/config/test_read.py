@@ -1,0 +1,145 @@
+"""Configurations that are read as data, without the code that they name."""
+
+import sys
+
+import pytest
+from pydantic import Field
+
+from flbench.algorithms.fedavg import FedAvg, FedAvgConfig
+from flbench.config import resolve as resolving
+from flbench.config.schema import ModelConfig, TermConfig
+from flbench.config.sources import Layer, from_overrides
+from flbench.config.yaml_text import to_yaml
+from flbench.core.errors import ConfigError
+from flbench.core.registry import ALGORITHMS, MODELS, TERMS
+from flbench.experiment import lifecycle, trained
+
+
+class PullConfig(FedAvgConfig):
+    tau: float = Field(1, ge=0)
+    layers: tuple[int, ...] = (2, 3)
+
+
+class Pull(FedAvg):
+    Config = PullConfig
+
+
+class WideConfig(ModelConfig):
+    width: int | None = None
+
+
+class Wide:
+    Config = WideConfig
+
+
+class SoftConfig(TermConfig):
+    epsilon: float = 0.5
+
+
+class Soft:
+    Config = SoftConfig
+
+
+@pytest.fixture
+def written(tmp_path, monkeypatch):
+    """The config.yaml of a run with parts of a package that is not there any more."""
+    keys = ("algorithm=pull", "algorithm.tau=2", "model=wide", "train.terms=[soft]")
+    with monkeypatch.context() as patch:
+        for registry, name, part in (
+            (ALGORITHMS, "pull", Pull),
+            (MODELS, "wide", Wide),
+            (TERMS, "soft", Soft),
+        ):
+            patch.setitem(registry, name, part)
+        config, origins = resolving.resolve([from_overrides(keys)])
+    (tmp_path / "config.yaml").write_text(to_yaml(config.tree(), origins))
+    return tmp_path, config
+
+
+def test_parts_of_packages_that_are_not_installed_are_data(written):
+    path, config = written
+
+    found = resolving.read(path / "config.yaml")
+
+    assert found.tree() == config.tree()
+    assert found.hash() == config.hash()
+    assert found.algorithm.tau == 2.0
+
+
+def test_a_part_that_is_registered_is_read_like_one_that_is_not(written, monkeypatch):
+    """What a folder says does not depend on the version of the package that is installed."""
+    path, config = written
+
+    class Stranger(FedAvg):  # without the key `tau`
+        __module__ = "other_package.pull"
+
+    monkeypatch.setitem(ALGORITHMS, "pull", Stranger)
+
+    assert resolving.read(path / "config.yaml").tree() == config.tree()
+
+
+@pytest.mark.parametrize(
+    "go_on",
+    [
+        lambda path: resolving.resolve_written(path / "config.yaml"),
+        lambda path: trained.load(path),
+        lambda path: lifecycle.resume(path, Layer({})),
+    ],
+    ids=["resolve", "predict", "resume"],
+)
+def test_going_on_asks_for_the_code(written, go_on):
+    path, _ = written
+
+    with pytest.raises(ConfigError) as caught:
+        go_on(path)
+
+    lines = str(caught.value).splitlines()
+    assert [line.split("`")[1] for line in lines] == [
+        *("algorithm.name", "model.name", "train.terms.0.name"),
+    ]
+    for line, name in zip(lines, ("pull", "wide", "soft"), strict=True):
+        assert name in line
+        assert str(path / "config.yaml") in line
+        assert "install" in line
+        assert "Did you mean" not in line
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"algorithm": {"name": "stranger:Method"}},
+        {"algorithm": {"name": "stranger"}},
+        {"model": {"name": "stranger:net"}},
+        {"model": {"name": "stranger"}},
+        {"data": {"source": "stranger:data"}},
+        {"partition": {"scheme": "stranger:scheme"}},
+        {"train": {"terms": [{"name": "stranger:term", "x": 1}]}},
+        {"train": {"terms": [{"name": "stranger", "x": [1], "weight": "any"}]}},
+        {"evaluation": {"metrics": {"mine": {"source": "stranger:metric"}}}},
+    ],
+    ids=str,
+)
+def test_reading_imports_nothing_that_a_file_names(keys, tmp_path, monkeypatch):
+    (tmp_path / "stranger.py").write_text("raise SystemExit('imported')\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    file = tmp_path / "config.yaml"
+    file.write_text(to_yaml(keys, {}))
+
+    found = resolving.read(file).tree()
+
+    (section, values), *_ = keys.items()
+    for key, value in values.items():
+        assert str(value if isinstance(value, str) else "stranger") in str(found[section][key])
+    assert "stranger" not in sys.modules
+    for registry in (ALGORITHMS, MODELS, TERMS):
+        assert registry.installed("stranger:Method") is None
+        assert registry.built_in("stranger") is None
+    assert "stranger" not in sys.modules
+
+
+def test_keys_of_flbench_itself_are_checked(tmp_path):
+    file = tmp_path / "config.yaml"
+    file.write_text("algorithm:\n  name: unknown\ntrain:\n  rounds: 0\n")
+
+    with pytest.raises(ConfigError, match=r"`train\.rounds`.*config\.yaml:4"):
+        resolving.read(file)
