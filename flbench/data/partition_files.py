@@ -79,7 +79,9 @@ def data_hash(dataset: Dataset) -> str:
     return sha.hexdigest()
 
 
-def check_unchanged(folder: Path, partition: Partition, dataset: Dataset, cure: str) -> None:
+def check_unchanged(
+    folder: Path, partition: Partition, dataset: Dataset, cure: str, *, has_samples: bool = True
+) -> None:
     """Check that samples and partition are those that the partition.json of a folder describes.
 
     Args:
@@ -87,20 +89,20 @@ def check_unchanged(folder: Path, partition: Partition, dataset: Dataset, cure: 
         partition: The partition.
         dataset: The data set. The hash of the partition covers only its labels.
         cure: What the user can do; the last sentence of the error.
+        has_samples: Whether the data set has its samples; false for that of a worker process, whose
+            samples are compared before they are sent to it.
 
     Raises:
         DataError: They differ, or partition.json cannot be read. What it lacks is not compared.
     """
     written = read_json(folder / "partition.json")
-    for key, now, what in (
-        ("data", data_hash(dataset), "data"),
-        ("hash", partition.hash(), "partition"),
-    ):
+    data = data_hash(dataset) if has_samples else written.get("data")
+    for key, now, what in (("data", data, "data"), ("hash", partition.hash(), "partition")):
         began = written.get(key)
         if began is not None and began != now:  # descriptions of version 0.1 have no `data`
             raise DataError(
                 f"the {what} of `{dataset.name}` differ from those that {folder} began with (hash"
-                f" {now[:12]}, not {str(began)[:12]}). {cure}"
+                f" {str(now)[:12]}, not {str(began)[:12]}). {cure}"
             )
 
 

@@ -179,7 +179,7 @@ def resume(
             return path
         experiment = build(config, federation)
         stack.callback(experiment.engine.close)
-        _check_data(experiment, path)
+        _check_data(experiment, path, has_samples=federation is None)
         told.check(experiment.config, _parts(experiment))
         if not folder.checkpoint("last").exists():
             told.on_note("there is no checkpoint yet: the run starts from the beginning.")
@@ -256,8 +256,14 @@ def _check_unchanged(written: Config, wanted: Config, path: Path) -> None:
         )
 
 
-def _check_data(experiment: Experiment, path: Path) -> None:
-    """Raise a DataError if the data differ from those that the run began with."""
+def _check_data(experiment: Experiment, path: Path, *, has_samples: bool) -> None:
+    """Raise a DataError if the data differ from those that the run began with.
+
+    Args:
+        experiment: The experiment of the resumed run.
+        path: The run folder.
+        has_samples: See `partition_files.check_unchanged`.
+    """
     try:
         json.loads(files.read_text(path / "partition.json"))["hash"]
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
@@ -267,4 +273,6 @@ def _check_data(experiment: Experiment, path: Path) -> None:
         ) from error
     federation = experiment.federation
     cure = "Restore the old files, or start a new run."
-    partition_files.check_unchanged(path, federation.partition, federation.dataset, cure)
+    partition_files.check_unchanged(
+        path, federation.partition, federation.dataset, cure, has_samples=has_samples
+    )

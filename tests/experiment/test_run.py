@@ -18,7 +18,7 @@ import torch
 from flbench.algorithms import ALGORITHMS
 from flbench.cli import app
 from flbench.client.program import LocalProgram, Phase, Statistic, Transform
-from flbench.config.resolve import resolve
+from flbench.config.resolve import read, resolve
 from flbench.config.schema import OptimizerConfig
 from flbench.config.sources import Layer, from_overrides
 from flbench.core import files
@@ -746,6 +746,16 @@ def test_resume_refuses_other_samples_with_the_same_labels(tmp_path):
 
     with pytest.raises(DataError, match=r"data .* differ from those that .*Restore"):
         lifecycle.resume(folder, Layer({}))
+
+
+def test_worker_resumes_with_samples_from_shared_memory(tmp_path):
+    folder = interrupted_run(tmp_path, "algorithm=fedavg")
+    whole = assembly.load_federation(read(folder / "config.yaml"))
+    shared = whole.without_samples().with_samples(whole.x.numpy())
+
+    lifecycle.resume(folder, Layer({}), federation=shared)
+
+    assert (folder / "summary.json").is_file()
 
 
 def test_report_is_one_page_without_external_resources(tmp_path):
