@@ -71,8 +71,8 @@ def pack(paths: Sequence[Path], file: Path) -> int:
 
     Raises:
         UserError: The name of the archive ends otherwise, a path does not exist, there is no
-            finished run or trial below it, two have the same name, a file of a run is a link, or the
-            archive cannot be written.
+            finished run or trial below it, two have the same name, a file of a run is a link, or
+            the archive cannot be written.
         DataError: A file of a run is damaged.
     """
     if not file.name.endswith(SUFFIX):
