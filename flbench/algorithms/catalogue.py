@@ -28,11 +28,11 @@ def methods() -> list[Entry]:
     ]
 
 
-def method(name: str) -> Entry:
+def method(name: str | type) -> Entry:
     """Return one method.
 
     Args:
-        name: Name of the method.
+        name: Name of the method, its import path, or its class.
 
     Returns:
         `name`; `paper` with `title`, `authors`, `venue` and `doi`; what the server sends (`down`),
@@ -42,6 +42,7 @@ def method(name: str) -> Entry:
     Raises:
         ConfigError: No method has this name; the message names the closest ones.
     """
+    name = ALGORITHMS.section(name)["name"]
     kind = ALGORITHMS.find(name)
     return {
         "name": name,

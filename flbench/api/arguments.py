@@ -123,8 +123,10 @@ def path_of(path: str | PathLike[str], name: str) -> Path:
     return Path(path).expanduser()
 
 
-def names_of(methods: str | Sequence[str]) -> tuple[str, ...]:
+def names_of(methods: str | Sequence[str | type]) -> tuple[str, ...]:
     """Return the names of methods, given as a list or separated by commas.
+
+    A class, or an import path of one, is registered, and has the name under which it is registered.
 
     Raises:
         UserError: There is no name, a name is empty, or a method is named twice.
@@ -133,7 +135,9 @@ def names_of(methods: str | Sequence[str]) -> tuple[str, ...]:
     ('hfcd', 'fedavg')
     """
     given = methods.split(",") if isinstance(methods, str) else list(methods)
-    names = tuple(str(name).strip() for name in given)
+    names = tuple(
+        ALGORITHMS.section(one.strip() if isinstance(one, str) else one)["name"] for one in given
+    )
     if not names or not all(names):
         raise UserError(f"name the methods, for example ['hfcd', 'fedavg']; got {methods!r}.")
     for name in names:

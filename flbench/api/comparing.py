@@ -1,6 +1,7 @@
 """Comparing methods over repetitions from Python, and resuming a comparison."""
 
 import re
+import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from os import PathLike, sep
@@ -27,6 +28,7 @@ from flbench.core.addresses import redact
 from flbench.core.errors import ConfigError, RunError, UserError
 from flbench.core.expected import as_flbench_errors
 from flbench.core.given import offered
+from flbench.core.registry import ALGORITHMS
 from flbench.core.wording import command_or_call, setting
 from flbench.data.own import is_own
 from flbench.experiment.lifecycle import CHANGEABLE_ON_RESUME
@@ -76,6 +78,7 @@ class ComparisonEnding(NamedTuple):
         comparison: The comparison.
         is_reported: Whether its report is in the folder.
         notes: Sentences about what was not sent to MLflow.
+        lost: Labels of the methods all of whose cells failed.
     """
 
     path: Path
@@ -84,10 +87,11 @@ class ComparisonEnding(NamedTuple):
     comparison: PlannedComparison
     is_reported: bool
     notes: list[str]
+    lost: tuple[str, ...] = ()
 
 
 def compare(
-    methods: str | Sequence[str | Mapping[str, Any]],
+    methods: str | Sequence[str | type | Mapping[str, Any]],
     *,
     seeds: int | None = None,
     vary: str | None = None,
@@ -120,7 +124,8 @@ def compare(
     names the call of `fl.resume` that continues the comparison.
 
     Args:
-        methods: Names of the methods, or dicts with `name`, keys of the method, and dotted keys
+        methods: Names of the methods, import paths `package.module:Class` or classes of your own;
+            or dicts with one of these as `name`, keys of the method, and dotted keys
             that this method alone has: `{"name": "ft", "train.optimizer.lr": 0.01}`.
         seeds: Number of repetitions (default 5).
         vary: What differs between repetitions: the seed of the training, with one partition
@@ -155,7 +160,8 @@ def compare(
     Raises:
         UserError: The comparison cannot be carried out. All errors of a configuration are reported
             together.
-        RunError: All cells failed, or a server of Ray was lost.
+        RunError: All cells of a method failed, after the others were trained and reported; or a
+            server of Ray was lost.
         KeyboardInterrupt: The comparison was interrupted; `fl.resume` continues it.
     """
     given = arguments.sections(locals(), keys)
@@ -199,7 +205,8 @@ def resume(path: Path, *, progress: bool = True, **keys: Any) -> PlannedComparis
     Raises:
         UserError: The folder is not that of a comparison, another process writes to it, a key must
             not change, or an object must be given again.
-        RunError: All cells failed, or a server of Ray was lost.
+        RunError: All cells of a method failed, after the others were trained and reported; or a
+            server of Ray was lost.
         KeyboardInterrupt: The comparison was interrupted again.
     """
     methods, seeds, jobs = (keys.pop(name, None) for name in ("methods", "seeds", "jobs"))
@@ -211,7 +218,7 @@ def resume(path: Path, *, progress: bool = True, **keys: Any) -> PlannedComparis
                 " Leave it out, or start a new comparison. `methods` and `seeds` can be added to."
             )
     sets, own_data = _data_sets(keys.pop("data", None))
-    given, objects = parts.split(parts.with_model(keys))
+    given, objects = parts.split(parts.with_model(parts.without_methods(keys)))
     for section in ("partition", "model"):  # the comparison knows their section
         if section in objects:
             del given[section]
@@ -501,8 +508,9 @@ def _methods(
     if methods is None:
         return {"": arguments.layers("compare", config, given)}, {}
     entries = methods.split(",") if isinstance(methods, str) else list(methods)
-    named = [{"name": one} if isinstance(one, str) else dict(one) for one in entries]
-    names = [str(one.get("name", "")).strip() for one in named]
+    named = [{"name": one} if isinstance(one, str | type) else dict(one) for one in entries]
+    sections = [_section(one.get("name", "")) for one in named]
+    names = [one["name"] for one in sections]
     if not names or not all(names):
         raise UserError(f"name the methods, for example ['hfcd', 'fedavg']; got {methods!r}.")
     common = given.get("algorithm") or {}
@@ -512,7 +520,7 @@ def _methods(
             " its first argument."
         )
     layers, own = {}, {}
-    for name, entry in zip(names, named, strict=True):
+    for name, own_section, entry in zip(names, sections, named, strict=True):
         mine = {key: value for key, value in entry.items() if key != "name" and "." not in key}
         alone = {key: value for key, value in entry.items() if "." in key}
         values = {**mine, **alone}
@@ -522,7 +530,7 @@ def _methods(
             raise UserError(f"`{label}` is named twice. Name it once.")
         others = arguments.keys_of_others(name, names, common)
         kept = {key: value for key, value in common.items() if key not in others}
-        section = {**kept, **mine, "name": name}
+        section = {**kept, **mine, **own_section}
         layers[label] = arguments.layers("compare", config, {**given, "algorithm": section})
         origin = "argument of fl.compare"
         if alone:
@@ -530,6 +538,11 @@ def _methods(
                 {key: arguments.plain(value, key, origin) for key, value in alone.items()}, origin
             )
     return layers, own
+
+
+def _section(method: Any) -> dict[str, str]:
+    """Return the section `algorithm` of a method that is given by its name, path or class."""
+    return ALGORITHMS.section(method.strip() if isinstance(method, str) else method)
 
 
 def _split(asked: Asked) -> tuple[Layer, tuple[LabelledLayer, ...]]:
@@ -790,7 +803,9 @@ def _carry_out(
             except UserError as error:  # the trainings are worth more than their report
                 caller.tell([f"there is no report: {error}"])
     notes = mirrors.finish()
-    return ComparisonEnding(folder.path, sentences, finished, comparison, is_reported, notes)
+    done = {cell.method for cell in prepared.cells if cell.name not in failures}
+    lost = tuple(dict.fromkeys(one.method for one in prepared.cells if one.method not in done))
+    return ComparisonEnding(folder.path, sentences, finished, comparison, is_reported, notes, lost)
 
 
 def _on_ray(work: running.Work, supervisor: Supervisor) -> None:
@@ -803,10 +818,18 @@ def _on_ray(work: running.Work, supervisor: Supervisor) -> None:
 def _finished(ending: ComparisonEnding, caller: Caller) -> PlannedComparison:
     """Return a comparison.
 
+    Cells that failed are a warning of Python, unless they are all cells of a method.
+
     Raises:
-        RunError: All cells failed.
+        RunError: All cells of a method failed. The others are finished, and reported.
     """
-    caller.tell([*ending.notes, *ending.failures])
-    if ending.failures and not ending.finished:
-        raise RunError("\n".join(ending.failures))
+    caller.tell(ending.notes)
+    if ending.lost:
+        kept = f" The cells of the other methods are finished: fl.load({str(ending.path)!r})."
+        raise RunError(
+            "\n".join(ending.failures)
+            + f"\nAll cells of {', '.join(ending.lost)} failed.{kept if ending.finished else ''}"
+        )
+    if ending.failures:
+        warnings.warn("\n".join(ending.failures), UserWarning, stacklevel=3)
     return ending.comparison

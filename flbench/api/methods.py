@@ -88,11 +88,11 @@ class Method:
         )
 
 
-def method(name: str) -> Method:
+def method(name: str | type) -> Method:
     """Return the card of a method.
 
     Args:
-        name: Name of the method.
+        name: Name of the method, its import path `package.module:Class`, or its class.
 
     Raises:
         ConfigError: There is no such method; the message names a similar one.
@@ -101,7 +101,8 @@ def method(name: str) -> Method:
     ['agg_weights', 'finetune_epochs', 'mu']
     """
     entry = catalogue.method(name)
-    fields = ALGORITHMS.find(name).Config.model_fields
+    registered: str = entry["name"]
+    fields = ALGORITHMS.find(registered).Config.model_fields
     keys = [
         {
             "key": item["name"],
@@ -117,12 +118,12 @@ def method(name: str) -> Method:
     frame = pd.DataFrame(keys, columns=columns).astype({"default": "object"})
     frame["default"] = pd.Series([item["default"] for item in keys], dtype="object")
     return Method(
-        name,
+        registered,
         entry["paper"],
         entry["about"],
         frame,
-        _space(name),
-        _deployments(name),
+        _space(registered),
+        _deployments(registered),
         {key: entry[key] for key in TRAVELS},
     )
 

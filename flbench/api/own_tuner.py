@@ -15,13 +15,14 @@ from flbench.config.yaml_text import to_yaml
 from flbench.core.errors import ConfigError
 from flbench.core.expected import as_flbench_errors
 from flbench.core.given import offered
+from flbench.core.registry import ALGORITHMS
 from flbench.data import partition_files
 from flbench.experiment import assembly
 from flbench.results.study_folder import PERSONAL
 
 
 def trainable(
-    method: str,
+    method: str | type,
     *,
     config: str | PathLike[str] | None = None,
     seed: int | None = None,
@@ -62,7 +63,7 @@ def trainable(
     Trials have the defaults of `fl.tune`: one thread each, and about 15 evaluations.
 
     Args:
-        method: Name of the method.
+        method: Name of the method, its import path `package.module:Class`, or its class.
         config: YAML file with the values that differ from the defaults.
         seed: Seed of the partition and of the trials.
         algorithm: Keys of the method that are not searched.
@@ -104,7 +105,9 @@ def trainable(
             f"`algorithm` must be a dict of keys, got {algorithm!r}: fl.tuning.trainable takes the"
             " method as its first argument."
         )
-    given["algorithm"] = {**(algorithm or {}), "name": method}
+    section = ALGORITHMS.section(method)
+    method = section["name"]
+    given["algorithm"] = {**(algorithm or {}), **section}
     layers = with_defaults(arguments.layers("tuning.trainable", config, given))
     asked, origins = resolve(layers)
     if asked.train.early_stopping.patience is not None:
@@ -124,7 +127,7 @@ def trainable(
             "output": complete.output.model_copy(update={"checkpoint_every": complete.train.rounds})
         }
     )
-    parcel = pack(objects)
+    parcel = pack(objects, [method])
     samples = federation.x.numpy()
     packed, description = partition_files.encode(
         federation.partition, federation.dataset, complete.partition
@@ -154,7 +157,7 @@ def trainable(
 
 
 def space(
-    method: str,
+    method: str | type,
     path: str | PathLike[str] | None = None,
     *,
     rounds: int | None = None,
@@ -172,7 +175,7 @@ def space(
     `OptunaSearch(space=...)`. For other algorithms, leave such parameters out.
 
     Args:
-        method: Name of the method.
+        method: Name of the method, its import path `package.module:Class`, or its class.
         path: YAML file with the space (default: the one that comes with the method).
         rounds: Value of `train.rounds`, for ranges that are shares of it (default: that of the
             configuration).
@@ -191,7 +194,9 @@ def space(
 
     if searcher not in (None, "optuna"):
         raise ConfigError(f"`searcher` must be optuna or None, got {searcher!r}.")
-    config, _ = resolve(arguments.layers("tuning.space", None, {"algorithm": method}))
+    section = ALGORITHMS.section(method)
+    method = section["name"]
+    config, _ = resolve(arguments.layers("tuning.space", None, {"algorithm": section}))
     file = None if path is None else arguments.path_of(path, "path")
     found = library.load([method], file, rounds=config.train.rounds if rounds is None else rounds)[
         method

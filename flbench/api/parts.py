@@ -1,6 +1,6 @@
 """Parts of the user's own, as arguments of `fl.run` and `fl.resume`.
 
-These are data, partition schemes, nets, loss terms and metrics.
+These are methods, data, partition schemes, nets, loss terms and metrics.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -11,10 +11,10 @@ from torch import nn
 
 from flbench.api.arguments import SectionValues
 from flbench.config.resolve import read
-from flbench.config.schema import Config
 from flbench.core import imported
 from flbench.core.errors import ConfigError
 from flbench.core.given import METRICS, OBJECT, TERMS
+from flbench.core.registry import ALGORITHMS
 from flbench.data.own import Data, is_own
 
 SECTIONS: Final = ("data", "partition", "model", "train", "evaluation")
@@ -30,9 +30,10 @@ def split(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]
     A function or class that has an import path becomes that path.
 
     Args:
-        arguments: Arguments by name. Those named `data`, `partition` and `model` may be objects,
-            entries of `train["terms"]` may be functions, or have one as their `name`, and values of
-            `evaluation["metrics"]` may be functions.
+        arguments: Arguments by name. `algorithm` may be the class of a method, or have one as its
+            `name`; the class is registered. Those named `data`, `partition` and `model` may be
+            objects, entries of `train["terms"]` may be functions, or have one as their `name`, and
+            values of `evaluation["metrics"]` may be functions.
 
     Returns:
         The arguments, and the objects without an import path by the name of their section.
@@ -43,6 +44,8 @@ def split(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]
     plain = dict(arguments)
     objects: dict[str, Any] = {}
     data, model = plain.get("data"), plain.get("model")
+    if (method := plain.get("algorithm")) is not None:
+        plain["algorithm"] = _method(method)
     if is_own(data):
         path = imported.path_of(data) if callable(data) else None
         if path is not None:
@@ -86,6 +89,15 @@ def split(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]
         if OBJECT in paths.values():
             objects[METRICS] = {name: metrics[name] for name in paths if paths[name] == OBJECT}
     return plain, objects
+
+
+def _method(given: Any) -> Any:
+    """Return the section of an argument `algorithm`: a name, an import path, a class, or a dict."""
+    if isinstance(given, str | type):
+        return ALGORITHMS.section(given)
+    if isinstance(given, Mapping) and isinstance(given.get("name"), str | type):
+        return {**given, **ALGORITHMS.section(given["name"])}
+    return given
 
 
 def _scheme(given: Any) -> tuple[Callable[..., Any], dict[str, Any]] | None:
@@ -179,6 +191,22 @@ def with_model(keys: Mapping[str, Any]) -> dict[str, Any]:
     return plain
 
 
+def without_methods(keys: Mapping[str, Any]) -> dict[str, Any]:
+    """Return arguments of `fl.resume` without the classes of methods, which are registered.
+
+    Args:
+        keys: Arguments by name. `algorithm` may be a class, or a list of classes, for a run, study
+            or comparison of methods that have no import path.
+    """
+    given = keys.get("algorithm")
+    classes = given if isinstance(given, list | tuple) else [given]
+    if not given or not all(isinstance(one, type) for one in classes):
+        return dict(keys)
+    for one in classes:
+        ALGORITHMS.section(one)
+    return {name: value for name, value in keys.items() if name != "algorithm"}
+
+
 def of_resume(
     path: Path, keys: Mapping[str, Any], file: str = "config.yaml"
 ) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -196,9 +224,8 @@ def of_resume(
         ConfigError: The run or study did not begin with such an object.
         DataError: The data cannot be used.
     """
-    plain, objects = split(with_model(keys))
+    plain, objects = split(with_model(without_methods(keys)))
     if objects and (path / file).is_file():
-        config: Config
         config = read(path / file)
         metrics = config.evaluation.metrics or {}
         began = {

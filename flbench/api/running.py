@@ -69,7 +69,8 @@ def run(
 
     Args:
         algorithm: The method: its name, or a dict with `name` and keys of the method, such as
-            `{"name": "hfcd", "tau": 0.5}`. By default `hfcd`.
+            `{"name": "hfcd", "tau": 0.5}`. By default `hfcd`. A method of your own is named by its
+            import path `package.module:Class`, or given as the class itself.
         config: YAML file with the values that differ from the defaults. Arguments override it.
         seed: Seed of all randomness.
         data: Section `data`, or data of your own: arrays `(x, y)`, a DataFrame, a torch Dataset or
@@ -143,9 +144,9 @@ def resume(
             continues its log.
         progress: Whether to show the progress.
         keys: Sections and dotted keys that may change on resume, such as
-            `engine={"device": "cpu"}`; and `data`, `partition`, `model` or the functions of
-            `train={"terms": ...}` and `evaluation={"metrics": ...}`, if the run began with objects
-            without an import path.
+            `engine={"device": "cpu"}`; and `algorithm`, `data`, `partition`, `model` or
+            the functions of `train={"terms": ...}` and `evaluation={"metrics": ...}`, if the run
+            began with objects without an import path.
 
     Returns:
         The finished run. A run that was finished before is returned as it is.

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from contextlib import closing
+from dataclasses import replace
 from functools import partial
 from os import PathLike
 from pathlib import Path
@@ -17,6 +18,7 @@ from flbench.config.sources import Layer
 from flbench.core.errors import ConfigError, RunError
 from flbench.core.expected import as_flbench_errors
 from flbench.core.given import offered
+from flbench.core.registry import ALGORITHMS
 from flbench.results import study_folder
 from flbench.tracking import mirror
 from flbench.tuning.failures import search_failure
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def tune(
-    methods: str | Sequence[str],
+    methods: str | Sequence[str | type],
     *,
     trials: int | None = None,
     seeds: int | None = None,
@@ -66,7 +68,7 @@ def tune(
     whose message names the call of `fl.resume` that continues the study.
 
     Args:
-        methods: Names of the methods.
+        methods: Names of the methods, import paths `package.module:Class`, or classes of your own.
         trials: Trials of each method, the one with default parameters included (default 16).
         seeds: Final trainings of the default and of the best parameters, each with another seed
             (default 3; 0: none).
@@ -101,7 +103,7 @@ def tune(
     Raises:
         UserError: The request cannot be carried out. All errors of a configuration are reported
             together.
-        RunError: No trial of any method has a score, or a server of Ray was lost.
+        RunError: No trial of a method has a score, or a server of Ray was lost.
         KeyboardInterrupt: The study was interrupted; `fl.resume` continues it.
     """
     given = arguments.sections(locals(), keys)
@@ -148,13 +150,14 @@ def resume(path: Path, *, progress: bool = True, **resources: Any) -> Study:
     Raises:
         UserError: The folder is not a study folder, the data have changed, or an argument
             cannot change.
-        RunError: No trial of any method has a score, or a server of Ray was lost.
+        RunError: No trial of a method has a score, or a server of Ray was lost.
         KeyboardInterrupt: The study was interrupted again.
     """
     names = {"concurrent": "concurrent", "gpus_per_trial": "gpus"}
     names |= {"retries": "retries", "address": "address"}
     files = sorted(path.glob("methods/*.yaml"))  # data, net and terms are those of all methods
     began = files[0].relative_to(path).as_posix() if files else ""
+    resources = parts.without_methods(resources)
     parts_given = [name for name in resources if name in (*parts.SECTIONS, "module")]
     own = {name: resources.pop(name) for name in parts_given}
     rest, objects = parts.of_resume(path, own, began)
@@ -260,7 +263,7 @@ def _prepared(
     from flbench.tuning.request import TuneRequest
     from flbench.tuning.shipping import pack
 
-    parcel = pack(objects)
+    parcel = pack(objects, layers)
     prepared = prepare.prepare(TuneRequest(tuple(layers), **options), layers, parcel)
     mirror.check(prepared.config.tracking)
     caller.tell(prepared.notes)
@@ -302,7 +305,8 @@ def carry_on(
         closing(_addressed(StudyFolder.reopen(path), caller)) as folder,
     ):
         supervisor.note = _note(folder)
-        prepared = prepare.reopen(folder, resources, pack(objects))
+        prepared = prepare.reopen(folder, resources)
+        prepared = replace(prepared, parcel=pack(objects, prepared.configs))
         if driver.is_over(folder, prepared):
             # The process may have been killed before it wrote the report.
             study_page.write(folder.path)
@@ -313,9 +317,9 @@ def carry_on(
 
 
 def failure(path: Path) -> str | None:
-    """Return why a study has no result, and where the reasons are; None if it has one."""
+    """Return why a study, or a method of it, has no result; None if all methods have one."""
     reason = search_failure(study_folder.read(path))
-    return reason and f"{path}: {reason}. The reasons are above, and in {path / 'study.md'}."
+    return reason and f"{path}: {reason} All reasons are above, and in {path / 'study.md'}."
 
 
 def require_ray_tune() -> None:
@@ -395,14 +399,15 @@ def _layers_of(
         )
     others = arguments.keys_of_others(name, names, algorithm)
     kept = {key: value for key, value in algorithm.items() if key not in others}
-    return arguments.layers("tune", config, {**given, "algorithm": {**kept, "name": name}})
+    section = {**kept, **ALGORITHMS.section(name)}
+    return arguments.layers("tune", config, {**given, "algorithm": section})
 
 
 def _finished(ending: StudyEnding, caller: Caller) -> Study:
     """Return a study.
 
     Raises:
-        RunError: No trial of any method has a score.
+        RunError: No trial of a method has a score.
     """
     caller.tell(ending.notes)
     if reason := failure(ending.path):

@@ -10,6 +10,7 @@ from typing import Any, Final
 from flbench.cli import aliases, console, words
 from flbench.config.sources import Layer, from_file, from_overrides, leaves, merge
 from flbench.core.errors import ConfigError, UserError
+from flbench.core.registry import ALGORITHMS
 
 WORDS: Final = "command line"
 """Origin of values that overrides and words without an option set."""
@@ -93,7 +94,9 @@ class CommandLine:
             if key in values and values[key] != method:
                 given = f"--algo {method}" if self.methods_origin == "--algo" else f"`{method}`"
                 raise _conflict(given, f"{key}={values[key]}", key)
-            own.append(Layer({"algorithm": {"name": method}}, {key: self.methods_origin}))
+            section = ALGORITHMS.section(method)
+            places = {f"algorithm.{one}": self.methods_origin for one in section}
+            own.append(Layer({"algorithm": section}, places))
         return Layer(*merge([overrides, *own]))
 
 
@@ -119,8 +122,9 @@ def methods(
     # A shell splits `hfcd, fedavg` into two words.
     joined = re.sub(r"\s*,\s*", ",", " ".join(names)).split()
     by_words = tuple(name for word in joined for name in _split(f"`{word}`", word))
+    by_words = tuple(map(words.method, by_words))
+    by_option = tuple(words.method(name) if ":" in name else name for name in by_option)
     for name in by_words:
-        words.check_method(name)
         if by_words.count(name) > 1:
             raise UserError(f"`{name}` is named twice. Name it once.")
     if by_words and by_option and set(by_words) != set(by_option):

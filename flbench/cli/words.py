@@ -3,9 +3,11 @@
 import re
 from collections.abc import Sequence
 from difflib import get_close_matches
+from importlib.util import find_spec
 from pathlib import Path
 
 from flbench.cli import suggestions
+from flbench.core import imported
 from flbench.core.errors import UserError
 from flbench.core.registry import ALGORITHMS, MODELS
 from flbench.core.wording import how_to_resume, in_shell
@@ -33,7 +35,7 @@ def separate(items: Sequence[str], kind: str) -> tuple[list[str], list[str]]:
             overrides.append(item)
             continue
         key, colon, value = item.partition(":")
-        if colon and is_key(key):
+        if colon and is_key(key) and not is_path(item):
             raise UserError(f"`{item}` has a colon. Write {key}={value or 'VALUE'} (key=value).")
         if is_key(item) and item not in ALGORITHMS:
             raise UserError(
@@ -62,19 +64,40 @@ def one_name(items: Sequence[str], kind: str) -> tuple[str | None, list[str]]:
     return (names[0] if names else None), overrides
 
 
-def check_method(name: str) -> None:
-    """Check a word that stands where a method can stand.
+def method(name: str) -> str:
+    """Return the name of the method that a word names; a class of the user is registered.
+
+    Args:
+        name: A name, or the import path of a class, `package.module:Class` or `FILE.py:Class`.
 
     Raises:
         UserError: It is not a method. The message says what to type instead.
     """
     known = ALGORITHMS.names()
     if name in known or name in ALGORITHMS.load():
-        return
+        return name
+    if is_path(name):
+        return ALGORITHMS.section(name)["name"]
     short, colon, value = name.partition(":")
     if colon and (key := suggestions.key_like(short)):
         raise UserError(f"`{name}` has a colon. Write {key}={value or 'VALUE'} (key=value).")
     raise UserError(f"`{name}` is neither a method nor key=value.{_instead(name, known)}")
+
+
+def is_path(word: str) -> bool:
+    """Return whether a word is an import path: of a file of Python, or of a module that exists.
+
+    >>> is_path("fractions:Fraction"), is_path("seed:1"), is_path("nothing:Here")
+    (True, False, False)
+    """
+    module, _, name = word.rpartition(":")
+    if not module or not name.isidentifier():
+        return False
+    if module.endswith(".py"):
+        return True
+    imported.search_here()
+    top = module.partition(".")[0]
+    return all(part.isidentifier() for part in module.split(".")) and find_spec(top) is not None
 
 
 def is_key(word: str) -> bool:

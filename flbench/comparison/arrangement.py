@@ -15,6 +15,7 @@ Methods are compared within a place. They must therefore share places, and withi
 partition and the version of the code.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,12 +26,13 @@ from flbench.core.documents import read_json
 from flbench.core.errors import UserError
 from flbench.metrics.own import SUFFIXES
 from flbench.reports.statistics import CLAIM_FROM, ON_ONE_PARTITION
-from flbench.results.differences import SAMPLES, short_hashes, short_names, text_of
+from flbench.results.differences import SAMPLES, SOURCE, short_hashes, short_names, text_of
 from flbench.results.reading import Run
 
 SECTIONS: Final = ("data.", "partition.", "model.", "train.")
 ALONE: Final = (*("engine.precision", "evaluation.every", "evaluation.rare", "evaluation.metrics"),)
 WITHOUT: Final = ("data.root", "data.name", "data.path", "partition.path", "partition.seed")
+CODE: Final = "algorithm.sha256"
 METHOD: Final = ("algorithm.", "train.optimizer.", "train.schedule.", "train.terms")
 """Keys that belong to a method: they may differ between methods that are compared."""
 BASELINE: Final = "fedavg"  # the method to which others are compared, if it is there
@@ -210,8 +212,8 @@ def arrange(
 
 
 def _tree(run: Run) -> dict[str, Any]:
-    """Return the configuration of a run by dotted keys."""
-    return leaves(run.config.tree())
+    """Return the configuration of a run by dotted keys, without the place of a method's code."""
+    return {key: value for key, value in leaves(run.config.tree()).items() if key != SOURCE}
 
 
 def seeds_of(run: Run) -> Seeds:
@@ -236,11 +238,18 @@ def _method_labels(runs: Sequence[Run], labels: Mapping[Path, str]) -> list[str]
             continue
         name = run.config.algorithm.name
         same = [other for other in unnamed if other["algorithm.name"] == name]
-        keys = [key for key in tree if any(other.get(key) != tree[key] for other in same)]
+        keys = [key for key in tree if any(_differs(other, tree, key) for other in same)]
         short = short_names(keys)
         values = ", ".join(f"{short[key]}={_method_text(tree[key])}" for key in keys)
         found.append(f"{name} {values}".strip())
     return found
+
+
+def _differs(other: Mapping[str, Any], tree: Mapping[str, Any], key: str) -> bool:
+    """Return whether two runs of a method differ in a key of it."""
+    if key == CODE and other.get(key) is None:  # of a version that did not record it
+        return False
+    return bool(other.get(key) != tree[key])
 
 
 def _method_text(value: Any) -> str:
@@ -254,7 +263,8 @@ def _method_text(value: Any) -> str:
             "+".join(str(item["name"]) if isinstance(item, dict) else str(item) for item in value)
             or "none"
         )
-    return text_of(value)
+    text = text_of(value)
+    return text[:8] if re.fullmatch("[0-9a-f]{64}", text) else text
 
 
 def _setting(run: Run) -> Setting:

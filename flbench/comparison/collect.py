@@ -1,11 +1,18 @@
 """The runs at or below folders, with the labels of their methods."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from flbench.comparison.archive import Unpacked, archives
-from flbench.comparison.folder import MARKER, TUNING, is_cell
+from flbench.comparison.folder import (
+    FAILURES,
+    MARKER,
+    TUNING,
+    is_cell,
+    read_cells,
+    read_failures,
+)
 from flbench.core.documents import read_json
 from flbench.core.errors import UserError
 from flbench.results import folders, reading, study_folder
@@ -23,8 +30,8 @@ class Collection:
             others.
         names: Name for users by run folder, for runs of archives.
         unpacked: The archives; the folders of their runs exist as long as these objects.
-        notes: Sentences about where the runs come from, which limit what they show, and about
-            studies that are left out.
+        notes: Sentences about where the runs come from, which limit what they show, about studies
+            that are left out, and about methods some of whose cells failed.
     """
 
     runs: tuple[Run, ...]
@@ -83,20 +90,36 @@ def collect(paths: Sequence[Path]) -> Collection:
     if notes and not runs:
         raise UserError(" ".join(notes))
     labels |= _tuned(runs)
-    notes += _about_tuning(runs)
+    comparisons = dict.fromkeys(run.path.absolute().parents[1] for run in runs if is_cell(run.path))
+    notes += _about_tuning(comparisons)
+    notes += [sentence for folder in comparisons for sentence in _failed(folder)]
     return Collection(tuple(runs), labels, names, tuple(unpacked), tuple(notes))
 
 
-def _about_tuning(runs: Sequence[Run]) -> list[str]:
+def _about_tuning(comparisons: Iterable[Path]) -> list[str]:
     """Return what comparisons say about the parameters that a study has found for their cells."""
-    folders = dict.fromkeys(run.path.absolute().parents[1] for run in runs if is_cell(run.path))
     return list(
         dict.fromkeys(
             str(sentence)
-            for folder in folders
+            for folder in comparisons
             for sentence in read_json(folder / MARKER).get(TUNING, [])
         )
     )
+
+
+def _failed(comparison: Path) -> list[str]:
+    """Return a sentence for each method some of whose cells failed, with the first reason."""
+    if not (comparison / FAILURES).is_file():
+        return []
+    reasons = read_failures(comparison)
+    cells = read_cells(comparison) if reasons else []
+    found = []
+    for method in dict.fromkeys(cell.method for cell in cells):
+        mine = [cell.name for cell in cells if cell.method == method]
+        why = [reasons[name] for name in mine if name in reasons]
+        if why:
+            found.append(f"{method}: {len(why)} of {len(mine)} cells failed. {why[0]}")
+    return found
 
 
 def _about_study(study: Study) -> str:

@@ -152,7 +152,8 @@ def carry_out(work: Work, supervisor: Supervisor) -> None:
         RunError: A server of Ray was lost, or a cell changed the shared samples.
     """
     prepared = work.prepared
-    parcel = pack(prepared.samples.objects)
+    methods = {cell.config.algorithm.name for cell in prepared.cells}
+    parcel = pack(prepared.samples.objects, sorted(methods))
     engine = EngineConfig(name="sequential", threads=prepared.threads)
     resources = Resources(prepared.jobs, engine, prepared.gpus, RETRIES, None)
     with cluster(resources, supervisor):

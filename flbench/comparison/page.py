@@ -391,7 +391,7 @@ def _defaults(config: Config) -> dict[str, Any]:
         own["algorithm"] = {"name": config.algorithm.name}
     try:
         found, _ = resolve([from_values(own, "defaults")])
-    except UserError:  # a net of a package that is not installed
+    except UserError:  # a method or net of the user's own, whose code is not imported
         found = Config()
     return leaves(found.tree())
 

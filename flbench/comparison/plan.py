@@ -183,7 +183,7 @@ def _check_axis(key: str, values: Sequence[Any], design: Design) -> None:
     section, _, name = key.partition(".")
     if section == "algorithm":
         methods = [one.layer.tree["algorithm"]["name"] for one in design.methods]
-        known = {one: ALGORITHMS.find(one).Config.model_fields for one in methods}
+        known = {one.layer.tree["algorithm"]["name"]: _keys(one) for one in design.methods}
         if not any(name in fields for fields in known.values()):
             every = sorted({field for fields in known.values() for field in fields} - {"name"})
             raise ConfigError(
@@ -270,8 +270,7 @@ def _repetition(base: Config, vary: Vary, repetition: int) -> tuple[Config, tupl
 
 def _variants(method: LabelledLayer, grid: Mapping[str, Sequence[Any]]) -> Iterator[LabelledLayer]:
     """Yield a method with each combination of the values of those keys of the grid that it has."""
-    name = method.layer.tree["algorithm"]["name"]
-    known = ALGORITHMS.find(name).Config.model_fields
+    known = _keys(method)
     own = {
         key: values
         for key, values in grid.items()
@@ -282,6 +281,15 @@ def _variants(method: LabelledLayer, grid: Mapping[str, Sequence[Any]]) -> Itera
         words = " ".join(_words(values))
         layer = _with(method.layer, values)
         yield LabelledLayer(f"{method.label} {words}".rstrip(), layer)
+
+
+def _keys(method: LabelledLayer) -> Mapping[str, Any]:
+    """Return the keys of a method."""
+    section = method.layer.tree["algorithm"]
+    keys: Mapping[str, Any] = ALGORITHMS.find(
+        section["name"], section.get("source")
+    ).Config.model_fields
+    return keys
 
 
 def _settings(grid: Mapping[str, Sequence[Any]]) -> list[tuple[list[str], Layer]]:

@@ -11,7 +11,7 @@ from flbench.comparison import plan, tuned
 from flbench.comparison.folder import ComparisonFolder
 from flbench.comparison.plan import Cell, Design
 from flbench.comparison.samples import LoadedSamples
-from flbench.config.resolve import resolve_written
+from flbench.config.resolve import read
 from flbench.config.schema import Config
 from flbench.config.sources import Layer, from_values, leaves, merge
 from flbench.core.documents import read_json
@@ -24,6 +24,8 @@ PER_CORE: Final = 8  # processes that a comparison starts on each core of this m
 MEASURED: Final = f"{plan.ORIGIN}, measured"
 """Origin of the engine's keys if the comparison has chosen it."""
 SEEDS: Final = ("seed", "partition.seed", "partition.sha256")  # what differs between repetitions
+SOURCE: Final = ("algorithm.source", "algorithm.sha256")
+"""Keys of a method that is not flbench's own. Where it is imported from may change."""
 
 Place = tuple[str, str]
 """Label of the data set, and of the setting."""
@@ -256,9 +258,11 @@ def check_existing(prepared: PreparedComparison, folder: ComparisonFolder) -> No
     for cell in begun:
         path = folder.cell(cell)
         now = _compared(prepared.built[cell.method, (cell.data, cell.setting)])
-        written = _compared(resolve_written(path / "config.yaml")[0])
+        written = _compared(read(path / "config.yaml"))
         for key, value in now.items():
-            if written.get(key) != value:
+            if key in SOURCE and key not in written:  # written by an earlier version
+                continue
+            if key != SOURCE[0] and written.get(key) != value:
                 raise ConfigError(
                     f"`{key}` was {written.get(key)!r} when {path} began, and is now"
                     f" {value!r}. Start a new comparison."

@@ -22,6 +22,7 @@ from flbench.core.errors import UserError
 from flbench.experiment import provenance
 from flbench.experiment.lifecycle import CHANGEABLE_ON_RESUME
 from flbench.results import folders, study_folder
+from flbench.results.differences import SOURCE
 from flbench.results.reading import is_finished
 
 ORIGIN: Final = "reused.json"
@@ -204,7 +205,7 @@ def _kept(config: Config) -> dict[str, Any]:
     return {
         key: value
         for key, value in leaves(config.tree()).items()
-        if not key.startswith((*CHANGEABLE_ON_RESUME, *WHERE))
+        if not key.startswith((*CHANGEABLE_ON_RESUME, *WHERE)) and key != SOURCE
     }
 
 

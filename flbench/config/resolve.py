@@ -1,16 +1,18 @@
 """Merging and checking of configuration layers; all errors are reported together."""
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache, partial
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, cast, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError, create_model
 
 from flbench.config.schema import (
+    UNRECORDED,
     AlgorithmConfig,
     Config,
     ModelConfig,
+    OwnAlgorithmConfig,
     OwnModelConfig,
     OwnTermConfig,
     TermConfig,
@@ -20,6 +22,7 @@ from flbench.config.schema import (
 )
 from flbench.config.sources import NAMED_SECTIONS, Layer, from_file, leaves, merge
 from flbench.config.yaml_text import unreadable
+from flbench.core import imported
 from flbench.core.addresses import MASK, redact
 from flbench.core.errors import ConfigError, did_you_mean
 from flbench.core.given import OBJECT
@@ -49,7 +52,7 @@ def resolve(layers: Sequence[Layer]) -> tuple[Config, dict[str, str]]:
     Raises:
         ConfigError: Keys are wrong; the message has one line for each of them.
     """
-    return _checked(layers, _keys_of)
+    return _checked(layers, _method, _net, _term)
 
 
 def read(path: Path) -> Config:
@@ -78,11 +81,14 @@ def as_data(layers: Sequence[Layer]) -> Config:
     Raises:
         ConfigError: Keys of flbench itself are wrong.
     """
-    return _checked(layers, _written_keys_of)[0]
+    return _checked(layers, _written_method, _written_net, _written_term)[0]
 
 
 def resolve_written(path: Path, *above: Layer) -> tuple[Config, dict[str, str]]:
     """Return a configuration that flbench has written, with the code that it names, to go on.
+
+    The hash of a method's source counts as not known if the file was written by a version that did
+    not record it.
 
     Args:
         path: The file.
@@ -94,8 +100,12 @@ def resolve_written(path: Path, *above: Layer) -> tuple[Config, dict[str, str]]:
     Raises:
         ConfigError: The method, the net or a loss term is not installed, or keys are wrong.
     """
+    layer = from_file(path)
+    algorithm = layer.tree.get("algorithm")
+    if isinstance(algorithm, dict) and ALGORITHMS.built_in(str(algorithm.get("name"))) is None:
+        layer.tree["algorithm"] = {"sha256": UNRECORDED, **algorithm}
     try:
-        return resolve([from_file(path), *above])
+        return resolve([layer, *above])
     except ConfigError as error:
         if missing := _not_installed(path):
             raise ConfigError("\n".join(missing)) from error
@@ -106,10 +116,11 @@ def _not_installed(path: Path) -> list[str]:
     """Return a sentence for each part of a written configuration that nothing registers."""
     config = read(path)
     named: list[tuple[str, Registry[Any], str]] = [
-        ("algorithm.name", ALGORITHMS, config.algorithm.name),
         ("model.name", MODELS, config.model.name),
         *((f"train.terms.{k}.name", TERMS, one.name) for k, one in enumerate(config.train.terms)),
     ]
+    if getattr(config.algorithm, "source", None) is None:
+        named.insert(0, ("algorithm.name", ALGORITHMS, config.algorithm.name))
     return [
         f"`{key}` is {name} in {path}, and no installed package registers this {registry.kind}."
         " What the folder contains can be read without it. To train or to predict, install the"
@@ -119,44 +130,29 @@ def _not_installed(path: Path) -> list[str]:
     ]
 
 
-def _keys_of(registry: Registry[Any], name: str) -> Any:
-    """Return the class of the keys of a method, net or loss term, importing its package.
-
-    Raises:
-        ConfigError: There is none of this name.
-    """
-    return registry.find(name).Config
-
-
-def _written_keys_of(registry: Registry[Any], name: str) -> Any:
-    """Return the class of the keys of a method, net or loss term, importing flbench's alone."""
-    found = registry.built_in(name)
-    return _WRITTEN[registry.kind] if found is None else found.Config
-
-
-_WRITTEN = {
-    ALGORITHMS.kind: WrittenAlgorithmConfig,
-    MODELS.kind: WrittenModelConfig,
-    TERMS.kind: WrittenTermConfig,
-}
+Kind = type[AlgorithmConfig] | type[ModelConfig]
 
 
 def _checked(
-    layers: Sequence[Layer], keys_of: Callable[[Registry[Any], str], Any]
+    layers: Sequence[Layer],
+    methods: Callable[[dict[str, Any]], Kind],
+    nets: Callable[[dict[str, Any]], Kind],
+    term: Callable[[str], type[TermConfig]],
 ) -> tuple[Config, dict[str, str]]:
     """Merge and check layers; see `resolve`.
 
     Args:
         layers: The layers.
-        keys_of: Function from a registry and a name to the class of the section's keys.
+        methods: Function from the section `algorithm` to the class of its keys.
+        nets: Function from the section `model` to the class of its keys.
+        term: Function from the name of a loss term to the class of its keys.
     """
     problems: list[str] = []
     tree, origins = merge(layers)
-    methods, nets, terms = (partial(keys_of, one) for one in (ALGORITHMS, MODELS, TERMS))
     algorithm = _select(tree, origins, "algorithm", AlgorithmConfig(), methods, problems)
     model = _select(tree, origins, "model", ModelConfig(), nets, problems)
     schema = _schema(algorithm, model)
-    problems += _check_terms(tree, origins, terms)
+    problems += _check_terms(tree, origins, term)
     config: Config | None = None
     try:
         config = schema.model_validate(tree)
@@ -192,14 +188,77 @@ def _schema(algorithm: type[AlgorithmConfig], model: type[ModelConfig]) -> type[
     )
 
 
+@lru_cache(maxsize=256)
+def _with_source(kind: type[AlgorithmConfig]) -> type[AlgorithmConfig]:
+    """Return the keys of a method that is not flbench's own, with those of its source."""
+    if issubclass(kind, OwnAlgorithmConfig):
+        return kind
+    if kind is AlgorithmConfig:
+        return OwnAlgorithmConfig
+    return create_model(kind.__name__, __base__=(kind, OwnAlgorithmConfig))
+
+
+def _method(section: dict[str, Any]) -> Kind:
+    """Return the class of the keys of the method that a section `algorithm` names.
+
+    The name becomes that under which the method is registered, if it is an import path, and the
+    section gets the place that the method is imported from, if it is not flbench's own.
+    """
+    name, source = str(section["name"]), section.get("source")
+    if ":" in name:
+        name = ALGORITHMS.adopt(imported.find(name), name)
+        section["name"] = name
+    found = ALGORITHMS.find(name, None if source is None else str(source))
+    kind = cast(type[AlgorithmConfig], found.Config)
+    source = ALGORITHMS.source(found)
+    if source is None:
+        return kind
+    section["source"] = source
+    return _with_source(kind)
+
+
+def _net(section: dict[str, Any]) -> Kind:
+    """Return the class of the keys of the net that a section `model` names."""
+    name = str(section["name"])
+    if ":" in name or name == OBJECT:
+        return OwnModelConfig
+    return cast(type[ModelConfig], MODELS.find(name).Config)
+
+
+def _written_method(section: dict[str, Any]) -> Kind:
+    """Return the class of the keys of a method, without importing another package."""
+    found = ALGORITHMS.built_in(str(section["name"]))
+    return WrittenAlgorithmConfig if found is None else cast(Kind, found.Config)
+
+
+def _written_net(section: dict[str, Any]) -> Kind:
+    """Return the class of the keys of a net, without importing another package."""
+    name = str(section["name"])
+    if ":" in name or name == OBJECT:
+        return OwnModelConfig
+    found = MODELS.built_in(name)
+    return WrittenModelConfig if found is None else cast(Kind, found.Config)
+
+
+def _term(name: str) -> type[TermConfig]:
+    """Return the class of the keys of a loss term."""
+    return cast(type[TermConfig], TERMS.find(name).Config)
+
+
+def _written_term(name: str) -> type[TermConfig]:
+    """Return the class of the keys of a loss term, without importing another package."""
+    found = TERMS.built_in(name)
+    return WrittenTermConfig if found is None else cast(type[TermConfig], found.Config)
+
+
 def _select(
     tree: dict[str, Any],
     origins: dict[str, str],
     section: str,
     fallback: AlgorithmConfig | ModelConfig,
-    keys_of: Callable[[str], Any],
+    find: Callable[[dict[str, Any]], Kind],
     problems: list[str],
-) -> SectionConfig:
+) -> Kind:
     """Return the configuration class of the method or net that a section selects.
 
     Args:
@@ -207,23 +266,25 @@ def _select(
         origins: Origin of each value by its dotted path.
         section: `algorithm` or `model`.
         fallback: Defaults of the section, for a name that is missing or unknown.
-        keys_of: Function from a name to the configuration class of the method or net.
+        find: Function from the section, with a name, to the class of its keys.
         problems: List that an error is appended to if the name is unknown.
     """
     part = tree.get(section)
-    name = part.get("name", fallback.name) if isinstance(part, dict) else fallback.name
+    given = part if isinstance(part, dict) else {}
+    named = {"name": fallback.name, **given}
     try:
-        if section == "model" and (":" in str(name) or name == OBJECT):
-            return OwnModelConfig
-        return cast(SectionConfig, keys_of(str(name)))
+        kind = find(named)
     except ConfigError as error:
         problems.append(f"`{section}.name` ({_origin(f'{section}.name', origins)}): {error}")
         tree.pop(section, None)
-        return cast(SectionConfig, keys_of(fallback.name))
+        return find({"name": fallback.name})
+    if given:
+        tree[section] = named
+    return kind
 
 
 def _check_terms(
-    tree: dict[str, Any], origins: dict[str, str], keys_of: Callable[[str], Any]
+    tree: dict[str, Any], origins: dict[str, str], find: Callable[[str], type[TermConfig]]
 ) -> list[str]:
     """Check the entries of `train.terms`, and put configurations of terms in their place.
 
@@ -233,7 +294,7 @@ def _check_terms(
     Args:
         tree: Values of all layers. If an entry is wrong, `train.terms` is removed from it.
         origins: Origin of each value by its dotted path.
-        keys_of: Function from the name of a term to its configuration class.
+        find: Function from the name of a term to the class of its keys.
 
     Returns:
         One sentence for each wrong key.
@@ -262,7 +323,7 @@ def _check_terms(
             )
             continue
         try:
-            kind = OwnTermConfig if ":" in name else keys_of(name)
+            kind = OwnTermConfig if ":" in name else find(name)
             checked.append(kind.model_validate(item))
         except ConfigError as error:
             problems.append(f"`{path}.name` ({_origin(path, origins)}): {error}")

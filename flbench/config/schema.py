@@ -267,7 +267,28 @@ class AlgorithmConfig(Strict):
     )
 
 
-class WrittenAlgorithmConfig(AlgorithmConfig):
+class OwnAlgorithmConfig(AlgorithmConfig):
+    """The keys that the section `algorithm` has besides, if the method is not flbench's own."""
+
+    source: str | None = Field(
+        None,
+        pattern=r"^(object|[\w.]+:[\w.]+)$",
+        description="class of the method, `package.module:name`, or `object` for one of a script or"
+        " notebook; flbench writes it to config.yaml",
+    )
+    sha256: str | None = Field(
+        None,
+        pattern="^([0-9a-f]{64}|unrecorded)$",
+        description="SHA-256 of the source of the method and of the modules of the same package or"
+        " folder that it imports; flbench writes it to config.yaml",
+    )
+
+
+UNRECORDED: Final = "unrecorded"
+"""Value of `algorithm.sha256` for a run whose config.yaml was written without the key."""
+
+
+class WrittenAlgorithmConfig(OwnAlgorithmConfig):
     """Section `algorithm` of a method of another package, read without its code."""
 
     model_config = ConfigDict(extra="allow")
@@ -723,9 +744,10 @@ class Config(Strict):
         These are `seed` and the sections `data`, `partition`, `model`, `algorithm` and `train`, but
         not `data.root`: the content of the files is covered by the hash of the partition.
         `train.early_stopping` counts only if it is on, and `train.terms`, `data.client`,
-        `data.source`, `model.lightning`, `model.fixed`, `partition.args` and `partition.sha256`
-        only if they are set, so that the hashes of runs that were made before these keys existed
-        stay valid.
+        `data.source`, `model.lightning`, `model.fixed`, `partition.args`, `partition.sha256` and
+        `algorithm.sha256` only if they are set, so that the hashes of runs that were made before
+        these keys existed stay valid. Of a method that is not flbench's own, the hash of the source
+        counts, and not `algorithm.source`, the place where it is imported from.
         """
         sections = ("seed", "data", "partition", "model", "algorithm", "train")
         tree = {key: value for key, value in self.tree().items() if key in sections}
@@ -737,6 +759,10 @@ class Config(Strict):
         for key in ("args", "sha256"):
             if tree["partition"][key] is None:
                 del tree["partition"][key]
+        if isinstance(self.algorithm, OwnAlgorithmConfig):
+            del tree["algorithm"]["source"]
+            if self.algorithm.sha256 in (None, UNRECORDED):
+                del tree["algorithm"]["sha256"]
         if not tree["model"].get("lightning", True):
             del tree["model"]["lightning"]
         if tree["model"].get("fixed", "") is None:

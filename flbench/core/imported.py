@@ -14,13 +14,16 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from flbench.core import user_code
 from flbench.core.errors import ConfigError, did_you_mean
 
 # Name of a module -> (its spec, SHA-256 of its file when flbench first used it). A module that is
 # imported anew or reloaded has another spec.
 _first: dict[str, tuple[Any, str]] = {}
 
-_text_hashes: ContextVar[Mapping[int, str | None] | None] = ContextVar("text_hashes", default=None)
+_text_hashes: ContextVar[Mapping[int, "TextHashes | None"] | None] = ContextVar(
+    "text_hashes", default=None
+)
 
 
 def find(path: str) -> Any:
@@ -29,7 +32,8 @@ def find(path: str) -> Any:
     The folder stays at the end of `sys.path`, for imports within functions of the module.
 
     Args:
-        path: `package.module:name`, with dots in `name` for an attribute of an object.
+        path: `package.module:name`, with dots in `name` for an attribute of an object. The file of
+            a module, `FILE.py:name`, stands for the module; see `module_of`.
 
     Raises:
         ConfigError: There is no such module or name, or the module cannot be imported.
@@ -37,10 +41,10 @@ def find(path: str) -> Any:
     >>> find("math:sqrt")(9.0)
     3.0
     """
-    module_name, _, name = path.partition(":")
+    name = path.rpartition(":")[2]
+    search_here()
     here = os.getcwd()
-    if here not in sys.path and "" not in sys.path:
-        sys.path.append(here)  # the command `flbench` does not search it, `python -m` does
+    module_name = module_of(path)
     try:
         found: Any = importlib.import_module(module_name)
     except Exception as error:
@@ -53,7 +57,7 @@ def find(path: str) -> Any:
             f"`{path}`: importing `{module_name}` raised {type(error).__name__}: {error}. Correct"
             " the module."
         ) from error
-    _remember(found)
+    remember(found.__name__)
     for part in name.split("."):
         known = dir(found)
         if part not in known:
@@ -63,6 +67,58 @@ def find(path: str) -> Any:
             )
         found = getattr(found, part)
     return found
+
+
+def search_here() -> None:
+    """Append the current folder to `sys.path`, unless it is searched already."""
+    here = os.getcwd()
+    if here not in sys.path and "" not in sys.path:
+        sys.path.append(here)  # the command `flbench` does not search it, `python -m` does
+
+
+def module_of(path: str) -> str:
+    """Return the name of the module of an import path.
+
+    For a file in the current folder, or below it, that is the name by which it is imported from
+    there. The folder of any other file is appended to `sys.path`.
+
+    Args:
+        path: `package.module:name` or `FILE.py:name`.
+
+    Raises:
+        ConfigError: There is no such file, or a module of its name comes from another one.
+
+    >>> module_of("package.module:name")
+    'package.module'
+    """
+    place = path.rpartition(":")[0] or path
+    if not place.endswith(".py"):
+        return place
+    file = Path(place).expanduser().resolve()
+    if not file.is_file():
+        raise ConfigError(
+            f"`{path}`: there is no file {place}. Name a file of Python, or a module without `.py`."
+        )
+    here = Path.cwd().resolve()
+    parts = file.relative_to(here).with_suffix("").parts if file.is_relative_to(here) else ()
+    if not parts or not all(part.isidentifier() for part in parts):
+        parts = (file.stem,)
+        if str(file.parent) not in sys.path:
+            sys.path.append(str(file.parent))
+    name = ".".join(parts)
+    known = getattr(sys.modules.get(name), "__file__", None)
+    if known is None and name not in sys.modules:
+        try:
+            spec = importlib.util.find_spec(name)
+        except (ImportError, ValueError):
+            spec = None
+        known = None if spec is None else spec.origin
+    if known is None or Path(known).resolve() != file:
+        raise ConfigError(
+            f"`{path}`: the module `{name}` is {known or 'not a file'}, not {file}. Rename the"
+            " file, so that its name is that of no other module."
+        )
+    return name
 
 
 def check_arguments(
@@ -144,45 +200,98 @@ def path_of(thing: Any) -> str | None:
     return f"{module}:{name}" if found is thing else None
 
 
-def source_sha256(path: str) -> str:
-    """Return the SHA-256 (hex) of the file that an import path's module was read from.
+def is_importable(path: str) -> bool:
+    """Return whether another process can import the module of an import path.
 
-    The whole file counts, because an object may use anything else in it. If another part of the
-    process imported the module, an edit before its first use by `find` is seen only if Python's own
-    loader imported it and has its bytecode on disk.
+    It can if Python finds the module where this process has it from. A module that was made in
+    memory, or loaded from a file by other means than an import, cannot be imported.
 
     Args:
         path: `package.module:name`; the module has been imported.
+    """
+    name = module_of(path)
+    file = getattr(sys.modules.get(name), "__file__", None)
+    above, _, last = name.rpartition(".")
+    places = list(getattr(sys.modules.get(above), "__path__", ())) if above else None
+    if file is None or not last:
+        return False
+    for finder in sys.meta_path:  # packages installed as editable have finders of their own
+        try:
+            spec = finder.find_spec(name, places)
+        except (ImportError, ValueError, AttributeError):
+            continue
+        if spec is not None:
+            origin = spec.origin
+            return origin is not None and Path(origin).resolve() == Path(file).resolve()
+    return False
+
+
+def source_sha256(path: str, recorded: str | None = None) -> str:
+    """Return the SHA-256 (hex) of the source that an import path's module consists of.
+
+    The whole file counts, because an object may use anything else in it, and so do the modules of
+    the same package or folder that it imports; see `flbench.core.user_code`. The hash of a module
+    that imports none of them is that of its file. If another part of the process imported a module,
+    an edit before its first use by `find` is seen only if Python's own loader imported it and has
+    its bytecode on disk.
+
+    Args:
+        path: `package.module:name`; the module has been imported.
+        recorded: The hash that was recorded earlier; None for none. Hashes of earlier versions are
+            those of the file alone. If `recorded` is that of the unchanged file, it is returned.
 
     Raises:
-        ConfigError: The module has no source file that can be read, or the file was edited after
-            the import.
+        ConfigError: The module has no source file that can be read, or a file was edited after the
+            import.
     """
-    module_name = path.partition(":")[0]
-    module = sys.modules.get(module_name)
-    file = getattr(module, "__file__", None)
+    name = module_of(path)
+    alone = _file_sha256(path, name)
+    hashes = {name: alone}
+    for other, file in user_code.siblings(name).items():
+        hashes[other] = _file_sha256(path, other, file)
+    now = alone if len(hashes) == 1 else user_code.combined(hashes)
+    return alone if recorded == alone else now
+
+
+def _file_sha256(path: str, name: str, file: Path | None = None) -> str:
+    """Return the SHA-256 (hex) of the file of a module that an import path needs.
+
+    Args:
+        path: The import path, for messages.
+        name: Name of the module.
+        file: Its file; None for that of the module, which has been imported.
+
+    Raises:
+        ConfigError: The file cannot be read, or was edited after the import.
+    """
+    module = sys.modules.get(name)
+    place = getattr(module, "__file__", None) if file is None else file
     try:
-        now = hashlib.sha256(Path(str(file)).read_bytes()).hexdigest()
+        now = hashlib.sha256(Path(str(place)).read_bytes()).hexdigest()
     except OSError as error:
         raise ConfigError(
-            f"`{path}`: the module `{module_name}` has no source file that can be read. Put the"
+            f"`{path}`: the module `{name}` has no source file that can be read. Put the"
             " code in a file of its own."
         ) from error
-    spec, first = _first.get(module_name, (None, ""))
+    spec, first = _first.get(name, (None, ""))
     if spec is not None and spec is getattr(module, "__spec__", None) and first != now:
         raise ConfigError(
-            f"`{path}`: the file {file} was edited since `{module_name}` was imported. Restart the"
+            f"`{path}`: the file {place} was edited since `{name}` was imported. Restart the"
             " process (in a notebook: the kernel), so that the new code runs."
         )
     return now
 
 
+TextHashes = tuple[str, str]
+"""SHA-256 (hex) of the source of a function or class with all that it uses, and of it alone."""
+
+
 @contextmanager
-def with_text_hashes(hashes: Mapping[int, str | None]) -> Iterator[None]:
+def with_text_hashes(hashes: Mapping[int, TextHashes | None]) -> Iterator[None]:
     """Return a context manager in which `text_sha256` knows the hashes of some objects.
 
     The source of a script, or of a notebook's cell, is known only to the process that runs it.
-    Another process that gets an object from there gets the hash with it.
+    Another process that gets an object from there gets the hashes with it.
 
     Args:
         hashes: Hashes by the `id` of the objects, which the caller keeps alive.
@@ -194,23 +303,45 @@ def with_text_hashes(hashes: Mapping[int, str | None]) -> Iterator[None]:
         _text_hashes.reset(token)
 
 
-def text_sha256(thing: Any) -> str | None:
-    """Return the SHA-256 (hex) of the source text of a function, or of an object's class.
+def text_hashes(thing: Any) -> TextHashes | None:
+    """Return the hashes of the source text of a function, of a class, or of an object's class.
+
+    The functions, classes and constants of the same script or notebook that it uses count, and so
+    do the modules beside the script that it uses.
 
     Args:
-        thing: The function or object.
+        thing: The function, class or object.
 
     Returns:
-        The hash; None if Python does not know the source, as for a function made by `exec`.
+        The hashes; None if Python does not know the source, as for a function made by `exec`.
     """
     known = _text_hashes.get() or {}
     if id(thing) in known:
         return known[id(thing)]
-    try:
-        text = inspect.getsource(thing if inspect.isroutine(thing) else type(thing))
-    except (OSError, TypeError):
+    own = thing if inspect.isroutine(thing) or isinstance(thing, type) else type(thing)
+    found = user_code.texts(own)
+    if found is None:
         return None
-    return hashlib.sha256(inspect.cleandoc(text).encode()).hexdigest()
+    hashes = {name: hashlib.sha256(text.encode()).hexdigest() for name, text in found.items()}
+    alone = next(iter(hashes.values()))
+    for name in user_code.modules_used(own):
+        if user_code.is_own(name, own.__module__):
+            hashes[f"{name}:"] = source_sha256(f"{name}:")
+    return (alone if len(hashes) == 1 else user_code.combined(hashes)), alone
+
+
+def text_sha256(thing: Any, recorded: str | None = None) -> str | None:
+    """Return the SHA-256 (hex) of the source text of a function, class or object.
+
+    Args:
+        thing: The function, class or object; see `text_hashes`.
+        recorded: The hash that was recorded earlier; see `source_sha256`.
+    """
+    hashes = text_hashes(thing)
+    if hashes is None:
+        return None
+    now, alone = hashes
+    return alone if recorded == alone else now
 
 
 def file_of(thing: Any) -> str | None:
@@ -230,8 +361,19 @@ def check_unedited(path: str) -> None:
     Args:
         path: `package.module:name`; `find` has imported the module.
     """
-    if path.partition(":")[0] in _first:
+    if module_of(path) in _first:
         source_sha256(path)
+
+
+def remember(name: str) -> None:
+    """Keep the hashes of the files that a module consists of, to see later edits.
+
+    Args:
+        name: Name of a module that has been imported.
+    """
+    for one in (name, *user_code.siblings(name)):
+        if one in sys.modules:
+            _remember(sys.modules[one])
 
 
 def _remember(module: ModuleType) -> None:

@@ -9,7 +9,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
 
+from flbench.core import imported
 from flbench.core.errors import ConfigError, did_you_mean
+from flbench.core.given import OBJECT
 
 T = TypeVar("T")
 
@@ -23,6 +25,10 @@ class Registry(dict[str, T]):
     Args:
         kind: What the registry holds, as error messages call it, such as "method".
         package: Dotted name of the package whose modules register.
+        base: Import path of the class that all registered classes are derived from; "" where
+            classes are registered by their modules alone.
+        symbol: Name of the registry in the code of users, for messages.
+        needs: Class attributes that a class must have.
 
     >>> colours = Registry("colour", "flbench.models")
     >>> @colours.register("red")
@@ -31,21 +37,34 @@ class Registry(dict[str, T]):
     'red'
     """
 
-    def __init__(self, kind: str, package: str) -> None:
+    def __init__(
+        self,
+        kind: str,
+        package: str,
+        base: str = "",
+        symbol: str = "",
+        needs: tuple[str, ...] = (),
+    ) -> None:
         super().__init__()
         self.kind = kind
         self.package = package
+        self.base = base
+        self.symbol = symbol
+        self.needs = needs
         self._complete = False
 
     def register(self, name: str) -> Callable[[T], T]:
         """Return a decorator that registers a class as `name` and sets its attribute `name`.
 
+        A class that is defined again, as in a notebook's cell that is run twice, replaces the
+        earlier one.
+
         Raises:
-            ValueError: The name is already registered (raised by the decorator).
+            ValueError: Another class has the name already (raised by the decorator).
         """
 
         def add(thing: T) -> T:
-            if name in self:
+            if name in self and not _is_again(thing, self[name]):
                 raise ValueError(f"the {self.kind} `{name}` is registered twice")
             self[name] = thing
             thing.name = name  # type: ignore[attr-defined]
@@ -53,8 +72,13 @@ class Registry(dict[str, T]):
 
         return add
 
-    def find(self, name: str) -> T:
+    def find(self, name: str, source: str | None = None) -> T:
         """Return the class registered as `name`, importing its module if necessary.
+
+        Args:
+            name: The name.
+            source: Import path `package.module:name` of the class, if it is the user's own; it is
+                imported if nothing has registered the name.
 
         Raises:
             ConfigError: No class has this name; the message names a similar one, or all that exist.
@@ -62,8 +86,16 @@ class Registry(dict[str, T]):
         if name not in self and name.isidentifier() and find_spec(f"{self.package}.{name}"):
             # A class is usually registered by the module of its name: one import instead of all.
             importlib.import_module(f"{self.package}.{name}")
+        if name not in self and source is not None and ":" in source:
+            self.adopt(imported.find(source), source, name)
         if name not in self:
             self.load()
+        if name not in self and source == OBJECT:
+            raise ConfigError(
+                f"the {self.kind} `{name}` is a class of a script or notebook, which has no import"
+                " path. Define it again before the call, with the decorator that registers"
+                f" `{name}` or as the argument `algorithm`, or put it into a module."
+            )
         if name not in self:
             hint = did_you_mean(name, self) or f" Known: {', '.join(sorted(self))}."
             raise ConfigError(f"there is no {self.kind} `{name}`.{hint}")
@@ -79,9 +111,8 @@ class Registry(dict[str, T]):
                 importlib.import_module(f"{self.package}.{name}")
             if name not in self:
                 self._load_own()
-        found: Any = self.get(name)
-        own = found is not None and str(found.__module__).startswith(f"{self.package}.")
-        return self[name] if own else None
+        found = self.get(name)
+        return None if found is None or self.is_own(found) else found
 
     def installed(self, name: str) -> T | None:
         """Return the class registered as `name`; None if no installed package registers it.
@@ -94,6 +125,88 @@ class Registry(dict[str, T]):
             return self.find(name)
         except ConfigError:  # the package cannot be loaded, or its entry point has another name
             return None
+
+    def is_own(self, thing: Any) -> bool:
+        """Return whether a class is not one of flbench's own."""
+        return not str(thing.__module__).startswith(f"{self.package}.")
+
+    def source(self, thing: Any) -> str | None:
+        """Return the import path of a class that is not flbench's own, or `object`; else None.
+
+        `object` stands for a class that another process cannot import, because it is defined in a
+        script, a notebook or a function.
+        """
+        if not self.is_own(thing):
+            return None
+        path = imported.path_of(thing)
+        return path if path is not None and imported.is_importable(path) else OBJECT
+
+    def adopt(self, thing: Any, path: str, name: str | None = None) -> str:
+        """Register a class of the user under a name, unless it is registered, and return the name.
+
+        Args:
+            thing: The class.
+            path: The class as messages name it.
+            name: The name; None for the one under which it is registered, or else the name of the
+                class in lower case.
+
+        Raises:
+            ConfigError: It is not a subclass of `base`, lacks an attribute that `needs` lists, or
+                another class has the name.
+        """
+        module, _, parent = self.base.partition(":")
+        base = getattr(importlib.import_module(module), parent)
+        if not (isinstance(thing, type) and issubclass(thing, base)):
+            what = thing.__name__ if isinstance(thing, type) else type(thing).__name__
+            raise ConfigError(
+                f"`{path}` is no {self.kind}: it must be a subclass of {module}.{parent}, got"
+                f" {what}. Name such a class."
+            )
+        own = vars(thing).get("name")
+        if isinstance(own, str) and self.get(own) is thing and name in (None, own):
+            return own
+        missing = [one for one in self.needs if not hasattr(thing, one)]
+        if missing:
+            raise ConfigError(
+                f"`{path}` has no class attribute {' and no '.join(f'`{one}`' for one in missing)}."
+                f" Set it, as other subclasses of {parent} do."
+            )
+        name = own if name is None and isinstance(own, str) else name or thing.__name__.lower()
+        if name not in self:
+            self.built_in(name)
+        if name in self and not _is_again(thing, self[name]):
+            raise ConfigError(
+                f"`{path}`: another {self.kind} is called `{name}`, that of"
+                f" {self[name].__module__}. Register the class under another name, by a decorator"
+                f" such as @{self.symbol}.register('my-{name}')."
+            )
+        add: Callable[[Any], Any] = self.register(name)
+        add(thing)
+        return name
+
+    def section(self, given: Any) -> dict[str, str]:
+        """Return the keys of a section of the configuration that select a class.
+
+        Args:
+            given: A registered name, an import path `package.module:name` or `FILE.py:name`, or a
+                class. A class that is not registered yet is registered.
+
+        Returns:
+            `name`, and `source` if the class is not flbench's own; see `source`. For a name that
+            nothing has registered, the name alone.
+
+        Raises:
+            ConfigError: There is no such module or class, or it cannot be registered.
+        """
+        if isinstance(given, str) and ":" not in given:
+            found = self.get(given)
+            name = given
+        else:
+            found = imported.find(given) if isinstance(given, str) else given
+            path = given if isinstance(given, str) else getattr(given, "__name__", repr(given))
+            name = self.adopt(found, path)
+        source = None if found is None else self.source(found)
+        return {"name": name} if source is None else {"name": name, "source": source}
 
     def names(self) -> list[str]:
         """Return the sorted names without importing a module; for suggestions, such as completion.
@@ -137,7 +250,18 @@ class Registry(dict[str, T]):
                 importlib.import_module(f"{self.package}.{module.name}")
 
 
-ALGORITHMS: Registry[Any] = Registry("method", "flbench.algorithms")
+def _is_again(thing: Any, known: Any) -> bool:
+    """Return whether a class is another definition of the same class, such as a cell run again."""
+    return (thing.__module__, thing.__qualname__) == (known.__module__, known.__qualname__)
+
+
+ALGORITHMS: Registry[Any] = Registry(
+    "method",
+    "flbench.algorithms",
+    base="flbench.algorithms.base:Algorithm",
+    symbol="ALGORITHMS",
+    needs=("paper", "communication"),
+)
 """All methods: subclasses of `flbench.algorithms.Algorithm` by name."""
 
 MODELS: Registry[Any] = Registry("model", "flbench.models")

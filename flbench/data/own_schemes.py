@@ -84,7 +84,7 @@ def sha256(config: PartitionConfig, partition_hash: str) -> str | None:
 def _unchanged_source(config: PartitionConfig) -> str:
     """Return the hash of the file of a function; raise a ConfigError if it is another one."""
     imported.find(config.scheme)  # a process that got the partition from another has not called it
-    now = imported.source_sha256(config.scheme)
+    now = imported.source_sha256(config.scheme, config.sha256)
     if config.sha256 not in (None, now):
         raise ConfigError(
             f"SHA-256 of the source of `{config.scheme}` was {config.sha256} and is now {now}."

@@ -6,6 +6,7 @@ kept between calls. So an actor that dies is restarted, and its clients are trai
 
 import os
 import socket
+import sys
 import warnings
 from typing import Any, Final
 
@@ -74,7 +75,11 @@ class RayEngine:
         # The object store shares the samples between all actors of a machine. The references are
         # kept, because a restarted actor reads the objects again.
         self._samples = ray.put(federation.x.numpy())
-        self._rest = ray.put((net, federation.without_samples(), config))
+        # They are pickled, because an actor must know where modules of the user are before it reads
+        # the net.
+        rest = ray.cloudpickle.dumps((net, federation.without_samples(), config))
+        folders = [os.path.abspath(folder) for folder in sys.path]
+        self._rest = ray.put((folders, rest))
         kind = ray.remote(Actor).options(
             num_cpus=1,
             num_gpus=1 if on_gpu else 0,
@@ -157,11 +162,14 @@ class Actor:
 
     Args:
         samples: The inputs of all samples, in shared memory and read-only.
-        rest: Net, federation without its samples, and configuration of the engine.
+        rest: Folders in which the driver finds modules, and, pickled, the net, the federation
+            without its samples and the configuration of the engine.
     """
 
-    def __init__(self, samples: NDArray[Any], rest: tuple[nn.Module, Federation, Any]) -> None:
-        net, federation, config = rest
+    def __init__(self, samples: NDArray[Any], rest: tuple[list[str], bytes]) -> None:
+        folders, pickled = rest
+        sys.path.extend(folder for folder in folders if folder not in sys.path)
+        net, federation, config = ray.cloudpickle.loads(pickled)
         torch.set_num_threads(config.threads or 1)
         self._engine = _engine_of_actor(net, federation.with_samples(samples), config)
 

@@ -12,7 +12,7 @@ import torch
 from pydantic import ValidationError
 from torch import nn
 
-from flbench.algorithms import ALGORITHMS, Algorithm, Setting
+from flbench.algorithms import Algorithm, Setting
 from flbench.algorithms.base import state_of
 from flbench.callbacks.callback_list import CallbackList
 from flbench.callbacks.run_view import Memory
@@ -25,7 +25,14 @@ from flbench.data import own_schemes, sources
 from flbench.data.federation import Federation
 from flbench.data.federation import build as build_federation
 from flbench.engine.base import Engine, dtype_of, find_device
-from flbench.experiment import checkpoint, engine_choice, local_terms, memory, own_metrics
+from flbench.experiment import (
+    checkpoint,
+    engine_choice,
+    local_terms,
+    memory,
+    own_methods,
+    own_metrics,
+)
 from flbench.experiment.evaluate import PARTS, Evaluator, Judge, positive_class
 from flbench.experiment.evaluation_tables import ClassGroups
 from flbench.experiment.judging import ClassJudge
@@ -240,7 +247,8 @@ def build(config: Config, federation: Federation | None = None) -> Experiment:
         model=config.model.name,
         own_optimizer=isinstance(net, LightningNet),
     )
-    method = ALGORITHMS.find(config.algorithm.name)
+    method = own_methods.find(config.algorithm)
+    config = own_methods.with_sha256(config, method)
     if terms is not None:
         method = local_terms.with_terms(method, terms)
     if isinstance(net, LightningNet):

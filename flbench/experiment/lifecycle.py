@@ -20,7 +20,7 @@ from flbench.core.errors import ConfigError, DataError
 from flbench.core.tree import nbytes
 from flbench.data import partition_files
 from flbench.data.federation import Federation
-from flbench.experiment import finalize, memory, provenance
+from flbench.experiment import finalize, memory, own_methods, provenance
 from flbench.experiment.assembly import Experiment, Restored, build
 from flbench.experiment.evaluate import PARTS
 from flbench.experiment.loop import Seconds
@@ -132,7 +132,8 @@ def write_description(
     )
     folder.write("partition.npz", packed)
     folder.write("partition.json", description)
-    folder.write_json("provenance.json", provenance.now(experiment.module))
+    about = provenance.now(own_methods.modules(experiment.config), experiment.module)
+    folder.write_json("provenance.json", about)
     # The configuration is written last, because a folder that contains it can be resumed.
     folder.write("config.yaml", to_yaml(experiment.config.tree(), origins))
 
@@ -181,6 +182,8 @@ def resume(
         stack.callback(experiment.engine.close)
         _check_data(experiment, path, has_samples=federation is None)
         told.check(experiment.config, _parts(experiment))
+        for sentence in own_methods.notes(config):
+            told.on_note(sentence)
         if not folder.checkpoint("last").exists():
             told.on_note("there is no checkpoint yet: the run starts from the beginning.")
         restored = experiment.restore(folder)

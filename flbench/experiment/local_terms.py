@@ -232,9 +232,9 @@ def _unchanged_source(entry: OwnTermConfig, term: OwnTerm) -> str | None:
         ConfigError: The entry has the hash of another source.
     """
     if entry.name.startswith(f"{OBJECT}:"):
-        now = imported.text_sha256(term.function)
+        now = imported.text_sha256(term.function, entry.sha256)
     else:
-        now = imported.source_sha256(entry.name)
+        now = imported.source_sha256(entry.name, entry.sha256)
     if entry.sha256 not in (None, now):
         raise ConfigError(
             # Short: the command line shows both hashes in full.

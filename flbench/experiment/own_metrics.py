@@ -135,9 +135,9 @@ def _instance(kind: type, where: str) -> Any:
 def _sha256(entry: OwnMetricConfig, metric: OwnMetric) -> str | None:
     """Return the hash of a metric's source; raise a ConfigError if the entry has another one."""
     if entry.source == given.OBJECT:
-        now = imported.text_sha256(metric.function)
+        now = imported.text_sha256(metric.function, entry.sha256)
     else:
-        now = imported.source_sha256(entry.source)
+        now = imported.source_sha256(entry.source, entry.sha256)
     if entry.sha256 not in (None, now):
         raise ConfigError(
             f"SHA-256 of the source of `evaluation.metrics.{metric.name}` was {entry.sha256} and is"

@@ -5,7 +5,7 @@ import platform
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import UTC, datetime
@@ -17,6 +17,7 @@ from typing import Any, Final
 import torch
 
 from flbench import __version__
+from flbench.core import user_code
 from flbench.core.addresses import redact
 
 PACKAGES: Final = (
@@ -26,10 +27,12 @@ PACKAGES: Final = (
 """Packages whose versions may matter for results, or for reading them again."""
 
 
-def now(module: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def now(modules: Sequence[str] = (), module: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Return the content of provenance.json for a run that starts now.
 
     Args:
+        modules: Names of the modules of the user's own that the run uses. The versions of the
+            packages that they belong to, and of those that they import, are among `packages`.
         module: Optimizer and hyper-parameters of a LightningModule of the user; empty or None if
             there is none.
 
@@ -48,7 +51,7 @@ def now(module: Mapping[str, Any] | None = None) -> dict[str, Any]:
         "git_revision": git_revision(),
         "started": datetime.now(UTC).isoformat(timespec="milliseconds"),
         "python": platform.python_version(),
-        "packages": dict(_versions()),
+        "packages": {**_versions(), **user_code.versions(modules)},
         "platform": platform.platform(),
         "processor": _processor(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else _cores(),

@@ -202,7 +202,8 @@ def sha256(config: OwnModelConfig, net: nn.Module) -> str:
             sha.update(leaf.contiguous().reshape(-1).view(torch.uint8).numpy().data)
         now, whose = sha.hexdigest(), "of the net that was given, with its weights,"
     else:
-        now, whose = imported.source_sha256(config.name), f"of the source of `{config.name}`"
+        now = imported.source_sha256(config.name, config.sha256)
+        whose = f"of the source of `{config.name}`"
     if config.sha256 not in (None, now):
         raise ConfigError(
             f"SHA-256 {whose} was {config.sha256} and is now {now}. Use the same net (a net made by"

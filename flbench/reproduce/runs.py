@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Final, Literal
 
 from flbench.callbacks import Callback, RunView
-from flbench.config.resolve import resolve
+from flbench.config.resolve import read
 from flbench.config.schema import Config
-from flbench.config.sources import Layer, from_file
+from flbench.config.sources import Layer
 from flbench.core.errors import UserError
 from flbench.experiment import lifecycle
 from flbench.reproduce.configurations import fingerprint
@@ -48,7 +48,7 @@ class RunFolders:
 
 def _key_of(file: Path) -> str | None:
     try:
-        return fingerprint(resolve([from_file(file)])[0])
+        return fingerprint(read(file))
     except UserError:
         return None
 

@@ -7,7 +7,7 @@ from typing import Any, Final
 from flbench.config.sources import leaves
 from flbench.core.documents import read_json
 from flbench.metrics.rare_names import NAMES as RARE_METRICS
-from flbench.results.differences import PARTITION, SAMPLES, differences
+from flbench.results.differences import PARTITION, SAMPLES, SOURCE, differences
 from flbench.results.reading import Run
 
 PLACES: Final = ("output.", "tracking.")  # where files are written and sent
@@ -56,6 +56,7 @@ def diff(first: Run, second: Run) -> Diff:
     configuration = {
         key: pair for key, pair in _unequal(*trees).items() if not key.startswith(PLACES)
     }
+    configuration.pop(SOURCE, None)
     apart = differences([first, second])
     for name in (SAMPLES, PARTITION):
         if name in apart.values:

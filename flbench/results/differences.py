@@ -12,12 +12,22 @@ SECTIONS: Final = ("data.", "partition.", "model.", "train.")
 ALONE: Final = ("seed", "engine.precision", "evaluation.rare")
 WITHOUT: Final = ("data.root", "data.name", "data.path", "partition.path")  # where files are
 DATA, PARTITION, SAMPLES = "data", "partition", "samples"
+SOURCE: Final = "algorithm.source"
+"""Where a method that is not flbench's own is imported from. Runs of one source, which has a hash,
+do not differ by it."""
 TUNED: Final = ("train.optimizer.", "train.schedule.")
 """The local optimizer. Each method needs its own learning rate, which the search spaces of flbench
 contain, so runs that differ in these keys can be compared; those that differ in rounds, local
 epochs or batches cannot."""
 SHORTEST_HASH: Final = 6  # digits
 _SHA256: Final = re.compile("[0-9a-f]{64}")
+
+
+OTHER_SAMPLES: Final = (
+    "other samples: the data sets of these runs have the same name and keys, but not the same"
+    " content. Train the runs on one copy of the data."
+)
+"""Sentence about runs whose data sets differ, although their configurations do not say so."""
 
 
 @dataclass(frozen=True)
@@ -99,9 +109,11 @@ def differences(runs: Sequence[Run]) -> Differences:
     methods = {run.config.algorithm.name for run in runs}
     tuned = tuple(optimizer) if len(methods) > 1 else ()
     keys = [leaves(run.config.algorithm.model_dump(mode="json"), "algorithm.") for run in runs]
+    for tree in keys:
+        tree.pop(SOURCE, None)
     for method in dict.fromkeys(tree["algorithm.name"] for tree in keys):
         for key in _differing([tree for tree in keys if tree["algorithm.name"] == method]):
-            values[key] = tuple(text_of(tree.get(key)) for tree in keys)
+            values[key] = tuple(short_hashes([text_of(tree.get(key)) for tree in keys]))
     return Differences(values, setting, tuned)
 
 

@@ -17,10 +17,20 @@ def find_failures(report: StudyReport) -> list[str]:
 
 
 def search_failure(study: Study) -> str | None:
-    """Return why a study has no result; None if a trial of any method finished with a score."""
-    if any(study.winner(method) is not None for method in study.methods):
+    """Return why a study, or a method of it, has no result; None if each method has a winner.
+
+    The sentences name the first reason of each method without a trial that finished with a score.
+    """
+    lost = [method for method in study.methods if study.winner(method) is None]
+    if not lost:
         return None
-    return "no trial finished with a score"
+    reasons = [
+        f"{method}: {next((trial.reason for trial in study.trials_of(method) if trial.reason), '')}"
+        for method in lost
+        if any(trial.reason for trial in study.trials_of(method))
+    ]
+    which = "" if len(lost) == len(study.methods) else f" of {', '.join(lost)}"
+    return " ".join([f"no trial{which} finished with a score.", *reasons])
 
 
 def _failure_of_trial(trial: Trial, metric: str) -> str:

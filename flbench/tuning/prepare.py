@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from flbench.config.resolve import resolve, resolve_written
-from flbench.config.schema import Config, OwnModelConfig, OwnTermConfig
+from flbench.config.schema import Config, OwnAlgorithmConfig, OwnModelConfig, OwnTermConfig
 from flbench.config.sources import Layer
 from flbench.config.yaml_text import to_yaml
 from flbench.core import files
@@ -336,8 +336,9 @@ def reopen(folder: StudyFolder, changed: dict[str, Any], parcel: Parcel = NOTHIN
         kept = {key: asked[key] for key in (*KEPT, "batch")}
         kept["concurrent"] = kept["batch"]  # the number of concurrent trials does not change
         request = TuneRequest(tuple(header["methods"]), out=folder.path.parent, **(kept | changed))
-        files = {method: folder.path / "methods" / f"{method}.yaml" for method in request.methods}
-        resolved = {method: resolve_written(file) for method, file in files.items()}
+        files = {name: folder.path / "methods" / f"{name}.yaml" for name in request.methods}
+        # This also registers methods that their modules have not registered yet.
+        resolved = {name: resolve_written(file) for name, file in files.items()}
         spaces = {
             method: parse(each["space_tree"], {}, each["space"])
             for method, each in header["methods"].items()
@@ -374,9 +375,11 @@ def reopen(folder: StudyFolder, changed: dict[str, Any], parcel: Parcel = NOTHIN
 
 
 def _has_own_parts(config: Config) -> bool:
-    """Whether the net, a loss term or a metric is the user's own."""
+    """Whether the method, the net, a loss term or a metric is the user's own."""
     terms = any(isinstance(term, OwnTermConfig) for term in config.train.terms)
-    return isinstance(config.model, OwnModelConfig) or terms or bool(config.evaluation.metrics)
+    net = isinstance(config.model, OwnModelConfig)
+    method = isinstance(config.algorithm, OwnAlgorithmConfig)
+    return method or net or terms or bool(config.evaluation.metrics)
 
 
 def _described(prepared: PreparedStudy) -> Record:

@@ -1,15 +1,19 @@
 """Objects of the user that are sent to worker processes, once for all trainings."""
 
-from collections.abc import Iterator, Mapping
+import os
+import sys
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import ray
 
+from flbench.core import imported
 from flbench.core.errors import ConfigError
-from flbench.core.given import METRICS, TERMS, offered
-from flbench.core.imported import text_sha256, with_text_hashes
+from flbench.core.given import METRICS, OBJECT, TERMS, offered
+from flbench.core.imported import TextHashes, text_hashes, with_text_hashes
+from flbench.core.registry import ALGORITHMS
 from flbench.experiment.provenance import command, started_by
 
 PREPARED: Final = ("data", "partition")
@@ -21,42 +25,55 @@ FUNCTIONS: Final = {TERMS: "function", METRICS: "metric"}
 
 @dataclass(frozen=True)
 class Parcel:
-    """Objects of the user without an import path.
+    """Objects and methods of the user without an import path, and where modules are found.
 
     Attributes:
         objects: Nets and functions by the section of the configuration that they stand for.
-        hashes: SHA-256 (hex) of the source of each function, by section and name; None where the
-            source is not known. A worker compares it with the one in the configuration, and cannot
-            read the source of a script or of a notebook's cell itself.
+        hashes: Hashes of the source of each function, by section and name, and of each method, by
+            `algorithm` and name; None where the source is not known. A worker compares them with
+            those in the configuration, and cannot read the source of a script or of a notebook's
+            cell itself.
+        methods: Pickled classes of methods that workers cannot import, by their names.
+        folders: Folders in which this process finds modules.
         command: How the user started the process that sends the parcel; runs of workers record it.
             None for the command of the process that opens the parcel.
     """
 
     objects: Mapping[str, Any]
-    hashes: Mapping[tuple[str, str], str | None]
+    hashes: Mapping[tuple[str, str], TextHashes | None]
+    methods: Mapping[str, bytes] = field(default_factory=dict)
+    folders: tuple[str, ...] = ()
     command: str | None = None
 
     @contextmanager
     def opened(self) -> Iterator[None]:
         """Return a context manager in which the configuration finds the objects."""
-        known = {id(self.objects[one][name]): sha for (one, name), sha in self.hashes.items()}
+        sys.path.extend(folder for folder in self.folders if folder not in sys.path)
+        for name, pickled in self.methods.items():
+            if name not in ALGORITHMS:
+                ALGORITHMS.adopt(ray.cloudpickle.loads(pickled), name, name)
+        found = {**self.objects, METHOD: {name: ALGORITHMS[name] for name in self.methods}}
+        known = {id(found[one][name]): sha for (one, name), sha in self.hashes.items()}
         with offered(self.objects), with_text_hashes(known), started_by(self.command):
             yield
 
 
 NOTHING: Final = Parcel({}, {})
+METHOD: Final = "algorithm"
 
 
-def pack(objects: Mapping[str, Any]) -> Parcel:
+def pack(objects: Mapping[str, Any], methods: Iterable[str] = ()) -> Parcel:
     """Return the objects that workers need, and check that they can be sent to other processes.
 
-    Workers get the samples through shared memory; the object that they come from is not sent.
+    Workers get the samples through shared memory; the object that they come from is not sent. They
+    import methods by their import paths; the class of a script or notebook is sent itself.
 
     Args:
         objects: Objects by the section of the configuration that they stand for.
+        methods: Names of the methods that are trained.
 
     Raises:
-        ConfigError: An object cannot be pickled.
+        ConfigError: An object or a method cannot be pickled.
     """
     sent = {section: thing for section, thing in objects.items() if section not in PREPARED}
     for section, thing in sent.items():
@@ -70,8 +87,37 @@ def pack(objects: Mapping[str, Any]) -> Parcel:
                 " connections from it, or put it into a module, so that it has an import path."
             ) from error
     hashes = {
-        (section, name): text_sha256(function)
+        (section, name): text_hashes(function)
         for section in FUNCTIONS
         for name, function in sent.get(section, {}).items()
     }
-    return Parcel(sent, hashes, command())
+    classes = {
+        name: ALGORITHMS[name]
+        for name in methods
+        if name in ALGORITHMS and ALGORITHMS.source(ALGORITHMS[name]) == OBJECT
+    }
+    hashes |= {(METHOD, name): text_hashes(kind) for name, kind in classes.items()}
+    pickled = {name: _pickled(name, kind) for name, kind in classes.items()}
+    imported.search_here()
+    folders = tuple(os.path.abspath(folder) for folder in sys.path if os.path.isdir(folder or "."))
+    return Parcel(sent, hashes, pickled, folders, command())
+
+
+def _pickled(name: str, kind: type) -> bytes:
+    """Return the class of a method, pickled with its code."""
+    module = sys.modules.get(kind.__module__)
+    by_value = module is not None and kind.__module__ != "__main__"
+    try:
+        if by_value:
+            ray.cloudpickle.register_pickle_by_value(module)
+        try:
+            return bytes(ray.cloudpickle.dumps(kind))
+        finally:
+            if by_value:
+                ray.cloudpickle.unregister_pickle_by_value(module)
+    except Exception as error:
+        raise ConfigError(
+            f"`algorithm.name={name}`: the class {kind.__qualname__} of {kind.__module__} cannot be"
+            f" sent to worker processes, because it cannot be pickled ({type(error).__name__}:"
+            f" {error}). Put it into a module, so that it has an import path."
+        ) from error

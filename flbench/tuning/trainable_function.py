@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from ray import tune
 
-from flbench.config.resolve import resolve, resolve_written
+from flbench.config.resolve import read, resolve
 from flbench.config.sources import Layer, from_values, has_value, leaves
 from flbench.core.errors import ConfigError, RunError
 from flbench.data.federation import Federation
@@ -217,7 +217,7 @@ def _raise_failure(training: TrialTraining) -> None:
 
 def _block(saved: Path) -> dict[str, Any]:
     """Return `engine.block` of a checkpoint: the order of sums over a stack depends on its size."""
-    config, _ = resolve_written(saved / "config.yaml")
+    config = read(saved / "config.yaml")
     return {} if config.engine.block is None else {BLOCK: config.engine.block}
 
 

@@ -19,7 +19,7 @@ from flbench.config.yaml_text import to_yaml
 from flbench.core.errors import DivergedError, RunError, UserError
 from flbench.core.types import State
 from flbench.data.federation import Federation
-from flbench.experiment import assembly, checkpoint, finalize, provenance
+from flbench.experiment import assembly, checkpoint, finalize, own_methods, provenance
 from flbench.experiment.run_folder import RunFolder
 from flbench.results import metrics_file
 from flbench.results.study_folder import PERSONAL
@@ -119,6 +119,11 @@ class TrialTraining:
         return TrialProgress(record["round"], record["score"], record["ended"] is not None)
 
     @property
+    def has_begun(self) -> bool:
+        """Whether there is a state to save; otherwise `record` says why the training has none."""
+        return self._state is not None
+
+    @property
     def record(self) -> Record:
         """What trial.json says: state, reason, rounds, score and seconds."""
         return dict(self._record)
@@ -127,7 +132,7 @@ class TrialTraining:
         """Return the SHA-256 (hex) over the weights of all clients' models, as for a run.
 
         Raises:
-            RunError: The training could not begin, or is closed.
+            RunError: The training has no state, for the reason in its record, or is closed.
         """
         _, state = self._alive()
         return finalize.weights_digest(self._loop, state)
@@ -154,7 +159,7 @@ class TrialTraining:
             folder: Folder that `save` of this trial, or of another one, has written.
 
         Raises:
-            RunError: The training could not begin, or is closed.
+            RunError: The training has no state, for the reason in its record, or is closed.
             DataError: The checkpoint is damaged, does not belong to hash.json, or was written by
                 another version of flbench.
             FileNotFoundError: The folder lacks hash.json or metrics.csv.
@@ -188,7 +193,8 @@ class TrialTraining:
         for name in ("partition.npz", "partition.json"):
             shutil.copy(self._study / name, self.folder.path / name)
         if not (self.folder.path / "provenance.json").is_file():
-            self.folder.write_json("provenance.json", provenance.now(built.module))
+            about = provenance.now(own_methods.modules(config), built.module)
+            self.folder.write_json("provenance.json", about)
         self.folder.write("config.yaml", to_yaml(built.config.tree(), origins))
         self._restore(built)
 
@@ -219,7 +225,8 @@ class TrialTraining:
 
     def _alive(self) -> tuple[assembly.Experiment, State]:
         if self._built is None or self._state is None:
-            raise RunError(f"{self.job.name}: the training could not begin, or is closed.")
+            reason = self._record["reason"] or "the training is closed."
+            raise RunError(f"{self.job.name}: {reason}")
         return self._built, self._state
 
     def _end(self, state: str, reason: str | None) -> None:

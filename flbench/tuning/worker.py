@@ -69,8 +69,13 @@ class TrialWorker(tune.Trainable):  # type: ignore[misc]
         return {"round": progress.round, "score": score, "done": progress.done}
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
-        """Write a checkpoint that this trial, or another one, can load."""
-        self._begun().save(Path(checkpoint_dir))
+        """Write a checkpoint that this trial, or another one, can load.
+
+        There is none of a trial that the method refused: its trial.json says why.
+        """
+        training = self._begun()
+        if training.has_begun:
+            training.save(Path(checkpoint_dir))
 
     def load_checkpoint(self, checkpoint: str) -> None:
         """Load the state of a saved trial."""

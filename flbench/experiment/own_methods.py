@@ -1,0 +1,87 @@
+"""Methods that are not flbench's own: their classes, and the hashes of their source."""
+
+from typing import Any
+
+from flbench.algorithms import ALGORITHMS, Algorithm, AlgorithmConfig
+from flbench.config.schema import UNRECORDED, Config, OwnAlgorithmConfig
+from flbench.core import imported
+from flbench.core.errors import ConfigError
+from flbench.core.given import OBJECT
+
+
+def find(config: AlgorithmConfig) -> type[Algorithm]:
+    """Return the class of a method.
+
+    Args:
+        config: Section `algorithm`.
+
+    Raises:
+        ConfigError: There is no such method, or the section was read without the method's code.
+    """
+    method: type[Algorithm] = ALGORITHMS.find(config.name, getattr(config, "source", None))
+    if not isinstance(config, method.Config):
+        raise ConfigError(
+            f"`algorithm.name={config.name}`: the configuration was read without the code of the"
+            " method. Resolve it before an experiment is built from it."
+        )
+    return method
+
+
+def with_sha256(config: Config, method: type[Algorithm]) -> Config:
+    """Return a configuration with the hash of the source of a method that is not flbench's own.
+
+    Args:
+        config: The configuration.
+        method: Its method.
+
+    Raises:
+        ConfigError: The configuration has the hash of another source, or a file was edited after
+            the import.
+    """
+    section = config.algorithm
+    if not isinstance(section, OwnAlgorithmConfig) or section.sha256 == UNRECORDED:
+        return config
+    now = _sha256(method, section)
+    if section.sha256 not in (None, now):
+        raise ConfigError(
+            f"SHA-256 of the source of the method `{section.name}` ({method.__module__}) was"
+            f" {section.sha256} and is now {now}. Restore the source, or start a new run without"
+            " `algorithm.sha256`."
+        )
+    return config.model_copy(update={"algorithm": section.model_copy(update={"sha256": now})})
+
+
+def notes(config: Config) -> list[str]:
+    """Return a note if the source of the method is not known to be that of the run so far.
+
+    Args:
+        config: Configuration of a run that is resumed.
+    """
+    if getattr(config.algorithm, "sha256", None) != UNRECORDED:
+        return []
+    return [
+        f"`algorithm.sha256` is not recorded: the run began with a version of flbench that did not"
+        f" compare the source of the method `{config.algorithm.name}`. It must be unchanged."
+    ]
+
+
+def _sha256(method: type[Algorithm], section: OwnAlgorithmConfig) -> str | None:
+    """Return the hash of the source of a method; None if Python does not know it."""
+    if section.source == OBJECT:
+        return imported.text_sha256(method, section.sha256)
+    imported.remember(method.__module__)
+    return imported.source_sha256(str(section.source), section.sha256)
+
+
+def modules(config: Config) -> list[str]:
+    """Return the modules that define the parts of a configuration that are not flbench's own.
+
+    Args:
+        config: The complete configuration of a run.
+    """
+    tree: list[Any] = [config.model.name, config.data.source, config.partition.scheme]
+    tree += [term.name for term in config.train.terms]
+    tree += [one.source for one in (config.evaluation.metrics or {}).values()]
+    tree.append(getattr(config.algorithm, "source", None))
+    paths = [str(path) for path in tree if ":" in str(path or "")]
+    return sorted({imported.module_of(path) for path in paths if not path.startswith(f"{OBJECT}:")})
