@@ -13,6 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from flbench.core.types import Batch, Outputs, StepContext, Tree
 from flbench.models import fixed
+from flbench.models.module_state import write_back
 
 
 def make_step_context(
@@ -72,9 +73,17 @@ def is_buffer(name: str, buffers: frozenset[str]) -> bool:
 def call(net: nn.Module, weights: Tree, x: Tensor) -> Outputs:
     """Return the net's outputs for x [B, ...] with these parameters and buffers.
 
-    BatchNorm in training mode writes its running statistics to the buffers in `weights`.
+    What the net writes to its buffers is written to the tensors in `weights`, such as the running
+    statistics of BatchNorm in training mode.
+
+    Raises:
+        ConfigError: The net's code changes the shape of a buffer.
     """
-    outputs: Outputs = torch.func.functional_call(net, weights, (x,))
+    given = dict(weights)  # PyTorch puts buffers there that the net has assigned anew
+    outputs: Outputs = torch.func.functional_call(net, given, (x,))
+    for name, value in given.items():
+        if value is not weights[name]:
+            write_back(name, weights[name], value)
     return outputs
 
 
@@ -111,7 +120,7 @@ def apply(
     ]
     with mode(net, train=train):
         try:
-            outputs = call(net, weights, x)
+            outputs: Outputs = torch.func.functional_call(net, weights, (x,))
         finally:
             for handle in handles:
                 handle.remove()

@@ -10,7 +10,6 @@ The engine does not use a Trainer itself, because a Trainer per client costs 45 
 PyTorch loop where steps are not replayed from a trace, and Fabric 4 %.
 """
 
-from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, ClassVar, Self
 
@@ -29,7 +28,6 @@ from flbench.client.program import Phase, most_epochs
 from flbench.client.recording import Recording
 from flbench.client.step import local_loss, make_optimizer
 from flbench.client.trainer_checks import check_trainer
-from flbench.core.rng import Draw
 from flbench.core.types import Batch, Outputs, StepContext, Tree
 from flbench.models import fixed
 
@@ -204,15 +202,6 @@ class ClientModule(LightningModule):
     def should_stop(self) -> bool:
         """Whether the phase ends before its next step: never, if its own limits do not say so."""
         return False
-
-    def randomness(self, client: int, draw: Draw) -> AbstractContextManager[None]:
-        """Return a context manager for the whole phase; it may seed global random generators.
-
-        Args:
-            client: Id of the client.
-            draw: Random streams of the round.
-        """
-        return nullcontext()
 
     def begin_phase(self) -> None:
         """Do nothing before the first epoch, also for a client without a batch."""

@@ -6,20 +6,15 @@ that of `ClientModule`, so one client with all data trains the weights of Lightn
 bit for bit in float64.
 """
 
-import copy
 import inspect
 import math
-import random
 import traceback
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
 import torch
-from lightning.pytorch.utilities.seed import isolate_rng
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch import Tensor, nn
 from torchmetrics import Metric
@@ -31,7 +26,6 @@ from flbench.client.own_optimizer import Schedule, described, learning_rates, pa
 from flbench.client.program import Phase
 from flbench.core import metric_names
 from flbench.core.errors import ConfigError, RunError, UserError
-from flbench.core.rng import Draw
 from flbench.core.types import Batch, StepContext, Tree
 from flbench.models.lightning_hooks import LOG_WITHOUT_EFFECT, base_of, overrides
 from flbench.models.lightning_net import LightningNet
@@ -47,17 +41,14 @@ REDUCTIONS: Final[dict[Any, Callable[[Tensor], Tensor]]] = {
     torch.max: torch.max,
 }
 MOST_TRIED: Final = 10_000  # steps that schedulers are tried for before a run
-# Attributes of modules that are not part of the state of the user's training.
-NO_STATE: Final = frozenset({*vars(nn.Module()), "_trainer", "_fabric", "_hparams", "log"})
 
 
 class OwnModule(ClientModule):
     """One phase of one client's training by the user's own training step and optimizer.
 
-    The module's Python attributes are set back at the beginning of each phase, and its random
-    numbers (PyTorch's, NumPy's and Python's global generators) come from the run's seed, the client
-    and the round. So nothing passes from one client to the next but parameters and buffers. Hooks
-    are called as in `Trainer.fit`; see `flbench.models.lightning_hooks`.
+    The engine sets the module's Python attributes back at the beginning of each phase, and seeds
+    the global random generators; see `flbench.engine.client_run`. Hooks are called as in
+    `Trainer.fit`; see `flbench.models.lightning_hooks`.
 
     Args:
         net: The user's module as a net.
@@ -163,7 +154,7 @@ class OwnModule(ClientModule):
         net, own = self.net, dict(self.net.named_parameters())
         _attach(net.module, self._position)
         self._position.begin(self.batches_per_epoch)
-        self._reset()
+        net.module.__dict__["log"] = self._log
         weights = self._weights()
         # Frozen parameters are not among the leaves: a second model has those of the module.
         seen = own if weights is None else {name: weights.get(name, own[name]) for name in own}
@@ -220,16 +211,6 @@ class OwnModule(ClientModule):
         weights = self.phase.weights(self.leaves, self.ctx)
         known = {id(leaf) for leaf in self.leaves.values()}
         return weights if all(id(leaf) in known for leaf in weights.values()) else None
-
-    @contextmanager
-    def randomness(self, client: int, draw: Draw) -> Iterator[None]:
-        """Return a context manager in which global generators begin at the seed of the client."""
-        seed = draw.module_seed(client)
-        with isolate_rng():
-            torch.manual_seed(seed)
-            np.random.seed(seed)
-            random.seed(seed)
-            yield
 
     def begin_phase(self) -> None:
         """Call the module's hook before the training, also for a client without a batch."""
@@ -295,11 +276,6 @@ class OwnModule(ClientModule):
                 schedule.advance("step", number % batches, title)
                 if (number + 1) % batches == 0:
                     schedule.advance("epoch", number // batches, title)
-
-    def _reset(self) -> None:
-        """Set the Python attributes of the user's module back, and let `self.log` come here."""
-        _restore(self.net)
-        self.net.module.__dict__["log"] = self._log
 
     def _task_loss(self, batch: Batch) -> Tensor:
         """Return what the module's training step returns for a batch: its loss, 0-dim."""
@@ -560,38 +536,6 @@ def _attach(module: nn.Module, position: _Position | None) -> None:
             one.__dict__["_trainer"] = position
             if position is None:
                 one.__dict__.pop("log", None)
-
-
-def _restore(net: LightningNet) -> None:
-    """Set the Python attributes of the user's modules to what they were before the first client."""
-    users = {name: one for name, one in net.module.named_modules() if _has_state(one)}
-    # A second name of a submodule or parameter, such as in a list, stays that very object.
-    shared = [*net.modules(), *net.parameters(), *net.buffers()]
-    if "first_attributes" not in net.__dict__:
-        net.__dict__["first_attributes"] = {
-            name: _copied(
-                {key: value for key, value in one.__dict__.items() if key not in NO_STATE}, shared
-            )
-            for name, one in users.items()
-        }
-    first: dict[str, dict[str, Any]] = net.__dict__["first_attributes"]
-    for name, one in users.items():
-        for key in [key for key in one.__dict__ if key not in NO_STATE]:
-            del one.__dict__[key]
-        one.__dict__.update(_copied(first[name], shared))
-    for one in net.modules():
-        if isinstance(one, Metric):
-            one.reset()
-
-
-def _has_state(module: nn.Module) -> bool:
-    """Return whether a module is of a class of the user's, which may change its attributes."""
-    return not isinstance(module, Metric) and not type(module).__module__.startswith("torch.nn.")
-
-
-def _copied(attributes: dict[str, Any], shared: list[Any]) -> dict[str, Any]:
-    """Return a copy of Python attributes in which some objects stay the same."""
-    return copy.deepcopy(attributes, {id(one): one for one in shared})
 
 
 def _place(error: Exception) -> str:

@@ -5,6 +5,9 @@ Results therefore do not depend on the order in which clients train, on the numb
 on whether a run was resumed.
 """
 
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
@@ -60,6 +63,38 @@ def torch_seed(seed: int, purpose: str) -> int:
     """
     sequence = np.random.SeedSequence(seed, spawn_key=(PURPOSES.index(purpose),))
     return int(sequence.generate_state(1, np.uint64)[0] >> np.uint64(1))
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Return a context manager in which the global random generators begin at a seed.
+
+    They are those of PyTorch (of the CPU, and of GPUs in use), NumPy and Python. Afterwards they
+    have their former states. Only code that flbench does not own draws from them, and PyTorch's
+    random layers.
+
+    Args:
+        seed: The seed, in [0, 2^32).
+
+    >>> with seeded(3):
+    ...     first = random.random()
+    >>> with seeded(3):
+    ...     bool(first == random.random())
+    True
+    """
+    before = torch.get_rng_state(), np.random.get_state(), random.getstate()
+    of_gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else None
+    torch.manual_seed(seed)
+    np.random.seed(seed)
+    random.seed(seed)
+    try:
+        yield
+    finally:
+        torch.set_rng_state(before[0])
+        np.random.set_state(before[1])
+        random.setstate(before[2])
+        if of_gpus is not None:
+            torch.cuda.set_rng_state_all(of_gpus)
 
 
 @dataclass(frozen=True)
@@ -134,13 +169,14 @@ class Draw:
         mixed = rows.astype(np.uint64) ^ of_client ^ (of_epoch >> np.uint64(1))
         return _scramble(mixed).view(np.int64)
 
-    def module_seed(self, client: int) -> int:
-        """Return the seed in [0, 2^32) that a LightningModule of the user draws from in a phase.
+    def module_seed(self, client: int, *part: int) -> int:
+        """Return the seed in [0, 2^32) that a net or other code of the user draws from in a step.
 
         Args:
             client: Id of the client.
+            part: Numbers >= 0 that separate the streams of a client; none for a phase of training.
         """
-        return int(generator(self.seed, "module", client, *self.key).integers(2**32))
+        return int(generator(self.seed, "module", client, *part, *self.key).integers(2**32))
 
     def method_generator(self, *key: int) -> np.random.Generator:
         """Return a generator for the draws of a method, such as starts of k-means or noise.

@@ -10,6 +10,7 @@ from flbench.client.logged import Log
 from flbench.client.module import ClientModule
 from flbench.client.program import Phase, Statistic, Step, Transform
 from flbench.client.recording import Recording
+from flbench.core.rng import seeded
 from flbench.core.tree import is_finite, where_masked
 from flbench.core.types import Batch, Dispatch, Info, Outputs, Tree
 from flbench.data import batches
@@ -31,6 +32,7 @@ class ClientRun:
         settings: Settings of the round.
         rows: The leaves that the client keeps between rounds, [1, ...] each.
         dispatch: What the server sends to this client.
+        has_own: Whether the program has code that flbench does not own.
 
     Attributes:
         start: The leaves at the beginning of the program: the seeded values, overlaid by `rows`,
@@ -47,8 +49,11 @@ class ClientRun:
         settings: RoundSettings,
         rows: Tree,
         dispatch: Dispatch,
+        *,
+        has_own: bool = False,
     ) -> None:
         env = self._environment = environment
+        self._has_own = has_own
         self._client = client
         self._settings = settings
         self._losses: list[Tensor] = []
@@ -82,7 +87,24 @@ class ClientRun:
         env.reset_scaler()
 
     def execute(self, step: Step) -> None:
-        """Run one step of the local program."""
+        """Run one step of the local program.
+
+        A net that may remember more than parameters and buffers begins each step as it was before
+        the first client. For such nets, and for programs with code that flbench does not own, the
+        global random generators begin at a seed of the run, the client and the round.
+        """
+        state = self._environment.state
+        if state is None and not self._has_own:
+            self._execute(step)
+            return
+        if state is not None:
+            state.restore()
+        part = () if isinstance(step, Phase) else (1,)
+        with seeded(self._settings.draw.module_seed(self._client, *part)):
+            self._execute(step)
+
+    def _execute(self, step: Step) -> None:
+        """Run one step of the local program, with the random generators as they are."""
         match step:
             case Phase():
                 self._run_phase(step)
@@ -152,7 +174,9 @@ class ClientRun:
         with torch.no_grad(), mode(env.net, train=False), env.fabric.autocast():
             forward = partial(_forward, env.net, batch.x)
             context = make_step_context(env.net, forward, batch, self.ctx, self.leaves, self.start)
-            return recording.observe(context)
+            found = recording.observe(context)
+            env.write_back()
+            return found
 
     def _run_transform(self, step: Transform) -> None:
         """Replace leaves by what a Transform returns."""

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from flbench.core.types import Tree
 from flbench.data.federation import Federation
 from flbench.engine.traced import Traces
+from flbench.models.module_state import ModuleState
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,8 @@ class Environment:
         needs_two: Whether the net cannot train on a batch of one sample for another reason.
         scaler: The initial state of the loss scaler of `16-mixed`; empty for other precisions.
         traces: Recorded operations of training steps and of Statistics.
+        state: What the net was before the first client, for a net that may remember more than
+            parameters and buffers, or draw random numbers; None for other nets.
     """
 
     fabric: Fabric
@@ -40,11 +43,17 @@ class Environment:
     needs_two: bool
     scaler: dict[str, Any]
     traces: Traces
+    state: ModuleState | None
 
     @property
     def device(self) -> torch.device:
         """The device of the net and of the samples."""
         return self.fabric.device
+
+    def write_back(self) -> None:
+        """Copy buffers that the code of the net has assigned anew into the leaves."""
+        if self.state is not None:
+            self.state.write_back()
 
     def reset_scaler(self) -> None:
         """Reset the loss scaler, so that no client's scale depends on the client before it."""

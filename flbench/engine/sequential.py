@@ -11,6 +11,7 @@ from torch.amp.grad_scaler import GradScaler
 
 from flbench.client.program import LocalProgram, Statistic, Step
 from flbench.config.schema import EngineConfig
+from flbench.core.ownership import is_known
 from flbench.core.tree import is_finite
 from flbench.core.types import Failure, Message, Results
 from flbench.data.federation import Federation
@@ -27,6 +28,7 @@ from flbench.engine.environment import Environment
 from flbench.engine.traced import Traces
 from flbench.models import fixed, trial
 from flbench.models.base import net_leaves
+from flbench.models.module_state import ModuleState, needs_care
 
 
 class SequentialEngine:
@@ -61,7 +63,8 @@ class SequentialEngine:
             has_batchnorm=fixed.trains_batchnorm(net),
             needs_two=trial.needs_two(net),
             scaler=dict(fabric.strategy.precision.state_dict()),
-            traces=Traces(enabled=config.trace),
+            traces=Traces(enabled=config.trace and is_known(net)),
+            state=ModuleState(net) if needs_care(net) else None,
         )
 
     def run(
@@ -79,10 +82,13 @@ class SequentialEngine:
         finished: list[int] = []
         failures: list[Failure] = []
         observe_seconds = 0.0
+        has_own = not is_known((program, observe))
         steps, losses = torch.zeros(len(ids), dtype=torch.int64), torch.full((len(ids),), torch.nan)
         for position, client in enumerate(ids.tolist()):
             one = ids[position : position + 1]
-            run = ClientRun(self._environment, client, settings, rows(one), dispatch(one))
+            run = ClientRun(
+                self._environment, client, settings, rows(one), dispatch(one), has_own=has_own
+            )
             for step in program.steps:
                 run.execute(step)
             leaves = run.leaves
@@ -124,6 +130,14 @@ class SequentialEngine:
     def block(self, batch_size: int) -> int | None:
         """Return None: this engine does not stack clients."""
         return None
+
+    def changed_attributes(self) -> list[str]:
+        """Return the attributes of the net that its code changed in the last step of a program.
+
+        See `ModuleState.changed`. They are set back before the next step.
+        """
+        state = self._environment.state
+        return [] if state is None else state.changed()
 
     def report(self) -> dict[str, float]:
         """Return an empty dict: this engine has no measurements of its own."""

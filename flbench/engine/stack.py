@@ -181,7 +181,7 @@ class Stack:
         try:
             return torch.vmap(one)(index, tensors, *extra)
         except RuntimeError as error:
-            if not str(error).startswith("vmap:"):
+            if not str(error).startswith(("vmap:", "Batching rule not implemented")):
                 raise
             raise ConfigError(_refusal(error)) from error
 
@@ -350,9 +350,14 @@ def _refusal(error: RuntimeError) -> str:
     call, line = [frame for frame in walk_tb(error.__traceback__) if not _is_pytorch(frame[0])][-1]
     code = call.f_code
     first, _, _ = str(error).removeprefix("vmap: ").partition(". ")
+    cure = "Use engine.name=sequential, or use masks instead of reading values."
+    if "random" in first:
+        first, cure = "it draws random numbers", "Use engine.name=sequential or ray."
+    elif "atching rule" in first or "support aten" in first:
+        cure = "Use engine.name=sequential or ray."
     return (
         f"`{code.co_qualname}` ({code.co_filename}:{line}) cannot be done for many clients at once"
-        f" ({first}). Use engine.name=sequential, or use masks instead of reading values."
+        f" ({first}). {cure}"
     )
 
 

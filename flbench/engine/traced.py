@@ -7,6 +7,9 @@ pass. A replay executes them on other inputs and gives the same results, bit for
 over 2 x 2 pixels is replaced by operations that give the same results in less time (see
 `flbench.engine.pooling` for the sign of zeros and for NaN).
 
+Steps with code that flbench does not own, of a net, a loss term or a method, are never traced:
+nothing is known of what that code remembers from call to call (see `flbench.core.ownership`).
+
 Steps of one kind do the same operations: they have the same phase, and tensors of the same names,
 shapes, strides and types. The first steps of a kind run as they are, to measure their time. Short
 ones are then traced. A trace repeats operations, but not what Python did with the values of
@@ -27,7 +30,8 @@ A trace that differs in a comparison is dropped, and the results of the step its
 import re
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache
 from hashlib import sha256
@@ -44,6 +48,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from flbench.client.program import Phase, Statistic
+from flbench.core.ownership import is_known
 from flbench.core.types import Tree
 from flbench.engine import pooling
 
@@ -124,11 +129,12 @@ WRITES = {
 class Kind:
     """The key of a kind of step: any hashable parts; their hash is computed once."""
 
-    __slots__ = ("_hash", "_parts")
+    __slots__ = ("_hash", "_parts", "is_known")
 
     def __init__(self, *parts: Hashable) -> None:
         self._parts = parts
         self._hash = hash(parts)
+        self.is_known: bool | None = None
 
     def __hash__(self) -> int:
         return self._hash
@@ -240,6 +246,8 @@ class Traces:
     def gather(self, step: Phase | Statistic, *trees: Tree, what: Hashable = None) -> Inputs:
         """Return the inputs of the steps of a phase, or of a Statistic.
 
+        They are `NO_INPUTS` if the step has code that flbench does not own.
+
         Args:
             step: The phase or the Statistic.
             trees: The leaves, start and ctx of a client or of a stack.
@@ -261,7 +269,10 @@ class Traces:
             self._kinds.clear()
         kind = Kind(step, what, tuple(places), shapes(tensors))
         # Equal kinds are one object, because identical objects are compared faster.
-        return Inputs(step, tensors, self._kinds.setdefault(kind, kind), next(self._numbers))
+        kind = self._kinds.setdefault(kind, kind)
+        if kind.is_known is None:
+            kind.is_known = is_known(step)
+        return Inputs(step, tensors, kind, next(self._numbers)) if kind.is_known else NO_INPUTS
 
     def take(
         self,
@@ -282,7 +293,7 @@ class Traces:
             what: Everything else that the operations of this step depend on.
             constants: Tensors that have the same values in all steps of this kind.
         """
-        if not self.enabled:
+        if inputs is NO_INPUTS:
             return step()
         kind = inputs.kind, what, shapes(batch)
         known = self._known.setdefault(kind, Known())
@@ -385,8 +396,13 @@ def run_and_record(
     """
     bits, bits_of_batch = (dict(enumerate(map(_bits, tensors))) for tensors in (inputs, batch))
     tape = Tape([*inputs, *batch], constants)
-    found = tape.record(step)
-    trace = tape.trace(found)
+    with _as_before([*inputs, *batch]) as failed:
+        found = tape.record(step)
+    if failed:
+        return step(), None
+    trace: Trace | None = None
+    with suppress(RuntimeError):  # an operation of PyTorch that cannot be recorded
+        trace = tape.trace(found)
     if trace is not None:
         after = enumerate(map(_bits, trace.constants), len(inputs))
         trace.same, trace.same_batch = bits | dict(after), bits_of_batch
@@ -417,13 +433,42 @@ def run_and_compare(
     trace.same_batch = _same(trace.same_batch, batch)
     theirs = [*inputs, *batch]
     mine = [x.detach().clone() if x.is_contiguous() else x for x in theirs]
-    again = tree_leaves(trace.replay(*mine))
+    with _as_before(theirs) as failed:
+        again = tree_leaves(trace.replay(*mine))
+    if failed:  # such as the backward pass of nn.LSTM, which takes None for a tensor
+        return step(), False
     tape = Tape(theirs, constants)
     found = tape.record(step)
     mine, theirs = [*mine, *again], [*theirs, *tree_leaves(found)]
     equal = len(mine) == len(theirs) and all(map(_same_bits, mine, theirs))
     same_constants = list(map(_place, tape.unknown)) == list(map(_place, trace.constants))
     return found, equal and tape.sound and same_constants
+
+
+@contextmanager
+def _as_before(inputs: Sequence[Tensor]) -> Iterator[list[Exception]]:
+    """Return a context manager that undoes what a recording or a replay did before it failed.
+
+    Some operations of PyTorch work in a step, but cannot be recorded or replayed. Then the inputs
+    and PyTorch's generator on the CPU have their former values after the block.
+
+    Args:
+        inputs: The tensors that may be written to.
+
+    Yields:
+        A list that contains the exception of PyTorch, if one was raised in the block.
+    """
+    values, state = [x.detach().clone() for x in inputs], torch.get_rng_state()
+    failed: list[Exception] = []
+    try:
+        yield failed
+    except (RuntimeError, TypeError, NotImplementedError) as error:
+        failed.append(error)
+        torch.set_rng_state(state)
+        with torch.no_grad():
+            for x, value in zip(inputs, values, strict=True):
+                if not _same_bits(x, value):
+                    x.copy_(value)
 
 
 def _same_bits(one: Tensor | None, other: Tensor | None) -> bool:

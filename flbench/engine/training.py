@@ -53,9 +53,7 @@ class Training:
         )
         module.batches_per_epoch = self._batches.per_epoch
         module.train()
-        self._randomness = partial(module.randomness, client, settings.draw)
-        with self._randomness():
-            self._optimizer = module.configure_optimizers()
+        self._optimizer = module.configure_optimizers()
         # A module may read its learning rate, which a schedule changes from round to round.
         rate = {"lr": torch.tensor(module.lr, dtype=torch.float64)}
         self._inputs = environment.traces.gather(
@@ -65,11 +63,6 @@ class Training:
 
     def run(self) -> list[Tensor]:
         """Train to the end of the phase; return the sum of the losses of each epoch, 0-dim each."""
-        with self._randomness():
-            return self._run()
-
-    def _run(self) -> list[Tensor]:
-        """Train to the end of the phase, with the random numbers of the client."""
         phase, module = self._phase, self._module
         cap = most_epochs(phase)
         means = torch.full(
@@ -172,4 +165,5 @@ class Training:
             loss = module.training_step(batch, index)
         hooked = self._phase.gradient is not None
         gradients = module.gradients(loss if hooked else env.scale(loss))
+        env.write_back()
         return loss.detach(), gradients, module.recorded

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from flbench.client.program import LocalProgram, Phase, Statistic, Step, Transform
 from flbench.config.schema import EngineConfig
 from flbench.core.errors import ConfigError
+from flbench.core.ownership import is_known
 from flbench.core.tree import nbytes
 from flbench.core.types import Failure, Message, Results, Tree
 from flbench.data.federation import Federation
@@ -79,7 +80,7 @@ class VectorizedEngine:
             has_batchnorm=fixed.trains_batchnorm(net),
             needs_two=trial.needs_two(net),
             padding=exclude_padding(net),
-            traces=Traces(enabled=config.trace),
+            traces=Traces(enabled=config.trace and is_known(net)),
         )
 
     def run(

@@ -33,6 +33,7 @@ from flbench.experiment import (
     own_methods,
     own_metrics,
 )
+from flbench.experiment.code_trial import CodeTrial
 from flbench.experiment.evaluate import PARTS, Evaluator, Judge, positive_class
 from flbench.experiment.evaluation_tables import ClassGroups
 from flbench.experiment.judging import ClassJudge
@@ -211,7 +212,9 @@ class Experiment:
         return extra["rows"], Seconds(**extra["seconds"]), memory or Memory()
 
 
-def build(config: Config, federation: Federation | None = None) -> Experiment:
+def build(
+    config: Config, federation: Federation | None = None, *, tried: bool = True
+) -> Experiment:
     """Build all objects of an experiment.
 
     This sets the number of threads that PyTorch uses in this process.
@@ -220,6 +223,8 @@ def build(config: Config, federation: Federation | None = None) -> Experiment:
         config: Configuration of the experiment.
         federation: The samples that `config.data` and `config.partition` describe, if they are
             already loaded; None to load them.
+        tried: Whether to try the code of the user in a few steps of training. The models of a
+            finished run need no trial.
 
     Raises:
         UserError: Data and configuration do not fit together. The message lists all reasons that
@@ -293,9 +298,15 @@ def build(config: Config, federation: Federation | None = None) -> Experiment:
         *about_module,
     ]
     reason = None
+    # Trials only read the clients' rows, which share memory in this state.
+    trial = CodeTrial(config, algorithm, net, federation, training_state(algorithm, before))
+    if tried:
+        notes += trial.check()
     if config.engine.name == "auto":
 
         def make(name: str) -> Engine:
+            if name == "vectorized":
+                trial.check_stacked()
             return build_engine(fill_defaults(altered(asked, "engine", name=name)), net, federation)
 
         start = training_state(algorithm, _start(config, net, algorithm))
@@ -303,6 +314,8 @@ def build(config: Config, federation: Federation | None = None) -> Experiment:
         chosen = fill_defaults(altered(asked, "engine", name=name)).engine
         config = config.model_copy(update={"engine": chosen})
         torch.set_num_threads(chosen.threads or 1)
+    elif tried and stacks(config, net):
+        trial.check_stacked()
     engine = build_engine(config, net, federation)
     block = engine.block(config.train.batch_size)
     if block is not None:
@@ -458,6 +471,18 @@ def build_engine(config: Config, net: nn.Module, federation: Federation) -> Engi
         ) from error
     engine: Engine = getattr(engine_module, kind)(net, federation, config.engine)
     return engine
+
+
+def stacks(config: Config, net: nn.Module) -> bool:
+    """Return whether clients are stacked: by the vectorized engine, or by Ray's workers on GPUs.
+
+    Args:
+        config: Configuration with the defaults of `fill_defaults`.
+        net: The net.
+    """
+    on_gpu = config.engine.device.startswith("cuda")
+    by_workers = config.engine.name == "ray" and on_gpu and not isinstance(net, LightningNet)
+    return config.engine.name == "vectorized" or by_workers
 
 
 def fill_defaults(config: Config) -> Config:

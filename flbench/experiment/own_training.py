@@ -22,7 +22,7 @@ from flbench.client.own_module import OwnModule, parameter_of
 from flbench.client.program import LocalProgram, LossTerm, Phase, Statistic, Step
 from flbench.config.schema import Config, OptimizerConfig
 from flbench.core.errors import ConfigError
-from flbench.core.rng import Draw
+from flbench.core.rng import Draw, seeded
 from flbench.core.types import Batch, State, StepContext
 from flbench.data.batches import arrange
 from flbench.data.federation import Federation
@@ -293,10 +293,8 @@ def _try_phase(
     ones, key = torch.ones(len(y), dtype=torch.bool), torch.arange(len(y))
     batch = Batch(x, y, ones, key, torch.tensor(0))
     module.train()
-    draw = Draw(config.seed, (0,), federation.clients)
-    with module.randomness(0, draw):
+    with seeded(Draw(config.seed, (0,), federation.clients).module_seed(0)):
         optimizer = module.configure_optimizers()
-    with module.randomness(0, draw):
         module.begin_phase()
         module.begin_epoch(0)
         loss = module.training_step(batch)

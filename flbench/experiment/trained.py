@@ -41,6 +41,7 @@ from flbench.experiment import checkpoint, rounds
 from flbench.experiment.assembly import Experiment, altered, build
 from flbench.experiment.evaluate import BLOCK, SCALARS
 from flbench.metrics import ranking_names
+from flbench.models.base import net_leaves
 from flbench.models.lightning_net import LightningNet
 from flbench.results import metrics_file
 from flbench.results.reading import check_run_folder, client_scores
@@ -325,7 +326,7 @@ def load(
         )
     threads = torch.get_num_threads()
     config, _ = resolve_written(path / "config.yaml")
-    experiment = build(_on_this_machine(config))
+    experiment = build(_on_this_machine(config), tried=False)
     try:
         _check_data(experiment, path)
         state = _read_state(experiment, path, checkpoint)
@@ -559,8 +560,10 @@ def _load(
     own, leaves, ctx = (_of_kind(kind, tensors) for kind in ("net", "leaf", "ctx"))
 
     net = deepcopy(experiment.net).cpu().to(next(v for v in own.values() if v.is_floating_point()))
-    # What `get_extra_state` returns is no leaf, and stays as it is.
-    net.load_state_dict({name: own.get(name, value) for name, value in net.state_dict().items()})
+    with torch.no_grad():
+        # Not by load_state_dict, which leaves out the buffers that are not persistent.
+        for leaf, tensor in net_leaves(net).items():
+            tensor.copy_(own[leaf] if leaf in own else tensor)
     net = uncompiled(net)
     net.eval().requires_grad_(False)
     if deployment.predict is None:

@@ -16,6 +16,7 @@ from flbench.core import given, imported
 from flbench.core.errors import ConfigError
 from flbench.core.types import Outputs
 from flbench.models import fixed, lightning_net, trial
+from flbench.models.module_state import looked_at
 
 
 class OwnNet(nn.Module):
@@ -67,7 +68,6 @@ def make(config: OwnModelConfig, shape: tuple[int, ...], classes: int | None) ->
         raise needs_classes(config.name)
     net = _built(source, deepcopy(config.args or {}), shape, classes, what)
     _check_leaves(net, what)
-    _check_randomness(net, what)
     given_in_eval_mode = not any(module.training for module in net.modules())
     if given_in_eval_mode:
         net.train()
@@ -93,7 +93,7 @@ def _divided(
         return net
     _check_logits(outputs, classes, what)
     split = _split(net, config.head, what)
-    with torch.no_grad(), fixed.eval_mode(split):
+    with torch.no_grad(), fixed.eval_mode(split), looked_at(split):
         try:
             both = split(x)
         except Exception as error:
@@ -322,21 +322,10 @@ def _check_leaves(net: nn.Module, what: str) -> None:
             )
 
 
-def _check_randomness(net: nn.Module, what: str) -> None:
-    """Raise a ConfigError if a layer draws from PyTorch's global generator."""
-    for name, module in net.named_modules():
-        if isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0:
-            raise ConfigError(
-                f"{what}: `{name}` is dropout with p={module.p:g}, whose random numbers do not come"
-                " from the run's seed, so that a run could not be repeated or resumed. Set its p to"
-                " 0 (torchvision: model.args.dropout=0)."
-            )
-
-
 def _outputs(net: nn.Module, x: Tensor, what: str) -> Any:
     """Return what a net returns for two samples."""
     try:
-        with torch.no_grad():
+        with torch.no_grad(), looked_at(net):
             return net(x)
     except Exception as error:
         raise ConfigError(

@@ -13,6 +13,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from flbench.core.errors import ConfigError
 from flbench.core.types import Outputs
 from flbench.models import fixed
+from flbench.models.module_state import looked_at
 
 # Attributes of the net that trials write; copies of the net have them too.
 NEEDS_TWO: Final = "fails_for_one_sample"
@@ -141,8 +142,7 @@ def _logits(net: nn.Module, x: Tensor, classes: int, what: str) -> Tensor:
         ConfigError: The net fails, or returns something else; the message begins with `what`.
     """
     try:
-        with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(0)
+        with looked_at(net):
             found: Any = net(x)
     except Exception as error:
         raise ConfigError(
@@ -167,7 +167,8 @@ def _logits(net: nn.Module, x: Tensor, classes: int, what: str) -> Tensor:
 def _fails_for_one(net: nn.Module, of_two: Tensor, x: Tensor) -> bool:
     """Return whether a net in training mode fails for one sample, but not for two samples."""
     try:
-        of_one = net(x[:1])
+        with looked_at(net):
+            of_one = net(x[:1])
     except Exception:  # noqa: BLE001 (it is the code of the user)
         return True
     logits = of_one.logits if isinstance(of_one, Outputs) else of_one

@@ -1,0 +1,294 @@
+"""What functions and objects remember outside of their arguments, as far as Python can see it.
+
+A function keeps state in the variables of its closure, in global variables, in its defaults and
+attributes; an object in its attributes and those of its class. `remembered` describes the values
+that can be reached from there, so that two descriptions tell what has changed between two calls.
+"""
+
+import dis
+import itertools
+import random
+import sys
+import types
+import warnings
+from collections import deque
+from collections.abc import Iterator, Mapping, Set
+from functools import partial
+from hashlib import sha256
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from flbench.core.ownership import PACKAGES
+
+MOST: Final = 2_000
+"""Largest number of entries of a collection that are examined."""
+LARGEST: Final = 2**24
+"""Largest number of bytes of a tensor or array that are read."""
+DEEPEST: Final = 12
+"""Largest depth of nested objects."""
+WRITERS: Final = frozenset({"append", "appendleft", "extend", "add"})
+"""Methods of collections that only add to them. A collection that is never read changes nothing."""
+STATES: Final = (np.random.Generator, np.random.RandomState, random.Random, itertools.count)
+"""Types of libraries whose objects change in each use."""
+
+
+def remembered(roots: Mapping[str, object], *, skip: Set[int] = frozenset()) -> dict[str, str]:
+    """Return a description of each value that can be reached from some objects.
+
+    The caches of `functools` are not seen, nor is what objects of libraries contain, except for
+    collections, tensors, arrays, modules and random generators.
+
+    Args:
+        roots: Functions and objects, by the words that messages name them with.
+        skip: The `id` of objects that are left out.
+
+    Returns:
+        Descriptions by the place of the value, such as ``the variable `calls` of `term` ``.
+
+    >>> calls = []
+    >>> def count(x): return calls.append(x) or len(calls)
+    >>> before = remembered({"`count`": count})
+    >>> _ = count(3)
+    >>> changes(before, remembered({"`count`": count}))
+    ['the global variable `calls` of `count`']
+    """
+    walk = _Walk(set(skip))
+    for name, root in roots.items():
+        walk.packages.add(_package(root))
+        walk.visit(root, name, 0)
+    return {
+        place: text
+        for place, text in walk.found.items()
+        if walk.names.get(place.partition("[")[0], "") not in walk.unread()
+    }
+
+
+def changes(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
+    """Return the places of values that differ; entries of a collection count as the collection.
+
+    Args:
+        before: What `remembered` returned.
+        after: What it returned later.
+    """
+    places = [*before, *(place for place in after if place not in before)]
+    changed = (place for place in places if before.get(place) != after.get(place))
+    return list(dict.fromkeys(place.partition("[")[0] for place in changed))
+
+
+class _Walk:
+    """A walk through all values that can be reached.
+
+    Attributes:
+        found: Descriptions by place.
+        names: Name of the variable or attribute by place.
+        packages: Names of the packages whose functions are examined, beside those of scripts.
+    """
+
+    def __init__(self, seen: set[int]) -> None:
+        self.found: dict[str, str] = {}
+        self.names: dict[str, str] = {}
+        self.packages: set[str] = set()
+        self._seen = seen
+        self._alive: list[object] = []  # keeps ids unique
+        self._uses: dict[str, set[str]] = {}
+
+    def unread(self) -> set[str]:
+        """Return the names of variables and attributes that code only adds to."""
+        return {name for name, uses in self._uses.items() if uses and uses <= WRITERS}
+
+    def visit(self, value: object, place: str, depth: int) -> None:
+        """Describe a value, and all that can be reached from it."""
+        if isinstance(value, type(None) | bool | int | float | complex | str | bytes | np.generic):
+            self.found[place] = f"{type(value).__name__} {value!r}"
+            return
+        if id(value) in self._seen or depth > DEEPEST:
+            return
+        self._seen.add(id(value))
+        self._alive.append(value)
+        match value:
+            case Tensor() | np.ndarray():
+                self.found[place] = _digest(value)
+            case torch.Generator():
+                self.found[place] = _digest(value.get_state())
+            case types.FunctionType():
+                self._function(value, place, depth)
+            case types.MethodType():
+                self.visit(value.__func__, place, depth)
+                self.visit(value.__self__, place, depth)
+            case partial():
+                for one in (value.func, value.args, value.keywords):
+                    self.visit(one, place, depth + 1)
+            case type():
+                self._class(value, place, depth)
+            case Mapping():
+                self.found[place] = f"{type(value).__name__} of {len(value)}"
+                for key, one in itertools.islice(list(value.items()), MOST):
+                    self.visit(one, f"{place}[{key!r}]", depth + 1)
+            case list() | tuple() | set() | frozenset() | deque():
+                self.found[place] = f"{type(value).__name__} of {len(value)}"
+                for k, one in enumerate(itertools.islice(list(value), MOST)):
+                    self.visit(one, f"{place}[{k}]", depth + 1)
+            case types.GeneratorType():
+                self.found[place] = f"generator {value.gi_frame and value.gi_frame.f_lasti}"
+                if value.gi_frame is not None:
+                    self.visit(dict(value.gi_frame.f_locals), f"{place}[locals]", depth + 1)
+            case Iterator():
+                self._iterator(value, place, depth)
+            case nn.Module():
+                self._module(value, place, depth)
+            case _ if isinstance(value, STATES):
+                self._iterator(value, place, depth)
+            case _ if hasattr(value, "__wrapped__") and callable(value):
+                self.visit(value.__wrapped__, place, depth + 1)
+            case _ if self._is_own(type(value)):
+                self._object(value, place, depth)
+
+    def _is_own(self, thing: object) -> bool:
+        """Return whether a function or class is code of the user, not of a library."""
+        package = _package(thing)
+        if package in PACKAGES or package in sys.stdlib_module_names:
+            return False
+        file = str(getattr(sys.modules.get(package), "__file__", "") or "")
+        return package in self.packages or not ("site-packages" in file or "dist-packages" in file)
+
+    def _function(self, function: types.FunctionType, place: str, depth: int) -> None:
+        """Describe the variables that a function can reach."""
+        if not self._is_own(function):
+            return
+        for name, cell in zip(
+            function.__code__.co_freevars, function.__closure__ or (), strict=True
+        ):
+            try:
+                content = cell.cell_contents
+            except ValueError:  # it has no value yet
+                continue
+            self._named(content, f"the variable `{name}` of {place}", name, depth)
+        for key, default in (
+            *enumerate(function.__defaults__ or ()),
+            *(function.__kwdefaults__ or {}).items(),
+        ):
+            self.visit(default, f"the default {key} of {place}", depth + 1)
+        for key, value in vars(function).items():
+            self._named(value, f"the attribute `{key}` of {place}", key, depth)
+        names: set[str] = set()
+        for code in _codes(function.__code__):
+            names |= set(code.co_names)
+            self._note_uses(code)
+        for name in sorted(names & function.__globals__.keys()):
+            value = function.__globals__[name]
+            if isinstance(value, types.ModuleType):
+                if self._is_own(value):
+                    for key in sorted(names & vars(value).keys()):
+                        self._named(
+                            vars(value)[key], f"the variable `{value.__name__}.{key}`", key, depth
+                        )
+            else:
+                self._named(value, f"the global variable `{name}` of {place}", name, depth)
+
+    def _named(self, value: object, place: str, name: str, depth: int) -> None:
+        """Describe the value of a variable or an attribute; code is described by its own name."""
+        if isinstance(value, types.FunctionType | type):
+            place = f"`{value.__qualname__}`"
+        else:
+            self.names[place] = name
+        self.visit(value, place, depth + 1)
+
+    def _note_uses(self, code: types.CodeType) -> None:
+        """Note what a function does with each variable and attribute that it reads."""
+        instructions = [one for one in dis.get_instructions(code) if one.opname != "PUSH_NULL"]
+        for one, then in itertools.pairwise(instructions):
+            if one.opname.startswith("LOAD") and isinstance(one.argval, str):
+                reads = then.opname in ("LOAD_ATTR", "LOAD_METHOD")
+                use = str(then.argval) if reads else then.opname
+                self._uses.setdefault(one.argval, set()).add(use)
+
+    def _class(self, kind: type, place: str, depth: int) -> None:
+        """Describe what a class of the user, and those that it is derived from, can reach."""
+        for one in kind.__mro__:
+            if not self._is_own(one):
+                continue
+            for key, value in list(vars(one).items()):
+                if key.startswith("__") and key.endswith("__") and key not in ("__call__",):
+                    continue
+                if isinstance(value, staticmethod | classmethod):
+                    value = value.__func__
+                if isinstance(value, property):
+                    for function in (value.fget, value.fset):
+                        self.visit(function, place, depth + 1)
+                elif isinstance(value, types.FunctionType):
+                    self.visit(value, place, depth + 1)
+                else:
+                    where = f"the attribute `{key}` of the class `{one.__qualname__}`"
+                    self._named(value, where, key, depth)
+
+    def _object(self, value: object, place: str, depth: int) -> None:
+        """Describe the attributes of an object of the user's own class."""
+        self.visit(type(value), place, depth)
+        slots = (name for kind in type(value).__mro__ for name in _slots(kind))
+        attributes = {name: getattr(value, name) for name in slots if hasattr(value, name)}
+        for key, one in {**attributes, **getattr(value, "__dict__", {})}.items():
+            self._named(one, f"the attribute `{key}` of {place}", key, depth)
+
+    def _module(self, module: nn.Module, place: str, depth: int) -> None:
+        """Describe the tensors of a net, and what its classes and attributes can reach."""
+        for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+            self._named(tensor, f"`{name}` of {place}", name, depth)
+        for name, one in module.named_modules():
+            self._seen.add(id(one))
+            self.visit(type(one), f"`{type(one).__qualname__}`", depth)
+            for key, value in vars(one).items():
+                if key not in vars(nn.Module()):
+                    where = f"`{name}` of {place}" if name else place
+                    self._named(value, f"the attribute `{key}` of {where}", key, depth)
+
+    def _iterator(self, value: object, place: str, depth: int) -> None:
+        """Describe an iterator or a random generator by what is needed to copy it."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            try:
+                parts: Any = value.__reduce_ex__(4)
+            except Exception:  # noqa: BLE001 any class may refuse to be copied
+                return
+        if isinstance(parts, tuple):
+            self.visit([one for one in parts if not callable(one)], f"{place}[state]", depth + 1)
+
+
+def _package(thing: object) -> str:
+    """Return the name of the package of a function, class, module or object."""
+    if isinstance(thing, types.ModuleType):
+        return thing.__name__.partition(".")[0]
+    module = getattr(thing, "__module__", None)
+    return module.partition(".")[0] if isinstance(module, str) else ""
+
+
+def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
+    """Yield the code of a function and of the functions within it."""
+    yield code
+    for one in code.co_consts:
+        if isinstance(one, types.CodeType):
+            yield from _codes(one)
+
+
+def _slots(kind: type) -> tuple[str, ...]:
+    """Return the names of `__slots__` of a class."""
+    slots = vars(kind).get("__slots__", ())
+    return (slots,) if isinstance(slots, str) else tuple(slots)
+
+
+def _digest(value: Any) -> str:
+    """Return a description of a tensor or array; the values of large ones are not read."""
+    if isinstance(value, np.ndarray):
+        head = f"array {value.dtype} {value.shape} "
+        if value.nbytes > LARGEST or value.dtype.hasobject:
+            return head
+        return head + sha256(np.ascontiguousarray(value).tobytes()).hexdigest()
+    head = f"tensor {value.dtype} {tuple(value.shape)} "
+    if value.layout is not torch.strided or value.is_meta:
+        return head
+    if value.nbytes > LARGEST:
+        return f"{head}{value._version}"
+    plain = value.detach().resolve_conj().resolve_neg().flatten().contiguous().cpu()
+    return head + sha256(plain.view(torch.uint8).numpy().tobytes()).hexdigest()

@@ -1,0 +1,370 @@
+"""Trials of code that flbench does not own, before the first round.
+
+Methods, engines and checkpoints take for granted that a training of a client depends on its
+tensors, its samples and the run's seed alone. The code of the user may depend on more: on what it
+remembers from call to call, or on random numbers of its own. A client is therefore trained twice
+for a few steps. Code that remembers something from one training to the next, or that gives other
+results, is refused, because results would depend on the order of clients, on the number of workers
+and on a resume. What the modules of a net remember is set back by the engines and is allowed.
+
+The vectorized engine calls code once for many clients. Code that it may call so gives the results
+of the sequential engine, up to rounding.
+"""
+
+import random
+import traceback
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from flbench.algorithms import Algorithm
+from flbench.client.program import LocalProgram, Phase, Statistic, Step, shortened
+from flbench.config.schema import Config, OwnModelConfig
+from flbench.core.errors import ConfigError, RunError, UserError
+from flbench.core.ownership import unknown_parts
+from flbench.core.remembered import changes, remembered
+from flbench.core.rng import seeded
+from flbench.core.tree import digest
+from flbench.core.types import Results, Samples, State, StepContext, Tree
+from flbench.data.federation import Federation
+from flbench.engine.base import Engine
+from flbench.engine.sequential import SequentialEngine
+from flbench.experiment import rounds
+from flbench.models.base import net_leaves
+from flbench.models.lightning_net import LightningNet
+from flbench.models.module_state import random_layers
+
+STEPS: Final = 3
+"""Optimizer steps in each phase."""
+SAMPLES: Final = 8
+"""Largest number of samples of a step."""
+TOLERANCE: Final = {"64-true": 1e-6, "32-true": 1e-2, "tf32": 5e-2}
+"""Largest difference between two engines, as a share of what the training has changed, by
+precision; 0.1 for the others."""
+
+
+@dataclass(frozen=True)
+class Logits:
+    """What the net computes in eval mode, as the function of a Statistic."""
+
+    def __call__(self, context: StepContext) -> Tree:
+        """Return the logits [B, C] of a batch."""
+        return {"logits": context.out.logits}
+
+
+OBSERVE: Final = (Statistic("trial", Logits(), reduce="rows", samples=Samples("train", limit=2)),)
+
+
+@dataclass(frozen=True)
+class CodeTrial:
+    """Short trainings with the parts of a run.
+
+    Attributes:
+        config: Configuration of the run.
+        algorithm: The method.
+        net: The net.
+        federation: Samples of the run.
+        state: State before the first round of training; it is not changed.
+    """
+
+    config: Config
+    algorithm: Algorithm
+    net: nn.Module
+    federation: Federation
+    state: State
+
+    def check(self) -> list[str]:
+        """Train a client twice; return notes on what the net's modules remember.
+
+        Nothing is done for a run that has no code but that of PyTorch and flbench.
+
+        Raises:
+            ConfigError: The code remembers something from one training to the next, its results
+                differ, or it raised an exception.
+        """
+        program = self._program()
+        unknown = self._unknown(program)
+        if not unknown:
+            return []
+        ids = self._clients(1)
+        if not len(ids):
+            return []
+        roots = {f"`{_name(part)}`": part for part in unknown}
+        with self._alone():
+            engine = self._engine(self.config.engine.precision)
+            try:
+                first = self._trained(engine, program, ids)
+                before = remembered(roots)
+                second = self._trained(engine, program, ids)
+                changed = changes(before, remembered(roots))
+            except (UserError, RunError):
+                raise
+            except Exception as error:
+                if sentence := _raised(error):
+                    raise ConfigError(sentence) from error
+                return []  # the first round says what is wrong
+            attributes = engine.changed_attributes()
+        if changed:
+            raise ConfigError(
+                f"{_listed(changed)} changes from call to call, so the results would depend on the"
+                " order of clients, on the number of workers and on a resume. Compute it from"
+                " `context.batch.step`, or keep it in a registered buffer of the net, which clients"
+                " keep and send as they do parameters."
+            )
+        if not self._are_equal(first, second):
+            raise ConfigError(
+                f"two trainings of client {int(ids[0])} from the same state, with the same batches"
+                f" and seeds, differ. {', '.join(roots)} may draw from a random generator of its"
+                " own, read a clock, or remember earlier calls. Draw from PyTorch's, NumPy's or"
+                " Python's global generator, which flbench seeds for each client and round."
+            )
+        if attributes and not isinstance(self.net, LightningNet):
+            return [
+                f"model: the net's code changes {_listed(attributes)}. Such attributes begin as"
+                " they were for each client in each round, and in each evaluation. Register a"
+                " buffer for what must last."
+            ]
+        return []
+
+    def check_stacked(self) -> None:
+        """Train a few clients by the sequential and the vectorized engine.
+
+        Nothing is done for the nets and methods of flbench.
+
+        Raises:
+            ConfigError: The vectorized engine cannot run the code, or gives other results.
+        """
+        program = self._program()
+        if layers := random_layers(self.net):
+            raise ConfigError(
+                f"`engine.name=vectorized` cannot train a net with random layers, here"
+                f" {_listed(layers)}: each client draws random numbers of its own. Use sequential,"
+                " ray or auto."
+            )
+        if not isinstance(self.config.model, OwnModelConfig) and not self._unknown(program):
+            return
+        ids = self._clients(3)
+        if not len(ids):
+            return
+        with self._alone():
+            for precision in dict.fromkeys(("64-true", self.config.engine.precision)):
+                try:
+                    one = self._engine(precision)
+                    expected = self._trained(one, _with_sgd(program), ids)
+                except (UserError, RunError):
+                    raise
+                except Exception:  # noqa: BLE001 the code may be written for float32
+                    continue
+                self._compare(one, expected, _with_sgd(program), ids, precision)
+                return
+
+    def _compare(
+        self,
+        one: SequentialEngine,
+        expected: Results,
+        program: LocalProgram,
+        ids: Tensor,
+        precision: str,
+    ) -> None:
+        """Raise a ConfigError if the vectorized engine trains something else."""
+        from flbench.engine.vectorized import VectorizedEngine  # it loads PyTorch's compiler
+
+        subject = f"`engine.name=vectorized` cannot train with {self._names(program)}"
+        cure = "Use engine.name=sequential, ray or auto."
+        if attributes := one.changed_attributes():
+            raise ConfigError(
+                f"{subject}: the net's code changes {_listed(attributes)} from call to call, and"
+                f" this engine calls it once for many clients. {cure}"
+            )
+        before = _positions()
+        try:
+            config = self.config.engine.model_copy(
+                update={"precision": precision, "trace": False, "block": None}
+            )
+            found = self._trained(VectorizedEngine(self.net, self.federation, config), program, ids)
+        except (UserError, RunError):
+            raise
+        except Exception as error:
+            if "out of memory" in str(error):
+                raise
+            raise ConfigError(
+                f"{subject} for many clients at once: {type(error).__name__}: {error}"
+                f"{_place(error)}. {cure}"
+            ) from error
+        if _positions() != before:
+            raise ConfigError(
+                f"{subject}: it draws random numbers from NumPy's or Python's generator, and this"
+                f" engine calls it once for many clients, which would all get the same ones. {cure}"
+            )
+        bound = TOLERANCE.get(precision, 0.1)
+        if place := self._difference(expected, found, bound):
+            raise ConfigError(
+                f"{subject}: after {STEPS} steps of {len(ids)} clients, {place} differs from that"
+                " of the sequential engine by more than rounding. The code may remember earlier"
+                f" calls, change buffers outside of training, or read the batch as a whole. {cure}"
+            )
+
+    def _difference(self, expected: Results, found: Results, bound: float) -> str | None:
+        """Return what differs between two engines by more than a share of what was trained."""
+        if expected.failures or found.failures:
+            same = len(expected.failures) == len(found.failures)
+            return None if same else "the number of clients that diverge"
+        wanted = {**expected.kept, **expected.sent.values}
+        got = {**found.kept, **found.sent.values}
+        first = {name: value.detach() for name, value in net_leaves(self.net).items()}
+        moves = {
+            name: (value - first[name].to(value)).double().norm()
+            if name in first and value.shape[1:] == first[name].shape
+            else value.double().norm()
+            for name, value in wanted.items()
+        }
+        total = max(moves.values(), default=torch.tensor(0.0))
+        for name, value in wanted.items():
+            size = value.double().norm()
+            allowed = bound * (moves[name] + 1e-3 * total + 1e-6 * size)
+            if not (value.double() - got[name].double()).norm() <= allowed:
+                return f"`{name}`"
+        pairs = [("the training loss", expected.losses, found.losses)]
+        pairs += [
+            (f"what the net computes (`{name}`)", value, found.observed[name])
+            for name, value in expected.observed.items()
+            if name in found.observed
+        ]
+        for name, one, other in pairs:
+            one, other = one.double().nan_to_num(), other.double().nan_to_num()
+            if not (one - other).norm() <= bound * one.norm() + 1e-12:
+                return name
+        return None
+
+    def _program(self) -> LocalProgram:
+        """Return the local program of the state."""
+        seen = rounds.visible_to_server(self.state, LocalProgram(()))
+        return self.algorithm.program(seen)
+
+    def _unknown(self, program: LocalProgram) -> list[object]:
+        """Return the parts of net, programs and deployments whose code is not known."""
+        seen = rounds.visible_to_server(self.state, program)
+        deployments = tuple(
+            (model.program, model.predict, model.weights)
+            for model in self.algorithm.deploy(seen, torch.tensor([0])).values()
+        )
+        found = {id(part): part for part in unknown_parts((self.net, program, deployments))}
+        return list(found.values())
+
+    def _names(self, program: LocalProgram) -> str:
+        """Return the names of the unknown parts, or that of the net."""
+        names = dict.fromkeys(f"`{_name(part)}`" for part in self._unknown(program))
+        return ", ".join(names) or f"`model.name={self.config.model.name}`"
+
+    def _clients(self, count: int) -> Tensor:
+        """Return the ids of the smallest clients with two training samples or more."""
+        sizes = self.federation.sizes
+        ids = torch.argsort(sizes, stable=True)
+        return ids[sizes[ids] > 1][:count].sort().values
+
+    def _engine(self, precision: str) -> SequentialEngine:
+        """Return a sequential engine for a trial."""
+        update = {"name": "sequential", "precision": precision, "trace": False}
+        return SequentialEngine(
+            self.net, self.federation, self.config.engine.model_copy(update=update)
+        )
+
+    def _trained(self, engine: Engine, program: LocalProgram, ids: Tensor) -> Results:
+        """Return the results of a few steps of some clients."""
+        size = min(SAMPLES, self.config.train.batch_size)
+        sizes = self.federation.sizes[ids].tolist()
+        while size > 2 and any(count % size == 1 for count in sizes):
+            size -= 1  # some layers cannot train on a single sample
+        settings = rounds.settings_of(self.config, self.algorithm, self.state)
+        train = settings.train.model_copy(update={"batch_size": size})
+        return rounds.train(
+            self.algorithm,
+            engine,
+            self.state,
+            replace(settings, train=train),
+            ids=ids,
+            program=shortened(program, STEPS),
+            observe=() if isinstance(self.net, LightningNet) else OBSERVE,
+        ).results
+
+    def _are_equal(self, one: Results, other: Results) -> bool:
+        """Return whether two trainings have equal results: on a CPU bit for bit."""
+        if self.config.engine.device.startswith("cuda"):
+            return self._difference(one, other, 0.1) is None
+        trees = [
+            [found.kept, found.sent.values, found.observed, {"losses": found.losses}]
+            for found in (one, other)
+        ]
+        return digest(trees[0]) == digest(trees[1])
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Return a context manager with one thread and without warnings; all is set back after."""
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            with seeded(0), warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                yield
+        finally:
+            torch.set_num_threads(threads)
+
+
+def _with_sgd(program: LocalProgram) -> LocalProgram:
+    """Return a program with plain SGD, whose steps do not enlarge what is only rounding."""
+
+    def changed(step: Step) -> Step:
+        if not isinstance(step, Phase):
+            return step
+        update = {"name": "sgd", "momentum": 0.0, "nesterov": False}
+        return replace(step, optimizer=step.optimizer.model_copy(update=update))
+
+    return replace(program, steps=tuple(map(changed, program.steps)))
+
+
+def _positions() -> tuple[Any, ...]:
+    """Return where the global generators of NumPy and Python are."""
+    name, key, *rest = np.random.get_state()
+    return name, np.asarray(key).tobytes(), *rest, random.getstate()
+
+
+def _name(part: object) -> str:
+    """Return the name of a class or function, or that of an object's class."""
+    return str(getattr(part, "__qualname__", type(part).__qualname__)).replace("<locals>.", "")
+
+
+def _listed(names: list[str]) -> str:
+    """Return up to three names as a text; names of attributes are quoted."""
+    quoted = [name if "`" in name else f"`{name}`" for name in names[:3]]
+    return ", ".join(quoted) + (", ..." if len(names) > 3 else "")
+
+
+def _raised(error: Exception) -> str | None:
+    """Return a sentence on an exception of the user's code; None if it is not the user's."""
+    place = _place(error)
+    if not place or "out of memory" in str(error):
+        return None
+    return (
+        f"training a client for a few steps raised {type(error).__name__}: {error}{place}. Correct"
+        " the code."
+    )
+
+
+def _place(error: Exception) -> str:
+    """Return the innermost line outside of PyTorch, in parentheses; "" if it is flbench's."""
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if "site-packages" not in frame.filename and not frame.filename.startswith("<")
+    ]
+    here = str(Path(__file__).parent.parent)
+    if not frames or frames[-1].filename.startswith(here):
+        return ""
+    return f" ({frames[-1].filename}:{frames[-1].lineno})"
