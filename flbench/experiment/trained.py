@@ -563,7 +563,7 @@ def _load(
     with torch.no_grad():
         # Not by load_state_dict, which leaves out the buffers that are not persistent.
         for leaf, tensor in net_leaves(net).items():
-            tensor.copy_(own[leaf] if leaf in own else tensor)
+            tensor.copy_(own.get(leaf, tensor))
     net = uncompiled(net)
     net.eval().requires_grad_(False)
     if deployment.predict is None:

@@ -180,7 +180,7 @@ def _is_random(module: nn.Module) -> bool:
     """Return whether a layer of PyTorch draws random numbers in training."""
     match module:
         case nn.modules.dropout._DropoutNd():
-            return module.p > 0
+            return bool(module.p > 0)
         case nn.RNNBase():
             return module.dropout > 0 and module.num_layers > 1
         case nn.MultiheadAttention():
