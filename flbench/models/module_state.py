@@ -182,11 +182,11 @@ def _is_random(module: nn.Module) -> bool:
         case nn.modules.dropout._DropoutNd():
             return bool(module.p > 0)
         case nn.RNNBase():
-            return module.dropout > 0 and module.num_layers > 1
+            return bool(module.dropout > 0) and module.num_layers > 1
         case nn.MultiheadAttention():
-            return module.dropout > 0
+            return bool(module.dropout > 0)
         case nn.RReLU():
-            return module.lower != module.upper
+            return bool(module.lower != module.upper)
         case nn.FractionalMaxPool2d() | nn.FractionalMaxPool3d():
             return True
     return False
