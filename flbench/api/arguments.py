@@ -10,6 +10,7 @@ from typing import Any, Final, Protocol, runtime_checkable
 import numpy as np
 
 from flbench.algorithms import ALGORITHMS
+from flbench.config import trust
 from flbench.config.schema import Config
 from flbench.config.sources import NAMED_SECTIONS, Layer, from_file, from_values
 from flbench.core.errors import ConfigError, UserError
@@ -56,7 +57,9 @@ def layers(
     }
     found = [from_values(DEFAULTS, f"{DEFAULT_ORIGIN}{function}")]
     if config is not None:
-        found.append(from_file(path_of(config, "config")))
+        file = path_of(config, "config")
+        found.append(from_file(file))
+        trust.check(file, found[-1].tree, is_input=True)
     return [*found, from_values(given, origin)]
 
 

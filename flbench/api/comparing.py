@@ -17,14 +17,17 @@ from flbench.api.process import preserved
 from flbench.comparison import cost, prepare, running
 from flbench.comparison import reuse as reusing
 from flbench.comparison.cost import ComparisonCost
-from flbench.comparison.folder import TUNING, ComparisonFolder, read_design
+from flbench.comparison.folder import MARKER, TUNING, ComparisonFolder, design_in, read_design
 from flbench.comparison.plan import DEFAULTS, Cell, Design, LabelledLayer
 from flbench.comparison.prepare import PreparedComparison
 from flbench.comparison.samples import LoadedSamples
 from flbench.config.resolve import resolve
 from flbench.config.sources import Layer, from_text, from_values, leaves, merge
+from flbench.config.trust import check as check_code
 from flbench.config.typed import items_of
 from flbench.core.addresses import redact
+from flbench.core.consent import run_code
+from flbench.core.documents import read_json
 from flbench.core.errors import ConfigError, RunError, UserError
 from flbench.core.expected import as_flbench_errors
 from flbench.core.given import offered
@@ -111,6 +114,7 @@ def compare(
     evaluation: Mapping[str, Any] | None = None,
     tracking: Mapping[str, Any] | None = None,
     progress: bool = True,
+    trust: bool = False,
     **keys: Any,
 ) -> PlannedComparison:
     """Train methods x data sets x settings x repetitions, as `flbench compare` does.
@@ -152,6 +156,8 @@ def compare(
         tracking: Section `tracking`. `{"mlflow": "auto"}` sends the comparison to MLflow while it
             is trained.
         progress: Whether to show the progress.
+        trust: Whether code that `config` or the study of `tuned` names may run. Otherwise it is an
+            error that lists this code, unless you have allowed it before.
         keys: Keys by their dotted names.
 
     Returns:
@@ -168,7 +174,8 @@ def compare(
     arguments.check_names(compare, keys)
     sets, own_data = _data_sets(given.pop("data", None))
     plain, objects = parts.split(given)
-    layers, own = _methods(methods, config, plain)
+    with run_code(trust):
+        layers, own = _methods(methods, config, plain)
     asked = Asked(
         layers,
         own,
@@ -184,7 +191,8 @@ def compare(
     call = ", ".join(f"{name}={value!r}" for name, value in shown.items() if value is not None)
     caller = program(shown=progress, again=_again(given, objects, own_data))
     command = (f"fl.compare({call})",)
-    ending = start(asked, folder, jobs, command=command, caller=caller, own=(objects, own_data))
+    with run_code(trust):
+        ending = start(asked, folder, jobs, command=command, caller=caller, own=(objects, own_data))
     return _finished(ending, caller)
 
 
@@ -336,6 +344,7 @@ def carry_on(
         closing(_addressed(ComparisonFolder.reopen(path), caller)) as folder,
     ):
         supervisor.note = _note(folder)
+        check_code(folder.path / MARKER, design_in(read_json(folder.path / MARKER)))
         before, about = read_design(folder.path)
         design, changed = _added(before, asked, path)
         prepared = _prepared(design, jobs, caller, own, begun=True)
@@ -592,6 +601,9 @@ def _tuned(methods: Sequence[LabelledLayer], base: Layer, path: Path) -> tuple[L
         ConfigError: A method has no winner, or one of its parameters is given too.
     """
     study = study_folder.read(path)
+    best = {method.layer.tree["algorithm"]["name"]: None for method in methods}
+    won_by = {name: won.params for name in best if (won := study.winner(name)) is not None}
+    check_code(path / "study.json", won_by)
     found, missing = [], []
     for method in methods:
         won = study.winner(method.layer.tree["algorithm"]["name"])

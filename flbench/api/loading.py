@@ -27,11 +27,15 @@ PLACES: Final = ("output.", "tracking.", "data.root")  # keys that say where fil
 NAMED: Final = ("algorithm.name", "data.name", "model.name", "seed", "train.rounds")
 
 
-def load(path: str | PathLike[str]) -> Run | Study | PlannedComparison:
+def load(path: str | PathLike[str], *, trust: bool = False) -> Run | Study | PlannedComparison:
     """Read the folder of a run, of a study or of a comparison.
+
+    Reading runs no code that the folder names.
 
     Args:
         path: The folder.
+        trust: Whether the models of a run may run such code, if your flbench has not written the
+            folder on this machine.
 
     Returns:
         The run, the study, or the comparison of `fl.compare`, finished or not.
@@ -62,7 +66,7 @@ def load(path: str | PathLike[str]) -> Run | Study | PlannedComparison:
             f"{folder} is not the folder of a run or a study: it has no config.yaml or study.json."
             f"{cure}"
         )
-    return Study(folder) if study_folder.is_study(folder) else Run(folder)
+    return Study(folder) if study_folder.is_study(folder) else Run(folder, trust=trust)
 
 
 def runs(*paths: str | PathLike[str]) -> pd.DataFrame:

@@ -12,6 +12,7 @@ from flbench.api.tuning import require_ray_tune
 from flbench.config.resolve import resolve
 from flbench.config.sources import Layer, leaves
 from flbench.config.yaml_text import to_yaml
+from flbench.core.consent import run_code
 from flbench.core.errors import ConfigError
 from flbench.core.expected import as_flbench_errors
 from flbench.core.given import offered
@@ -36,6 +37,7 @@ def trainable(
     deployment: str = PERSONAL,
     test: bool = False,
     gpus_per_trial: float | None = None,
+    trust: bool = False,
     **keys: Any,
 ) -> Callable[[dict[str, Any]], None]:
     """Return a method as a trainable for `ray.tune.Tuner`, with any scheduler and searcher.
@@ -79,6 +81,7 @@ def trainable(
         test: Whether to evaluate the test parts after the last round. What is chosen by a test
             metric must not be evaluated by that metric.
         gpus_per_trial: Share of a GPU per trial (default: 1 if trials train on a GPU).
+        trust: Whether code that `config` names may run; see `fl.run`.
         keys: Keys by their dotted names.
 
     Returns:
@@ -108,7 +111,8 @@ def trainable(
     section = ALGORITHMS.section(method)
     method = section["name"]
     given["algorithm"] = {**(algorithm or {}), **section}
-    layers = with_defaults(arguments.layers("tuning.trainable", config, given))
+    with run_code(trust):
+        layers = with_defaults(arguments.layers("tuning.trainable", config, given))
     asked, origins = resolve(layers)
     if asked.train.early_stopping.patience is not None:
         raise ConfigError(

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from flbench.api import arguments, html, parts
 from flbench.config.resolve import resolve
 from flbench.config.schema import Config
+from flbench.core.consent import run_code
 from flbench.core.documents import as_data_error, read_json
 from flbench.core.errors import ConfigError, DataError, UserError, did_you_mean
 from flbench.core.given import offered
@@ -325,6 +326,7 @@ def partition(
     config: str | PathLike[str] | None = None,
     seed: int | None = None,
     save: str | PathLike[str] | None = None,
+    trust: bool = False,
 ) -> Partition:
     """Distribute the samples of a data set to clients, without a run.
 
@@ -336,6 +338,7 @@ def partition(
         config: Configuration file with the values that differ from the defaults.
         seed: Seed of the partition, unless the section has one.
         save: File NAME.npz for the partition, which `fl.FromFile` reads again; None to write none.
+        trust: Whether code that `config` names may run; see `fl.run`.
 
     Returns:
         The partition.
@@ -347,7 +350,8 @@ def partition(
     4
     """
     given, objects = parts.split({"data": data, "partition": partition, "seed": seed})
-    found, _ = resolve(arguments.layers("partition", config, given))
+    with run_code(trust):
+        found, _ = resolve(arguments.layers("partition", config, given))
     complete = assembly.fill_defaults(found)
     with offered(objects):
         federation, _ = make(complete, None if save is None else arguments.path_of(save, "save"))

@@ -11,6 +11,7 @@ from flbench.api.studies import Study
 from flbench.callbacks import Callback
 from flbench.callbacks.logger import Logger
 from flbench.comparison.folder import is_comparison
+from flbench.core.consent import run_code
 from flbench.core.errors import ConfigError
 from flbench.results import study_folder
 
@@ -21,6 +22,7 @@ def resume(
     callbacks: Callback | Sequence[Callback] = (),
     logger: Logger | Sequence[Logger] = (),
     progress: bool = True,
+    trust: bool = False,
     **keys: Any,
 ) -> Run | Study | PlannedComparison:
     """Continue an interrupted run, study or comparison.
@@ -35,6 +37,8 @@ def resume(
         logger: The loggers of a run. A logger with the same name and version as before (or run id)
             continues its log.
         progress: Whether to show the progress.
+        trust: Whether code that the folder names may run, if your flbench has not written the
+            folder on this machine.
         keys: For a run, sections and dotted keys that may change on resume, such as
             `engine={"device": "cpu"}`. For a study, `concurrent`, `gpus_per_trial`, `retries` and
             `address`. For a comparison, `jobs`, `methods` and `seeds` to add methods and
@@ -61,8 +65,9 @@ def resume(
         raise ConfigError(
             f"`callbacks` and `logger` are for runs, and {folder} is a {kind}. Leave them out."
         )
-    if is_comparison(folder):
-        return comparing.resume(folder, progress=progress, **keys)
-    if is_study:
-        return tuning.resume(folder, progress=progress, **keys)
-    return running.resume(folder, callbacks=callbacks, logger=logger, progress=progress, **keys)
+    with run_code(trust):
+        if is_comparison(folder):
+            return comparing.resume(folder, progress=progress, **keys)
+        if is_study:
+            return tuning.resume(folder, progress=progress, **keys)
+        return running.resume(folder, callbacks=callbacks, logger=logger, progress=progress, **keys)

@@ -18,6 +18,7 @@ from flbench.callbacks.logger import Logger
 from flbench.config.resolve import resolve
 from flbench.config.schema import Config
 from flbench.config.sources import Layer, from_values
+from flbench.core.consent import run_code
 from flbench.core.errors import RunError
 from flbench.core.expected import as_flbench_errors
 from flbench.core.given import offered
@@ -48,6 +49,7 @@ def run(
     callbacks: Callback | Sequence[Callback] = (),
     logger: Logger | Sequence[Logger] = (),
     progress: bool = True,
+    trust: bool = False,
     **keys: Any,
 ) -> Run:
     """Train and evaluate a method, as `flbench run` does.
@@ -91,6 +93,8 @@ def run(
             metrics with rounds as steps.
         progress: Whether to show the progress: a bar in a notebook and on a terminal, lines on
             standard error elsewhere.
+        trust: Whether code that `config` names may run. Otherwise it is an error that lists this
+            code, unless you have allowed it before.
         keys: Keys by their dotted names, such as `**{"train.optimizer.lr": 0.1}`. They override
             the sections. `study.best(METHOD).params` has this form.
 
@@ -116,7 +120,8 @@ def run(
     given = arguments.sections(locals(), keys)
     arguments.check_names(run, keys)
     plain, objects = parts.split(given)
-    checked, origins = resolve(arguments.layers("run", config, plain))
+    with run_code(trust):
+        checked, origins = resolve(arguments.layers("run", config, plain))
     caller = program(shown=progress, again=parts.again(given, objects))
     ending = start(
         [(checked, origins)], caller, _listed(callbacks), _listed(logger), objects=objects

@@ -16,6 +16,7 @@ from flbench.api.partitions import Partition
 from flbench.api.plots import RunPlots
 from flbench.api.process import preserved
 from flbench.config.schema import Config
+from flbench.core.consent import run_code
 from flbench.core.given import offered
 from flbench.metrics.own import SUFFIXES
 from flbench.reports.tables import RANKING_TITLES, score, size
@@ -66,6 +67,8 @@ class Run:
         path: The run folder.
         objects: Data, partition scheme, net, loss terms and metrics of the run that are objects
             without an import path, by section; `trained` and `predict` need them.
+        trust: Whether `trained`, `model` and `predict` may run code that the folder names and that
+            your flbench has not written on this machine.
 
     Raises:
         UserError: The path is not a run folder, or its configuration is not valid.
@@ -75,8 +78,15 @@ class Run:
         path: The run folder.
     """
 
-    def __init__(self, path: str | PathLike[str], objects: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        path: str | PathLike[str],
+        objects: Mapping[str, Any] | None = None,
+        *,
+        trust: bool = False,
+    ) -> None:
         self.path = arguments.path_of(path, "path")
+        self._trust = trust
         self._objects = dict(objects or {})
         self._run = reading.read(self.path)
         self._tables = _Tables(self._run)
@@ -195,7 +205,7 @@ class Run:
             client = trained.client_of(self.path, client)
         key = client, deployment, checkpoint
         if key not in self._models:
-            with preserved(), offered(self._objects):
+            with run_code(self._trust), preserved(), offered(self._objects):
                 self._models[key] = trained.load(self.path, client, deployment, checkpoint)
         return self._models[key]
 

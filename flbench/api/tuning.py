@@ -15,6 +15,7 @@ from flbench.api.caller import Caller, program
 from flbench.api.process import preserved
 from flbench.api.studies import Study
 from flbench.config.sources import Layer
+from flbench.core.consent import run_code
 from flbench.core.errors import ConfigError, RunError
 from flbench.core.expected import as_flbench_errors
 from flbench.core.given import offered
@@ -56,6 +57,7 @@ def tune(
     evaluation: Mapping[str, Any] | None = None,
     tracking: Mapping[str, Any] | None = None,
     progress: bool = True,
+    trust: bool = False,
     **keys: Any,
 ) -> Study:
     """Search hyper-parameters of methods with equal budgets, as `flbench tune` does.
@@ -95,6 +97,8 @@ def tune(
         evaluation: Section `evaluation`.
         tracking: Section `tracking`.
         progress: Whether to show the progress.
+        trust: Whether code that `config` or `space` names may run. Otherwise it is an error that
+            lists this code, unless you have allowed it before.
         keys: Keys by their dotted names.
 
     Returns:
@@ -125,17 +129,19 @@ def tune(
     arguments.check_names(tune, keys)
     names = arguments.names_of(methods)
     plain, objects = parts.split(given)
-    layers = {name: _layers_of(name, names, config, plain) for name in names}
+    with run_code(trust):
+        layers = {name: _layers_of(name, names, config, plain) for name in names}
     asked = {**options, **{name: value for name, value in plain.items() if value is not None}}
     call = ", ".join([repr(list(names)), *(f"{name}={value!r}" for name, value in asked.items())])
     caller = program(shown=progress, again=parts.again(given, objects))
-    ending = start(
-        layers,
-        options,
-        command=(f"fl.tune({call})",),
-        caller=caller,
-        objects=objects,
-    )
+    with run_code(trust):
+        ending = start(
+            layers,
+            options,
+            command=(f"fl.tune({call})",),
+            caller=caller,
+            objects=objects,
+        )
     return _finished(ending, caller)
 
 

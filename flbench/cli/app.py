@@ -20,7 +20,7 @@ from typer.core import TyperGroup
 from flbench import __version__
 from flbench.cli import completion, suggestions
 from flbench.cli.aliases import ALIASES, DATA, with_aliases
-from flbench.core import files
+from flbench.core import consent, files
 from flbench.core.errors import RunError, UserError, shortened
 from flbench.core.expected import as_flbench_errors
 from flbench.core.printable import printable
@@ -213,6 +213,14 @@ ConfigFile = Annotated[
         "--config", metavar="FILE", help="YAML file with the values that differ from the defaults."
     ),
 ]
+RunCode = Annotated[
+    bool,
+    typer.Option(
+        "--run-code",
+        help="Run code that a file or folder names, although your flbench has not written it.",
+        callback=lambda value: consent.allow() if value else None,
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Methods = Annotated[
     list[str] | None,
@@ -250,6 +258,7 @@ def run(
     *,
     algo: Methods = None,
     config: ConfigFile = None,
+    run_code: RunCode = False,
     out: Annotated[
         str | None,
         typer.Option(
@@ -337,6 +346,7 @@ def data(
     ] = None,
     *,
     config: ConfigFile = None,
+    run_code: RunCode = False,
     save: Annotated[
         Path | None,
         typer.Option(
@@ -532,6 +542,7 @@ def export(
     is_global: GlobalModel = False,
     deployment: DeployedModel = None,
     checkpoint: Checkpoint = "best",
+    run_code: RunCode = False,
     format: Annotated[
         str | None,
         typer.Option(
@@ -587,6 +598,7 @@ def predict(
     is_global: GlobalModel = False,
     deployment: DeployedModel = None,
     checkpoint: Checkpoint = "best",
+    run_code: RunCode = False,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -627,6 +639,7 @@ def bench(
     ] = None,
     *,
     config: ConfigFile = None,
+    run_code: RunCode = False,
     engines: Annotated[
         list[str] | None,
         typer.Option(
@@ -829,6 +842,7 @@ def compare(
         ),
     ] = None,
     config: ConfigFile = None,
+    run_code: RunCode = False,
     jobs: Annotated[
         int | None,
         typer.Option(
@@ -929,6 +943,7 @@ def tune(
         ),
     ] = None,
     config: ConfigFile = None,
+    run_code: RunCode = False,
     search: Annotated[
         str | None,
         typer.Option(
@@ -1122,7 +1137,8 @@ def main(arguments: list[str] | None = None) -> int:
             _print_error(f"the argument {argument!r} contains NUL or is not UTF-8 text.")
             return 2
     try:
-        _command()(args=arguments, prog_name="flbench")
+        with consent.run_code(allowed=False):  # `--run-code` holds for this call
+            _command()(args=arguments, prog_name="flbench")
     except SystemExit as stop:
         if stop.code is None:
             return 0

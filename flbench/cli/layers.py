@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from flbench.cli import aliases, console, words
+from flbench.config import trust
 from flbench.config.sources import Layer, from_file, from_overrides, leaves, merge
 from flbench.core.errors import ConfigError, UserError
 from flbench.core.registry import ALGORITHMS
@@ -49,6 +50,8 @@ class CommandLine:
             if value == "":
                 raise UserError(f"{option} is empty. Give a path, or leave the option out.")
         layers = [] if self.config is None else [from_file(Path(self.config))]
+        for layer in layers:
+            trust.check(Path(str(self.config)), layer.tree, is_input=True)
         # One layer holds all that the command line sets: merging it over the file drops the keys
         # of a method or net that the command line replaces, and none that the command line sets.
         return [*layers, self._own(method)]

@@ -8,6 +8,7 @@ from typing import Any, Final, Self
 
 from flbench.comparison import plan
 from flbench.comparison.plan import Cell, Design
+from flbench.config import trust
 from flbench.core.addresses import redact, redact_address
 from flbench.core.documents import as_data_error, read_json
 from flbench.core.errors import DataError, UserError
@@ -126,6 +127,7 @@ class ComparisonFolder(LockedFolder):
         entries = [vars(CellEntry.of(cell)) for cell in cells]
         content = {"format": FORMAT, **about, **tree, "cells": entries}
         self.write(MARKER, json.dumps(content, indent=1) + "\n")
+        trust.record(design_in(read_json(self.path / MARKER)))
 
     def save_failures(self, reasons: Mapping[str, str]) -> None:
         """Write the reasons of the cells that failed, by name of the cell."""
@@ -148,6 +150,11 @@ def check_is_comparison(path: Path) -> None:
         raise UserError(f"{path} does not exist.")
     if not is_comparison(path):
         raise UserError(f"{path} is not the folder of a comparison: it has no {MARKER}.")
+
+
+def design_in(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the part of comparison.json that says what is trained."""
+    return {key: tree.get(key) for key in ("base", "methods", "data", "grid")}
 
 
 def read_design(path: Path) -> tuple[Design, dict[str, Any]]:

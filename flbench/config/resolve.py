@@ -7,6 +7,7 @@ from typing import Any, cast, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError, create_model
 
+from flbench.config import trust
 from flbench.config.schema import (
     UNRECORDED,
     AlgorithmConfig,
@@ -98,9 +99,11 @@ def resolve_written(path: Path, *above: Layer) -> tuple[Config, dict[str, str]]:
         See `resolve`.
 
     Raises:
-        ConfigError: The method, the net or a loss term is not installed, or keys are wrong.
+        ConfigError: The method, the net or a loss term is not installed, keys are wrong, or the
+            file names code that may not run; see `flbench.config.trust`.
     """
     layer = from_file(path)
+    trust.check(path, layer.tree)
     algorithm = layer.tree.get("algorithm")
     if isinstance(algorithm, dict) and ALGORITHMS.built_in(str(algorithm.get("name"))) is None:
         layer.tree["algorithm"] = {"sha256": UNRECORDED, **algorithm}

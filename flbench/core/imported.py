@@ -1,8 +1,8 @@
 """Objects of the user's own code, named by their import path `package.module:name`."""
 
+import functools
 import hashlib
 import importlib
-import importlib.util
 import inspect
 import os
 import sys
@@ -12,10 +12,13 @@ from contextvars import ContextVar
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Final
 
 from flbench.core import user_code
 from flbench.core.errors import ConfigError, did_you_mean
+
+NO_PARTS: Final = user_code.LIBRARIES - {"torchvision", "torchmetrics", "sklearn"} | {"flbench"}
+"""Packages whose functions are no parts of an experiment; some of them load code or run it."""
 
 # Name of a module -> (its spec, SHA-256 of its file when flbench first used it). A module that is
 # imported anew or reloaded has another spec.
@@ -38,13 +41,18 @@ def find(path: str) -> Any:
     Raises:
         ConfigError: There is no such module or name, or the module cannot be imported.
 
-    >>> find("math:sqrt")(9.0)
-    3.0
+    >>> find("torchvision.models:resnet18").__name__
+    'resnet18'
     """
     name = path.rpartition(":")[2]
     search_here()
     here = os.getcwd()
     module_name = module_of(path)
+    if module_name.partition(".")[0] in sys.stdlib_module_names:
+        raise ConfigError(
+            f"`{path}` is in Python's standard library, which has no parts of an experiment. Name a"
+            " class or function of a module of your own."
+        )
     try:
         found: Any = importlib.import_module(module_name)
     except Exception as error:
@@ -66,7 +74,28 @@ def find(path: str) -> Any:
                 f" `{part}`.{did_you_mean(part, known)}"
             )
         found = getattr(found, part)
+    _check_is_part(path, found)
     return found
+
+
+def _check_is_part(path: str, found: Any) -> None:
+    """Raise a ConfigError if an object is code that cannot be a part of an experiment.
+
+    A module may have functions of Python and of libraries, by an import or under another name.
+    """
+    while isinstance(found, functools.partial):
+        found = found.func
+    if not isinstance(found, type) and not inspect.isroutine(found):
+        return
+    owner = type(getattr(found, "__self__", None))  # of a method of a built-in class
+    home = str(getattr(found, "__module__", None) or owner.__module__)
+    top = home.partition(".")[0]
+    if top in sys.stdlib_module_names or (top in NO_PARTS and not isinstance(found, type)):
+        name = getattr(found, "__qualname__", str(found))
+        raise ConfigError(
+            f"`{path}` is {name} of {home}, which is no part of an experiment. Name a class or"
+            " function of a module of your own."
+        )
 
 
 def search_here() -> None:
@@ -106,14 +135,8 @@ def module_of(path: str) -> str:
         if str(file.parent) not in sys.path:
             sys.path.append(str(file.parent))
     name = ".".join(parts)
-    known = getattr(sys.modules.get(name), "__file__", None)
-    if known is None and name not in sys.modules:
-        try:
-            spec = importlib.util.find_spec(name)
-        except (ImportError, ValueError):
-            spec = None
-        known = None if spec is None else spec.origin
-    if known is None or Path(known).resolve() != file:
+    known = user_code.locate(name)
+    if known is None or known.resolve() != file:
         raise ConfigError(
             f"`{path}`: the module `{name}` is {known or 'not a file'}, not {file}. Rename the"
             " file, so that its name is that of no other module."
@@ -236,7 +259,7 @@ def source_sha256(path: str, recorded: str | None = None) -> str:
     its bytecode on disk.
 
     Args:
-        path: `package.module:name`; the module has been imported.
+        path: `package.module:name`. If the module has not been imported, nothing is imported.
         recorded: The hash that was recorded earlier; None for none. Hashes of earlier versions are
             those of the file alone. If `recorded` is that of the unchanged file, it is returned.
 
@@ -259,13 +282,13 @@ def _file_sha256(path: str, name: str, file: Path | None = None) -> str:
     Args:
         path: The import path, for messages.
         name: Name of the module.
-        file: Its file; None for that of the module, which has been imported.
+        file: Its file; None to look for it.
 
     Raises:
         ConfigError: The file cannot be read, or was edited after the import.
     """
     module = sys.modules.get(name)
-    place = getattr(module, "__file__", None) if file is None else file
+    place = user_code.locate(name) if file is None else file
     try:
         now = hashlib.sha256(Path(str(place)).read_bytes()).hexdigest()
     except OSError as error:

@@ -14,6 +14,7 @@ import sys
 import sysconfig
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache, lru_cache
+from importlib.machinery import ModuleSpec
 from importlib.metadata import entry_points, packages_distributions, version
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
@@ -22,6 +23,14 @@ from typing import Any, Final
 OURS: Final = "flbench"
 POINTS: Final = ("flbench.algorithms", "flbench.models", "flbench.losses")
 """Groups of entry points by which packages register parts."""
+LIBRARIES: Final = frozenset(
+    (
+        *("torch", "torchvision", "torchmetrics", "lightning", "pytorch_lightning", "numpy"),
+        *("scipy", "sklearn", "pandas", "PIL", "ray", "mlflow", "optuna", "cloudpickle", "joblib"),
+        *("yaml", "pydantic"),
+    )
+)
+"""Packages that flbench is built on. Of a module of theirs, its file alone is hashed."""
 CONSTANTS: Final = (bool, int, float, complex, str, bytes, type(None))
 
 
@@ -130,6 +139,45 @@ def is_own(name: str, of: str) -> bool:
     return folder is not None and not is_installed(folder) and _folder(top) == folder
 
 
+def locate(name: str) -> Path | None:
+    """Return the file of a module, which need not be imported; None if there is none.
+
+    Nothing is imported. `importlib.util.find_spec` would import the package of a module.
+
+    Args:
+        name: Name of the module, with the names of its packages.
+
+    >>> locate("logging.handlers").name
+    'handlers.py'
+    """
+    module = sys.modules.get(name)
+    if module is not None:
+        file = getattr(module, "__file__", None)
+        return None if file is None else Path(file)
+    places: list[str] | None = None
+    spec = None
+    parts = name.split(".")
+    for k in range(len(parts)):
+        one = ".".join(parts[: k + 1])
+        spec = _spec(one, places)
+        if spec is None:
+            return None
+        places = list(spec.submodule_search_locations or ())
+    return Path(spec.origin) if spec is not None and spec.has_location and spec.origin else None
+
+
+def _spec(name: str, places: list[str] | None) -> ModuleSpec | None:
+    """Return where a module is, given the folders of its package; None if there is none."""
+    for finder in sys.meta_path:  # packages that are installed as editable have finders
+        try:
+            found = finder.find_spec(name, places)
+        except (ImportError, ValueError, AttributeError):
+            continue
+        if found is not None:
+            return found
+    return None
+
+
 def is_installed(folder: Path) -> bool:
     """Return whether a folder is within one of Python's folders for modules and packages."""
     return any(folder.is_relative_to(one) for one in _python_folders())
@@ -146,6 +194,9 @@ def _python_folders() -> tuple[Path, ...]:
 
 def _closure(name: str) -> tuple[dict[str, Path], set[str]]:
     """Return the files of a module and its siblings by name, and the other packages they import."""
+    if name.partition(".")[0] in LIBRARIES:
+        file = locate(name)
+        return ({} if file is None else {name: file}), set()
     files: dict[str, Path] = {}
     foreign: set[str] = set()
     queue = [name]
@@ -153,7 +204,7 @@ def _closure(name: str) -> tuple[dict[str, Path], set[str]]:
         one = queue.pop()
         if one in files:
             continue
-        file = _file(one)
+        file = locate(one)
         if file is None:
             continue
         files[one] = file
@@ -180,7 +231,7 @@ def _imports(name: str, file: Path) -> Iterator[str]:
             yield base
             continue
         inner = [f"{base}.{one}" for one in names if is_own(base, name)]
-        modules = [one for one in inner if _file(one) is not None]
+        modules = [one for one in inner if locate(one) is not None]
         yield from modules
         if len(modules) < len(names):
             yield base
@@ -221,22 +272,9 @@ def _statements(source: bytes, package: str) -> tuple[tuple[str, tuple[str, ...]
     return tuple(found)
 
 
-def _file(name: str) -> Path | None:
-    """Return the file of a module, which need not be imported; None if there is none."""
-    module = sys.modules.get(name)
-    file = getattr(module, "__file__", None)
-    if file is None and module is None:
-        try:
-            spec = importlib.util.find_spec(name)
-        except (ImportError, ValueError, AttributeError):
-            return None
-        file = None if spec is None or not spec.has_location else spec.origin
-    return None if file is None else Path(file)
-
-
 def _folder(top: str) -> Path | None:
     """Return the folder that has a module or package of the top level; None if there is none."""
-    if top == "__main__" and _file(top) is None:  # a notebook
+    if top == "__main__" and locate(top) is None:  # a notebook
         return Path.cwd().resolve()
     module = sys.modules.get(top)
     places = list(getattr(module, "__path__", ()))
@@ -248,7 +286,7 @@ def _folder(top: str) -> Path | None:
         places = [] if spec is None else list(spec.submodule_search_locations or ())
     if places:
         return Path(places[0]).resolve().parent
-    file = _file(top)
+    file = locate(top)
     return None if file is None else file.resolve().parent
 
 

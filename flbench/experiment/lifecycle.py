@@ -11,6 +11,7 @@ from typing import Final
 from flbench.callbacks import Callback, CallbackList, EarlyStopping, LoggerCallback
 from flbench.callbacks.logger import Logger
 from flbench.callbacks.run_view import Memory
+from flbench.config import trust
 from flbench.config.resolve import resolve_written
 from flbench.config.schema import Config
 from flbench.config.sources import Layer, leaves
@@ -136,6 +137,7 @@ def write_description(
     folder.write_json("provenance.json", about)
     # The configuration is written last, because a folder that contains it can be resumed.
     folder.write("config.yaml", to_yaml(experiment.config.tree(), origins))
+    trust.record_file(folder.path / "config.yaml")
 
 
 def resume(

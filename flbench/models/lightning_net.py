@@ -86,13 +86,9 @@ def make(
         ConfigError: It is not a LightningModule, or cannot be trained by an engine; the message
             says why.
     """
+    _check_class(source if isinstance(source, type) else None, what)  # before it is called
     module = _made(source, deepcopy(config.args or {}), shape, classes, what)
-    base = base_of(type(module))
-    if base is None:
-        raise ConfigError(
-            f"{what}: {type(module).__name__} is no LightningModule, so it has no training step of"
-            " its own. Use fl.run(model=...), which trains any net, or leave `model.lightning` out."
-        )
+    _check_class(type(module), what)
     # Copies of a module have neither hooks of its parameters nor compiled calls.
     original = source if isinstance(source, nn.Module) else module
     reasons = [*_reasons(module), *_hooked(original)]
@@ -112,6 +108,15 @@ def make(
         if getattr(one, "_compiled_call_impl", None) is not None
     )
     return LightningNet(module, head, compiled)
+
+
+def _check_class(kind: type | None, what: str) -> None:
+    """Raise a ConfigError if a class is not one of LightningModules."""
+    if kind is not None and base_of(kind) is None:
+        raise ConfigError(
+            f"{what}: {kind.__name__} is no LightningModule, so it has no training step of its own."
+            " Use fl.run(model=...), which trains any net, or leave `model.lightning` out."
+        )
 
 
 def _made(

@@ -62,6 +62,11 @@ def make(config: OwnModelConfig, shape: tuple[int, ...], classes: int | None) ->
             )
     else:
         source = imported.find(config.name)
+    if isinstance(source, type) and not issubclass(source, nn.Module):
+        raise ConfigError(
+            f"{what} is the class {source.__name__}, not an nn.Module. Name a class of nets, or a"
+            " function that makes one."
+        )
     if config.lightning:
         return _lightning(source, config, shape, classes, what)
     if classes is None:

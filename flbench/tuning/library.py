@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from flbench.algorithms import ALGORITHMS
+from flbench.config import trust
 from flbench.config.sources import from_file
 from flbench.core.errors import ConfigError
 from flbench.core.wording import setting
@@ -105,4 +106,5 @@ def _read(path: Path, rounds: int) -> Space:
             " a folder of them."
         )
     file = from_file(path)
+    trust.check(path, file.tree, is_input=True)
     return parse(file.tree, file.origins, str(path), rounds=rounds)

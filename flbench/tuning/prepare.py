@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from flbench.config import trust
 from flbench.config.resolve import resolve, resolve_written
 from flbench.config.schema import Config, OwnAlgorithmConfig, OwnModelConfig, OwnTermConfig
 from flbench.config.sources import Layer
@@ -304,6 +305,7 @@ def create(prepared: PreparedStudy, command: Sequence[str]) -> StudyFolder:
     folder = StudyFolder.create(request.out, name)
     for method, config in prepared.configs.items():
         folder.write(f"methods/{method}.yaml", to_yaml(config.tree(), prepared.origins[method]))
+        trust.record_file(folder.path / "methods" / f"{method}.yaml")
     packed, description = partition_files.encode(
         federation.partition, federation.dataset, prepared.config.partition
     )

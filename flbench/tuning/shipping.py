@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import ray
 
-from flbench.core import imported
+from flbench.core import consent, imported
 from flbench.core.errors import ConfigError
 from flbench.core.given import METRICS, OBJECT, TERMS, offered
 from flbench.core.imported import TextHashes, text_hashes, with_text_hashes
@@ -54,7 +54,12 @@ class Parcel:
                 ALGORITHMS.adopt(ray.cloudpickle.loads(pickled), name, name)
         found = {**self.objects, METHOD: {name: ALGORITHMS[name] for name in self.methods}}
         known = {id(found[one][name]): sha for (one, name), sha in self.hashes.items()}
-        with offered(self.objects), with_text_hashes(known), started_by(self.command):
+        with (
+            consent.run_code(allowed=True),  # the process that sends the parcel has asked
+            offered(self.objects),
+            with_text_hashes(known),
+            started_by(self.command),
+        ):
             yield
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from flbench.callbacks import CallbackList
+from flbench.config import trust
 from flbench.config.resolve import read, resolve_written
 from flbench.config.schema import Config
 from flbench.config.yaml_text import to_yaml
@@ -196,6 +197,7 @@ class TrialTraining:
             about = provenance.now(own_methods.modules(config), built.module)
             self.folder.write_json("provenance.json", about)
         self.folder.write("config.yaml", to_yaml(built.config.tree(), origins))
+        trust.record_file(self.folder.path / "config.yaml")
         self._restore(built)
 
     def _restore(self, built: assembly.Experiment) -> None:

@@ -1,0 +1,309 @@
+"""Whether code that a file names may run.
+
+A configuration can name code: a net, a method, a loss term, a metric, a partition scheme, or a
+function that returns data. Reading results imports none of it. Training, predicting and exporting
+do, and a file may come from somebody else. Code that a file names therefore runs only if
+
+- the user says so: `--run-code`, in Python `trust=True`; or
+- flbench itself has written the file for this user, with the same names, arguments and source. The
+  record of this is in the user's state folder; see `state_folder`.
+
+What the user names himself, on the command line or in Python, needs neither. Nor do the layers of
+`torch.nn` and the nets of `torchvision.models`.
+"""
+
+import hashlib
+import json
+import os
+import stat
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import platformdirs
+
+from flbench.config.sources import from_file
+from flbench.core import consent, files, imported, user_code
+from flbench.core.errors import ConfigError
+from flbench.core.given import OBJECT
+
+PLACES: Final = (
+    ("model", "name"),
+    ("algorithm", "name"),
+    ("algorithm", "source"),
+    ("data", "source"),
+    ("partition", "scheme"),
+    ("terms",),
+    ("terms", "name"),
+    ("metrics", "*"),
+    ("metrics", "*", "source"),
+)
+"""Last parts of the dotted keys whose values can name code; `*` stands for a name of the user."""
+HASHED: Final = frozenset({"model", "algorithm", "partition", "terms", "metrics"})
+"""Sections whose `sha256` is that of the source that the section names."""
+KNOWN_NETS: Final = ("torch.nn.", "torchvision.models.")
+"""Modules of layers and nets, with a dot at the end, that need no trust."""
+LARGEST: Final = 100_000
+"""Largest number of bytes of a record."""
+
+_here: set[str] = set()  # digests of what this process has written
+
+
+@dataclass(frozen=True)
+class NamedCode:
+    """Code that a file names.
+
+    Attributes:
+        key: Dotted key, such as `model.name`.
+        path: Import path `package.module:name` or `FILE.py:name`.
+        sha256: SHA-256 (hex) of the source, if the file has it.
+    """
+
+    key: str
+    path: str
+    sha256: str | None = None
+
+
+def named_code(tree: Any) -> list[NamedCode]:
+    """Return the code that a tree of values names, without importing anything.
+
+    Args:
+        tree: Values as a file has them: a configuration, or a tree with configurations in it. Keys
+            may be dotted.
+
+    >>> named_code({"model": {"name": "nets:Net"}, "data.source": "mine:load", "seed": 1})
+    [NamedCode(key='model.name', path='nets:Net', sha256=None), NamedCode(key='data.source', \
+path='mine:load', sha256=None)]
+    """
+    return [one for one in _found(tree, (), None) if not one.path.startswith(KNOWN_NETS)]
+
+
+def check(file: Path, *trees: Any, is_input: bool = False) -> None:
+    """Check that the code that a file names may run, before it is imported.
+
+    Args:
+        file: The file.
+        trees: What the file contains.
+        is_input: Whether the user writes and edits the file, as the one of `--config`. Once he has
+            allowed its code, the code may be edited too, as long as the file names the same files,
+            and all of them belong to him alone.
+
+    Raises:
+        ConfigError: The source of a part is another one than the file says, or neither has the user
+            allowed that the code of this file runs, nor has flbench written it.
+    """
+    named = named_code(trees)
+    if not named:
+        return
+    imported.search_here()
+    for one in named:
+        _check_sha256(file, one)
+    if consent.is_allowed():
+        record(*trees)
+        if is_input:
+            _write(_digest_of_input(file, named), named, {})
+    elif not (_is_recorded(_digest(trees)) or (is_input and _is_known_input(file, named))):
+        raise ConfigError(
+            f"{file} names code, and your flbench has not written it on this machine with this"
+            f" code:\n{_listed(named)}\nCode can do all that you can do. Read it, and if you trust"
+            " it, add --run-code (in Python: trust=True)."
+        )
+
+
+def record(*trees: Any) -> None:
+    """Note that this user's flbench has written a file, or that the user trusts it.
+
+    The code that it names has been imported, or may be. Nothing is noted if it names none, and if
+    the state folder cannot be written: then the user is asked later.
+
+    Args:
+        trees: What the file contains.
+    """
+    named = named_code(trees)
+    if not named:
+        return
+    digest = _digest(trees)
+    _here.add(digest)
+    _write(digest, named, _sources(named))
+
+
+def _write(digest: str, named: Sequence[NamedCode], modules: Mapping[str, str]) -> None:
+    """Write a record: the code that is named, and the hashes of files by the names of modules."""
+    content = {"code": [[one.key, one.path] for one in named], "modules": dict(modules)}
+    folder = state_folder()
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        files.write(folder / f"{digest}.json", json.dumps(content, indent=1).encode())
+    except OSError:
+        return
+
+
+def record_file(file: Path) -> None:
+    """Note that this user's flbench has written a configuration; see `record`.
+
+    Args:
+        file: The file.
+    """
+    record(from_file(file).tree)
+
+
+def state_folder() -> Path:
+    """Return the folder with a record of each file with code that this user's flbench wrote.
+
+    It is below the folder for the state of programs, on Linux `~/.local/state/flbench`.
+    """
+    return platformdirs.user_state_path("flbench", appauthor=False) / "code"
+
+
+def _found(value: Any, place: tuple[str, ...], sha256: str | None) -> Iterator[NamedCode]:
+    """Yield the code that a value at a place names, and what it contains."""
+    if isinstance(value, str):
+        if _is_path(value) and any(_matches(place, last) for last in PLACES):
+            yield NamedCode(".".join(place), value, sha256)
+    elif isinstance(value, Mapping):
+        for name, inner in value.items():
+            if name == "origins":
+                continue
+            key = (*place, *str(name).split("."))
+            own = value.get("sha256") if set(place[-2:]) & HASHED else None
+            yield from _found(inner, key, own if isinstance(own, str) else None)
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            yield from _found(inner, place, sha256)
+
+
+def _matches(place: tuple[str, ...], last: tuple[str, ...]) -> bool:
+    """Return whether a place ends with given parts, one of which may be any."""
+    return len(place) >= len(last) and all(
+        wanted in ("*", part) for wanted, part in zip(last, place[-len(last) :], strict=True)
+    )
+
+
+def _is_path(text: str) -> bool:
+    """Return whether a text is an import path."""
+    return ":" in text and not text.startswith(f"{OBJECT}:")
+
+
+def _check_sha256(file: Path, code: NamedCode) -> None:
+    """Raise a ConfigError if the source of code is another one than a file says."""
+    if code.sha256 is None or len(code.sha256) != 64:
+        return
+    try:
+        now = imported.source_sha256(code.path, code.sha256)
+    except ConfigError:  # there is no such module: its import says so
+        return
+    if now != code.sha256:
+        raise ConfigError(
+            f"{file}: SHA-256 of the source of `{code.key}={code.path}` was {code.sha256} and is"
+            f" now {now}. Restore the source, or start a new run."
+        )
+
+
+def _is_recorded(digest: str) -> bool:
+    """Return whether there is a record of this name, and the modules have the hashes in it."""
+    if digest in _here:
+        return True
+    file = state_folder() / f"{digest}.json"
+    try:
+        if hasattr(os, "getuid") and file.lstat().st_uid != os.getuid():
+            return False
+        modules = json.loads(files.read_text(file, LARGEST))["modules"]
+        return all(_sha256(name) == sha256 for name, sha256 in modules.items())
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return False
+
+
+def _is_known_input(file: Path, named: Sequence[NamedCode]) -> bool:
+    """Return whether the user has allowed the code of a file that he edits."""
+    modules = [_module(one.path) for one in named]
+    sources = [None if name is None else user_code.locate(name) for name in modules]
+    return _is_recorded(_digest_of_input(file, named)) and all(
+        source is not None and _is_private(source) for source in (file, *sources)
+    )
+
+
+def _digest_of_input(file: Path, named: Sequence[NamedCode]) -> str:
+    """Return the SHA-256 (hex) of where a file and the code that it names are."""
+    modules = [_module(one.path) for one in named]
+    sources = [str(None if name is None else user_code.locate(name)) for name in modules]
+    text = json.dumps([str(file.resolve()), [[one.key, one.path] for one in named], sources])
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _is_private(file: Path) -> bool:
+    """Return whether a file belongs to this user, and nobody else can write to it."""
+    try:
+        status = file.stat()
+    except OSError:
+        return False
+    return not hasattr(os, "getuid") or (
+        status.st_uid == os.getuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    )
+
+
+def _digest(trees: Sequence[Any]) -> str:
+    """Return the SHA-256 (hex) of what determines the code that runs, and its arguments."""
+    text = json.dumps([_relevant(tree) for tree in trees], sort_keys=True, default=repr)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _relevant(tree: Any) -> Any:
+    """Return a tree with the sections that can name code, if it is a configuration."""
+    if not isinstance(tree, Mapping) or "train" not in tree:
+        return tree
+    kept = {name: tree.get(name) for name in ("model", "algorithm", "data", "partition")}
+    parts = {"terms": tree["train"], "metrics": tree.get("evaluation")}
+    return kept | {
+        name: part.get(name) if isinstance(part, Mapping) else part for name, part in parts.items()
+    }
+
+
+def _sources(named: Iterable[NamedCode]) -> dict[str, str]:
+    """Return the hashes of the files that code consists of, by the names of the modules."""
+    found = {}
+    for one in named:
+        name = _module(one.path)
+        for module in (name, *user_code.siblings(name)) if name else ():
+            if (sha256 := _sha256(module)) is not None:
+                found[module] = sha256
+    return found
+
+
+def _module(path: str) -> str | None:
+    """Return the name of the module of an import path; None if there is no such file."""
+    try:
+        return imported.module_of(path)
+    except ConfigError:
+        return None
+
+
+def _sha256(module: str) -> str | None:
+    """Return the SHA-256 (hex) of the file of a module; None if there is none."""
+    file = user_code.locate(module)
+    try:
+        return None if file is None else hashlib.sha256(file.read_bytes()).hexdigest()
+    except OSError:
+        return None
+
+
+def _listed(named: Sequence[NamedCode]) -> str:
+    """Return a line for each part of the code: what names it, where it is, and whose it is."""
+    lines = []
+    for one in dict.fromkeys(named):
+        module = _module(one.path)
+        file = None if module is None else user_code.locate(module)
+        sha256 = None if module is None else _sha256(module)
+        about = "no such module is found"
+        if file is not None:
+            about = f"{file}, SHA-256 {sha256 or 'unknown'}, owner {_owner(file)}"
+        lines.append(f"  {one.key}={one.path}: {about}")
+    return "\n".join(lines)
+
+
+def _owner(file: Path) -> str:
+    """Return the name of the user whom a file belongs to."""
+    try:
+        return file.owner()
+    except (OSError, KeyError, NotImplementedError):
+        return "unknown"
