@@ -55,6 +55,12 @@ def _one_thread(_caches, monkeypatch):
 
 
 @pytest.fixture(autouse=True, scope="session")
+def _state_folder(tmp_path_factory):
+    """Keep the records of files that name code in a folder of this process's tests."""
+    os.environ["XDG_STATE_HOME"] = str(tmp_path_factory.mktemp("state"))
+
+
+@pytest.fixture(autouse=True, scope="session")
 def _entry_points_are_read_once():
     """Read the installed packages once per process, and not for each Fabric that a test creates."""
     from lightning.fabric.utilities import registry

@@ -188,12 +188,14 @@ def read_cells(path: Path) -> list[CellEntry]:
         path: Folder of the comparison.
 
     Raises:
-        UserError: The path is not the folder of a comparison.
+        UserError: The path is not the folder of a comparison, or an earlier version has written it
+            and it names code that may not run.
         DataError: comparison.json is damaged.
     """
     design, _ = read_design(path)
     entries = read_json(path / MARKER).get("cells")
-    if entries is None:  # written by an earlier version
+    if entries is None:  # written by an earlier version, without what is read here
+        trust.check(path / MARKER, design_in(read_json(path / MARKER)))
         return [CellEntry.of(cell) for cell in plan.cells(design)]
     with as_data_error(path / MARKER):
         return [CellEntry(**entry) for entry in entries]

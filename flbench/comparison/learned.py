@@ -6,6 +6,7 @@ from typing import Final
 from flbench.algorithms.base import Algorithm, Learned
 from flbench.algorithms.registry import ALGORITHMS
 from flbench.comparison.arrangement import Comparison, Entry
+from flbench.config.resolve import resolve_written
 from flbench.core.errors import UserError
 from flbench.data.federation import Federation
 from flbench.experiment import trained
@@ -34,7 +35,8 @@ def read(comparison: Comparison, place: str) -> Findings:
     """Return what the methods of a place have learned.
 
     Data are loaded only if there is a method that has something to show. Methods that have nothing
-    are left out.
+    are left out. Code that a run names is called only if this user's flbench has written the run,
+    or if the user has allowed it.
     """
     items: list[tuple[str, Learned]] = []
     missing: list[str] = []
@@ -50,7 +52,8 @@ def read(comparison: Comparison, place: str) -> Findings:
         try:
             trained.check_checkpoint(entry.run.path)
             if entry.repetition not in loaded:
-                loaded[entry.repetition] = load_federation(entry.run.config)
+                config, _ = resolve_written(entry.run.path / "config.yaml")
+                loaded[entry.repetition] = load_federation(config)
             found = trained.learned(entry.run.path, loaded[entry.repetition])
         except UserError as error:
             missing.append(f"What {method} learned cannot be shown: {error}")

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, cast, get_args, get_origin
+from typing import Any, TypeVar, cast, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError, create_model
 
@@ -18,6 +18,7 @@ from flbench.config.schema import (
     OwnTermConfig,
     TermConfig,
     WrittenAlgorithmConfig,
+    WrittenConfig,
     WrittenModelConfig,
     WrittenTermConfig,
 )
@@ -53,10 +54,10 @@ def resolve(layers: Sequence[Layer]) -> tuple[Config, dict[str, str]]:
     Raises:
         ConfigError: Keys are wrong; the message has one line for each of them.
     """
-    return _checked(layers, _method, _net, _term)
+    return _checked(layers, _method, _net, _term, Config)
 
 
-def read(path: Path) -> Config:
+def read(path: Path) -> WrittenConfig:
     """Read a configuration that flbench has written, as data.
 
     No module is imported except flbench's own, so that the results of a run can be read where its
@@ -73,7 +74,7 @@ def read(path: Path) -> Config:
     return as_data([from_file(path)])
 
 
-def as_data(layers: Sequence[Layer]) -> Config:
+def as_data(layers: Sequence[Layer]) -> WrittenConfig:
     """Merge layers of values that flbench has written, as data; see `read`.
 
     Args:
@@ -82,7 +83,7 @@ def as_data(layers: Sequence[Layer]) -> Config:
     Raises:
         ConfigError: Keys of flbench itself are wrong.
     """
-    return _checked(layers, _written_method, _written_net, _written_term)[0]
+    return _checked(layers, _written_method, _written_net, _written_term, WrittenConfig)[0]
 
 
 def resolve_written(path: Path, *above: Layer) -> tuple[Config, dict[str, str]]:
@@ -134,6 +135,7 @@ def _not_installed(path: Path) -> list[str]:
 
 
 Kind = type[AlgorithmConfig] | type[ModelConfig]
+Whole = TypeVar("Whole", bound=Config)
 
 
 def _checked(
@@ -141,7 +143,8 @@ def _checked(
     methods: Callable[[dict[str, Any]], Kind],
     nets: Callable[[dict[str, Any]], Kind],
     term: Callable[[str], type[TermConfig]],
-) -> tuple[Config, dict[str, str]]:
+    base: type[Whole],
+) -> tuple[Whole, dict[str, str]]:
     """Merge and check layers; see `resolve`.
 
     Args:
@@ -149,14 +152,15 @@ def _checked(
         methods: Function from the section `algorithm` to the class of its keys.
         nets: Function from the section `model` to the class of its keys.
         term: Function from the name of a loss term to the class of its keys.
+        base: Class of the configuration, to which the keys of method and net are added.
     """
     problems: list[str] = []
     tree, origins = merge(layers)
     algorithm = _select(tree, origins, "algorithm", AlgorithmConfig(), methods, problems)
     model = _select(tree, origins, "model", ModelConfig(), nets, problems)
-    schema = _schema(algorithm, model)
+    schema = cast(type[Whole], _schema(algorithm, model, base))
     problems += _check_terms(tree, origins, term)
-    config: Config | None = None
+    config: Whole | None = None
     try:
         config = schema.model_validate(tree)
     except ValidationError as error:
@@ -177,7 +181,9 @@ def _checked(
 
 
 @lru_cache(maxsize=256)
-def _schema(algorithm: type[AlgorithmConfig], model: type[ModelConfig]) -> type[Config]:
+def _schema(
+    algorithm: type[AlgorithmConfig], model: type[ModelConfig], base: type[Config]
+) -> type[Config]:
     """Return the schema of a configuration with this method and net.
 
     The arguments are classes, not names: a class that is registered later under the same name has a
@@ -185,7 +191,7 @@ def _schema(algorithm: type[AlgorithmConfig], model: type[ModelConfig]) -> type[
     """
     return create_model(
         "Config",
-        __base__=Config,
+        __base__=base,
         algorithm=(algorithm, algorithm()),
         model=(model, model()),
     )

@@ -772,3 +772,7 @@ class Config(Strict):
         if not tree["train"]["terms"]:
             del tree["train"]["terms"]
         return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()
+
+
+class WrittenConfig(Config):
+    """A configuration that was read as data: nothing can be built from it."""

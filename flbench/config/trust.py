@@ -47,7 +47,7 @@ KNOWN_NETS: Final = ("torch.nn.", "torchvision.models.")
 LARGEST: Final = 100_000
 """Largest number of bytes of a record."""
 
-_here: set[str] = set()  # digests of what this process has written
+_here: dict[str, Mapping[str, str]] = {}  # records of this process: hashes of modules by digest
 
 
 @dataclass(frozen=True)
@@ -111,6 +111,18 @@ def check(file: Path, *trees: Any, is_input: bool = False) -> None:
         )
 
 
+def check_file(file: Path) -> None:
+    """Check that the code that a configuration names may run; see `check`.
+
+    Args:
+        file: The configuration.
+
+    Raises:
+        ConfigError: The file cannot be read, or see `check`.
+    """
+    check(file, from_file(file).tree)
+
+
 def record(*trees: Any) -> None:
     """Note that this user's flbench has written a file, or that the user trusts it.
 
@@ -123,13 +135,12 @@ def record(*trees: Any) -> None:
     named = named_code(trees)
     if not named:
         return
-    digest = _digest(trees)
-    _here.add(digest)
-    _write(digest, named, _sources(named))
+    _write(_digest(trees), named, _sources(named))
 
 
 def _write(digest: str, named: Sequence[NamedCode], modules: Mapping[str, str]) -> None:
     """Write a record: the code that is named, and the hashes of files by the names of modules."""
+    _here[digest] = modules
     content = {"code": [[one.key, one.path] for one in named], "modules": dict(modules)}
     folder = state_folder()
     try:
@@ -195,20 +206,21 @@ def _check_sha256(file: Path, code: NamedCode) -> None:
         return
     if now != code.sha256:
         raise ConfigError(
-            f"{file}: SHA-256 of the source of `{code.key}={code.path}` was {code.sha256} and is"
-            f" now {now}. Restore the source, or start a new run."
+            # Short: the command line shows both hashes in full.
+            f"SHA-256 of the source of `{code.path}` was {code.sha256} and is now {now}. Restore"
+            f" the source, or start a new run. It is `{code.key}` of {file}."
         )
 
 
 def _is_recorded(digest: str) -> bool:
     """Return whether there is a record of this name, and the modules have the hashes in it."""
-    if digest in _here:
-        return True
     file = state_folder() / f"{digest}.json"
     try:
-        if hasattr(os, "getuid") and file.lstat().st_uid != os.getuid():
-            return False
-        modules = json.loads(files.read_text(file, LARGEST))["modules"]
+        modules = _here.get(digest)
+        if modules is None:
+            if hasattr(os, "getuid") and file.lstat().st_uid != os.getuid():
+                return False
+            modules = json.loads(files.read_text(file, LARGEST))["modules"]
         return all(_sha256(name) == sha256 for name, sha256 in modules.items())
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return False

@@ -18,7 +18,7 @@ from flbench.callbacks.callback_list import CallbackList
 from flbench.callbacks.run_view import Memory
 from flbench.client.forward import is_buffer
 from flbench.client.program import Phase
-from flbench.config.schema import BestConfig, Config, OwnModelConfig
+from flbench.config.schema import BestConfig, Config, OwnModelConfig, WrittenConfig
 from flbench.core.errors import ConfigError, DataError
 from flbench.core.types import State, Tree
 from flbench.data import own_schemes, sources
@@ -230,6 +230,7 @@ def build(
         UserError: Data and configuration do not fit together. The message lists all reasons that
             the method gives.
     """
+    _check_resolved(config)
     asked, config = config, fill_defaults(config)
     torch.set_num_threads(config.engine.threads or 1)
     federation = load_federation(config) if federation is None else federation
@@ -404,9 +405,19 @@ def load_federation(config: Config) -> Federation:
     Raises:
         UserError: The data set cannot be read, or the partition cannot be made from it.
     """
+    _check_resolved(config)
     config = fill_defaults(config)
     dataset = sources.load(config.data)
     return build_federation(dataset, config.data, config.partition, config.seed)
+
+
+def _check_resolved(config: Config) -> None:
+    """Raise a TypeError for a configuration that was read as data.
+
+    The code that it names may be a stranger's, and runs only after `flbench.config.trust.check`.
+    """
+    if isinstance(config, WrittenConfig):
+        raise TypeError("nothing is built from a configuration that was read as data: resolve it")
 
 
 def _start(config: Config, net: nn.Module, algorithm: Algorithm) -> State:

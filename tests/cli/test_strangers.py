@@ -1,0 +1,276 @@
+"""Folders and archives of strangers: reading them runs no code, and training from them asks."""
+
+import json
+import shutil
+import sys
+from itertools import count
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+import flbench as fl
+from flbench.cli.app import main
+from flbench.comparison import archive
+from flbench.config import trust
+from flbench.core.errors import ConfigError
+from flbench.testing import run
+from tests.tuning import studies
+
+EVIL = """\
+import pathlib
+
+pathlib.Path("imported").touch()
+
+
+def load(*args, **kwargs):
+    pathlib.Path("called").touch()
+
+
+class Net:
+    def __init__(self, *args, **kwargs):
+        load()
+"""
+SHELL = {"args": "touch called", "shell": True}
+NUMBERS = count()
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """The folder of a finished run whose method has learned something to show."""
+    return run(tmp_path_factory.mktemp("runs"), "algorithm=fedproto")[0]
+
+
+@pytest.fixture
+def evil(tmp_path, monkeypatch):
+    """Name of a module in the current folder that leaves a file when it is imported or called."""
+    monkeypatch.chdir(tmp_path)
+    name = f"evil{next(NUMBERS)}"
+    (tmp_path / f"{name}.py").write_text(EVIL)
+    yield name
+    assert not Path("imported").exists() and not Path("called").exists()
+    assert name not in sys.modules
+
+
+def naming(path: str) -> dict[str, dict]:
+    """Return sections of a configuration that name code, by what they show."""
+    return {
+        "shell command": {"model": {"name": "subprocess:run", "lightning": True, "args": SHELL}},
+        "net": {"model": {"name": path}},
+        "net of a file": {"model": {"name": f"{path.partition(':')[0]}.py:Net"}},
+        "LightningModule": {"model": {"name": path, "lightning": True}},
+        "data": {"data": {"name": "digits", "source": path}},
+        "scheme": {"partition": {"scheme": path}},
+        "term": {"train": {"terms": [{"name": path}]}},
+        "metric": {"evaluation": {"metrics": {"mine": {"source": path}}}},
+        "method": {"algorithm": {"name": "mine", "source": path}},
+    }
+
+
+KINDS = tuple(naming("m:Net"))
+
+
+def strangers(finished: Path, folder: Path, sections: dict, *, ended: bool = True) -> Path:
+    """Return a copy of a run whose configuration has other values."""
+    shutil.copytree(finished, folder)
+    tree = yaml.safe_load((folder / "config.yaml").read_text())
+    for name, keys in sections.items():
+        if "args" not in keys:
+            keys = {key: value for key, value in keys.items() if key != "lightning"} | keys
+        tree[name] = {**tree[name], **keys} if name not in ("model", "algorithm") else keys
+    (folder / "config.yaml").write_text(yaml.safe_dump(tree))
+    if not ended:
+        (folder / "summary.json").unlink()
+    return folder
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_training_from_a_folder_asks_before_it_imports(kind, evil, finished, tmp_path, capsys):
+    sections = naming(f"{evil}:Net")[kind]
+    path = strangers(finished, tmp_path / "theirs", sections)
+    open_one = strangers(finished, tmp_path / "open", sections, ended=False)
+
+    for command in (
+        ["export", str(path), "--client", "0"],
+        ["run", "--resume", str(open_one)],
+        ["run", "--config", str(path / "config.yaml")],
+    ):
+        assert main(command) == 2, command
+        said = capsys.readouterr().err
+        assert "--run-code" in said and "trust=True" in said, command
+        if kind != "shell command":
+            assert str(tmp_path / f"{evil}.py") in said and "SHA-256" in said and "owner" in said
+
+
+def test_all_commands_that_build_ask(evil, finished, tmp_path, capsys):
+    path = strangers(finished, tmp_path / "theirs", naming(f"{evil}:Net")["net"])
+    config = str(path / "config.yaml")
+    np.savez(tmp_path / "new.npz", x=np.zeros((2, 1, 8, 8), np.float32))
+
+    for command in (
+        ["predict", str(path), "new.npz", "--client", "0"],
+        ["run", "--print-config", "--config", config],
+        ["run", "--dry-run", "--config", config],
+        ["data", "--config", config],
+        ["bench", "--config", config],
+        ["compare", "fedavg", "ft", "--config", config],
+        ["tune", "fedavg", "--config", config],
+    ):
+        assert main(command) == 2, command
+        assert "--run-code" in capsys.readouterr().err, command
+    for function in (fl.run, fl.partition):
+        with pytest.raises(ConfigError, match="trust=True"):
+            function(config=config)
+    with pytest.raises(ConfigError, match="trust=True"):
+        fl.load(path).model(0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_reading_imports_nothing(kind, evil, finished, tmp_path, capsys):
+    path = strangers(finished, tmp_path / "theirs", naming(f"{evil}:Net")[kind])
+
+    assert main(["show", str(path)]) == 0
+    assert main(["diff", str(path), str(finished)]) == 0
+    assert fl.load(path).summary["rounds"] and len(fl.runs(path)) == 1
+    fl.report(path)
+
+
+@pytest.mark.parametrize("kind", ["data"])
+def test_reports_and_archives_import_nothing(kind, evil, finished, tmp_path, capsys):
+    path = strangers(finished, tmp_path / "theirs", naming(f"{evil}:Net")[kind])
+
+    assert main(["pack", str(path), "--out", "theirs.tar.xz"]) == 0
+    assert main(["report", str(path), "theirs.tar.xz"]) == 0, capsys.readouterr().err
+
+
+def test_a_study_in_an_archive_runs_no_shell_command(evil, finished, tmp_path, capsys):
+    study = studies.begin(tmp_path / "study", "fedproto", seeds=2, trials=1)
+    studies.trial(study, "fedproto", 0, 0.5)
+    for seed in (0, 1):
+        studies.final(study, finished, "fedproto", "default", seed, {"accuracy": 0.5})
+    for config in study.glob("finals/*/*/config.yaml"):
+        tree = yaml.safe_load(config.read_text())
+        tree["model"] = {"name": "subprocess:run", "lightning": True, "args": SHELL}
+        config.write_text(yaml.safe_dump(tree))
+    archive.pack([study], tmp_path / "study.tar.xz")
+
+    assert main(["report", "study.tar.xz"]) == 0
+    assert main(["show", "study.tar.xz"]) == 0
+
+
+def test_comparisons_and_studies_of_strangers_ask(evil, tmp_path, capsys):
+    comparison = tmp_path / "comparison"
+    comparison.mkdir()
+    layer = {"tree": {"model": {"name": f"{evil}:Net"}}, "origins": {}}
+    method = {"label": "fedavg", "tree": {"algorithm": {"name": "fedavg"}}, "origins": {}}
+    tree = {"base": layer, "methods": [method], "data": [], "grid": {}, "seeds": 1}
+    tree |= {"vary": "training", "tuned": None, "id": "c", "created": "", "command": []}
+    (comparison / "comparison.json").write_text(json.dumps(tree))
+    asked = {"trials": 1, "search": "random", "scheduler": "none", "metric": "accuracy"}
+    asked |= {"seeds": 0, "gpus": 0, "retries": 0, "address": None, "batch": 1}
+    study = studies.begin(tmp_path / "study", "fedavg", trials=1, request=asked)
+    studies.trial(study, "fedavg", 0, 0.5, params={"model.name": f"{evil}:Net"})
+    (study / "methods").mkdir()
+    (study / "methods/fedavg.yaml").write_text(f"model: {{name: '{evil}:Net'}}\n")
+
+    for command in (
+        ["compare", "--resume", str(comparison)],
+        ["tune", "--resume", str(study)],
+        ["compare", "fedavg", "ft", "--tuned", str(study)],
+    ):
+        assert main(command) == 2, command
+        assert "--run-code" in capsys.readouterr().err, command
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    """Name of a module with a net, in the current folder."""
+    monkeypatch.chdir(tmp_path)
+    name = f"nets{next(NUMBERS)}"
+    Path(f"{name}.py").write_text(
+        "from subprocess import run\n"
+        "from torch import nn\n"
+        "class Net(nn.Module):\n"
+        "    def __init__(self, shape, classes):\n"
+        "        super().__init__()\n"
+        "        self.head = nn.Linear(64, classes)\n"
+        "    def forward(self, x):\n"
+        "        return self.head(x.flatten(1))\n"
+    )
+    return name
+
+
+def test_own_folders_need_no_option_until_something_changes(own, tmp_path, monkeypatch, capsys):
+    path, _ = run(tmp_path, "algorithm=fedavg", f"model.name={own}:Net")
+    trust._here.clear()  # as in another process
+    assert fl.load(path).model(0) is not None
+    config = path / "config.yaml"
+    written = config.read_text()
+
+    config.write_text(written.replace("args: null", "args: {classes: 3}"))
+    assert config.read_text() != written
+    with pytest.raises(ConfigError, match="trust=True"):
+        fl.load(path).model(0)
+    config.write_text(written)
+
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "of another user"))
+    trust._here.clear()
+    with pytest.raises(ConfigError, match="trust=True"):
+        fl.load(path).model(0)
+    assert fl.load(path, trust=True).model(0) is not None
+    assert fl.load(path).model(0) is not None  # it is recorded
+
+    trust._here.clear()
+    module = Path(f"{own}.py")
+    module.write_text(module.read_text() + "# edited\n")
+    with pytest.raises(ConfigError, match="edited since|Restore the source"):
+        fl.load(path, trust=True).model(0)
+
+
+def test_a_file_that_the_user_edits_is_allowed_once(own, tmp_path, capsys):
+    Path("mine.yaml").write_text(f"model: {{name: '{own}:Net'}}\n")
+    command = ["run", "--print-config", "--config", "mine.yaml"]
+
+    assert main(command) == 2
+    assert main([*command, "--run-code"]) == 0
+    assert main(command) == 0
+    module = Path(f"{own}.py")
+    module.write_text(module.read_text() + "# edited\n")
+    assert main(command) == 0
+    module.chmod(0o666)  # anybody can write to it
+    assert main(command) == 2
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "subprocess:run",
+        "os:system",
+        "builtins:exec",
+        "torch:load",
+        "torch.hub:load",
+        "pandas:read_pickle",
+        "{own}:run",
+        "{own}:nn.Module.register_forward_hook",
+    ],
+)
+def test_what_is_called_is_a_part(path, own, capsys):
+    """Also for a user who has named it himself."""
+    path = path.format(own=own)
+    for key in ("model.name", "partition.scheme", "data.source", "train.terms"):
+        value = f"[{{name: '{path}'}}]" if key == "train.terms" else path
+        assert main(["run", f"{key}={value}", "train.rounds=1"]) == 2, key
+        assert "your own" in capsys.readouterr().err, key
+
+
+def test_records_of_others_do_not_count(own, tmp_path, monkeypatch):
+    tree = {"model": {"name": f"{own}:Net"}}
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    trust.record(tree)
+    trust._here.clear()
+    trust.check(Path("config.yaml"), tree)
+
+    monkeypatch.setattr("os.getuid", lambda: 12345)
+    with pytest.raises(ConfigError):
+        trust.check(Path("config.yaml"), tree)
