@@ -25,6 +25,7 @@ from flbench.config.resolve import resolve
 from flbench.config.schema import Config
 from flbench.config.sources import from_file
 from flbench.config.yaml_text import to_yaml
+from flbench.core import children
 from flbench.core.errors import RunError, UserError
 from flbench.core.rng import Draw
 from flbench.core.types import State
@@ -146,7 +147,11 @@ def compare(configs: Sequence[Config], *, repeats: int, run_rounds: int) -> list
             command = [sys.executable, "-m", "flbench.bench.measure"]
             arguments = [str(file), str(repeats), str(run_rounds), str(time.time())]
             process = subprocess.run(
-                [*command, *arguments], capture_output=True, text=True, check=False
+                [*command, *arguments],
+                env=children.environment(),
+                capture_output=True,
+                text=True,
+                check=False,
             )
         if process.returncode:
             message = process.stderr.strip()

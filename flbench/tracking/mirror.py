@@ -5,7 +5,6 @@ run ended and waits a few seconds. So a server that cannot be reached neither st
 The mirror process itself is `python -m flbench.tracking.follow`.
 """
 
-import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -16,6 +15,7 @@ from typing import Final, Self
 
 from flbench.callbacks import Callback, RunView
 from flbench.config.schema import Config, TrackingConfig
+from flbench.core import children
 from flbench.core.addresses import redact_address
 from flbench.core.errors import ConfigError
 from flbench.core.wording import in_shell
@@ -71,7 +71,7 @@ def start(folder: Path, config: TrackingConfig) -> "Mirror | None":
         process = subprocess.Popen(
             command,
             # A command line is visible to all users of the machine, an environment is not.
-            env={**os.environ, mlflow_store.ADDRESS_VARIABLE: uri},
+            env=children.environment(**{mlflow_store.ADDRESS_VARIABLE: uri}),
             stdin=subprocess.PIPE,  # the pipe closes when this process ends, even if it is killed
             stdout=log,
             stderr=log,

@@ -13,6 +13,7 @@ from urllib.error import URLError
 from urllib.parse import urlsplit
 from urllib.request import urlopen
 
+from flbench.core import children
 from flbench.core.addresses import HTTP, redact_address, without_user
 from flbench.core.errors import RunError, UserError
 from flbench.tracking import mlflow_store, mlflow_view
@@ -26,6 +27,7 @@ STOP_SECONDS: Final = 10.0
 SERVER_ENVIRONMENT: Final = {
     "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",  # 2 processes instead of 10
     "MLFLOW_DISABLE_TELEMETRY": "true",
+    "UVICORN_APP_DIR": os.devnull,  # uvicorn searches this first, by default the current folder
 }
 
 
@@ -202,7 +204,7 @@ def _start_server(address: str, port: int) -> "subprocess.Popen[bytes]":
         command += ["--default-artifact-root", artifacts]
     return subprocess.Popen(
         command,
-        env={**os.environ, **SERVER_ENVIRONMENT, "MLFLOW_BACKEND_STORE_URI": address},
+        env=children.environment(**SERVER_ENVIRONMENT, MLFLOW_BACKEND_STORE_URI=address),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         start_new_session=True,  # Ctrl-C reaches only this process, which then stops the server

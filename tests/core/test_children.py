@@ -1,0 +1,85 @@
+"""Processes of Python that flbench starts: they import nothing of the folder they are started in."""
+
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from flbench.bench import measure
+from flbench.config.schema import TrackingConfig
+from flbench.tracking import mirror, mlflow_ui
+from tests.support import SMALL, config_of
+
+ATTACK = "import pathlib; pathlib.Path({place!r}).touch()\n"
+PROBE = "import argparse, colorsys, json, uuid, wave\n"
+
+
+class Started(Exception):
+    """Instead of a process."""
+
+    def __init__(self, command, environment):
+        super().__init__(command)
+        self.command, self.environment = command, environment
+
+
+def refuse(command, *, env=None, **_):
+    raise Started(command, env)
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """A current folder of somebody else; return the file that appears if its code is executed."""
+    place, folder = tmp_path / "executed", tmp_path / "downloaded"
+    folder.mkdir()
+    for name in ("argparse", "colorsys", "json", "runpy", "torch", "uuid", "wave", "sitecustomize"):
+        (folder / f"{name}.py").write_text(ATTACK.format(place=str(place)))
+    monkeypatch.chdir(folder)
+    return place
+
+
+def start_mirror(tmp_path):
+    (tmp_path / "run").mkdir()
+    return mirror.start(tmp_path / "run", TrackingConfig(uri=f"sqlite:///{tmp_path}/x.db"))
+
+
+def start_bench(tmp_path):
+    return measure.compare([config_of(*SMALL)], repeats=1, run_rounds=0)
+
+
+def start_server(tmp_path):
+    return mlflow_ui._start_server(f"sqlite:///{tmp_path}/x.db", 1)
+
+
+@pytest.mark.parametrize(
+    ("start", "module"),
+    [(start_mirror, mirror), (start_bench, measure), (start_server, mlflow_ui)],
+)
+def test_child_does_not_import_from_the_current_folder(
+    start, module, place, tmp_path, monkeypatch
+):
+    """The command that flbench starts, with a harmless module instead of its own."""
+    (tmp_path / "safe").mkdir()
+    (tmp_path / "safe" / "probe.py").write_text(PROBE)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "safe"), prepend=":")
+    monkeypatch.setattr("flbench.tracking.mlflow_store.installed", lambda: True)
+    monkeypatch.setattr(
+        module,
+        "subprocess",
+        SimpleNamespace(Popen=refuse, run=refuse, PIPE=-1, DEVNULL=-3),
+    )
+    with pytest.raises(Started) as started:
+        start(tmp_path)
+    command = started.value.command
+    is_module = command.index("-m")
+
+    subprocess.run(
+        [*command[:is_module], "-m", "probe"],
+        env=started.value.environment,
+        check=True,
+        capture_output=True,
+        timeout=60,
+    )
+
+    assert command[0] == sys.executable
+    assert not place.exists()
