@@ -37,6 +37,7 @@ from flbench.data.own import is_own
 from flbench.experiment.lifecycle import CHANGEABLE_ON_RESUME
 from flbench.results import study_folder
 from flbench.tracking import mirror
+from flbench.tracking.mlflow_store import NamedBy
 from flbench.tuning.study import now
 from flbench.tuning.supervisor import Supervisor
 
@@ -268,7 +269,8 @@ def start(
         offered(own[0]),
         Supervisor(ends_process=caller.ends_process) as supervisor,
     ):
-        prepared = _prepared(design_of(asked), jobs, caller, own)
+        named_by = _store_named_by(asked)
+        prepared = _prepared(design_of(asked), jobs, caller, own, named_by)
         found = _reused(prepared, prepared.cells, asked.reuse)
         left = [cell for cell in prepared.cells if cell.name not in found.runs]
         _tell_cost(prepared, left, found, caller)
@@ -282,7 +284,7 @@ def start(
             folder.save(prepared.design, prepared.cells, **about)
             reusing.take(found, folder)
             _tell_start(folder, prepared, caller)
-            return _carry_out(folder, prepared, Layer({}), supervisor, caller)
+            return _carry_out(folder, prepared, Layer({}), supervisor, caller, named_by)
 
 
 def _about_tuning(prepared: PreparedComparison) -> dict[str, Any]:
@@ -308,7 +310,7 @@ def plan(
         UserError: The comparison cannot be carried out.
     """
     with as_flbench_errors(), preserved(), offered(own[0]):
-        prepared = _prepared(design_of(asked), jobs, caller, own)
+        prepared = _prepared(design_of(asked), jobs, caller, own, _store_named_by(asked))
         found = _reused(prepared, prepared.cells, asked.reuse)
         left = [cell for cell in prepared.cells if cell.name not in found.runs]
         return cost.measure(prepared, left, found)
@@ -347,7 +349,8 @@ def carry_on(
         check_code(folder.path / MARKER, design_in(read_json(folder.path / MARKER)))
         before, about = read_design(folder.path)
         design, changed = _added(before, asked, path)
-        prepared = _prepared(design, jobs, caller, own, begun=True)
+        named_by = _store_named_by(asked, begun=True)
+        prepared = _prepared(design, jobs, caller, own, named_by, begun=True)
         prepare.check_existing(prepared, folder)
         running.wait_for_orphans(folder, list(running.unfinished(prepared, folder)))
         left = list(running.unfinished(prepared, folder))
@@ -362,7 +365,7 @@ def carry_on(
             _tell_start(folder, prepared, caller)
         else:
             caller.tell([f"{path} is finished: there is nothing to resume."])
-        return _carry_out(folder, prepared, changed, supervisor, caller)
+        return _carry_out(folder, prepared, changed, supervisor, caller, named_by)
 
 
 def design_of(asked: Asked) -> Design:
@@ -712,6 +715,7 @@ def _prepared(
     jobs: int | None,
     caller: Caller,
     own: tuple[Mapping[str, Any], Mapping[str, Any]],
+    named_by: NamedBy,
     *,
     begun: bool = False,
 ) -> PreparedComparison:
@@ -722,14 +726,26 @@ def _prepared(
         jobs: Cells at the same time; None for one per core.
         caller: Who gets the notes.
         own: Objects of the user by section, and data of the user by label of the data set.
+        named_by: Who names the address of MLflow's store.
         begun: Whether the comparison has begun, and so has an engine.
     """
     check = prepare.prepare if begun else prepare.with_fastest_engine
     with preserved():
         prepared = check(design, LoadedSamples(*own), jobs)
-    mirror.check(prepared.cells[0].config.tracking)
+    mirror.check(prepared.cells[0].config.tracking, named_by)
     caller.tell(prepared.notes)
     return prepared
+
+
+def _store_named_by(asked: Asked, *, begun: bool = False) -> NamedBy:
+    """Return who names the address of MLflow's store.
+
+    Args:
+        asked: What the user asked for.
+        begun: Whether the comparison has begun, and its folder may name the address.
+    """
+    origins = _split(asked._replace(data={}))[0].origins
+    return "folder" if begun and "tracking.uri" not in origins else mirror.named_by(origins)
 
 
 def _paths(given: str | PathLike[str] | Sequence[str | PathLike[str]]) -> tuple[Path, ...]:
@@ -780,10 +796,11 @@ def _carry_out(
     changed: Layer,
     supervisor: Supervisor,
     caller: Caller,
+    named_by: NamedBy,
 ) -> ComparisonEnding:
     """Train what is left of a comparison."""
     supervisor.note = _note(folder)
-    with mirror.Mirrors() as mirrors:
+    with mirror.Mirrors(named_by) as mirrors:
         config = prepared.cells[0].config
         mirrors.open(folder.path, config, lambda note: caller.tell([note]))
         try:

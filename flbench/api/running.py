@@ -17,7 +17,7 @@ from flbench.callbacks import Callback, RunView
 from flbench.callbacks.logger import Logger
 from flbench.config.resolve import resolve
 from flbench.config.schema import Config
-from flbench.config.sources import Layer, from_values
+from flbench.config.sources import Layer, from_values, leaves
 from flbench.core.consent import run_code
 from flbench.core.errors import RunError
 from flbench.core.expected import as_flbench_errors
@@ -216,9 +216,10 @@ def start(
         RunError: A run or a callback failed.
         KeyboardInterrupt: A run was interrupted and saved.
     """
+    named_by = mirror.named_by(runs[0][1]) if runs else "user"
     for config, _ in runs:  # all of them, before the first run starts
-        mirror.check(config.tracking)
-    ending = RunsEnding([], mirror.Mirrors())
+        mirror.check(config.tracking, named_by)
+    ending = RunsEnding([], mirror.Mirrors(named_by))
     known: set[str] = set()
     try:
         for config, origins in runs:
@@ -262,7 +263,8 @@ def carry_on(
         RunError: The run or a callback failed.
         KeyboardInterrupt: The run was interrupted again and saved.
     """
-    ending = RunsEnding([], mirror.Mirrors())
+    given = "tracking.uri" in leaves(changed.tree)
+    ending = RunsEnding([], mirror.Mirrors("user" if given else "folder"))
     train = partial(lifecycle.resume, path, changed)
     _train(train, f"resuming {path}", ending, caller, callbacks, loggers, objects or {})
     return ending

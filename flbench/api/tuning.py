@@ -22,6 +22,7 @@ from flbench.core.given import offered
 from flbench.core.registry import ALGORITHMS
 from flbench.results import study_folder
 from flbench.tracking import mirror
+from flbench.tracking.mlflow_store import NamedBy
 from flbench.tuning.failures import search_failure
 
 if TYPE_CHECKING:
@@ -237,7 +238,7 @@ def start(
         # The cluster is checked before a folder is made.
         with cluster(prepared.resources, supervisor):
             folder = _addressed(prepare.create(prepared, command), caller)
-            return _carry_out(folder, prepared, supervisor, caller)
+            return _carry_out(folder, prepared, supervisor, caller, _store_named_by(prepared))
 
 
 def plan(layers: dict[str, list[Layer]], options: dict[str, Any], caller: Caller) -> "StudyCost":
@@ -271,7 +272,7 @@ def _prepared(
 
     parcel = pack(objects, layers)
     prepared = prepare.prepare(TuneRequest(tuple(layers), **options), layers, parcel)
-    mirror.check(prepared.config.tracking)
+    mirror.check(prepared.config.tracking, _store_named_by(prepared))
     caller.tell(prepared.notes)
     return prepared
 
@@ -319,7 +320,7 @@ def carry_on(
             caller.tell([f"{path} is finished: there is nothing to resume."])
             return StudyEnding(folder.path, [])
         with cluster(prepared.resources, supervisor):
-            return _carry_out(folder, prepared, supervisor, caller)
+            return _carry_out(folder, prepared, supervisor, caller, "folder")
 
 
 def failure(path: Path) -> str | None:
@@ -346,6 +347,11 @@ def _addressed(folder: "StudyFolder", caller: Caller) -> "StudyFolder":
     return folder
 
 
+def _store_named_by(prepared: "PreparedStudy") -> NamedBy:
+    """Return who names the address of MLflow's store, for a study that has not begun."""
+    return mirror.named_by(next(iter(prepared.origins.values())))
+
+
 def _note(folder: "StudyFolder") -> str:
     return f"Resume with: {folder.resume_command}"
 
@@ -355,6 +361,7 @@ def _carry_out(
     prepared: "PreparedStudy",
     supervisor: "Supervisor",
     caller: Caller,
+    named_by: NamedBy,
 ) -> StudyEnding:
     """Train what is left of a study and write its report."""
     from flbench.tuning import driver, study_page
@@ -373,7 +380,7 @@ def _carry_out(
             f"{finals if request.seeds else ''}."
         ]
     )
-    with mirror.Mirrors() as mirrors:
+    with mirror.Mirrors(named_by) as mirrors:
         mirrors.open(folder.path, prepared.config, lambda note: caller.tell([note]))
         try:
             driver.carry_out(folder, prepared, supervisor, shown=caller.shown)

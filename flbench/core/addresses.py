@@ -58,6 +58,43 @@ def scheme(address: str) -> str:
     return match["scheme"].lower() if match else ""
 
 
+def is_same(one: str, other: str) -> bool:
+    """Return whether two addresses name the same place, whatever their users and passwords are.
+
+    >>> is_same("http://ann:x7@Host:5000/", "HTTP://***@host:5000")
+    True
+    >>> is_same("http://host:5000", "https://host:5000")
+    False
+    """
+    return _place(one) == _place(other)
+
+
+def _place(address: str) -> str:
+    """Return an address without its secrets, with the scheme and the host in lower case."""
+    bare = without_user(redact_address(address.strip()))
+    beginning, sign, rest = bare.partition("://")
+    host, slash, path = rest.partition("/")
+    return f"{beginning.lower()}{sign}{host.lower()}{slash}{path}".rstrip("/")
+
+
+def is_of_this_machine(address: str) -> bool:
+    """Return whether an address of MLflow's store is a path, a `file:` URI or an SQLite database.
+
+    >>> [is_of_this_machine(one) for one in ("sqlite:///a/b.db", "mlruns", "file:///a")]
+    [True, True, True]
+    >>> [is_of_this_machine(one) for one in ("file://host/a", "databricks", "postgresql:///a")]
+    [False, False, False]
+    """
+    beginning, colon, rest = address.partition(":")
+    if not colon:
+        return beginning not in ("databricks", "databricks-uc", "uc")
+    if "?" in rest or "#" in rest:
+        return False  # a database may load plugins that the parameters name
+    if beginning == "file":
+        return not rest.startswith("//") or rest.startswith(("///", "//localhost/"))
+    return beginning == "sqlite" and rest.startswith("///")
+
+
 def without_user(address: str) -> str:
     """Return an address without the user and the password before its host.
 

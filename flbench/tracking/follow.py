@@ -23,6 +23,7 @@ from flbench.tracking.mirror_comparison import CellMirror, ComparisonMirror
 from flbench.tracking.mirror_run import Outcome, RunMirror
 from flbench.tracking.mirror_study import StudyMirror
 from flbench.tracking.mlflow_run import SentCounts
+from flbench.tracking.mlflow_store import NamedBy
 
 PAUSE: Final = 1.0  # seconds between two looks at the folder
 MAX_PAUSE: Final = 60.0  # seconds between two attempts while the store cannot be reached
@@ -38,20 +39,23 @@ def sync(folder: Path, uri: str | None) -> tuple[SentCounts, str]:
 
     Args:
         folder: The folder. A cell of a comparison is sent to its place below the comparison.
-        uri: Address of the store; None for the one that the folder's configuration names.
+        uri: Address of the store; None for the one that the folder's configuration names, if that
+            is the user's own; see `mlflow_store.address`.
 
     Returns:
         Counts of what was sent, and the address of the store without its secrets.
 
     Raises:
         UserError: The path is neither a run nor a study nor a comparison, another process sends
-            it, the store cannot be reached, or the environment lacks the password of its address.
+            it, the store cannot be reached, the environment lacks the password of its address, or
+            the folder names an address that is not the user's own.
         DataError: A file of the folder is damaged.
     """
     mlflow_store.require()
     folder = folder.resolve()  # the name of the folder finds the run in MLflow
     mirror_class = kind_of(folder)
-    address = mlflow_store.address(uri or _configured_uri(folder))
+    named_by: NamedBy = "user" if uri else "folder"
+    address = mlflow_store.address(uri or _configured_uri(folder), named_by)
     shown = redact_address(address)
     os.environ.setdefault(mlflow_store.TIMEOUT_VARIABLE, SYNC_TIMEOUT)
     with _lock(folder) as is_locked:

@@ -5,9 +5,10 @@ run ended and waits a few seconds. So a server that cannot be reached neither st
 The mirror process itself is `python -m flbench.tracking.follow`.
 """
 
+import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -21,6 +22,7 @@ from flbench.core.errors import ConfigError
 from flbench.core.wording import in_shell
 from flbench.tracking import mlflow_store
 from flbench.tracking.mirror_run import Outcome
+from flbench.tracking.mlflow_store import NamedBy
 
 LOG: Final = "mlflow.log"
 """File in the mirrored folder with the messages of the mirror process."""
@@ -30,11 +32,26 @@ EXIT_SECONDS: Final = 10.0
 """Seconds that a command waits for its mirrors before it exits."""
 
 
-def check(config: TrackingConfig) -> None:
+def named_by(origins: Mapping[str, str]) -> NamedBy:
+    """Return who names `tracking.uri` of a configuration that is not one of a folder.
+
+    Args:
+        origins: Origin of each value by its dotted path.
+    """
+    is_line = re.search(r":\d+$", origins.get("tracking.uri", ""))
+    return "user" if is_line is None else "file"
+
+
+def check(config: TrackingConfig, named_by: NamedBy = "user") -> None:
     """Check that a run that asks for MLflow by `tracking.mlflow=true` can be mirrored.
 
+    Args:
+        config: Section `tracking` of the configuration.
+        named_by: Who names its address.
+
     Raises:
-        ConfigError: MLflow is not installed, or the password of the address is not known.
+        ConfigError: MLflow is not installed, the password of the address is not known, or the
+            address is not the user's own; see `mlflow_store.address`.
     """
     if config.mlflow is not True:
         return
@@ -42,27 +59,28 @@ def check(config: TrackingConfig) -> None:
         raise ConfigError(
             f"`tracking.mlflow=true`: {mlflow_store.NOT_INSTALLED}, or leave the key out."
         )
-    mlflow_store.address(config.uri)
+    mlflow_store.address(config.uri, named_by)
 
 
-def start(folder: Path, config: TrackingConfig) -> "Mirror | None":
+def start(folder: Path, config: TrackingConfig, named_by: NamedBy = "user") -> "Mirror | None":
     """Start the mirror of the folder of a run, a study or a comparison.
 
     Args:
         folder: The folder.
         config: Section `tracking` of the configuration.
+        named_by: Who names its address.
 
     Returns:
         The mirror; None if it is switched off or MLflow is not installed.
 
     Raises:
         ConfigError: `tracking.mlflow=true` and MLflow is not installed; or the address is one of a
-            run folder, and the environment lacks its password.
+            run folder, and the environment lacks its password, or it is not the user's own.
     """
-    check(config)
+    check(config, named_by)
     if config.mlflow is False or not mlflow_store.installed():
         return None
-    uri = mlflow_store.address(config.uri)
+    uri = mlflow_store.address(config.uri, named_by)
     # The path is resolved because the name of the folder finds the run in MLflow.
     command = [sys.executable, "-m", "flbench.tracking.follow", str(folder.resolve())]
     if config.experiment is not None:
@@ -139,9 +157,13 @@ class Mirrors:
     """The mirrors of a command that trains one run after the other.
 
     As a context manager it tells the last mirror how its run ended. `finish` waits for all of them.
+
+    Args:
+        named_by: Who names the address of the runs' store.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, named_by: NamedBy = "user") -> None:
+        self._named_by = named_by
         self._mirrors: list[Mirror] = []
         self._not_started: list[str] = []
 
@@ -156,12 +178,12 @@ class Mirrors:
             warn: Prints why the run is not mirrored.
 
         Raises:
-            ConfigError: `tracking.mlflow=true`, and MLflow is not installed or the password of its
-                address is not known.
+            ConfigError: `tracking.mlflow=true`, and MLflow is not installed, the password of its
+                address is not known, or the address is not the user's own.
         """
         self._announce_end("finished")
         try:
-            mirror = start(folder, config.tracking)
+            mirror = start(folder, config.tracking, self._named_by)
         except ConfigError as error:
             if config.tracking.mlflow is True:
                 raise

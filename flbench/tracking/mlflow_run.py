@@ -115,6 +115,7 @@ class MlflowRun:
                 run_name=identity.name,
             )
             sent.runs += 1
+        store.check_artifacts(record.info.artifact_uri)
         self.experiment, self.name = experiment, identity.name
         self.id: str = record.info.run_id
         self.start: int = record.info.start_time

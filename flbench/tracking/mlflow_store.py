@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 from urllib.parse import urlsplit
 
 from flbench.core import addresses
@@ -20,6 +20,8 @@ from flbench.tracking import mlflow_view
 
 NOT_INSTALLED: Final = "MLflow is not installed. Install it: pip install 'flbench[mlflow]'"
 ADDRESS_VARIABLE: Final = "MLFLOW_TRACKING_URI"
+NamedBy = Literal["user", "file", "folder"]
+"""Who names an address: the user in a command or call, a configuration file, or a folder."""
 TIMEOUT_VARIABLE: Final = "MLFLOW_HTTP_REQUEST_TIMEOUT"
 UPLOAD_SECONDS: Final = "60"
 ENVIRONMENT: Final = {
@@ -53,20 +55,45 @@ def require() -> None:
         raise UserError(f"{NOT_INSTALLED}.")
 
 
-def address(uri: str | None) -> str:
+def address(uri: str | None, named_by: NamedBy = "user") -> str:
     """Return the address of the store, with its user and password.
 
+    MLflow sends the credentials of the environment, and those of ~/.mlflow/credentials, to any
+    server. So an address that a folder of results or a configuration file names may be one that
+    somebody else has chosen.
+
     Args:
-        uri: What the user asked for. None stands for $MLFLOW_TRACKING_URI, or for the database
+        uri: What was asked for. None stands for $MLFLOW_TRACKING_URI, or for the database
             mlflow/flbench.db in the working directory if that variable is not set. An address
             without its secrets, as config.yaml has it, is completed from the environment.
+        named_by: Who names it. The address of a folder must be the one of $MLFLOW_TRACKING_URI, a
+            file or an SQLite database; and that of a configuration file too if there are
+            credentials.
 
     Raises:
-        ConfigError: The environment does not have the user and the password of the address.
+        ConfigError: The environment does not have the user and the password of the address, or the
+            address is one of a folder or file and not the user's own.
     """
     in_environment = os.environ.get(ADDRESS_VARIABLE)
     if not uri:
         return in_environment or f"sqlite:///{Path.cwd() / 'mlflow' / 'flbench.db'}"
+    if named_by != "user" and in_environment and addresses.is_same(uri, in_environment):
+        return in_environment
+    found = _completed(uri, in_environment)
+    is_trusted = named_by == "user" or addresses.is_of_this_machine(found)
+    if is_trusted or (named_by == "file" and not _any_credentials()):
+        return found
+    shown = addresses.redact_address(uri)
+    what = "results" if named_by == "folder" else "credentials of MLflow"
+    raise ConfigError(
+        f"{shown} is an address that a {named_by} names, and not that of ${ADDRESS_VARIABLE}. To"
+        f" send {what} there, set ${ADDRESS_VARIABLE}={shown}, or give the address yourself:"
+        " tracking.uri=ADDRESS for flbench run, compare and tune, --uri ADDRESS for flbench sync."
+    )
+
+
+def _completed(uri: str, in_environment: str | None) -> str:
+    """Return an address with the secrets that the environment has for it."""
     if not addresses.is_redacted(uri):
         return uri
     if in_environment and addresses.redact_address(in_environment) == uri:
@@ -91,6 +118,13 @@ def _has_credentials() -> bool:
         if os.environ.get(f"MLFLOW_TRACKING_{name}")
     ]
     return "TOKEN" in names or len(names) == 2
+
+
+def _any_credentials() -> bool:
+    """Return whether MLflow has credentials that it sends to any server."""
+    variables = ("USERNAME", "PASSWORD", "TOKEN", "AUTH", "AWS_SIGV4", "CLIENT_CERT_PATH")
+    in_environment = any(os.environ.get(f"MLFLOW_TRACKING_{name}") for name in variables)
+    return in_environment or Path("~/.mlflow/credentials").expanduser().exists()
 
 
 def database_file(uri: str) -> Path | None:
@@ -128,7 +162,8 @@ class Store:
         """Return the id of an experiment, which is made if it does not exist.
 
         Raises:
-            ConfigError: The experiment was deleted.
+            ConfigError: The experiment was deleted, or a local database keeps its files on a server
+                of HTTP.
         """
         from mlflow.exceptions import MlflowException
 
@@ -148,7 +183,28 @@ class Store:
                 f"the experiment `{name}` was deleted in MLflow. Restore it there, or choose"
                 " another: tracking.experiment=NAME."
             )
+        self.check_artifacts(experiment.artifact_location)
         return str(experiment.experiment_id)
+
+    def check_artifacts(self, location: str) -> None:
+        """Check that a local database does not name a server for the files of its runs.
+
+        MLflow sends its credentials to this server, and the database may be somebody else's.
+
+        Args:
+            location: Address of the files of an experiment or a run.
+
+        Raises:
+            ConfigError: The store is local, and the location is not.
+        """
+        remote = (*addresses.HTTP, "mlflow-artifacts")
+        if addresses.is_of_this_machine(self.uri) and addresses.scheme(location) in remote:
+            raise ConfigError(
+                f"{self.uri} keeps files at {addresses.redact_address(location)}, a server that"
+                " would get MLflow's credentials. Choose another experiment:"
+                " tracking.experiment=NAME, or give the server: --uri ADDRESS or"
+                " tracking.uri=ADDRESS."
+            )
 
     def set_view(self, experiment: str, name: str, view: str) -> None:
         """Set a view of an experiment's table; see `flbench.tracking.mlflow_view`."""

@@ -1,4 +1,4 @@
-"""Processes of Python that flbench starts: they import nothing of the folder they are started in."""
+"""Processes of Python that flbench starts import nothing of the folder they are started in."""
 
 import subprocess
 import sys
@@ -15,7 +15,7 @@ ATTACK = "import pathlib; pathlib.Path({place!r}).touch()\n"
 PROBE = "import argparse, colorsys, json, uuid, wave\n"
 
 
-class Started(Exception):
+class StartedError(Exception):
     """Instead of a process."""
 
     def __init__(self, command, environment):
@@ -24,7 +24,7 @@ class Started(Exception):
 
 
 def refuse(command, *, env=None, **_):
-    raise Started(command, env)
+    raise StartedError(command, env)
 
 
 @pytest.fixture
@@ -55,9 +55,7 @@ def start_server(tmp_path):
     ("start", "module"),
     [(start_mirror, mirror), (start_bench, measure), (start_server, mlflow_ui)],
 )
-def test_child_does_not_import_from_the_current_folder(
-    start, module, place, tmp_path, monkeypatch
-):
+def test_child_does_not_import_from_the_current_folder(start, module, place, tmp_path, monkeypatch):
     """The command that flbench starts, with a harmless module instead of its own."""
     (tmp_path / "safe").mkdir()
     (tmp_path / "safe" / "probe.py").write_text(PROBE)
@@ -68,7 +66,7 @@ def test_child_does_not_import_from_the_current_folder(
         "subprocess",
         SimpleNamespace(Popen=refuse, run=refuse, PIPE=-1, DEVNULL=-3),
     )
-    with pytest.raises(Started) as started:
+    with pytest.raises(StartedError) as started:
         start(tmp_path)
     command = started.value.command
     is_module = command.index("-m")

@@ -1,7 +1,10 @@
 """User and password of an address: in no file, on no terminal, in no command line."""
 
+import json
 import socket
+import sqlite3
 import subprocess
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -9,9 +12,12 @@ import pytest
 pytest.importorskip("mlflow")
 
 from flbench.cli import app
+from flbench.comparison.plan import Design
 from flbench.config.schema import TrackingConfig
+from flbench.config.sources import Layer
 from flbench.core.errors import ConfigError
 from flbench.tracking import mirror, mlflow_store, mlflow_ui
+from flbench.tracking.mirror_run import RunMirror
 from tests.support import SMALL, interrupted_run
 
 pytestmark = pytest.mark.mlflow
@@ -203,3 +209,174 @@ def test_links_to_a_server_have_no_secret(address, monkeypatch):
     text = "".join(said)
     assert SECRET not in text
     assert f"{address.replace(f'ann:{SECRET}@', '')}/#/x" in text
+
+
+@pytest.fixture
+def own(monkeypatch):
+    """The address of the user's own server, whose credentials the environment has."""
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://host:5000/a")
+    monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", SECRET)
+    return "http://host:5000/a"
+
+
+@contextmanager
+def foreign_server():
+    """A server of somebody else; yield its address and a function that returns all requests."""
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen(20)
+        server.settimeout(0.2)
+        received = []
+
+        def requests() -> str:
+            with suppress(TimeoutError):
+                while True:
+                    connection, _ = server.accept()
+                    with connection:
+                        received.append(connection.recv(65536).decode())
+            return "".join(received)
+
+        yield f"http://127.0.0.1:{server.getsockname()[1]}", requests
+
+
+def folder_that_names(kind: str, uri: str, place: Path) -> Path:
+    """Return a folder of results whose configuration names a store."""
+    config = (
+        "algorithm: {name: fedavg}\ndata: {name: digits}\nmodel: {name: mlp}\nseed: 0\n"
+        f"partition: {{scheme: iid}}\ntracking: {{mlflow: true, uri: '{uri}'}}\n"
+    )
+    path = place / "downloaded"
+    run = {"run": path, "study": path / "methods", "comparison": path, "cell": path / "cells" / "a"}
+    run[kind].mkdir(parents=True)
+    if kind == "study":
+        (path / "study.json").write_text("{}")
+        (run[kind] / "fedavg.yaml").write_text(config)
+    elif kind in ("comparison", "cell"):
+        about = {"format": 1, "id": "a", "created": "", "command": [], "cells": []}
+        content = about | Design(Layer({"tracking": {"uri": uri}}), ()).tree()
+        (path / "comparison.json").write_text(json.dumps(content))
+    if kind in ("run", "cell"):
+        (run[kind] / "config.yaml").write_text(config)
+    return run[kind] if kind == "cell" else path
+
+
+@pytest.mark.usefixtures("own")
+@pytest.mark.parametrize("kind", ["run", "study", "comparison", "cell"])
+def test_sync_sends_no_credentials_to_the_address_of_a_folder(kind, tmp_path, capsys):
+    with foreign_server() as (uri, requests):
+        folder = folder_that_names(kind, uri, tmp_path)
+
+        code = app.main(["sync", str(folder)])
+
+        assert not requests()
+    said = capsys.readouterr().err
+    assert code == 2
+    assert uri in said
+    assert "--uri" in said
+
+
+@pytest.mark.parametrize(
+    "uri",
+    [
+        "http://other:5000/a",
+        "https://host:5000/a",
+        "http://***@other/a",
+        "http://ann:x7@other:5000/a",
+        "http://host:5000@other/a",
+        "http://host:5000.other/a",
+        "http://other#@host:5000/a",
+        "HTTP://OTHER",
+        "databricks",
+        "databricks://profile",
+        "postgresql://other/db",
+        "file://other/a",
+        "sqlite:///a.db?plugin=b",
+        "sqlite+pysqlite:///a.db",
+        "own-scheme://other",
+    ],
+)
+@pytest.mark.usefixtures("own")
+def test_address_of_a_folder_must_be_the_users_own(uri):
+    with pytest.raises(ConfigError, match=r"--uri ADDRESS"):
+        mlflow_store.address(uri, "folder")
+
+
+@pytest.mark.parametrize(
+    "uri", ["http://host:5000/a/", "HTTP://HOST:5000/a", "http://ann:x7@host:5000/a"]
+)
+def test_the_users_own_address_is_used_as_the_user_writes_it(uri, own):
+    assert mlflow_store.address(uri, "folder") == own
+
+
+@pytest.mark.usefixtures("own")
+def test_local_stores_of_a_folder_and_addresses_of_the_user_are_used():
+    for uri in ("sqlite:////tmp/a.db", "file:///tmp/a", "mlruns"):
+        assert mlflow_store.address(uri, "folder") == uri
+    assert mlflow_store.address("http://other/a") == "http://other/a"
+
+
+def test_address_of_a_file_is_used_unless_there_are_credentials(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert mlflow_store.address("http://other", "file") == "http://other"
+    (tmp_path / ".mlflow").mkdir()
+    (tmp_path / ".mlflow" / "credentials").touch()
+    with pytest.raises(ConfigError):
+        mlflow_store.address("http://other", "file")
+    (tmp_path / ".mlflow" / "credentials").unlink()
+    monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", SECRET)
+    with pytest.raises(ConfigError, match=r"tracking\.uri=ADDRESS"):
+        mlflow_store.address("http://other", "file")
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("own", "_forked")
+def test_resumed_run_sends_nothing_to_the_address_of_its_folder(tmp_path, capsys):
+    with foreign_server() as (uri, requests):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(mlflow_store, "installed", lambda: False)
+            folder = interrupted_run(tmp_path, f"tracking.uri={uri}", "tracking.mlflow=auto")
+
+        code = app.main(["run", "--resume", str(folder)])
+
+        assert not requests()
+    said = capsys.readouterr().err
+    assert code == 0
+    assert f"nothing is sent to MLflow: {uri}" in said
+
+
+@pytest.mark.usefixtures("own")
+def test_run_sends_no_credentials_to_the_address_of_a_file(tmp_path, capsys):
+    with foreign_server() as (uri, requests):
+        small = [item for item in SMALL if not item.startswith("tracking.")]
+        (tmp_path / "config.yaml").write_text(f"tracking: {{mlflow: true, uri: '{uri}'}}\n")
+
+        code = app.main(["run", *small, "--config", str(tmp_path / "config.yaml")])
+
+        assert not requests()
+    assert code == 2
+    assert uri in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("own")
+@pytest.mark.parametrize("is_planted", ["experiment", "run"])
+def test_local_database_does_not_lead_to_a_server(is_planted, tmp_path, uri):
+    """A database can name the place of its files, to which MLflow sends its credentials."""
+    store = mlflow_store.open_store(uri)
+    with foreign_server() as (server, requests):
+        if is_planted == "experiment":
+            store.client.create_experiment("mine", f"{server}/files")
+        else:
+            store.client.create_experiment("mine", tmp_path.as_uri())
+        folder = folder_that_names("run", uri, tmp_path)
+        if is_planted == "run":
+            first = RunMirror(store, folder, "mine")
+            first.send(None)
+            file = mlflow_store.database_file(uri)
+            with closing(sqlite3.connect(file)) as database:
+                database.execute("UPDATE runs SET artifact_uri = ?", (f"{server}/files",))
+                database.commit()
+
+        with pytest.raises(ConfigError, match="credentials"):
+            RunMirror(store, folder, "mine").send(None)
+
+        assert not requests()
