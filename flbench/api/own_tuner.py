@@ -16,6 +16,7 @@ from flbench.core.consent import run_code
 from flbench.core.errors import ConfigError
 from flbench.core.expected import as_flbench_errors
 from flbench.core.given import offered
+from flbench.core.imported import portable
 from flbench.core.registry import ALGORITHMS
 from flbench.data import partition_files
 from flbench.experiment import assembly
@@ -94,7 +95,7 @@ def trainable(
     """
     given = arguments.sections(locals(), keys)
     require_ray_tune()
-    from ray import tune
+    from ray import cloudpickle, tune
 
     from flbench.tuning import prepare
     from flbench.tuning.request import TuneRequest, resources_of, with_defaults
@@ -149,7 +150,7 @@ def trainable(
         deployment,
         test,
         digest(samples),
-        parcel,
+        portable(parcel, cloudpickle.dumps),
     )
     function = tune.with_parameters(
         train_trial, base=base, samples=samples, rest=federation.without_samples()

@@ -13,6 +13,7 @@ from flbench.comparison.samples import PartitionFiles, partition_key
 from flbench.comparison.training import Outcome, Task, train
 from flbench.config.schema import EngineConfig
 from flbench.core.errors import RunError, UserError
+from flbench.core.imported import portable
 from flbench.data.federation import Federation
 from flbench.tuning.cluster import Resources, cluster
 from flbench.tuning.shipping import Parcel, pack
@@ -186,7 +187,7 @@ class _Crew:
     ) -> None:
         self._work, self._store, self._supervisor = work, store, supervisor
         self._resources = resources
-        self._parcel = ray.put(parcel)
+        self._parcel = ray.put(portable(parcel, ray.cloudpickle.dumps))
         self._idle: list[Any] = []
         self._running: dict[Any, tuple[Cell, Any]] = {}  # by the reference of the outcome
         self._deaths: Counter[str] = Counter()

@@ -5,6 +5,7 @@ import hashlib
 import importlib
 import inspect
 import os
+import pickle
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -23,6 +24,8 @@ NO_PARTS: Final = user_code.LIBRARIES - {"torchvision", "torchmetrics", "sklearn
 # Name of a module -> (its spec, SHA-256 of its file when flbench first used it). A module that is
 # imported anew or reloaded has another spec.
 _first: dict[str, tuple[Any, str]] = {}
+
+_searched: dict[str, None] = {}  # folders that `search` got, in their order
 
 _text_hashes: ContextVar[Mapping[int, "TextHashes | None"] | None] = ContextVar(
     "text_hashes", default=None
@@ -100,9 +103,7 @@ def _check_is_part(path: str, found: Any) -> None:
 
 def search_here() -> None:
     """Append the current folder to `sys.path`, unless it is searched already."""
-    here = os.getcwd()
-    if here not in sys.path and "" not in sys.path:
-        sys.path.append(here)  # the command `flbench` does not search it, `python -m` does
+    search(os.getcwd())  # the command `flbench` does not search it, `python -m` does
 
 
 def module_of(path: str) -> str:
@@ -132,8 +133,7 @@ def module_of(path: str) -> str:
     parts = file.relative_to(here).with_suffix("").parts if file.is_relative_to(here) else ()
     if not parts or not all(part.isidentifier() for part in parts):
         parts = (file.stem,)
-        if str(file.parent) not in sys.path:
-            sys.path.append(str(file.parent))
+        search(str(file.parent))
     name = ".".join(parts)
     known = user_code.locate(name)
     if known is None or known.resolve() != file:
@@ -142,6 +142,61 @@ def module_of(path: str) -> str:
             " file, so that its name is that of no other module."
         )
     return name
+
+
+def search(folder: str) -> None:
+    """Append a folder to `sys.path`, unless it is searched already."""
+    _searched.setdefault(folder)
+    if folder not in sys.path and not ("" in sys.path and folder == os.getcwd()):
+        sys.path.append(folder)
+
+
+def is_searched_early(folder: str) -> bool:
+    """Return whether Python searches a folder before its own modules, by the user's will.
+
+    This holds for the folder of a script, for the current folder in a notebook, and for those of
+    $PYTHONPATH.
+    """
+    order = [os.path.abspath(one) for one in sys.path]
+    own = os.path.dirname(os.path.abspath(os.__file__))
+    early = order[: order.index(own)] if own in order else order
+    return os.path.abspath(folder) in early
+
+
+def portable(thing: Any, dumps: Callable[[Any], bytes]) -> Any:
+    """Return an object which arrives as `thing` in another process that unpickles it.
+
+    Modules of the user are found there where they are found here: the folders of `sys.path` follow
+    those of the other process, which has its own for Python and its packages.
+
+    Args:
+        thing: What is sent.
+        dumps: Function that pickles it.
+    """
+    folders = [os.path.abspath(one) for one in sys.path if os.path.isdir(one or ".")]
+    return _Portable(list(dict.fromkeys([*_searched, os.getcwd(), *folders])), dumps(thing))
+
+
+class _Portable:
+    """Pickles as what `_arrived` returns.
+
+    Args:
+        folders: Folders in which modules of the user are.
+        content: The pickled object.
+    """
+
+    def __init__(self, folders: Sequence[str], content: bytes) -> None:
+        self._sent = (folders, content)
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Sequence[str], bytes]]:
+        return _arrived, self._sent
+
+
+def _arrived(folders: Sequence[str], content: bytes) -> Any:
+    """Return the object that another process has sent."""
+    for folder in folders:
+        search(folder)
+    return pickle.loads(content)
 
 
 def check_arguments(

@@ -5,8 +5,6 @@ kept between calls. So an actor that dies is restarted, and its clients are trai
 """
 
 import os
-import socket
-import sys
 import warnings
 from typing import Any, Final
 
@@ -19,6 +17,7 @@ from torch import Tensor, nn
 from flbench.client.program import LocalProgram, Step
 from flbench.config.schema import EngineConfig
 from flbench.core.errors import ConfigError, RunError
+from flbench.core.imported import portable
 from flbench.core.types import Dispatch, Message, Results, Tree
 from flbench.data.federation import Federation
 from flbench.engine.base import (
@@ -30,6 +29,7 @@ from flbench.engine.base import (
     find_device,
     open_device,
 )
+from flbench.engine.ray_session import connect, disconnect
 from flbench.engine.traced import TraceWarning
 from flbench.models.lightning_net import LightningNet
 
@@ -75,11 +75,8 @@ class RayEngine:
         # The object store shares the samples between all actors of a machine. The references are
         # kept, because a restarted actor reads the objects again.
         self._samples = ray.put(federation.x.numpy())
-        # They are pickled, because an actor must know where modules of the user are before it reads
-        # the net.
-        rest = ray.cloudpickle.dumps((net, federation.without_samples(), config))
-        folders = [os.path.abspath(folder) for folder in sys.path]
-        self._rest = ray.put((folders, rest))
+        rest = net, federation.without_samples(), config
+        self._rest = ray.put(portable(rest, ray.cloudpickle.dumps))
         kind = ray.remote(Actor).options(
             num_cpus=1,
             num_gpus=1 if on_gpu else 0,
@@ -140,7 +137,7 @@ class RayEngine:
             ray.kill(actor)
         self._actors = []
         if self._owns_ray:
-            ray.shutdown()
+            disconnect()
 
     def _assign(self, ids: Tensor) -> list[Tensor]:
         """Return the positions in `ids` [K] of each actor's clients.
@@ -162,14 +159,11 @@ class Actor:
 
     Args:
         samples: The inputs of all samples, in shared memory and read-only.
-        rest: Folders in which the driver finds modules, and, pickled, the net, the federation
-            without its samples and the configuration of the engine.
+        rest: Net, federation without its samples, and configuration of the engine.
     """
 
-    def __init__(self, samples: NDArray[Any], rest: tuple[list[str], bytes]) -> None:
-        folders, pickled = rest
-        sys.path.extend(folder for folder in folders if folder not in sys.path)
-        net, federation, config = ray.cloudpickle.loads(pickled)
+    def __init__(self, samples: NDArray[Any], rest: tuple[nn.Module, Federation, Any]) -> None:
+        net, federation, config = rest
         torch.set_num_threads(config.threads or 1)
         self._engine = _engine_of_actor(net, federation.with_samples(samples), config)
 
@@ -242,64 +236,6 @@ def _engine_of_actor(net: nn.Module, federation: Federation, config: EngineConfi
     from flbench.engine.sequential import SequentialEngine
 
     return SequentialEngine(net, federation, config)
-
-
-def connect(address: str | None, *, key: str = "`engine.address`", cpus: int | None = None) -> bool:
-    """Join or start a Ray cluster, unless this process is already connected to one.
-
-    Args:
-        address: Address of a running cluster, `auto` to find one, or None to start one on this
-            machine.
-        key: The key or option of the address, as error messages write it.
-        cpus: Number of CPUs of a cluster that is started; None takes the available cores.
-
-    Returns:
-        Whether this call joined or started the cluster; False if the process was connected already.
-
-    Raises:
-        ConfigError: No cluster answers at the address.
-        RunError: Ray does not start on this machine.
-    """
-    if ray.is_initialized():
-        return False
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
-    if address is None:
-        # Ray's own messages describe its internals; failures are raised as exceptions anyway.
-        os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
-        # `local`: without it Ray would join a cluster that an environment variable names.
-        cores = len(os.sched_getaffinity(0)) if cpus is None else cpus
-        options |= {"address": "local", "include_dashboard": False, "num_cpus": cores}
-    else:
-        options["address"] = address
-        _probe(address, key)
-    try:
-        ray.init(**options)
-    except Exception as error:  # Ray raises the base class if a server does not start in time
-        if address is None:
-            raise RunError(
-                f"Ray did not start on this machine: {error} It waits half a minute for its"
-                " servers: free memory, end programs that keep all cores busy, and try again."
-            ) from error
-        raise ConfigError(
-            f"{key}: no Ray cluster answers at {address} ({error}). Start one with"
-            " `ray start --head`, or leave the address out."
-        ) from error
-    return True
-
-
-def _probe(address: str, key: str) -> None:
-    """Raise a ConfigError if nothing listens at HOST:PORT; Ray itself would wait for minutes."""
-    host, colon, port = address.removeprefix("ray://").rpartition(":")
-    if not colon:
-        return  # `auto`, or another form that Ray resolves
-    try:
-        socket.create_connection((host, int(port)), timeout=10).close()
-    except (OSError, ValueError, OverflowError) as error:
-        raise ConfigError(
-            f"{key}: no Ray cluster answers at {address} ({error}). Start one with"
-            " `ray start --head`, or leave it out."
-        ) from error
 
 
 def _workers(config: EngineConfig, *, on_gpu: bool) -> int:

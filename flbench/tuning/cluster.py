@@ -12,7 +12,7 @@ from ray import tune
 from flbench.config.schema import EngineConfig
 from flbench.core.errors import ConfigError
 from flbench.core.wording import setting
-from flbench.engine.ray import connect
+from flbench.engine.ray_session import connect, disconnect
 from flbench.tuning.supervisor import Server, Supervisor
 
 # Environment variables of Ray Tune, set before its first use. The study folder holds all that a
@@ -94,7 +94,7 @@ def cluster(resources: Resources, supervisor: Supervisor) -> Iterator[None]:
         finally:
             if owns and not supervisor.is_lost():
                 supervisor.watch((), is_local=True)
-                ray.shutdown()
+                disconnect()
 
 
 @contextmanager

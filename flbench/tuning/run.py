@@ -12,6 +12,7 @@ import ray
 from ray import tune
 
 from flbench.core.errors import RunError
+from flbench.core.imported import portable
 from flbench.data.federation import Federation
 from flbench.results import metrics_file
 from flbench.tuning.callbacks import TuneCallbacks
@@ -105,7 +106,7 @@ def carry_out(
             rounds=settings.rounds,
             samples=[shared],
             rest=federation.without_samples(),
-            parcel=parcel,
+            parcel=portable(parcel, ray.cloudpickle.dumps),
             resume=resume,
         ),
         resources.bundles(),

@@ -1,6 +1,5 @@
 """Objects of the user that are sent to worker processes, once for all trainings."""
 
-import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -9,7 +8,7 @@ from typing import Any, Final
 
 import ray
 
-from flbench.core import consent, imported
+from flbench.core import consent
 from flbench.core.errors import ConfigError
 from flbench.core.given import METRICS, OBJECT, TERMS, offered
 from flbench.core.imported import TextHashes, text_hashes, with_text_hashes
@@ -34,7 +33,6 @@ class Parcel:
             those in the configuration, and cannot read the source of a script or of a notebook's
             cell itself.
         methods: Pickled classes of methods that workers cannot import, by their names.
-        folders: Folders in which this process finds modules.
         command: How the user started the process that sends the parcel; runs of workers record it.
             None for the command of the process that opens the parcel.
     """
@@ -42,13 +40,11 @@ class Parcel:
     objects: Mapping[str, Any]
     hashes: Mapping[tuple[str, str], TextHashes | None]
     methods: Mapping[str, bytes] = field(default_factory=dict)
-    folders: tuple[str, ...] = ()
     command: str | None = None
 
     @contextmanager
     def opened(self) -> Iterator[None]:
         """Return a context manager in which the configuration finds the objects."""
-        sys.path.extend(folder for folder in self.folders if folder not in sys.path)
         for name, pickled in self.methods.items():
             if name not in ALGORITHMS:
                 ALGORITHMS.adopt(ray.cloudpickle.loads(pickled), name, name)
@@ -103,9 +99,7 @@ def pack(objects: Mapping[str, Any], methods: Iterable[str] = ()) -> Parcel:
     }
     hashes |= {(METHOD, name): text_hashes(kind) for name, kind in classes.items()}
     pickled = {name: _pickled(name, kind) for name, kind in classes.items()}
-    imported.search_here()
-    folders = tuple(os.path.abspath(folder) for folder in sys.path if os.path.isdir(folder or "."))
-    return Parcel(sent, hashes, pickled, folders, command())
+    return Parcel(sent, hashes, pickled, command())
 
 
 def _pickled(name: str, kind: type) -> bytes:

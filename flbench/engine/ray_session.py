@@ -1,0 +1,265 @@
+"""Connections to Ray: a private cluster on this machine, or a cluster that runs already.
+
+Whoever can call the servers of a cluster executes code as the user who started it. So a cluster
+that flbench starts has a random token, listens on the loopback interface alone, and keeps its files
+in a folder that only this user can read. A cluster of another user is refused.
+"""
+
+import os
+import pwd
+import secrets
+import shutil
+import socket
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import ray
+from ray.job_config import JobConfig
+
+from flbench.core import hosts
+from flbench.core.errors import ConfigError, RunError
+from flbench.core.imported import is_searched_early
+
+ADDRESS_VARIABLE: Final = "RAY_ADDRESS"
+_ONE_MACHINE: Final = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"  # false: Ray uses the loopback interface
+_LONGEST_PLACE: Final = 29
+"""Characters of the temporary folder. The names of Ray's sockets below it may have 107 in all."""
+
+
+def connect(address: str | None, *, key: str = "`engine.address`", cpus: int | None = None) -> bool:
+    """Join or start a Ray cluster, unless this process is already connected to one.
+
+    Args:
+        address: Address of a running cluster, `auto` to find one of this user, or None to start
+            one on this machine.
+        key: The key or option of the address, as error messages write it.
+        cpus: Number of CPUs of a cluster that is started; None takes the available cores.
+
+    Returns:
+        Whether this call joined or started the cluster, which `disconnect` ends then; False if the
+        process was connected already.
+
+    Raises:
+        ConfigError: No cluster answers at the address, or another user has started it.
+        RunError: Ray does not start on this machine.
+    """
+    if ray.is_initialized():
+        return False
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
+    if address is None:
+        _start(options, len(os.sched_getaffinity(0)) if cpus is None else cpus)
+    else:
+        _join(options, address, key)
+    return True
+
+
+def disconnect() -> None:
+    """End the connection, and the cluster if `connect` has started it, with its files."""
+    ray.shutdown()
+    if _Private.current is not None:
+        _Private.current.close()
+
+
+def _start(options: dict[str, Any], cpus: int) -> None:
+    """Start a cluster on this machine."""
+    # Ray's own messages describe its internals; failures are raised as exceptions anyway.
+    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
+    private = _Private()
+    try:
+        with _on_loopback():
+            ray.init(
+                # `local`: without it Ray would join a cluster that an environment variable names.
+                address="local",
+                include_dashboard=False,
+                num_cpus=cpus,
+                job_config=_Job(),
+                # Ray lets everybody write to this folder, but nobody can reach it.
+                _temp_dir=str(private.folder / "r"),
+                **options,
+            )
+    except Exception as error:  # Ray raises the base class if a server does not start in time
+        private.close()
+        raise RunError(
+            f"Ray did not start on this machine: {error} It waits half a minute for its"
+            " servers: free memory, end programs that keep all cores busy, and try again."
+        ) from error
+    except BaseException:  # Ctrl-C
+        private.close()
+        raise
+
+
+def _join(options: dict[str, Any], address: str, key: str) -> None:
+    """Join a cluster that runs already."""
+    found = _find(key) if address == "auto" else address
+    _check(found, key)
+    if "://" not in found:
+        options["job_config"] = _Job()
+    try:
+        ray.init(address=found, **options)
+    except Exception as error:
+        raise ConfigError(
+            f"{key}: no Ray cluster answers at {found} ({error}). Start one with"
+            " `ray start --head`, or leave the address out."
+        ) from error
+
+
+class _Private:
+    """What a cluster on this machine has for itself: a token, and a folder of this user.
+
+    The environment has the token until `close`. Other users cannot read the environment of a
+    process, as they can its command line.
+
+    Attributes:
+        folder: The folder.
+    """
+
+    current: "_Private | None" = None
+
+    def __init__(self) -> None:
+        if _Private.current is not None:  # the user's own code has ended Ray
+            _Private.current.close()
+        _Private.current = self
+        self.folder = Path(tempfile.mkdtemp(prefix="fl-", dir=_place()))
+        variables = {
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN": secrets.token_hex(32),
+            _ONE_MACHINE: "0",
+        }
+        self._before = {name: os.environ.get(name) for name in variables}
+        os.environ.update(variables)
+        _read_environment()
+
+    def close(self) -> None:
+        """Restore the environment, and delete the folder."""
+        for name, value in self._before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+        _read_environment()
+        shutil.rmtree(self.folder, ignore_errors=True)
+        _Private.current = None
+
+
+def _read_environment() -> None:
+    """Let Ray read its environment variables again, which it does when it is imported."""
+    from ray._raylet import AuthenticationTokenLoader, Config
+
+    Config.initialize("")
+    AuthenticationTokenLoader.instance().reset_cache()
+
+
+@contextmanager
+def _on_loopback() -> Iterator[None]:
+    """Let Ray use the loopback interface for the servers that it starts in the context."""
+    from ray._private import ray_constants
+
+    before = ray_constants.ENABLE_RAY_CLUSTER
+    ray_constants.ENABLE_RAY_CLUSTER = False
+    try:
+        yield
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = before
+
+
+def _place() -> str:
+    """Return the folder for temporary folders, whose name must be short."""
+    place = os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()
+    is_short = len(os.fsencode(os.path.abspath(place))) <= _LONGEST_PLACE
+    return place if is_short or not os.access("/tmp", os.W_OK) else "/tmp"
+
+
+class _Job(JobConfig):  # type: ignore[misc]
+    """The job of this process, whose workers do not import from the current folder first.
+
+    Ray would search it before Python's own modules. A worker appends it to `sys.path` when it needs
+    a module of the user; see `flbench.core.imported.portable`.
+    """
+
+    def _serialize(self) -> Any:
+        kept = filter(is_searched_early, self._py_driver_sys_path)
+        self._py_driver_sys_path = list(kept)
+        return super()._serialize()
+
+
+def _find(key: str) -> str:
+    """Return the address of the cluster of this user that runs on this machine.
+
+    Raises:
+        ConfigError: There is none.
+    """
+    from ray._common.utils import get_ray_address_file
+    from ray._private.services import find_gcs_addresses
+
+    if (given := os.environ.get(ADDRESS_VARIABLE)) and given != "auto":
+        return given
+    candidates = []
+    file = Path(get_ray_address_file(None))
+    if file.is_file() and file.stat().st_uid == os.getuid():
+        candidates.append(file.read_text("utf-8").strip())
+    others = set()
+    for candidate in (*candidates, *sorted(find_gcs_addresses())):
+        owners = _owners(candidate)
+        if owners == {os.getuid()} or (not owners and candidate in candidates):
+            return candidate
+        others |= owners
+    whose = f" There is one of {_names(others)}, which is not used." if others else ""
+    raise ConfigError(
+        f"{key}: no Ray cluster of this user runs on this machine.{whose} Start one with"
+        " `ray start --head`, or leave the address out."
+    )
+
+
+def _check(address: str, key: str) -> None:
+    """Check that a cluster answers at an address, and that no other user has started it.
+
+    Ray itself would wait for minutes if nothing listens.
+
+    Raises:
+        ConfigError: Nothing listens at HOST:PORT, or it is a port of this machine at which a
+            process of another user listens.
+    """
+    host, port = _host_and_port(address)
+    if port is None:
+        return  # another form that Ray resolves
+    try:
+        socket.create_connection((host, int(port)), timeout=10).close()
+    except (OSError, ValueError, OverflowError) as error:
+        raise ConfigError(
+            f"{key}: no Ray cluster answers at {address} ({error}). Start one with"
+            " `ray start --head`, or leave it out."
+        ) from error
+    if others := _owners(address) - {os.getuid()}:
+        raise ConfigError(
+            f"{key}: the Ray cluster at {address} belongs to {_names(others)}, who could execute"
+            " code as you. Start one of your own with `ray start --head`, or leave it out."
+        )
+
+
+def _host_and_port(address: str) -> tuple[str, str | None]:
+    """Return the host and the port of an address; None as the port if it has none."""
+    host, colon, port = address.rpartition("://")[2].rpartition(":")
+    return (host.strip("[]"), port.partition("/")[0]) if colon else (address, None)
+
+
+def _owners(address: str) -> set[int]:
+    """Return the ids of the users who listen at an address; empty if it is another machine's."""
+    host, port = _host_and_port(address)
+    if port is None or not port.isdecimal() or not hosts.is_local(host):
+        return set()
+    return hosts.users_at(int(port))
+
+
+def _names(users: set[int]) -> str:
+    """Return the names of users, for messages."""
+    found = []
+    for user in sorted(users):
+        try:
+            found.append(f"the user {pwd.getpwuid(user).pw_name}")
+        except KeyError:
+            found.append(f"the user with the id {user}")
+    return " and ".join(found)

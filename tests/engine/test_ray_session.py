@@ -1,0 +1,227 @@
+"""Ray on a machine with other users: who can call its servers, and what its workers import."""
+
+import os
+import pickle
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from flbench.core import hosts, imported
+from flbench.core.errors import ConfigError
+
+ray = pytest.importorskip("ray")
+ray_session = pytest.importorskip("flbench.engine.ray_session")
+
+ATTACK = "import pathlib; pathlib.Path({place!r}).touch()\n"
+OTHER = 54321  # a user who is not this one
+
+
+def descendants(pid: int) -> list[int]:
+    """Return the processes below a process."""
+    found = []
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        for child in task.read_text().split():
+            found += [int(child), *descendants(int(child))]
+    return found
+
+
+def listening(pids: list[int]) -> set[str]:
+    """Return the local addresses, in hexadecimal numbers, at which processes listen."""
+    links = set()
+    for pid in pids:
+        try:
+            links |= {os.readlink(one) for one in Path(f"/proc/{pid}/fd").iterdir()}
+        except OSError:  # it has ended
+            continue
+    found = set()
+    for table in hosts.TABLES:
+        for line in Path(table).read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A" and f"socket:[{fields[9]}]" in links:
+                found.add(fields[1].partition(":")[0])
+    return found
+
+
+class Seen:
+    """What a worker sees, in a class of a module that its process has to find."""
+
+    def __init__(self, sent):
+        self.sent = sent
+
+    def look(self):
+        import colorsys
+        import wave
+
+        found = {module.__name__: module.__file__ for module in (colorsys, wave)}
+        return found, sys.path, os.environ["RAY_AUTH_TOKEN"], self.sent.answer()
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    """A cluster of flbench, started in a folder of somebody else."""
+    folder, home = tmp_path_factory.mktemp("downloaded"), tmp_path_factory.mktemp("home")
+    executed = folder.parent / "executed"
+    for name in ("colorsys", "wave", "torch", "numpy"):
+        (folder / f"{name}.py").write_text(ATTACK.format(place=str(executed)))
+    (folder / "own_module_of_test.py").write_text("class Own:\n    def answer(self): return 42\n")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setenv("HOME", str(home))
+        patch.setenv("RAY_AUTH_MODE", "disabled")  # of the user, for another cluster
+        assert ray_session.connect(None, cpus=1)
+        try:
+            own = imported.find("own_module_of_test:Own")()
+            sent = ray.put(imported.portable(own, ray.cloudpickle.dumps))
+            actor = ray.remote(Seen).remote(sent)
+            yield executed, home, ray.get(actor.look.remote(), timeout=100)
+        finally:
+            ray_session.disconnect()
+            sys.modules.pop("own_module_of_test", None)
+    assert os.environ.get("RAY_AUTH_TOKEN") is None
+
+
+@pytest.mark.slow
+class TestLocalCluster:
+    def test_workers_import_nothing_of_the_current_folder_but_what_the_user_names(self, cluster):
+        executed, _, (found, path, _, answer) = cluster
+
+        assert not executed.exists()
+        assert all(Path(file).parent == Path(os.__file__).parent for file in found.values())
+        assert answer == 42
+        assert path.index(os.getcwd()) > path.index(str(Path(os.__file__).parent))
+
+    def test_token_is_random_and_known_to_this_user_alone(self, cluster):
+        _, home, (*_, token, _) = cluster
+        lines = [
+            Path(f"/proc/{pid}/cmdline").read_text() for pid in descendants(os.getpid()) if pid
+        ]
+
+        assert len(token) == 64
+        assert token == os.environ["RAY_AUTH_TOKEN"]
+        assert not any(token in line for line in lines)
+        assert list(home.iterdir()) == []
+
+    def test_files_of_the_session_are_private(self, cluster):
+        session = Path(ray._private.worker._global_node.get_session_dir_path())
+        private = session.parents[1]
+
+        assert private.stat().st_mode & 0o777 == 0o700
+        assert private.stat().st_uid == os.getuid()
+        assert private.parent in (Path("/tmp"), Path(ray_session._place()))
+
+    @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+    def test_another_user_does_not_reach_a_socket(self, cluster):
+        session = Path(ray._private.worker._global_node.get_session_dir_path())
+        command = ["setpriv", f"--reuid={OTHER}", "--clear-groups", "ls", str(session / "sockets")]
+
+        assert subprocess.run(command, capture_output=True, check=False).returncode != 0
+
+    def test_servers_listen_on_the_loopback_interface(self, cluster):
+        found = listening([os.getpid(), *descendants(os.getpid())])
+
+        assert found
+        assert found <= {"0100007F", "0000000000000000FFFF00000100007F"}
+
+    def test_call_without_the_token_is_refused(self, cluster):
+        address = ray.get_runtime_context().gcs_address
+        code = (
+            "from ray._raylet import GcsClient\n"
+            f"try: GcsClient(address={address!r}, cluster_id=None)\n"
+            "except Exception as error: print(type(error).__name__)\n"
+        )
+        environment = {**os.environ, "RAY_AUTH_TOKEN": "0" * 64}
+
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+
+        assert "AuthenticationError" in done.stdout
+
+
+class TestClusterOfAnotherUser:
+    @pytest.fixture
+    def port(self):
+        with socket.socket() as server:
+            server.bind(("127.0.0.1", 0))
+            server.listen()
+            yield server.getsockname()[1]
+
+    @pytest.fixture
+    def joined(self, monkeypatch):
+        """What is asked of Ray, which is not called."""
+        calls = []
+        monkeypatch.setattr(ray, "init", lambda **options: calls.append(options))
+        monkeypatch.setattr(ray, "is_initialized", lambda: False)
+        monkeypatch.delenv("RAY_ADDRESS", raising=False)
+        return calls
+
+    @pytest.mark.parametrize("form", ["127.0.0.1:{}", "localhost:{}", "ray://127.0.0.1:{}"])
+    def test_is_refused_by_name(self, form, port, joined, monkeypatch):
+        monkeypatch.setattr(os, "getuid", lambda: OTHER)
+
+        with pytest.raises(ConfigError, match=r"--address.*belongs to the user .*ray start"):
+            ray_session.connect(form.format(port), key="--address")
+
+        assert joined == []
+
+    def test_is_refused_at_the_name_of_this_machine(self, port, joined, monkeypatch):
+        monkeypatch.setattr(hosts, "is_local", lambda host: True)
+        monkeypatch.setattr(hosts, "users_at", lambda port: {OTHER})
+
+        with pytest.raises(ConfigError, match=f"the user with the id {OTHER}"):
+            ray_session.connect(f"127.0.0.1:{port}")
+
+        assert joined == []
+
+    @pytest.mark.parametrize("place", ["file", "processes", "variable"])
+    def test_auto_does_not_join_it(self, place, port, joined, tmp_path, monkeypatch):
+        address = f"127.0.0.1:{port}"
+        monkeypatch.setattr(os, "getuid", lambda: OTHER)
+        monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+        (tmp_path / "ray").mkdir()
+        monkeypatch.setattr("ray._private.services.find_gcs_addresses", set)
+        if place == "file":  # which any user can write
+            (tmp_path / "ray" / "ray_current_cluster").write_text("192.0.2.1:6379")
+        elif place == "variable":
+            monkeypatch.setenv("RAY_ADDRESS", address)
+        else:
+            monkeypatch.setattr("ray._private.services.find_gcs_addresses", lambda: {address})
+
+        with pytest.raises(ConfigError, match="ray start --head"):
+            ray_session.connect("auto")
+
+        assert joined == []
+
+    def test_auto_joins_the_one_of_this_user(self, port, joined, tmp_path, monkeypatch):
+        address = f"127.0.0.1:{port}"
+        monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+        monkeypatch.setattr("ray._private.services.find_gcs_addresses", lambda: {address})
+        before = os.environ.get("RAY_AUTH_TOKEN")
+
+        assert ray_session.connect("auto")
+
+        assert [call["address"] for call in joined] == [address]
+        assert os.environ.get("RAY_AUTH_TOKEN") == before
+
+
+def test_portable_object_finds_its_module_in_another_process(tmp_path, monkeypatch):
+    (tmp_path / "module_beside.py").write_text("class Own:\n    answer = 42\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    own = imported.find("module_beside:Own")()
+    content = pickle.dumps(imported.portable(own, pickle.dumps))
+    sys.modules.pop("module_beside")
+    code = "import pickle, sys; print(pickle.loads(sys.stdin.buffer.read()).answer)"
+
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code], cwd="/", input=content, capture_output=True, check=True
+    )
+
+    assert done.stdout == b"42\n"
