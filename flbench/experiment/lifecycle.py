@@ -18,6 +18,7 @@ from flbench.config.sources import Layer, leaves
 from flbench.config.yaml_text import to_yaml
 from flbench.core import files
 from flbench.core.errors import ConfigError, DataError
+from flbench.core.hosts import check_cluster_of_folder
 from flbench.core.tree import nbytes
 from flbench.data import partition_files
 from flbench.data.federation import Federation
@@ -36,6 +37,8 @@ CHANGEABLE_ON_RESUME: Final = (
     *("output.checkpoint_every", "output.predictions"),
 )
 
+ON_CLUSTERS: Final = ("ray", "auto")
+"""Engines that may join the Ray cluster at `engine.address`."""
 HowToResume = Callable[[Path], str]
 
 
@@ -164,7 +167,8 @@ def resume(
 
     Raises:
         UserError: The folder is not a run folder, another process writes to it, an override changes
-            a key that must stay, or data, checkpoint or callbacks do not belong to the run.
+            a key that must stay, the folder names a foreign Ray cluster, or data, checkpoint or
+            callbacks do not belong to the run.
         RunError: The run failed. The folder keeps what was written.
         KeyboardInterrupt: The user interrupted the run. It is saved, and can be resumed again.
     """
@@ -180,6 +184,8 @@ def resume(
         if is_finished(path):
             told.on_note(f"{path} is finished: there is nothing to resume.")
             return path
+        if config.engine.name in ON_CLUSTERS and "engine.address" not in leaves(overrides.tree):
+            check_cluster_of_folder(config.engine.address, "engine.address", path)
         experiment = build(config, federation)
         stack.callback(experiment.engine.close)
         _check_data(experiment, path, has_samples=federation is None)

@@ -13,6 +13,7 @@ from flbench.config.yaml_text import to_yaml
 from flbench.core import files
 from flbench.core.addresses import redact
 from flbench.core.errors import ConfigError, DataError, UserError
+from flbench.core.hosts import check_cluster_of_folder
 from flbench.core.wording import setting
 from flbench.data import partition_files
 from flbench.data.federation import Federation
@@ -329,7 +330,7 @@ def reopen(folder: StudyFolder, changed: dict[str, Any], parcel: Parcel = NOTHIN
     Raises:
         DataError: study.json is damaged.
         UserError: Data, net, loss terms or metrics of the user differ from those that the study
-            began with, or must be given again.
+            began with, or must be given again; or the study names a foreign Ray cluster.
     """
     header = folder.description()
     try:
@@ -351,6 +352,8 @@ def reopen(folder: StudyFolder, changed: dict[str, Any], parcel: Parcel = NOTHIN
             f"{folder.path / 'study.json'} is damaged ({error!r}). Restore it from a copy, or start"
             " a new study."
         ) from error
+    if "address" not in changed:
+        check_cluster_of_folder(request.address, setting("address"), folder.path)
     check(request)
     configs = {method: config for method, (config, _) in resolved.items()}
     federation = assembly.load_federation(configs[request.methods[0]])

@@ -549,6 +549,25 @@ def test_resume_refuses_to_change_what_decides_results(tmp_path):
     lifecycle.resume(folder, from_overrides(["output.checkpoint_every=1"]))
 
 
+def test_resume_joins_no_foreign_cluster_that_the_folder_names(tmp_path, monkeypatch):
+    path = interrupted_run(tmp_path)
+    config = (path / "config.yaml").read_text()
+    for before, after_it in (("name: sequential", "name: ray"), ("address: null", "address: a:1")):
+        assert before in config
+        config = config.replace(before, after_it)
+    (path / "config.yaml").write_text(config)
+    joined = []
+    monkeypatch.setattr(lifecycle, "build", lambda config, _: joined.append(config.engine.address))
+
+    with pytest.raises(ConfigError, match=r"a:1.*give engine\.address again"):
+        lifecycle.resume(path, Layer({}))
+    assert joined == []
+
+    with pytest.raises(AttributeError):  # the replaced `build` returns None
+        lifecycle.resume(path, from_overrides(["engine.address=a:1"]))
+    assert joined == ["a:1"]
+
+
 def test_resume_refuses_a_checkpoint_of_another_configuration(tmp_path):
     folder = unfinished(tmp_path)
     text = (folder / "config.yaml").read_text()

@@ -155,6 +155,16 @@ def test_reopened_study_is_the_one_that_was_begun(begin):
     assert len({repr(sampler.propose([], 2)) for sampler in samplers}) == 1
 
 
+def test_reopened_study_joins_no_foreign_cluster_that_its_folder_names(begin):
+    folder, _ = begin("fedavg", trials=1, concurrent=1, address="192.0.2.1:6379")
+
+    with pytest.raises(ConfigError, match=r"192\.0\.2\.1:6379.*`address` again"):
+        prepare.reopen(folder, {})
+
+    again = prepare.reopen(folder, {"address": "192.0.2.1:6379"})
+    assert again.resources.address == "192.0.2.1:6379"
+
+
 def test_reopened_study_keeps_its_deployment(begin):
     folder, first = begin("ft", "fedbabu", deployment="noft")
     header = json.loads((folder.path / "study.json").read_text())
