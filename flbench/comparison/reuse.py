@@ -109,6 +109,7 @@ def take(found: FoundRuns, folder: ComparisonFolder) -> None:
         folder: Folder of the comparison, locked by this process.
 
     Raises:
+        UserError: A file of a run is a link.
         RunError: A file cannot be written.
     """
     for name, source in found.runs.items():
@@ -125,7 +126,7 @@ def take(found: FoundRuns, folder: ComparisonFolder) -> None:
 
 
 def _copy(source: str, target: str) -> str:
-    """Copy a file of a run; link a checkpoint."""
+    """Copy a file of a run; link a checkpoint. What a symbolic link leads to is not copied."""
     if source.endswith(".safetensors"):
         try:
             os.link(source, target)
@@ -133,6 +134,7 @@ def _copy(source: str, target: str) -> str:
             pass
         else:
             return target
+    files.check_no_link(Path(source))
     return shutil.copy2(source, target)
 
 

@@ -69,19 +69,53 @@ def check_regular(path: Path) -> None:
 
 
 def check_no_link(path: Path) -> None:
-    """Check that a file of a folder of results is not a link, before its content is published.
+    """Check that a file of a folder of results is not a link.
+
+    Its content is copied or published, or it is written to, and the target may be any file of this
+    user.
 
     Args:
         path: The file. The folders above it may be links.
 
     Raises:
-        UserError: The path is a symbolic link, whose target may be any file of this user.
+        UserError: The path is a symbolic link.
     """
     if path.is_symlink():
         raise UserError(
-            f"{path} is a link to {os.readlink(path)}. The content of a link is not published:"
-            " replace it by the file, or remove it."
+            f"{path} is a link to {os.readlink(path)}. Files of results are neither published nor"
+            " written through links: replace it by the file, or remove it."
         )
+
+
+def not_a_link(path: str, flags: int) -> int:
+    """Open a file for writing, unless it is a symbolic link: the argument `opener` of `open`.
+
+    A pipe of this name does not make `open` wait for a reader.
+
+    Raises:
+        OSError: The path is a link, or cannot be opened.
+    """
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, mode=0o666)
+
+
+def copy(source: Path, target: Path) -> None:
+    """Copy a file atomically, through no link.
+
+    Args:
+        source: The file.
+        target: The copy. A link of this name is replaced.
+
+    Raises:
+        UserError: The source is a link.
+        OSError: The file cannot be read or written.
+    """
+    check_no_link(source)
+    write(target, source.read_bytes())
+
+
+def cache_folder() -> Path:
+    """Return the folder of flbench in the user's cache folder, which may not exist."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "flbench"
 
 
 def read_text(path: Path, limit: int | None = None) -> str:
@@ -149,6 +183,15 @@ def sync(path: Path) -> None:
         os.close(handle)
 
 
+def open_lock(path: Path) -> IO[str]:
+    """Open a file to lock it. A file that exists does not change.
+
+    Raises:
+        OSError: The path is a link, or cannot be opened.
+    """
+    return os.fdopen(not_a_link(str(path), os.O_WRONLY | os.O_CREAT), "w")
+
+
 def lock_folder(folder: Path) -> IO[str]:
     """Lock a folder against other processes.
 
@@ -162,9 +205,7 @@ def lock_folder(folder: Path) -> IO[str]:
         UserError: Another process has locked the folder, or the folder cannot be written to.
     """
     try:
-        # A pipe of this name would make a simple `open` wait for a reader.
-        flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
-        lock = os.fdopen(os.open(folder / ".lock", flags, mode=0o666), "w")
+        lock = open_lock(folder / ".lock")
     except OSError as error:
         raise UserError(
             f"{folder} cannot be written to ({error.strerror}). Change its permissions, or choose"

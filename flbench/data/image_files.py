@@ -10,7 +10,6 @@ three. Decoded images are cached.
 """
 
 import json
-import os
 import tempfile
 import warnings
 from io import BytesIO
@@ -337,9 +336,8 @@ def _cache_file(fingerprint: str, *, by_client: bool) -> Path:
 
     Its images are in the order of the entries, which depends on the layout.
     """
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     layout = "-clients" if by_client else ""
-    return Path(home) / "flbench" / f"images-{FORMAT}-{fingerprint[:32]}{layout}.npy"
+    return files.cache_folder() / f"images-{FORMAT}-{fingerprint[:32]}{layout}.npy"
 
 
 def _from_cache(file: Path, count: int) -> tuple[NDArray[np.uint8], int] | None:

@@ -64,6 +64,7 @@ def save(path: Path, state: State, config_hash: str, extra: dict[str, Any] | Non
     }
     beside = path.with_name(path.name + ".part")
     try:
+        beside.unlink(missing_ok=True)  # safetensors would write through a link of this name
         save_file(tensors, beside, metadata)
         files.sync(beside)
         beside.replace(path)

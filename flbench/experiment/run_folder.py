@@ -93,9 +93,11 @@ class RunFolder(LockedFolder):
             path: The folder.
 
         Raises:
-            UserError: The path is not a run folder, or another process writes to it.
+            UserError: The path is not a run folder, its metrics.csv is a link, or another process
+                writes to it.
         """
         check_run_folder(path)
+        files.check_no_link(path / "metrics.csv")
         folder = cls(path)
         folder.lock()
         folder.path.joinpath("checkpoints").mkdir(exist_ok=True)
@@ -139,7 +141,7 @@ class RunFolder(LockedFolder):
         """
         with (
             self.guard("metrics.csv"),
-            (self.path / "metrics.csv").open("a", encoding="utf-8") as file,
+            open(self.path / "metrics.csv", "a", encoding="utf-8", opener=files.not_a_link) as file,
         ):
             file.write(metrics_file.to_text(rows))
         self.rows += rows

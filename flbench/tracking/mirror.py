@@ -16,7 +16,7 @@ from typing import Final, Self
 
 from flbench.callbacks import Callback, RunView
 from flbench.config.schema import Config, TrackingConfig
-from flbench.core import children
+from flbench.core import children, files
 from flbench.core.addresses import redact_address
 from flbench.core.errors import ConfigError
 from flbench.core.wording import in_shell
@@ -85,7 +85,7 @@ def start(folder: Path, config: TrackingConfig, named_by: NamedBy = "user") -> "
     command = [sys.executable, "-m", "flbench.tracking.follow", str(folder.resolve())]
     if config.experiment is not None:
         command += ["--experiment", config.experiment]
-    with (folder / LOG).open("ab") as log:
+    with open(folder / LOG, "ab", opener=files.not_a_link) as log:
         process = subprocess.Popen(
             command,
             # A command line is visible to all users of the machine, an environment is not.

@@ -3,7 +3,6 @@
 import fcntl
 import os
 import sqlite3
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 from urllib.parse import urlsplit
 
-from flbench.core import addresses
+from flbench.core import addresses, files
 from flbench.core.errors import ConfigError, UserError
 from flbench.core.printable import one_line
 from flbench.tracking import mlflow_view
@@ -299,12 +298,12 @@ def _exclusive(uri: str) -> Iterator[None]:
         return
     file = database_file(uri)
     if file is None:
-        name = sha256(uri.encode()).hexdigest()[:16]
-        lock_file = Path(tempfile.gettempdir()) / f"flbench-{os.getuid()}-{name}.lock"
+        # In the folder for temporary files, another user could make a file of this name before.
+        lock_file = files.cache_folder() / f"{sha256(uri.encode()).hexdigest()[:16]}.lock"
     else:
-        file.parent.mkdir(parents=True, exist_ok=True)
         lock_file = file.with_name(file.name + ".lock")
-    with lock_file.open("w") as lock:
+    lock_file.parent.mkdir(parents=True, exist_ok=True)
+    with files.open_lock(lock_file) as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if file is not None:
             connection = sqlite3.connect(file)

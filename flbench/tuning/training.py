@@ -17,6 +17,7 @@ from flbench.config import trust
 from flbench.config.resolve import read, resolve_written
 from flbench.config.schema import Config
 from flbench.config.yaml_text import to_yaml
+from flbench.core import files
 from flbench.core.errors import DivergedError, RunError, UserError
 from flbench.core.types import State
 from flbench.data.federation import Federation
@@ -168,7 +169,7 @@ class TrialTraining:
         built, _ = self._alive()
         saved_hash = json.loads((folder / "hash.json").read_text())
         state, extra = checkpoint.load(folder / SAVED, saved_hash)
-        shutil.copy(folder / "metrics.csv", self.folder.path / "metrics.csv")
+        files.copy(folder / "metrics.csv", self.folder.path / "metrics.csv")
         checkpoint.save(self.folder.checkpoint("last"), state, built.config.hash(), extra)
         self._restore(built)
 
@@ -192,7 +193,7 @@ class TrialTraining:
         if not (self.folder.path / "metrics.csv").is_file():
             self.folder.write("metrics.csv", metrics_file.header_line())
         for name in ("partition.npz", "partition.json"):
-            shutil.copy(self._study / name, self.folder.path / name)
+            files.copy(self._study / name, self.folder.path / name)
         if not (self.folder.path / "provenance.json").is_file():
             about = provenance.now(own_methods.modules(config), built.module)
             self.folder.write_json("provenance.json", about)

@@ -210,3 +210,20 @@ def test_comparison_is_loaded_without_the_code_of_its_methods(trained, tmp_path,
     first, second = (str(next(path.glob(f"cells/{name}*"))) for name in ("fedavg", "local"))
     assert app.main(["diff", first, second]) == 0
     assert "fedpull" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("no_training")
+def test_run_with_a_link_is_not_copied(trained, tmp_path, capsys):
+    """The copy would be an ordinary file, which `flbench pack` publishes."""
+    private, offered = tmp_path / "private", tmp_path / "offered"
+    private.write_text("secret")
+    shutil.copytree(trained, offered)
+    for cell in (offered / "cells").iterdir():
+        (cell / "predictions.csv").symlink_to(private)
+
+    code = compare(tmp_path / "new", "local", "fedavg", "--seeds", "2", "--reuse", str(offered))
+
+    assert code == 2
+    assert "predictions.csv is a link" in capsys.readouterr().err
+    copies = [one for one in (tmp_path / "new").rglob("predictions.csv") if not one.is_symlink()]
+    assert copies == []

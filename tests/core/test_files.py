@@ -82,3 +82,42 @@ def test_links_of_a_folder_lead_to_no_other_file(name, tmp_path):
         files.write(folder / "summary.json", b"{}")
 
     assert other.read_text() == "of somebody else"
+
+
+@pytest.fixture
+def private(tmp_path):
+    """A file of the user, to which links of somebody else lead."""
+    file = tmp_path / "private"
+    file.write_text("secret")
+    return file
+
+
+@pytest.mark.parametrize(
+    "attempt",
+    [
+        lambda link: files.open_lock(link).close(),
+        lambda link: open(link, "ab", opener=files.not_a_link).close(),
+        lambda link: open(link, "w", opener=files.not_a_link).close(),
+        lambda link: files.copy(link, link.with_name("copy")),
+    ],
+)
+def test_link_is_neither_written_to_nor_copied(attempt, private):
+    link = private.with_name("link")
+    link.symlink_to(private)
+
+    with pytest.raises((OSError, UserError), match="link"):
+        attempt(link)
+
+    assert private.read_text() == "secret"
+    assert not private.with_name("copy").exists()
+
+
+def test_copy_replaces_a_link(private, tmp_path):
+    (tmp_path / "source").write_text("content")
+    (tmp_path / "target").symlink_to(private)
+
+    files.copy(tmp_path / "source", tmp_path / "target")
+
+    assert (tmp_path / "target").read_text() == "content"
+    assert not (tmp_path / "target").is_symlink()
+    assert private.read_text() == "secret"

@@ -549,6 +549,23 @@ def test_resume_refuses_to_change_what_decides_results(tmp_path):
     lifecycle.resume(folder, from_overrides(["output.checkpoint_every=1"]))
 
 
+def test_resume_writes_through_no_link_of_the_folder(tmp_path):
+    path, private = interrupted_run(tmp_path / "runs"), tmp_path / "private"
+    private.write_text("secret")
+    (path / "checkpoints" / "last.safetensors.part").symlink_to(private)
+    (path / "checkpoints" / "best.safetensors.part").symlink_to(private)
+
+    lifecycle.resume(path, Layer({}))
+    assert private.read_text() == "secret"
+
+    (path / "summary.json").unlink()
+    (path / "metrics.csv").unlink()
+    (path / "metrics.csv").symlink_to(private)
+    with pytest.raises(UserError, match=r"metrics\.csv is a link"):
+        lifecycle.resume(path, Layer({}))
+    assert private.read_text() == "secret"
+
+
 def test_resume_joins_no_foreign_cluster_that_the_folder_names(tmp_path, monkeypatch):
     path = interrupted_run(tmp_path)
     config = (path / "config.yaml").read_text()

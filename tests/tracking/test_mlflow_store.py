@@ -1,7 +1,11 @@
 """Which store, whether MLflow is there, and why a store was not reached."""
 
+import os
 import subprocess
 import sys
+import tempfile
+from contextlib import suppress
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -65,6 +69,30 @@ def test_reason_is_short(said, reason):
     assert alone == reason
     if "\n" not in said:
         assert mlflow_store.reason(error) == reason
+
+
+@pytest.mark.parametrize("uri", ["sqlite:///{}/flbench.db", "postgresql+psycopg2://ann@host/a"])
+def test_lock_of_a_store_follows_no_link(uri, tmp_path, monkeypatch):
+    """Not in the folder for temporary files either, where other users write."""
+    private, shared = tmp_path / "private", tmp_path / "shared"
+    private.write_text("secret")
+    shared.mkdir()
+    address = uri.format(tmp_path)
+    monkeypatch.setattr(tempfile, "tempdir", str(shared))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "cache" / "flbench").mkdir(parents=True)
+    name = sha256(address.encode()).hexdigest()[:16]
+    for link in (
+        shared / f"flbench-{os.getuid()}-{name}.lock",
+        tmp_path / "cache" / "flbench" / f"{name}.lock",
+        tmp_path / "flbench.db.lock",
+    ):
+        link.symlink_to(private)
+
+    with suppress(OSError), mlflow_store._exclusive(address):
+        pass
+
+    assert private.read_text() == "secret"
 
 
 @HERE

@@ -380,3 +380,15 @@ def test_local_database_does_not_lead_to_a_server(is_planted, tmp_path, uri):
             RunMirror(store, folder, "mine").send(None)
 
         assert not requests()
+
+
+def test_log_of_a_mirror_follows_no_link(tmp_path, monkeypatch):
+    folder, private = folder_that_names("run", "mlruns", tmp_path), tmp_path / "private"
+    private.write_text("secret")
+    (folder / mirror.LOG).symlink_to(private)
+    monkeypatch.setattr(mirror.subprocess, "Popen", lambda *_, stdout, **__: stdout.write(b"log"))
+
+    with pytest.raises(OSError, match="symbolic links"):
+        mirror.start(folder, TrackingConfig())
+
+    assert private.read_text() == "secret"
