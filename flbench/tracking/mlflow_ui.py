@@ -1,13 +1,17 @@
 """`flbench ui`: MLflow's pages on this machine, with links to useful comparisons."""
 
 import os
+import secrets
 import signal
 import socket
 import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Final
 from urllib.error import URLError
 from urllib.parse import urlsplit
@@ -16,12 +20,14 @@ from urllib.request import urlopen
 from flbench.core import children
 from flbench.core.addresses import HTTP, redact_address, without_user
 from flbench.core.errors import RunError, UserError
-from flbench.tracking import mlflow_store, mlflow_view
+from flbench.tracking import mlflow_app, mlflow_store, mlflow_view
 from flbench.tracking.mirror_comparison import COMPARISON_TAG
 from flbench.tracking.mirror_study import STUDY_TAG
 from flbench.tracking.mlflow_store import Store
 
 HOST: Final = "127.0.0.1"
+USER: Final = "flbench"
+"""User name that is proposed; the server accepts any."""
 START_SECONDS: Final = 120.0
 STOP_SECONDS: Final = 10.0
 SERVER_ENVIRONMENT: Final = {
@@ -32,7 +38,7 @@ SERVER_ENVIRONMENT: Final = {
 
 
 def serve(uri: str | None, port: int, write: Callable[[str], None]) -> None:
-    """Serve MLflow's pages until Ctrl-C, and print links.
+    """Serve MLflow's pages until Ctrl-C, and print links and the password of this server.
 
     If the store is a server, its links are printed, and nothing is served.
 
@@ -69,22 +75,25 @@ def serve(uri: str | None, port: int, write: Callable[[str], None]) -> None:
     # A shell makes a command that it starts in the background ignore Ctrl-C.
     for signal_number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signal_number, signal.default_int_handler)
-    server = _start_server(address, port)
-    try:
-        page = f"http://{HOST}:{port}"
-        _wait_until_ready(server, page)
-        write(f"MLflow shows {shown}\n")
-        _write_links(address, page, write)
-        write("Ctrl-C ends it.\n")
-        server.wait()
-        raise RunError(
-            "MLflow's server ended by itself. Another process may use its port: choose another with"
-            " --port N."
-        )
-    except KeyboardInterrupt:
-        return
-    finally:
-        _stop_server(server)
+    password = secrets.token_urlsafe(12)
+    with _plugin() as folder:
+        server = _start_server(address, port, (folder, password))
+        try:
+            page = f"http://{HOST}:{port}"
+            _wait_until_ready(server, page)
+            write(f"MLflow shows {shown}\n")
+            _write_links(address, page, write)
+            write(f"The browser asks for a user name, {USER}, and a password: {password}\n")
+            write("Ctrl-C ends it.\n")
+            server.wait()
+            raise RunError(
+                "MLflow's server ended by itself. Another process may use its port: choose another"
+                " with --port N."
+            )
+        except KeyboardInterrupt:
+            return
+        finally:
+            _stop_server(server)
 
 
 def links(store: Store) -> list[tuple[str, str]]:
@@ -195,16 +204,42 @@ def _refuse_taken_port(port: int) -> None:
             ) from error
 
 
-def _start_server(address: str, port: int) -> "subprocess.Popen[bytes]":
-    """Start MLflow's server on a store, whose address is not visible in the command line."""
+@contextmanager
+def _plugin() -> Iterator[Path]:
+    """Yield a private folder with the files by which MLflow finds `flbench.tracking.mlflow_app`."""
+    with TemporaryDirectory(prefix="flbench-") as folder:
+        mlflow_app.register(Path(folder))
+        yield Path(folder)
+
+
+def _start_server(
+    address: str, port: int, guard: tuple[Path, str] | None = None
+) -> "subprocess.Popen[bytes]":
+    """Start MLflow's server on a store, whose address is not visible in the command line.
+
+    Args:
+        address: Address of the store.
+        port: Port on this machine.
+        guard: The folder of `_plugin` and the password that the server asks for; None for a server
+            that every user of this machine can call.
+    """
     command = [sys.executable, "-m", "mlflow", "server", "--workers", "1"]
     command += ["--host", HOST, "--port", str(port)]
     artifacts = mlflow_store.artifact_location(address)
     if artifacts is not None:
         command += ["--default-artifact-root", artifacts]
+    environment = SERVER_ENVIRONMENT | {"MLFLOW_BACKEND_STORE_URI": address}
+    if guard is not None:
+        folder, password = guard
+        command += ["--app-name", mlflow_app.NAME]
+        paths = filter(None, [os.environ.get("PYTHONPATH"), str(folder)])
+        environment |= {
+            mlflow_app.PASSWORD_VARIABLE: password,
+            "PYTHONPATH": os.pathsep.join(paths),
+        }
     return subprocess.Popen(
         command,
-        env=children.environment(**SERVER_ENVIRONMENT, MLFLOW_BACKEND_STORE_URI=address),
+        env=children.environment(**environment),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         start_new_session=True,  # Ctrl-C reaches only this process, which then stops the server

@@ -6,10 +6,12 @@ import socket
 import subprocess
 import sys
 import time
+from base64 import b64encode
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from urllib.request import urlopen
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
 
 import pytest
 
@@ -216,6 +218,14 @@ def test_ui_serves_the_store_until_it_is_interrupted(finished, tmp_path, uri):
         said = text.splitlines()
         with urlopen(f"http://127.0.0.1:{port}/health", timeout=10) as answer:
             healthy = answer.status == 200
+        password = text.partition("password: ")[2].split()[0]
+        for path in ("", "health/../", "ajax-api/2.0/mlflow/experiments/get?experiment_id=1"):
+            assert status_of(f"http://127.0.0.1:{port}/{path}", None) == 401
+            assert status_of(f"http://127.0.0.1:{port}/{path}", "wrong") == 401
+            if ".." not in path:
+                assert status_of(f"http://127.0.0.1:{port}/{path}", password) == 200
+        delete = f"http://127.0.0.1:{port}/api/2.0/mlflow/experiments/delete"
+        assert status_of(delete, None, b'{"experiment_id": "1"}') == 401
         process.interrupt()
         code = process.wait(60)
     finally:
@@ -231,6 +241,19 @@ def test_ui_serves_the_store_until_it_is_interrupted(finished, tmp_path, uri):
     check_comparison(mlflow_store.open_store(uri), paths)
     with socket.socket() as probe:
         assert probe.connect_ex(("127.0.0.1", port)) != 0
+
+
+def status_of(page: str, password: str | None, content: bytes | None = None) -> int:
+    """Return the status with which a server answers a request."""
+    headers = {"Content-Type": "application/json"}
+    if password is not None:
+        encoded = b64encode(f"flbench:{password}".encode()).decode()
+        headers["Authorization"] = f"Basic {encoded}"
+    try:
+        with urlopen(Request(page, content, headers), timeout=20) as answer:
+            return int(answer.status)
+    except HTTPError as error:
+        return error.code
 
 
 def check_comparison(store: mlflow_store.Store, paths: list[Path]) -> None:
