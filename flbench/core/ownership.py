@@ -61,7 +61,7 @@ def unknown_parts(thing: object) -> Iterator[object]:
             return
         case nn.Module():
             for module in thing.modules():
-                if not _is_known(type(module), set()):
+                if not _has_known_code(module):
                     yield type(module)
                 for part in _parts(module):
                     yield from unknown_parts(part)

@@ -31,7 +31,12 @@ DEEPEST: Final = 12
 """Largest depth of nested objects."""
 WRITERS: Final = frozenset({"append", "appendleft", "extend", "add"})
 """Methods of collections that only add to them. A collection that is never read changes nothing."""
-STATES: Final = (np.random.Generator, np.random.RandomState, random.Random, itertools.count)
+STATES: Final = (
+    np.random.Generator,
+    np.random.BitGenerator,
+    np.random.RandomState,
+    random.Random,
+)
 """Types of libraries whose objects change in each use."""
 
 
@@ -46,7 +51,7 @@ def remembered(roots: Mapping[str, object], *, skip: Set[int] = frozenset()) -> 
         skip: The `id` of objects that are left out.
 
     Returns:
-        Descriptions by the place of the value, such as ``the variable `calls` of `term` ``.
+        Descriptions by the place of the value, such as "the variable `calls` of `term`".
 
     >>> calls = []
     >>> def count(x): return calls.append(x) or len(calls)

@@ -83,7 +83,8 @@ def seeded(seed: int) -> Iterator[None]:
     True
     """
     before = torch.get_rng_state(), np.random.get_state(), random.getstate()
-    of_gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else None
+    has_gpus: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    of_gpus = torch.cuda.get_rng_state_all() if has_gpus else None
     torch.manual_seed(seed)
     np.random.seed(seed)
     random.seed(seed)

@@ -132,12 +132,17 @@ class SequentialEngine:
         return None
 
     def changed_attributes(self) -> list[str]:
-        """Return the attributes of the net that its code changed in the last step of a program.
+        """Return the attributes of the net that its code has changed since the first such call.
 
-        See `ModuleState.changed`. They are set back before the next step.
+        They are set back before each step of a program; see `ModuleState.changed`.
         """
         state = self._environment.state
-        return [] if state is None else state.changed()
+        if state is None:
+            return []
+        if state.changes is None:
+            state.changes = []
+        state.restore()
+        return state.changes
 
     def report(self) -> dict[str, float]:
         """Return an empty dict: this engine has no measurements of its own."""

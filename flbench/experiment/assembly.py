@@ -33,7 +33,7 @@ from flbench.experiment import (
     own_methods,
     own_metrics,
 )
-from flbench.experiment.code_trial import CodeTrial
+from flbench.experiment.code_trial import CodeTrial, changed_outside
 from flbench.experiment.evaluate import PARTS, Evaluator, Judge, positive_class
 from flbench.experiment.evaluation_tables import ClassGroups
 from flbench.experiment.judging import ClassJudge
@@ -284,12 +284,14 @@ def build(
     about_terms: list[str] = []
     about_module: list[str] = []
     module: dict[str, Any] = {}
+    outside: list[str] = []
     if terms is not None:
         about_terms = local_terms.notes(config, algorithm, replace(before, clients={}))
     if isinstance(net, LightningNet):
         has_classes = federation.dataset.targets is None
         own_training.check_method(algorithm, before, net.title, has_classes=has_classes)
-        about_module, module = own_training.try_step(net, config, federation, algorithm, before)
+        step = partial(own_training.try_step, net, config, federation, algorithm, before)
+        outside, (about_module, module) = changed_outside(net, step)
     notes = [
         *federation.notes,
         *about_classes,
@@ -299,9 +301,9 @@ def build(
         *about_module,
     ]
     reason = None
-    # Trials only read the clients' rows, which share memory in this state.
     trial = CodeTrial(config, algorithm, net, federation, training_state(algorithm, before))
-    if tried:
+    # The hooks of a LightningModule are called once more only where that may tell something.
+    if tried and (outside or not isinstance(net, LightningNet)):
         notes += trial.check()
     if config.engine.name == "auto":
 

@@ -14,11 +14,11 @@ of the sequential engine, up to rounding.
 import random
 import traceback
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
 import torch
@@ -40,6 +40,8 @@ from flbench.experiment import rounds
 from flbench.models.base import net_leaves
 from flbench.models.lightning_net import LightningNet
 from flbench.models.module_state import random_layers
+
+T = TypeVar("T")
 
 STEPS: Final = 3
 """Optimizer steps in each phase."""
@@ -71,7 +73,8 @@ class CodeTrial:
         algorithm: The method.
         net: The net.
         federation: Samples of the run.
-        state: State before the first round of training; it is not changed.
+        state: State before the first round of training; it is not changed, and rows of clients may
+            share memory.
     """
 
     config: Config
@@ -83,15 +86,12 @@ class CodeTrial:
     def check(self) -> list[str]:
         """Train a client twice; return notes on what the net's modules remember.
 
-        Nothing is done for a run that has no code but that of PyTorch and flbench, and for a
-        LightningModule, whose hooks may have side effects and of which a step has been tried.
+        Nothing is done for a run that has no code but that of PyTorch and flbench.
 
         Raises:
             ConfigError: The code remembers something from one training to the next, its results
                 differ, or it raised an exception.
         """
-        if isinstance(self.net, LightningNet):
-            return []
         program = self._program()
         unknown = self._unknown(program)
         if not unknown:
@@ -102,6 +102,7 @@ class CodeTrial:
         roots = {f"`{_name(part)}`": part for part in unknown}
         with self._alone():
             engine = self._engine(self.config.engine.precision)
+            engine.changed_attributes()
             try:
                 first = self._trained(engine, program, ids)
                 before = remembered(roots)
@@ -124,11 +125,11 @@ class CodeTrial:
         if not self._are_equal(first, second):
             raise ConfigError(
                 f"two trainings of client {int(ids[0])} from the same state, with the same batches"
-                f" and seeds, differ. {', '.join(roots)} may draw from a random generator of its"
-                " own, read a clock, or remember earlier calls. Draw from PyTorch's, NumPy's or"
+                f" and seeds, differ. {_listed(list(roots))} may draw from a random generator of"
+                " its own, read a clock, or remember earlier calls. Draw from PyTorch's, NumPy's or"
                 " Python's global generator, which flbench seeds for each client and round."
             )
-        if attributes:
+        if attributes and not isinstance(self.net, LightningNet):
             return [
                 f"model: the net's code changes {_listed(attributes)}. Such attributes begin as"
                 " they were for each client in each round, and in each evaluation. Register a"
@@ -139,11 +140,14 @@ class CodeTrial:
     def check_stacked(self) -> None:
         """Train a few clients by the sequential and the vectorized engine.
 
-        Nothing is done for the nets and methods of flbench.
+        Nothing is done for the nets and methods of flbench, nor for a LightningModule, which the
+        vectorized engine itself refuses.
 
         Raises:
             ConfigError: The vectorized engine cannot run the code, or gives other results.
         """
+        if isinstance(self.net, LightningNet):
+            return
         program = self._program()
         if layers := random_layers(self.net):
             raise ConfigError(
@@ -160,6 +164,7 @@ class CodeTrial:
             for precision in dict.fromkeys(("64-true", self.config.engine.precision)):
                 try:
                     one = self._engine(precision)
+                    one.changed_attributes()
                     expected = self._trained(one, _with_sgd(program), ids)
                 except (UserError, RunError):
                     raise
@@ -216,9 +221,9 @@ class CodeTrial:
 
     def _difference(self, expected: Results, found: Results, bound: float) -> str | None:
         """Return what differs between two engines by more than a share of what was trained."""
-        if expected.failures or found.failures:
+        if len(expected.failures) or len(found.failures):
             same = len(expected.failures) == len(found.failures)
-            return None if same else "the number of clients that diverge"
+            return None if same else "which client diverges"
         wanted = {**expected.kept, **expected.sent.values}
         got = {**found.kept, **found.sent.values}
         first = {name: value.detach() for name, value in net_leaves(self.net).items()}
@@ -254,17 +259,18 @@ class CodeTrial:
     def _unknown(self, program: LocalProgram) -> list[object]:
         """Return the parts of net, programs and deployments whose code is not known."""
         seen = rounds.visible_to_server(self.state, program)
-        deployments = tuple(
-            (model.program, model.predict, model.weights)
-            for model in self.algorithm.deploy(seen, torch.tensor([0])).values()
-        )
+        try:
+            models = tuple(self.algorithm.deploy(seen, torch.tensor([0])).values())
+        except Exception:  # noqa: BLE001 a method may have no model before its first round
+            models = ()
+        deployments = [(model.program, model.predict, model.weights) for model in models]
         found = {id(part): part for part in unknown_parts((self.net, program, deployments))}
         return list(found.values())
 
     def _names(self, program: LocalProgram) -> str:
         """Return the names of the unknown parts, or that of the net."""
         names = dict.fromkeys(f"`{_name(part)}`" for part in self._unknown(program))
-        return ", ".join(names) or f"`model.name={self.config.model.name}`"
+        return _listed(list(names)) if names else f"`model.name={self.config.model.name}`"
 
     def _clients(self, count: int) -> Tensor:
         """Return the ids of the smallest clients with two training samples or more."""
@@ -294,7 +300,7 @@ class CodeTrial:
             replace(settings, train=train),
             ids=ids,
             program=shortened(program, STEPS),
-            observe=OBSERVE,
+            observe=() if isinstance(self.net, LightningNet) else OBSERVE,
         ).results
 
     def _are_equal(self, one: Results, other: Results) -> bool:
@@ -318,6 +324,23 @@ class CodeTrial:
                 yield
         finally:
             torch.set_num_threads(threads)
+
+
+def changed_outside(net: nn.Module, call: Callable[[], T]) -> tuple[list[str], T]:
+    """Return what a call changes of what the code of a net reaches outside of its modules.
+
+    Args:
+        net: The net.
+        call: Calls the code of the net.
+
+    Returns:
+        The places of the values, as `flbench.core.remembered.changes` returns them, and what the
+        call returns.
+    """
+    roots = {f"`{_name(part)}`": part for part in unknown_parts(net)}
+    before = remembered(roots)
+    found = call()
+    return changes(before, remembered(roots)), found
 
 
 def _with_sgd(program: LocalProgram) -> LocalProgram:

@@ -13,6 +13,7 @@ from flbench.core.errors import ConfigError, RunError
 from flbench.data.federation import Federation
 from flbench.engine.base import Engine
 from flbench.experiment import assembly, engine_choice, estimate
+from flbench.experiment.code_trial import CodeTrial
 from flbench.experiment.estimate import Estimate
 from flbench.experiment.rounds import training_state
 
@@ -74,6 +75,8 @@ def choose(
                 return EngineChoice("sequential")
             make = partial(_engine, simple, built.net, built.federation)
             state = training_state(built.algorithm, built.start())
+            trial = CodeTrial(built.config, built.algorithm, built.net, built.federation, state)
+            trial.check_stacked()
             one, other = (
                 engine_choice.measured(name, built.config, built.algorithm, state, make)
                 for name in ("sequential", "vectorized")

@@ -1,9 +1,9 @@
 """What a net remembers beside its parameters and buffers, and how it is set back.
 
-The code of a net may assign anything to its modules while it runs: counters, caches, hooks, or
-another tensor in place of a buffer. All clients train one after the other with one net. So that no
-client sees what another one left behind, the net's modules begin as the same objects in each step
-of a client's program, and only parameters and buffers pass from one step to the next.
+PyTorch lets the code of a net assign anything to its modules while it runs: counters, caches,
+hooks, another tensor in place of a buffer. All clients train one after the other with one net. So
+that no client sees what another one left behind, the net's modules begin as the same objects in
+each step of a client's program, and only parameters and buffers pass from one step to the next.
 """
 
 import copy
@@ -46,9 +46,14 @@ class ModuleState:
 
     Args:
         net: The net. Its parameters and buffers stay those tensors; their values may change.
+
+    Attributes:
+        changes: Names of the attributes that `restore` had to set back, as `changed` returns them;
+            None does not record them.
     """
 
     def __init__(self, net: nn.Module) -> None:
+        self.changes: list[str] | None = None
         self._modules = [(name, module) for name, module in net.named_modules()]
         own: list[Any] = [*net.modules(), *net.parameters(), *net.buffers()]
         # A second name of a submodule or parameter, such as in a list, stays that very object.
@@ -84,6 +89,8 @@ class ModuleState:
 
     def restore(self) -> None:
         """Set all modules back. Values of parameters and buffers stay as they are."""
+        if self.changes is not None:
+            self.changes += [name for name in self.changed() if name not in self.changes]
         for (_, module), leaves, hooks, first in zip(
             self._modules, self._leaves, self._hooks, self._first, strict=True
         ):
@@ -92,7 +99,7 @@ class ModuleState:
                 if not _are_same(attributes[kind], before):
                     attributes[kind].clear()  # handles of hooks refer to this very dict
                     attributes[kind].update(before)
-            if module not in self._metrics:
+            if not _is_metric(module):
                 for key in [key for key in attributes if _is_state(key) and key not in first]:
                     del attributes[key]
                 attributes.update(first)
@@ -105,7 +112,8 @@ class ModuleState:
             for (k, key), value in self._copied(self._pristine).items():
                 vars(self._modules[k][1])[key] = value
         for metric in self._metrics:
-            metric.reset()
+            reset: Any = metric.reset
+            reset()
 
     def write_back(self) -> None:
         """Copy buffers that the net's code has assigned anew into the tensors that they replace.
@@ -140,7 +148,7 @@ class ModuleState:
         found = []
         for k, ((name, module), first) in enumerate(zip(self._modules, self._first, strict=True)):
             for key, value in vars(module).items():
-                if not _is_state(key) or module in self._metrics:
+                if not _is_state(key) or _is_metric(module):
                     continue
                 before = self._pristine.get((k, key), first.get(key))
                 if _simple(value) is not None and _simple(value) != _simple(before):
@@ -182,7 +190,7 @@ def _is_random(module: nn.Module) -> bool:
         case nn.modules.dropout._DropoutNd():
             return bool(module.p > 0)
         case nn.RNNBase():
-            return bool(module.dropout > 0) and module.num_layers > 1
+            return bool(module.dropout > 0 and module.num_layers > 1)
         case nn.MultiheadAttention():
             return bool(module.dropout > 0)
         case nn.RReLU():

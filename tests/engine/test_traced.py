@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from flbench.algorithms import ALGORITHMS
 from flbench.client.program import LocalProgram, Statistic
 from flbench.config.sources import from_overrides
+from flbench.core import ownership
 from flbench.core.tree import digest
 from flbench.core.types import Dispatch
 from flbench.engine import traced
@@ -55,6 +56,12 @@ def trace_of(step: Callable[..., Any], given: Sequence[torch.Tensor]) -> traced.
     _, trace = run_and_record(partial(step, *given), given)
     assert trace is not None
     return trace
+
+
+@pytest.fixture(autouse=True)
+def _known(monkeypatch):
+    """Steps of these tests are traced, although flbench does not own them."""
+    monkeypatch.setattr(ownership, "PACKAGES", (*ownership.PACKAGES, "tests"))
 
 
 @pytest.fixture

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from flbench.client.module import ClientModule
 from flbench.client.program import LocalProgram, Phase, Statistic
 from flbench.config.schema import OptimizerConfig, TrainConfig
+from flbench.core import ownership
 from flbench.core.rng import Draw
 from flbench.core.tree import digest
 from flbench.core.types import Dispatch, Message, Samples
@@ -222,6 +223,12 @@ def trusted(road: str, engine: str, *, rows: bool = False) -> list[bool | None]:
         for (kind, _, _), found in known.items()
         if kind._parts[0] in steps and any(x[0] == shape for x in kind._parts[3])
     ]
+
+
+@pytest.fixture(autouse=True)
+def _known(monkeypatch):
+    """Steps of these tests are traced, although flbench does not own them."""
+    monkeypatch.setattr(ownership, "PACKAGES", (*ownership.PACKAGES, "tests"))
 
 
 @pytest.fixture(autouse=True)

@@ -1,0 +1,332 @@
+"""Code of the user gives results that depend on the run's seed alone, or is refused before them."""
+
+import random
+import time
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+import flbench as fl
+from flbench.core.errors import ConfigError
+from flbench.core.tree import digest
+from flbench.experiment import rounds
+from flbench.experiment.code_trial import CodeTrial
+from flbench.losses.cross_entropy import mean_cross_entropy
+
+pytestmark = pytest.mark.slow
+
+
+class Net(nn.Module):
+    """A net for digits; a subclass changes the features."""
+
+    def __init__(self, shape, classes):
+        super().__init__()
+        self.body = nn.Linear(64, 16)
+        self.make()
+        self.fc = nn.Linear(16, classes)
+
+    def make(self):
+        pass
+
+    def forward(self, x):
+        return self.fc(self.between(self.body(x.flatten(1)).relu()))
+
+    def between(self, h):
+        return h
+
+
+class Dropout(Net):
+    def between(self, h):
+        return functional.dropout(h, 0.3, self.training)
+
+
+class Leaky(Net):
+    def make(self):
+        self.act = nn.RReLU()
+
+    def between(self, h):
+        return self.act(h - 0.5)
+
+
+class Attention(Net):
+    def make(self):
+        self.attend = nn.MultiheadAttention(4, 2, dropout=0.2, batch_first=True)
+
+    def between(self, h):
+        h = h.reshape(-1, 4, 4)
+        return self.attend(h, h, h)[0].flatten(1)
+
+
+class Recurrent(Net):
+    def make(self):
+        self.cells = nn.LSTM(4, 16, num_layers=2, dropout=0.3, batch_first=True)
+
+    def between(self, h):
+        return self.cells(h.reshape(-1, 4, 4))[0][:, -1]
+
+
+class Noise(Net):
+    """Random in eval mode too."""
+
+    def between(self, h):
+        return h + 0.1 * torch.randn_like(h)
+
+
+class Depth(Net):
+    def between(self, h):
+        return h * 0 if self.training and random.random() < 0.3 else h
+
+
+class Numpy(Net):
+    def between(self, h):
+        return h * (1 + 0.1 * float(np.random.rand()))
+
+
+RANDOM = (Dropout, Leaky, Attention, Recurrent, Noise, Depth, Numpy)
+
+
+class Counts(Net):
+    """Switches dropout on after some calls."""
+
+    def make(self):
+        self.drop, self.n = nn.Dropout(0.0), 0
+
+    def between(self, h):
+        self.n += self.training
+        self.drop.p = 0.5 if self.n > 4 else 0.0
+        return self.drop(h) * (1 + 0.1 * self.n)
+
+
+class Hooks(Net):
+    def between(self, h):
+        if self.training:
+            self.body.register_forward_hook(lambda module, given, out: out * 1.1)
+        return h
+
+
+class Assigned(Net):
+    def make(self):
+        self.register_buffer("n", torch.zeros(()))
+
+    def between(self, h):
+        if self.training:
+            self.n = self.n + 1
+        return h / (1 + 0.1 * self.n)
+
+
+class Moving(Net):
+    def make(self):
+        self.register_buffer("mean", torch.zeros(16), persistent=False)
+
+    def between(self, h):
+        if self.training:
+            self.mean = 0.5 * self.mean + 0.5 * h.detach().mean(0)
+        return h - self.mean
+
+
+def keys(out=None, engine="sequential", **train):
+    return {
+        "partition": fl.IID(clients=3, samples=120),
+        "train": {"rounds": 2, "batch_size": 8, **train},
+        "engine": {"name": engine, "threads": 1},
+        "output": {"dir": out},
+        "progress": False,
+    }
+
+
+def run(out, net, method="fedavg", engine="sequential", **train):
+    return fl.run(method, model=net, **keys(out, engine, **train))
+
+
+@pytest.mark.parametrize("kind", [*RANDOM, Counts, Hooks])
+def test_a_run_depends_on_its_seed_alone(tmp_path, kind):
+    found = []
+    for seed in (1, 2):
+        for seeds in (torch.manual_seed, np.random.seed, random.seed):
+            seeds(seed)
+        found.append(run(tmp_path / str(seed), kind))
+
+    assert found[0].digest == found[1].digest
+    assert found[0].metrics.equals(found[1].metrics)
+    assert "cannot" in refusal(tmp_path, kind, "vectorized")
+
+
+@pytest.mark.parametrize("kind", [Dropout, Counts])
+def test_a_client_does_not_depend_on_those_that_the_same_process_trains_before(
+    tmp_path, kind, monkeypatch
+):
+    results = {}
+
+    def check(self):
+        engine = self._engine("32-true")
+        settings = rounds.settings_of(self.config, self.algorithm, self.state)
+        for ids in ([0, 1, 2], [2]):
+            trained = rounds.train(
+                self.algorithm, engine, self.state, settings, ids=torch.tensor(ids)
+            )
+            last = {name: value[-1] for name, value in trained.results.sent.values.items()}
+            results[len(ids)] = digest([last])
+        return []
+
+    monkeypatch.setattr(CodeTrial, "check", check)
+    run(tmp_path, kind)
+
+    assert results[1] == results[3]
+
+
+def test_a_resumed_run_draws_the_same(tmp_path):
+    class Stop(fl.Callback):
+        def on_round_end(self, view, metrics):
+            if view.round == 1:
+                raise KeyboardInterrupt
+
+    whole = run(tmp_path / "whole", Recurrent)
+    with pytest.raises(KeyboardInterrupt):
+        fl.run("fedavg", model=Recurrent, callbacks=Stop(), **keys(tmp_path / "cut"))
+    (path,) = (tmp_path / "cut").glob("*/*/")
+    torch.manual_seed(7)
+    assert fl.resume(path, model=Recurrent, progress=False).digest == whole.digest
+
+
+def test_a_layer_of_dropout_is_accepted_and_the_vectorized_engine_names_it(tmp_path):
+    net = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.Dropout(0.3), nn.Linear(16, 10))
+
+    assert run(tmp_path / "one", net).digest == run(tmp_path / "two", net).digest
+    text = refusal(tmp_path, net, "vectorized")
+    assert "Dropout" in text
+    assert "ray" in text
+
+
+@pytest.mark.parametrize("name", ["LSTM", "GRU", "RNN"])
+def test_recurrent_nets_train_by_every_method_of_parameters(tmp_path, name):
+    class Cells(Net):
+        def make(self):
+            self.cells = getattr(nn, name)(4, 16, batch_first=True)
+
+        def between(self, h):
+            return self.cells(h.reshape(-1, 4, 4))[0][:, -1]
+
+    methods = ("fedavg", "ft", "pfedme", "apfl") if name == "LSTM" else ("fedavg",)
+    for method in methods:
+        assert run(tmp_path / method, Cells, method, local_epochs=3).digest
+    assert run(tmp_path / "auto", Cells, engine="auto").config.engine.name == "sequential"
+    assert "engine.name=sequential" in refusal(tmp_path, Cells, "vectorized")
+
+
+@pytest.mark.parametrize("kind", [Assigned, Moving])
+def test_buffers_are_those_of_training_in_every_engine(tmp_path, kind):
+    double = {"precision": "64-true", "threads": 1}
+    one, many = (
+        fl.run(
+            "fedavg", model=kind, **{**keys(tmp_path / name), "engine": {"name": name, **double}}
+        )
+        for name in ("sequential", "vectorized")
+    )
+    first, second = (
+        dict(found.model(client=0, checkpoint="last").net.named_buffers()) for found in (one, many)
+    )
+    [name] = [name for name in first if name.endswith(("n", "mean"))]
+
+    assert first[name].any()
+    assert torch.allclose(first[name], second[name], rtol=0, atol=1e-9)
+    if kind is Assigned:
+        epochs, rounds_done = one.config.train.local_epochs, 2
+        assert first[name] == 3 * epochs * rounds_done  # 24 samples of a client in batches of 8
+        return
+    with pytest.raises(fl.UserError) as unsaved:
+        one.export(tmp_path / "x.safetensors", client=0, format="safetensors")
+    assert "`backbone.mean`" in str(unsaved.value)
+
+
+def test_an_attribute_that_changes_is_noted(tmp_path):
+    assert any("backbone.n" in note for note in run(tmp_path, Counts).notes)
+    assert not any("Such attributes" in note for note in run(tmp_path / "x", Dropout).notes)
+
+
+CALLS, HISTORY = 0, []
+
+
+def counted(context):
+    global CALLS
+    CALLS += 1
+    factor = 0.5 if CALLS > 300 else 1.0
+    return factor * plain(context)
+
+
+def plain(context):
+    return mean_cross_entropy(context.out.logits, context.batch.y, context.batch.mask)
+
+
+def logged(context):
+    HISTORY.append(1)
+    return plain(context)
+
+
+class Annealed:
+    def __init__(self):
+        self.calls = 0
+
+    def __call__(self, context):
+        self.calls += 1
+        return plain(context) * (0.5 if self.calls > 300 else 1.0)
+
+
+class GlobalNet(Net):
+    def between(self, h):
+        global CALLS
+        CALLS += 1
+        return h
+
+
+class Clock(Net):
+    def between(self, h):
+        return h * (1 + time.perf_counter_ns() % 1000) if self.training else h
+
+
+class Own(Net):
+    def between(self, h):
+        return h * float(np.random.default_rng().random())
+
+
+def refusal(out, net="mlp", engine="sequential", **train):
+    with pytest.raises(ConfigError) as found:
+        run(out / "refused", net, engine=engine, **train)
+    assert not (out / "refused").exists()  # nothing was trained or written
+    return str(found.value)
+
+
+@pytest.mark.parametrize(
+    ("term", "name"), [(counted, "CALLS"), (Annealed(), "calls"), (Annealed().__call__, "calls")]
+)
+def test_a_term_that_remembers_its_calls_is_refused(tmp_path, term, name):
+    text = refusal(tmp_path, terms=[{"name": term, "instead": True}])
+
+    assert f"`{name}`" in text
+    assert "context.batch.step" in text
+
+
+@pytest.mark.parametrize(
+    ("net", "word"), [(GlobalNet, "`CALLS`"), (Clock, "clock"), (Own, "generator")]
+)
+def test_a_net_that_depends_on_something_outside_is_refused(tmp_path, net, word):
+    assert word in refusal(tmp_path, net)
+
+
+def test_a_term_that_keeps_a_log_trains(tmp_path):
+    ours = run(tmp_path / "a", "mlp", terms=[{"name": logged, "instead": True}])
+
+    assert ours.digest == run(tmp_path / "b", "mlp").digest
+    assert HISTORY
+
+
+def test_code_of_the_user_is_not_traced(tmp_path, monkeypatch):
+    """It is called in each step."""
+    monkeypatch.setattr("flbench.engine.traced.LOOKS", 1)
+    monkeypatch.setattr("flbench.engine.traced.PATIENCE", 0.0)
+    HISTORY.clear()
+    run(tmp_path, "mlp", terms=[{"name": logged, "instead": True}], local_epochs=4)
+
+    assert len(HISTORY) > 3 * 2 * 4 * 3
