@@ -27,6 +27,12 @@ HOOKS: Final = tuple(
     if isinstance(value, dict) and name.endswith("hooks")
 )
 """Attributes of a module that hold its hooks."""
+FOR_ALL: Final = tuple(
+    name
+    for name, value in vars(torch_module).items()
+    if isinstance(value, dict) and name.startswith("_global_") and name.endswith("hooks")
+)
+"""Variables of PyTorch that hold hooks of all modules."""
 
 
 def is_known(thing: object) -> bool:
@@ -42,9 +48,7 @@ def is_known(thing: object) -> bool:
     >>> is_known(partial(sorted, key=lambda row: row[0]))
     False
     """
-    return not any(map(bool, torch_module._global_forward_hooks.values())) and _is_known(
-        thing, set()
-    )
+    return not any(vars(torch_module)[name] for name in FOR_ALL) and _is_known(thing, set())
 
 
 def unknown_parts(thing: object) -> Iterator[object]:

@@ -11,7 +11,7 @@ import random
 import sys
 import types
 import warnings
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Set
 from functools import partial
 from hashlib import sha256
@@ -25,12 +25,19 @@ from flbench.core.ownership import PACKAGES
 
 MOST: Final = 2_000
 """Largest number of entries of a collection that are examined."""
+ALL: Final = 100_000
+"""Largest number of values that are examined altogether."""
 LARGEST: Final = 2**24
 """Largest number of bytes of a tensor or array that are read."""
 DEEPEST: Final = 12
 """Largest depth of nested objects."""
-WRITERS: Final = frozenset({"append", "appendleft", "extend", "add"})
-"""Methods of collections that only add to them. A collection that is never read changes nothing."""
+PLAIN: Final = (type(None), bool, int, float, complex, str, bytes, np.generic)
+"""Types of values that are described by themselves."""
+WRITERS: Final = frozenset({"append", "appendleft", "extend", "add", "=", "+="})
+"""Uses that only write: methods of collections that add to them, and assignments. What is never
+read changes nothing."""
+READERS: Final = frozenset({"vars", "globals", "locals", "eval", "exec", "__dict__"})
+"""Names of code that may read variables and attributes without naming them."""
 STATES: Final = (
     np.random.Generator,
     np.random.BitGenerator,
@@ -64,10 +71,11 @@ def remembered(roots: Mapping[str, object], *, skip: Set[int] = frozenset()) -> 
     for name, root in roots.items():
         walk.packages.add(_package(root))
         walk.visit(root, name, 0)
+    unread = walk.unread()
     return {
         place: text
         for place, text in walk.found.items()
-        if walk.names.get(place.partition("[")[0], "") not in walk.unread()
+        if not walk.names.get(place.partition("[")[0], {""}) <= unread
     }
 
 
@@ -88,31 +96,38 @@ class _Walk:
 
     Attributes:
         found: Descriptions by place.
-        names: Name of the variable or attribute by place.
+        names: Names of the variables and attributes that hold the value, by place.
         packages: Names of the packages whose functions are examined, beside those of scripts.
     """
 
     def __init__(self, seen: set[int]) -> None:
         self.found: dict[str, str] = {}
-        self.names: dict[str, str] = {}
+        self.names: dict[str, set[str]] = {}
         self.packages: set[str] = set()
         self._seen = seen
         self._alive: list[object] = []  # keeps ids unique
+        self._names_of: dict[int, set[str]] = {}
         self._uses: dict[str, set[str]] = {}
+        self._reads_all = False
+        self._left = ALL
 
     def unread(self) -> set[str]:
-        """Return the names of variables and attributes that code only adds to."""
-        return {name for name, uses in self._uses.items() if uses and uses <= WRITERS}
+        """Return the names of variables and attributes that code only writes to."""
+        if self._reads_all:
+            return set()
+        return {name for name, uses in self._uses.items() if uses <= WRITERS}
 
     def visit(self, value: object, place: str, depth: int) -> None:
         """Describe a value, and all that can be reached from it."""
-        if isinstance(value, type(None) | bool | int | float | complex | str | bytes | np.generic):
+        if isinstance(value, PLAIN):
             self.found[place] = f"{type(value).__name__} {value!r}"
+            self._left -= 1
             return
-        if id(value) in self._seen or depth > DEEPEST:
+        if id(value) in self._seen or depth > DEEPEST or self._left <= 0:
             return
         self._seen.add(id(value))
         self._alive.append(value)
+        self._left -= 1
         match value:
             case Tensor() | np.ndarray():
                 self.found[place] = _digest(value)
@@ -193,22 +208,59 @@ class _Walk:
             else:
                 self._named(value, f"the global variable `{name}` of {place}", name, depth)
 
-    def _named(self, value: object, place: str, name: str, depth: int) -> None:
-        """Describe the value of a variable or an attribute; code is described by its own name."""
+    def _named(
+        self, value: object, place: str, name: str, depth: int, *, is_own: bool = True
+    ) -> None:
+        """Describe the value of a variable or an attribute; code is described by its own name.
+
+        Args:
+            value: The value.
+            place: Where it is.
+            name: Name of the variable or attribute.
+            depth: Depth of the object that has it.
+            is_own: Whether only code of the user reads it, which is examined.
+        """
         if isinstance(value, types.FunctionType | type):
             place = f"`{value.__qualname__}`"
         else:
-            self.names[place] = name
+            # One object may have several names; numbers and texts have none in common.
+            known = set() if isinstance(value, PLAIN) else self._names_of.setdefault(id(value), set())
+            known.add(name if is_own else "")
+            self.names[place] = known
         self.visit(value, place, depth + 1)
 
     def _note_uses(self, code: types.CodeType) -> None:
-        """Note what a function does with each variable and attribute that it reads."""
-        instructions = [one for one in dis.get_instructions(code) if one.opname != "PUSH_NULL"]
-        for one, then in itertools.pairwise(instructions):
+        """Note what a function does with each variable and attribute."""
+        self._reads_all |= not READERS.isdisjoint(code.co_names)
+        if "getattr" in code.co_names:
+            for name in code.co_consts:
+                if isinstance(name, str):
+                    self._uses.setdefault(name, set()).add("getattr")
+        steps = [one for one in dis.get_instructions(code) if one.opname != "PUSH_NULL"]
+        names = [one.opname for one in steps]
+        uses: dict[str, list[str]] = {}
+        added: Counter[str] = Counter()
+        for k, one in enumerate(steps):
+            then = steps[min(k + 1, len(steps) - 1)]
             if one.opname.startswith("LOAD") and isinstance(one.argval, str):
-                reads = then.opname in ("LOAD_ATTR", "LOAD_METHOD")
-                use = str(then.argval) if reads else then.opname
-                self._uses.setdefault(one.argval, set()).add(use)
+                use = then.opname
+                if use in ("LOAD_ATTR", "LOAD_METHOD"):
+                    use = str(then.argval)
+                elif use.startswith("LOAD"):  # an entry: `x[key] = y` or `x[key] += y`
+                    if names[k + 2 : k + 3] == ["STORE_SUBSCR"]:
+                        use = "="
+                    elif names[k + 2 : k + 4] == ["COPY", "COPY"]:
+                        use = "+="
+                uses.setdefault(one.argval, []).append(use)
+            elif one.opname.startswith("STORE") and isinstance(one.argval, str):
+                uses.setdefault(one.argval, []).append("=")
+                before = [step for step in steps[max(0, k - 2) : k] if step.opname != "SWAP"]
+                added[one.argval] += bool(before) and before[-1].argrepr.endswith("=")
+        for name, found in uses.items():
+            # `x += y` reads x once, for nothing else than x.
+            reads = [use for use in found if use not in WRITERS]
+            kept = reads if len(reads) > added[name] else []
+            self._uses.setdefault(name, set()).update(kept or ["="])
 
     def _class(self, kind: type, place: str, depth: int) -> None:
         """Describe what a class of the user, and those that it is derived from, can reach."""
@@ -234,8 +286,10 @@ class _Walk:
         self.visit(type(value), place, depth)
         slots = (name for kind in type(value).__mro__ for name in _slots(kind))
         attributes = {name: getattr(value, name) for name in slots if hasattr(value, name)}
+        is_own = self._has_own_code(type(value))
         for key, one in {**attributes, **getattr(value, "__dict__", {})}.items():
-            self._named(one, f"the attribute `{key}` of {place}", key, depth)
+            where = f"the attribute `{key}` of {place}"
+            self._named(one, where, key, depth, is_own=is_own)
 
     def _module(self, module: nn.Module, place: str, depth: int) -> None:
         """Describe the tensors of a net, and what its classes and attributes can reach."""
@@ -244,10 +298,16 @@ class _Walk:
         for name, one in module.named_modules():
             self._seen.add(id(one))
             self.visit(type(one), f"`{type(one).__qualname__}`", depth)
+            is_own = self._has_own_code(type(one))
             for key, value in vars(one).items():
                 if key not in vars(nn.Module()):
                     where = f"`{name}` of {place}" if name else place
-                    self._named(value, f"the attribute `{key}` of {where}", key, depth)
+                    where = f"the attribute `{key}` of {where}"
+                    self._named(value, where, key, depth, is_own=is_own)
+
+    def _has_own_code(self, kind: type) -> bool:
+        """Return whether only code of the user reads the attributes of objects of a class."""
+        return all(self._is_own(one) for one in kind.__mro__ if one not in (object, nn.Module))
 
     def _iterator(self, value: object, place: str, depth: int) -> None:
         """Describe an iterator or a random generator by what is needed to copy it."""

@@ -131,16 +131,16 @@ class SequentialEngine:
         """Return None: this engine does not stack clients."""
         return None
 
-    def changed_attributes(self) -> list[str]:
+    def changed_attributes(self) -> dict[str, bool]:
         """Return the attributes of the net that its code has changed since the first such call.
 
         They are set back before each step of a program; see `ModuleState.changed`.
         """
         state = self._environment.state
         if state is None:
-            return []
+            return {}
         if state.changes is None:
-            state.changes = []
+            state.changes = {}
         state.restore()
         return state.changes
 

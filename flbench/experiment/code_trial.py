@@ -131,7 +131,7 @@ class CodeTrial:
             )
         if attributes and not isinstance(self.net, LightningNet):
             return [
-                f"model: the net's code changes {_listed(attributes)}. Such attributes begin as"
+                f"model: the net's code changes {_listed(list(attributes))}. Such attributes begin as"
                 " they were for each client in each round, and in each evaluation. Register a"
                 " buffer for what must last."
             ]
@@ -186,7 +186,8 @@ class CodeTrial:
 
         subject = f"`engine.name=vectorized` cannot train with {self._names(program)}"
         cure = "Use engine.name=sequential, ray or auto."
-        if attributes := one.changed_attributes():
+        # Tensors are compared by their effect: forward may write to them before it reads them.
+        if attributes := [name for name, is_tensor in one.changed_attributes().items() if not is_tensor]:
             raise ConfigError(
                 f"{subject}: the net's code changes {_listed(attributes)} from call to call, and"
                 f" this engine calls it once for many clients. {cure}"
@@ -228,7 +229,7 @@ class CodeTrial:
         got = {**found.kept, **found.sent.values}
         first = {name: value.detach() for name, value in net_leaves(self.net).items()}
         moves = {
-            name: (value - first[name].to(value)).double().norm()
+            name: (value.double() - first[name].to(value.device).double()).norm()
             if name in first and value.shape[1:] == first[name].shape
             else value.double().norm()
             for name, value in wanted.items()

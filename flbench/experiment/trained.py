@@ -9,6 +9,7 @@ import csv
 import math
 import re
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import partial
@@ -43,6 +44,7 @@ from flbench.experiment.evaluate import BLOCK, SCALARS
 from flbench.metrics import ranking_names
 from flbench.models.base import net_leaves
 from flbench.models.lightning_net import LightningNet
+from flbench.models.module_state import looked_at, needs_care
 from flbench.results import metrics_file
 from flbench.results.reading import check_run_folder, client_scores
 from flbench.results.summary import best_round
@@ -64,7 +66,11 @@ class DeployedNet(nn.Module):
 
     Attributes:
         net: The net: normalized inputs [B, ...] to features [B, D] and logits [B, C].
+        unsaved: Names of the net's buffers that training has changed and that `state_dict` leaves
+            out, because they are not persistent.
     """
+
+    unsaved: tuple[str, ...] = ()
 
     def __init__(
         self,
@@ -231,7 +237,8 @@ class TrainedModel:
     def predict(self, x: Tensor | NDArray[Any]) -> Tensor:
         """Return the scores of raw samples; the largest score is the predicted class.
 
-        The samples are normalized as in training.
+        The samples are normalized as in training. Equal calls have equal results, also of a net
+        that draws random numbers or remembers earlier calls.
 
         Args:
             x: Samples as the data set stores them: [B, height, width] or [B, height, width, 3], or
@@ -245,7 +252,9 @@ class TrainedModel:
             UserError: The samples have another shape, type or range than those of the data set.
         """
         raw, module = self.check(x), self.module
-        with torch.no_grad():
+        # For a net of the user alone, because it takes longer than a small batch.
+        alone = looked_at(module) if needs_care(self.net.net) else nullcontext()
+        with torch.no_grad(), alone:
             parts = [module(part) for part in torch.split(raw, CHUNK)] if len(raw) else []
         first = next(self.net.parameters())
         return torch.cat(parts) if parts else first.new_empty(0, *self.card["output"]["shape"][1:])
@@ -562,8 +571,12 @@ def _load(
     net = deepcopy(experiment.net).cpu().to(next(v for v in own.values() if v.is_floating_point()))
     with torch.no_grad():
         # Not by load_state_dict, which leaves out the buffers that are not persistent.
-        for leaf, tensor in net_leaves(net).items():
+        leaves_of_net = net_leaves(net)
+        first = {leaf: tensor.clone() for leaf, tensor in leaves_of_net.items()}
+        for leaf, tensor in leaves_of_net.items():
             tensor.copy_(own.get(leaf, tensor))
+    saved = net.state_dict().keys()
+    unsaved = (leaf for leaf in leaves_of_net if leaf not in saved)
     net = uncompiled(net)
     net.eval().requires_grad_(False)
     if deployment.predict is None:
@@ -571,6 +584,9 @@ def _load(
     else:
         leaves, ctx = _that_are_read(net, deployment.predict, leaves, ctx, experiment)
         deployed = DeployedNet(net, deployment.predict, leaves, ctx)
+    deployed.unsaved = tuple(
+        leaf for leaf in unsaved if not torch.equal(first[leaf], leaves_of_net[leaf])
+    )
     if isinstance(net, LightningNet):  # the user's module, which may be trained further
         for leaf, parameter in net.named_parameters():
             parameter.requires_grad_(leaf not in net.frozen)

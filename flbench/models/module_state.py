@@ -48,12 +48,12 @@ class ModuleState:
         net: The net. Its parameters and buffers stay those tensors; their values may change.
 
     Attributes:
-        changes: Names of the attributes that `restore` had to set back, as `changed` returns them;
-            None does not record them.
+        changes: The attributes that `restore` had to set back, as `changed` returns them; None does
+            not record them.
     """
 
     def __init__(self, net: nn.Module) -> None:
-        self.changes: list[str] | None = None
+        self.changes: dict[str, bool] | None = None
         self._modules = [(name, module) for name, module in net.named_modules()]
         own: list[Any] = [*net.modules(), *net.parameters(), *net.buffers()]
         # A second name of a submodule or parameter, such as in a list, stays that very object.
@@ -90,7 +90,7 @@ class ModuleState:
     def restore(self) -> None:
         """Set all modules back. Values of parameters and buffers stay as they are."""
         if self.changes is not None:
-            self.changes += [name for name in self.changed() if name not in self.changes]
+            self.changes |= self.changed()
         for (_, module), leaves, hooks, first in zip(
             self._modules, self._leaves, self._hooks, self._first, strict=True
         ):
@@ -140,19 +140,28 @@ class ModuleState:
                     write_back(path, leaf, value)
                     now[key] = leaf
 
-    def changed(self) -> list[str]:
-        """Return the names of attributes that are other numbers, texts or collections now.
+    def changed(self) -> dict[str, bool]:
+        """Return the attributes that are other numbers, texts, collections or tensors now.
 
-        They are given as `module.attribute`. Tensors, arrays and other objects are not compared.
+        Arrays and other objects are not compared, nor tensors that are new.
+
+        Returns:
+            Names as `module.attribute`, and whether the attribute is a tensor.
         """
-        found = []
+        found = {}
         for k, ((name, module), first) in enumerate(zip(self._modules, self._first, strict=True)):
             for key, value in vars(module).items():
                 if not _is_state(key) or _is_metric(module):
                     continue
                 before = self._pristine.get((k, key), first.get(key))
-                if _simple(value) is not None and _simple(value) != _simple(before):
-                    found.append(f"{name}.{key}" if name else key)
+                path = f"{name}.{key}" if name else key
+                if isinstance(value, Tensor):
+                    _, version, _ = self._tensors.get(id(value), (value, value._version, value))
+                    is_first = before is value and value._version == version
+                    if isinstance(before, Tensor) and not is_first:
+                        found[path] = True
+                elif _simple(value) is not None and _simple(value) != _simple(before):
+                    found[path] = False
         return found
 
     def _is_kept(self, value: object) -> bool:

@@ -112,6 +112,7 @@ def _divided(
         or features.ndim != 2
         or not torch.equal(both.logits, outputs)
     ):
+        _check_repeats(split, x, what)
         raise ConfigError(
             f"{what}: its output is not that of the head `{split.place}` applied to features"
             " [B, D]. A net must return the logits of its head, without softmax; otherwise set"
@@ -325,6 +326,14 @@ def _check_leaves(net: nn.Module, what: str) -> None:
                 f"{what}: the buffer `{name}` is {buffer.dtype}, which has no mean or maximum in"
                 " the order of numbers. Store real and imaginary parts as two buffers."
             )
+
+
+def _check_repeats(net: nn.Module, x: Tensor, what: str) -> None:
+    """Raise a ConfigError if two calls in eval mode with the same samples and seeds differ."""
+    with fixed.eval_mode(net):
+        first, second = (_outputs(net, x, what).logits for _ in range(2))
+    if not torch.equal(first.nan_to_num(), second.nan_to_num()):
+        raise ConfigError(f"{what}: two calls with the same samples and seeds differ. {trial.CURE}")
 
 
 def _outputs(net: nn.Module, x: Tensor, what: str) -> Any:

@@ -19,6 +19,11 @@ from flbench.models.module_state import looked_at
 NEEDS_TWO: Final = "fails_for_one_sample"
 MIXES: Final = "mixes_samples"
 TOLD: Final = "given_in_eval_mode"
+CURE: Final = (
+    "The net may draw from a random generator of its own, read a clock, or remember earlier calls."
+    " Draw from PyTorch's, NumPy's or Python's global generator, which flbench seeds for each"
+    " client and round."
+)
 TOLERANCE: Final = 1e-3  # of scores in batches of another composition, relative to the largest
 
 
@@ -85,6 +90,11 @@ def check(
         fixed.keep_modes(one)
         found.append(_logits(one, x, classes, f"{what}, in training mode,"))
     if not torch.allclose(found[0], found[1], rtol=0.0, atol=0.0, equal_nan=True):
+        again = _logits(whole, x, classes, f"{what}, in training mode,")
+        if not torch.allclose(found[0], again, rtol=0.0, atol=0.0, equal_nan=True):
+            raise ConfigError(
+                f"{what}: two calls in training mode with the same samples and seeds differ. {CURE}"
+            )
         raise ConfigError(
             f"{what}, in training mode, returns something else than its head applied to the"
             " features, for example a softmax that eval mode does not have. The loss is computed"

@@ -166,7 +166,6 @@ class Whole(Two):
         (nn.Sequential(nn.Conv2d(1, 10, 8), nn.Flatten()), "has no linear layer"),
         (nn.Linear(3, 10), "does not accept samples of the shape"),
         (nn.Flatten(), "has no parameters"),
-        (nn.Sequential(nn.Flatten(), nn.Dropout(), nn.Linear(64, 10)), "`1` is dropout with p=0.5"),
         (lambda shape, classes: 3, "must return an nn.Module, got int"),
         (lambda: None, "cannot be made"),
     ],

@@ -2,6 +2,11 @@
 
 import functools
 import itertools
+import logging
+import threading
+import time
+import weakref
+import collections
 
 import numpy as np
 import pytest
@@ -11,6 +16,8 @@ from torch import nn
 from flbench.core.remembered import changes, remembered
 
 COUNT, LOG, CACHE = 0, [], {}
+SECONDS, LAST, CALLS = 0.0, None, {"all": 0}
+LOCK, KNOWN = threading.Lock(), weakref.WeakValueDictionary()
 DRAW = torch.Generator()
 
 
@@ -30,6 +37,7 @@ def in_list():
 
     def step():
         calls[0] += 1
+        return calls[0] > 5
 
     return step
 
@@ -37,6 +45,7 @@ def in_list():
 def in_global():
     global COUNT
     COUNT += 1
+    return COUNT > 5
 
 
 def in_attribute():
@@ -53,6 +62,7 @@ class Counter:
 
     def __call__(self):
         self.n += 1
+        return self.n
 
 
 class OfClass:
@@ -60,6 +70,7 @@ class OfClass:
 
     def __call__(self):
         type(self).n += 1
+        return self.n
 
 
 class Slots:
@@ -70,6 +81,15 @@ class Slots:
 
     def __call__(self):
         self.n += 1
+        return getattr(self, "n")  # noqa: B009
+
+
+class Anneals(nn.Dropout):
+    """The code of PyTorch reads what this code only writes to."""
+
+    def forward(self, x):
+        self.p *= 0.5
+        return super().forward(x)
 
 
 def of_iterator(made):
@@ -98,6 +118,27 @@ def of_module():
     return lambda: net(torch.eye(2))
 
 
+def of_layer(net):
+    return lambda: net(torch.eye(2))
+
+
+def alias():
+    one = []
+    other = one
+    return lambda: one.append(1) or len(other)
+
+
+def by_name():
+    calls = 0
+
+    def step():
+        nonlocal calls
+        calls += 1
+        return locals()["calls"]
+
+    return step
+
+
 FOUND = {
     "closure": in_closure(),
     "list": in_list(),
@@ -118,6 +159,9 @@ FOUND = {
     "numpy": of_generator(np.random.default_rng(0), lambda kept: kept.random()),
     "tensor": average(),
     "module": of_module(),
+    "layer": of_layer(Anneals()),
+    "alias": alias(),
+    "locals": by_name(),
 }
 
 
@@ -160,10 +204,45 @@ def lazy():
     return step
 
 
+class Timer:
+    def __init__(self):
+        self.total, self.counts = 0, collections.Counter()
+
+
+TIMER = Timer()
+
+
+def profiled():
+    """Writes to variables, attributes and entries that nothing reads."""
+    global SECONDS, LAST
+    begin = time.perf_counter()
+    CALLS["all"] += 1
+    LAST = begin
+    TIMER.total += 1
+    TIMER.counts["forward"] += 1
+    SECONDS += time.perf_counter() - begin
+
+
+def logged():
+    logging.getLogger(__name__).debug("called")
+    with LOCK:
+        return KNOWN.get(1)
+
+
 @pytest.mark.parametrize(
     "function",
-    [lambda: cached(3), kept_in_dict, lazy(), lambda: LOG.append(1), lambda: torch.rand(1)],
-    ids=["lru_cache", "dict", "lazy", "log that nothing reads", "global generator"],
+    [
+        *(lambda: cached(3), kept_in_dict, lazy(), lambda: LOG.append(1), lambda: torch.rand(1)),
+        *(profiled, logged),
+    ],
+    ids=["lru_cache", "dict", "lazy", "log", "global generator", "profiler", "logger"],
 )
 def test_caches_logs_and_seeded_generators_are_no_state(function):
     assert not found(function)
+
+
+def test_large_values_are_not_read_in_full():
+    table = [[float(k)] * 1000 for k in range(1000)]
+    begin = time.process_time()
+    remembered({"`f`": lambda: table})
+    assert time.process_time() - begin < 2
