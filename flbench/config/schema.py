@@ -519,7 +519,7 @@ class EngineConfig(Strict):
     trace: bool = Field(
         True,
         description="replay short steps without their Python code; results are the same, bit for"
-        " bit",
+        " bit; steps with code of your own are never replayed",
     )
     threads: int | None = Field(
         None,

@@ -224,7 +224,9 @@ class _Walk:
             place = f"`{value.__qualname__}`"
         else:
             # One object may have several names; numbers and texts have none in common.
-            known = set() if isinstance(value, PLAIN) else self._names_of.setdefault(id(value), set())
+            known = (
+                set() if isinstance(value, PLAIN) else self._names_of.setdefault(id(value), set())
+            )
             known.add(name if is_own else "")
             self.names[place] = known
         self.visit(value, place, depth + 1)

@@ -20,6 +20,7 @@ from flbench.client.forward import is_buffer
 from flbench.client.program import Phase
 from flbench.config.schema import BestConfig, Config, OwnModelConfig, WrittenConfig
 from flbench.core.errors import ConfigError, DataError
+from flbench.core.rng import Draw
 from flbench.core.types import State, Tree
 from flbench.data import own_schemes, sources
 from flbench.data.federation import Federation
@@ -39,7 +40,7 @@ from flbench.experiment.evaluation_tables import ClassGroups
 from flbench.experiment.judging import ClassJudge
 from flbench.experiment.loop import FederatedLoop, Seconds
 from flbench.experiment.notes import configuration_notes
-from flbench.experiment.rounds import programs, training_state
+from flbench.experiment.rounds import programs, seeded_method, training_state
 from flbench.experiment.run_folder import RunFolder
 from flbench.metrics.classes import confusable_classes, rare_classes, read_confusion
 from flbench.models import fixed, own
@@ -424,7 +425,9 @@ def _check_resolved(config: Config) -> None:
 
 def _start(config: Config, net: nn.Module, algorithm: Algorithm) -> State:
     """Return the state before the first round, in the precision of the engine."""
-    return state_of(algorithm, _start_values(config, net), partial(_owned, config))
+    draw = Draw(config.seed, (0,), algorithm.setting.clients)
+    with seeded_method(algorithm, draw, 2):
+        return state_of(algorithm, _start_values(config, net), partial(_owned, config))
 
 
 def _start_values(config: Config, net: nn.Module) -> Tree:

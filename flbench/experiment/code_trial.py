@@ -131,8 +131,8 @@ class CodeTrial:
             )
         if attributes and not isinstance(self.net, LightningNet):
             return [
-                f"model: the net's code changes {_listed(list(attributes))}. Such attributes begin as"
-                " they were for each client in each round, and in each evaluation. Register a"
+                f"model: the net's code changes {_listed(list(attributes))}. Such attributes begin"
+                " as they were for each client in each round, and in each evaluation. Register a"
                 " buffer for what must last."
             ]
         return []
@@ -187,7 +187,9 @@ class CodeTrial:
         subject = f"`engine.name=vectorized` cannot train with {self._names(program)}"
         cure = "Use engine.name=sequential, ray or auto."
         # Tensors are compared by their effect: forward may write to them before it reads them.
-        if attributes := [name for name, is_tensor in one.changed_attributes().items() if not is_tensor]:
+        if attributes := [
+            name for name, is_tensor in one.changed_attributes().items() if not is_tensor
+        ]:
             raise ConfigError(
                 f"{subject}: the net's code changes {_listed(attributes)} from call to call, and"
                 f" this engine calls it once for many clients. {cure}"

@@ -287,8 +287,10 @@ def _try(term: OwnTerm, net: nn.Module, federation: Federation, stacked: bool) -
         raise ConfigError(f"`{term.path}` is {results[0].item()} on the first samples.")
     if not torch.equal(results[0], results[1]):
         raise ConfigError(
-            f"`{term.path}` is random: two calls with the same batch differ, so a run could not be"
-            " repeated. Draw from `context.batch.key`, by `flbench.core.rng.uniform`."
+            f"`{term.path}` is random or remembers earlier calls: two calls with the same batch"
+            " differ, so a run could not be repeated. Draw from `context.batch.key`, by"
+            " `flbench.core.rng.uniform`, and compute what changes in the course of the training"
+            " from `context.batch.step`."
         )
     if not torch.equal(results[0], results[2]):
         raise ConfigError(

@@ -177,7 +177,11 @@ class FederatedLoop:
                     and not self._has_stopped(state)
                 ):
                     stage = stages[state.stage]
-                    state, rows = self.round(state, stage, interrupts)
+                    settings = rounds.settings_of(
+                        self.config, self.algorithm, state, setup=stage.setup
+                    )
+                    with rounds.seeded_method(self.algorithm, settings.draw):
+                        state, rows = self.round(state, stage, interrupts)
                     self.progress.state = state
                     self._notify_of_round(rows)
                     if not stage.setup:
@@ -305,9 +309,9 @@ class FederatedLoop:
         last = state.round == self.config.train.rounds
         with self.seconds.measure("evaluate"), interrupts.allowed():
             common = self._is_common_evaluation_due(state.round)
-            evaluation = self.evaluator.evaluate(
-                state, self.evaluation_settings(state), common=common
-            )
+            settings = self.evaluation_settings(state)
+            with rounds.seeded_method(self.algorithm, settings.draw, 1):
+                evaluation = self.evaluator.evaluate(state, settings, common=common)
             rows = self.evaluator.judge.rows(evaluation)
         self.last = evaluation
         self.folder.add_metrics(rows)
@@ -408,7 +412,9 @@ class FederatedLoop:
         }:
             return
         with self.seconds.measure("evaluate"), interrupts.allowed():
-            self.last = self.evaluator.evaluate(state, self.evaluation_settings(state), common=True)
+            settings = self.evaluation_settings(state)
+            with rounds.seeded_method(self.algorithm, settings.draw, 1):
+                self.last = self.evaluator.evaluate(state, settings, common=True)
             rows = self.evaluator.judge.rows(self.last)
         self.folder.add_metrics([row for row in rows if row[:4] not in there])
 

@@ -4,6 +4,7 @@ This module writes no files and evaluates no models.
 """
 
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
@@ -15,7 +16,8 @@ from flbench.algorithms.base import Algorithm
 from flbench.client.program import LocalProgram, Phase, Step
 from flbench.config.schema import Config
 from flbench.core.errors import ConfigError
-from flbench.core.rng import Draw
+from flbench.core.ownership import is_known
+from flbench.core.rng import Draw, seeded
 from flbench.core.tree import put_, take
 from flbench.core.types import Dispatch, Message, Results, Stage, State, Tree, Update
 from flbench.engine.base import Engine, RoundSettings
@@ -104,6 +106,22 @@ def settings_of(
     key = (state.round, state.stage + 1, state.stage_round + 1) if setup else (state.round,)
     factor = config.train.schedule.factor(state.round, config.train.rounds)
     return RoundSettings(config.train, Draw(config.seed, key, algorithm.setting.clients), factor)
+
+
+def seeded_method(algorithm: Algorithm, draw: Draw, *part: int) -> AbstractContextManager[None]:
+    """Return a context manager in which the code of a user's method draws from the run's seed.
+
+    The methods of flbench draw from streams of their own (`Draw.method_generator`).
+
+    Args:
+        algorithm: The method.
+        draw: Random streams of the round.
+        part: Numbers >= 0 that separate the uses of a round; none for the round itself.
+    """
+    kinds = [kind for kind in type(algorithm).__mro__ if issubclass(kind, Algorithm)]
+    if all(map(is_known, kinds)):
+        return nullcontext()
+    return seeded(draw.module_seed(draw.clients, *part))  # no client has this number
 
 
 def training_state(algorithm: Algorithm, start: State) -> State:

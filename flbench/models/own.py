@@ -185,6 +185,7 @@ def _lightning(
     with fixed.eval_mode(net):
         lightning_net.check_output(net, shape, classes, what)
     trial.compare_batches(net, shape)
+    trial.check_repeats(net, shape, what)
     return net
 
 

@@ -92,9 +92,7 @@ def check(
     if not torch.allclose(found[0], found[1], rtol=0.0, atol=0.0, equal_nan=True):
         again = _logits(whole, x, classes, f"{what}, in training mode,")
         if not torch.allclose(found[0], again, rtol=0.0, atol=0.0, equal_nan=True):
-            raise ConfigError(
-                f"{what}: two calls in training mode with the same samples and seeds differ. {CURE}"
-            )
+            raise _other(what)
         raise ConfigError(
             f"{what}, in training mode, returns something else than its head applied to the"
             " features, for example a softmax that eval mode does not have. The loss is computed"
@@ -124,6 +122,37 @@ def compare_batches(net: nn.Module, shape: tuple[int, ...]) -> None:
     first, second = found
     largest = float(first.abs().max()) if first.numel() else 0.0
     net.__dict__[MIXES] = bool(((first - second).abs() > TOLERANCE * largest).any())
+
+
+def check_repeats(net: nn.Module, shape: tuple[int, ...], what: str) -> None:
+    """Call a net twice in training mode with the same samples and seeds.
+
+    Args:
+        net: The net; it is not changed.
+        shape: Shape of one sample.
+        what: The key and its value, for messages.
+
+    Raises:
+        ConfigError: The outputs differ.
+    """
+    x, one = _samples(net, shape), deepcopy(net).train()
+    fixed.keep_modes(one)
+    found = []
+    for _ in range(2):
+        try:
+            with torch.no_grad(), looked_at(one):
+                found.append(one(x).logits.nan_to_num())
+        except Exception:  # noqa: BLE001 a trial of the training step says what is wrong
+            return
+    if not torch.equal(*found):
+        raise _other(what)
+
+
+def _other(what: str) -> ConfigError:
+    """Return the error for a net that gives other outputs in a second call."""
+    return ConfigError(
+        f"{what}: two calls in training mode with the same samples and seeds differ. {CURE}"
+    )
 
 
 def notes(net: nn.Module) -> list[str]:

@@ -1,12 +1,12 @@
 """What functions remember from call to call is found, wherever Python keeps it."""
 
+import collections
 import functools
 import itertools
 import logging
 import threading
 import time
 import weakref
-import collections
 
 import numpy as np
 import pytest

@@ -2,6 +2,7 @@
 
 import random
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from torch import nn
 from torch.nn import functional
 
 import flbench as fl
+from flbench.algorithms.fedavg import FedAvg
 from flbench.core.errors import ConfigError
 from flbench.core.tree import digest
 from flbench.experiment import rounds
@@ -127,6 +129,18 @@ class Moving(Net):
         return h - self.mean
 
 
+class Seen(Net):
+    """A buffer of truth values, which engines cannot subtract."""
+
+    def make(self):
+        self.register_buffer("seen", torch.tensor(False))
+
+    def between(self, h):
+        if self.training:
+            self.seen.fill_(True)
+        return torch.where(self.seen, h, 2 * h)
+
+
 def keys(out=None, engine="sequential", **train):
     return {
         "partition": fl.IID(clients=3, samples=120),
@@ -216,7 +230,7 @@ def test_recurrent_nets_train_by_every_method_of_parameters(tmp_path, name):
     assert "engine.name=sequential" in refusal(tmp_path, Cells, "vectorized")
 
 
-@pytest.mark.parametrize("kind", [Assigned, Moving])
+@pytest.mark.parametrize("kind", [Assigned, Moving, Seen])
 def test_buffers_are_those_of_training_in_every_engine(tmp_path, kind):
     double = {"precision": "64-true", "threads": 1}
     one, many = (
@@ -228,10 +242,12 @@ def test_buffers_are_those_of_training_in_every_engine(tmp_path, kind):
     first, second = (
         dict(found.model(client=0, checkpoint="last").net.named_buffers()) for found in (one, many)
     )
-    [name] = [name for name in first if name.endswith(("n", "mean"))]
+    [name] = [name for name in first if name.endswith(("n", "mean", "seen"))]
 
     assert first[name].any()
     assert torch.allclose(first[name], second[name], rtol=0, atol=1e-9)
+    if kind is Seen:
+        return
     if kind is Assigned:
         epochs, rounds_done = one.config.train.local_epochs, 2
         assert first[name] == 3 * epochs * rounds_done  # 24 samples of a client in batches of 8
@@ -241,12 +257,50 @@ def test_buffers_are_those_of_training_in_every_engine(tmp_path, kind):
     assert "`backbone.mean`" in str(unsaved.value)
 
 
-def test_an_attribute_that_changes_is_noted(tmp_path):
-    assert any("backbone.n" in note for note in run(tmp_path, Counts).notes)
+class Average(Net):
+    """A mean that is no buffer."""
+
+    def make(self):
+        self.mean = torch.zeros(16)
+
+    def between(self, h):
+        if self.training:
+            self.mean = 0.5 * self.mean + 0.5 * h.detach().mean(0)
+        return h - self.mean
+
+
+@pytest.mark.parametrize(("kind", "name"), [(Counts, "backbone.n"), (Average, "backbone.mean")])
+def test_an_attribute_that_changes_is_noted(tmp_path, kind, name):
+    assert any(name in note for note in run(tmp_path, kind).notes)
     assert not any("Such attributes" in note for note in run(tmp_path / "x", Dropout).notes)
 
 
-CALLS, HISTORY = 0, []
+class Noisy(FedAvg):
+    """A method whose server draws from the global generators."""
+
+    def init(self, start):
+        server, clients = super().init(start)
+        return {**server, "noise": torch.rand(2)}, clients
+
+    def aggregate(self, state, results):
+        update = super().aggregate(state, results)
+        factor = 1 + 0.1 * float(torch.rand(())) * np.random.rand() * random.random()
+        server = {name: factor * value for name, value in update.server.items()}
+        return replace(update, server={**server, "noise": state.server["noise"]})
+
+
+def test_a_method_of_the_user_draws_from_the_seed_of_the_run(tmp_path):
+    found = []
+    for seed in (1, 2):
+        for seeds in (torch.manual_seed, np.random.seed, random.seed):
+            seeds(seed)
+        found.append(run(tmp_path / str(seed), "mlp", Noisy).digest)
+
+    assert found[0] == found[1]
+    assert found[0] != run(tmp_path / "plain", "mlp").digest
+
+
+CALLS, HISTORY, DRAW = 0, [], np.random.default_rng(0)
 
 
 def counted(context):
@@ -278,7 +332,7 @@ class GlobalNet(Net):
     def between(self, h):
         global CALLS
         CALLS += 1
-        return h
+        return h if CALLS < 300 else h / 2
 
 
 class Clock(Net):
@@ -289,6 +343,11 @@ class Clock(Net):
 class Own(Net):
     def between(self, h):
         return h * float(np.random.default_rng().random())
+
+
+class Outside(Net):
+    def between(self, h):
+        return h * float(DRAW.random()) if self.training else h
 
 
 def refusal(out, net="mlp", engine="sequential", **train):
@@ -309,7 +368,8 @@ def test_a_term_that_remembers_its_calls_is_refused(tmp_path, term, name):
 
 
 @pytest.mark.parametrize(
-    ("net", "word"), [(GlobalNet, "`CALLS`"), (Clock, "clock"), (Own, "generator")]
+    ("net", "word"),
+    [(GlobalNet, "`CALLS`"), (Clock, "clock"), (Own, "generator"), (Outside, "generator")],
 )
 def test_a_net_that_depends_on_something_outside_is_refused(tmp_path, net, word):
     assert word in refusal(tmp_path, net)
