@@ -4,6 +4,7 @@ import random
 import time
 from dataclasses import replace
 
+import lightning.pytorch as lightning
 import numpy as np
 import pytest
 import torch
@@ -90,6 +91,19 @@ class Numpy(Net):
 RANDOM = (Dropout, Leaky, Attention, Recurrent, Noise, Depth, Numpy)
 
 
+class All(Net):
+    """Draws in all of these ways."""
+
+    def make(self):
+        for kind in RANDOM:
+            kind.make(self)
+
+    def between(self, h):
+        for kind in RANDOM:
+            h = kind.between(self, h)
+        return h
+
+
 class Counts(Net):
     """Switches dropout on after some calls."""
 
@@ -155,7 +169,7 @@ def run(out, net, method="fedavg", engine="sequential", **train):
     return fl.run(method, model=net, **keys(out, engine, **train))
 
 
-@pytest.mark.parametrize("kind", [*RANDOM, Counts, Hooks])
+@pytest.mark.parametrize("kind", [All, Counts, Hooks])
 def test_a_run_depends_on_its_seed_alone(tmp_path, kind):
     found = []
     for seed in (1, 2):
@@ -165,6 +179,10 @@ def test_a_run_depends_on_its_seed_alone(tmp_path, kind):
 
     assert found[0].digest == found[1].digest
     assert found[0].metrics.equals(found[1].metrics)
+
+
+@pytest.mark.parametrize("kind", [*RANDOM, Counts, Hooks])
+def test_what_a_stack_of_clients_would_share_is_refused(tmp_path, kind):
     assert "cannot" in refusal(tmp_path, kind, "vectorized")
 
 
@@ -390,3 +408,39 @@ def test_code_of_the_user_is_not_traced(tmp_path, monkeypatch):
     run(tmp_path, "mlp", terms=[{"name": logged, "instead": True}], local_epochs=4)
 
     assert len(HISTORY) > 3 * 2 * 4 * 3
+
+
+class Module(lightning.LightningModule):
+    """A LightningModule for digits; a subclass changes the features."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(64, 10)
+
+    def between(self, h):
+        return h
+
+    def forward(self, x):
+        return self.fc(self.between(x.flatten(1)))
+
+    def training_step(self, batch, index):
+        x, y = batch
+        return functional.cross_entropy(self(x), y)
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), 0.1)
+
+
+class GlobalModule(Module):
+    between = GlobalNet.between
+
+
+class ClockModule(Module):
+    between = Clock.between
+
+
+@pytest.mark.parametrize(("kind", "word"), [(GlobalModule, "`CALLS`"), (ClockModule, "clock")])
+def test_a_lightning_module_that_depends_on_something_outside_is_refused(tmp_path, kind, word):
+    with pytest.raises(ConfigError) as found:
+        fl.federate(kind(), "digits", method="fedavg", **keys(tmp_path))
+    assert word in str(found.value)
