@@ -236,7 +236,7 @@ def _imports(name: str, file: Path) -> Iterator[str]:
         if len(modules) < len(names):
             yield base
     for value in list(vars(module).values()) if module is not None else ():
-        if issubclass(type(value), ModuleType):
+        if isinstance(value, ModuleType):
             yield value.__name__
         elif isinstance(value, type | FunctionType):
             yield _module_of(value)

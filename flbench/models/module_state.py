@@ -153,16 +153,19 @@ class ModuleState:
             for key, value in vars(module).items():
                 if not _is_state(key) or _is_metric(module):
                     continue
-                before = self._pristine.get((k, key), first.get(key))
+                before: Any = self._pristine.get((k, key), first.get(key))
                 path = f"{name}.{key}" if name else key
                 if isinstance(value, Tensor):
-                    _, version, _ = self._tensors.get(id(value), (value, value._version, value))
-                    is_first = before is value and value._version == version
-                    if isinstance(before, Tensor) and not is_first:
+                    if isinstance(before, Tensor) and not self._is_unchanged(before, value):
                         found[path] = True
                 elif _simple(value) is not None and _simple(value) != _simple(before):
                     found[path] = False
         return found
+
+    def _is_unchanged(self, before: Tensor, now: Tensor) -> bool:
+        """Return whether a tensor is still the same, with the same values."""
+        known = self._tensors.get(id(now))
+        return now is before and (known is None or now._version == known[1])
 
     def _is_kept(self, value: object) -> bool:
         """Return whether a value is set back by assigning that very object."""
