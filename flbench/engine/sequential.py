@@ -1,6 +1,7 @@
 """The reference engine: one client after the other on one net, driven by Lightning Fabric."""
 
 from copy import deepcopy
+from dataclasses import replace
 from time import perf_counter
 
 import torch
@@ -143,6 +144,12 @@ class SequentialEngine:
             state.changes = {}
         state.restore()
         return state.changes
+
+    def settle(self) -> None:
+        """Let each further step begin with the net's attributes as its code has left them."""
+        env = self._environment
+        if env.state is not None:
+            self._environment = replace(env, state=ModuleState(env.net))
 
     def report(self) -> dict[str, float]:
         """Return an empty dict: this engine has no measurements of its own."""

@@ -187,9 +187,7 @@ class CodeTrial:
         subject = f"`engine.name=vectorized` cannot train with {self._names(program)}"
         cure = "Use engine.name=sequential, ray or auto."
         # Tensors are compared by their effect: forward may write to them before it reads them.
-        if attributes := [
-            name for name, is_tensor in one.changed_attributes().items() if not is_tensor
-        ]:
+        if attributes := self._unsettled(one, program, ids):
             raise ConfigError(
                 f"{subject}: the net's code changes {_listed(attributes)} from call to call, and"
                 f" this engine calls it once for many clients. {cure}"
@@ -221,6 +219,20 @@ class CodeTrial:
                 " of the sequential engine by more than rounding. The code may remember earlier"
                 f" calls, change buffers outside of training, or read the batch as a whole. {cure}"
             )
+
+    def _unsettled(self, one: SequentialEngine, program: LocalProgram, ids: Tensor) -> list[str]:
+        """Return the attributes that change again and again, unlike a flag that is set once."""
+
+        def changed() -> list[str]:
+            return [name for name, is_tensor in one.changed_attributes().items() if not is_tensor]
+
+        if not changed():
+            return []
+        self._trained(one, program, ids, observe=())
+        one.settle()
+        one.changed_attributes()
+        self._trained(one, program, ids, observe=())
+        return changed()
 
     def _difference(self, expected: Results, found: Results, bound: float) -> str | None:
         """Return what differs between two engines by more than a share of what was trained."""
@@ -288,7 +300,13 @@ class CodeTrial:
             self.net, self.federation, self.config.engine.model_copy(update=update)
         )
 
-    def _trained(self, engine: Engine, program: LocalProgram, ids: Tensor) -> Results:
+    def _trained(
+        self,
+        engine: Engine,
+        program: LocalProgram,
+        ids: Tensor,
+        observe: tuple[Step, ...] = OBSERVE,
+    ) -> Results:
         """Return the results of a few steps of some clients."""
         size = min(SAMPLES, self.config.train.batch_size)
         sizes = self.federation.sizes[ids].tolist()
@@ -303,7 +321,7 @@ class CodeTrial:
             replace(settings, train=train),
             ids=ids,
             program=shortened(program, STEPS),
-            observe=() if isinstance(self.net, LightningNet) else OBSERVE,
+            observe=() if isinstance(self.net, LightningNet) else observe,
         ).results
 
     def _are_equal(self, one: Results, other: Results) -> bool:

@@ -292,6 +292,22 @@ def test_an_attribute_that_changes_is_noted(tmp_path, kind, name):
     assert any(name in note for note in run(tmp_path, kind).notes)
 
 
+class Flag(Net):
+    """Warns once."""
+
+    def make(self):
+        self.warned = False
+
+    def between(self, h):
+        if not self.warned:
+            self.warned = True
+        return h
+
+
+def test_a_flag_that_is_set_once_can_be_stacked(tmp_path):
+    assert run(tmp_path, Flag, engine="vectorized").digest
+
+
 class Noisy(FedAvg):
     """A method whose server draws from the global generators."""
 
