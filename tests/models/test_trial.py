@@ -1,5 +1,7 @@
 """Trials of a user's net: both modes, single samples, composed batches."""
 
+import time
+
 import pytest
 import torch
 from torch import nn
@@ -115,3 +117,25 @@ def test_trials_change_neither_statistics_nor_modes():
 
     assert int(net.backbone.between.num_batches_tracked) == 0
     assert all(module.training for module in net.modules())
+
+
+def test_noise_in_eval_mode_is_no_dependence_on_other_samples():
+    """The trial draws the same numbers for both batches."""
+    noisy = Two(lambda net, logits: logits, between=Noise())
+    assert not any("other samples" in note for note in trial.notes(made(noisy)))
+
+
+def test_a_net_that_reads_a_clock_is_told_so():
+    with pytest.raises(ConfigError) as refusal:
+        made(Two(between=Clock()))
+    assert "clock" in str(refusal.value)
+
+
+class Noise(nn.Module):
+    def forward(self, x):
+        return x + 0.1 * torch.randn_like(x)
+
+
+class Clock(nn.Module):
+    def forward(self, x):
+        return x * (1 + time.perf_counter_ns() % 1000)
