@@ -18,8 +18,12 @@ from scipy.stats import kendalltau
 
 import flbench as fl
 from flbench.comparison.statistics import across, correct
+from flbench.core.errors import UserError
+from flbench.core.markup import in_code, in_markdown
+from flbench.core.printable import one_line, printable
 from flbench.reproduce import library
 from flbench.reproduce.words import with_sign
+from flbench.results.left_out import LEFT_OUT
 
 REFERENCES: Final = ("local", "ft")
 """What a method of personalized federated learning has to beat: no federation at all, and the
@@ -61,6 +65,7 @@ class Setting:
         seconds = comparison.curves.groupby(["method", "repetition"])["seconds"].max()
         self.seconds = seconds.groupby("method").median()
         self.runs = len(comparison.runs)
+        self.left_out = [text for text in comparison.warnings if text.startswith(LEFT_OUT)]
         self.repetitions = int(self.boards["accuracy"]["n"].max())
         names = [name for name in self.boards["accuracy"].index if not name.endswith(TUNED)]
         self.methods = [name for name in names if f"{name}{TUNED}" in self.boards["accuracy"].index]
@@ -166,7 +171,7 @@ def megabytes(value: float) -> str:
 
 def names(methods: Iterable[str]) -> str:
     """Return names of methods as a list in Markdown."""
-    return ", ".join(f"`{method}`" for method in methods) or "none"
+    return ", ".join(map(in_code, methods)) or "none"
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
@@ -191,7 +196,7 @@ def page(setting: Setting) -> str:
     rows = []
     for name in order:
         tuned = name + TUNED
-        cells = [f"`{name}`", estimate(board.loc[tuned]), estimate(board.loc[name])]
+        cells = [in_code(name), estimate(board.loc[tuned]), estimate(board.loc[name])]
         change = "0" if tuning[name].none else str(tuning[name])
         cells.append(f"**{change}**" if tuning[name].verdict else change)
         cells += [estimate(rare.loc[tuned])] if rare is not None else []
@@ -235,7 +240,7 @@ def page(setting: Setting) -> str:
     rows = []
     for name in (each for each in order if each not in REFERENCES):
         gaps = [against[suffix][other][name] for suffix in (TUNED, "") for other in REFERENCES]
-        rows.append([f"`{name}`", *(f"**{gap}**" if gap.verdict else str(gap) for gap in gaps)])
+        rows.append([in_code(name), *(f"**{gap}**" if gap.verdict else str(gap) for gap in gaps)])
     lines += [*table(head, rows), ""]
     for suffix, kind in ((TUNED, "Tuned"), ("", "With default parameters")):
         for other in REFERENCES:
@@ -245,6 +250,8 @@ def page(setting: Setting) -> str:
             lines.append(
                 f"- {kind}, better than `{other}`: {names(better)}. Worse: {names(worse)}."
             )
+    if setting.left_out:
+        lines += ["", *(f"- {in_markdown(sentence)}" for sentence in setting.left_out)]
     return "\n".join([*lines, ""])
 
 
@@ -266,7 +273,7 @@ def summary(settings: Sequence[Setting]) -> str:
         tuned = [name + TUNED for name in setting.methods]
         best = board.loc[tuned]["mean"].idxmax()
         cells = [f"[{setting.name}]({setting.name}.md)"]
-        cells.append(f"`{best.removesuffix(TUNED)}` {estimate(board.loc[best])}")
+        cells.append(f"{in_code(best.removesuffix(TUNED))} {estimate(board.loc[best])}")
         cells += [estimate(board.loc[name + TUNED]) for name in (*REFERENCES, "fedavg")]
         for other in REFERENCES:
             gaps = setting.against(other, TUNED)
@@ -307,7 +314,7 @@ def ranks(settings: Sequence[Setting]) -> list[str]:
         *table(
             ["method", "mean rank", *means],
             (
-                [f"`{name}`", f"{rank:.1f}", *(f"{each:g}" for each in ranked.loc[name])]
+                [in_code(str(name)), f"{rank:.1f}", *(f"{each:g}" for each in ranked.loc[name])]
                 for name, rank in comparison.ranks.items()
             ),
         ),
@@ -351,7 +358,7 @@ def orderings(settings: Sequence[Setting]) -> list[str]:
         )
         for (first, second), gap in zip(pairs, gaps, strict=True):
             if gap.mean < 0:
-                pair = ", ".join(f"`{name}` {values[name]:.1f}" for name in (first, second))
+                pair = ", ".join(f"{in_code(name)} {values[name]:.1f}" for name in (first, second))
                 other_order.append([setting.name, pair, f"**{gap}**" if gap.verdict else str(gap)])
     if not rows:
         return []
@@ -383,9 +390,15 @@ def main() -> None:
     folder = Path(sys.argv[1] if len(sys.argv) > 1 else "docs/board")
     settings = []
     for archive in sorted(folder.glob("*.tar.xz")):
-        settings.append(Setting(archive))
-        (folder / f"{settings[-1].name}.md").write_text(page(settings[-1]), "utf-8")
-        print(f"{archive}: {settings[-1].runs} runs", file=sys.stderr)
+        try:
+            setting = Setting(archive)
+            text = page(setting)
+        except (UserError, KeyError) as error:  # a KeyError names methods that are missing
+            print(f"{printable(str(archive))} is left out: {one_line(str(error))}", file=sys.stderr)
+            continue
+        settings.append(setting)
+        (folder / f"{setting.name}.md").write_text(text, "utf-8")
+        print(f"{printable(str(archive))}: {setting.runs} runs", file=sys.stderr)
     (folder / "summary.md").write_text(summary(settings), "utf-8")
 
 

@@ -15,7 +15,6 @@ With --pack, the archives are written first, from OUT_DIR, the folder in which
 import argparse
 import json
 import shlex
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -35,6 +34,8 @@ from scipy.stats import kendalltau
 import flbench as fl
 from flbench.cli import app
 from flbench.comparison import statistics
+from flbench.comparison.archive import KNOWN
+from flbench.core import archives
 from flbench.reports.tables import grid
 from flbench.reproduce.words import with_sign
 
@@ -132,7 +133,7 @@ def unpack(archive: Path, folder: Path, data: Path) -> None:
         folder: Folder for the folders of the runs.
         data: Folder of the data sets.
     """
-    shutil.unpack_archive(archive, folder, filter="data")
+    archives.unpack(archive, folder, KNOWN.__contains__)
     for file in folder.glob("*/config.yaml"):
         config = yaml.safe_load(file.read_text("utf-8"))
         config["data"]["root"] = str(data)

@@ -78,7 +78,7 @@ class Study:
 
     def __init__(self, path: str | PathLike[str]) -> None:
         self.path = arguments.path_of(path, "path")
-        self._study = study_folder.read(self.path)
+        self._study = study_folder.read(self.path, lenient=True)
         self._report = StudyReport(self._study)
 
     @property

@@ -43,7 +43,8 @@ def show(paths: Sequence[Path], picture: Path | None = None, *, as_json: bool = 
                     f"{path} is not a run folder: it has no config.yaml, nor has a folder below it."
                 )
             elif study_folder.is_study(path):
-                studies.append((path, _named(study_folder.read(path), names)))
+                study = study_folder.read(path, lenient=True)
+                studies.append((path, _named(study, names)))
             else:
                 runs.append(_named(reading.read(path), names))
         except UserError as error:

@@ -18,9 +18,7 @@ from numpy.typing import NDArray
 from flbench.comparison import answer, statistics
 from flbench.comparison.arrangement import Comparison, Entry
 from flbench.comparison.statistics import Across, Difference
-from flbench.data.npz_files import read_arrays
-from flbench.results import tables
-from flbench.results.summary import best_round, ended_after
+from flbench.results.summary import SHARES, best_round, ended_after
 
 TRAFFIC: Final = ("up_bytes", "down_bytes", "peer_bytes", "setup_bytes")
 BEYOND: Final = ("macro_f1", "rare_recall", "worst10_accuracy")
@@ -28,12 +26,6 @@ BEYOND: Final = ("macro_f1", "rare_recall", "worst10_accuracy")
 CLASS_SCORES: Final = {"recall": "recall", "precision": "precision", "f1": "F1"}
 """Scores of a class, and how they are written."""
 LOCAL: Final = "local"  # name of the method without any communication
-UNIT: Final = frozenset(
-    {"accuracy", "accuracy_mean", "balanced_accuracy", "macro_f1", "rare_recall", "rare_f1"}
-    | {"confusable_f1", "worst10_accuracy", "auroc", "average_precision"}
-)
-"""Metrics in [0, 1], whose intervals end there."""
-
 LEADERBOARD: Final = (
     *("place", "method", "n", "mean", "low", "high", "iqm", "iqm_low", "iqm_high", "rank"),
     *("groups", *BEYOND, "bytes", "seconds", "better_than"),
@@ -152,7 +144,7 @@ def analyse(comparison: Comparison) -> Analysis:
         train_counts={
             (entry.place, entry.repetition): counts
             for entry in comparison.entries
-            if (counts := _train_counts(entry)) is not None
+            if (counts := entry.run.client_counts) is not None
         },
     )
 
@@ -185,7 +177,7 @@ def _overlap(entries: Sequence[Entry]) -> float:
     """Return n_test / n_train of a place whose repetitions differ in the partition; otherwise 0."""
     if len({entry.run.summary["partition_hash"] for entry in entries}) == 1:
         return 0.0
-    table = _client_table(entries[0])
+    table = entries[0].run.client_table
     return float(table["test_size"].sum() / max(1, table["train_size"].sum()))
 
 
@@ -252,7 +244,7 @@ def _leaderboard(comparison: Comparison, pairs: pd.DataFrame) -> pd.DataFrame:
             estimate = statistics.mean(values)
             middle = statistics.interquartile_mean([values])
             low, high = estimate.low, estimate.high
-            if comparison.metric in UNIT:
+            if comparison.metric in SHARES:
                 low, high = np.clip([low, high], 0, 1).tolist()
             rows.append(
                 (
@@ -275,28 +267,6 @@ def _leaderboard(comparison: Comparison, pairs: pd.DataFrame) -> pd.DataFrame:
     return found
 
 
-def _at_best(table: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows of a table of a run for the best round."""
-    both = tables.both_moments(table)
-    return both[both["moment"] == "best"]
-
-
-def _client_table(entry: Entry) -> pd.DataFrame:
-    """Return clients.csv of a run at the best round, with names if the clients have any."""
-    columns = {name: kind for name, kind in tables.CLIENTS.items() if name != "trainings"}
-    found = tables.read(entry.run.path / "clients.csv", columns, optional=("name", "classes"))
-    return _at_best(found)
-
-
-def _train_counts(entry: Entry) -> NDArray[np.int64] | None:
-    """Return the training samples [N, C] by client and class; None if the file lacks them."""
-    file = entry.run.path / "partition.npz"
-    if not file.is_file():
-        return None
-    counts: NDArray[np.int64] | None = read_arrays(file).get("train_counts")
-    return counts
-
-
 def _classes(comparison: Comparison) -> pd.DataFrame:
     order = {method: k for k, method in enumerate(comparison.methods)}
     frames = []
@@ -305,11 +275,10 @@ def _classes(comparison: Comparison) -> pd.DataFrame:
         parts = []
         holders: dict[int, NDArray[np.int64]] = {}  # [C] by repetition
         for entry in entries:
-            table = _at_best(tables.read(entry.run.path / "per_class.csv", tables.PER_CLASS))
-            table = table.assign(method=entry.method, repetition=entry.repetition)
+            table = entry.run.class_table.assign(method=entry.method, repetition=entry.repetition)
             table["rare"] &= entry.run.has_rare_classes
             parts.append(table)
-            if (counts := _train_counts(entry)) is not None:
+            if (counts := entry.run.client_counts) is not None:
                 holders[entry.repetition] = (counts > 0).sum(axis=0)
         rows = pd.concat(parts)
         # A class without test samples has no recall.
@@ -327,7 +296,10 @@ def _classes(comparison: Comparison) -> pd.DataFrame:
         means, low, high = statistics.intervals(gaps, _overlap(entries))
         mine = mine.assign(difference=means, low=np.clip(low, -1, 1), high=np.clip(high, -1, 1))
         mine = mine.reset_index().assign(place=place)
-        held = np.mean(list(holders.values()), axis=0) if holders else None
+        # Data sets that are compared by force can have different numbers of classes.
+        sizes = {len(each) for each in holders.values()}
+        is_known = len(sizes) == 1 and mine["class"].max() < sizes.pop()
+        held = np.mean(list(holders.values()), axis=0) if is_known else None
         mine["holders"] = nan if held is None else held[mine["class"]]
         mine = mine.assign(order=mine["method"].map(order)).sort_values(["class", "order"])
         frames.append(mine[list(CLASSES)])
@@ -354,8 +326,7 @@ def _recall_gaps(rows: pd.DataFrame, baseline: str) -> pd.DataFrame:
 def _clients(comparison: Comparison) -> pd.DataFrame:
     frames = []
     for entry in comparison.entries:
-        table = _client_table(entry)
-        counts = _train_counts(entry)
+        table, counts = entry.run.client_table, entry.run.client_counts
         frames.append(
             table.assign(
                 place=entry.place,

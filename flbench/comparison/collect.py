@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from flbench.comparison.archive import Unpacked, archives
 from flbench.comparison.folder import (
@@ -13,11 +14,15 @@ from flbench.comparison.folder import (
     read_cells,
     read_failures,
 )
-from flbench.core.documents import read_json
+from flbench.core.documents import as_data_error, read_json
 from flbench.core.errors import UserError
+from flbench.core.names import checked
 from flbench.results import folders, reading, study_folder
+from flbench.results.left_out import LeftOut
 from flbench.results.reading import Run
 from flbench.results.study_folder import VARIANTS, Study
+
+MOST_SENTENCES: Final = 20  # of a comparison about its parameters
 
 
 @dataclass(frozen=True)
@@ -30,8 +35,8 @@ class Collection:
             others.
         names: Name for users by run folder, for runs of archives.
         unpacked: The archives; the folders of their runs exist as long as these objects.
-        notes: Sentences about where the runs come from, which limit what they show, about studies
-            that are left out, and about methods some of whose cells failed.
+        notes: Sentences about what is left out, about where the runs come from, which limits what
+            they show, and about methods some of whose cells failed.
     """
 
     runs: tuple[Run, ...]
@@ -53,73 +58,88 @@ def collect(paths: Sequence[Path]) -> Collection:
         paths: Folders of runs and studies, archives, or folders above them. Of archives, those
             directly in a folder are found.
 
+    What cannot be compared is left out, and a note says why: a run, a study or an archive that is
+    damaged, a run without classes, and a path without a run below it.
+
     Raises:
-        UserError: A path does not exist, there is no run below it, a run has no classes, or there
-            is nothing but studies without finished final trainings.
-        DataError: A file in a folder, or an archive, is damaged.
+        UserError: A path does not exist, or nothing remains: the error is that of the first run,
+            study, archive or path that is left out.
     """
     runs: list[Run] = []
     labels: dict[Path, str] = {}
     names: dict[Path, str] = {}
     notes: list[str] = []
+    if missing := [path for path in paths if not path.exists()]:
+        raise UserError(f"{missing[0]} does not exist.")
+    left_out = LeftOut()
     packed = {path: archives(path) for path in paths}
-    unpacked = [Unpacked(file) for found in packed.values() for file in found]
-    for one in unpacked:
-        names |= {path: one.name(path) for path in folders.below(one.path)}
+    unpacked = []
+    for file in (file for found in packed.values() for file in found):
+        with left_out.catching(file):
+            unpacked.append(Unpacked(file))
+            names |= {path: unpacked[-1].name(path) for path in folders.below(unpacked[-1].path)}
     # A path that has archives need not have a run below it.
     others = [path for path in folders.find(paths) if folders.is_one(path) or not packed.get(path)]
     for path in [*others, *list(names)]:
-        if not path.exists():
-            raise UserError(f"{path} does not exist.")
-        if study_folder.is_study(path):
-            study = study_folder.read(path)
-            finals = _finals(study, runs)
-            if finals:
+        with left_out.catching(path, names.get(path)):
+            if study_folder.is_study(path):
+                study = study_folder.read(path, lenient=True)
+                notes += study.left_out
+                finals = _finals(study, runs, left_out)
+                if not finals:
+                    raise UserError(_without_finals(names.get(path, str(path))))
+                if path in names:
+                    names |= {one: f"{names[path]}/{one.relative_to(path)}" for one in finals}
+                labels |= finals
                 notes.append(_about_study(study))
+            elif folders.is_one(path):
+                runs.append(_checked(reading.read(path)))
             else:
-                notes.append(_without_finals(names.get(path, str(path))))
-            if path in names:
-                names |= {one: f"{names[path]}/{one.relative_to(path)}" for one in finals}
-            labels |= finals
-        elif folders.is_one(path):
-            run = reading.read(path)
-            run.check_classes()
-            runs.append(run)
-        else:
-            raise UserError(f"{path} has no run below it.")
-    if notes and not runs:
-        raise UserError(" ".join(notes))
-    labels |= _tuned(runs)
+                raise UserError(f"{path} has no run below it.")
+    if not runs:
+        left_out.raise_first()
+    labels |= _tuned(runs, left_out)
     comparisons = dict.fromkeys(run.path.absolute().parents[1] for run in runs if is_cell(run.path))
-    notes += _about_tuning(comparisons)
-    notes += [sentence for folder in comparisons for sentence in _failed(folder)]
-    return Collection(tuple(runs), labels, names, tuple(unpacked), tuple(notes))
+    notes += _about_tuning(comparisons, left_out)
+    notes += _failed(comparisons, left_out)
+    return Collection(tuple(runs), labels, names, tuple(unpacked), (*left_out.sentences, *notes))
 
 
-def _about_tuning(comparisons: Iterable[Path]) -> list[str]:
+def _checked(run: Run) -> Run:
+    """Return a run whose files a comparison can use; raise a UserError for another one."""
+    if run.finished:
+        run.check_comparable()
+    else:
+        run.check_classes()
+    return run
+
+
+def _about_tuning(comparisons: Iterable[Path], left_out: LeftOut) -> list[str]:
     """Return what comparisons say about the parameters that a study has found for their cells."""
-    return list(
-        dict.fromkeys(
-            str(sentence)
-            for folder in comparisons
-            for sentence in read_json(folder / MARKER).get(TUNING, [])
-        )
-    )
+    found: dict[str, None] = {}
+    for folder in comparisons:
+        with left_out.catching(folder):
+            sentences = read_json(folder / MARKER).get(TUNING, [])
+            with as_data_error(folder / MARKER):
+                found |= dict.fromkeys(map(str, [*sentences][:MOST_SENTENCES]))
+    return list(found)
 
 
-def _failed(comparison: Path) -> list[str]:
+def _failed(comparisons: Iterable[Path], left_out: LeftOut) -> list[str]:
     """Return a sentence for each method some of whose cells failed, with the first reason."""
-    if not (comparison / FAILURES).is_file():
-        return []
-    reasons = read_failures(comparison)
-    cells = read_cells(comparison) if reasons else []
-    found = []
-    for method in dict.fromkeys(cell.method for cell in cells):
-        mine = [cell.name for cell in cells if cell.method == method]
-        why = [reasons[name] for name in mine if name in reasons]
-        if why:
-            found.append(f"{method}: {len(why)} of {len(mine)} cells failed. {why[0]}")
-    return found
+    found: list[str] = []
+    for comparison in comparisons:
+        if not (comparison / FAILURES).is_file():
+            continue
+        with left_out.catching(comparison), as_data_error(comparison / FAILURES):
+            reasons = read_failures(comparison)
+            cells = read_cells(comparison) if reasons else []
+            for method in dict.fromkeys(cell.method for cell in cells):
+                mine = [cell.name for cell in cells if cell.method == method]
+                why = [str(reasons[name]) for name in mine if name in reasons]
+                if why:
+                    found.append(f"{method}: {len(why)} of {len(mine)} cells failed. {why[0]}")
+    return found[:MOST_SENTENCES]
 
 
 def _about_study(study: Study) -> str:
@@ -141,7 +161,7 @@ def _without_finals(study: str) -> str:
     )
 
 
-def _tuned(runs: Sequence[Run]) -> dict[Path, str]:
+def _tuned(runs: Sequence[Run], left_out: LeftOut) -> dict[Path, str]:
     """Return the labels of the cells whose methods are tuned, if there are other runs too."""
     labels = {}
     tuned: dict[Path, dict[str, str]] = {}  # label by name of the cell, of each comparison
@@ -149,15 +169,25 @@ def _tuned(runs: Sequence[Run]) -> dict[Path, str]:
         if is_cell(run.path):
             comparison = run.path.absolute().parents[1]
             if comparison not in tuned:
-                tree = read_json(comparison / MARKER)
-                cells = tree.get("cells", []) if tree.get("tuned") else []
-                tuned[comparison] = {cell["name"]: f"{cell['method']} tuned" for cell in cells}
+                tuned[comparison] = {}
+                with left_out.catching(comparison):
+                    tuned[comparison] = _tuned_cells(comparison / MARKER)
             if label := tuned[comparison].get(run.path.name):
                 labels[run.path] = label
     return labels if len(labels) < len(runs) else {}
 
 
-def _finals(study: Study, runs: list[Run]) -> dict[Path, str]:
+def _tuned_cells(file: Path) -> dict[str, str]:
+    """Return the labels of the cells of a comparison by their names; none if it is not tuned."""
+    tree = read_json(file)
+    with as_data_error(file):
+        return {
+            cell["name"]: f"{checked(cell['method'], 'the name of a method')} tuned"
+            for cell in (tree.get("cells", []) if tree.get("tuned") else [])
+        }
+
+
+def _finals(study: Study, runs: list[Run], left_out: LeftOut) -> dict[Path, str]:
     """Add the finished final trainings of a study to the runs, and return their labels."""
     labels = {}
     for method in study.methods:
@@ -165,6 +195,7 @@ def _finals(study: Study, runs: list[Run]) -> dict[Path, str]:
             label = method if variant == "default" else f"{method} {variant}"
             for final in study.finals_of(method, variant).values():
                 if final.run is not None and final.path not in labels:
-                    labels[final.path] = label
-                    runs.append(final.run)
+                    with left_out.catching(final.path):
+                        runs.append(_checked(final.run))
+                        labels[final.path] = label
     return labels

@@ -13,6 +13,7 @@ from flbench.comparison.analysis import CLASS_SCORES, COSTS, Analysis, given_tar
 from flbench.comparison.arrangement import POPULATIONS, VARIED, Comparison
 from flbench.comparison.statistics import MOST_NEEDED, Across
 from flbench.core.csv_text import csv_text
+from flbench.core.markup import in_latex, in_markdown
 from flbench.core.printable import one_line
 from flbench.reports.tables import Block, markdown, p_value, size
 
@@ -114,13 +115,14 @@ def about(comparison: Comparison) -> str:
 def markdown_of(analysis: Analysis) -> str:
     """Return the report as Markdown, without pictures."""
     comparison = analysis.comparison
-    parts = [f"# {one_line(heading(comparison))}", "\n".join(f"{s}\n" for s in analysis.answer)]
-    parts += [f"**{sentence}**" for sentence in comparison.warnings]
+    parts = [f"# {in_markdown(heading(comparison))}"]
+    parts += map(in_markdown, analysis.answer)
+    parts += [f"**{in_markdown(sentence)}**" for sentence in comparison.warnings]
     for place in comparison.places:
         parts += [markdown(block) for block in blocks(analysis, place)]
     if analysis.across is not None:
         parts.append(markdown(ranks_block(analysis.across)))
-    parts.append(about(comparison))
+    parts.append(in_markdown(about(comparison)))
     return "\n\n".join(part.strip() for part in parts) + "\n"
 
 
@@ -366,25 +368,25 @@ def latex_of(analysis: Analysis) -> str:
             elif row["method"] in like:
                 value = f"\\underline{{{value}}}"
             cells = [
-                latex(row["method"]),
+                in_latex(row["method"]),
                 value,
                 *([str(row["n"])] if len(counts) > 1 else []),
                 *([number(row["rare_recall"], 3)] if has_rare else []),
                 *(number(row["macro_f1"], 3), number(row["worst10_accuracy"], 3)),
-                *(latex(size(row["bytes"])), f"{row['seconds']:.1f}"),
+                *(in_latex(size(row["bytes"])), f"{row['seconds']:.1f}"),
             ]
             lines.append(" & ".join(cells) + " \\\\")
-        header = ["method", latex(comparison.metric.replace("_", " "))]
+        header = ["method", in_latex(comparison.metric.replace("_", " "))]
         header += ["runs"] if len(counts) > 1 else []
         header += ["rare recall"] if has_rare else []
         header += ["macro F1", "worst 10\\,\\%", "bytes", "seconds"]
-        warning = " ".join(latex(one_line(s)) for s in comparison.warnings)
+        warning = " ".join(in_latex(s) for s in comparison.warnings)
         has_width = any(not np.isnan(row["low"]) for row in rows)
         width = " and half the width of the 95\\,\\% interval" if has_width else ""
         runs = " to ".join(map(str, counts if len(counts) < 2 else (counts[0], counts[-1])))
         under = "; underlined: no significant difference from it" if like else ""
         caption = (
-            f"{latex(one_line(place))}: mean over {runs} repetitions{width};"
+            f"{in_latex(place)}: mean over {runs} repetitions{width};"
             f" {VARIED[comparison.vary_at(place)]}. Bold: largest mean{under}. {warning}"
         )
         parts += [
@@ -410,21 +412,6 @@ def _like_best(analysis: Analysis, place: str, best: str) -> set[str]:
         for row in records(analysis.pairs, place)
         if best in (row["first"], row["second"]) and row["verdict"] == "no significant difference"
     }
-
-
-def latex(text: str) -> str:
-    r"""Return a text with the special characters of LaTeX escaped.
-
-    >>> print(latex("a_b & 5 %"))
-    a\_b \& 5 \%
-    """
-    special = {
-        "\\": "\\textbackslash{}",
-        "~": "\\textasciitilde{}",
-        "^": "\\textasciicircum{}",
-        **{mark: f"\\{mark}" for mark in "&%$#_{}"},
-    }
-    return "".join(special.get(mark, mark) for mark in text)
 
 
 def number(value: float, digits: int = 4) -> str:

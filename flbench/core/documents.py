@@ -9,12 +9,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 from zipfile import BadZipFile
 
 from flbench.core import files
-from flbench.core.errors import DataError
-from flbench.core.plain_yaml import PlainYamlError, parse
+from flbench.core.errors import DataError, shortened
+from flbench.core.plain_yaml import MAX_DEPTH, PlainYamlError, parse
+from flbench.core.printable import one_line
+
+LARGEST_JSON: Final = 64 * 2**20
+"""Largest size of a JSON file in bytes."""
+MAX_DIGITS: Final = 40
+"""Largest number of digits of an integer in a JSON file."""
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -27,12 +33,19 @@ def read_json(path: Path) -> dict[str, Any]:
         The object's keys and values; an empty dict if the file does not exist.
 
     Raises:
-        DataError: The file cannot be read, is not JSON, or its top level is not an object.
+        DataError: The file cannot be read, is not JSON, or its top level is not an object; or it
+            exceeds a limit: `LARGEST_JSON` bytes, `MAX_DIGITS` digits of an integer, `MAX_DEPTH`
+            values within each other; or a text contains NUL or half of a surrogate pair.
     """
     if not path.is_file():
         return {}
     with as_data_error(path):
-        return _mapping(json.loads(files.read_text(path)))
+        text = files.read_text(path, LARGEST_JSON)
+        content = json.loads(text, parse_int=_integer)
+        # Most files cannot be deep, and have no characters that are written as escapes.
+        if text.count("{") + text.count("[") > MAX_DEPTH or "\\u" in text:
+            _check(content)
+        return _mapping(content)
 
 
 def read_yaml(path: Path, *, required: bool = False) -> dict[str, Any]:
@@ -86,8 +99,8 @@ def as_data_error(path: Path) -> Iterator[None]:
         DataError: The block raised one of these errors.
     """
     errors = (
-        *(KeyError, TypeError, ValueError, AttributeError, EOFError, RecursionError),
-        *(BadZipFile, csv.Error),
+        *(KeyError, IndexError, TypeError, ValueError, AttributeError, EOFError, RecursionError),
+        *(OverflowError, BadZipFile, csv.Error),
     )
     cure = "Repair it, or replace it by an intact copy."
     try:
@@ -96,6 +109,31 @@ def as_data_error(path: Path) -> Iterator[None]:
         raise DataError(f"{path} cannot be read ({error.strerror or error}). {cure}") from error
     except errors as error:
         raise DataError(f"{path} is damaged ({_description(error)}). {cure}") from error
+
+
+def _integer(digits: str) -> int:
+    """Return an integer of a JSON text."""
+    if len(digits) > MAX_DIGITS:
+        raise ValueError(f"an integer has more than {MAX_DIGITS} digits")
+    return int(digits)
+
+
+def _check(content: Any) -> None:
+    """Raise a ValueError if values are too deep within each other, or a text is not text."""
+    level = [content]
+    for _ in range(MAX_DEPTH):
+        below: list[Any] = []
+        for value in level:
+            if isinstance(value, dict):
+                below += [*value.keys(), *value.values()]
+            elif isinstance(value, list):
+                below += value
+            elif isinstance(value, str) and not files.is_text(value):
+                raise ValueError("a text contains NUL or half of a surrogate pair")
+        level = below
+        if not level:
+            return
+    raise ValueError(f"more than {MAX_DEPTH} values are within each other")
 
 
 def _mapping(content: Any) -> dict[str, Any]:
@@ -108,7 +146,9 @@ def _mapping(content: Any) -> dict[str, Any]:
 def _description(error: Exception) -> str:
     """Return the description of an error in one line."""
     if isinstance(error, KeyError):
-        return f"`{error.args[0]}` is missing"
+        return f"`{one_line(shortened(str(error.args[0])))}` is missing"
+    if isinstance(error, RecursionError):
+        return "its values are too deep within each other"
     if isinstance(error, PlainYamlError) and error.line is not None:
         return f"line {error.line}: {str(error).removesuffix('.')}"
-    return " ".join(str(error).split()) or type(error).__name__
+    return one_line(shortened(str(error))) or type(error).__name__

@@ -15,6 +15,9 @@ from flbench.core.errors import UserError
 NOT_TEXT: Final = re.compile("[\0\ud800-\udfff]")
 DISK_ERRORS: Final = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS)
 """Error numbers of a failing disk (exit code 1). The user can correct other errors of a file."""
+LARGEST: Final = 128 * 2**20
+"""Largest size of a text file of a run, a study or a comparison, in bytes. Many times as much
+memory is needed for what it contains."""
 LONGEST_NAME: Final = 100
 """Bytes of a folder's name that comes from the user's data."""
 LOCK_SECONDS: Final = 0.5
@@ -54,18 +57,22 @@ def short_name(text: str) -> str:
     return f"{kept}~{hashlib.sha256(encoded).hexdigest()[:6]}"
 
 
-def check_regular(path: Path) -> None:
+def check_regular(path: Path, limit: int | None = None) -> None:
     """Check that a path is a file or a folder. Reading a pipe or a device might never end.
 
     Args:
         path: The path. Links are followed.
+        limit: Largest number of bytes; None for any number.
 
     Raises:
-        OSError: The path does not exist, or is a pipe, a socket or a device.
+        OSError: The path does not exist, is a pipe, a socket or a device, or is larger than
+            `limit`.
     """
-    mode = path.stat().st_mode
-    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+    found = path.stat()
+    if not (stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)):
         raise OSError(errno.EINVAL, "it is a pipe, a socket or a device, not a file", str(path))
+    if limit is not None and found.st_size > limit:
+        raise OSError(errno.EFBIG, f"it is larger than {limit:,} bytes", str(path))
 
 
 def check_no_link(path: Path) -> None:
@@ -118,20 +125,18 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "flbench"
 
 
-def read_text(path: Path, limit: int | None = None) -> str:
+def read_text(path: Path, limit: int = LARGEST) -> str:
     """Return the content of a file in UTF-8.
 
     Args:
         path: The file.
-        limit: Largest number of bytes; None for any number.
+        limit: Largest number of bytes.
 
     Raises:
         OSError: The file cannot be read, is not a regular file, or is larger than `limit`.
         UnicodeDecodeError: The content is not UTF-8.
     """
-    check_regular(path)
-    if limit is not None and path.stat().st_size > limit:
-        raise OSError(errno.EFBIG, f"it is larger than {limit:,} bytes", str(path))
+    check_regular(path, limit)
     return path.read_text(encoding="utf-8")
 
 

@@ -8,7 +8,7 @@ from flbench.core.addresses import redact
 # Control characters but tabs and line breaks, which a terminal would obey; characters that change
 # the direction of what follows; further line separators; bytes of file names that are not UTF-8.
 _UNSAFE: Final = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u206f\ufff9-\ufffb\ud800-\udfff]"
 )
 
 
@@ -21,6 +21,15 @@ def printable(text: str) -> str:
     'a\\x1b[31mb, http://***@host'
     """
     return _UNSAFE.sub(_escape, redact(text))
+
+
+def is_printable(text: str) -> bool:
+    r"""Return whether a text has no control characters but tabs and line breaks.
+
+    >>> is_printable("a\n"), is_printable("\x1b[31m")
+    (True, False)
+    """
+    return _UNSAFE.search(text) is None
 
 
 def one_line(text: str) -> str:

@@ -9,10 +9,18 @@ natural clients; and `class_names` [C].
 """
 
 from collections.abc import Mapping
+from math import prod
 from pathlib import Path
 from typing import Any, Final
+from zipfile import ZipFile
 
 import numpy as np
+from numpy.lib.format import (
+    MAGIC_PREFIX,
+    read_array_header_1_0,
+    read_array_header_2_0,
+    read_magic,
+)
 from numpy.typing import NDArray
 
 from flbench.core.errors import DataError
@@ -121,23 +129,25 @@ def _class_names(names: NDArray[Any]) -> list[str]:
     return ["" if text is None else str(text) for text in texts]
 
 
-def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
+def read_arrays(path: Path, limit: int = MAX_BYTES) -> dict[str, NDArray[Any]]:
     """Return the arrays of an NPZ file by name.
 
     Args:
         path: The file.
+        limit: Largest number of bytes of all arrays.
 
     Raises:
-        DataError: The file is damaged, would unpack to more than 16 GiB, or contains pickled
+        DataError: The file is damaged, would unpack to more than the limit, or contains pickled
             objects.
     """
     with open_zip(path) as archive:
         size = sum(entry.file_size for entry in archive.infolist())
-    if size > MAX_BYTES:
-        raise DataError(
-            f"{path} would unpack to {size / 2**30:.1f} GiB; the limit is {MAX_BYTES // 2**30}."
-            " Save fewer or smaller samples."
-        )
+        if size > limit:
+            raise DataError(
+                f"{path} would unpack to {size / 2**30:.1f} GiB; the limit is {limit // 2**30}."
+                " Save fewer or smaller samples."
+            )
+        _check_headers(archive, path)
     try:
         with np.load(path, allow_pickle=False) as arrays:
             found = {key: arrays[key] for key in arrays.files}
@@ -153,6 +163,32 @@ def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
     if other:
         raise DataError(f"{path}: the entry `{other[0]}` is not an array. Remove it.")
     return found
+
+
+def _check_headers(archive: ZipFile, path: Path) -> None:
+    """Check the arrays of an NPZ file: NumPy makes room for the shape that a header says.
+
+    Raises:
+        DataError: An array is larger than its file, or a header is damaged.
+    """
+    for entry in archive.infolist():
+        try:
+            with archive.open(entry) as file:
+                if file.read(len(MAGIC_PREFIX)) != MAGIC_PREFIX:
+                    continue  # no array, which is refused by name below
+            with archive.open(entry) as file:
+                version = read_magic(file)
+                read = read_array_header_1_0 if version == (1, 0) else read_array_header_2_0
+                shape, _, dtype = read(file)
+        except DAMAGED as error:
+            raise DataError(
+                f"{path} is not an intact NPZ file ({error}). Download or create it again."
+            ) from error
+        if not dtype.hasobject and prod(shape) * max(1, dtype.itemsize) > entry.file_size:
+            raise DataError(
+                f"{path} is not an intact NPZ file (the array `{entry.filename}` of the shape"
+                f" {list(shape)} is larger than its file). Download or create it again."
+            )
 
 
 def as_samples(x: NDArray[Any], what: str, layout: str) -> NDArray[Any]:

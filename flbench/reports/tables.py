@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from math import isnan
 from typing import Any, Final
 
+from flbench.core.markup import in_markdown
 from flbench.core.printable import one_line
 from flbench.metrics import ranking_names
 
@@ -46,12 +47,16 @@ def markdown(block: Block, level: int = 2) -> str:
         block: The table.
         level: Level of the heading.
     """
-    parts = [f"{'#' * level} {block.title}", block.about, grid(block.header, block.rows)]
+    parts = [
+        f"{'#' * level} {in_markdown(block.title)}",
+        in_markdown(block.about),
+        grid(block.header, block.rows),
+    ]
     return "\n\n".join(part for part in parts if part)
 
 
 def grid(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return header and rows as a table of Markdown.
+    """Return header and rows, which are plain text, as a table of Markdown.
 
     >>> print(grid(("name", "value"), [("a", "1")]))
     | name | value |
@@ -59,12 +64,7 @@ def grid(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     | a | 1 |
     """
     lines = [header, ["---"] * len(header), *rows]
-    return "\n".join("| " + " | ".join(_safe(cell) for cell in line) + " |" for line in lines)
-
-
-def _safe(cell: str) -> str:
-    """Escape a cell for a table of Markdown."""
-    return cell.replace("|", "\\|").replace("\n", " ")
+    return "\n".join("| " + " | ".join(map(in_markdown, line)) + " |" for line in lines)
 
 
 def share(value: object) -> str:

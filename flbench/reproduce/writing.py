@@ -8,6 +8,7 @@ from typing import Any, Final
 from flbench import __version__
 from flbench.core import files
 from flbench.core.csv_text import csv_text
+from flbench.core.markup import in_code, in_markdown
 from flbench.core.printable import printable
 from flbench.reports.tables import grid
 from flbench.reproduce.cells import named
@@ -50,7 +51,7 @@ def markdown(report: PaperReport) -> str:
         f"{paper.authors}: *{paper.title}*. {paper.venue}, doi"
         f" [{paper.doi}](https://doi.org/{paper.doi}){source}."
     )
-    parts += [f"**{note}**" for note in report.notes]
+    parts += [f"**{in_markdown(note)}**" for note in report.notes]
     number = None
     for block in report.blocks:
         of = block.title.split(",")[0]
@@ -79,7 +80,10 @@ def markdown(report: PaperReport) -> str:
         for seed, path in line.folders.items()
     }
     if folders:
-        items = [f"- {title}: `{_inside(path, report)}`" for title, path in folders.items()]
+        items = [
+            f"- {in_markdown(title)}: {in_code(str(_inside(path, report)))}"
+            for title, path in folders.items()
+        ]
         parts.append("## Runs\n\n" + "\n".join(items))
     parts.append(f"flbench {__version__}.")
     return printable("\n\n".join(parts)) + "\n"

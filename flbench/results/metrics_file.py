@@ -11,15 +11,23 @@ round,split,protocol,metric,value
 """
 
 import csv
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from flbench.core import files
-from flbench.core.errors import DataError
+from flbench.core import files, names
+from flbench.core.errors import DataError, shortened
+from flbench.core.printable import one_line
 
 HEADER: Final = ("round", "split", "protocol", "metric", "value")
 EXACT: Final = 2.0**53  # integers below it are exact in float64
+MOST_ROUNDS: Final = 10**12
+MOST_BYTES: Final = 1e36
+COUNTS: Final = frozenset(
+    {"up_bytes", "down_bytes", "peer_bytes", "setup_bytes", "trainings", "without_step", "diverged"}
+)
+"""Metrics of the splits `train` and `setup` that are added up over rounds."""
+TRAINING: Final = ("train", "setup")
 CURE: Final = "Restore it from a copy, or start the run again."
 
 
@@ -91,7 +99,7 @@ def read(path: Path) -> list[Row]:
     try:
         text = files.read_text(path)
     except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror}. {CURE}") from error
+        raise DataError(f"{path} cannot be read: {error.strerror or error}. {CURE}") from error
     except UnicodeDecodeError as error:
         raise DataError(f"{path} is damaged: it is not a text in UTF-8. {CURE}") from error
     complete = text[: text.rfind("\n") + 1]
@@ -99,9 +107,23 @@ def read(path: Path) -> list[Row]:
         lines = list(csv.reader(complete.split("\n")[:-1]))
         if not lines or tuple(lines[0]) != HEADER:
             raise DataError(f"{path} is not a metrics.csv of flbench. {CURE}")
-        return [Row(int(line[0]), line[1], line[2], line[3], float(line[4])) for line in lines[1:]]
+        rows = [Row(int(line[0]), line[1], line[2], line[3], float(line[4])) for line in lines[1:]]
+        _check(rows)
     except (ValueError, IndexError, csv.Error) as error:
-        raise DataError(f"{path} is damaged ({error}). {CURE}") from error
+        raise DataError(f"{path} is damaged ({one_line(shortened(str(error)))}). {CURE}") from error
+    return rows
+
+
+def _check(rows: Sequence[Row]) -> None:
+    """Raise a ValueError if a round, a name or a count of a file cannot be one."""
+    numbers = {row.round for row in rows}
+    if numbers and not 0 <= min(numbers) <= max(numbers) < MOST_ROUNDS:
+        raise ValueError(f"a round is not in [0, {MOST_ROUNDS:,})")
+    for name in {name for row in {row[1:4] for row in rows} for name in row if name}:
+        names.checked(name, "a name")
+    for row in rows:
+        if row.metric in COUNTS and row.split in TRAINING and not 0 <= row.value < MOST_BYTES:
+            raise ValueError(f"`{row.metric}` of round {row.round} is {row.value}")
 
 
 def _number(value: float) -> str:

@@ -2,9 +2,10 @@
 
 import csv
 from dataclasses import dataclass, field
+from functools import cached_property
 from io import StringIO
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import torch
@@ -14,7 +15,8 @@ from flbench.config.schema import Config
 from flbench.core import files
 from flbench.core.csv_text import read_cell
 from flbench.core.documents import as_data_error, read_json
-from flbench.core.errors import DataError, UserError
+from flbench.core.errors import DataError, UserError, shortened
+from flbench.core.names import as_written
 from flbench.core.wording import how_to_resume
 from flbench.data.npz_files import read_arrays
 from flbench.metrics import ranking_names
@@ -25,13 +27,26 @@ from flbench.results.metrics_file import Row
 from flbench.results.summary import (
     Summary,
     best_round,
-    check,
+    check_shares,
+    checked,
     cohort_accuracy,
     cost_to_reach,
     last_round,
     metrics_at,
     totals,
 )
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from numpy.typing import NDArray
+
+HASHES: Final = ("partition_hash", "config_hash", "weights_digest")
+CURE: Final = "Restore it from a copy, or start the run again."
+NO_COUNTS: Final = "it has no array `train_counts` of integers [clients, classes]."
+LARGEST_PARTITION: Final = 2**30
+"""Largest size of the arrays of a partition.npz of a run folder, in bytes."""
+MOST_SAMPLES: Final = 10**12
+"""Largest number of samples of a client and a class."""
 
 CLASS_SCORES: Final = ("precision", "recall", "f1")
 CLASS_COLUMNS: Final = (
@@ -82,6 +97,63 @@ class Run:
                 f" {', '.join(self.config.evaluation.metrics or ())}. Its metrics are in"
                 " metrics.csv and clients.csv (fl.load(PATH).metrics and .clients)."
             )
+
+    @cached_property
+    def class_table(self) -> "pd.DataFrame":
+        """Rows of per_class.csv at the best round; see `flbench.results.tables.PER_CLASS`.
+
+        Raises:
+            DataError: The file is damaged.
+        """
+        from flbench.results import tables
+
+        return tables.class_table(self.path / "per_class.csv")
+
+    @cached_property
+    def client_table(self) -> "pd.DataFrame":
+        """Rows of clients.csv at the best round, with names if the clients have any.
+
+        Raises:
+            DataError: The file is damaged.
+        """
+        from flbench.results import tables
+
+        return tables.client_table(self.path / "clients.csv")
+
+    @cached_property
+    def client_counts(self) -> "NDArray[np.int64] | None":
+        """Training samples [N, C] by client and class; None if partition.npz lacks them.
+
+        Raises:
+            DataError: The file is damaged, or does not fit to the tables.
+        """
+        counts = _client_counts(self.path / "partition.npz")
+        if counts is None:
+            return None
+        for table, key, axis in ((self.client_table, "client", 0), (self.class_table, "class", 1)):
+            if len(table) and table[key].max() >= counts.shape[axis]:
+                raise DataError(
+                    f"{self.path / 'partition.npz'} is damaged: its `train_counts` have the shape"
+                    f" {list(counts.shape)}, but there is a {key} {table[key].max()}. {CURE}"
+                )
+        return counts
+
+    def check_comparable(self) -> None:
+        """Check what a comparison needs of a finished run, besides what reading it has checked.
+
+        Raises:
+            UserError: The run has no classes.
+            DataError: A file is damaged, or the summary lacks a hash or an accuracy.
+        """
+        self.check_classes()
+        for key in HASHES:
+            if key not in self.summary:
+                raise DataError(f"{self.path / 'summary.json'} is damaged (no `{key}`). {CURE}")
+        for name in ("class_table", "client_table"):
+            if not len(getattr(self, name)):
+                raise DataError(f"{self.path} has no {name.replace('_', ' ')}. {CURE}")
+        _ = self.client_counts
+        read_json(self.path / "provenance.json")
 
     @property
     def has_rare_classes(self) -> bool:
@@ -151,9 +223,10 @@ def read(path: Path) -> Run:
         )
     classes, clients = read_tables(path, config)
     file = path / "summary.json"
-    summary = read_json(file)
     try:
-        check(summary)
+        summary = checked(read_json(file))
+        if config.has_classes:
+            check_shares(summary)
     except ValueError as error:
         raise DataError(
             f"{file} is damaged ({error}). Remove it, and resume the run: {how_to_resume(path)}"
@@ -198,15 +271,31 @@ def _data_hash(path: Path) -> str | None:
 def _train_counts(path: Path) -> list[int] | None:
     """Return the training samples [C] by class over all clients; None without a partition.npz."""
     file = path / "partition.npz"
+    counts = _client_counts(file)
+    if counts is None:
+        if not file.is_file():
+            return None
+        raise DataError(f"{file} is damaged: {NO_COUNTS} Start the run again.")
+    return [int(count) for count in counts.sum(axis=0)]
+
+
+def _client_counts(file: Path) -> "NDArray[np.int64] | None":
+    """Return the training samples [N, C] by client and class; None if the file lacks them."""
     if not file.is_file():
         return None
-    counts = read_arrays(file).get("train_counts")  # [N, C]
-    if counts is None or counts.ndim != 2 or counts.dtype.kind not in "iu":
+    with as_data_error(file):
+        files.check_regular(file, LARGEST_PARTITION)
+    counts = read_arrays(file, LARGEST_PARTITION).get("train_counts")
+    if counts is None:
+        return None
+    if counts.ndim != 2 or counts.dtype.kind not in "iu":
+        raise DataError(f"{file} is damaged: {NO_COUNTS} Start the run again.")
+    if counts.size and not 0 <= counts.min() <= counts.max() <= MOST_SAMPLES:
         raise DataError(
-            f"{file} is damaged: it has no array `train_counts` of integers [clients, classes]."
-            " Start the run again."
+            f"{file} is damaged: a number of samples in `train_counts` is not in"
+            f" [0, {MOST_SAMPLES:,}]. Start the run again."
         )
-    return [int(count) for count in counts.sum(axis=0, dtype=np.int64)]
+    return counts.astype(np.int64)
 
 
 def read_classes(path: Path) -> list[dict[str, str]]:
@@ -226,8 +315,10 @@ def read_classes(path: Path) -> list[dict[str, str]]:
             raise ValueError("a row has other columns than a per_class.csv")
         for column in CLASS_SCORES:
             float(row[column])
-        int(row["train_support"])
-    return [row | {"name": read_cell(row["name"])} for row in rows]
+        for column in ("train_support", "test_support"):
+            if not 0 <= int(row[column]) <= MOST_SAMPLES:
+                raise ValueError(f"`{column}` is {shortened(row[column], 60)}")
+    return [row | {"name": as_written(read_cell(row["name"]), "a class")} for row in rows]
 
 
 def read_clients(path: Path, scores: tuple[str, ...] = CLIENT_SCORES) -> list[dict[str, str]]:
@@ -255,7 +346,7 @@ def read_clients(path: Path, scores: tuple[str, ...] = CLIENT_SCORES) -> list[di
             raise ValueError("a row has other columns than a clients.csv")
         for column in (*scores, *(name for name in ranking_names.NAMES if name in row)):
             float(row[column] or "nan")
-    return [row | {"name": read_cell(row["name"])} for row in rows]
+    return [row | {"name": as_written(read_cell(row["name"]), "a client")} for row in rows]
 
 
 def _so_far(config: Config, rows: list[Row]) -> Summary:

@@ -6,21 +6,29 @@ yet is left out.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from math import isfinite
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 
 from flbench.core import files
-from flbench.core.documents import as_data_error
-from flbench.core.errors import DataError, UserError
+from flbench.core.documents import as_data_error, read_json
+from flbench.core.errors import DataError, UserError, shortened
+from flbench.core.names import checked
+from flbench.core.printable import one_line
 from flbench.results import reading
+from flbench.results.left_out import LeftOut
+from flbench.results.summary import MOST
 
 State = Literal["running", "finished", "stopped", "diverged", "failed"]
 Variant = Literal["default", "tuned"]
-Params = Mapping[str, Any]
+Name = Annotated[str, AfterValidator(partial(checked, what="it"))]
+Text = Annotated[str, Field(max_length=100_000)]
+Count = Annotated[int, Field(ge=0, le=MOST)]
+Few = Annotated[int, Field(ge=0, le=100_000)]
+Params = Mapping[Name, Any]
 
 Content = TypeVar("Content")
 
@@ -29,6 +37,17 @@ VARIANTS: tuple[Variant, ...] = ("default", "tuned")
 
 PERSONAL = "personal"
 """Name of the deployment that scores a trial unless the user names another one."""
+
+
+def _method(name: str) -> str:
+    """Check the name of a method, which is the name of a folder too."""
+    checked(name, "it")
+    if "/" in name or "\\" in name or name.startswith("."):
+        raise ValueError("it is not the name of a method")
+    return name
+
+
+MethodName = Annotated[str, AfterValidator(_method)]
 
 
 @dataclass(frozen=True)
@@ -41,7 +60,7 @@ class MethodEntry:
         space_tree: Search space as a dict, with the keys of its YAML file.
     """
 
-    space: str
+    space: Text
     defaults: Params
     space_tree: Mapping[str, Any]
 
@@ -69,22 +88,22 @@ class Header:
         methods: Entry of each method by its name, in the order of the command line.
     """
 
-    id: str
-    created: str
-    command: tuple[str, ...]
-    dataset: str
-    scheme: str
-    partition_hash: str | None
-    seed: int
-    metric: str
-    search: str
-    scheduler: str
-    trials: int
-    rounds: int
-    seeds: int
-    git_revision: str | None
-    methods: Mapping[str, MethodEntry]
-    deployment: str = PERSONAL  # a study of an earlier version has no entry
+    id: Name
+    created: Name
+    command: tuple[Text, ...]
+    dataset: Text
+    scheme: Name
+    partition_hash: Name | None
+    seed: Count
+    metric: Name
+    search: Name
+    scheduler: Name
+    trials: Count
+    rounds: Count
+    seeds: Few
+    git_revision: Name | None
+    methods: Mapping[MethodName, MethodEntry]
+    deployment: Name = PERSONAL  # a study of an earlier version has no entry
 
 
 @dataclass(frozen=True)
@@ -114,23 +133,23 @@ class Trial:
             the search.
     """
 
-    method: str
+    method: MethodName
     kind: Literal["search", "final"]
-    index: int
+    index: Count
     variant: Variant | None
-    seed: int
+    seed: Count
     params: Params
     state: State
-    reason: str | None
-    round: int
-    rounds: int
+    reason: Text | None
+    round: Count
+    rounds: Count
     score: float | None
-    seconds: Mapping[str, float] | None
-    started: str | None
-    ended: str | None
-    attempts: int = 1
-    node: str | None = None
-    of: int | None = None
+    seconds: Mapping[Name, float] | None
+    started: Name | None
+    ended: Name | None
+    attempts: Count = 1
+    node: Name | None = None
+    of: Count | None = None
 
 
 @dataclass(frozen=True)
@@ -174,12 +193,14 @@ class Study:
         header: Content of its study.json.
         trials: Trials of the search, ordered by method (as in the header) and number.
         finals: Final trainings, ordered by method, variant and seed.
+        left_out: Sentences about the trials and final trainings that cannot be read.
     """
 
     path: Path
     header: Header
     trials: tuple[Trial, ...]
     finals: tuple[Final, ...]
+    left_out: tuple[str, ...] = ()
 
     @property
     def methods(self) -> tuple[str, ...]:
@@ -254,8 +275,13 @@ def is_study(path: Path) -> bool:
     return (path / "study.json").is_file()
 
 
-def read(path: Path) -> Study:
+def read(path: Path, *, lenient: bool = False) -> Study:
     """Read a study folder.
+
+    Args:
+        path: The folder.
+        lenient: Whether to leave out trials and final trainings that are damaged, instead of
+            raising an error.
 
     Raises:
         UserError: The path is not a study folder.
@@ -267,13 +293,20 @@ def read(path: Path) -> Study:
         raise UserError(f"{path} is not a study folder: it has no study.json.")
     header = read_header(path)
     order = list(header.methods)
-    trials = [trial for _, trial in _trials(path, "trials", order)]
-    finals = [_final(folder, trial) for folder, trial in _trials(path, "finals", order)]
+    left_out = LeftOut()
+    trials = [trial for _, trial in _trials(path, "trials", order, left_out)]
+    finals = []
+    for folder, trial in _trials(path, "finals", order, left_out):
+        with left_out.catching(folder):
+            finals.append(_final(folder, trial))
+    if not lenient:
+        left_out.raise_first()
     return Study(
         path,
         header,
         tuple(sorted(trials, key=lambda trial: (order.index(trial.method), trial.index))),
         tuple(sorted(finals, key=lambda final: _position(final.trial, order))),
+        tuple(left_out.sentences),
     )
 
 
@@ -321,14 +354,19 @@ def _position(trial: Trial, order: Sequence[str]) -> tuple[int, int, int]:
     return order.index(trial.method), variant, trial.seed
 
 
-def _trials(path: Path, kind: str, methods: Sequence[str]) -> list[tuple[Path, Trial]]:
+def _trials(
+    path: Path, kind: str, methods: Sequence[str], left_out: LeftOut
+) -> list[tuple[Path, Trial]]:
     """Return all trials below `trials/` or `finals/` with their folders."""
     found = []
     for file in sorted((path / kind).glob("*/*/trial.json")):
-        trial = read_trial(file)
-        if trial.method not in methods:
-            raise _misplaced(file.parent, f"study.json does not list its method {trial.method!r}")
-        found.append((file.parent, trial))
+        with left_out.catching(file):
+            trial = read_trial(file)
+            if trial.method not in methods:
+                raise _misplaced(
+                    file.parent, f"study.json does not list its method {trial.method!r}"
+                )
+            found.append((file.parent, trial))
     return found
 
 
@@ -358,11 +396,11 @@ def _load(file: Path, kind: type[Content]) -> Content:
         try:
             files.check_regular(file)
             given: Any = kind  # mypy finds that a TypeVar cannot be hashed
-            content: Content = _adapter(given).validate_json(file.read_bytes())
+            content: Content = _adapter(given).validate_python(read_json(file))
             return content
         except ValidationError as error:
             first = error.errors()[0]
-            key = ".".join(map(str, first["loc"]))
+            key = one_line(shortened(".".join(map(str, first["loc"])), 100))
             if first["type"] == "missing":
                 raise KeyError(key) from error
             raise ValueError(f"`{key}`: {first['msg']}" if key else first["msg"]) from error

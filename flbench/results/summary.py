@@ -1,12 +1,27 @@
 """Summaries of metrics.csv: the metrics of one round, and totals over rounds."""
 
+from functools import partial
 from statistics import fmean
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
-from pydantic import BaseModel, ConfigDict, NonNegativeInt, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from flbench.config.schema import BestConfig
+from flbench.core import names
+from flbench.core.errors import shortened
+from flbench.core.printable import one_line
 from flbench.results.metrics_file import Row
+
+MOST: Final = 2**63 - 1
+"""Largest seed, number of rounds, of clients, of trainings and of seconds."""
+MOST_BYTES: Final = 10**36
+"""Largest number of bytes that a run has sent."""
+ROUNDING: Final = 1e-6
+SHARES: Final = frozenset(
+    {"accuracy", "accuracy_mean", "balanced_accuracy", "macro_f1", "rare_recall", "rare_f1"}
+    | {"confusable_f1", "worst10_accuracy", "auroc", "average_precision"}
+)
+"""Metrics in [0, 1] of runs that classify."""
 
 Summary = dict[str, Any]
 """The content of summary.json, or a part of it.
@@ -30,69 +45,133 @@ Summary = dict[str, Any]
 """
 
 
+Name = Annotated[str, AfterValidator(partial(names.checked, what="it"))]
+Count = Annotated[int, Field(ge=0, le=MOST)]
+Bytes = Annotated[int, Field(ge=0, le=MOST_BYTES)]
+Time = Annotated[float, Field(ge=0, le=float(MOST), allow_inf_nan=False)]
+Sentence = Annotated[str, Field(max_length=100_000)]
+
+
 class _Part(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow")
 
 
 class _Moment(_Part):
-    round: NonNegativeInt
-    validation: dict[str, float | dict[str, float]]
-    test: dict[str, float | dict[str, float]]
+    round: Count
+    validation: dict[Name, float | dict[Name, float]]
+    test: dict[Name, float | dict[Name, float]]
 
 
 class _Traffic(_Part):
-    up_bytes: NonNegativeInt
-    down_bytes: NonNegativeInt
-    peer_bytes: NonNegativeInt
-    setup_bytes: NonNegativeInt
+    up_bytes: Bytes
+    down_bytes: Bytes
+    peer_bytes: Bytes
+    setup_bytes: Bytes
 
 
 class _Seconds(_Part):
-    train: float
-    evaluate: float
-    total: float
+    train: Time
+    evaluate: Time
+    total: Time
 
 
 class _Stopped(_Part):
-    round: NonNegativeInt
-    reason: str
+    round: Count
+    reason: Sentence
+
+
+class _Target(_Part):
+    accuracy: float
+    round: Count | None
+    split: Name = "validation"
+    communication: _Traffic | None = None
+
+
+class _Cohort(_Part):
+    first_round: Count
+    last_round: Count
+    validation: dict[Name, float]
+    test: dict[Name, float]
 
 
 class _Finished(_Part):
     """The keys of summary.json that flbench reads; there are more."""
 
-    algorithm: str
-    dataset: str
-    model: str
-    seed: NonNegativeInt
-    rounds: NonNegativeInt
+    algorithm: Name
+    dataset: Sentence  # the name of a file, which can have any characters
+    model: Name
+    seed: Count
+    rounds: Count
     last: _Moment
     best: _Moment
     communication: _Traffic
-    client_trainings: NonNegativeInt
-    trainings_without_step: NonNegativeInt
-    diverged: NonNegativeInt
+    client_trainings: Count
+    trainings_without_step: Count
+    diverged: Count
     seconds: _Seconds
     stopped: _Stopped | None = None
+    clients: Count = 0
+    clients_never_trained: Count = 0
+    partition_hash: Name = "-"
+    config_hash: Name = "-"
+    weights_digest: Name = "-"
+    best_by: Name = "-"
+    positive_class: Sentence = "-"
+    notes: list[Sentence] = []
+    engine: dict[str, Any] = {}
+    target: _Target | None = None
+    cohort: _Cohort | None = None
 
 
-def check(summary: Summary) -> None:
-    """Check that the content of a summary.json has the keys that flbench reads.
+def checked(summary: Summary) -> Summary:
+    """Return the content of a summary.json, if it has the keys that flbench reads.
 
     Args:
         summary: The content.
 
+    Returns:
+        The content. Control characters in the name of the data set are replaced by escapes.
+
     Raises:
-        ValueError: A key is missing, or its value has the wrong type. The message names the key.
+        ValueError: A key is missing, or its value has the wrong type, is no name where a name is
+            expected, or is out of range. The message names the key.
     """
     try:
         _Finished.model_validate(summary)
+        target = summary.get("target")
+        if target and target["round"] is not None and not target.get("communication"):
+            raise ValueError("it has no `target.communication`")
+        return {**summary, "dataset": names.as_written(summary["dataset"], "`dataset`")}
     except ValidationError as error:
         first = error.errors()[0]
-        key = ".".join(map(str, first["loc"]))
+        key = one_line(shortened(".".join(map(str, first["loc"])), 100))
         missing = first["type"] == "missing"
         reason = f"it has no `{key}`" if missing else f"`{key}`: {first['msg']}"
         raise ValueError(reason) from error
+
+
+def check_shares(summary: Summary) -> None:
+    """Check the metrics of a run that classifies: they are shares.
+
+    Args:
+        summary: Content of summary.json.
+
+    Raises:
+        ValueError: A metric that is a share is not in [0, 1]; the message names it. A metric that
+            is not defined may be NaN, except for the accuracy.
+    """
+    for moment in ("last", "best"):
+        for split in ("validation", "test"):
+            for name, value in summary[moment][split].items():
+                if isinstance(value, dict) or name not in SHARES:
+                    continue
+                if not is_share(value) and (name == "accuracy" or value == value):
+                    raise ValueError(f"`{moment}.{split}.{name}` is {value}, which is no share")
+
+
+def is_share(value: float) -> bool:
+    """Return whether a number is in [0, 1], up to rounding."""
+    return -ROUNDING <= value <= 1 + ROUNDING
 
 
 BY_ACCURACY: Final = BestConfig()

@@ -9,7 +9,12 @@ import pandas as pd
 from flbench.core import files
 from flbench.core.csv_text import read_cell
 from flbench.core.documents import as_data_error
+from flbench.core.names import as_written
 from flbench.results.metrics_file import HEADER, Row
+from flbench.results.summary import is_share
+
+MOST: Final = 10**12
+"""Largest number of a class, a client or of samples in a table."""
 
 METRICS: Final = dict(zip(HEADER, ("int64", "str", "str", "str", "float64"), strict=True))
 """Columns of `Run.metrics` with their types."""
@@ -68,7 +73,7 @@ def read(path: Path, columns: Mapping[str, str], optional: Sequence[str] = ()) -
         empty = pd.DataFrame({name: pd.Series(dtype=kind) for name, kind in columns.items()})
         return empty.drop(columns=list(optional))
     with as_data_error(path):
-        files.check_regular(path)
+        files.check_regular(path, files.LARGEST)
         # Without the default markers of missing values: a class may have the name `NA`.
         frame = pd.read_csv(path, dtype="str", keep_default_na=False)
         if missing := [name for name in columns if name not in (*frame.columns, *optional)]:
@@ -76,6 +81,59 @@ def read(path: Path, columns: Mapping[str, str], optional: Sequence[str] = ()) -
         for name in frame.columns:
             frame[name] = _typed(frame[name], columns.get(name, "float64"))
         return frame
+
+
+def class_table(path: Path) -> pd.DataFrame:
+    """Return the rows of a per_class.csv for the best round.
+
+    Args:
+        path: The file.
+
+    Raises:
+        DataError: The file is damaged: a class is there twice, or a number is out of range.
+    """
+    table = read(path, PER_CLASS)
+    with as_data_error(path):
+        _check(table, "class", ("train_support", "test_support"), ("precision", "recall", "f1"))
+    return _at_best(table)
+
+
+def client_table(path: Path) -> pd.DataFrame:
+    """Return the rows of a clients.csv for the best round, with names if the clients have any.
+
+    Args:
+        path: The file.
+
+    Raises:
+        DataError: The file is damaged: a client is there twice, or a number is out of range.
+    """
+    columns = {name: kind for name, kind in CLIENTS.items() if name != "trainings"}
+    table = read(path, columns, optional=("name", "classes"))
+    with as_data_error(path):
+        shares = [name for name in ("accuracy", "balanced_accuracy", "macro_f1") if name in table]
+        sizes = [name for name in ("train_size", "test_size", "classes") if name in table]
+        if "accuracy" not in shares:
+            raise ValueError("it has no column accuracy")
+        _check(table, "client", sizes, shares)
+    return _at_best(table)
+
+
+def _check(table: pd.DataFrame, key: str, counts: Sequence[str], shares: Sequence[str]) -> None:
+    """Raise a ValueError if a table has a number out of range, or an entry twice."""
+    for name in (key, *counts):
+        if len(table) and not 0 <= table[name].min() <= table[name].max() <= MOST:
+            raise ValueError(f"a value of `{name}` is not in [0, {MOST:,}]")
+    for name in shares:
+        if len(table) and not all(map(is_share, table[name].dropna().agg(["min", "max"]))):
+            raise ValueError(f"a value of `{name}` is not in [0, 1]")
+    if table.duplicated(["moment", key]).any():
+        raise ValueError(f"a {key} is there twice")
+
+
+def _at_best(table: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows of a table for the best round."""
+    both = both_moments(table)
+    return both[both["moment"] == "best"]
 
 
 def both_moments(table: pd.DataFrame) -> pd.DataFrame:
@@ -97,8 +155,12 @@ def both_moments(table: pd.DataFrame) -> pd.DataFrame:
 def _typed(column: "pd.Series[str]", kind: str) -> "pd.Series[Any]":
     """Return a column of texts in its type."""
     if kind == "str":
-        return column.map(read_cell).astype("str")
+        names = {text: as_written(read_cell(text), "a name") for text in column.unique()}
+        return column.map(names).astype("str")
     if kind == "float64":
         return pd.to_numeric(column.mask(column == "")).astype("float64")
-    numbers = pd.to_numeric(column).astype("int64")
+    numbers = pd.to_numeric(column)
+    if numbers.dtype != "int64" and len(numbers):
+        raise ValueError(f"`{column.name}` is not a whole number in each row")
+    numbers = numbers.astype("int64")
     return numbers.astype("bool") if kind == "bool" else numbers

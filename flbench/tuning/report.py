@@ -119,7 +119,7 @@ class StudyReport:
     @property
     def notes(self) -> list[str]:
         """Notes for the reader: unfinished trials, unequal budgets, too few seeds."""
-        study, notes = self.study, []
+        study, notes = self.study, list(self.study.left_out)
         if running := [trial for trial in study.trials if trial.state == "running"]:
             notes.append(
                 f"Unfinished: {count(len(running), 'trial')} still running or interrupted."

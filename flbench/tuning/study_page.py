@@ -17,7 +17,7 @@ from jinja2 import Environment, StrictUndefined
 from flbench import __version__
 from flbench.core import files
 from flbench.core.csv_text import csv_text
-from flbench.core.printable import printable
+from flbench.core.markup import in_markdown
 from flbench.reports import figures
 from flbench.reports import tables as blocks
 from flbench.reports.tables import Block
@@ -61,7 +61,7 @@ def write(path: Path) -> None:
         DataError: A file of the study is damaged.
         OSError: A file cannot be written.
     """
-    report = StudyReport(study_folder.read(path))
+    report = StudyReport(study_folder.read(path, lenient=True))
     texts = {
         "trials.csv": trials_csv(report),
         "results.json": as_json(report),
@@ -137,9 +137,9 @@ def as_json(report: StudyReport) -> str:
 
 def markdown(report: StudyReport) -> str:
     """Return study.md: the whole report without its figures."""
-    parts = [f"# {report.heading}"]
-    parts.append("\n".join(f"- {key}: {value}" for key, value in report.facts.items()))
-    parts += [f"**{note}**" for note in report.notes]
+    parts = [f"# {in_markdown(report.heading)}"]
+    parts.append("\n".join(f"- {key}: {in_markdown(text)}" for key, text in report.facts.items()))
+    parts += [f"**{in_markdown(note)}**" for note in report.notes]
     parts.append(report.budget)
     parts += [blocks.markdown(block) for block in _opening(report)]
     parameters = [tables.parameters(report, method) for method in report.study.methods]
@@ -149,9 +149,9 @@ def markdown(report: StudyReport) -> str:
     parts += [blocks.markdown(block) for block in _closing(report)]
     if failures := find_failures(report):
         parts.append("## What failed, could not be scored, or is missing")
-        parts.append("\n".join(f"- {line}" for line in failures))
+        parts.append("\n".join(f"- {in_markdown(line)}" for line in failures))
     parts.append(f"flbench {__version__}.")
-    return printable("\n\n".join(parts)) + "\n"
+    return "\n\n".join(parts) + "\n"
 
 
 def page(report: StudyReport) -> str:

@@ -9,7 +9,7 @@ import pytest
 
 import flbench as fl
 from flbench.cli import app
-from flbench.comparison import text
+from flbench.core.markup import in_latex
 from tests.comparison.made import matrix, run_folder
 from tests.support import run
 from tests.tuning import studies
@@ -97,7 +97,7 @@ def test_latex_marks_the_best_and_those_like_it(written):
         assert source.count(f"\\begin{{{name}}}") == source.count(f"\\end{{{name}}}") == 1
     rows = [line for line in source.splitlines() if line.endswith("\\\\")]
     assert {line.count(" & ") for line in rows} == {5}
-    assert text.latex("50 % of a_b {#1}") == r"50 \% of a\_b \{\#1\}"
+    assert in_latex("50 % of a_b {#1}") == r"50 \% of a\_b \{\#1\}"
 
 
 def test_latex_underlines_nothing_without_a_test(tmp_path):
