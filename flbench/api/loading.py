@@ -1,6 +1,5 @@
 """Reading runs, studies and comparisons back from their folders."""
 
-import warnings
 from collections.abc import Sequence
 from os import PathLike
 from typing import Any, Final
@@ -16,6 +15,7 @@ from flbench.comparison.folder import is_comparison
 from flbench.config.schema import OutputConfig
 from flbench.config.sources import leaves
 from flbench.core.errors import UserError
+from flbench.core.printable import warn
 from flbench.results import folders, reading, study_folder
 from flbench.results.differences import differing_keys
 
@@ -107,7 +107,7 @@ def runs(*paths: str | PathLike[str]) -> pd.DataFrame:
         try:
             found.append(reading.read(folder))
         except UserError as error:
-            warnings.warn(f"left out: {error}", stacklevel=2)
+            warn(f"left out: {error}", stacklevel=2)
     return _table(found)
 
 

@@ -23,7 +23,7 @@ from flbench.cli.aliases import ALIASES, DATA, with_aliases
 from flbench.core import consent, files
 from flbench.core.errors import RunError, UserError, shortened
 from flbench.core.expected import as_flbench_errors
-from flbench.core.printable import printable
+from flbench.core.printable import print_warnings, printable
 from flbench.core.wording import for_command_line
 
 # Typer has its own copy of Click, without a public name for the base of its errors.
@@ -1126,6 +1126,7 @@ def main(arguments: list[str] | None = None) -> int:
     Returns:
         The exit code.
     """
+    print_warnings()
     if arguments is None:  # this process has no other purpose than the command
         gc.set_threshold(NEW_OBJECTS)
         # When Python ends it searches all objects once more, which takes half a second and more.

@@ -35,7 +35,7 @@ def json(value: object) -> None:
     JSON has no number for infinity and NaN; they are printed as null.
     """
     content = json_module.dumps(_finite(value), indent=1, default=str, allow_nan=False)
-    sys.stdout.write(content + "\n")
+    sys.stdout.write(content.replace("\x7f", "\\u007f") + "\n")  # the others are escapes already
 
 
 def _finite(value: Any) -> Any:

@@ -51,8 +51,8 @@ def collect(paths: Sequence[Path]) -> Collection:
 
     Of a study, the final trainings are taken: `METHOD` has the default hyper-parameters, and
     `METHOD tuned` the tuned ones if they differ. A study without any is left out if there are other
-    runs. Where a comparison with the parameters of a study
-    stands beside other runs, its methods are `METHOD tuned` too.
+    runs. Where a comparison with the parameters of a study stands beside other runs, its methods
+    are `METHOD tuned` too.
 
     Args:
         paths: Folders of runs and studies, archives, or folders above them. Of archives, those

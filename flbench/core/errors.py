@@ -4,10 +4,22 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 from typing import Final
 
+from flbench.core.printable import printable
+
 MAX_MESSAGE: Final = 300  # characters
 
 
-class UserError(Exception):
+class PrintableError(Exception):
+    """An error whose text has neither control characters nor the secrets of addresses.
+
+    Texts of errors name values, files and folders of users, and Python prints them on the terminal.
+    """
+
+    def __str__(self) -> str:
+        return printable(super().__str__())
+
+
+class UserError(PrintableError):
     """The user's input cannot be used. The message names the value, its place and the cure.
 
     The command line exits with code 2.
@@ -25,7 +37,7 @@ class DataError(UserError):
     """
 
 
-class RunError(Exception):
+class RunError(PrintableError):
     """A run failed: the disk is full, or a client diverged under `train.on_divergence=stop`.
 
     The command line exits with code 1.

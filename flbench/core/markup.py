@@ -47,10 +47,10 @@ def in_markdown(text: str) -> str:
 
 
 def in_code(name: str) -> str:
-    """Return a name as code in Markdown; as text if a span of code cannot have its characters.
+    r"""Return a name as code in Markdown; as text if a span of code cannot have its characters.
 
     >>> print(in_code("hfcd tau=1"), in_code("a`<b>"))
-    `hfcd tau=1` a\\`&lt;b>
+    `hfcd tau=1` a\`&lt;b>
     """
     name = one_line(name)
     return f"`{name}`" if name and not set("`|<>&$").intersection(name) else in_markdown(name)

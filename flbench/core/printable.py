@@ -1,7 +1,8 @@
 """Text that a terminal can show: names come from users' files and may contain anything."""
 
 import re
-from typing import Final
+import warnings
+from typing import Any, Final
 
 from flbench.core.addresses import redact
 
@@ -39,6 +40,31 @@ def one_line(text: str) -> str:
     'first line second line'
     """
     return printable(" ".join(text.split()))
+
+
+def warn(text: str, category: type[Warning] = UserWarning, stacklevel: int = 1) -> None:
+    """Issue a warning whose text has no control characters.
+
+    Args:
+        text: The text.
+        category: Class of the warning.
+        stacklevel: 1 for the line that calls this function, 2 for the caller of that one.
+    """
+    warnings.warn(printable(text), category, stacklevel=stacklevel + 1)
+
+
+def print_warnings() -> None:
+    """Let Python print the warnings of all packages without control characters."""
+    if warnings.formatwarning is not _format:
+        warnings.formatwarning = _format
+
+
+_original: Final = warnings.formatwarning
+
+
+def _format(*given: Any, **more: Any) -> str:
+    """Return the text of a warning, as Python prints it."""
+    return printable(_original(*given, **more))
 
 
 def _escape(match: re.Match[str]) -> str:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from flbench.core import files
 from flbench.core.errors import DataError
-from flbench.core.printable import one_line
+from flbench.core.printable import one_line, warn
 from flbench.data import labels, pixels
 from flbench.data.archive import DAMAGED, OTHER_TABLES, Archive
 from flbench.data.dataset import Dataset
@@ -370,4 +370,4 @@ def _to_cache(file: Path, x: NDArray[np.uint8], transparent: int) -> None:
     except OSError as error:
         if "beside" in locals():
             Path(beside.name).unlink(missing_ok=True)
-        warnings.warn(f"decoded images could not be cached: {error}", stacklevel=2)
+        warn(f"decoded images could not be cached: {error}", stacklevel=2)

@@ -18,6 +18,7 @@ from flbench.client.program import LocalProgram, Step
 from flbench.config.schema import EngineConfig
 from flbench.core.errors import ConfigError, RunError
 from flbench.core.imported import portable
+from flbench.core.printable import warn
 from flbench.core.types import Dispatch, Message, Results, Tree
 from flbench.data.federation import Federation
 from flbench.engine.base import (
@@ -120,7 +121,7 @@ class RayEngine:
                 " memory. Lower engine.workers."
             ) from error
         for note in dict.fromkeys(note for arrays in returned for note in arrays["notes"]):
-            warnings.warn(note, TraceWarning, stacklevel=2)
+            warn(note, TraceWarning, stacklevel=2)
         return _in_order([_unpacked(arrays) for arrays in returned], ids)
 
     def block(self, batch_size: int) -> int | None:

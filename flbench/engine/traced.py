@@ -28,7 +28,6 @@ A trace that differs in a comparison is dropped, and the results of the step its
 """
 
 import re
-import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -49,6 +48,7 @@ from torch.utils._pytree import tree_leaves
 
 from flbench.client.program import Phase, Statistic
 from flbench.core.ownership import is_known
+from flbench.core.printable import warn
 from flbench.core.types import Tree
 from flbench.engine import pooling
 
@@ -314,7 +314,7 @@ class Traces:
                 self._size -= trace.size
                 known.trace = None
             if known.trusted and not trusted:
-                warnings.warn(_note(inputs.step), TraceWarning, stacklevel=2)
+                warn(_note(inputs.step), TraceWarning, stacklevel=2)
             known.trusted = trusted
             self._cost += perf_counter() - begin
         elif known.count < LOOKS or (known.best <= LONGEST and known.total < PATIENCE * self._cost):

@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from flbench.core.errors import RunError
+from flbench.core.printable import printable
 
 INTERRUPTED: Final = 130  # exit code after a stop signal
 FAILED: Final = 1  # exit code after the loss of a server
@@ -298,7 +299,7 @@ class Supervisor:
     def _say(self, text: str) -> None:
         """Print text on standard error, without a lock that the main thread may hold."""
         with suppress(OSError):
-            os.write(2, f"{text}\n".encode())
+            os.write(2, f"{printable(text)}\n".encode())
 
     def _exit(self) -> None:
         """End the process without Ray's exit handlers, which call its servers."""
