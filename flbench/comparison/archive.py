@@ -7,22 +7,23 @@ be recomputed and extended. Paths of the machine that trained them are left out.
 import io
 import json
 import os
-import re
 import shutil
 import signal
 import tarfile
 import tempfile
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from flbench.comparison.folder import MARKER, is_cell
+from flbench.config.sources import MAX_BYTES
 from flbench.core import files
-from flbench.core.archives import unpack
-from flbench.core.documents import read_json
+from flbench.core.archives import DEEPEST, LARGEST_FILE, is_name_of_member, unpack
+from flbench.core.documents import as_data_error, read_json
 from flbench.core.errors import DataError, UserError
+from flbench.core.without_parents import without_parents_in, without_parents_in_yaml
 from flbench.results import folders, study_folder
 from flbench.results.reading import is_finished
 
@@ -38,22 +39,6 @@ KNOWN: Final = frozenset({*KEPT, MARKER})
 """Names of the files that an archive may have."""
 SHARED: Final = ("partition.json", "partition.npz")
 """Files that all trials of a study share; an archive has them once, in the folder of the study."""
-PARENTS: Final = re.compile(r"(?<![\w.~:/-])/(?:[^\s/\"']+/)+(?=[^\s/\"'])")
-"""The folders of an absolute path in a text, without its last part."""
-
-
-def without_parents(text: str) -> str:
-    """Return a text in which absolute paths have lost their folders.
-
-    Args:
-        text: The text, for example a command.
-
-    >>> without_parents("/opt/bin/flbench run --config=/home/me/board/digits.yaml a/b x=1/2")
-    'flbench run --config=digits.yaml a/b x=1/2'
-    >>> without_parents("/home/me/studies/one/ http://127.0.0.1:5000/a/b")
-    'one/ http://127.0.0.1:5000/a/b'
-    """
-    return PARENTS.sub("", text)
 
 
 def pack(paths: Sequence[Path], file: Path) -> int:
@@ -102,6 +87,11 @@ def pack(paths: Sequence[Path], file: Path) -> int:
         for member in members:
             files.check_no_link(member)
             name = member.relative_to(path.parent).as_posix()
+            if not is_name_of_member(name):
+                raise UserError(
+                    f"{member} cannot be packed: an archive has names without control characters"
+                    f" and backslashes, and at most {DEEPEST} folders above a file. Rename it."
+                )
             if found.setdefault(name, member) != member:
                 raise UserError(
                     f"{given} and another folder have the name {name.partition('/')[0]}. Rename"
@@ -147,21 +137,13 @@ def _compressed(members: dict[str, Path]) -> bytes:
 
 def _portable(file: Path) -> bytes:
     """Return the content of a file without the folders of absolute paths."""
-    if file.suffix == ".yaml":
-        return without_parents(file.read_text("utf-8")).encode()
-    if file.suffix == ".json":
-        content = _mapped(read_json(file), without_parents)
-        return (json.dumps(content, indent=1) + "\n").encode()
-    return file.read_bytes()
-
-
-def _mapped(tree: Any, change: Callable[[str], str]) -> Any:
-    """Return a tree of values of JSON with each text changed."""
-    if isinstance(tree, str):
-        return change(tree)
-    if isinstance(tree, dict):
-        return {key: _mapped(value, change) for key, value in tree.items()}
-    return [_mapped(value, change) for value in tree] if isinstance(tree, list) else tree
+    with as_data_error(file):
+        files.check_regular(file, LARGEST_FILE)
+        if file.suffix == ".yaml":
+            return without_parents_in_yaml(files.read_text(file, MAX_BYTES)).encode()
+        if file.suffix != ".json":
+            return file.read_bytes()
+    return (json.dumps(without_parents_in(read_json(file)), indent=1) + "\n").encode()
 
 
 def is_archive(path: Path) -> bool:

@@ -18,6 +18,7 @@ partition and the version of the code.
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import isfinite
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -166,7 +167,11 @@ def arrange(
     finished = [run for run in runs if run.finished]
     if not finished:
         raise UserError("there is no finished run to compare.")
-    warnings = list(notes)
+    undefined = [run for run in finished if _is_undefined(run, metric)]
+    finished = [run for run in finished if not _is_undefined(run, metric)]
+    if not finished:
+        raise UserError(f"`{metric}` of {undefined[0].path} is no number. Choose another metric.")
+    warnings = [f"left out: {run.path}: its test {metric} is no number." for run in undefined]
     if unfinished := [str(run.path) for run in runs if not run.finished]:
         warnings.append(f"not finished, and left out: {', '.join(unfinished)}.")
     methods = _method_labels(finished, labels or {})
@@ -525,6 +530,12 @@ def _about_direction(runs: Sequence[Run], metric: str) -> list[str]:
         f"`{metric}` is a metric of your own, and the report takes larger values for better ones."
         " If smaller values are better, ranks and verdicts mean the opposite: report its negative."
     ]
+
+
+def _is_undefined(run: Run, metric: str) -> bool:
+    """Return whether a run has a test metric that is NaN or infinite, so that it has no mean."""
+    value = run.summary["best"]["test"].get(metric)
+    return isinstance(value, float) and not isfinite(value)
 
 
 def _check_metric(runs: Sequence[Run], metric: str) -> None:

@@ -68,6 +68,25 @@ def unpack(file: Path, folder: Path, is_known: Callable[[str], bool]) -> None:
         ) from error
 
 
+def is_name_of_member(name: str) -> bool:
+    """Return whether an archive can have a file of this name.
+
+    Args:
+        name: Path of the file in the archive.
+
+    >>> is_name_of_member("runs/a b/summary.json"), is_name_of_member("../summary.json")
+    (True, False)
+    """
+    path = PurePosixPath(name)
+    return (
+        not path.is_absolute()
+        and 0 < len(path.parts) <= DEEPEST + 1
+        and not any(part == ".." or "\\" in part for part in path.parts)
+        and printable(name) == name
+        and all(len(os.fsencode(part)) <= 255 for part in path.parts)
+    )
+
+
 class _RefusedError(Exception):
     """An archive has more than it may have."""
 
@@ -129,12 +148,7 @@ def _checked(entry: tarfile.TarInfo, is_known: Callable[[str], bool]) -> PurePos
     if entry.type not in _REGULAR or entry.sparse is not None:
         raise _RefusedError(f"`{name}` is not a regular file but a link, a device or sparse")
     path = PurePosixPath(entry.name)
-    if (
-        path.is_absolute()
-        or not 0 < len(path.parts) <= DEEPEST + 1
-        or any(one == ".." or "\\" in one or len(os.fsencode(one)) > 255 for one in path.parts)
-        or name != entry.name
-    ):
+    if not is_name_of_member(entry.name):
         raise _RefusedError(f"`{name}` is not a path below the folder of the archive")
     if not is_known(path.name):
         raise _RefusedError(f"`{name}` is not a file of a run, a comparison or a study")

@@ -37,9 +37,9 @@ def read_json(path: Path) -> dict[str, Any]:
             exceeds a limit: `LARGEST_JSON` bytes, `MAX_DIGITS` digits of an integer, `MAX_DEPTH`
             values within each other; or a text contains NUL or half of a surrogate pair.
     """
-    if not path.is_file():
-        return {}
     with as_data_error(path):
+        if not path.exists():
+            return {}
         text = files.read_text(path, LARGEST_JSON)
         content = json.loads(text, parse_int=_integer)
         # Most files cannot be deep, and have no characters that are written as escapes.

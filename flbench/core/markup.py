@@ -17,7 +17,7 @@ _SPECIAL: Final = re.compile(
     """,
     re.VERBOSE,
 )
-_FIRST: Final = re.compile(r"\#+(?=\s|$)|>|[+-](?=\s)|\d+(?=[.)](?:\s|$))|[=-]+$")
+_FIRST: Final = re.compile(r"\#+|>|[+-](?=\s)|\d+(?=[.)](?:\s|$))|[=-]+$")
 """What begins a heading, a quotation or a list at the beginning of a line."""
 _LATEX: Final = {
     "\\": "\\textbackslash{}",

@@ -25,12 +25,14 @@ from flbench.metrics.rare_names import are_balanced, has_rare
 from flbench.results import metrics_file
 from flbench.results.metrics_file import Row
 from flbench.results.summary import (
+    SHARES,
     Summary,
     best_round,
     check_shares,
     checked,
     cohort_accuracy,
     cost_to_reach,
+    is_share,
     last_round,
     metrics_at,
     totals,
@@ -152,8 +154,16 @@ class Run:
         for name in ("class_table", "client_table"):
             if not len(getattr(self, name)):
                 raise DataError(f"{self.path} has no {name.replace('_', ' ')}. {CURE}")
+        if not any(isinstance(value, float) for value in self.summary["best"]["test"].values()):
+            raise UserError(f"{self.path} has no test metrics, so it cannot be compared.")
         _ = self.client_counts
         read_json(self.path / "provenance.json")
+        for row in self.rows:
+            if row.metric in SHARES and not is_share(row.value) and row.value == row.value:
+                raise DataError(
+                    f"{self.path / 'metrics.csv'} is damaged (`{row.full_name}` of round"
+                    f" {row.round} is {row.value}, which is no share). {CURE}"
+                )
 
     @property
     def has_rare_classes(self) -> bool:

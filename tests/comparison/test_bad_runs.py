@@ -1,0 +1,369 @@
+"""One damaged or hostile run does not end a report: it is left out by name."""
+
+import json
+import os
+import resource
+import sys
+import tarfile
+
+import numpy as np
+import pytest
+
+import flbench as fl
+from flbench.cli import app
+from flbench.comparison import text
+from flbench.core.errors import DataError, UserError
+from flbench.results import reading, study_folder
+from flbench.tuning import study_page
+from flbench.tuning.report import StudyReport
+from tests.comparison.made import matrix, run_folder
+from tests.support import benchmark_script
+from tests.tuning import studies
+
+EVIL = "<img src=x onerror=alert(1)>"
+LONG = "9" * 4000
+USUAL = ("Zoë ß", "القلب", "👩‍🔬 lab", "R&D", "a_b", "$x$", "<=50K", "x" * 60)
+SIZE = 64 * 2**30
+
+
+def replaced(name, old, new):
+    """Replace a text of a file once or more."""
+
+    def change(run):
+        content = (run / name).read_text()
+        assert old in content
+        (run / name).write_text(content.replace(old, new))
+
+    return change
+
+
+def summary(path, value):
+    """Set a value of summary.json."""
+
+    def change(run):
+        tree = json.loads((run / "summary.json").read_text())
+        *keys, last = path.split(".")
+        section = tree
+        for key in keys:
+            section = section[key]
+        section[last] = value
+        (run / "summary.json").write_text(json.dumps(tree))
+
+    return change
+
+
+def content(name, written):
+    """Replace a file."""
+    return lambda run: (run / name).write_bytes(written.encode())
+
+
+def sparse(name):
+    """Make a file of 64 GiB, of which the disk holds nothing."""
+
+    def change(run):
+        with (run / name).open("ab") as file:
+            file.truncate(SIZE)
+
+    return change
+
+
+def counts(values):
+    return lambda run: np.savez(run / "partition.npz", train_counts=values)
+
+
+def fifo(name):
+    def change(run):
+        (run / name).unlink()
+        os.mkfifo(run / name)
+
+    return change
+
+
+def claimed(run):
+    """An array whose header claims a shape of a terabyte."""
+    np.savez(run / "partition.npz", train_counts=np.zeros((6, 4), np.int64))
+    file = run / "partition.npz"
+    old, new = b"'shape': (6, 4), }", b"'shape': (9999999, 9999)}"
+    spaces = b" " * (len(new) - len(old))
+    assert old + spaces in file.read_bytes()
+    file.write_bytes(file.read_bytes().replace(old + spaces, new))
+
+
+BAD = {
+    "rounds": replaced("summary.json", '"rounds": 3', f'"rounds": {LONG}'),
+    "round of the best": replaced("summary.json", '"round": 3', f'"round": {LONG}'),
+    "bytes": replaced("summary.json", '"up_bytes": 3000', f'"up_bytes": {LONG}'),
+    "seed": replaced("summary.json", '"seed": 1', '"seed": 100000000000000000000'),
+    "negative seconds": summary("seconds.train", -1.0),
+    "infinite seconds": summary("seconds.train", float("inf")),
+    "accuracy NaN": summary("best.test.accuracy", float("nan")),
+    "accuracy 1e300": summary("best.test.accuracy", 1e300),
+    "F1 infinite": summary("best.test.macro_f1", float("inf")),
+    "accuracy of another type": summary("best.test.accuracy", "0.5"),
+    "no accuracy": summary("best.test", {}),
+    "hash of another type": summary("partition_hash", 5),
+    "hash is a list": summary("weights_digest", [1]),
+    "target of another type": summary("target", 5),
+    "cohort of another type": summary("cohort", [1]),
+    "method with escape": summary("algorithm", "a\x1b[31m"),
+    "metric with a line break": summary("best.test", {"accuracy": 0.5, "a\nb": 0.5}),
+    "long name of data": summary("dataset", "x" * 2**20),
+    "surrogate": summary("dataset", "a\ud800"),
+    "not JSON": content("summary.json", '{"algorithm":'),
+    "a list": content("summary.json", "[1]"),
+    "deep": content("summary.json", "[" * 100_000),
+    "deep but closed": content("provenance.json", '{"a":' * 200 + "1" + "}" * 200),
+    "NUL bytes": content("summary.json", "\0" * 100),
+    "class of 23 digits": replaced("per_class.csv", "last,0,", f"last,{10**22},"),
+    "client of 23 digits": replaced("clients.csv", "last,0,", f"last,{10**22},"),
+    "negative client": replaced("clients.csv", "last,0,", "last,-1,"),
+    "client beyond the partition": replaced("clients.csv", "last,0,", "last,99,"),
+    "class beyond the partition": replaced("per_class.csv", "last,0,", "last,99,"),
+    "class twice": replaced("per_class.csv", "last,1,", "last,0,"),
+    "long name of a class": replaced("per_class.csv", "class 0", "x" * 9999),
+    "samples of a client": replaced("clients.csv", ",12,", f",{10**22},"),
+    "no rows": content("per_class.csv", ""),
+    "round of 400 digits": replaced("metrics.csv", "\n3,", f"\n{LONG[:400]},"),
+    "round of 23 digits": replaced("metrics.csv", "\n3,", f"\n{10**22},"),
+    "infinite bytes": replaced("metrics.csv", "up_bytes,1000", "up_bytes,1e999"),
+    "infinite accuracy": replaced("metrics.csv", "personal,accuracy,", "personal,accuracy,1e99"),
+    "counts of one axis": counts(np.zeros(4, int)),
+    "counts of another shape": counts(np.zeros((2, 2), int)),
+    "counts of another type": counts(np.array([["a"] * 4] * 6)),
+    "negative counts": counts(np.full((6, 4), -5)),
+    "claimed counts": claimed,
+    "64 GiB of summary": sparse("summary.json"),
+    "64 GiB of metrics": sparse("metrics.csv"),
+    "64 GiB of classes": sparse("per_class.csv"),
+    "64 GiB of clients": sparse("clients.csv"),
+    "64 GiB of provenance": sparse("provenance.json"),
+    "64 GiB of partition": sparse("partition.npz"),
+    "pipe": fifo("provenance.json"),
+    "folder": lambda run: ((run / "provenance.json").unlink(), (run / "provenance.json").mkdir()),
+    "configuration": content("config.yaml", "seed: 1\nnope: 2\n"),
+}
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory):
+    """Two methods with two repetitions each, and what their report says."""
+    folder = tmp_path_factory.mktemp("good")
+    matrix(folder, {"fedavg": [0.6, 0.62], "hfcd": [0.7, 0.72]})
+    return folder, fl.report(folder).leaderboard
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_run_is_left_out_by_name(case, good, tmp_path):
+    folder, leaderboard = good
+    bad = run_folder(tmp_path / "bad", "ditto", 0.9, repetition=1)
+    BAD[case](bad)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+    found = fl.report([folder, bad])
+
+    [sentence] = [one for one in found.warnings if one.startswith("left out: ")]
+    assert str(bad) in sentence
+    assert sentence.isprintable()
+    assert len(sentence) < 800
+    assert found.leaderboard.equals(leaderboard)
+    assert sentence[:40] in text.markdown_of(found._analysis).replace("\\", "")
+    used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    assert used < 512 * 1024 or sys.platform != "linux"  # in KiB
+
+
+@pytest.mark.parametrize("case", ["rounds", "not JSON", "deep but closed", "64 GiB of summary"])
+def test_bad_run_alone_is_an_error(case, tmp_path):
+    bad = run_folder(tmp_path / "bad", "ditto", 0.9)
+    BAD[case](bad)
+
+    with pytest.raises(DataError, match="bad"):
+        fl.report(bad)
+
+
+def test_commands_show_the_others_and_name_the_bad_one(good, tmp_path, capsys):
+    for case in ("bytes", "target of another type", "round of the best"):
+        bad = run_folder(tmp_path / case, "ditto", 0.9)
+        BAD[case](bad)
+
+        codes = [
+            app.main(["show", str(good[0]), str(bad)]),
+            app.main(["diff", str(bad), str(good[0] / "hfcd-0")]),
+        ]
+
+        said = capsys.readouterr()
+        assert codes == [2, 2]
+        assert "hfcd" in said.out
+        assert case in said.err
+        assert "Traceback" not in said.err
+
+
+def test_damaged_archive_beside_another_is_left_out(good, tmp_path):
+    fl.pack(good[0], tmp_path / "good.tar.xz")
+    (tmp_path / "bad.tar.xz").write_bytes((tmp_path / "good.tar.xz").read_bytes()[:-50])
+
+    found = fl.report(tmp_path)
+
+    assert len(found.runs) == 4
+    assert any("bad.tar.xz" in sentence for sentence in found.warnings)
+
+
+def test_bad_run_of_an_archive_is_named_by_archive_and_folder(good, tmp_path):
+    runs = matrix(tmp_path / "all", {"fedavg": [0.6, 0.62], "ditto": [0.9, 0.91]})
+    BAD["class of 23 digits"](runs["ditto", 1])
+    file = fl.pack(tmp_path / "all", tmp_path / "x.tar.xz")
+
+    found = fl.report(file)
+
+    [sentence] = [one for one in found.warnings if one.startswith("left out: ")]
+    assert f"{file}/all/ditto-1/per_class.csv" in sentence
+    assert len(found.runs) == 3
+
+
+def test_damaged_trial_is_left_out_of_a_study(finished_run, tmp_path):
+    study = studies.begin(tmp_path / "study", "hfcd", "fedavg", trials=2)
+    for method in ("hfcd", "fedavg"):
+        for index in (0, 1):
+            studies.trial(study, method, index, 0.5 + index / 10)
+    file = study / "trials" / "hfcd" / "001" / "trial.json"
+    file.write_text(file.read_text().replace('"round": 3', f'"round": {LONG}'))
+
+    found = study_folder.read(study, lenient=True)
+
+    assert len(found.trials) == 3
+    assert "hfcd/001/trial.json" in found.left_out[0]
+    assert found.left_out[0] in fl.load(study).notes
+    with pytest.raises(DataError, match=r"trial\.json"):
+        study_folder.read(study)
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        {"seeds": 10**18},
+        {"trials": -1},
+        {"dataset": None},
+        {"metric": "a\x1b"},
+        {"scheme": "a\nb"},
+        {"methods": {"../../x": {"space": "", "defaults": {}, "space_tree": {}}}},
+        {"methods": {"\x1b[31m": {"space": "", "defaults": {}, "space_tree": {}}}},
+    ],
+)
+def test_study_with_a_damaged_header_is_left_out(header, good, tmp_path):
+    study = studies.begin(tmp_path / "study", "hfcd", **header)
+
+    found = fl.report([good[0], study])
+
+    assert len(found.runs) == 4
+    assert any("study.json is damaged" in sentence for sentence in found.warnings)
+
+
+def test_damaged_comparison_is_left_out(good, tmp_path):
+    """Its cells are shown under the names of their methods."""
+    run_folder(tmp_path / "c" / "cells" / "a", "fedavg", 0.5, repetition=0)
+    (tmp_path / "c" / "comparison.json").write_text('{"tuned": "x", "cells": [{"name": []}]}')
+
+    found = fl.report(tmp_path / "c")
+
+    assert len(found.runs) == 1
+    assert any("comparison.json is damaged" in sentence for sentence in found.warnings)
+
+
+@pytest.fixture(scope="module")
+def hostile(tmp_path_factory):
+    """A study with a method whose name is a live element of a page."""
+    folder = tmp_path_factory.mktemp("hostile") / "evil.tar.xz"
+    study = studies.begin(folder, "local", "ft", EVIL, seeds=2, dataset=EVIL)
+    run = run_folder(folder.parent / "run", "fedavg", 0.5)
+    for method in ("local", "ft", EVIL):
+        studies.trial(study, method, 0, 0.5)
+        studies.trial(study, method, 1, 0.6)
+        for seed in (1, 2):
+            for variant, accuracy in (("default", 0.5), ("tuned", 0.6)):
+                path = studies.final(study, run, method, variant, seed, {"accuracy": accuracy})
+                config = (path / "config.yaml").read_text()
+                (path / "config.yaml").write_text(config.replace("seed: 0 ", f"seed: {seed} "))
+                summary("best.test.accuracy", accuracy + len(method) / 1000 + seed / 100)(path)
+                summary("dataset", f"{EVIL} `x` [a](javascript:b) | \x1b[31m")(path)
+    return folder
+
+
+def test_page_of_the_board_shows_a_hostile_name_as_text(hostile, tmp_path, monkeypatch):
+    with benchmark_script("board_pages") as pages:
+        (tmp_path / "evil.yaml").write_text("# Board, a setting.\n")
+        monkeypatch.setattr(pages, "CONFIGS", tmp_path)
+
+        page = pages.page(pages.Setting(hostile))
+
+    assert EVIL not in page
+    assert "&lt;img src=x onerror=alert(1)>" in page
+
+
+def test_report_shows_hostile_names_as_text(hostile, capsys):
+    found = fl.report(hostile)
+    analysis = found._analysis
+
+    written = text.markdown_of(analysis)
+    assert "<img" not in written
+    assert "[a](javascript" not in written
+    assert "<img" not in found._repr_html_()
+    everything = written + text.latex_of(analysis) + text.json_of(analysis)
+    everything += "".join(text.csv_of(analysis, name) for name in text.TABLES)
+    assert "\x1b" not in everything
+    app.main(["show", str(hostile)])
+    said = capsys.readouterr()
+    assert "\x1b" not in said.out + said.err
+    page = study_page.markdown(StudyReport(study_folder.read(hostile)))
+    assert "<img" not in page
+
+
+@pytest.mark.parametrize("name", USUAL)
+def test_usual_names_of_classes_and_data_are_shown(name, tmp_path):
+    runs = matrix(tmp_path, {"fedavg": [0.6, 0.61], "hfcd": [0.7, 0.72]})
+    for run in runs.values():
+        replaced("per_class.csv", "class 0", name)(run)
+        summary("dataset", name)(run)
+
+    found = fl.report(tmp_path)
+
+    assert not any(one.startswith("left out") for one in found.warnings)
+    assert name in set(found.classes["name"])
+    assert set(found.leaderboard["place"]) == {name}
+    assert name in [row["name"] for row in reading.read(runs["hfcd", 0]).classes]
+
+
+def test_path_that_does_not_exist_is_an_error_beside_others(good, tmp_path):
+    with pytest.raises(UserError, match="does not exist"):
+        fl.report([good[0], tmp_path / "no"])
+
+
+def test_warnings_have_no_control_characters(tmp_path):
+    bad = run_folder(tmp_path / "a\x1b[31m", "fedavg", 0.5)
+    (bad / "summary.json").write_text("{")
+
+    with pytest.warns(UserWarning, match="left out") as caught:
+        fl.runs(tmp_path)
+
+    assert "\x1b" not in str(caught[0].message)
+
+
+def test_names_that_an_archive_cannot_have_are_not_packed(tmp_path):
+    run_folder(tmp_path / "a\x1b[31m", "fedavg", 0.5)
+
+    with pytest.raises(UserError, match="control characters"):
+        fl.pack(tmp_path, tmp_path / "x.tar.xz")
+
+
+def test_pack_leaves_no_folder_of_the_machine(tmp_path):
+    run = run_folder(
+        tmp_path / "run",
+        "fedavg",
+        0.5,
+        keys=("data.root='/home/ann smith/my data'", "tracking.uri=sqlite:////home/ann/x.db"),
+        provenance={"command": "flbench run '--config=/home/ann smith/a b c d/x.yaml'"},
+    )
+    summary("notes", ["/home/ann smith/my data/x.npz: 3 rows", "file:///home/ann/runs"])(run)
+    file = fl.pack(run, tmp_path / "x.tar.xz")
+
+    with tarfile.open(file) as members:
+        for member in members.getmembers():
+            assert b"ann" not in members.extractfile(member).read(), member.name
