@@ -229,7 +229,7 @@ def _is_recorded(digest: str) -> bool:
 def _is_known_input(file: Path, named: Sequence[NamedCode]) -> bool:
     """Return whether the user has allowed the code of a file that he edits."""
     modules = [_module(one.path) for one in named]
-    sources = [None if name is None else user_code.locate(name) for name in modules]
+    sources = [None if name is None else user_code.file_of(name) for name in modules]
     return _is_recorded(_digest_of_input(file, named)) and all(
         source is not None and _is_private(source) for source in (file, *sources)
     )
@@ -238,7 +238,7 @@ def _is_known_input(file: Path, named: Sequence[NamedCode]) -> bool:
 def _digest_of_input(file: Path, named: Sequence[NamedCode]) -> str:
     """Return the SHA-256 (hex) of where a file and the code that it names are."""
     modules = [_module(one.path) for one in named]
-    sources = [str(None if name is None else user_code.locate(name)) for name in modules]
+    sources = [str(None if name is None else user_code.file_of(name)) for name in modules]
     text = json.dumps([str(file.resolve()), [[one.key, one.path] for one in named], sources])
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -292,7 +292,7 @@ def _module(path: str) -> str | None:
 
 def _sha256(module: str) -> str | None:
     """Return the SHA-256 (hex) of the file of a module; None if there is none."""
-    file = user_code.locate(module)
+    file = user_code.file_of(module)
     try:
         return None if file is None else hashlib.sha256(file.read_bytes()).hexdigest()
     except OSError:
@@ -304,7 +304,7 @@ def _listed(named: Sequence[NamedCode]) -> str:
     lines = []
     for one in dict.fromkeys(named):
         module = _module(one.path)
-        file = None if module is None else user_code.locate(module)
+        file = None if module is None else user_code.file_of(module)
         sha256 = None if module is None else _sha256(module)
         about = "no such module is found"
         if file is not None:

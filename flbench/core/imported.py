@@ -18,7 +18,12 @@ from typing import Any, Final
 from flbench.core import user_code
 from flbench.core.errors import ConfigError, did_you_mean
 
-NO_PARTS: Final = user_code.LIBRARIES - {"torchvision", "torchmetrics", "sklearn"} | {"flbench"}
+NO_PARTS: Final = frozenset(
+    (
+        *("flbench", "torch", "lightning", "pytorch_lightning", "numpy", "scipy", "pandas", "PIL"),
+        *("ray", "mlflow", "optuna", "cloudpickle", "joblib", "yaml", "pydantic"),
+    )
+)
 """Packages whose functions are no parts of an experiment; some of them load code or run it."""
 
 # Name of a module -> (its spec, SHA-256 of its file when flbench first used it). A module that is
@@ -135,7 +140,7 @@ def module_of(path: str) -> str:
         parts = (file.stem,)
         search(str(file.parent))
     name = ".".join(parts)
-    known = user_code.locate(name)
+    known = user_code.file_of(name)
     if known is None or known.resolve() != file:
         raise ConfigError(
             f"`{path}`: the module `{name}` is {known or 'not a file'}, not {file}. Rename the"
@@ -289,19 +294,10 @@ def is_importable(path: str) -> bool:
     """
     name = module_of(path)
     file = getattr(sys.modules.get(name), "__file__", None)
-    above, _, last = name.rpartition(".")
-    places = list(getattr(sys.modules.get(above), "__path__", ())) if above else None
-    if file is None or not last:
+    spec = None if file is None else user_code.spec_of(name)
+    if file is None or spec is None or spec.origin is None:
         return False
-    for finder in sys.meta_path:  # packages installed as editable have finders of their own
-        try:
-            spec = finder.find_spec(name, places)
-        except (ImportError, ValueError, AttributeError):
-            continue
-        if spec is not None:
-            origin = spec.origin
-            return origin is not None and Path(origin).resolve() == Path(file).resolve()
-    return False
+    return Path(spec.origin).resolve() == Path(file).resolve()
 
 
 def source_sha256(path: str, recorded: str | None = None) -> str:
@@ -325,7 +321,10 @@ def source_sha256(path: str, recorded: str | None = None) -> str:
     name = module_of(path)
     alone = _file_sha256(path, name)
     hashes = {name: alone}
-    for other, file in user_code.siblings(name).items():
+    thing = sys.modules.get(name)
+    for part in path.rpartition(":")[2].split("."):
+        thing = getattr(thing, part, None)
+    for other, file in user_code.siblings(name, thing).items():
         hashes[other] = _file_sha256(path, other, file)
     now = alone if len(hashes) == 1 else user_code.combined(hashes)
     return alone if recorded == alone else now
@@ -343,7 +342,7 @@ def _file_sha256(path: str, name: str, file: Path | None = None) -> str:
         ConfigError: The file cannot be read, or was edited after the import.
     """
     module = sys.modules.get(name)
-    place = user_code.locate(name) if file is None else file
+    place = user_code.file_of(name) if file is None else file
     try:
         now = hashlib.sha256(Path(str(place)).read_bytes()).hexdigest()
     except OSError as error:
@@ -391,20 +390,18 @@ def text_hashes(thing: Any) -> TextHashes | None:
         thing: The function, class or object.
 
     Returns:
-        The hashes; None if Python does not know the source, as for a function made by `exec`.
+        The hashes; None for code that is not written in Python.
     """
     known = _text_hashes.get() or {}
     if id(thing) in known:
         return known[id(thing)]
-    own = thing if inspect.isroutine(thing) or isinstance(thing, type) else type(thing)
-    found = user_code.texts(own)
+    found = user_code.texts(thing)
     if found is None:
         return None
     hashes = {name: hashlib.sha256(text.encode()).hexdigest() for name, text in found.items()}
     alone = next(iter(hashes.values()))
-    for name in user_code.modules_used(own):
-        if user_code.is_own(name, own.__module__):
-            hashes[f"{name}:"] = source_sha256(f"{name}:")
+    for name in user_code.modules_used(thing):
+        hashes[f"{name}:"] = source_sha256(f"{name}:")
     return (alone if len(hashes) == 1 else user_code.combined(hashes)), alone
 
 

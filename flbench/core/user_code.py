@@ -6,47 +6,62 @@ hashed; the versions of these packages are recorded.
 """
 
 import ast
+import dis
+import enum
 import hashlib
-import importlib.util
 import inspect
 import linecache
 import sys
 import sysconfig
-from collections.abc import Iterable, Iterator, Mapping
-from functools import cache, lru_cache
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from functools import cache, lru_cache, partial
 from importlib.machinery import ModuleSpec
 from importlib.metadata import entry_points, packages_distributions, version
+from itertools import chain, count
 from pathlib import Path
-from types import CodeType, FunctionType, ModuleType
+from types import CodeType, FunctionType, MappingProxyType, MethodType, ModuleType, SimpleNamespace
 from typing import Any, Final
 
+import numpy as np
+from torch import Tensor, nn
+
 OURS: Final = "flbench"
+PUBLIC: Final = frozenset(
+    {
+        *("torch", "torchvision", "lightning", "pytorch_lightning", "torchmetrics", "numpy"),
+        *("scipy", "sklearn", "pandas", "ray", "mlflow", "optuna"),
+    }
+)
+"""Packages that are known by their version, which provenance.json always has."""
 POINTS: Final = ("flbench.algorithms", "flbench.models", "flbench.losses")
 """Groups of entry points by which packages register parts."""
-LIBRARIES: Final = frozenset(
-    (
-        *("torch", "torchvision", "torchmetrics", "lightning", "pytorch_lightning", "numpy"),
-        *("scipy", "sklearn", "pandas", "PIL", "ray", "mlflow", "optuna", "cloudpickle", "joblib"),
-        *("yaml", "pydantic"),
-    )
-)
-"""Packages that flbench is built on. Of a module of theirs, its file alone is hashed."""
 CONSTANTS: Final = (bool, int, float, complex, str, bytes, type(None))
+FUNCTIONS: Final = ast.FunctionDef | ast.AsyncFunctionDef
+MAPPINGS: Final = (dict, OrderedDict, defaultdict, MappingProxyType)
+GLOBALS: Final = ("LOAD_GLOBAL", "LOAD_NAME")
+"""Instructions that look up a name in the module."""
 
 
-def siblings(name: str) -> dict[str, Path]:
+def siblings(name: str, thing: Any = None) -> dict[str, Path]:
     """Return the files of the modules of the same package or folder that a module imports.
 
-    Modules that these import are among them. Imports within functions count too. A module that a
-    call of `importlib` gets counts if the importing module keeps it, or a class or function of it.
+    Modules that these import are among them. Imports within functions count too, and so do calls
+    of `importlib.import_module` with the name of a module. A module that such a call gets for
+    another argument counts if the importing module keeps it, or a class or function of it.
 
     Args:
         name: Name of a module that has been imported.
+        thing: What is used of the module; None for all of it. The modules that define its bases,
+            and what it wraps, count too.
 
     Returns:
         Paths by the names of the modules, without the module itself.
     """
-    return {one: file for one, file in _closure(name)[0].items() if one != name}
+    found: dict[str, Path] = {}
+    for root in (name, *(one for one in _homes(thing) if is_own(one, name))):
+        found |= _closure(root, name)[0]
+    return {one: file for one, file in found.items() if one != name}
 
 
 def versions(names: Iterable[str]) -> dict[str, str]:
@@ -57,10 +72,10 @@ def versions(names: Iterable[str]) -> dict[str, str]:
     """
     tops: set[str] = set()
     for name in names:
-        tops |= _closure(name)[1] | {name.partition(".")[0]}
+        tops |= _closure(name, name)[1] | {name.partition(".")[0]}
     if not tops:
         return {}
-    owners = packages_distributions()
+    owners = _owners()
     found = {owner for top in tops for owner in owners.get(top, ())}
     for group in POINTS:  # a package that was installed as editable may list no modules
         for point in entry_points(group=group):
@@ -79,103 +94,97 @@ def texts(thing: Any) -> dict[str, str] | None:
     """Return the source of a function or class, and of what it uses of the module that defines it.
 
     This is for code without an import path: that of a script, or of a notebook's cells. Functions
-    and classes that it refers to by name count with their source, and constants with their value.
+    and classes that it refers to by name count with their source, and other objects with their
+    value. Values of closures, default arguments and attributes of an object count too. The values
+    of a net do not: they are its parameters.
 
     Args:
-        thing: The function or class.
+        thing: The function or class, or an object of such a class.
 
     Returns:
-        Texts by name; that of `thing` is the first. None if Python does not know its source.
+        Texts by name; that of the function or class is the first. None if nothing is known of it.
     """
-    text = _source(thing)
+    code = _code_of(thing)
+    text = _source(code)
     if text is None:
         return None
-    found = {_title(thing): text}
-    queue = [thing]
-    while queue:
-        for name, used in _used(queue.pop()):
-            key = name if _is_constant(used) else _title(used)
-            if key in found:
-                continue
-            if _is_constant(used):
-                found[key] = repr(used)
-            elif used is not thing:
-                found[key] = _source(used) or ""
-                queue.append(used)
+    home, found, seen, queue = _module_of(code), {_title(code): text}, {id(code)}, [code]
+    values = [] if code is thing else [(_title(code), thing)]
+    while values or queue:
+        if not values:
+            values = list(_named_by(queue.pop(), home))
+            continue
+        name, value = values.pop()
+        used: list[Any] = []
+        described = _described(value, used, home)
+        if not _is_name_alone(value, home):
+            found[_new(f"{name} =", found)] = described
+        for one in used:
+            if id(one) not in seen:
+                seen.add(id(one))
+                found[_new(_title(one), found)] = _source(one) or ""
+                queue.append(one)
     return found
 
 
+def _new(name: str, names: Container[str]) -> str:
+    """Return a name that is not among others: the name itself, or with a number."""
+    return next(one for one in chain([name], (f"{name} {k}" for k in count(2))) if one not in names)
+
+
 def modules_used(thing: Any) -> set[str]:
-    """Return the names of the modules from which a function or class of a script uses something."""
-    found, seen, queue = set[str](), set[int](), [thing]
+    """Return the names of the modules beside a script that a part of the script uses.
+
+    Args:
+        thing: The function, class or object.
+    """
+    code = _code_of(thing)
+    home, found, seen, queue = _module_of(code), set[str](), set[int](), [code]
     while queue:
         one = queue.pop()
         if id(one) in seen:
             continue
         seen.add(id(one))
-        for _, used in _named_by(one):
+        source = (_source(one) or "").encode()
+        found |= {
+            name for base, names, _ in _statements(source, "") for name in _modules(base, names)
+        }
+        for _, used in _named_by(one, home):
+            inner: list[Any] = []
+            _described(used, inner, home)
+            queue += inner
             if isinstance(used, ModuleType):
                 found.add(used.__name__)
-            elif _module_of(used) == _module_of(thing):
-                queue.append(used)
-            elif isinstance(used, type | FunctionType):
-                found.add(_module_of(used))
-    return {name for name in found if name in sys.modules and name != "__main__"}
+            else:
+                found |= _homes(used)
+    return {one for one in found if is_own(one, home) and one != home and file_of(one) is not None}
 
 
 def is_own(name: str, of: str) -> bool:
     """Return whether a module is of the same package or folder as another one.
+
+    A module of another folder counts too if it belongs to no installed package, because no version
+    says what it is.
 
     Args:
         name: Name of the module.
         of: Name of the other one.
     """
     top, other = name.partition(".")[0], of.partition(".")[0]
-    if top == OURS or top in sys.stdlib_module_names:
+    if top in (OURS, "__main__") or top in PUBLIC or top in sys.stdlib_module_names:
         return False
     if top == other:
         return True
-    folder = _folder(other)
-    return folder is not None and not is_installed(folder) and _folder(top) == folder
+    folder = _folder(top)
+    if folder is None or is_installed(folder):
+        return False
+    return folder == _folder(other) or top not in _owners()
 
 
-def locate(name: str) -> Path | None:
-    """Return the file of a module, which need not be imported; None if there is none.
-
-    Nothing is imported. `importlib.util.find_spec` would import the package of a module.
-
-    Args:
-        name: Name of the module, with the names of its packages.
-
-    >>> locate("logging.handlers").name
-    'handlers.py'
-    """
-    module = sys.modules.get(name)
-    if module is not None:
-        file = getattr(module, "__file__", None)
-        return None if file is None else Path(file)
-    places: list[str] | None = None
-    spec = None
-    parts = name.split(".")
-    for k in range(len(parts)):
-        one = ".".join(parts[: k + 1])
-        spec = _spec(one, places)
-        if spec is None:
-            return None
-        places = list(spec.submodule_search_locations or ())
-    return Path(spec.origin) if spec is not None and spec.has_location and spec.origin else None
-
-
-def _spec(name: str, places: list[str] | None) -> ModuleSpec | None:
-    """Return where a module is, given the folders of its package; None if there is none."""
-    for finder in sys.meta_path:  # packages that are installed as editable have finders
-        try:
-            found = finder.find_spec(name, places)
-        except (ImportError, ValueError, AttributeError):
-            continue
-        if found is not None:
-            return found
-    return None
+@cache
+def _owners() -> Mapping[str, list[str]]:
+    """Return the names of the installed packages by the modules of the top level."""
+    return packages_distributions()
 
 
 def is_installed(folder: Path) -> bool:
@@ -192,59 +201,88 @@ def _python_folders() -> tuple[Path, ...]:
     return tuple(Path(path).resolve() for path in paths)
 
 
-def _closure(name: str) -> tuple[dict[str, Path], set[str]]:
-    """Return the files of a module and its siblings by name, and the other packages they import."""
-    if name.partition(".")[0] in LIBRARIES:
-        file = locate(name)
-        return ({} if file is None else {name: file}), set()
+def _closure(name: str, of: str) -> tuple[dict[str, Path], set[str]]:
+    """Return the files of a module and its siblings by name, and the other packages they import.
+
+    The result does not depend on what else the process has imported: what a module keeps counts
+    only for modules that the import of the first one has imported.
+
+    Args:
+        name: Name of the module.
+        of: Module to whose package or folder the siblings belong.
+    """
     files: dict[str, Path] = {}
     foreign: set[str] = set()
-    queue = [name]
-    while queue:
-        one = queue.pop()
-        if one in files:
-            continue
-        file = locate(one)
-        if file is None:
+    first, later = [name], list[str]()
+
+    @cache
+    def belongs(top: str) -> bool:
+        return is_own(top, of)
+
+    while first or later:
+        is_imported = bool(first)
+        one = (first or later).pop()
+        file = None if one in files else file_of(one)
+        if file is None or not file.is_file():
             continue
         files[one] = file
-        for other in set(_imports(one, file)):
-            if is_own(other, name):
-                queue.append(other)
-            else:
+        for other, is_first in set(_imports(one, file, is_imported, belongs)):
+            if not belongs(other.partition(".")[0]):
                 foreign.add(other.partition(".")[0])
+            elif is_imported and is_first:
+                first.append(other)
+            else:
+                later.append(other)
     foreign -= {OURS, "__main__", *sys.stdlib_module_names}
     return files, foreign
 
 
-def _imports(name: str, file: Path) -> Iterator[str]:
-    """Yield the names of the modules that a module imports."""
-    module = sys.modules.get(name)
+def _imports(
+    name: str, file: Path, is_imported: bool, belongs: Callable[[str], bool]
+) -> Iterator[tuple[str, bool]]:
+    """Yield the names of the modules that a module imports, and whether its own import does so.
+
+    Args:
+        name: Name of the module.
+        file: Its file.
+        is_imported: Whether it has been imported, so that it has attributes.
+        belongs: Function from the top level of a module's name to whether the module is a sibling.
+    """
     try:
         source = file.read_bytes() if file.suffix == ".py" else b""
     except OSError:
         source = b""
-    is_package = file.stem == "__init__"
-    package = name if is_package else name.rpartition(".")[0]
-    for base, names in _statements(source, package):
-        if not names:
-            yield base
-            continue
-        inner = [f"{base}.{one}" for one in names if is_own(base, name)]
-        modules = [one for one in inner if locate(one) is not None]
-        yield from modules
-        if len(modules) < len(names):
-            yield base
-    for value in list(vars(module).values()) if module is not None else ():
-        if isinstance(value, ModuleType):
-            yield value.__name__
-        elif isinstance(value, type | FunctionType):
-            yield _module_of(value)
+    package = name if file.stem == "__init__" else name.rpartition(".")[0]
+    for base, names, is_first in _statements(source, package):
+        inner = names if belongs(base.partition(".")[0]) else ()
+        for other in _modules(base, inner):
+            yield other, is_first
+    module = sys.modules.get(name) if is_imported else None
+    for key, value in list(vars(module).items()) if module is not None else ():
+        kind = type(value)  # the attribute `__class__` of an object can be code
+        if issubclass(kind, ModuleType):
+            if value.__name__ != f"{name}.{key}":  # any import of a submodule sets it as attribute
+                yield value.__name__, True
+        elif issubclass(kind, type | FunctionType):
+            yield _module_of(value), True
+
+
+def _modules(base: str, names: tuple[str, ...]) -> list[str]:
+    """Return the modules that a statement imports: those that names stand for, or else `base`.
+
+    Args:
+        base: Name of the module.
+        names: What is taken from it; empty for the module itself.
+    """
+    found = [f"{base}.{one}" for one in names if file_of(f"{base}.{one}") is not None]
+    return found if names and len(found) == len(names) else [*found, base]
 
 
 @lru_cache(maxsize=1024)
-def _statements(source: bytes, package: str) -> tuple[tuple[str, tuple[str, ...]], ...]:
-    """Return the import statements of a source: modules, and what is taken from each.
+def _statements(source: bytes, package: str) -> tuple[tuple[str, tuple[str, ...], bool], ...]:
+    """Return what a source imports: modules, what is taken from each, and whether at its beginning.
+
+    Statements within functions are carried out later than the others.
 
     Args:
         source: The source.
@@ -254,39 +292,94 @@ def _statements(source: bytes, package: str) -> tuple[tuple[str, tuple[str, ...]
         tree = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError):
         return ()
-    found: list[tuple[str, tuple[str, ...]]] = []
-    for node in ast.walk(tree):
+    found: list[tuple[str, tuple[str, ...], bool]] = []
+    queue: list[tuple[ast.AST, bool]] = [(tree, True)]
+    while queue:
+        node, is_first = queue.pop()
+        inside = is_first and not isinstance(node, FUNCTIONS | ast.Lambda)
+        queue += [(child, inside) for child in ast.iter_child_nodes(node)]
         if isinstance(node, ast.Import):
             for alias in node.names:
-                found.append((alias.name, ()))
+                found.append((alias.name, (), is_first))
                 if "." in alias.name and alias.asname is None:
-                    found.append((alias.name.partition(".")[0], ()))
+                    found.append((alias.name.partition(".")[0], (), is_first))
         elif isinstance(node, ast.ImportFrom):
-            base = node.module or ""
-            if node.level:
-                above = package.split(".")[: len(package.split(".")) - node.level + 1]
-                base = ".".join([*above, *([node.module] if node.module else [])])
-            if base:
+            if base := _absolute(node.module or "", node.level, package):
                 names = tuple(alias.name for alias in node.names if alias.name != "*")
-                found.append((base, names))
+                found.append((base, names, is_first))
+        elif isinstance(node, ast.Call) and (name := _called_import(node)):
+            level = len(name) - len(name.lstrip("."))
+            if base := _absolute(name.lstrip("."), level, package):
+                found.append((base, (), is_first))
     return tuple(found)
+
+
+def _absolute(name: str, level: int, package: str) -> str:
+    """Return the absolute name of a module that is imported with `level` leading dots."""
+    if not level:
+        return name
+    above = package.split(".")[: len(package.split(".")) - level + 1]
+    return ".".join([*above, *([name] if name else [])])
+
+
+def _called_import(call: ast.Call) -> str | None:
+    """Return the name that is written in a call of `importlib.import_module`; None for no such."""
+    name = getattr(call.func, "attr", None) or getattr(call.func, "id", None)
+    if name not in ("import_module", "__import__") or not call.args:
+        return None
+    value = getattr(call.args[0], "value", None)
+    return value if isinstance(value, str) and value.strip(".") else None
+
+
+def spec_of(name: str) -> ModuleSpec | None:
+    """Return where Python finds a module; None if there is none. Nothing is imported.
+
+    Args:
+        name: Name of the module.
+    """
+    above, _, last = name.rpartition(".")
+    places = _places(above) if above else None
+    if not last or (above and not places):
+        return None
+    for finder in sys.meta_path:  # packages installed as editable have finders of their own
+        try:
+            spec = finder.find_spec(name, places)
+        except (ImportError, ValueError, AttributeError):
+            continue
+        if spec is not None:
+            return spec
+    return None
+
+
+def _places(name: str) -> list[str]:
+    """Return the folders of a package; an empty list for a module that is no package."""
+    if name in sys.modules:
+        return list(getattr(sys.modules[name], "__path__", ()))
+    spec = spec_of(name)
+    return [] if spec is None else list(spec.submodule_search_locations or ())
+
+
+def file_of(name: str) -> Path | None:
+    """Return the file of a module; None if there is none. Nothing is imported.
+
+    Args:
+        name: Name of the module.
+    """
+    if name in sys.modules:
+        file = getattr(sys.modules[name], "__file__", None)
+    else:
+        spec = spec_of(name)
+        file = None if spec is None or not spec.has_location else spec.origin
+    return None if file is None else Path(file)
 
 
 def _folder(top: str) -> Path | None:
     """Return the folder that has a module or package of the top level; None if there is none."""
-    if top == "__main__" and locate(top) is None:  # a notebook
+    if top == "__main__" and file_of(top) is None:  # a notebook
         return Path.cwd().resolve()
-    module = sys.modules.get(top)
-    places = list(getattr(module, "__path__", ()))
-    if module is None:
-        try:
-            spec = importlib.util.find_spec(top)
-        except (ImportError, ValueError):
-            return None
-        places = [] if spec is None else list(spec.submodule_search_locations or ())
-    if places:
+    if places := _places(top):
         return Path(places[0]).resolve().parent
-    file = locate(top)
+    file = file_of(top)
     return None if file is None else file.resolve().parent
 
 
@@ -298,97 +391,231 @@ def _title(thing: Any) -> str:
     return str(getattr(thing, "__qualname__", type(thing).__name__))
 
 
-def _is_constant(value: Any) -> bool:
-    """Return whether a value is a number, a text, or a list, tuple or dict of them."""
+def _code_of(thing: Any) -> Any:
+    """Return a function or class itself, what a partial function calls, or an object's class."""
+    while isinstance(thing, partial | MethodType):
+        thing = thing.func if isinstance(thing, partial) else thing.__func__
+    return thing if inspect.isroutine(thing) or isinstance(thing, type) else type(thing)
+
+
+def _homes(thing: Any) -> set[str]:
+    """Return the modules that define a function, or a class with its bases, and what it wraps."""
+    found: set[str] = set()
+    while thing is not None:
+        code = _code_of(thing)
+        found |= set(map(_module_of, code.__mro__ if isinstance(code, type) else (code,)))
+        thing = getattr(thing, "__wrapped__", None)
+    return {name for name in found if name}
+
+
+def _described(value: Any, used: list[Any], home: str, seen: tuple[int, ...] = ()) -> str:
+    """Return a text that stands for a value.
+
+    Args:
+        value: The value.
+        used: List that the functions and classes of the module `home` in it are appended to.
+        home: Name of a module.
+        seen: Objects that contain the value, by their `id`.
+    """
+    if isinstance(value, CONSTANTS):
+        return repr(value)
+    if id(value) in seen:
+        return "..."
+
+    def each(values: Iterable[Any]) -> list[str]:
+        return [_described(one, used, home, (*seen, id(value))) for one in values]
+
     if isinstance(value, list | tuple):
-        return all(map(_is_constant, value))
-    if isinstance(value, dict):
-        return all(map(_is_constant, value)) and all(map(_is_constant, value.values()))
-    return isinstance(value, CONSTANTS)
+        text = f"[{', '.join(each(value))}]"
+    elif isinstance(value, set | frozenset):
+        text = f"{{{', '.join(sorted(each(value)))}}}"
+    elif type(value) in MAPPINGS:
+        pairs = zip(each(value), each(value.values()), strict=True)
+        text = f"{{{', '.join(f'{key}: {one}' for key, one in pairs)}}}"
+    elif isinstance(value, Tensor | np.ndarray | np.generic):
+        text = _digest(value)
+    elif isinstance(value, partial):
+        text = f"partial({', '.join(each((value.func, value.args, value.keywords)))})"
+    elif isinstance(value, MethodType):
+        text = f"method({', '.join(each((value.__func__, value.__self__)))})"
+    elif isinstance(value, type) or inspect.isroutine(value):
+        if isinstance(value, type | FunctionType) and _module_of(value) == home:
+            used.append(value)
+        text = f"{_module_of(value)}:{_title(value)}"
+    elif isinstance(value, ModuleType):
+        text = value.__name__
+    elif isinstance(value, enum.Enum):
+        text = f"{each([type(value)])[0]}({value.name}={each([value.value])[0]})"
+    elif isinstance(value, range | slice | Path):
+        text = repr(value)
+    elif isinstance(value, SimpleNamespace) or _is_of(type(value), home):
+        is_net = isinstance(value, nn.Module)
+        state = {} if is_net else getattr(value, "__dict__", {})
+        text = f"{each([type(value)])[0]}({each([state])[0]})"
+    else:
+        text = f"{_module_of(type(value))}:{_title(type(value))}"
+    return text
 
 
-def _used(thing: Any) -> Iterator[tuple[str, Any]]:
-    """Yield names and values of the same module that a function or class refers to."""
-    home = _module_of(thing)
-    for name, used in _named_by(thing):
-        is_code = isinstance(used, type | FunctionType) and _module_of(used) == home
-        if is_code or _is_constant(used):
-            yield name, used
+def _is_name_alone(value: Any, home: str) -> bool:
+    """Return whether the text of a value is its name: the value is code, or of code of others."""
+    if isinstance(value, type | ModuleType | FunctionType) or inspect.isbuiltin(value):
+        return True
+    known = isinstance(value, Tensor | np.ndarray | np.generic | enum.Enum | partial)
+    is_plain = _module_of(type(value)).partition(".")[0] in sys.stdlib_module_names
+    return not (known or is_plain or _is_of(type(value), home))
 
 
-def _named_by(thing: Any) -> Iterator[tuple[str, Any]]:
-    """Yield names and values of the global variables, cells and bases of a function or class."""
+def _is_of(kind: type, home: str) -> bool:
+    """Return whether a class is defined by a module, or by one of its package or folder."""
+    module = _module_of(kind)
+    return module == home or is_own(module, home)
+
+
+def _digest(value: Any) -> str:
+    """Return a text that stands for a tensor or array: its type, shape and content."""
+    array = value.detach().cpu() if isinstance(value, Tensor) else value
+    try:
+        content = np.ascontiguousarray(array).tobytes()
+    except (TypeError, RuntimeError, ValueError):  # bfloat16, sparse
+        content = repr(array).encode()
+    return f"{value.dtype}{list(value.shape)}{hashlib.sha256(content).hexdigest()}"
+
+
+def _named_by(thing: Any, home: str) -> Iterator[tuple[str, Any]]:
+    """Yield names and values that a function or class of a module refers to.
+
+    These are global variables, cells, default arguments, bases, attributes of the class that it
+    gets from other code, such as a decorator, and what it wraps.
+
+    Args:
+        thing: The function or class.
+        home: Name of the module.
+    """
     if isinstance(thing, type):
-        for base in thing.__mro__[1:]:
-            yield base.__qualname__, base
-        for value in vars(thing).values():
-            if isinstance(value, type):
-                yield value.__qualname__, value
-            for function in _functions(value):
-                yield from _named_by(function)
-        for field in getattr(thing, "__dataclass_fields__", {}).values():
-            yield from _functions_in(field.default_factory)
+        yield from _named_by_class(thing, home)
         return
-    function = inspect.unwrap(thing) if callable(thing) else thing
-    code = getattr(function, "__code__", None)
+    if isinstance(wrapped := getattr(thing, "__wrapped__", None), FunctionType):
+        yield wrapped.__qualname__, wrapped
+    code = getattr(thing, "__code__", None)
     if code is None:
         return
-    space = getattr(function, "__globals__", {})
-    for name in _global_names(code):
-        if name in space:
+    space = getattr(thing, "__globals__", {})
+    for name in (*_names(code, GLOBALS), *_outer_names(thing)):
+        if name in space and not name.startswith("__"):
             yield name, space[name]
-    names = code.co_freevars
-    for name, cell in zip(names, getattr(function, "__closure__", None) or (), strict=False):
+    own = thing.__qualname__
+    for name, cell in zip(code.co_freevars, thing.__closure__ or (), strict=False):
         try:
-            yield name, cell.cell_contents
+            if name != "__class__":
+                yield f"{own}.{name}", cell.cell_contents
         except ValueError:  # not yet filled
             continue
-    for value in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
-        yield from _functions_in(value)
+    yield f"{own} defaults", (thing.__defaults__ or (), thing.__kwdefaults__ or {})
 
 
-def _functions_in(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield a value that is a function or class, with its name."""
-    if isinstance(value, type | FunctionType):
-        yield value.__qualname__, value
+def _named_by_class(thing: type, home: str) -> Iterator[tuple[str, Any]]:
+    """Yield names and values that a class refers to; see `_named_by`."""
+    for base in thing.__mro__[1:]:
+        yield base.__qualname__, base
+    functions = [one for value in vars(thing).values() for one in _functions(value)]
+    space: dict[str, Any] = {}
+    for function in functions:
+        if _module_of(function) != home:
+            yield function.__qualname__, function
+        else:
+            space = function.__globals__
+            if not function.__qualname__.startswith(f"{thing.__qualname__}."):
+                yield function.__qualname__, function
+            yield from _named_by(function, home)
+    space = space or vars(sys.modules.get(home, SimpleNamespace()))
+    for name in _outer_names(thing):
+        if name in space and name not in vars(thing) and not name.startswith("__"):
+            yield name, space[name]
+    for name, value in vars(thing).items():
+        if not name.startswith("_") and not list(_functions(value)):
+            yield f"{thing.__qualname__}.{name}", value
+    for field in getattr(thing, "__dataclass_fields__", {}).values():
+        yield f"{thing.__qualname__}.{field.name}", field.default_factory
 
 
-def _functions(value: Any) -> Iterator[Any]:
+def _functions(value: Any) -> Iterator[FunctionType]:
     """Yield the functions of a value in the namespace of a class."""
     if isinstance(value, staticmethod | classmethod):
         value = value.__func__
     if isinstance(value, property):
         yield from (one for one in (value.fget, value.fset, value.fdel) if one is not None)
-    elif isinstance(inspect.unwrap(value) if callable(value) else value, FunctionType):
-        yield inspect.unwrap(value)
+    elif isinstance(value, FunctionType):
+        yield value
 
 
-def _global_names(code: CodeType) -> Iterator[str]:
-    """Yield the names that a code and those within it may look up in the module."""
-    yield from code.co_names
+def _names(code: CodeType, instructions: tuple[str, ...]) -> Iterator[str]:
+    """Yield the names that instructions of a code, and of those within it, have as argument."""
+    for one in dis.get_instructions(code):
+        if one.opname in instructions:
+            yield str(one.argval)
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
-            yield from _global_names(constant)
+            yield from _names(constant, instructions)
+
+
+def _outer_names(thing: Any) -> Iterator[str]:
+    """Yield names that the definition of a function or class evaluates.
+
+    These are the names in its decorators, in default arguments, and in the body of a class.
+    """
+    try:
+        body = ast.parse(_source(thing) or "").body
+    except (SyntaxError, ValueError, RecursionError):
+        return
+    queue: list[ast.AST] = [one for one in body if isinstance(one, ast.ClassDef | FUNCTIONS)]
+    while queue:
+        node = queue.pop()
+        if isinstance(node, ast.Name):
+            yield node.id
+        if isinstance(node, FUNCTIONS):
+            queue += [*node.decorator_list, *node.args.defaults]
+            queue += [one for one in node.args.kw_defaults if one is not None]
+        elif not isinstance(node, ast.Lambda):
+            queue += ast.iter_child_nodes(node)
 
 
 def _source(thing: Any) -> str | None:
-    """Return the source text of a function or class, also of one in a notebook."""
+    """Return the source text of a function or class, also of one in a notebook.
+
+    For code without a text, such as that of standard input or of `exec`, it is the bytecode.
+    """
     try:
         return inspect.cleandoc(inspect.getsource(thing))
     except (OSError, TypeError):
         pass
     if not isinstance(thing, type):
-        return None
-    for value in vars(thing).values():  # the file of a cell is known to its functions alone
-        for function in _functions(value):
-            code = getattr(function, "__code__", None)
-            if code is None or _module_of(function) != _module_of(thing):
-                continue
-            cell = "".join(linecache.getlines(code.co_filename))
-            text = _class_in(cell, thing.__qualname__)
-            if text is not None:
-                return text
-    return None
+        code = getattr(thing, "__code__", None)
+        return None if code is None else _bytecode(code)
+    functions = [
+        one
+        for value in vars(thing).values()
+        for one in _functions(value)
+        if _module_of(one) == _module_of(thing)
+    ]
+    files = [one.__code__.co_filename for one in functions]  # the file of a cell is known to them
+    for file in files or [one for one in reversed(linecache.cache) if not Path(one).exists()]:
+        text = _class_in("".join(linecache.getlines(file)), thing.__qualname__)
+        if text is not None:
+            return text
+    return "\n".join(
+        [f"class {thing.__qualname__}", *(_bytecode(one.__code__) for one in functions)]
+    )
+
+
+def _bytecode(code: CodeType) -> str:
+    """Return the instructions of a code as text, with its constants and names."""
+    constants = [
+        _bytecode(one) if isinstance(one, CodeType) else _described(one, [], "")
+        for one in code.co_consts
+    ]
+    names = (code.co_names, code.co_varnames, code.co_freevars, code.co_argcount)
+    return f"{code.co_name} {code.co_code.hex()} {constants} {names}"
 
 
 def _class_in(source: str, name: str) -> str | None:
