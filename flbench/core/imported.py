@@ -15,6 +15,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 
+from torch import nn
+
 from flbench.core import user_code
 from flbench.core.errors import ConfigError, did_you_mean
 
@@ -403,6 +405,39 @@ def text_hashes(thing: Any) -> TextHashes | None:
     for name in user_code.modules_used(thing):
         hashes[f"{name}:"] = source_sha256(f"{name}:")
     return (alone if len(hashes) == 1 else user_code.combined(hashes)), alone
+
+
+def net_hashes(source: Any) -> TextHashes | None:
+    """Return the hashes of the code of a net that was given as an object, twice the same.
+
+    The classes of the net and of its submodules count, with their sources and with those attributes
+    that are numbers, texts or collections of them. Classes of installed packages do not.
+
+    Args:
+        source: The net, or the function or class that makes it.
+
+    Returns:
+        The hashes; None if all code is that of installed packages.
+    """
+    known = _text_hashes.get() or {}
+    if id(source) in known:
+        return known[id(source)]
+    found: dict[str, str] = {}
+    modules = dict(source.named_modules()) if isinstance(source, nn.Module) else {}
+    for thing in {type(one) for one in modules.values()} or [source]:
+        path = path_of(thing)
+        if user_code.is_of_package(thing):
+            continue
+        if path is not None and is_importable(path):
+            found[path] = source_sha256(path)
+        elif hashes := text_hashes(thing):
+            found[f"{thing.__module__}:{getattr(thing, '__qualname__', '')}"] = hashes[0]
+    state = "\n".join(f"{name}: {user_code.settings(one)}" for name, one in modules.items())
+    if not found and not any(map(user_code.settings, modules.values())):
+        return None
+    found["="] = hashlib.sha256(state.encode()).hexdigest()
+    now = user_code.combined(found)
+    return now, now
 
 
 def text_sha256(thing: Any, recorded: str | None = None) -> str | None:

@@ -160,6 +160,43 @@ def modules_used(thing: Any) -> set[str]:
     return {one for one in found if is_own(one, home) and one != home and file_of(one) is not None}
 
 
+def is_of_package(thing: Any) -> bool:
+    """Return whether a function or class is of an installed package, or of Python itself.
+
+    Args:
+        thing: The function, class or object.
+    """
+    top = _module_of(_code_of(thing)).partition(".")[0]
+    if top in (OURS, *PUBLIC, *sys.stdlib_module_names):
+        return True
+    folder = None if top in ("", "__main__") else _folder(top)
+    return folder is not None and is_installed(folder)
+
+
+def settings(module: nn.Module) -> dict[str, str]:
+    """Return the attributes of a module that are numbers, texts, or collections of them, as texts.
+
+    Args:
+        module: The module. Its mode, its parameters and what PyTorch keeps in it are left out.
+    """
+    values = {name: one for name, one in vars(module).items() if not name.startswith("_")}
+    values |= {"hparams": dict(getattr(module, "hparams", {}))}
+    found = {}
+    for name, value in values.items():
+        if name != "training" and _is_plain(value):
+            found[name] = _described(value, [], "")
+    return {name: text for name, text in found.items() if text != "{}"}
+
+
+def _is_plain(value: Any) -> bool:
+    """Return whether a value is a number, a text, or a collection of them."""
+    if isinstance(value, list | tuple | set | frozenset):
+        return all(map(_is_plain, value))
+    if type(value) in MAPPINGS:
+        return all(map(_is_plain, value)) and all(map(_is_plain, value.values()))
+    return isinstance(value, CONSTANTS)
+
+
 def is_own(name: str, of: str) -> bool:
     """Return whether a module is of the same package or folder as another one.
 

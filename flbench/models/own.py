@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from flbench.config.schema import OwnModelConfig
-from flbench.core import given, imported
+from flbench.core import given, imported, user_code
 from flbench.core.errors import ConfigError
 from flbench.core.types import Outputs
 from flbench.models import fixed, lightning_net, trial
@@ -190,7 +190,7 @@ def _lightning(
 
 
 def sha256(config: OwnModelConfig, net: nn.Module) -> str:
-    """Return the SHA-256 (hex) of the source file of a net or, for an object, of the net itself.
+    """Return the SHA-256 (hex) of the source of a net; of an object with its weights.
 
     Args:
         config: Section `model`.
@@ -208,6 +208,9 @@ def sha256(config: OwnModelConfig, net: nn.Module) -> str:
             sha.update(f"{name}{leaf.dtype}{list(leaf.shape)}".encode())
             sha.update(leaf.contiguous().reshape(-1).view(torch.uint8).numpy().data)
         now, whose = sha.hexdigest(), "of the net that was given, with its weights,"
+        code = imported.net_hashes(given.find("model"))
+        if code is not None and config.sha256 != now:  # earlier versions hashed no code
+            now = user_code.combined({"weights": now, "code": code[0]})
     else:
         now = imported.source_sha256(config.name, config.sha256)
         whose = f"of the source of `{config.name}`"

@@ -11,7 +11,7 @@ import ray
 from flbench.core import consent
 from flbench.core.errors import ConfigError
 from flbench.core.given import METRICS, OBJECT, TERMS, offered
-from flbench.core.imported import TextHashes, text_hashes, with_text_hashes
+from flbench.core.imported import TextHashes, net_hashes, text_hashes, with_text_hashes
 from flbench.core.registry import ALGORITHMS
 from flbench.experiment.provenance import command, started_by
 
@@ -28,10 +28,10 @@ class Parcel:
 
     Attributes:
         objects: Nets and functions by the section of the configuration that they stand for.
-        hashes: Hashes of the source of each function, by section and name, and of each method, by
-            `algorithm` and name; None where the source is not known. A worker compares them with
-            those in the configuration, and cannot read the source of a script or of a notebook's
-            cell itself.
+        hashes: Hashes of the source of each function, by section and name, of each method, by
+            `algorithm` and name, and of the net, by `model` and ""; None where the source is not
+            known. A worker compares them with those in the configuration, and cannot read the
+            source of a script or of a notebook's cell itself.
         methods: Pickled classes of methods that workers cannot import, by their names.
         command: How the user started the process that sends the parcel; runs of workers record it.
             None for the command of the process that opens the parcel.
@@ -49,7 +49,10 @@ class Parcel:
             if name not in ALGORITHMS:
                 ALGORITHMS.adopt(ray.cloudpickle.loads(pickled), name, name)
         found = {**self.objects, METHOD: {name: ALGORITHMS[name] for name in self.methods}}
-        known = {id(found[one][name]): sha for (one, name), sha in self.hashes.items()}
+        known = {
+            id(found[one][name] if name else found[one]): sha
+            for (one, name), sha in self.hashes.items()
+        }
         with (
             consent.run_code(allowed=True),  # the process that sends the parcel has asked
             offered(self.objects),
@@ -61,6 +64,7 @@ class Parcel:
 
 NOTHING: Final = Parcel({}, {})
 METHOD: Final = "algorithm"
+MODEL: Final = "model"
 
 
 def pack(objects: Mapping[str, Any], methods: Iterable[str] = ()) -> Parcel:
@@ -92,6 +96,8 @@ def pack(objects: Mapping[str, Any], methods: Iterable[str] = ()) -> Parcel:
         for section in FUNCTIONS
         for name, function in sent.get(section, {}).items()
     }
+    if MODEL in sent:
+        hashes[MODEL, ""] = net_hashes(sent[MODEL])
     classes = {
         name: ALGORITHMS[name]
         for name in methods
