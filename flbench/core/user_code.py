@@ -581,7 +581,8 @@ def _functions(value: Any) -> Iterator[FunctionType]:
     if isinstance(value, staticmethod | classmethod):
         value = value.__func__
     if isinstance(value, property):
-        yield from (one for one in (value.fget, value.fset, value.fdel) if one is not None)
+        parts: tuple[Any, ...] = (value.fget, value.fset, value.fdel)
+        yield from (one for one in parts if one is not None)
     elif isinstance(value, FunctionType):
         yield value
 

@@ -147,7 +147,10 @@ class _Private:
 
 def _read_environment() -> None:
     """Let Ray read its environment variables again, which it does when it is imported."""
-    from ray._raylet import AuthenticationTokenLoader, Config
+    from ray._raylet import (  # type: ignore[attr-defined]
+        AuthenticationTokenLoader,
+        Config,
+    )
 
     Config.initialize("")
     AuthenticationTokenLoader.instance().reset_cache()
@@ -181,8 +184,8 @@ class _Job(JobConfig):  # type: ignore[misc]
     """
 
     def _serialize(self) -> Any:
-        kept = filter(is_searched_early, self._py_driver_sys_path)
-        self._py_driver_sys_path = list(kept)
+        folders: list[str] = vars(self)["_py_driver_sys_path"]
+        self._py_driver_sys_path = [one for one in folders if is_searched_early(one)]
         return super()._serialize()
 
 
@@ -196,8 +199,8 @@ def _find(key: str) -> str:
     from ray._private.services import find_gcs_addresses
 
     if (given := os.environ.get(ADDRESS_VARIABLE)) and given != "auto":
-        return given
-    candidates = []
+        return str(given)
+    candidates: list[str] = []
     file = Path(get_ray_address_file(None))
     if file.is_file() and file.stat().st_uid == os.getuid():
         candidates.append(file.read_text("utf-8").strip())
@@ -205,7 +208,7 @@ def _find(key: str) -> str:
     for candidate in (*candidates, *sorted(find_gcs_addresses())):
         owners = _owners(candidate)
         if owners == {os.getuid()} or (not owners and candidate in candidates):
-            return candidate
+            return str(candidate)
         others |= owners
     whose = f" There is one of {_names(others)}, which is not used." if others else ""
     raise ConfigError(
