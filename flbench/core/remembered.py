@@ -59,13 +59,6 @@ def remembered(roots: Mapping[str, object], *, skip: Set[int] = frozenset()) -> 
 
     Returns:
         Descriptions by the place of the value, such as "the variable `calls` of `term`".
-
-    >>> calls = []
-    >>> def count(x): return calls.append(x) or len(calls)
-    >>> before = remembered({"`count`": count})
-    >>> _ = count(3)
-    >>> changes(before, remembered({"`count`": count}))
-    ['the global variable `calls` of `count`']
     """
     walk = _Walk(set(skip))
     for name, root in roots.items():
@@ -85,6 +78,9 @@ def changes(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
     Args:
         before: What `remembered` returned.
         after: What it returned later.
+
+    >>> changes({"`a`": "int 1", "`b`[0]": "int 2"}, {"`a`": "int 1", "`b`[0]": "int 3"})
+    ['`b`']
     """
     places = [*before, *(place for place in after if place not in before)]
     changed = (place for place in places if before.get(place) != after.get(place))
