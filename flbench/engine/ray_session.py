@@ -147,13 +147,11 @@ class _Private:
 
 def _read_environment() -> None:
     """Let Ray read its environment variables again, which it does when it is imported."""
-    from ray._raylet import (  # type: ignore[attr-defined]
-        AuthenticationTokenLoader,
-        Config,
-    )
+    from ray import _raylet
 
-    Config.initialize("")
-    AuthenticationTokenLoader.instance().reset_cache()
+    library: Any = _raylet  # compiled, without types
+    library.Config.initialize("")
+    library.AuthenticationTokenLoader.instance().reset_cache()
 
 
 @contextmanager
@@ -184,8 +182,9 @@ class _Job(JobConfig):  # type: ignore[misc]
     """
 
     def _serialize(self) -> Any:
-        folders: list[str] = vars(self)["_py_driver_sys_path"]
-        self._py_driver_sys_path = [one for one in folders if is_searched_early(one)]
+        self._py_driver_sys_path: list[str] = [
+            folder for folder in self._py_driver_sys_path if is_searched_early(folder)
+        ]
         return super()._serialize()
 
 
@@ -199,8 +198,8 @@ def _find(key: str) -> str:
     from ray._private.services import find_gcs_addresses
 
     if (given := os.environ.get(ADDRESS_VARIABLE)) and given != "auto":
-        return str(given)
-    candidates: list[str] = []
+        return given
+    candidates = []
     file = Path(get_ray_address_file(None))
     if file.is_file() and file.stat().st_uid == os.getuid():
         candidates.append(file.read_text("utf-8").strip())
