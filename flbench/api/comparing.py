@@ -31,11 +31,10 @@ from flbench.core.documents import read_json
 from flbench.core.errors import ConfigError, RunError, UserError
 from flbench.core.expected import as_flbench_errors
 from flbench.core.given import offered
-from flbench.core.hosts import check_cluster_of_folder
 from flbench.core.registry import ALGORITHMS
 from flbench.core.wording import command_or_call, setting
 from flbench.data.own import is_own
-from flbench.experiment.lifecycle import CHANGEABLE_ON_RESUME, ON_CLUSTERS
+from flbench.experiment.lifecycle import CHANGEABLE_ON_RESUME
 from flbench.results import study_folder
 from flbench.tracking import mirror
 from flbench.tracking.mlflow_store import NamedBy
@@ -352,11 +351,6 @@ def carry_on(
         design, changed = _added(before, asked, path)
         named_by = _store_named_by(asked, begun=True)
         prepared = _prepared(design, jobs, caller, own, named_by, begun=True)
-        if "engine.address" not in leaves(changed.tree):
-            engines = [cell.config.engine for cell in prepared.cells]
-            joined = {one.address for one in engines if one.name in ON_CLUSTERS}
-            for place in joined:
-                check_cluster_of_folder(place, "engine.address", path)
         prepare.check_existing(prepared, folder)
         running.wait_for_orphans(folder, list(running.unfinished(prepared, folder)))
         left = list(running.unfinished(prepared, folder))

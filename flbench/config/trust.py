@@ -38,8 +38,11 @@ PLACES: Final = (
     ("terms", "name"),
     ("metrics", "*"),
     ("metrics", "*", "source"),
+    ("engine", "address"),
 )
-"""Last parts of the dotted keys whose values can name code; `*` stands for a name of the user."""
+"""Last parts of the dotted keys whose values can name code; `*` stands for a name of the user. The
+address of a Ray cluster is among them: its answers are unpickled, which executes code."""
+ADDRESS: Final = "engine.address"
 HASHED: Final = frozenset({"model", "algorithm", "partition", "terms", "metrics"})
 """Sections whose `sha256` is that of the source that the section names."""
 KNOWN_NETS: Final = ("torch.nn.", "torchvision.models.")
@@ -76,7 +79,17 @@ def named_code(tree: Any) -> list[NamedCode]:
     [NamedCode(key='model.name', path='nets:Net', sha256=None), NamedCode(key='data.source', \
 path='mine:load', sha256=None)]
     """
-    return [one for one in _found(tree, (), None) if not one.path.startswith(KNOWN_NETS)]
+    known = os.environ.get("RAY_ADDRESS")
+    return [
+        one
+        for one in _found(tree, (), None)
+        if not (one.path.startswith(KNOWN_NETS) or (_is_address(one) and one.path == known))
+    ]
+
+
+def _is_address(code: NamedCode) -> bool:
+    """Return whether code is not in a module, but comes from a Ray cluster."""
+    return code.key.endswith(ADDRESS)
 
 
 def check(file: Path, *trees: Any, is_input: bool = False) -> None:
@@ -228,7 +241,7 @@ def _is_recorded(digest: str) -> bool:
 
 def _is_known_input(file: Path, named: Sequence[NamedCode]) -> bool:
     """Return whether the user has allowed the code of a file that he edits."""
-    modules = [_module(one.path) for one in named]
+    modules = [_module(one.path) for one in named if not _is_address(one)]
     sources = [None if name is None else user_code.file_of(name) for name in modules]
     return _is_recorded(_digest_of_input(file, named)) and all(
         source is not None and _is_private(source) for source in (file, *sources)
@@ -237,7 +250,7 @@ def _is_known_input(file: Path, named: Sequence[NamedCode]) -> bool:
 
 def _digest_of_input(file: Path, named: Sequence[NamedCode]) -> str:
     """Return the SHA-256 (hex) of where a file and the code that it names are."""
-    modules = [_module(one.path) for one in named]
+    modules = [_module(one.path) for one in named if not _is_address(one)]
     sources = [str(None if name is None else user_code.file_of(name)) for name in modules]
     text = json.dumps([str(file.resolve()), [[one.key, one.path] for one in named], sources])
     return hashlib.sha256(text.encode()).hexdigest()
@@ -266,6 +279,7 @@ def _relevant(tree: Any) -> Any:
         return tree
     kept = {name: tree.get(name) for name in ("model", "algorithm", "data", "partition")}
     parts = {"terms": tree["train"], "metrics": tree.get("evaluation")}
+    parts["address"] = tree.get("engine")
     return kept | {
         name: part.get(name) if isinstance(part, Mapping) else part for name, part in parts.items()
     }
@@ -275,7 +289,7 @@ def _sources(named: Iterable[NamedCode]) -> dict[str, str]:
     """Return the hashes of the files that code consists of, by the names of the modules."""
     found = {}
     for one in named:
-        name = _module(one.path)
+        name = None if _is_address(one) else _module(one.path)
         for module in (name, *user_code.siblings(name)) if name else ():
             if (sha256 := _sha256(module)) is not None:
                 found[module] = sha256
@@ -303,6 +317,9 @@ def _listed(named: Sequence[NamedCode]) -> str:
     """Return a line for each part of the code: what names it, where it is, and whose it is."""
     lines = []
     for one in dict.fromkeys(named):
+        if _is_address(one):
+            lines.append(f"  {one.key}={one.path}: a Ray cluster, whose answers can execute code")
+            continue
         module = _module(one.path)
         file = None if module is None else user_code.file_of(module)
         sha256 = None if module is None else _sha256(module)

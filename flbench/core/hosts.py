@@ -1,11 +1,8 @@
 """Whether a host is this machine, and which user listens at one of its ports."""
 
-import os
 import socket
 from pathlib import Path
 from typing import Final
-
-from flbench.core.errors import ConfigError
 
 TABLES: Final = ("/proc/net/tcp", "/proc/net/tcp6")
 _LISTENING: Final = "0A"  # state of a socket in these tables
@@ -32,30 +29,6 @@ def _can_bind(family: int, host: str | int) -> bool:
         except OSError:
             return False
     return True
-
-
-def check_cluster_of_folder(address: str | None, key: str, folder: Path) -> None:
-    """Check the address of a Ray cluster that a folder of results names.
-
-    A cluster gets the user's token, and what it sends back is unpickled. So it must be one of this
-    machine, where its user is checked, or that of $RAY_ADDRESS.
-
-    Args:
-        address: The address; None for none.
-        key: The key or option of the address, as error messages write it.
-        folder: The folder.
-
-    Raises:
-        ConfigError: The address is another one.
-    """
-    if address in (None, "auto", os.environ.get("RAY_ADDRESS")):
-        return
-    host = str(address).rpartition("://")[2].rpartition(":")[0]
-    if not is_local(host):
-        raise ConfigError(
-            f"{folder} names the Ray cluster at {address}, which is neither on this machine nor"
-            f" that of $RAY_ADDRESS. If you trust this cluster, give {key} again."
-        )
 
 
 def users_at(port: int) -> set[int]:

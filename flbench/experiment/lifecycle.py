@@ -18,7 +18,6 @@ from flbench.config.sources import Layer, leaves
 from flbench.config.yaml_text import to_yaml
 from flbench.core import files
 from flbench.core.errors import ConfigError, DataError
-from flbench.core.hosts import check_cluster_of_folder
 from flbench.core.tree import nbytes
 from flbench.data import partition_files
 from flbench.data.federation import Federation
@@ -184,8 +183,6 @@ def resume(
         if is_finished(path):
             told.on_note(f"{path} is finished: there is nothing to resume.")
             return path
-        if config.engine.name in ON_CLUSTERS and "engine.address" not in leaves(overrides.tree):
-            check_cluster_of_folder(config.engine.address, "engine.address", path)
         experiment = build(config, federation)
         stack.callback(experiment.engine.close)
         _check_data(experiment, path, has_samples=federation is None)

@@ -13,7 +13,6 @@ from flbench.config.yaml_text import to_yaml
 from flbench.core import files
 from flbench.core.addresses import redact
 from flbench.core.errors import ConfigError, DataError, UserError
-from flbench.core.hosts import check_cluster_of_folder
 from flbench.core.wording import setting
 from flbench.data import partition_files
 from flbench.data.federation import Federation
@@ -302,6 +301,7 @@ def create(prepared: PreparedStudy, command: Sequence[str]) -> StudyFolder:
         RunError: The disk is full or failed.
     """
     request, federation = prepared.request, prepared.federation
+    trust.record(_cluster(request))
     name = f"{'-'.join(request.methods[:3])}-{files.short_name(federation.dataset.name)}"
     folder = StudyFolder.create(request.out, name)
     for method, config in prepared.configs.items():
@@ -317,6 +317,11 @@ def create(prepared: PreparedStudy, command: Sequence[str]) -> StudyFolder:
     header = {"id": folder.path.name, "command": printed, **_described(prepared)}
     folder.write("study.json", json.dumps(header, indent=1) + "\n")
     return folder
+
+
+def _cluster(request: TuneRequest) -> dict[str, Any]:
+    """Return the Ray cluster of a study, as a configuration has it."""
+    return {"engine": {"address": request.address}}
 
 
 def reopen(folder: StudyFolder, changed: dict[str, Any], parcel: Parcel = NOTHING) -> PreparedStudy:
@@ -353,7 +358,7 @@ def reopen(folder: StudyFolder, changed: dict[str, Any], parcel: Parcel = NOTHIN
             " a new study."
         ) from error
     if "address" not in changed:
-        check_cluster_of_folder(request.address, setting("address"), folder.path)
+        trust.check(folder.path / "study.json", _cluster(request))
     check(request)
     configs = {method: config for method, (config, _) in resolved.items()}
     federation = assembly.load_federation(configs[request.methods[0]])

@@ -66,6 +66,7 @@ def naming(path: str) -> dict[str, dict]:
         "term": {"train": {"terms": [{"name": path}]}},
         "metric": {"evaluation": {"metrics": {"mine": {"source": path}}}},
         "method": {"algorithm": {"name": "mine", "source": path}},
+        "cluster": {"engine": {"name": "ray", "address": "127.0.0.1:9"}},
     }
 
 
@@ -100,7 +101,7 @@ def test_training_from_a_folder_asks_before_it_imports(kind, evil, finished, tmp
         assert main(command) == 2, command
         said = capsys.readouterr().err
         told = ["--run-code", "trust=True"]
-        if kind != "shell command":
+        if kind not in ("shell command", "cluster"):
             told += [str(tmp_path / f"{evil}.py"), "SHA-256", "owner"]
         assert [words for words in told if words not in said] == [], command
 

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from flbench.cli import app
+from flbench.config import trust
 from flbench.config.schema import EngineConfig
 from flbench.config.sources import Layer, from_overrides
 from flbench.core.errors import ConfigError, UserError
@@ -155,10 +156,12 @@ def test_reopened_study_is_the_one_that_was_begun(begin):
     assert len({repr(sampler.propose([], 2)) for sampler in samplers}) == 1
 
 
-def test_reopened_study_joins_no_foreign_cluster_that_its_folder_names(begin):
+def test_reopened_study_joins_no_cluster_that_a_folder_of_others_names(begin, monkeypatch):
     folder, _ = begin("fedavg", trials=1, concurrent=1, address="192.0.2.1:6379")
+    assert prepare.reopen(folder, {}).resources.address == "192.0.2.1:6379"
+    monkeypatch.setattr(trust, "_is_recorded", lambda digest: False)  # that of another user
 
-    with pytest.raises(ConfigError, match=r"192\.0\.2\.1:6379.*`address` again"):
+    with pytest.raises(ConfigError, match=r"(?s)study\.json.*192\.0\.2\.1:6379.*--run-code"):
         prepare.reopen(folder, {})
 
     again = prepare.reopen(folder, {"address": "192.0.2.1:6379"})
