@@ -35,7 +35,8 @@ MAPS: Final = (*CLASS_SCORES, "recall-gain", "partition")
 
 OUTLINE: Final = re.compile(r'<path id="([^"]+)"(?: d="[^"]*")? transform="scale[^"]*"/>\s*')
 """The outline of a letter, as matplotlib writes it."""
-STYLE: Final = re.compile(r'style="([^"]*)"')
+# Comments of a picture have the texts in it, of which no rule of the page may be made.
+STYLE: Final = re.compile(r'style="([^"{}<>*\\]*)"')
 ID: Final = re.compile(r' id="([^"]*)"')
 BROAD: Final = 500  # pixels: wider pictures scroll on a phone
 OFTEN: Final = 10  # styles of a picture that occur this often are shared

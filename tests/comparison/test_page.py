@@ -12,6 +12,7 @@ from flbench.comparison.arrangement import arrange
 from flbench.comparison.collect import collect
 from flbench.core.errors import UserError
 from flbench.reports import figures as encoding
+from flbench.reports.picture import Picture
 from tests.comparison.made import matrix, run_folder
 from tests.support import pictures_in_pages
 
@@ -266,3 +267,16 @@ def test_heat_maps_of_many_classes_say_what_they_leave_out(tmp_path):
 
     for name in ("recall", "precision", "f1", "recall-gain"):
         assert "Only the rarest 100 of 120 classes are shown." in about[name]
+
+
+@pytest.mark.parametrize("style", ["}*{color:red", "/*", "\\7d", "</style>"])
+def test_name_in_a_picture_becomes_no_rule_of_the_page(style):
+    """matplotlib writes the texts of a picture into comments."""
+    figure = Picture(figsize=(3, 3))
+    figure.add_subplot().set_xticks(range(12), [f'style="{style}"'] * 12)
+    shared = page.Shared()
+
+    with pictures_in_pages():
+        shared.leave(encoding.svg(figure))
+
+    assert not [one for one in shared.styles.values() if style in one]
