@@ -35,7 +35,7 @@ from tests.tuning import studies
 
 SECONDS = float(os.environ.get("FLBENCH_FUZZ_SECONDS", "0"))
 FEW = 12  # examples of a test that does not run for a time
-LIMIT = 60  # seconds of an example, on a machine with other work; most take less than one
+LIMIT = 60  # seconds of the processor for an example; most take less than one
 MEMORY = 2**30  # bytes by which an example may raise the memory of the process
 WITH_PICTURES = 20  # one of so many examples draws the pictures of the report
 
@@ -55,8 +55,9 @@ def fuzzed(test):
             settings(max_examples=FEW, derandomize=True, **shared)(test)(*args, **kwargs)
             return
         end = monotonic() + SECONDS / 3
+        drawn = settings(max_examples=50, **shared)(test)
         while monotonic() < end:
-            settings(max_examples=50, **shared)(test)(*args, **kwargs)
+            drawn(*args, **kwargs)
 
     return repeated
 
@@ -111,13 +112,13 @@ def bounded(root, allowed):
         }
 
     before, memory = files(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    handler = signal.signal(signal.SIGALRM, ended)
-    signal.alarm(LIMIT)
+    handler = signal.signal(signal.SIGPROF, ended)
+    signal.setitimer(signal.ITIMER_PROF, LIMIT)
     try:
         yield
     finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, handler)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, handler)
     assert files() == before
     assert mutations.MODULE not in sys.modules
     used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - memory
