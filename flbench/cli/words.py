@@ -3,11 +3,10 @@
 import re
 from collections.abc import Sequence
 from difflib import get_close_matches
-from importlib.util import find_spec
 from pathlib import Path
 
 from flbench.cli import suggestions
-from flbench.core import imported
+from flbench.core import imported, user_code
 from flbench.core.errors import UserError
 from flbench.core.registry import ALGORITHMS, MODELS
 from flbench.core.wording import how_to_resume, in_shell
@@ -76,28 +75,41 @@ def method(name: str) -> str:
     known = ALGORITHMS.names()
     if name in known or name in ALGORITHMS.load():
         return name
-    if is_path(name):
-        return ALGORITHMS.section(name)["name"]
     short, colon, value = name.partition(":")
-    if colon and (key := suggestions.key_like(short)):
+    if not is_path(name) and colon and (key := suggestions.key_like(short)):
         raise UserError(f"`{name}` has a colon. Write {key}={value or 'VALUE'} (key=value).")
+    if _looks_like_path(name):
+        return ALGORITHMS.section(name)["name"]
+    if name.endswith(".py"):
+        raise UserError(f"`{name}` is a file. Name the class of the method too: {name}:Class.")
     raise UserError(f"`{name}` is neither a method nor key=value.{_instead(name, known)}")
 
 
 def is_path(word: str) -> bool:
     """Return whether a word is an import path: of a file of Python, or of a module that exists.
 
+    A folder without `__init__.py` counts as a module only within a dotted name.
+
     >>> is_path("fractions:Fraction"), is_path("seed:1"), is_path("nothing:Here")
     (True, False, False)
     """
-    module, _, name = word.rpartition(":")
-    if not module or not name.isidentifier():
+    if not _looks_like_path(word):
         return False
+    module = word.rpartition(":")[0]
     if module.endswith(".py"):
         return True
     imported.search_here()
-    top = module.partition(".")[0]
-    return all(part.isidentifier() for part in module.split(".")) and find_spec(top) is not None
+    top, *inner = module.split(".")
+    spec = user_code.spec_of(top)
+    return spec is not None and (bool(inner) or spec.origin is not None)
+
+
+def _looks_like_path(word: str) -> bool:
+    """Return whether a word has the form `package.module:name` or `FILE.py:name`."""
+    module, _, name = word.rpartition(":")
+    if not module or not all(part.isidentifier() for part in name.split(".")):
+        return False
+    return module.endswith(".py") or all(part.isidentifier() for part in module.split("."))
 
 
 def is_key(word: str) -> bool:
