@@ -93,7 +93,7 @@ def split(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]
 
 def _method(given: Any) -> Any:
     """Return the section of an argument `algorithm`: a name, an import path, a class, or a dict."""
-    if isinstance(given, str | type):
+    if isinstance(given, type) or (isinstance(given, str) and ":" in given):
         return ALGORITHMS.section(given)
     if isinstance(given, Mapping) and isinstance(given.get("name"), str | type):
         return {**given, **ALGORITHMS.section(given["name"])}

@@ -13,6 +13,7 @@ import inspect
 import linecache
 import sys
 import sysconfig
+import textwrap
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from functools import cache, lru_cache, partial
@@ -38,6 +39,13 @@ POINTS: Final = ("flbench.algorithms", "flbench.models", "flbench.losses")
 """Groups of entry points by which packages register parts."""
 CONSTANTS: Final = (bool, int, float, complex, str, bytes, type(None))
 FUNCTIONS: Final = ast.FunctionDef | ast.AsyncFunctionDef
+CHANGING: Final = frozenset(
+    {
+        *("append", "extend", "insert", "pop", "popitem", "remove", "clear", "add", "discard"),
+        *("update", "setdefault", "appendleft", "popleft", "sort", "reverse"),
+    }
+)
+"""Methods that change the object that they are called on."""
 MAPPINGS: Final = (dict, OrderedDict, defaultdict, MappingProxyType)
 GLOBALS: Final = ("LOAD_GLOBAL", "LOAD_NAME")
 """Instructions that look up a name in the module."""
@@ -110,6 +118,7 @@ def texts(thing: Any) -> dict[str, str] | None:
         return None
     home, found, seen, queue = _module_of(code), {_title(code): text}, {id(code)}, [code]
     values = [] if code is thing else [(_title(code), thing)]
+    changed = _changed(code)
     while values or queue:
         if not values:
             values = list(_named_by(queue.pop(), home))
@@ -117,12 +126,13 @@ def texts(thing: Any) -> dict[str, str] | None:
         name, value = values.pop()
         used: list[Any] = []
         described = _described(value, used, home)
-        if not _is_name_alone(value, home):
+        if not _is_name_alone(value, home) and name.rpartition(".")[2] not in changed:
             found[_new(f"{name} =", found)] = described
         for one in used:
             if id(one) not in seen:
                 seen.add(id(one))
                 found[_new(_title(one), found)] = _source(one) or ""
+                changed |= _changed(one)
                 queue.append(one)
     return found
 
@@ -145,7 +155,7 @@ def modules_used(thing: Any) -> set[str]:
         if id(one) in seen:
             continue
         seen.add(id(one))
-        source = (_source(one) or "").encode()
+        source = _code_text(one).encode()
         found |= {
             name for base, names, _ in _statements(source, "") for name in _modules(base, names)
         }
@@ -179,7 +189,7 @@ def settings(module: nn.Module) -> dict[str, str]:
     Args:
         module: The module. Its mode, its parameters and what PyTorch keeps in it are left out.
     """
-    values = {name: one for name, one in vars(module).items() if not name.startswith("_")}
+    values = {name: one for name, one in _kept(module).items() if not name.startswith("_")}
     values |= {"hparams": dict(getattr(module, "hparams", {}))}
     found = {}
     for name, value in values.items():
@@ -487,11 +497,56 @@ def _described(value: Any, used: list[Any], home: str, seen: tuple[int, ...] = (
         text = repr(value)
     elif isinstance(value, SimpleNamespace) or _is_of(type(value), home):
         is_net = isinstance(value, nn.Module)
-        state = {} if is_net else getattr(value, "__dict__", {})
+        state = {} if is_net else _kept(value)
         text = f"{each([type(value)])[0]}({each([state])[0]})"
     else:
         text = f"{_module_of(type(value))}:{_title(type(value))}"
     return text
+
+
+def _kept(thing: Any) -> dict[str, Any]:
+    """Return the attributes of an object without those that its methods change.
+
+    An attribute that a method other than `__init__` changes, such as a counter, is no setting.
+    """
+    kinds = [one for one in type(thing).__mro__ if not is_of_package(one)]
+    changed = set().union(*map(_changed, kinds))
+    state = getattr(thing, "__dict__", {})
+    return {name: one for name, one in state.items() if f"self.{name}" not in changed}
+
+
+def _changed(thing: Any) -> set[str]:
+    """Return the names of variables that a function or class changes when it is called.
+
+    These are names that it declares as `global` or `nonlocal`, and those of objects whose items or
+    attributes it sets, or which it changes by a method such as `append`. What `self.name` stands
+    for is among them as `self.name`, unless `__init__` alone changes it.
+    """
+    queue: list[ast.AST] = [*_parsed(thing)]
+    found: set[str] = set()
+    while queue:
+        node = queue.pop()
+        if isinstance(node, FUNCTIONS) and node.name == "__init__":
+            continue
+        queue += ast.iter_child_nodes(node)
+        if isinstance(node, ast.Global | ast.Nonlocal):
+            found |= set(node.names)
+        elif isinstance(node, ast.Attribute | ast.Subscript):
+            is_set = isinstance(node.ctx, ast.Store | ast.Del)
+            if is_set or (isinstance(node, ast.Attribute) and node.attr in CHANGING):
+                found |= _root(node if is_set else node.value)
+    return found
+
+
+def _root(node: ast.AST) -> set[str]:
+    """Return the variable of an expression such as `a.b[0]`; of `self.a.b` it is `self.a`."""
+    attribute = ""
+    while isinstance(node, ast.Attribute | ast.Subscript):
+        attribute = node.attr if isinstance(node, ast.Attribute) else attribute
+        node = node.value
+    if not isinstance(node, ast.Name):
+        return set()
+    return {f"self.{attribute}" if node.id == "self" else node.id}
 
 
 def _is_name_alone(value: Any, home: str) -> bool:
@@ -538,7 +593,7 @@ def _named_by(thing: Any, home: str) -> Iterator[tuple[str, Any]]:
     if code is None:
         return
     space = getattr(thing, "__globals__", {})
-    for name in (*_names(code, GLOBALS), *_outer_names(thing)):
+    for name in dict.fromkeys([*_names(code, GLOBALS), *_outer_names(thing)]):
         if name in space and not name.startswith("__"):
             yield name, space[name]
     own = thing.__qualname__
@@ -602,11 +657,9 @@ def _outer_names(thing: Any) -> Iterator[str]:
 
     These are the names in its decorators, in default arguments, and in the body of a class.
     """
-    try:
-        body = ast.parse(_source(thing) or "").body
-    except (SyntaxError, ValueError, RecursionError):
-        return
-    queue: list[ast.AST] = [one for one in body if isinstance(one, ast.ClassDef | FUNCTIONS)]
+    queue: list[ast.AST] = [
+        one for one in _parsed(thing) if isinstance(one, ast.ClassDef | FUNCTIONS)
+    ]
     while queue:
         node = queue.pop()
         if isinstance(node, ast.Name):
@@ -616,6 +669,28 @@ def _outer_names(thing: Any) -> Iterator[str]:
             queue += [one for one in node.args.kw_defaults if one is not None]
         elif not isinstance(node, ast.Lambda):
             queue += ast.iter_child_nodes(node)
+
+
+def _parsed(thing: Any) -> list[ast.stmt]:
+    """Return the statements of the source of a function or class; an empty list without a text."""
+    return list(_tree(_code_text(thing)).body)
+
+
+def _code_text(thing: Any) -> str:
+    """Return the source text of a function or class, which can be parsed; "" if there is none."""
+    try:
+        return textwrap.dedent(inspect.getsource(thing))
+    except (OSError, TypeError):
+        return _source(thing) or "" if isinstance(thing, type) else ""
+
+
+@lru_cache(maxsize=1024)
+def _tree(text: str) -> ast.Module:
+    """Return a source text as a tree; an empty one for a text that is no source of Python."""
+    try:
+        return ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError):
+        return ast.Module([], [])
 
 
 def _source(thing: Any) -> str | None:
@@ -658,10 +733,7 @@ def _bytecode(code: CodeType) -> str:
 
 def _class_in(source: str, name: str) -> str | None:
     """Return the text of a class of the top level, or within others, of a source."""
-    try:
-        scope: list[ast.stmt] = ast.parse(source).body
-    except (SyntaxError, ValueError):
-        return None
+    scope = list(_tree(source).body)
     found: ast.ClassDef | None = None
     for part in name.split("."):
         classes = [one for one in scope if isinstance(one, ast.ClassDef) and one.name == part]
