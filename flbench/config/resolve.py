@@ -119,13 +119,24 @@ def resolve_written(path: Path, *above: Layer) -> tuple[Config, dict[str, str]]:
 def _not_installed(path: Path) -> list[str]:
     """Return a sentence for each part of a written configuration that nothing registers."""
     config = read(path)
+    source = getattr(config.algorithm, "source", None)
     named: list[tuple[str, Registry[Any], str]] = [
         ("model.name", MODELS, config.model.name),
         *((f"train.terms.{k}.name", TERMS, one.name) for k, one in enumerate(config.train.terms)),
     ]
-    if getattr(config.algorithm, "source", None) is None:
+    first = []
+    if source is None:
         named.insert(0, ("algorithm.name", ALGORITHMS, config.algorithm.name))
-    return [
+    else:
+        try:
+            ALGORITHMS.find(config.algorithm.name, source)
+        except ConfigError as error:
+            first = [
+                f"`algorithm.name` is {config.algorithm.name} in {path}, and its class cannot be"
+                f" found: {error} What the folder contains can be read without it. To train or to"
+                " predict, install the package that it comes from, or define the class."
+            ]
+    return first + [
         f"`{key}` is {name} in {path}, and no installed package registers this {registry.kind}."
         " What the folder contains can be read without it. To train or to predict, install the"
         " package that it comes from, or import the module that registers it."

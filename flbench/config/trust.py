@@ -16,6 +16,7 @@ import hashlib
 import json
 import os
 import stat
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -106,10 +107,10 @@ def check(file: Path, *trees: Any, is_input: bool = False) -> None:
         ConfigError: The source of a part is another one than the file says, or neither has the user
             allowed that the code of this file runs, nor has flbench written it.
     """
-    named = named_code(trees)
+    imported.search_here()
+    named = [one for one in named_code(trees) if _is_there(one)]
     if not named:
         return
-    imported.search_here()
     for one in named:
         _check_sha256(file, one)
     if consent.is_allowed():
@@ -207,6 +208,15 @@ def _matches(place: tuple[str, ...], last: tuple[str, ...]) -> bool:
 def _is_path(text: str) -> bool:
     """Return whether a text is an import path."""
     return ":" in text and not text.startswith(f"{OBJECT}:")
+
+
+def _is_there(code: NamedCode) -> bool:
+    """Return whether code can run. The import of a module that Python does not find says so."""
+    module = None if _is_address(code) else _module(code.path)
+    if module is None:
+        return True
+    top = module.partition(".")[0]
+    return top in sys.modules or user_code.spec_of(top) is not None
 
 
 def _check_sha256(file: Path, code: NamedCode) -> None:

@@ -23,13 +23,6 @@ SHORTEST_HASH: Final = 6  # digits
 _SHA256: Final = re.compile("[0-9a-f]{64}")
 
 
-OTHER_SAMPLES: Final = (
-    "other samples: the data sets of these runs have the same name and keys, but not the same"
-    " content. Train the runs on one copy of the data."
-)
-"""Sentence about runs whose data sets differ, although their configurations do not say so."""
-
-
 @dataclass(frozen=True)
 class Differences:
     """What tells runs apart, besides their methods.

@@ -73,8 +73,6 @@ class Run:
             targets are not classes.
         finished: Whether the folder has a summary.json.
         clients: Rows of clients.csv by column, if the clients have names; otherwise empty.
-        data_hash: SHA-256 (hex) of the samples of the data set, from partition.json; None for a run
-            of a version that did not write it.
         train_counts: Training samples [C] by class over all clients of an unfinished run, from
             partition.npz; None if the folder has no such file, and for a finished run.
         data_hash: SHA-256 (hex) of the samples and labels of the data set, from partition.json (see

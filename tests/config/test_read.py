@@ -1,5 +1,6 @@
 """Configurations that are read as data, without the code that they name."""
 
+import importlib
 import sys
 
 import pytest
@@ -43,16 +44,24 @@ class Soft:
 @pytest.fixture
 def written(tmp_path, monkeypatch):
     """The config.yaml of a run with parts of a package that is not there any more."""
+    (tmp_path / "site").mkdir()
+    file = tmp_path / "site" / "pulling.py"
+    file.write_text("from tests.config import test_read\nclass Pull(test_read.Pull): pass\n")
+    monkeypatch.syspath_prepend(str(file.parent))
+    method = importlib.import_module("pulling").Pull
     keys = ("algorithm=pull", "algorithm.tau=2", "model=wide", "train.terms=[soft]")
     with monkeypatch.context() as patch:
         for registry, name, part in (
-            (ALGORITHMS, "pull", Pull),
+            (ALGORITHMS, "pull", method),
             (MODELS, "wide", Wide),
             (TERMS, "soft", Soft),
         ):
             patch.setitem(registry, name, part)
         config, origins = resolving.resolve([from_overrides(keys)])
     (tmp_path / "config.yaml").write_text(to_yaml(config.tree(), origins))
+    assert config.algorithm.source == "pulling:Pull"
+    del sys.modules["pulling"]
+    file.unlink()
     return tmp_path, config
 
 

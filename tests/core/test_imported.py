@@ -7,6 +7,7 @@ import os
 import py_compile
 import sys
 from importlib.machinery import SourceFileLoader
+from types import ModuleType
 
 import pytest
 
@@ -84,6 +85,9 @@ def test_bytecode_of_an_earlier_version_says_nothing_if_the_loader_does_not_use_
         imported.source_sha256(PATH)
 
 
-def test_a_module_without_a_file_is_not_checked():
-    imported.find("sys:path")
-    imported.check_unedited("sys:path")
+def test_a_module_without_a_file_is_not_checked(monkeypatch):
+    module = ModuleType("in_memory")
+    module.x = [1]
+    monkeypatch.setitem(sys.modules, "in_memory", module)
+    assert imported.find("in_memory:x") == [1]
+    imported.check_unedited("in_memory:x")
