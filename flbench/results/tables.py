@@ -124,7 +124,8 @@ def _check(table: pd.DataFrame, key: str, counts: Sequence[str], shares: Sequenc
         if len(table) and not 0 <= table[name].min() <= table[name].max() <= MOST:
             raise ValueError(f"a value of `{name}` is not in [0, {MOST:,}]")
     for name in shares:
-        if len(table) and not all(map(is_share, table[name].dropna().agg(["min", "max"]))):
+        defined = table[name].dropna()  # all scores can be undefined
+        if len(defined) and not (is_share(defined.min()) and is_share(defined.max())):
             raise ValueError(f"a value of `{name}` is not in [0, 1]")
     if table.duplicated(["moment", key]).any():
         raise ValueError(f"a {key} is there twice")
