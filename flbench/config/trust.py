@@ -112,7 +112,7 @@ def check(file: Path, *trees: Any, is_input: bool = False) -> None:
     if not named:
         return
     for one in named:
-        _check_sha256(file, one)
+        _check_sha256(one)
     if consent.is_allowed():
         record(*trees)
         if is_input:
@@ -219,19 +219,21 @@ def _is_there(code: NamedCode) -> bool:
     return top in sys.modules or user_code.spec_of(top) is not None
 
 
-def _check_sha256(file: Path, code: NamedCode) -> None:
+def _check_sha256(code: NamedCode) -> None:
     """Raise a ConfigError if the source of code is another one than a file says."""
     if code.sha256 is None or len(code.sha256) != 64:
         return
     try:
         now = imported.source_sha256(code.path, code.sha256)
-    except ConfigError:  # there is no such module: its import says so
-        return
+    except ConfigError:
+        if _module(code.path) in sys.modules:  # its file was edited since, or cannot be read
+            raise
+        return  # the import says what is wrong
     if now != code.sha256:
         raise ConfigError(
             # Short: the command line shows both hashes in full.
             f"SHA-256 of the source of `{code.path}` was {code.sha256} and is now {now}. Restore"
-            f" the source, or start a new run. It is `{code.key}` of {file}."
+            " the source, or start a new run."
         )
 
 

@@ -129,17 +129,18 @@ def _class_names(names: NDArray[Any]) -> list[str]:
     return ["" if text is None else str(text) for text in texts]
 
 
-def read_arrays(path: Path, limit: int = MAX_BYTES) -> dict[str, NDArray[Any]]:
+def read_arrays(path: Path, limit: int | None = None) -> dict[str, NDArray[Any]]:
     """Return the arrays of an NPZ file by name.
 
     Args:
         path: The file.
-        limit: Largest number of bytes of all arrays.
+        limit: Largest number of bytes of all arrays; None for 16 GiB.
 
     Raises:
         DataError: The file is damaged, would unpack to more than the limit, or contains pickled
             objects.
     """
+    limit = MAX_BYTES if limit is None else limit
     with open_zip(path) as archive:
         size = sum(entry.file_size for entry in archive.infolist())
         if size > limit:

@@ -37,7 +37,7 @@ class LeftOut:
     @property
     def sentences(self) -> list[str]:
         """A sentence for each of the first 20, and one that counts the others."""
-        found = [f"{LEFT_OUT}{one_line(shortened(said, 600))}" for _, said in self._errors[:MOST]]
+        found = [f"{LEFT_OUT}{one_line(shortened(said, 280))}" for _, said in self._errors[:MOST]]
         if (more := len(self._errors) - MOST) > 0:
             found.append(f"{LEFT_OUT}{more:,} more, for such reasons.")
         return found
