@@ -25,6 +25,7 @@ MAY_IMPORT = {
     "ray": {
         "comparison/on_ray.py",
         "engine/ray.py",
+        "engine/ray_session.py",
         *(
             f"tuning/{name}.py"
             for name in (

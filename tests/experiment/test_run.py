@@ -18,7 +18,7 @@ import torch
 from flbench.algorithms import ALGORITHMS
 from flbench.cli import app
 from flbench.client.program import LocalProgram, Phase, Statistic, Transform
-from flbench.config.resolve import read, resolve
+from flbench.config.resolve import resolve, resolve_written
 from flbench.config.schema import OptimizerConfig
 from flbench.config.sources import Layer, from_overrides
 from flbench.core import files
@@ -787,7 +787,7 @@ def test_resume_refuses_other_samples_with_the_same_labels(tmp_path):
 
 def test_worker_resumes_with_samples_from_shared_memory(tmp_path):
     folder = interrupted_run(tmp_path, "algorithm=fedavg")
-    whole = assembly.load_federation(read(folder / "config.yaml"))
+    whole = assembly.load_federation(resolve_written(folder / "config.yaml")[0])
     shared = whole.without_samples().with_samples(whole.x.numpy())
 
     lifecycle.resume(folder, Layer({}), federation=shared)
