@@ -10,7 +10,7 @@ from flbench.core.printable import one_line
 _ENTITIES: Final = {"&": "&amp;", "<": "&lt;", ">": "&gt;", "$": "&#36;", "~": "&#126;"}
 _SPECIAL: Final = re.compile(
     r"""`[^`\\*\[\]|&<$~]+`     # a code span of harmless text, which stays
-    |\[[-+\d., ]+\](?![\[(:])   # an interval of numbers, which stays
+    |\[[-+\w., ]+\](?![\[(:])   # plain text in brackets, which is no link, stays
     |[\\`*\[\]|&<$~]          # a code span, an emphasis, a link, a cell, an entity, a tag
     |(?<![^\W_])_|_(?![^\W_])  # an emphasis; not within a word
     |://|(?<=www)\.            # an address, of which some dialects make a link
@@ -39,11 +39,20 @@ def in_markdown(text: str) -> str:
     >>> print(in_markdown("<b> a_b [x](y) R&D"))
     &lt;b> a_b \[x\](y) R&amp;D
     """
-    text = _SPECIAL.sub(_marked, one_line(text))
+    text = in_cell(text)
     if (found := _FIRST.match(text)) and text != "-":
         mark, rest = found[0], text[found.end() :]
         return f"{mark}\\{rest}" if mark.isdigit() else f"&#{ord(mark[0])};{mark[1:]}{rest}"
     return text
+
+
+def in_cell(text: str) -> str:
+    r"""Return a text in a cell of a table of Markdown, where a line cannot begin a list or heading.
+
+    >>> print(in_cell("> 30"), in_cell("a|b"))
+    > 30 a\|b
+    """
+    return _SPECIAL.sub(_marked, one_line(text))
 
 
 def in_code(name: str) -> str:

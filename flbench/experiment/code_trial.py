@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import numpy as np
 import torch
@@ -35,13 +35,15 @@ from flbench.core.tree import digest
 from flbench.core.types import Results, Samples, State, StepContext, Tree
 from flbench.data.federation import Federation
 from flbench.engine.base import Engine
-from flbench.engine.sequential import SequentialEngine
 from flbench.experiment import rounds
 from flbench.models.base import net_leaves
 from flbench.models.lightning_net import LightningNet
 from flbench.models.module_state import random_layers
 
 T = TypeVar("T")
+
+if TYPE_CHECKING:  # it imports Lightning, which takes a second
+    from flbench.engine.sequential import SequentialEngine
 
 STEPS: Final = 3
 """Optimizer steps in each phase."""
@@ -175,7 +177,7 @@ class CodeTrial:
 
     def _compare(
         self,
-        one: SequentialEngine,
+        one: "SequentialEngine",
         expected: Results,
         program: LocalProgram,
         ids: Tensor,
@@ -220,7 +222,7 @@ class CodeTrial:
                 f" calls, change buffers outside of training, or read the batch as a whole. {cure}"
             )
 
-    def _unsettled(self, one: SequentialEngine, program: LocalProgram, ids: Tensor) -> list[str]:
+    def _unsettled(self, one: "SequentialEngine", program: LocalProgram, ids: Tensor) -> list[str]:
         """Return the attributes that change again and again, unlike a flag that is set once."""
 
         def changed() -> list[str]:
@@ -293,8 +295,10 @@ class CodeTrial:
         ids = torch.argsort(sizes, stable=True)
         return ids[sizes[ids] > 1][:count].sort().values
 
-    def _engine(self, precision: str) -> SequentialEngine:
+    def _engine(self, precision: str) -> "SequentialEngine":
         """Return a sequential engine for a trial."""
+        from flbench.engine.sequential import SequentialEngine
+
         update = {"name": "sequential", "precision": precision, "trace": False}
         return SequentialEngine(
             self.net, self.federation, self.config.engine.model_copy(update=update)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from math import isnan
 from typing import Any, Final
 
-from flbench.core.markup import in_markdown
+from flbench.core.markup import in_cell, in_markdown
 from flbench.core.printable import one_line
 from flbench.metrics import ranking_names
 
@@ -63,8 +63,9 @@ def grid(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     | --- | --- |
     | a | 1 |
     """
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join("| " + " | ".join(map(in_markdown, line)) + " |" for line in lines)
+    shown = [list(map(in_cell, line)) for line in (header, *rows)]
+    lines = [shown[0], ["---"] * len(header), *shown[1:]]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def share(value: object) -> str:
