@@ -149,7 +149,9 @@ def record(*trees: Any) -> None:
     named = named_code(trees)
     if not named:
         return
-    _write(_digest(trees), named, _sources(named))
+    modules = _sources(named)
+    if modules or all(map(_is_address, named)):
+        _write(_digest(trees), named, modules)
 
 
 def _write(digest: str, named: Sequence[NamedCode], modules: Mapping[str, str]) -> None:
