@@ -149,6 +149,7 @@ def record(*trees: Any) -> None:
     named = named_code(trees)
     if not named:
         return
+    imported.search_here()
     modules = _sources(named)
     if modules or all(map(_is_address, named)):
         _write(_digest(trees), named, modules)
