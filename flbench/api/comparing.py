@@ -346,8 +346,8 @@ def carry_on(
         closing(_addressed(ComparisonFolder.reopen(path), caller)) as folder,
     ):
         supervisor.note = _note(folder)
-        check_code(folder.path / MARKER, design_in(read_json(folder.path / MARKER)))
         before, about = read_design(folder.path)
+        check_code(folder.path / MARKER, design_in(read_json(folder.path / MARKER)))
         design, changed = _added(before, asked, path)
         named_by = _store_named_by(asked, begun=True)
         prepared = _prepared(design, jobs, caller, own, named_by, begun=True)

@@ -154,7 +154,12 @@ def check_is_comparison(path: Path) -> None:
 
 def design_in(tree: Mapping[str, Any]) -> dict[str, Any]:
     """Return the part of comparison.json that says what is trained."""
-    return {key: tree.get(key) for key in ("base", "methods", "data", "grid")}
+    layers = {
+        key: tree[key]["tree"] if key == "base" else [one["tree"] for one in tree[key]]
+        for key in ("base", "methods", "data")
+        if key in tree
+    }
+    return {**layers, "grid": tree.get("grid")}
 
 
 def read_design(path: Path) -> tuple[Design, dict[str, Any]]:

@@ -44,6 +44,8 @@ PLACES: Final = (
 """Last parts of the dotted keys whose values can name code; `*` stands for a name of the user. The
 address of a Ray cluster is among them: its answers are unpickled, which executes code."""
 ADDRESS: Final = "engine.address"
+SPACE: Final = ("choice", "fixed")
+"""Words of a search space below a key."""
 HASHED: Final = frozenset({"model", "algorithm", "partition", "terms", "metrics"})
 """Sections whose `sha256` is that of the source that the section names."""
 KNOWN_NETS: Final = ("torch.nn.", "torchvision.models.")
@@ -117,7 +119,7 @@ def check(file: Path, *trees: Any, is_input: bool = False) -> None:
         record(*trees)
         if is_input:
             _write(_digest_of_input(file, named), named, {})
-    elif not (_is_recorded(_digest(trees)) or (is_input and _is_known_input(file, named))):
+    elif not (_is_recorded(_digest(trees), named) or (is_input and _is_known_input(file, named))):
         raise ConfigError(
             f"{file} names code, and your flbench has not written it on this machine with this"
             f" code:\n{_listed(named)}\nCode can do all that you can do. Read it, and if you trust"
@@ -187,12 +189,12 @@ def state_folder() -> Path:
 def _found(value: Any, place: tuple[str, ...], sha256: str | None) -> Iterator[NamedCode]:
     """Yield the code that a value at a place names, and what it contains."""
     if isinstance(value, str):
-        if _is_path(value) and any(_matches(place, last) for last in PLACES):
+        # An entry of a list has a number, and a search space has a word, after the key.
+        key = tuple(part for part in place if not part.isdecimal() and part not in SPACE)
+        if _is_path(value, key) and any(_matches(key, last) for last in PLACES):
             yield NamedCode(".".join(place), value, sha256)
     elif isinstance(value, Mapping):
         for name, inner in value.items():
-            if name == "origins":
-                continue
             key = (*place, *str(name).split("."))
             own = value.get("sha256") if set(place[-2:]) & HASHED else None
             yield from _found(inner, key, own if isinstance(own, str) else None)
@@ -208,9 +210,9 @@ def _matches(place: tuple[str, ...], last: tuple[str, ...]) -> bool:
     )
 
 
-def _is_path(text: str) -> bool:
-    """Return whether a text is an import path."""
-    return ":" in text and not text.startswith(f"{OBJECT}:")
+def _is_path(text: str, key: tuple[str, ...]) -> bool:
+    """Return whether a text is an import path; a term that is an object is `object:NAME`."""
+    return ":" in text and not (text.startswith(f"{OBJECT}:") and "terms" in key[-2:])
 
 
 def _is_there(code: NamedCode) -> bool:
@@ -240,7 +242,7 @@ def _check_sha256(code: NamedCode) -> None:
         )
 
 
-def _is_recorded(digest: str) -> bool:
+def _is_recorded(digest: str, named: Sequence[NamedCode], *, is_input: bool = False) -> bool:
     """Return whether there is a record of this name, and the modules have the hashes in it."""
     file = state_folder() / f"{digest}.json"
     try:
@@ -249,7 +251,9 @@ def _is_recorded(digest: str) -> bool:
             if hasattr(os, "getuid") and file.lstat().st_uid != os.getuid():
                 return False
             modules = json.loads(files.read_text(file, LARGEST))["modules"]
-        return all(_sha256(name) == sha256 for name, sha256 in modules.items())
+        now = _sources(named)
+        # A module that was not there when the file was written may be imported as well.
+        return modules == now if modules else all(map(_is_address, named)) or is_input
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return False
 
@@ -258,7 +262,7 @@ def _is_known_input(file: Path, named: Sequence[NamedCode]) -> bool:
     """Return whether the user has allowed the code of a file that he edits."""
     modules = [_module(one.path) for one in named if not _is_address(one)]
     sources = [None if name is None else user_code.file_of(name) for name in modules]
-    return _is_recorded(_digest_of_input(file, named)) and all(
+    return _is_recorded(_digest_of_input(file, named), named, is_input=True) and all(
         source is not None and _is_private(source) for source in (file, *sources)
     )
 

@@ -19,6 +19,7 @@ from torch import nn
 
 from flbench.core import user_code
 from flbench.core.errors import ConfigError, did_you_mean
+from flbench.core.given import OBJECT
 
 NO_PARTS: Final = frozenset(
     (
@@ -58,7 +59,7 @@ def find(path: str) -> Any:
     search_here()
     here = os.getcwd()
     module_name = module_of(path)
-    if module_name.partition(".")[0] in sys.stdlib_module_names:
+    if module_name.partition(".")[0] in (*sys.stdlib_module_names, OBJECT):
         raise ConfigError(
             f"`{path}` is in Python's standard library, which has no parts of an experiment. Name a"
             " class or function of a module of your own."

@@ -302,6 +302,8 @@ def create(prepared: PreparedStudy, command: Sequence[str]) -> StudyFolder:
     """
     request, federation = prepared.request, prepared.federation
     trust.record(_cluster(request))
+    for each in _described(prepared)["methods"].values():
+        trust.record(each["space_tree"])
     name = f"{'-'.join(request.methods[:3])}-{files.short_name(federation.dataset.name)}"
     folder = StudyFolder.create(request.out, name)
     for method, config in prepared.configs.items():
@@ -346,6 +348,8 @@ def reopen(folder: StudyFolder, changed: dict[str, Any], parcel: Parcel = NOTHIN
         request = TuneRequest(tuple(header["methods"]), out=folder.path.parent, **(kept | changed))
         files = {name: folder.path / "methods" / f"{name}.yaml" for name in request.methods}
         # This also registers methods that their modules have not registered yet.
+        for each in header["methods"].values():
+            trust.check(folder.path / "study.json", each["space_tree"])
         resolved = {name: resolve_written(file) for name, file in files.items()}
         spaces = {
             method: parse(each["space_tree"], {}, each["space"])

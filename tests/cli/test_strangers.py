@@ -278,3 +278,33 @@ def test_records_of_others_do_not_count(own, tmp_path, monkeypatch):
     monkeypatch.setattr("os.getuid", lambda: 12345)
     with pytest.raises(ConfigError):
         trust.check(Path("config.yaml"), tree)
+
+
+@pytest.mark.parametrize(
+    "tree",
+    [
+        {"evaluation": {"metrics": {"mine": "object:f"}}},
+        {"evaluation": {"metrics": {"origins": {"source": "m:f"}}}},
+        {"model": {"name": "object:f"}},
+        {"grid": {"train.terms.0": ["m:f"]}},
+        {"train.terms.0.name": "m:f"},
+        {"train": {"terms": {"0": "m:f"}}},
+        {"train.terms.0.name": {"choice": ["focal", "m:f"]}},
+    ],
+    ids=str,
+)
+def test_code_is_found_wherever_a_file_names_it(tree):
+    assert len(trust.named_code(tree)) == 1
+
+
+def test_a_module_that_appears_beside_recorded_code_is_asked_about(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    name = f"nets{next(NUMBERS)}"
+    Path(f"{name}.py").write_text("try:\n    import faster\nexcept ImportError:\n    pass\n")
+    tree = {"model": {"name": f"{name}:Net"}}
+    trust.record(tree)
+    trust.check(Path("config.yaml"), tree)
+
+    Path("faster.py").write_text("")
+    with pytest.raises(ConfigError, match="trust=True"):
+        trust.check(Path("config.yaml"), tree)
