@@ -27,13 +27,12 @@ from flbench.core.documents import read_json
 from flbench.core.errors import UserError
 from flbench.metrics.own import SUFFIXES
 from flbench.reports.statistics import CLAIM_FROM, ON_ONE_PARTITION
-from flbench.results.differences import SAMPLES, SOURCE, short_hashes, short_names, text_of
+from flbench.results.differences import CODE, SAMPLES, SOURCE, short_hashes, short_names, text_of
 from flbench.results.reading import Run
 
 SECTIONS: Final = ("data.", "partition.", "model.", "train.")
 ALONE: Final = (*("engine.precision", "evaluation.every", "evaluation.rare", "evaluation.metrics"),)
 WITHOUT: Final = ("data.root", "data.name", "data.path", "partition.path", "partition.seed")
-CODE: Final = "algorithm.sha256"
 METHOD: Final = ("algorithm.", "train.optimizer.", "train.schedule.", "train.terms")
 """Keys that belong to a method: they may differ between methods that are compared."""
 BASELINE: Final = "fedavg"  # the method to which others are compared, if it is there

@@ -54,12 +54,12 @@ def collect(paths: Sequence[Path]) -> Collection:
     runs. Where a comparison with the parameters of a study stands beside other runs, its methods
     are `METHOD tuned` too.
 
+    What cannot be compared is left out, and a note says why: a run, a study or an archive that is
+    damaged, a run without classes, and a path without a run below it.
+
     Args:
         paths: Folders of runs and studies, archives, or folders above them. Of archives, those
             directly in a folder are found.
-
-    What cannot be compared is left out, and a note says why: a run, a study or an archive that is
-    damaged, a run without classes, and a path without a run below it.
 
     Raises:
         UserError: A path does not exist, or nothing remains: the error is that of the first run,
@@ -106,7 +106,7 @@ def collect(paths: Sequence[Path]) -> Collection:
 
 
 def _checked(run: Run) -> Run:
-    """Return a run whose files a comparison can use; raise a UserError for another one."""
+    """Return a run whose files a comparison can use; raise a UserError if it cannot."""
     if run.finished:
         run.check_comparable()
     else:

@@ -19,13 +19,13 @@ from flbench.core.errors import ConfigError, DataError, UserError
 from flbench.core.wording import setting
 from flbench.experiment import assembly, shared_engine
 from flbench.experiment.lifecycle import CHANGEABLE_ON_RESUME
+from flbench.results.differences import CODE, SOURCE
 
 PER_CORE: Final = 8  # processes that a comparison starts on each core of this machine, at most
+
 MEASURED: Final = f"{plan.ORIGIN}, measured"
 """Origin of the engine's keys if the comparison has chosen it."""
 SEEDS: Final = ("seed", "partition.seed", "partition.sha256")  # what differs between repetitions
-SOURCE: Final = ("algorithm.source", "algorithm.sha256")
-"""Keys of a method that is not flbench's own. Where it is imported from may change."""
 
 Place = tuple[str, str]
 """Label of the data set, and of the setting."""
@@ -260,9 +260,10 @@ def check_existing(prepared: PreparedComparison, folder: ComparisonFolder) -> No
         now = _compared(prepared.built[cell.method, (cell.data, cell.setting)])
         written = _compared(read(path / "config.yaml"))
         for key, value in now.items():
-            if key in SOURCE and key not in written:  # written by an earlier version
+            if key in (SOURCE, CODE) and key not in written:  # written by an earlier version
                 continue
-            if key != SOURCE[0] and written.get(key) != value:
+            # Where a method is imported from may change.
+            if key != SOURCE and written.get(key) != value:
                 raise ConfigError(
                     f"`{key}` was {written.get(key)!r} when {path} began, and is now"
                     f" {value!r}. Start a new comparison."

@@ -8,8 +8,8 @@ do, and a file may come from somebody else. Code that a file names therefore run
 - flbench itself has written the file for this user, with the same names, arguments and source. The
   record of this is in the user's state folder; see `state_folder`.
 
-What the user names himself, on the command line or in Python, needs neither. Nor do the layers of
-`torch.nn` and the nets of `torchvision.models`.
+Code that the user names on the command line or in Python needs neither, and neither do the layers
+of `torch.nn` and the nets of `torchvision.models`.
 """
 
 import hashlib
@@ -101,13 +101,13 @@ def check(file: Path, *trees: Any, is_input: bool = False) -> None:
     Args:
         file: The file.
         trees: What the file contains.
-        is_input: Whether the user writes and edits the file, as the one of `--config`. Once he has
-            allowed its code, the code may be edited too, as long as the file names the same files,
-            and all of them belong to him alone.
+        is_input: Whether the user writes and edits the file, as the one of `--config`. Once the
+            user has allowed its code, file and code may be edited, as long as the file names the
+            same files, all of them belong to the user, and nobody else can write to them.
 
     Raises:
-        ConfigError: The source of a part is another one than the file says, or neither has the user
-            allowed that the code of this file runs, nor has flbench written it.
+        ConfigError: The source of a part differs from the hash in the file; or this user's flbench
+            has not written the file, and the user has not allowed its code to run.
     """
     imported.search_here()
     named = [one for one in named_code(trees) if _is_there(one)]
@@ -119,7 +119,7 @@ def check(file: Path, *trees: Any, is_input: bool = False) -> None:
         record(*trees)
         if is_input:
             _write(_digest_of_input(file, named), named, {})
-    elif not (_is_recorded(_digest(trees), named) or (is_input and _is_known_input(file, named))):
+    elif not (_is_written(trees, named) or (is_input and _is_known_input(file, named))):
         raise ConfigError(
             f"{file} names code, and your flbench has not written it on this machine with this"
             f" code:\n{_listed(named)}\nCode can do all that you can do. Read it, and if you trust"
@@ -127,23 +127,11 @@ def check(file: Path, *trees: Any, is_input: bool = False) -> None:
         )
 
 
-def check_file(file: Path) -> None:
-    """Check that the code that a configuration names may run; see `check`.
-
-    Args:
-        file: The configuration.
-
-    Raises:
-        ConfigError: The file cannot be read, or see `check`.
-    """
-    check(file, from_file(file).tree)
-
-
 def record(*trees: Any) -> None:
     """Note that this user's flbench has written a file, or that the user trusts it.
 
-    The code that it names has been imported, or may be. Nothing is noted if it names none, and if
-    the state folder cannot be written: then the user is asked later.
+    The code that it names has been imported, or may be. Nothing is noted if it names none. If the
+    state folder cannot be written, the record holds for this process alone.
 
     Args:
         trees: What the file contains.
@@ -225,7 +213,7 @@ def _is_there(code: NamedCode) -> bool:
 
 
 def _check_sha256(code: NamedCode) -> None:
-    """Raise a ConfigError if the source of code is another one than a file says."""
+    """Raise a ConfigError if the source of code differs from the hash in a file."""
     if code.sha256 is None or len(code.sha256) != 64:
         return
     try:
@@ -242,35 +230,46 @@ def _check_sha256(code: NamedCode) -> None:
         )
 
 
-def _is_recorded(digest: str, named: Sequence[NamedCode], *, is_input: bool = False) -> bool:
-    """Return whether there is a record of this name, and the modules have the hashes in it."""
+def _recorded(digest: str) -> Mapping[str, str] | None:
+    """Return the hashes of modules in the record of this name; None if there is no such record."""
+    if digest in _here:
+        return _here[digest]
     file = state_folder() / f"{digest}.json"
     try:
-        modules = _here.get(digest)
-        if modules is None:
-            if hasattr(os, "getuid") and file.lstat().st_uid != os.getuid():
-                return False
-            modules = json.loads(files.read_text(file, LARGEST))["modules"]
-        now = _sources(named)
-        # A module that was not there when the file was written may be imported as well.
-        return modules == now if modules else all(map(_is_address, named)) or is_input
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return False
+        if hasattr(os, "getuid") and file.lstat().st_uid != os.getuid():
+            return None
+        modules: Mapping[str, str] = json.loads(files.read_text(file, LARGEST))["modules"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return modules
+
+
+def _is_written(trees: Sequence[Any], named: Sequence[NamedCode]) -> bool:
+    """Return whether flbench has written what a file contains, with the code as it is.
+
+    A module that was not there when the file was written is imported as well, so there must be
+    none. The record can have more than are found here: those that the code asked for by a name
+    that it computed.
+    """
+    modules = _recorded(_digest(trees))
+    return (
+        modules is not None
+        and _sources(named).keys() <= modules.keys()
+        and all(_sha256(name) == sha256 for name, sha256 in modules.items())
+    )
 
 
 def _is_known_input(file: Path, named: Sequence[NamedCode]) -> bool:
-    """Return whether the user has allowed the code of a file that he edits."""
-    modules = [_module(one.path) for one in named if not _is_address(one)]
-    sources = [None if name is None else user_code.file_of(name) for name in modules]
-    return _is_recorded(_digest_of_input(file, named), named, is_input=True) and all(
+    """Return whether the user has allowed the code of a file that the user edits."""
+    sources = [_file(one.path) for one in named if not _is_address(one)]
+    return _recorded(_digest_of_input(file, named)) is not None and all(
         source is not None and _is_private(source) for source in (file, *sources)
     )
 
 
 def _digest_of_input(file: Path, named: Sequence[NamedCode]) -> str:
     """Return the SHA-256 (hex) of where a file and the code that it names are."""
-    modules = [_module(one.path) for one in named if not _is_address(one)]
-    sources = [str(None if name is None else user_code.file_of(name)) for name in modules]
+    sources = [str(_file(one.path)) for one in named if not _is_address(one)]
     text = json.dumps([str(file.resolve()), [[one.key, one.path] for one in named], sources])
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -288,7 +287,8 @@ def _is_private(file: Path) -> bool:
 
 def _digest(trees: Sequence[Any]) -> str:
     """Return the SHA-256 (hex) of what determines the code that runs, and its arguments."""
-    text = json.dumps([_relevant(tree) for tree in trees], sort_keys=True, default=repr)
+    content = [[_relevant(tree) for tree in trees], [vars(one) for one in named_code(trees)]]
+    text = json.dumps(content, sort_keys=True, default=repr)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -298,7 +298,6 @@ def _relevant(tree: Any) -> Any:
         return tree
     kept = {name: tree.get(name) for name in ("model", "algorithm", "data", "partition")}
     parts = {"terms": tree["train"], "metrics": tree.get("evaluation")}
-    parts["address"] = tree.get("engine")
     return kept | {
         name: part.get(name) if isinstance(part, Mapping) else part for name, part in parts.items()
     }
@@ -323,6 +322,12 @@ def _module(path: str) -> str | None:
         return None
 
 
+def _file(path: str) -> Path | None:
+    """Return the file of the module of an import path; None if there is none."""
+    module = _module(path)
+    return None if module is None else user_code.file_of(module)
+
+
 def _sha256(module: str) -> str | None:
     """Return the SHA-256 (hex) of the file of a module; None if there is none."""
     file = user_code.file_of(module)
@@ -339,12 +344,10 @@ def _listed(named: Sequence[NamedCode]) -> str:
         if _is_address(one):
             lines.append(f"  {one.key}={one.path}: a Ray cluster, whose answers can execute code")
             continue
-        module = _module(one.path)
-        file = None if module is None else user_code.file_of(module)
-        sha256 = None if module is None else _sha256(module)
-        about = "no such module is found"
+        about, file = "no such module is found", _file(one.path)
         if file is not None:
-            about = f"{file}, SHA-256 {sha256 or 'unknown'}, owner {_owner(file)}"
+            sha256 = _sha256(str(_module(one.path))) or "unknown"
+            about = f"{file}, SHA-256 {sha256}, owner {_owner(file)}"
         lines.append(f"  {one.key}={one.path}: {about}")
     return "\n".join(lines)
 

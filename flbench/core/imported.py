@@ -27,7 +27,11 @@ NO_PARTS: Final = frozenset(
         *("ray", "mlflow", "optuna", "cloudpickle", "joblib", "yaml", "pydantic"),
     )
 )
-"""Packages whose functions are no parts of an experiment; some of them load code or run it."""
+"""Packages whose functions are no parts of an experiment; some of them load code or run it.
+
+`flbench.core.user_code.PUBLIC` has another purpose: classes and functions of those packages may be
+parts, and their code is not hashed.
+"""
 
 # Name of a module -> (its spec, SHA-256 of its file when flbench first used it). A module that is
 # imported anew or reloaded has another spec.
@@ -76,7 +80,7 @@ def find(path: str) -> Any:
             f"`{path}`: importing `{module_name}` raised {type(error).__name__}: {error}. Correct"
             " the module."
         ) from error
-    remember(found.__name__)
+    keep_hashes(found.__name__)
     for part in name.split("."):
         known = dir(found)
         if part not in known:
@@ -124,7 +128,7 @@ def module_of(path: str) -> str:
         path: `package.module:name` or `FILE.py:name`.
 
     Raises:
-        ConfigError: There is no such file, or a module of its name comes from another one.
+        ConfigError: There is no such file, or Python finds another module under its name.
 
     >>> module_of("package.module:name")
     'package.module'
@@ -160,10 +164,10 @@ def search(folder: str) -> None:
 
 
 def is_searched_early(folder: str) -> bool:
-    """Return whether Python searches a folder before its own modules, by the user's will.
+    """Return whether Python searches a folder before its own modules.
 
-    This holds for the folder of a script, for the current folder in a notebook, and for those of
-    $PYTHONPATH.
+    The user arranges this: it holds for the folder of a script, for the current folder in a
+    notebook, and for those of $PYTHONPATH.
     """
     order = [os.path.abspath(one) for one in sys.path]
     own = os.path.dirname(os.path.abspath(os.__file__))
@@ -409,7 +413,7 @@ def text_hashes(thing: Any) -> TextHashes | None:
 
 
 def net_hashes(source: Any) -> TextHashes | None:
-    """Return the hashes of the code of a net that was given as an object, twice the same.
+    """Return the hashes of the code of a net that was given as an object.
 
     The classes of the net and of its submodules count, with their sources and with those attributes
     that are numbers, texts or collections of them. Classes of installed packages do not.
@@ -418,7 +422,8 @@ def net_hashes(source: Any) -> TextHashes | None:
         source: The net, or the function or class that makes it.
 
     Returns:
-        The hashes; None if all code is that of installed packages.
+        A pair of equal hashes, because there is none of a part of the code alone; None if all code
+        is that of installed packages.
     """
     known = _text_hashes.get() or {}
     if id(source) in known:
@@ -455,7 +460,7 @@ def text_sha256(thing: Any, recorded: str | None = None) -> str | None:
     return alone if recorded == alone else now
 
 
-def file_of(thing: Any) -> str | None:
+def file_in_tracebacks(thing: Any) -> str | None:
     """Return the file that tracebacks name for a function, or for an object's `__call__`.
 
     Args:
@@ -476,7 +481,7 @@ def check_unedited(path: str) -> None:
         source_sha256(path)
 
 
-def remember(name: str) -> None:
+def keep_hashes(name: str) -> None:
     """Keep the hashes of the files that a module consists of, to see later edits.
 
     Args:
@@ -484,11 +489,11 @@ def remember(name: str) -> None:
     """
     for one in (name, *user_code.siblings(name)):
         if one in sys.modules:
-            _remember(sys.modules[one])
+            _keep_hash(sys.modules[one])
 
 
-def _remember(module: ModuleType) -> None:
-    """Keep the hash of a module's file, or "" if the file is no longer what was imported."""
+def _keep_hash(module: ModuleType) -> None:
+    """Keep the hash of a module's file, or "" if the file differs from what was imported."""
     spec, file = module.__spec__, getattr(module, "__file__", None)
     if spec is None or _first.get(module.__name__, (None, ""))[0] is spec:
         return

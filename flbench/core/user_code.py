@@ -34,7 +34,10 @@ PUBLIC: Final = frozenset(
         *("scipy", "sklearn", "pandas", "ray", "mlflow", "optuna"),
     }
 )
-"""Packages that are known by their version, which provenance.json always has."""
+"""Packages that are known by their version, which provenance.json has; their code is not hashed.
+
+`flbench.core.imported.NO_PARTS` has another purpose: it lists packages whose functions are refused.
+"""
 POINTS: Final = ("flbench.algorithms", "flbench.models", "flbench.losses")
 """Groups of entry points by which packages register parts."""
 CONSTANTS: Final = (bool, int, float, complex, str, bytes, type(None))

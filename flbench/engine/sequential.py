@@ -29,7 +29,7 @@ from flbench.engine.environment import Environment
 from flbench.engine.traced import Traces
 from flbench.models import fixed, trial
 from flbench.models.base import net_leaves
-from flbench.models.module_state import ModuleState, needs_care
+from flbench.models.module_state import ModuleState, needs_isolation
 
 
 class SequentialEngine:
@@ -65,7 +65,7 @@ class SequentialEngine:
             needs_two=trial.needs_two(net),
             scaler=dict(fabric.strategy.precision.state_dict()),
             traces=Traces(enabled=config.trace and is_known(net)),
-            state=ModuleState(net) if needs_care(net) else None,
+            state=ModuleState(net) if needs_isolation(net) else None,
         )
 
     def run(

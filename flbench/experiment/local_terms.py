@@ -308,7 +308,7 @@ def _try(term: OwnTerm, net: nn.Module, federation: Federation, stacked: bool) -
 
 def _raised(term: OwnTerm, error: Exception, where: str) -> str:
     """Return a sentence on an exception of a user's function, with its innermost line of code."""
-    file = imported.file_of(term.function)
+    file = imported.file_in_tracebacks(term.function)
     frames = traceback.extract_tb(error.__traceback__)
     lines = [frame.lineno for frame in frames if frame.filename == file]
     place = f" ({file}:{lines[-1]})" if lines else ""

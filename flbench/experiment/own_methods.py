@@ -69,7 +69,7 @@ def _sha256(method: type[Algorithm], section: OwnAlgorithmConfig) -> str | None:
     """Return the hash of the source of a method; None if Python does not know it."""
     if section.source == OBJECT:
         return imported.text_sha256(method, section.sha256)
-    imported.remember(method.__module__)
+    imported.keep_hashes(method.__module__)
     return imported.source_sha256(str(section.source), section.sha256)
 
 

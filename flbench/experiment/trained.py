@@ -44,7 +44,7 @@ from flbench.experiment.evaluate import BLOCK, SCALARS
 from flbench.metrics import ranking_names
 from flbench.models.base import net_leaves
 from flbench.models.lightning_net import LightningNet
-from flbench.models.module_state import looked_at, needs_care
+from flbench.models.module_state import isolated, needs_isolation
 from flbench.results import metrics_file
 from flbench.results.reading import check_run_folder, client_scores
 from flbench.results.summary import best_round
@@ -253,7 +253,7 @@ class TrainedModel:
         """
         raw, module = self.check(x), self.module
         # For a net of the user alone, because it takes longer than a small batch.
-        alone = looked_at(module) if needs_care(self.net.net) else nullcontext()
+        alone = isolated(module) if needs_isolation(self.net.net) else nullcontext()
         with torch.no_grad(), alone:
             parts = [module(part) for part in torch.split(raw, CHUNK)] if len(raw) else []
         first = next(self.net.parameters())

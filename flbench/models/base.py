@@ -14,7 +14,7 @@ from flbench.core.rng import torch_seed
 from flbench.core.types import Outputs, Tree
 from flbench.models import fixed, own
 from flbench.models.lightning_net import LightningNet
-from flbench.models.module_state import looked_at
+from flbench.models.module_state import isolated
 
 Role = Literal["all", "backbone", "head", "batchnorm", "linear"]
 Norm = Literal["batch", "group", "none"]
@@ -209,7 +209,7 @@ def describe(net: nn.Module, shape: tuple[int, ...]) -> NetSpec:
     """
     first = next(net.parameters())
     zeros = torch.zeros(1, *shape, dtype=first.dtype, device=first.device)
-    with torch.no_grad(), fixed.eval_mode(net), looked_at(net):
+    with torch.no_grad(), fixed.eval_mode(net), isolated(net):
         features = net(zeros).features.shape[1]  # [1, D] -> D
     known = fixed.of(net).leaves
     layers = []

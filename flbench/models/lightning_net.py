@@ -12,7 +12,7 @@ from flbench.config.schema import OwnModelConfig
 from flbench.core.errors import ConfigError
 from flbench.core.types import Outputs
 from flbench.models.lightning_hooks import REFUSED_HOOKS, base_of, overrides, without_effect
-from flbench.models.module_state import looked_at
+from flbench.models.module_state import isolated
 
 HOOKS_OF_LAYERS: Final = (
     *("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks"),
@@ -227,7 +227,7 @@ def check_output(net: LightningNet, shape: tuple[int, ...], classes: int | None,
 def _check_logits(net: LightningNet, x: Tensor, classes: int | None, what: str) -> None:
     """Raise a ConfigError if the module does not return such logits for samples [B, ...]."""
     try:
-        with torch.no_grad(), looked_at(net):
+        with torch.no_grad(), isolated(net):
             found = net.module(x)
     except Exception as error:
         raise ConfigError(

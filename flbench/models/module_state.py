@@ -212,7 +212,7 @@ def _is_random(module: nn.Module) -> bool:
     return False
 
 
-def needs_care(net: nn.Module) -> bool:
+def needs_isolation(net: nn.Module) -> bool:
     """Return whether a net may draw random numbers or remember more than parameters and buffers.
 
     Args:
@@ -222,7 +222,7 @@ def needs_care(net: nn.Module) -> bool:
 
 
 @contextmanager
-def looked_at(net: nn.Module) -> Iterator[None]:
+def isolated(net: nn.Module) -> Iterator[None]:
     """Return a context manager in which a net is called without consequences.
 
     Its modules and the values of its buffers are set back afterwards, and random numbers begin at

@@ -16,7 +16,7 @@ from flbench.core import given, imported, user_code
 from flbench.core.errors import ConfigError
 from flbench.core.types import Outputs
 from flbench.models import fixed, lightning_net, trial
-from flbench.models.module_state import looked_at
+from flbench.models.module_state import isolated
 
 
 class OwnNet(nn.Module):
@@ -98,7 +98,7 @@ def _divided(
         return net
     _check_logits(outputs, classes, what)
     split = _split(net, config.head, what)
-    with torch.no_grad(), fixed.eval_mode(split), looked_at(split):
+    with torch.no_grad(), fixed.eval_mode(split), isolated(split):
         try:
             both = split(x)
         except Exception as error:
@@ -343,7 +343,7 @@ def _check_repeats(net: nn.Module, x: Tensor, what: str) -> None:
 def _outputs(net: nn.Module, x: Tensor, what: str) -> Any:
     """Return what a net returns for two samples."""
     try:
-        with torch.no_grad(), looked_at(net):
+        with torch.no_grad(), isolated(net):
             return net(x)
     except Exception as error:
         raise ConfigError(

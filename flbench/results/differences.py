@@ -15,6 +15,8 @@ DATA, PARTITION, SAMPLES = "data", "partition", "samples"
 SOURCE: Final = "algorithm.source"
 """Where a method that is not flbench's own is imported from. Runs of one source, which has a hash,
 do not differ by it."""
+CODE: Final = "algorithm.sha256"
+"""Hash of the source of a method that is not flbench's own."""
 TUNED: Final = ("train.optimizer.", "train.schedule.")
 """The local optimizer. Each method needs its own learning rate, which the search spaces of flbench
 contain, so runs that differ in these keys can be compared; those that differ in rounds, local

@@ -22,7 +22,8 @@ from flbench.core.printable import one_line
 HEADER: Final = ("round", "split", "protocol", "metric", "value")
 EXACT: Final = 2.0**53  # integers below it are exact in float64
 MOST_ROUNDS: Final = 10**12
-MOST_BYTES: Final = 1e36
+MOST_BYTES: Final = 10**36
+"""Largest number of bytes that a run has sent."""
 COUNTS: Final = frozenset(
     {"up_bytes", "down_bytes", "peer_bytes", "setup_bytes", "trainings", "without_step", "diverged"}
 )

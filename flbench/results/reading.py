@@ -76,7 +76,7 @@ class Run:
         train_counts: Training samples [C] by class over all clients of an unfinished run, from
             partition.npz; None if the folder has no such file, and for a finished run.
         data_hash: SHA-256 (hex) of the samples and labels of the data set, from partition.json (see
-            `partition_files.data_hash`); None if the folder does not have it.
+            `partition_files.data_hash`); None for a run of a version that did not write it.
     """
 
     path: Path

@@ -10,12 +10,10 @@ from flbench.config.schema import BestConfig
 from flbench.core import names
 from flbench.core.errors import shortened
 from flbench.core.printable import one_line
-from flbench.results.metrics_file import Row
+from flbench.results.metrics_file import MOST_BYTES, Row
 
 MOST: Final = 2**63 - 1
 """Largest seed, number of rounds, of clients, of trainings and of seconds."""
-MOST_BYTES: Final = 10**36
-"""Largest number of bytes that a run has sent."""
 ROUNDING: Final = 1e-6
 SHARES: Final = frozenset(
     {"accuracy", "accuracy_mean", "balanced_accuracy", "macro_f1", "rare_recall", "rare_f1"}

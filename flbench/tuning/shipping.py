@@ -21,10 +21,13 @@ PREPARED: Final = ("data", "partition")
 FUNCTIONS: Final = {TERMS: "function", METRICS: "metric"}
 """Names under which several functions are offered, with what one of them is."""
 
+METHOD: Final = "algorithm"
+MODEL: Final = "model"
+
 
 @dataclass(frozen=True)
 class Parcel:
-    """Objects and methods of the user without an import path, and where modules are found.
+    """Objects and methods of the user without an import path, and the hashes of their sources.
 
     Attributes:
         objects: Nets and functions by the section of the configuration that they stand for.
@@ -63,8 +66,6 @@ class Parcel:
 
 
 NOTHING: Final = Parcel({}, {})
-METHOD: Final = "algorithm"
-MODEL: Final = "model"
 
 
 def pack(objects: Mapping[str, Any], methods: Iterable[str] = ()) -> Parcel:

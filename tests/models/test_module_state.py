@@ -6,7 +6,7 @@ from torch import nn
 from torchmetrics import MeanMetric
 
 from flbench.core.errors import ConfigError
-from flbench.models.module_state import ModuleState, looked_at, needs_care, random_layers
+from flbench.models.module_state import ModuleState, isolated, needs_isolation, random_layers
 
 
 class Net(nn.Module):
@@ -63,9 +63,9 @@ def test_all_modules_begin_as_they_were():
 def test_a_look_changes_nothing_and_repeats_itself():
     net = nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5), nn.BatchNorm1d(2))
     x, before = torch.ones(8, 2), torch.get_rng_state()
-    with looked_at(net):
+    with isolated(net):
         first = net(x)
-    with looked_at(net):
+    with isolated(net):
         assert torch.equal(net(x), first)
 
     assert torch.equal(torch.get_rng_state(), before)
@@ -112,4 +112,4 @@ def test_what_cannot_be_written_back_is_refused_by_name(change, words):
 def test_random_layers_are_known(layer, is_random):
     net = nn.Sequential(nn.Linear(2, 2), layer)
 
-    assert bool(random_layers(net)) == needs_care(net) == is_random
+    assert bool(random_layers(net)) == needs_isolation(net) == is_random
