@@ -435,7 +435,7 @@ def _shown(value: Any) -> str:
 
 
 def _paper(method: str) -> str:
-    """Return the publication of a method; "" for one that is not installed any more."""
+    """Return the publication of a method; "" for one that no installed package registers."""
     found = ALGORITHMS.installed(method)
     if found is None:
         return ""

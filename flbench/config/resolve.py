@@ -87,10 +87,10 @@ def as_data(layers: Sequence[Layer]) -> WrittenConfig:
 
 
 def resolve_written(path: Path, *above: Layer) -> tuple[Config, dict[str, str]]:
-    """Return a configuration that flbench has written, with the code that it names, to go on.
+    """Check a configuration that flbench has written, with the code that it names.
 
-    The hash of a method's source counts as not known if the file was written by a version that did
-    not record it.
+    If the file lacks the hash of a method's source, because an earlier version has written it,
+    `algorithm.sha256` is `unrecorded`.
 
     Args:
         path: The file.

@@ -268,7 +268,7 @@ class AlgorithmConfig(Strict):
 
 
 class OwnAlgorithmConfig(AlgorithmConfig):
-    """The keys that the section `algorithm` has besides, if the method is not flbench's own."""
+    """Further keys of the section `algorithm` of a method that is not flbench's own."""
 
     source: str | None = Field(
         None,

@@ -2,8 +2,8 @@
 
 PyTorch's layers and the parts of flbench are known to be pure: what they compute depends on their
 inputs, parameters and buffers alone, and random numbers come from PyTorch's generators. Nothing is
-known of other code: it may count its calls, draw random numbers, or read the clock. So engines
-neither record nor stack it unseen.
+known of other code: it may count its calls, draw random numbers, or read the clock. Therefore
+engines do not record it, and vectorize it only after a trial.
 """
 
 import dataclasses
@@ -82,7 +82,7 @@ def unknown_parts(thing: object) -> Iterator[object]:
 
 
 def _is_known(thing: object, seen: set[int]) -> bool:
-    """Return the same for a thing that is not one of those that are `seen` already."""
+    """Return whether all code of a thing is known, apart from things whose `id` is in `seen`."""
     if isinstance(thing, PLAIN) and type(thing).__module__.partition(".")[0] in (
         "builtins",
         *PACKAGES,

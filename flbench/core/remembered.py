@@ -255,7 +255,7 @@ class _Walk:
                 before = [step for step in steps[max(0, k - 2) : k] if step.opname != "SWAP"]
                 added[one.argval] += bool(before) and before[-1].argrepr.endswith("=")
         for name, found in uses.items():
-            # `x += y` reads x once, for nothing else than x.
+            # `x += y` reads x once, only to write it again.
             reads = [use for use in found if use not in WRITERS]
             kept = reads if len(reads) > added[name] else []
             self._uses.setdefault(name, set()).update(kept or ["="])

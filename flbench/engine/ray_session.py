@@ -1,8 +1,8 @@
 """Connections to Ray: a private cluster on this machine, or a cluster that runs already.
 
-Whoever can call the servers of a cluster executes code as the user who started it. So a cluster
-that flbench starts has a random token, listens on the loopback interface alone, and keeps its files
-in a folder that only this user can read. A cluster of another user is refused.
+Everybody who can call the servers of a cluster can execute code as the user who started it.
+Therefore a cluster that flbench starts has a random token, listens on the loopback interface alone,
+and keeps its files in a folder that only this user can read. A cluster of another user is refused.
 """
 
 import os

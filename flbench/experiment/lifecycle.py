@@ -273,6 +273,7 @@ def _check_data(experiment: Experiment, path: Path, *, has_samples: bool) -> Non
         has_samples: See `partition_files.check_unchanged`.
     """
     try:
+        # `check_unchanged` does not compare what a file lacks, but a resume needs this hash.
         json.loads(files.read_text(path / "partition.json"))["hash"]
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise DataError(

@@ -141,7 +141,7 @@ class ModuleState:
                     now[key] = leaf
 
     def changed(self) -> dict[str, bool]:
-        """Return the attributes that are other numbers, texts, collections or tensors now.
+        """Return the attributes that have changed: numbers, texts, collections and tensors.
 
         Arrays and other objects are not compared, nor tensors that are new.
 
@@ -223,7 +223,7 @@ def needs_isolation(net: nn.Module) -> bool:
 
 @contextmanager
 def isolated(net: nn.Module) -> Iterator[None]:
-    """Return a context manager in which a net is called without consequences.
+    """Return a context manager in which calls of a net leave no trace in it.
 
     Its modules and the values of its buffers are set back afterwards, and random numbers begin at
     one seed in each such block.

@@ -38,6 +38,7 @@ def named_by(origins: Mapping[str, str]) -> NamedBy:
     Args:
         origins: Origin of each value by its dotted path.
     """
+    # The origin of a value of a file ends with the line.
     is_line = re.search(r":\d+$", origins.get("tracking.uri", ""))
     return "user" if is_line is None else "file"
 
@@ -74,8 +75,8 @@ def start(folder: Path, config: TrackingConfig, named_by: NamedBy = "user") -> "
         The mirror; None if it is switched off or MLflow is not installed.
 
     Raises:
-        ConfigError: `tracking.mlflow=true` and MLflow is not installed; or the address is one of a
-            run folder, and the environment lacks its password, or it is not the user's own.
+        ConfigError: `tracking.mlflow=true` and MLflow is not installed; the environment lacks the
+            password of the address; or the address is not the user's own.
     """
     check(config, named_by)
     if config.mlflow is False or not mlflow_store.installed():

@@ -71,7 +71,7 @@ class TrialWorker(tune.Trainable):  # type: ignore[misc]
     def save_checkpoint(self, checkpoint_dir: str) -> None:
         """Write a checkpoint that this trial, or another one, can load.
 
-        There is none of a trial that the method refused: its trial.json says why.
+        None is written for a trial that could not begin; its trial.json has the reason.
         """
         training = self._begun()
         if training.has_begun:
