@@ -8,10 +8,8 @@ bit for bit in float64.
 
 import inspect
 import math
-import traceback
 from collections.abc import Callable, Collection
 from functools import partial
-from pathlib import Path
 from typing import Any, Final
 
 import torch
@@ -26,6 +24,7 @@ from flbench.client.own_optimizer import Schedule, described, learning_rates, pa
 from flbench.client.program import Phase
 from flbench.core import metric_names
 from flbench.core.errors import ConfigError, RunError, UserError
+from flbench.core.raised import user_line
 from flbench.core.types import Batch, StepContext, Tree
 from flbench.models.lightning_hooks import LOG_WITHOUT_EFFECT, base_of, overrides
 from flbench.models.lightning_net import LightningNet
@@ -335,7 +334,7 @@ class OwnModule(ClientModule):
                 raise
             raise ConfigError(
                 f"{self.net.title}.{name} raised {type(error).__name__}: {error}"
-                f"{_place(error)}. Correct the module."
+                f"{user_line(error)}. Correct the module."
             ) from error
 
     def _called(self, name: str, *arguments: Any, **named: Any) -> Any:
@@ -536,15 +535,3 @@ def _attach(module: nn.Module, position: _Position | None) -> None:
             one.__dict__["_trainer"] = position
             if position is None:
                 one.__dict__.pop("log", None)
-
-
-def _place(error: Exception) -> str:
-    """Return the innermost line of code outside of installed packages, in parentheses."""
-    frames = traceback.extract_tb(error.__traceback__)
-    here = str(Path(__file__).parent.parent)
-    mine = [
-        frame
-        for frame in frames
-        if "site-packages" not in frame.filename and not frame.filename.startswith(here)
-    ]
-    return f" ({mine[-1].filename}:{mine[-1].lineno})" if mine else ""

@@ -12,12 +12,10 @@ of the sequential engine, up to rounding.
 """
 
 import random
-import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import numpy as np
@@ -29,6 +27,7 @@ from flbench.client.program import LocalProgram, Phase, Statistic, Step, shorten
 from flbench.config.schema import Config, OwnModelConfig
 from flbench.core.errors import ConfigError, RunError, UserError
 from flbench.core.ownership import unknown_parts
+from flbench.core.raised import is_raised_by_user, user_line
 from flbench.core.remembered import changes, remembered
 from flbench.core.rng import seeded
 from flbench.core.tree import digest
@@ -207,7 +206,7 @@ class CodeTrial:
                 raise
             raise ConfigError(
                 f"{subject} for many clients at once: {type(error).__name__}: {error}"
-                f"{_place(error)}. {cure}"
+                f"{user_line(error)}. {cure}"
             ) from error
         if _positions() != before:
             raise ConfigError(
@@ -399,23 +398,9 @@ def _listed(names: list[str]) -> str:
 
 def _raised(error: Exception) -> str | None:
     """Return a sentence on an exception of the user's code; None if it is not the user's."""
-    place = _place(error)
-    if not place or "out of memory" in str(error):
+    if not is_raised_by_user(error) or "out of memory" in str(error):
         return None
     return (
-        f"training a client for a few steps raised {type(error).__name__}: {error}{place}. Correct"
-        " the code."
+        f"training a client for a few steps raised {type(error).__name__}:"
+        f" {error}{user_line(error)}. Correct the code."
     )
-
-
-def _place(error: Exception) -> str:
-    """Return the innermost line outside of PyTorch, in parentheses; "" if it is flbench's."""
-    frames = [
-        frame
-        for frame in traceback.extract_tb(error.__traceback__)
-        if "site-packages" not in frame.filename and not frame.filename.startswith("<")
-    ]
-    here = str(Path(__file__).parent.parent)
-    if not frames or frames[-1].filename.startswith(here):
-        return ""
-    return f" ({frames[-1].filename}:{frames[-1].lineno})"

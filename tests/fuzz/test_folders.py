@@ -161,18 +161,24 @@ def reported(paths, out, pictures):
 numbers = count()
 
 
-def test_commands_read_mutated_folders(intact, tmp_path, capsys, module, monkeypatch):
-    folder, _ = intact
+def mutated(data, folder, tmp_path, most):
+    """Return a copy of a folder with up to `most` mutations; links lead to a file of the user."""
     secret = tmp_path / "secret"
     secret.write_text("of the user")
+    mine = mutations.copied(folder, tmp_path / "mine")
+    for _ in range(data.draw(st.integers(1, most))):
+        mutations.mutate(data.draw, mine, secret)
+    return mine
+
+
+def test_commands_read_mutated_folders(intact, tmp_path, capsys, module, monkeypatch):
+    folder, _ = intact
     monkeypatch.chdir(tmp_path)
 
     @fuzzed
     @given(st.data())
     def test(data):
-        mine = mutations.copied(folder, tmp_path / "mine")
-        for _ in range(data.draw(st.integers(1, 3))):
-            mutations.mutate(data.draw, mine, secret)
+        mine = mutated(data, folder, tmp_path, most=3)
         out = tmp_path / "out"
         shutil.rmtree(out, ignore_errors=True)
         out.mkdir()
@@ -193,16 +199,12 @@ def test_commands_read_mutated_folders(intact, tmp_path, capsys, module, monkeyp
 
 def test_studies_are_shown_after_mutations(intact, tmp_path, capsys, module, monkeypatch):
     folder, _ = intact
-    secret = tmp_path / "secret"
-    secret.write_text("of the user")
     monkeypatch.chdir(tmp_path)
 
     @fuzzed
     @given(st.data())
     def test(data):
-        mine = mutations.copied(folder / "study", tmp_path / "mine")
-        for _ in range(data.draw(st.integers(1, 2))):
-            mutations.mutate(data.draw, mine, secret)
+        mine = mutated(data, folder / "study", tmp_path, most=2)
         with bounded(tmp_path, tmp_path / "mine"):
             called(capsys, "show", mine)
             reported([mine], tmp_path, False)

@@ -1,0 +1,39 @@
+"""Where the code of the user has raised an exception."""
+
+import traceback
+from pathlib import Path
+
+HERE = str(Path(__file__).parent.parent)
+
+
+def user_line(error: Exception) -> str:
+    """Return the innermost line of the user's code in a traceback, with a blank, in parentheses.
+
+    Args:
+        error: The exception.
+
+    Returns:
+        Such as ` (/home/me/nets.py:12)`; "" if no line of code outside of flbench and installed
+        packages takes part.
+    """
+    frames = [frame for frame in _own_frames(error) if not frame.filename.startswith(HERE)]
+    return f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
+
+
+def is_raised_by_user(error: Exception) -> bool:
+    """Return whether the user's code has raised an exception, itself or in a call of a package.
+
+    Args:
+        error: The exception.
+    """
+    frames = _own_frames(error)
+    return bool(frames) and not frames[-1].filename.startswith(HERE)
+
+
+def _own_frames(error: Exception) -> list[traceback.FrameSummary]:
+    """Return the frames of a traceback outside of installed packages and of generated code."""
+    return [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if "site-packages" not in frame.filename and not frame.filename.startswith("<")
+    ]
