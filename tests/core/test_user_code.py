@@ -1,0 +1,244 @@
+"""What the source of a part consists of: a constant that the part uses changes its hash."""
+
+import importlib
+import linecache
+import sys
+import types
+from itertools import count
+from textwrap import dedent
+
+import pytest
+from torch import nn
+
+from flbench.core import imported, user_code
+
+CELLS = count()
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """The current folder, which Python searches for modules."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    yield tmp_path
+    forget(tmp_path)
+
+
+def forget(folder):
+    """Remove the modules that were imported from a folder."""
+    tops = {path.stem for path in folder.iterdir()}
+    for name in [name for name in sys.modules if name.partition(".")[0] in tops]:
+        del sys.modules[name]
+
+
+def written(folder, files):
+    """Write modules, and forget those that were imported from the folder."""
+    forget(folder)
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    importlib.invalidate_caches()
+
+
+def by_path(folder, files, path):
+    written(folder, files)
+    imported.find(path)
+    return imported.source_sha256(path)
+
+
+PACKAGE = {"pk/__init__.py": "", "pk/constants.py": "K = 1\n"}
+LAZY = "def f():\n    {}\n"
+
+
+@pytest.mark.parametrize(
+    ("files", "path"),
+    [
+        ({"pk/__init__.py": "", "pk/part.py": "K = 1\n"}, "pk.part:K"),
+        (PACKAGE | {"pk/part.py": "from . import constants as other\n"}, "pk.part:other"),
+        (PACKAGE | {"pk/part.py": "from .constants import K as k\n"}, "pk.part:k"),
+        (PACKAGE | {"pk/part.py": "from .constants import *\n"}, "pk.part:K"),
+        (PACKAGE | {"pk/part.py": "import pk.constants as other\n"}, "pk.part:other"),
+        (PACKAGE | {"pk/deep/part.py": "from ..constants import K\n"}, "pk.deep.part:K"),
+        (PACKAGE | {"pk/part.py": LAZY.format("from .constants import K")}, "pk.part:f"),
+        (
+            PACKAGE
+            | {
+                "pk/part.py": "from importlib import import_module\n"
+                + LAZY.format("import_module('.constants', __package__)")
+            },
+            "pk.part:f",
+        ),
+        (
+            {
+                "pk/__init__.py": "",
+                "pk/base.py": "class Base:\n    k = 1\n",
+                "pk/part.py": "from . import base\nclass Part(base.Base): ...\n",
+            },
+            "pk.part:Part",
+        ),
+        ({"pk/__init__.py": "K = 1\n", "pk/part.py": "from pk import K\n"}, "pk.part:K"),
+        ({"pk/__init__.py": "from .part import K\n", "pk/part.py": "K = 1\n"}, "pk:K"),
+        (
+            PACKAGE
+            | {"pk/more.py": "from .constants import K\n", "pk/part.py": "from .more import K\n"},
+            "pk.part:K",
+        ),
+        (
+            {"space/other.py": "K = 1\n", "space/part.py": "from . import other\n"},
+            "space.part:other",
+        ),
+        ({"beside.py": "K = 1\n", "part.py": "from beside import K\n"}, "part:K"),
+        (PACKAGE | {"part.py": "from pk.constants import K\n"}, "part:K"),
+    ],
+    ids=str,
+)
+def test_constants_of_modules_count(files, path, folder):
+    edited = {name: text.replace("1", "2") for name, text in files.items()}
+
+    assert by_path(folder, files, path) == by_path(folder, files, path)
+    assert by_path(folder, files, path) != by_path(folder, edited, path)
+
+
+def test_modules_that_are_not_imported_by_the_part_do_not_count(folder):
+    """The hash is the same whatever else the process has imported, and imports nothing."""
+    files = PACKAGE | {
+        "pk/__init__.py": "K = 1\n",
+        "pk/part.py": f"from . import K\n{LAZY.format('from .later import L')}",
+        "pk/later.py": "raise RuntimeError('imported')\n",
+    }
+    before = by_path(folder, files, "pk.part:f")
+    (folder / "pk/constants.py").write_text("K = 2\n")
+    importlib.import_module("pk.constants")
+
+    assert imported.source_sha256("pk.part:f") == before
+    assert set(user_code.siblings("pk.part")) == {"pk", "pk.later"}
+    assert "pk.later" not in sys.modules
+
+
+def test_packages_that_are_known_by_their_version_are_hashed_as_one_file():
+    assert user_code.siblings("torch.nn") == {}
+
+
+def test_versions_of_packages_are_those_of_the_modules_and_their_imports():
+    import pydantic
+
+    assert user_code.versions(["pydantic.main"])["pydantic"] == pydantic.VERSION
+
+
+def in_notebook(monkeypatch, *cells):
+    """Return the hash of `part` after these cells of a notebook."""
+    main = types.ModuleType("__main__")
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    for cell in map(dedent, cells):
+        name = f"<cell {next(CELLS)}>"
+        linecache.cache[name] = (len(cell), None, cell.splitlines(True), name)
+        exec(compile(cell, name, "exec"), vars(main))
+    return imported.text_sha256(main.part)
+
+
+CLASS = "class part(Base):\n    def f(self, x=3):\n        return {}\n"
+HOLDER = "class A:\n    def __init__(self, k):\n        self.k = k\n"
+BASE = "class Base: ...\n"
+WRAP = "def deco(f):\n    def g(*a):\n        return ONE * f(*a)\n    return g\n"
+
+
+@pytest.mark.parametrize(
+    "cells",
+    [
+        (BASE, CLASS.format("ONE")),
+        (BASE, "K = ONE", CLASS.format("K")),
+        (BASE, "K = [3, ONE]", CLASS.format("K[0]")),
+        (BASE, "import torch\nK = torch.tensor([ONE, 5.0])", CLASS.format("K")),
+        (BASE, "def h():\n    return ONE", "def g():\n    return h()", CLASS.format("g()")),
+        (BASE, "def g():\n    return ONE", "T = {'g': g}", CLASS.format("T['g']()")),
+        (BASE, f"{HOLDER}K = A(ONE)", CLASS.format("K.k")),
+        ("class Base:\n    k = ONE", CLASS.format("self.k")),
+        (BASE, "K = ONE", CLASS.format("self.k") + "    k = K\n"),
+        (BASE, CLASS.format("self.k"), "part.k = ONE"),
+        ("def make(k):\n    def f(c):\n        return k\n    return f", "part = make(ONE)"),
+        ("def part(c, k=ONE):\n    return k",),
+        ("K = ONE", "def part(c, *, k=2 * K):\n    return k"),
+        (WRAP, "@deco\ndef part(c):\n    return c"),
+        (WRAP.replace("ONE", "3"), "@deco\ndef part(c):\n    return ONE"),
+        (BASE, WRAP, CLASS.format("x").replace("    def", "    @deco\n    def")),
+        ("from functools import partial\ndef f(c, k):\n    return k", "part = partial(f, k=ONE)"),
+        (HOLDER, "part = A(ONE)"),
+    ],
+    ids=str,
+)
+def test_what_code_of_a_notebook_uses_counts(cells, monkeypatch):
+    one, again, two = (
+        in_notebook(monkeypatch, *(cell.replace("ONE", value) for cell in cells))
+        for value in ("1", "1", "2")
+    )
+
+    assert one == again
+    assert one != two
+
+
+@pytest.mark.parametrize(
+    "cells",
+    [
+        (BASE, "x = ONE", CLASS.format("x")),  # an argument has this name
+        (BASE, "x = ONE", CLASS.format("self.x")),
+        (BASE, "def unused():\n    return ONE", CLASS.format("x")),
+        ("seen = [ONE]", "def part(c):\n    seen.append(c)\n    return c"),
+        ("n = ONE", "def part(c):\n    global n\n    n += 1\n    return c"),
+        (
+            "class A:\n    def __init__(self):\n        self.n = 0\n"
+            "    def f(self):\n        self.n += 1",
+            "part = A()\npart.n = ONE",
+        ),
+    ],
+    ids=str,
+)
+def test_what_code_of_a_notebook_does_not_use_or_changes_itself_does_not_count(cells, monkeypatch):
+    one, two = (
+        in_notebook(monkeypatch, *(cell.replace("ONE", value) for cell in cells))
+        for value in ("1", "2")
+    )
+
+    assert one == two
+
+
+@pytest.mark.parametrize("how", ["import beside", "from beside import f", "lazy"])
+def test_modules_beside_a_notebook_count(how, folder, monkeypatch):
+    cell = {
+        "import beside": "import beside\ndef part():\n    return beside.f()",
+        "from beside import f": "from beside import f\ndef part():\n    return f()",
+        "lazy": "def part():\n    from beside import f\n    return f()",
+    }[how]
+    hashes = []
+    for value in (1, 1, 2):
+        written(folder, {"beside.py": f"def f():\n    return {value}\n"})
+        hashes.append(in_notebook(monkeypatch, cell))
+
+    assert hashes[0] == hashes[1] != hashes[2]
+
+
+def test_code_without_a_text_is_known_by_its_bytecode():
+    def defined(text):
+        names = {"__name__": "__main__"}
+        exec(text, names)
+        return imported.text_sha256(names["part"])
+
+    assert defined("def part(): return 1") == defined("def part(): return 1")
+    assert defined("def part(): return 1") != defined("def part(): return 2")
+
+
+@pytest.mark.parametrize("place", ["code", "attribute"])
+def test_code_and_attributes_of_a_net_count_and_those_of_pytorch_do_not(place, monkeypatch):
+    cell = (
+        "from torch import nn\nclass Net(nn.Module):\n"
+        "    def __init__(self, k):\n        super().__init__()\n        self.k = k\n"
+        "    def forward(self, x):\n        return x * {code}\n"
+        "part = nn.Sequential(Net({attribute}))"
+    )
+    hashes = []
+    for value in (1, 1, 2):
+        in_notebook(monkeypatch, cell.format(**({"code": 5, "attribute": 5} | {place: value})))
+        hashes.append(imported.net_hashes(sys.modules["__main__"].part))
+
+    assert hashes[0] == hashes[1] != hashes[2]
+    assert user_code.is_of_package(nn.Linear)
