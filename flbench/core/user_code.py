@@ -639,8 +639,9 @@ def _functions(value: Any) -> Iterator[FunctionType]:
     if isinstance(value, staticmethod | classmethod):
         value = value.__func__
     if isinstance(value, property):
-        parts: tuple[Any, ...] = (value.fget, value.fset, value.fdel)
-        yield from (one for one in parts if one is not None)
+        for one in (value.fget, value.fset, value.fdel):
+            if isinstance(one, FunctionType):
+                yield one
     elif isinstance(value, FunctionType):
         yield value
 

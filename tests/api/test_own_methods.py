@@ -1,0 +1,193 @@
+"""Methods of the user's own: given as classes and by import path, hashed, sent to workers."""
+
+import importlib
+import linecache
+import pickle
+import sys
+import warnings
+
+import cloudpickle
+import pytest
+
+import flbench as fl
+from flbench.algorithms import ALGORITHMS, Algorithm, Communication, Paper
+from flbench.algorithms.fedavg import FedAvg
+from flbench.config.resolve import resolve_written
+from flbench.core import imported
+from flbench.core.errors import ConfigError
+from flbench.experiment import lifecycle, own_methods
+from flbench.tuning.shipping import pack
+
+FEW = fl.Dirichlet(alpha=1.0, clients=3, samples=120)
+KEYS = {"partition": FEW, "train": {"rounds": 1}, "progress": False}
+MODULE = '''
+from flbench.algorithms import Communication, Paper
+from flbench.algorithms.fedavg import FedAvg
+from ownkit import constants
+
+
+class Kit(FedAvg):
+    """A method with a constant in another module."""
+
+    paper = Paper("Kit", "nobody", "invented")
+    communication = Communication(down="w", up="w", keeps="nothing")
+    k = constants.K
+'''
+CELL = '''
+class Cell(FedAvg):
+    """A method of a notebook."""
+
+    paper = Paper("Cell", "nobody", "invented")
+    communication = Communication(down="w", up="w", keeps="nothing")
+
+    def weights(self, results):
+        return super().weights(results) * K
+'''
+
+
+@pytest.fixture
+def kit(tmp_path, monkeypatch):
+    """Return a function that writes and imports the package anew, with a value of its constant."""
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    folder = tmp_path / "site" / "ownkit"
+    folder.mkdir(parents=True)
+
+    def forget():
+        ALGORITHMS.pop("kit", None)
+        for name in [name for name in sys.modules if name.partition(".")[0] == "ownkit"]:
+            del sys.modules[name]
+
+    def written(value):
+        forget()
+        (folder / "__init__.py").touch()
+        (folder / "constants.py").write_text(f"K = {value}\n")
+        (folder / "method.py").write_text(MODULE)
+        importlib.invalidate_caches()
+        return importlib.import_module("ownkit.method").Kit
+
+    yield written
+    forget()
+
+
+@pytest.mark.slow
+def test_a_constant_of_the_package_is_in_the_hash_and_an_edit_is_refused(kit, tmp_path):
+    def short(method):
+        return fl.run(method, engine={"threads": 1}, output={"dir": tmp_path / "out"}, **KEYS)
+
+    by_class = short(kit(1))
+    by_path = short("ownkit.method:Kit")
+    assert by_class.config.algorithm.source == "ownkit.method:Kit"
+    assert by_class.config.hash() == by_path.config.hash()
+    assert by_class.digest == by_path.digest
+    file = by_class.path / "config.yaml"
+    (by_class.path / "summary.json").unlink()
+
+    other = short(kit(2))
+    assert other.config.hash() != by_class.config.hash()
+    assert list(fl.diff(by_path, other).configuration["key"]) == ["algorithm.sha256"]
+    with pytest.raises(ConfigError, match=r"`kit`.*algorithm\.sha256"):
+        fl.resume(by_class.path, progress=False)
+
+    kit(1)
+    assert fl.resume(by_class.path, progress=False).digest == by_class.digest
+    file.write_text(  # as an earlier version wrote it
+        "".join(
+            line
+            for line in file.read_text().splitlines(keepends=True)
+            if by_class.config.algorithm.sha256 not in line and "ownkit.method:Kit" not in line
+        )
+    )
+    earlier, _ = resolve_written(file)
+    assert earlier.algorithm.sha256 == "unrecorded"
+    assert earlier.hash() not in (by_class.config.hash(), other.config.hash())
+    assert any("algorithm.sha256" in note for note in own_methods.notes(earlier))
+
+
+def test_a_method_of_a_notebook_travels_with_its_hash(monkeypatch):
+    names = {
+        "__name__": "__main__",
+        "K": 2.0,
+        "FedAvg": FedAvg,
+        "Paper": Paper,
+        "Communication": Communication,
+    }
+    monkeypatch.setitem(
+        linecache.cache, "<cell m>", (len(CELL), None, CELL.splitlines(keepends=True), "<cell m>")
+    )
+    exec(compile(CELL, "<cell m>", "exec"), names)
+    section = ALGORITHMS.section(names["Cell"])
+    assert section == {"name": "cell", "source": "object"}
+    sent = cloudpickle.dumps(pack({}, ["cell"]))
+    sha256 = imported.text_sha256(names["Cell"])
+    monkeypatch.delitem(linecache.cache, "<cell m>")  # another process has not run the cell
+    del ALGORITHMS["cell"]
+
+    parcel = pickle.loads(sent)
+    with parcel.opened():
+        received = ALGORITHMS.find("cell", "object")
+        assert imported.text_sha256(received) == sha256
+    assert received.__qualname__ == "Cell"
+    del ALGORITHMS["cell"]
+    with pytest.raises(ConfigError, match="Define it again"):
+        ALGORITHMS.find("cell", "object")
+
+
+class Bare(Algorithm):
+    """A method without its attributes."""
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        (Bare, "`paper`"),
+        (int, "subclass"),
+        ("tests.api.test_own_methods:KEYS", "subclass"),
+        ("tests.api.test_own_methods:Nothing", "`Nothing`"),
+        ("no_such_module:Method", "`no_such_module`"),
+        ("no_such_file.py:Method", "no_such_file.py"),
+    ],
+    ids=str,
+)
+def test_what_is_no_method_is_refused(given, named):
+    with pytest.raises(ConfigError, match=named):
+        ALGORITHMS.section(given)
+
+
+def test_two_methods_of_one_name_are_refused():
+    class FedPer(FedAvg):
+        """A class whose name in lower case is that of a method of flbench."""
+
+        paper = Paper("Other", "nobody", "invented")
+
+    with pytest.raises(ConfigError, match=r"`fedper`.*register"):
+        ALGORITHMS.section(FedPer)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lost", [{0}, {0, 1}])
+def test_failed_cells_are_a_warning_and_a_method_without_any_is_an_error(
+    lost, tmp_path, monkeypatch
+):
+    run = lifecycle.run
+
+    def failing(config, *given, **options):
+        if config.algorithm.name == "local" and config.seed in lost:
+            raise ConfigError("no such luck")
+        return run(config, *given, **options)
+
+    monkeypatch.setattr(lifecycle, "run", failing)
+
+    def compared():
+        return fl.compare(["local", "fedavg"], seeds=2, jobs=1, out=tmp_path / "out", **KEYS)
+
+    if len(lost) == 2:
+        with pytest.raises(fl.RunError, match=r"no such luck[^$]*local failed"):
+            compared()
+        return
+    with pytest.warns(UserWarning, match="no such luck"):
+        comparison = compared()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        report = fl.report(comparison.path)
+    assert any("local: 1 of 2 cells failed" in one for one in report.warnings)

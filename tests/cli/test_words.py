@@ -1,0 +1,49 @@
+"""Words that name methods: registered names, import paths and files."""
+
+import pytest
+
+from flbench.cli import words
+from flbench.core.errors import UserError
+
+METHOD = """
+from flbench.algorithms import Communication, Paper
+from flbench.algorithms.fedavg import FedAvg
+
+
+class Typed(FedAvg):
+    paper = Paper("Typed", "nobody", "invented")
+    communication = Communication(down="w", up="w", keeps="nothing")
+"""
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """The current folder with a method, and with a folder that has the name of a section."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "typed_method.py").write_text(METHOD)
+    (tmp_path / "data").mkdir()
+
+
+@pytest.mark.parametrize("word", ["typed_method:Typed", "typed_method.py:Typed", "fedavg"])
+@pytest.mark.usefixtures("here")
+def test_a_method_is_named_by_its_name_path_or_file(word):
+    assert words.method(word) == ("fedavg" if word == "fedavg" else "typed")
+
+
+@pytest.mark.parametrize(
+    ("word", "cure"),
+    [
+        ("data:digits", "data=digits"),  # the folder `data` is no module with a method
+        ("seed:1", "seed=1"),
+        ("typed_method.py", "typed_method.py:Class"),
+        ("nothing.py:Typed", "nothing.py"),
+        ("no_such_module:Typed", "no_such_module"),
+        ("typed_method:METHOD", "METHOD"),
+        ("fedagv", "fedavg"),
+    ],
+)
+@pytest.mark.usefixtures("here")
+def test_a_word_that_is_no_method_is_refused_with_a_cure(word, cure):
+    with pytest.raises(UserError, match=cure):
+        words.method(word)
