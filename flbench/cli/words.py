@@ -76,7 +76,8 @@ def method(name: str) -> str:
     if name in known or name in ALGORITHMS.load():
         return name
     short, colon, value = name.partition(":")
-    if not is_path(name) and colon and (key := suggestions.key_like(short)):
+    key = short if is_key(short) else suggestions.key_like(short)
+    if not is_path(name) and colon and key:
         raise UserError(f"`{name}` has a colon. Write {key}={value or 'VALUE'} (key=value).")
     if _looks_like_path(name):
         return ALGORITHMS.section(name)["name"]

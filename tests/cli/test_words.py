@@ -1,9 +1,13 @@
 """Words that name methods: registered names, import paths and files."""
 
+import importlib
+import sys
+
 import pytest
 
 from flbench.cli import words
 from flbench.core.errors import UserError
+from flbench.core.registry import ALGORITHMS
 
 METHOD = """
 from flbench.algorithms import Communication, Paper
@@ -23,6 +27,10 @@ def here(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "typed_method.py").write_text(METHOD)
     (tmp_path / "data").mkdir()
+    importlib.invalidate_caches()
+    yield
+    sys.modules.pop("typed_method", None)
+    ALGORITHMS.pop("typed", None)
 
 
 @pytest.mark.parametrize("word", ["typed_method:Typed", "typed_method.py:Typed", "fedavg"])
