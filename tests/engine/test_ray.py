@@ -76,8 +76,7 @@ def test_workers_follow_engine_trace(trace):
     built = build(*KEYS)
     config = config_of(*KEYS, "engine.name=ray", f"engine.trace={str(trace).lower()}").engine
 
-    rest = ray.cloudpickle.dumps((built.net, built.federation, config))
-    actor = Actor(built.federation.x.numpy(), ([], rest))
+    actor = Actor(built.federation.x.numpy(), (built.net, built.federation, config))
 
     assert actor._engine._environment.traces.enabled is trace
 
