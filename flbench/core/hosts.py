@@ -11,7 +11,7 @@ _LISTENING: Final = "0A"  # state of a socket in these tables
 def is_local(host: str) -> bool:
     """Return whether a name or an address is one of this machine.
 
-    >>> is_local("localhost"), is_local("192.0.2.255")
+    >>> is_local("localhost"), is_local("203.0.113.1")
     (True, False)
     """
     try:
