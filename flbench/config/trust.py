@@ -82,12 +82,16 @@ def named_code(tree: Any) -> list[NamedCode]:
     [NamedCode(key='model.name', path='nets:Net', sha256=None), NamedCode(key='data.source', \
 path='mine:load', sha256=None)]
     """
-    known = os.environ.get("RAY_ADDRESS")
-    return [
-        one
-        for one in _found(tree, (), None)
-        if not (one.path.startswith(KNOWN_NETS) or (_is_address(one) and one.path == known))
-    ]
+    return [one for one in _found(tree, (), None) if not _is_known(one)]
+
+
+def _is_known(code: NamedCode) -> bool:
+    """Return whether code is a net of PyTorch or torchvision, or the Ray cluster of this user."""
+    if _is_address(code):
+        return code.path == os.environ.get("RAY_ADDRESS")
+    module, _, name = code.path.rpartition(":")
+    is_net = f"{module}.".startswith(KNOWN_NETS) and name.isidentifier()
+    return is_net and code.key.endswith("model.name")
 
 
 def _is_address(code: NamedCode) -> bool:

@@ -308,3 +308,15 @@ def test_a_module_that_appears_beside_recorded_code_is_asked_about(tmp_path, mon
     Path("faster.py").write_text("")
     with pytest.raises(ConfigError, match="trust=True"):
         trust.check(Path("config.yaml"), tree)
+
+
+def test_nets_of_pytorch_and_torchvision_need_no_trust():
+    for path in (
+        "torchvision.models:resnet18",
+        "torch.nn:Linear",
+        "torch.nn.modules.linear:Linear",
+    ):
+        assert trust.named_code({"model": {"name": path}}) == []
+        assert len(trust.named_code({"data": {"source": path}})) == 1
+    for path in ("torchvision.models._api:sys.modules", "torchvision.modelsx:net", "torch:load"):
+        assert len(trust.named_code({"model": {"name": path}})) == 1
