@@ -75,9 +75,12 @@ def cluster(tmp_path_factory):
         try:
             own = imported.find("own_module_of_test:Own")()
             sent = ray.put(imported.portable(own, ray.cloudpickle.dumps))
+            # The class travels by value: the worker has no path to the modules of the tests.
+            ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
             actor = ray.remote(Seen).remote(sent)
             yield executed, home, ray.get(actor.look.remote(), timeout=100)
         finally:
+            ray.cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
             ray_session.disconnect()
             sys.modules.pop("own_module_of_test", None)
     assert os.environ.get("RAY_AUTH_TOKEN") is None
