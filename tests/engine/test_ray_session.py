@@ -148,6 +148,43 @@ class TestLocalCluster:
         assert "AuthenticationError" in done.stdout
 
 
+def test_folder_of_a_killed_process_is_deleted_by_the_next(tmp_path, monkeypatch):
+    monkeypatch.setattr(ray_session, "_place", lambda: str(tmp_path))
+    code = (
+        "import sys\n"
+        "from flbench.engine import ray_session\n"
+        f"ray_session._place = lambda: {str(tmp_path)!r}\n"
+        "print(ray_session._Private().folder, flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        for _ in range(2)
+    ]
+    folders = [Path(process.stdout.readline().strip()) for process in processes]
+    for folder in (*folders, tmp_path / "fl-of-another-program"):
+        folder.mkdir(exist_ok=True)
+        os.utime(folder, (0, 0))
+    (tmp_path / "fl-file").write_text("")
+    (tmp_path / "fl-link").symlink_to(tmp_path)
+    processes[0].kill()
+    processes[0].wait()
+
+    try:
+        ray_session._remove_left_behind(tmp_path)
+
+        assert [folder.exists() for folder in folders] == [False, True]
+        assert (tmp_path / "fl-of-another-program").exists()
+        assert (tmp_path / "fl-file").exists()
+        assert (tmp_path / "fl-link").is_symlink()
+    finally:
+        processes[1].kill()
+        for process in processes:
+            process.communicate()
+
+
 class TestClusterOfAnotherUser:
     @pytest.fixture
     def port(self):
