@@ -13,7 +13,7 @@ from flbench.core import hosts, imported
 from flbench.core.errors import ConfigError
 
 ray = pytest.importorskip("ray")
-ray_session = pytest.importorskip("flbench.engine.ray_session")
+session = pytest.importorskip("flbench.workers.session")
 
 ATTACK = "import pathlib; pathlib.Path({place!r}).touch()\n"
 OTHER = 54321  # a user who is not this one
@@ -71,7 +71,7 @@ def cluster(tmp_path_factory):
         patch.chdir(folder)
         patch.setenv("HOME", str(home))
         patch.setenv("RAY_AUTH_MODE", "disabled")  # of the user, for another cluster
-        assert ray_session.connect(None, cpus=1)
+        assert session.connect(None, cpus=1)
         try:
             own = imported.find("own_module_of_test:Own")()
             sent = ray.put(imported.portable(own, ray.cloudpickle.dumps))
@@ -81,7 +81,7 @@ def cluster(tmp_path_factory):
             yield executed, home, ray.get(actor.look.remote(), timeout=100)
         finally:
             ray.cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
-            ray_session.disconnect()
+            session.disconnect()
             sys.modules.pop("own_module_of_test", None)
     assert os.environ.get("RAY_AUTH_TOKEN") is None
 
@@ -113,7 +113,7 @@ class TestLocalCluster:
 
         assert private.stat().st_mode & 0o777 == 0o700
         assert private.stat().st_uid == os.getuid()
-        assert private.parent in (Path("/tmp"), Path(ray_session._place()))
+        assert private.parent in (Path("/tmp"), Path(session._place()))
 
     @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
     def test_another_user_does_not_reach_a_socket(self, cluster):
@@ -207,7 +207,7 @@ class TestClusterOfAnotherUser:
         monkeypatch.setattr(os, "getuid", lambda: OTHER)
 
         with pytest.raises(ConfigError, match=r"--address.*belongs to the user .*ray start"):
-            ray_session.connect(form.format(port), key="--address")
+            session.connect(form.format(port), key="--address")
 
         assert joined == []
 
@@ -216,7 +216,7 @@ class TestClusterOfAnotherUser:
         monkeypatch.setattr(hosts, "users_at", lambda port: {OTHER})
 
         with pytest.raises(ConfigError, match=f"the user with the id {OTHER}"):
-            ray_session.connect(f"127.0.0.1:{port}")
+            session.connect(f"127.0.0.1:{port}")
 
         assert joined == []
 
@@ -235,7 +235,7 @@ class TestClusterOfAnotherUser:
             monkeypatch.setattr("ray._private.services.find_gcs_addresses", lambda: {address})
 
         with pytest.raises(ConfigError, match="ray start --head"):
-            ray_session.connect("auto")
+            session.connect("auto")
 
         assert joined == []
 
@@ -245,7 +245,7 @@ class TestClusterOfAnotherUser:
         monkeypatch.setattr("ray._private.services.find_gcs_addresses", lambda: {address})
         before = os.environ.get("RAY_AUTH_TOKEN")
 
-        assert ray_session.connect("auto")
+        assert session.connect("auto")
 
         assert [call["address"] for call in joined] == [address]
         assert os.environ.get("RAY_AUTH_TOKEN") == before
