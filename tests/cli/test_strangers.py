@@ -290,11 +290,50 @@ def test_records_of_others_do_not_count(own, tmp_path, monkeypatch):
         {"train.terms.0.name": "m:f"},
         {"train": {"terms": {"0": "m:f"}}},
         {"train.terms.0.name": {"choice": ["focal", "m:f"]}},
+        {"evaluation": {"metrics": {"choice": "m:f"}}},
+        {"evaluation": {"metrics": {"fixed": "m:f"}}},
+        {"evaluation": {"metrics": {"7": "m:f"}}},
+        {"grid": {"algorithm": ["m:f"]}},
+        {"grid": {"model": ["m:f"]}},
+        {"grid": {"partition": ["m:f"]}},
+        {"methods": [{"algorithm": "m:f"}]},
     ],
     ids=str,
 )
 def test_code_is_found_wherever_a_file_names_it(tree):
     assert len(trust.named_code(tree)) == 1
+
+
+@pytest.mark.parametrize("name", ["choice", "fixed"])
+def test_a_metric_with_the_name_of_a_word_of_search_spaces_is_asked_about(
+    name, evil, finished, tmp_path, capsys
+):
+    metrics = {"evaluation": {"metrics": {name: f"{evil}:load"}}}
+    path = strangers(finished, tmp_path / "theirs", metrics)
+
+    for command in (["run", "--dry-run", "--config"], ["data", "--config"]):
+        assert main([*command, str(path / "config.yaml")]) == 2
+        assert "--run-code" in capsys.readouterr().err
+
+
+def test_the_import_asks_where_the_search_for_code_has_overlooked_it(
+    evil, finished, tmp_path, monkeypatch, capsys
+):
+    """Also for a module that is not there at the time of the search."""
+    path = strangers(finished, tmp_path / "theirs", naming(f"{evil}:Net")["net"])
+    command = ["run", "--dry-run", "--config", str(path / "config.yaml")]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(trust, "PLACES", ())
+        assert main(command) == 2
+        assert "--run-code" in capsys.readouterr().err
+    with monkeypatch.context() as patch:
+        patch.setattr(trust, "_is_there", lambda code: False)
+        assert main(command) == 2
+        assert "--run-code" in capsys.readouterr().err
+    Path(f"{evil}.py").rename("elsewhere")
+    assert main(command) == 2
+    assert "no module" in capsys.readouterr().err
 
 
 def test_a_module_that_appears_beside_recorded_code_is_asked_about(tmp_path, monkeypatch):
@@ -317,6 +356,7 @@ def test_nets_of_pytorch_and_torchvision_need_no_trust():
         "torch.nn.modules.linear:Linear",
     ):
         assert trust.named_code({"model": {"name": path}}) == []
+        assert trust.named_code({"model": path}) == []
         assert len(trust.named_code({"data": {"source": path}})) == 1
     for path in ("torchvision.models._api:sys.modules", "torchvision.modelsx:net", "torch:load"):
         assert len(trust.named_code({"model": {"name": path}})) == 1
