@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final, get_args
 
 from flbench.comparison.folder import is_cell, is_comparison, read_design
+from flbench.core import files
 from flbench.core.addresses import redact_address
 from flbench.core.documents import as_data_error, read_yaml
 from flbench.core.errors import DataError, UserError
@@ -47,13 +48,14 @@ def sync(folder: Path, uri: str | None) -> tuple[SentCounts, str]:
 
     Raises:
         UserError: The path is neither a run nor a study nor a comparison, another process sends
-            it, the store cannot be reached, the environment lacks the password of its address, or
-            the folder names an address that is not the user's own.
+            it, the store cannot be reached, the environment lacks the password of its address, a
+            file or folder in it is a link, or it names an address that is not the user's own.
         DataError: A file of the folder is damaged.
     """
     mlflow_store.require()
     folder = folder.resolve()  # the name of the folder finds the run in MLflow
     mirror_class = kind_of(folder)
+    files.check_no_linked_folders(folder)
     named_by: NamedBy = "user" if uri else "folder"
     address = mlflow_store.address(uri or _configured_uri(folder), named_by)
     shown = redact_address(address)
