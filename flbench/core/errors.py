@@ -30,6 +30,10 @@ class ConfigError(UserError):
     """One or more configuration keys are wrong. The message has one line for each of them."""
 
 
+class MethodError(ConfigError):
+    """The code of a user's method raised an exception, which is chained to this one."""
+
+
 class DataError(UserError):
     """A file that flbench reads is missing, damaged, malicious or of an unknown layout.
 

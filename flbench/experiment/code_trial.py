@@ -13,10 +13,10 @@ of the sequential engine, up to rounding.
 
 import random
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import torch
@@ -29,21 +29,24 @@ from flbench.core.errors import ConfigError, RunError, UserError
 from flbench.core.ownership import unknown_parts
 from flbench.core.raised import is_raised_by_user, user_line
 from flbench.core.remembered import changes, remembered
-from flbench.core.rng import seeded
-from flbench.core.tree import digest
+from flbench.core.rng import Draw, seeded
+from flbench.core.tree import digest, take
 from flbench.core.types import Results, Samples, State, StepContext, Tree
 from flbench.data.federation import Federation
 from flbench.engine.base import Engine
-from flbench.experiment import rounds
+from flbench.experiment import own_methods, rounds
+from flbench.experiment.communication import apply_mask
 from flbench.models.base import net_leaves
 from flbench.models.lightning_net import LightningNet
 from flbench.models.module_state import random_layers
 
-T = TypeVar("T")
-
 if TYPE_CHECKING:  # it imports Lightning, which takes a second
     from flbench.engine.sequential import SequentialEngine
 
+CURE: Final = (
+    "Draw from PyTorch's, NumPy's or Python's global generator, which flbench seeds for each client"
+    " and round."
+)
 STEPS: Final = 3
 """Optimizer steps in each phase."""
 SAMPLES: Final = 8
@@ -66,6 +69,19 @@ OBSERVE: Final = (Statistic("trial", Logits(), reduce="rows", samples=Samples("t
 
 
 @dataclass(frozen=True)
+class Round:
+    """What a trial of a round gives.
+
+    Attributes:
+        results: Results of the clients.
+        served: Tensors that the server of a user's method has computed.
+    """
+
+    results: Results
+    served: Sequence[Tree] = ()
+
+
+@dataclass(frozen=True)
 class CodeTrial:
     """Short trainings with the parts of a run.
 
@@ -84,10 +100,14 @@ class CodeTrial:
     federation: Federation
     state: State
 
-    def check(self) -> list[str]:
-        """Train a client twice; return notes on what the net's modules remember.
+    def check(self, anew: "Callable[[], CodeTrial]") -> list[str]:
+        """Train a client twice, and with parts that are made anew; return notes on the net.
 
-        Nothing is done for a run that has no code but that of PyTorch and flbench.
+        The server of a user's method computes what it does with the client, too. Nothing is done
+        for a run that has no code but that of PyTorch and flbench.
+
+        Args:
+            anew: Function that makes the net and the method anew, from the same seed.
 
         Raises:
             ConfigError: The code remembers something from one training to the next, its results
@@ -95,40 +115,50 @@ class CodeTrial:
         """
         program = self._program()
         unknown = self._unknown(program)
-        if not unknown:
-            return []
-        ids = self._clients(1)
-        if not len(ids):
-            return []
         roots = {f"`{_name(part)}`": part for part in unknown}
+        has_own_method = own_methods.is_own(self.algorithm)
+        if has_own_method:
+            roots[f"the method `{self.algorithm.name}`"] = self.algorithm
+        ids = self._clients(3 if has_own_method else 1)  # a mean of one client is its own value
+        if not roots or not len(ids):
+            return []
         with self._alone():
             engine = self._engine(self.config.engine.precision)
             engine.changed_attributes()
             try:
-                first = self._trained(engine, program, ids)
+                first = self._round(engine, ids)
                 before = remembered(roots)
-                second = self._trained(engine, program, ids)
+                second = self._round(engine, ids)
                 changed = changes(before, remembered(roots))
+                attributes = engine.changed_attributes()
+                other = anew()
+                starts = [self._start(ids), other._start(ids)]
+                third = other._round(other._engine(self.config.engine.precision), ids)
             except (UserError, RunError):
                 raise
             except Exception as error:
                 if sentence := _raised(error):
                     raise ConfigError(sentence) from error
                 return []  # the first round says what is wrong
-            attributes = engine.changed_attributes()
         if changed:
             raise ConfigError(
                 f"{_listed(changed)} changes from call to call, so the results would depend on the"
                 " order of clients, on the number of workers and on a resume. Compute it from"
-                " `context.batch.step`, or keep it in a registered buffer of the net, which clients"
-                " keep and send as they do parameters."
+                f" {self._cures(changed)}."
             )
+        parts = _listed(list(roots))
         if not self._are_equal(first, second):
             raise ConfigError(
-                f"two trainings of client {int(ids[0])} from the same state, with the same batches"
-                f" and seeds, differ. {_listed(list(roots))} may draw from a random generator of"
-                " its own, read a clock, or remember earlier calls. Draw from PyTorch's, NumPy's or"
-                " Python's global generator, which flbench seeds for each client and round."
+                f"two rounds of client {int(ids[0])} from the same state, with the same batches"
+                f" and seeds, differ. {parts} may draw from a random generator of its own, read a"
+                f" clock, or remember earlier calls. {CURE}"
+            )
+        if digest(starts[0]) != digest(starts[1]) or not self._are_equal(first, third):
+            raise ConfigError(
+                f"the net and the method were made twice from the same seed, and their weights or"
+                f" results differ. What makes {parts} (`__init__`, or a function that is given) may"
+                " draw from a random generator of its own, read a clock, or remember earlier calls."
+                f" {CURE}"
             )
         if attributes and not isinstance(self.net, LightningNet):
             return [
@@ -137,6 +167,61 @@ class CodeTrial:
                 " buffer for what must last."
             ]
         return []
+
+    def _cures(self, changed: list[str]) -> str:
+        """Return what code may use instead of what it remembers."""
+        if any("the method `" in place for place in changed):
+            return (
+                "`state.round`, or keep it in `state.server`: `init` returns its first value, and"
+                " `aggregate` the next ones"
+            )
+        return (
+            "`context.batch.step`, or keep it in a registered buffer of the net, which clients keep"
+            " and send as they do parameters"
+        )
+
+    def _round(self, engine: "SequentialEngine", ids: Tensor) -> Round:
+        """Return the results of a few steps of some clients, and of the method's server."""
+        program = self._program()
+        if not own_methods.is_own(self.algorithm):
+            return Round(self._trained(engine, program, ids))
+        # Methods modify no argument; one that does must not change the next trial.
+        server = {name: value.clone() for name, value in self.state.server.items()}
+        one = replace(self, state=replace(self.state, server=server))
+        draw = rounds.settings_of(one.config, one.algorithm, one.state).draw
+        with rounds.seeded_method(one.algorithm, draw):
+            results = one._trained(engine, program, ids)
+            return Round(results, one._served(program, results, draw))
+
+    def _served(self, program: LocalProgram, results: Results, draw: Draw) -> list[Tree]:
+        """Return the tensors that the server of a method computes in a round and an evaluation.
+
+        They are none if it does not accept a round of these clients alone.
+        """
+        algorithm, ids = self.algorithm, results.ids
+        seen = rounds.visible_to_server(self.state, program)
+        try:
+            cohort = algorithm.cohort(seen, draw)
+            links = algorithm.links(seen, ids)
+            update = algorithm.aggregate(seen, rounds.received(results, apply_mask(results.sent)))
+            after = rounds.advance(self.state, algorithm.stages(), update)
+            after = replace(after, is_initial=False)
+            models = algorithm.deploy(rounds.visible_to_server(after, program), ids)
+        except Exception:  # noqa: BLE001 a round of all clients may be accepted, or says what is wrong
+            return []
+        found = [{"cohort": cohort}, update.server, {} if links is None else {"links": links}]
+        if update.reply is not None:
+            found += [update.reply.values, update.reply.mask]
+        for model in models.values():
+            for sent in (model.dispatch.shared, model.dispatch.rows):
+                found += [sent.values, sent.mask]
+            found.append({name: torch.tensor(x) for name, x in model.dispatch.numbers.items()})
+        return [{name: torch.as_tensor(x) for name, x in tree.items()} for tree in found]
+
+    def _start(self, ids: Tensor) -> list[Tree]:
+        """Return the tensors before the first round: of the net, the server, and some clients."""
+        net = {name: leaf.detach() for name, leaf in net_leaves(self.net).items()}
+        return [net, dict(self.state.server), take(self.state.clients, ids)]
 
     def check_stacked(self) -> None:
         """Train a few clients by the sequential and the vectorized engine.
@@ -327,15 +412,18 @@ class CodeTrial:
             observe=() if isinstance(self.net, LightningNet) else observe,
         ).results
 
-    def _are_equal(self, one: Results, other: Results) -> bool:
-        """Return whether two trainings have equal results: on a CPU bit for bit."""
+    def _are_equal(self, one: Round, other: Round) -> bool:
+        """Return whether two trials have equal results: on a CPU bit for bit."""
         if self.config.engine.device.startswith("cuda"):
-            return self._difference(one, other, 0.1) is None
-        trees = [
-            [found.kept, found.sent.values, found.observed, {"losses": found.losses}]
-            for found in (one, other)
+            return self._difference(one.results, other.results, 0.1) is None
+        digests = [
+            digest([results.kept, results.sent.values, results.observed, losses, *served])
+            for results, served, losses in (
+                (found.results, found.served, {"losses": found.results.losses})
+                for found in (one, other)
+            )
         ]
-        return digest(trees[0]) == digest(trees[1])
+        return digests[0] == digests[1]
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
@@ -348,23 +436,6 @@ class CodeTrial:
                 yield
         finally:
             torch.set_num_threads(threads)
-
-
-def changed_outside(net: nn.Module, call: Callable[[], T]) -> tuple[list[str], T]:
-    """Return what a call changes of what the code of a net reaches outside of its modules.
-
-    Args:
-        net: The net.
-        call: Calls the code of the net.
-
-    Returns:
-        The places of the values, as `flbench.core.remembered.changes` returns them, and what the
-        call returns.
-    """
-    roots = {f"`{_name(part)}`": part for part in unknown_parts(net)}
-    before = remembered(roots)
-    found = call()
-    return changes(before, remembered(roots)), found
 
 
 def _with_sgd(program: LocalProgram) -> LocalProgram:

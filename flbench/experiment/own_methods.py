@@ -1,12 +1,16 @@
 """Methods that are not flbench's own: their classes, and the hashes of their source."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from flbench.algorithms import ALGORITHMS, Algorithm, AlgorithmConfig
 from flbench.config.schema import UNRECORDED, Config, OwnAlgorithmConfig
 from flbench.core import imported
-from flbench.core.errors import ConfigError
+from flbench.core.errors import ConfigError, MethodError, PrintableError
 from flbench.core.given import OBJECT
+from flbench.core.ownership import is_known
+from flbench.core.raised import is_raised_by_user, user_line
 
 
 def find(config: AlgorithmConfig) -> type[Algorithm]:
@@ -25,6 +29,37 @@ def find(config: AlgorithmConfig) -> type[Algorithm]:
             " method. Resolve it before an experiment is built from it."
         )
     return method
+
+
+def is_own(algorithm: Algorithm) -> bool:
+    """Return whether a method has code that is not flbench's own."""
+    kinds = [kind for kind in type(algorithm).__mro__ if issubclass(kind, Algorithm)]
+    return not all(map(is_known, kinds))
+
+
+@contextmanager
+def named(name: str) -> Iterator[None]:
+    """Return a context manager in which an exception of the user's code names the method.
+
+    Errors of flbench, and of memory, stay as they are.
+
+    Args:
+        name: Name of the method.
+
+    Raises:
+        MethodError: The user's code raised an exception. The message has the line of code.
+    """
+    try:
+        yield
+    except PrintableError:
+        raise
+    except Exception as error:
+        if not is_raised_by_user(error) or "out of memory" in str(error):
+            raise
+        raise MethodError(
+            f"the method `{name}` raised {type(error).__name__}: {error}{user_line(error)}."
+            " Correct its code."
+        ) from error
 
 
 def with_sha256(config: Config, method: type[Algorithm]) -> Config:

@@ -4,7 +4,7 @@ This module writes no files and evaluates no models.
 """
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
@@ -16,11 +16,11 @@ from flbench.algorithms.base import Algorithm
 from flbench.client.program import LocalProgram, Phase, Step
 from flbench.config.schema import Config
 from flbench.core.errors import ConfigError
-from flbench.core.ownership import is_known
 from flbench.core.rng import Draw, seeded
 from flbench.core.tree import put_, take
 from flbench.core.types import Dispatch, Message, Results, Stage, State, Tree, Update
 from flbench.engine.base import Engine, RoundSettings
+from flbench.experiment import own_methods
 from flbench.experiment.communication import apply_mask, apply_masks, row_bytes, shared_bytes
 
 
@@ -108,20 +108,24 @@ def settings_of(
     return RoundSettings(config.train, Draw(config.seed, key, algorithm.setting.clients), factor)
 
 
-def seeded_method(algorithm: Algorithm, draw: Draw, *part: int) -> AbstractContextManager[None]:
+@contextmanager
+def seeded_method(algorithm: Algorithm, draw: Draw, *part: int) -> Iterator[None]:
     """Return a context manager in which the code of a user's method draws from the run's seed.
 
-    The methods of flbench draw from streams of their own (`Draw.method_generator`).
+    An exception of this code becomes a MethodError. The methods of flbench draw from streams of
+    their own (`Draw.method_generator`).
 
     Args:
         algorithm: The method.
         draw: Random streams of the round.
         part: Numbers >= 0 that separate the uses of a round; none for the round itself.
     """
-    kinds = [kind for kind in type(algorithm).__mro__ if issubclass(kind, Algorithm)]
-    if all(map(is_known, kinds)):
-        return nullcontext()
-    return seeded(draw.module_seed(draw.clients, *part))  # no client has this number
+    if not own_methods.is_own(algorithm):
+        yield
+        return
+    # No client has this number.
+    with own_methods.named(algorithm.name), seeded(draw.module_seed(draw.clients, *part)):
+        yield
 
 
 def training_state(algorithm: Algorithm, start: State) -> State:
@@ -202,16 +206,7 @@ def exchange(algorithm: Algorithm, state: State, trained: Trained) -> Exchange:
             _mark_stale(state, results, stored)
         seen = visible_to_server(state, program)
         links = algorithm.links(seen, results.ids)
-        # The server sees only what clients send. Training losses are not sent.
-        hidden_losses = torch.full_like(results.losses, torch.nan)
-        received = replace(
-            results,
-            sent=replace(sent, values=Seen(sent.values, "results.sent.values", SENT)),
-            kept={},
-            observed={},
-            losses=hidden_losses,
-        )
-        update = algorithm.aggregate(seen, received)
+        update = algorithm.aggregate(seen, received(results, sent))
     reply = Message() if update.reply is None else apply_mask(update.reply)
     update = replace(update, reply=reply)
     put_(state.clients, results.ids, reply.values, reply.mask)
@@ -224,6 +219,22 @@ def exchange(algorithm: Algorithm, state: State, trained: Trained) -> Exchange:
         replace(over, is_initial=state.is_initial and not moved),
         dict(update.metrics),
         _costs(stage, trained, sent, update, links),
+    )
+
+
+def received(results: Results, sent: Message) -> Results:
+    """Return the results of a cohort as the server sees them: training losses are not sent.
+
+    Args:
+        results: Results of the cohort.
+        sent: What the clients send, with masks applied.
+    """
+    return replace(
+        results,
+        sent=replace(sent, values=Seen(sent.values, "results.sent.values", SENT)),
+        kept={},
+        observed={},
+        losses=torch.full_like(results.losses, torch.nan),
     )
 
 
