@@ -47,7 +47,12 @@ from flbench.experiment.evaluation_tables import ClassGroups
 from flbench.experiment.judging import ClassJudge
 from flbench.experiment.loop import FederatedLoop, Seconds
 from flbench.experiment.notes import configuration_notes
-from flbench.experiment.rounds import programs, seeded_method, training_state
+from flbench.experiment.rounds import (
+    check_programs,
+    programs,
+    seeded_method,
+    training_state,
+)
 from flbench.experiment.run_folder import RunFolder
 from flbench.metrics.classes import confusable_classes, rare_classes, read_confusion
 from flbench.models import fixed, own
@@ -297,6 +302,7 @@ def _built(config: Config, federation: Federation | None, *, tried: bool) -> Exp
         raise ConfigError(
             "\n".join(f"`algorithm.name={config.algorithm.name}`: {sentence}" for sentence in unmet)
         )
+    check_programs(algorithm, before)
     about_terms: list[str] = []
     about_module: list[str] = []
     module: dict[str, Any] = {}
@@ -325,6 +331,7 @@ def _built(config: Config, federation: Federation | None, *, tried: bool) -> Exp
             start = training_state(its, _shared_start(config, other, its))
             return CodeTrial(config, its, other, federation, start)
 
+        trial.check_names()
         notes += trial.check(anew)
     if config.engine.name == "auto":
 

@@ -11,31 +11,34 @@ The vectorized engine calls code once for many clients. Code that it may call so
 of the sequential engine, up to rounding.
 """
 
+import copy
 import random
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from flbench.algorithms import Algorithm
+from flbench.algorithms import Algorithm, Deployment
 from flbench.client.program import LocalProgram, Phase, Statistic, Step, shortened
 from flbench.config.schema import Config, OwnModelConfig
-from flbench.core.errors import ConfigError, RunError, UserError
+from flbench.core.errors import ConfigError, RunError, UnknownNameError, UserError
 from flbench.core.ownership import unknown_parts
 from flbench.core.raised import is_raised_by_user, user_line
 from flbench.core.remembered import changes, remembered
 from flbench.core.rng import Draw, seeded
 from flbench.core.tree import digest, take
-from flbench.core.types import Results, Samples, State, StepContext, Tree
+from flbench.core.types import Message, Results, Samples, State, StepContext, Tree
 from flbench.data.federation import Federation
 from flbench.engine.base import Engine
 from flbench.experiment import own_methods, rounds
-from flbench.experiment.communication import apply_mask
+from flbench.experiment.communication import apply_mask, apply_masks
+from flbench.experiment.evaluate import Predict
 from flbench.models.base import net_leaves
 from flbench.models.lightning_net import LightningNet
 from flbench.models.module_state import random_layers
@@ -65,7 +68,23 @@ class Logits:
         return {"logits": context.out.logits}
 
 
-OBSERVE: Final = (Statistic("trial", Logits(), reduce="rows", samples=Samples("train", limit=2)),)
+@dataclass(frozen=True)
+class Scores:
+    """What a deployed model computes, as the function of a Statistic.
+
+    Attributes:
+        model: The deployment.
+    """
+
+    model: Deployment
+
+    def __call__(self, context: StepContext) -> Tree:
+        """Return the scores [B, C] of a batch."""
+        return {"scores": Predict(self.model.weights, self.model.predict).scores(context)}
+
+
+FEW: Final = Samples("train", limit=2)
+OBSERVE: Final = (Statistic("trial", Logits(), reduce="rows", samples=FEW),)
 
 
 @dataclass(frozen=True)
@@ -134,7 +153,9 @@ class CodeTrial:
                 other = anew()
                 starts = [self._start(ids), other._start(ids)]
                 third = other._round(other._engine(self.config.engine.precision), ids)
-            except (UserError, RunError):
+            except (UserError, RunError) as error:
+                if isinstance(error, UnknownNameError) and error.is_of_server and self.state.stage:
+                    return []  # the rounds of an earlier stage may give the server the tensor
                 raise
             except Exception as error:
                 if sentence := _raised(error):
@@ -202,8 +223,8 @@ class CodeTrial:
         seen = rounds.visible_to_server(self.state, program)
         try:
             cohort = algorithm.cohort(seen, draw)
-            links = algorithm.links(seen, ids)
-            update = algorithm.aggregate(seen, rounds.received(results, apply_mask(results.sent)))
+            sent = replace(results, sent=apply_mask(results.sent))
+            links, update = rounds.of_server(algorithm, seen, sent)
             after = rounds.advance(self.state, algorithm.stages(), update)
             after = replace(after, is_initial=False)
             models = algorithm.deploy(rounds.visible_to_server(after, program), ids)
@@ -222,6 +243,105 @@ class CodeTrial:
         """Return the tensors before the first round: of the net, the server, and some clients."""
         net = {name: leaf.detach() for name, leaf in net_leaves(self.net).items()}
         return [net, dict(self.state.server), take(self.state.clients, ids)]
+
+    def check_names(self) -> None:
+        """Execute a short round of each stage to find names of tensors that nothing writes.
+
+        All code that reads or writes a name runs, so names may be computed in any way. Two clients
+        train for a few steps, and the server gets their results once for each client of the cohort.
+        Hooks of the server are called on a copy of the method. Nothing is done for the methods of
+        flbench, which the contract tests run. An exception other than for a name ends the trial
+        without an error: the first round says what is wrong.
+
+        Raises:
+            UnknownNameError: A step, `aggregate` or a deployment reads a tensor that nothing
+                writes, or the program keeps, sends or masks one.
+        """
+        ids = self._clients(2)
+        if not own_methods.is_own(self.algorithm) or not len(ids):
+            return
+        state = replace(self.state, stage=0)
+        with self._alone():
+            try:
+                engine = self._engine(self.config.engine.precision)
+                for number in range(len(self.algorithm.stages())):
+                    state = self._after_stage(engine, replace(state, stage=number), ids)
+                self._check_models(engine, state, ids)
+            except UnknownNameError as error:
+                # Earlier stages of the run may give the server tensors that the trial does not.
+                if not error.is_of_server or state.is_initial:
+                    raise
+            except Exception:  # noqa: BLE001 the first round says what is wrong
+                return
+
+    def _after_stage(self, engine: Engine, state: State, ids: Tensor) -> State:
+        """Return a state like the one after a stage, in which only the server's tree is new.
+
+        Args:
+            engine: A sequential engine.
+            state: State at the beginning of the stage.
+            ids: The clients that train.
+        """
+        stage, program = self.algorithm.stages()[state.stage], self._program(state)
+        trained = self._trained(engine, program, ids, observe=(), state=state)
+        if not len(trained.ids):
+            raise RunError("the clients of the trial diverged")
+        settings = rounds.settings_of(self.config, self.algorithm, state, setup=stage.setup)
+        seen = rounds.visible_to_server(state, program)
+        cohort = self.algorithm.cohort(seen, settings.draw)
+        results = _repeated(replace(trained, sent=apply_mask(trained.sent)), cohort)
+        method = copy.deepcopy(self.algorithm)
+        _, update = rounds.of_server(method, seen, results)
+        with rounds.naming(method, state, "aggregate"):
+            rounds.check_reply(update, state)
+        server = {**state.server, **update.server}
+        state = replace(
+            state,
+            round=state.round + (0 if stage.setup else stage.rounds),
+            server=server,
+            participation_count=state.participation_count + 1,
+            is_initial=False,
+        )
+        if stage.rounds > 1:  # its last round may be special
+            last = replace(seen, server=server, stage_round=stage.rounds - 1, is_initial=False)
+            last = replace(last, round=state.round - (not stage.setup))
+            with suppress(Exception):
+                server = server | rounds.of_server(method, rounds.named(last), results)[1].server
+        return replace(state, server=server)
+
+    def _check_models(self, engine: Engine, state: State, ids: Tensor) -> None:
+        """Compute what the deployed models predict, as the evaluation does.
+
+        Args:
+            engine: A sequential engine.
+            state: State after the last stage.
+            ids: The clients.
+
+        Raises:
+            UnknownNameError: A model reads a tensor that nothing writes.
+        """
+        seen = rounds.visible_to_server(state, self._program(state))
+        settings = rounds.settings_of(self.config, self.algorithm, state)
+        try:
+            models = copy.deepcopy(self.algorithm).deploy(seen, ids[:1])
+        except UnknownNameError:
+            return  # the server's tree may have further tensors after more rounds
+        for name, model in models.items():
+            program = model.program or LocalProgram(())
+            predict = Statistic("prediction", Scores(model), reduce="rows", samples=FEW)
+            steps = (*shortened(program, STEPS).steps, predict)
+            try:
+                engine.run(
+                    LocalProgram(steps),
+                    ids[:1],
+                    rows=partial(take, state.clients),
+                    dispatch=lambda ids, model=model: apply_masks(model.dispatch),
+                    settings=settings,
+                )
+            except UnknownNameError as error:
+                raise error.placed(
+                    f"`algorithm.name={self.algorithm.name}`, the model `{name}` of `deploy`"
+                ) from error
 
     def check_stacked(self) -> None:
         """Train a few clients by the sequential and the vectorized engine.
@@ -352,10 +472,11 @@ class CodeTrial:
                 return name
         return None
 
-    def _program(self) -> LocalProgram:
-        """Return the local program of the state."""
-        seen = rounds.visible_to_server(self.state, LocalProgram(()))
-        return self.algorithm.program(seen)
+    def _program(self, state: State | None = None) -> LocalProgram:
+        """Return the local program of a state; that of the trial without an argument."""
+        state = self.state if state is None else state
+        with rounds.naming(self.algorithm, state):
+            return self.algorithm.program(rounds.visible_to_server(state, LocalProgram(())))
 
     def _unknown(self, program: LocalProgram) -> list[object]:
         """Return the parts of net, programs and deployments whose code is not known."""
@@ -394,18 +515,20 @@ class CodeTrial:
         program: LocalProgram,
         ids: Tensor,
         observe: tuple[Step, ...] = OBSERVE,
+        state: State | None = None,
     ) -> Results:
-        """Return the results of a few steps of some clients."""
+        """Return the results of a few steps of some clients, from the trial's state or another."""
+        state = self.state if state is None else state
         size = min(SAMPLES, self.config.train.batch_size)
         sizes = self.federation.sizes[ids].tolist()
         while size > 2 and any(count % size == 1 for count in sizes):
             size -= 1  # some layers cannot train on a single sample
-        settings = rounds.settings_of(self.config, self.algorithm, self.state)
+        settings = rounds.settings_of(self.config, self.algorithm, state)
         train = settings.train.model_copy(update={"batch_size": size})
         return rounds.train(
             self.algorithm,
             engine,
-            self.state,
+            state,
             replace(settings, train=train),
             ids=ids,
             program=shortened(program, STEPS),
@@ -436,6 +559,24 @@ class CodeTrial:
                 yield
         finally:
             torch.set_num_threads(threads)
+
+
+def _repeated(results: Results, ids: Tensor) -> Results:
+    """Return results of clients in which the rows of a few clients are repeated.
+
+    Args:
+        results: Results of the few clients.
+        ids: Ids [K] int64 of the clients.
+    """
+    rows = torch.arange(len(ids)) % len(results.ids)  # [K]
+    return replace(
+        results,
+        ids=ids,
+        steps=results.steps[rows],
+        losses=results.losses[rows],
+        kept={},
+        sent=Message(take(results.sent.values, rows), take(results.sent.mask, rows)),
+    )
 
 
 def _with_sgd(program: LocalProgram) -> LocalProgram:

@@ -15,7 +15,7 @@ from torch import Tensor
 from flbench.algorithms.base import Algorithm
 from flbench.client.program import LocalProgram, Phase, Step
 from flbench.config.schema import Config
-from flbench.core.errors import ConfigError
+from flbench.core.errors import UnknownNameError, did_you_mean
 from flbench.core.rng import Draw, seeded
 from flbench.core.tree import put_, take
 from flbench.core.types import Dispatch, Message, Results, Stage, State, Tree, Update
@@ -71,12 +71,14 @@ class Seen(dict[str, Tensor]):
         self._cure = cure
 
     def __missing__(self, name: str) -> Tensor:
-        """Raise a ConfigError: there is no tensor of this name."""
+        """Raise an UnknownNameError: there is no tensor of this name."""
         known = ", ".join(list(self)[:5]) + (", ..." if len(self) > 5 else "")
-        raise ConfigError(
+        error = UnknownNameError(
             f"the method reads `{name}` in `{self._what}`, which has {known or 'no tensor'}."
-            f" {self._cure}"
+            f"{did_you_mean(str(name), self)} {self._cure}"
         )
+        error.is_of_server = self._cure == SERVER
+        raise error
 
     def __reduce__(self) -> tuple[type[Tree], tuple[Tree]]:
         return dict, (dict(self),)
@@ -162,20 +164,38 @@ def train(
         program: Local program to run; None for the method's own.
         observe: Steps after the program whose results the method never sees, for metrics.
     """
-    program = program or algorithm.program(visible_to_server(state, LocalProgram(())))
-    seen = visible_to_server(state, program)
-    if ids is None:
-        ids = algorithm.cohort(seen, settings.draw)
-    meter = DispatchMeter(algorithm, seen)
-    results = engine.run(
-        program,
-        ids,
-        rows=partial(take, state.clients),
-        dispatch=meter,
-        settings=settings,
-        observe=observe,
-    )
+    with naming(algorithm, state):
+        program = program or algorithm.program(visible_to_server(state, LocalProgram(())))
+        seen = visible_to_server(state, program)
+        if ids is None:
+            ids = algorithm.cohort(seen, settings.draw)
+        meter = DispatchMeter(algorithm, seen)
+        results = engine.run(
+            program,
+            ids,
+            rows=partial(take, state.clients),
+            dispatch=meter,
+            settings=settings,
+            observe=observe,
+        )
     return Trained(program, results, meter.total())
+
+
+@contextmanager
+def naming(algorithm: Algorithm, state: State, hook: str | None = None) -> Iterator[None]:
+    """Return a context manager that adds method, stage and hook to an `UnknownNameError`.
+
+    Args:
+        algorithm: The method.
+        state: State before the round.
+        hook: The hook that is called; None if the message says what reads the tensor.
+    """
+    try:
+        yield
+    except UnknownNameError as error:
+        name = getattr(algorithm, "name", type(algorithm).__name__)
+        place = f"`algorithm.name={name}`, stage `{algorithm.stages()[state.stage].name}`"
+        raise error.placed(place + (f", `{hook}`" if hook else "")) from error
 
 
 def exchange(algorithm: Algorithm, state: State, trained: Trained) -> Exchange:
@@ -190,7 +210,9 @@ def exchange(algorithm: Algorithm, state: State, trained: Trained) -> Exchange:
         trained: Results of the cohort.
 
     Raises:
-        ValueError: The program keeps a leaf for which the method's `init` returned no rows.
+        UnknownNameError: The program keeps a leaf for which the method's `init` returned no rows, a
+            hook reads a tensor that the server does not have, or the reply has a name that no
+            client has.
     """
     stage = algorithm.stages()[state.stage]
     program, results = trained.program, trained.results
@@ -198,15 +220,15 @@ def exchange(algorithm: Algorithm, state: State, trained: Trained) -> Exchange:
     if len(results.ids):
         sent = apply_mask(results.sent)
         stored = {name: value for name, value in sent.values.items() if name in program.keeps}
-        strange = sorted((set(results.kept) | set(stored)) - set(state.clients))
-        if strange:
-            raise ValueError(f"the program keeps {strange}, for which `init` returned no rows")
+        with naming(algorithm, state):
+            check_kept(program, state)
         put_(state.clients, results.ids, {**results.kept, **stored})
         if len(algorithm.stages()) > 1:
             _mark_stale(state, results, stored)
         seen = visible_to_server(state, program)
-        links = algorithm.links(seen, results.ids)
-        update = algorithm.aggregate(seen, received(results, sent))
+        links, update = of_server(algorithm, seen, replace(results, sent=sent))
+        with naming(algorithm, state, "aggregate"):
+            check_reply(update, state)
     reply = Message() if update.reply is None else apply_mask(update.reply)
     update = replace(update, reply=reply)
     put_(state.clients, results.ids, reply.values, reply.mask)
@@ -222,20 +244,91 @@ def exchange(algorithm: Algorithm, state: State, trained: Trained) -> Exchange:
     )
 
 
-def received(results: Results, sent: Message) -> Results:
-    """Return the results of a cohort as the server sees them: training losses are not sent.
+def check_kept(program: LocalProgram, state: State) -> None:
+    """Check that there are rows for all leaves that a program keeps.
 
     Args:
-        results: Results of the cohort.
-        sent: What the clients send, with masks applied.
+        program: The local program.
+        state: A state of the run; `init` decides which rows there are.
+
+    Raises:
+        UnknownNameError: There are no rows for one of them.
     """
-    return replace(
+    if strange := sorted(program.keeps - state.clients.keys()):
+        others = f" (and {len(strange) - 1} others)" if len(strange) > 1 else ""
+        raise UnknownNameError(
+            f"`keeps` of the local program names `{strange[0]}`{others}, for which `init` returned"
+            f" no rows.{did_you_mean(strange[0], state.clients)} The clients' tree that `init`"
+            " returns needs a tensor [N, ...] of this name."
+        )
+
+
+def check_reply(update: Update, state: State) -> None:
+    """Check that there are rows for all tensors of a reply.
+
+    Args:
+        update: Result of `aggregate`.
+        state: The complete state.
+
+    Raises:
+        UnknownNameError: There are no rows for one of them, or a mask belongs to none of them.
+    """
+    values = {} if update.reply is None else apply_mask(update.reply).values
+    for name in values:
+        if name not in state.clients:
+            raise UnknownNameError(
+                f"the reply names `{name}`, for which `init` returned no rows."
+                f"{did_you_mean(name, state.clients)} A reply has names of the clients' tree."
+            )
+
+
+def check_programs(algorithm: Algorithm, start: State) -> None:
+    """Check the names in the local programs of all stages, as far as they are known without a run.
+
+    Args:
+        algorithm: The method.
+        start: State before the first round.
+
+    Raises:
+        UnknownNameError: A program masks a leaf that it does not send, or keeps one for which
+            `init` returned no rows.
+    """
+    for number in range(len(algorithm.stages())):
+        state = replace(start, stage=number)
+        with naming(algorithm, state):
+            try:
+                program = algorithm.program(replace(state, clients={}))
+            except UnknownNameError:
+                raise
+            except Exception:  # noqa: BLE001 the state that a later stage needs is not known yet
+                continue
+            check_kept(program, start)
+
+
+def of_server(algorithm: Algorithm, seen: State, results: Results) -> tuple[Tensor | None, Update]:
+    """Return what the server computes after the local programs: mixing weights and update.
+
+    The server sees only what clients send. Training losses are not sent.
+
+    Args:
+        algorithm: The method.
+        seen: State as the server sees it, with what the cohort keeps.
+        results: Results of the cohort, with the masks applied.
+
+    Raises:
+        UnknownNameError: A hook reads a tensor that the server does not have.
+    """
+    received = replace(
         results,
-        sent=replace(sent, values=Seen(sent.values, "results.sent.values", SENT)),
+        sent=replace(results.sent, values=Seen(results.sent.values, "results.sent.values", SENT)),
         kept={},
         observed={},
         losses=torch.full_like(results.losses, torch.nan),
     )
+    with naming(algorithm, seen, "links"):
+        links = algorithm.links(seen, results.ids)
+    with naming(algorithm, seen, "aggregate"):
+        return links, algorithm.aggregate(seen, received)
 
 
 def visible_to_server(state: State, program: LocalProgram) -> State:

@@ -2,7 +2,8 @@
 
 import random
 import time
-from dataclasses import replace
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 
 import lightning.pytorch as lightning
 import numpy as np
@@ -12,12 +13,28 @@ from torch import nn
 from torch.nn import functional
 
 import flbench as fl
+from flbench.algorithms import (
+    ALGORITHMS,
+    Deployment,
+    Dispatch,
+    LocalProgram,
+    Message,
+    Stage,
+    Statistic,
+    Transform,
+    Update,
+    only,
+    repeat,
+)
 from flbench.algorithms.fedavg import FedAvg
-from flbench.core.errors import ConfigError
+from flbench.core.errors import ConfigError, UnknownNameError
 from flbench.core.tree import digest
 from flbench.experiment import rounds
 from flbench.experiment.code_trial import CodeTrial
+from flbench.losses import CrossEntropy
 from flbench.losses.cross_entropy import mean_cross_entropy
+from tests.support import build
+from tests.support import run as small_run
 
 pytestmark = pytest.mark.slow
 
@@ -331,6 +348,206 @@ def test_a_method_of_the_user_draws_from_the_seed_of_the_run(tmp_path):
 
     assert found[0] == found[1]
     assert found[0] != run(tmp_path / "plain", "mlp").digest
+
+
+@contextmanager
+def method_named(name, kind):
+    """Within it, a method is registered under a name."""
+    ALGORITHMS.register(name)(kind)
+    try:
+        yield
+    finally:
+        del ALGORITHMS[name]
+
+
+@dataclass(frozen=True)
+class Sum:
+    """The number of samples, under a key."""
+
+    key: str
+
+    def __call__(self, context):
+        return {self.key: context.batch.mask.sum().double()}
+
+
+@dataclass(frozen=True)
+class Copy:
+    """Writes an entry of ctx to a leaf."""
+
+    entry: str
+    leaf: str
+
+    def __call__(self, leaves, start, ctx, info):
+        return {self.leaf: ctx[self.entry]}
+
+
+class Named(FedAvg):
+    """A method of two stages whose names agree; a subclass changes one of them."""
+
+    statistic, key, entry, leaf, sent, read = "sizes", "n", "sizes.n", "size", "size", "size"
+    weight, number, kept, masks, mask, reply = "mu", "mu", "old", (("old", "held"),), "old", "old"
+    server, client, train, reduce, model = "momentum", "old", None, "sum", "old"
+    stage = 0  # the stage that has the names of the subclass
+
+    def stages(self):
+        return (Stage("warm", 1, setup=True), Stage("main", self.setting.rounds))
+
+    def names(self, state):
+        return self if state.stage == self.stage else Named
+
+    def init(self, start):
+        server, clients = super().init(start)
+        held = {"old": torch.zeros(3), "held": torch.ones(3, dtype=torch.bool)}
+        return server | {"momentum": torch.ones(())}, clients | repeat(held, self.setting.clients)
+
+    def program(self, state):
+        names = self.names(state)
+        steps = (
+            Statistic(names.statistic, Sum(names.key), reduce=names.reduce),
+            Transform(Copy(names.entry, names.leaf)),
+            self.phase(CrossEntropy(weight=names.weight), train=names.train),
+        )
+        program = super().program(state)
+        keeps, sends = {names.kept, "held"}, program.sends | {names.sent, "old"}
+        return LocalProgram(steps, frozenset(keeps), frozenset(sends), names.masks)
+
+    def dispatch(self, state, ids):
+        names = self.names(state)
+        mask = {names.mask: torch.ones(3, dtype=torch.bool)}
+        shared = Message(only(state.server, self.split()[1]) | {"old": torch.zeros(3)}, mask)
+        return Dispatch(shared, numbers={names.number: 1.0})
+
+    def aggregate(self, state, results):
+        names = self.names(state)
+        size = results.sent.values[names.read]
+        mean = super().aggregate(state, results).server
+        changed = {"momentum": state.server[names.server] + state.clients[names.client].sum()}
+        reply = Message({names.reply: size[:, None].expand(-1, 3)})
+        return Update(mean | changed, reply)
+
+    def deploy(self, state, ids):
+        return {"personal": Deployment(self.dispatch(state, ids), predict=self.scores)}
+
+    def scores(self, context):
+        return context.out.logits + context.leaves[self.model].sum()
+
+
+WRONG = {  # names of a subclass: the name that the error has, and the place
+    "statistic": ({"statistic": "size"}, "sizes.n", "step 2 (Transform `Copy`)"),
+    "key of a statistic": ({"key": "m"}, "sizes.n", "step 2 (Transform `Copy`)"),
+    "entry of ctx": ({"entry": "sizes.k"}, "sizes.k", "step 2 (Transform `Copy`)"),
+    "entry for a weight": ({"weight": "mus"}, "mus", "step 3 (Phase)"),
+    "number of the dispatch": ({"number": "mus"}, "mu", "step 3 (Phase)"),
+    "leaf": ({"leaf": "sized"}, "size", "`sends`"),
+    "sends": ({"sent": "sized"}, "sized", "`sends`"),
+    "values": ({"read": "sized"}, "sized", "`aggregate`"),
+    "keeps": ({"kept": "olds"}, "olds", "`keeps`"),
+    "masks": ({"masks": (("old", "helt"),)}, "helt", "`masks`"),
+    "masked leaf": ({"masks": (("olds", "held"),)}, "olds", "`masks`"),
+    "mask of a message": ({"mask": "olds"}, "olds", "a Message has a mask"),
+    "reply": ({"reply": "olds"}, "olds", "`aggregate`"),
+    "server": ({"server": "momenta"}, "momenta", "`aggregate`"),
+    "client": ({"client": "olds"}, "olds", "`aggregate`"),
+    "train": ({"train": "back.*"}, "back.*", "step 3 (Phase)"),
+    "reduce": ({"reduce": (("m", "sum"),)}, "n", "step 1 (Statistic `sizes`)"),
+    "model": ({"model": "olds"}, "olds", "the model `personal`"),
+}
+LATER = {"statistic", "sends", "values", "keeps", "masks"}  # they are tried in the second stage too
+
+
+@pytest.mark.parametrize(
+    ("case", "stage"), [(case, 0) for case in WRONG] + [(case, 1) for case in sorted(LATER)]
+)
+def test_a_name_that_nothing_writes_is_an_error_before_the_first_round(case, stage):
+    values, name, place = WRONG[case]
+    kind = type("Misspelt", (Named,), {**values, "stage": stage})
+
+    with pytest.raises(UnknownNameError) as caught, method_named("misspelt", kind):
+        build("algorithm=misspelt", "train.rounds=2")
+
+    assert f"`{name}`" in str(caught.value)
+    assert place in str(caught.value)
+    assert "`algorithm.name=misspelt`" in str(caught.value)
+    assert case == "model" or ("`main`" if stage else "`warm`") in str(caught.value)
+
+
+def test_the_error_suggests_a_name_that_exists():
+    kind = type("Misspelt", (Named,), {"entry": "size.n"})
+
+    with method_named("misspelt", kind), pytest.raises(UnknownNameError, match=r"`sizes\.n`\?"):
+        build("algorithm=misspelt")
+
+
+@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
+def test_names_that_agree_train(tmp_path, engine):
+    with method_named("agreeing", Named):
+        _, summary = small_run(tmp_path, "algorithm=agreeing", f"engine.name={engine}")
+
+    assert summary["rounds"] == 3
+
+
+class Centred(FedAvg):
+    """Its server gets a tensor in the last round of the first stage from at least three clients."""
+
+    def stages(self):
+        return (Stage("first", 2), Stage("second", self.setting.rounds - 2))
+
+    def aggregate(self, state, results):
+        update = super().aggregate(state, results)
+        if state.stage_round < 1 or len(results.ids) < 3:
+            return update
+        return replace(update, server=update.server | {"centre": torch.ones(())})
+
+
+class Direct(Centred):
+    def dispatch(self, state, ids):
+        dispatch = super().dispatch(state, ids)
+        if state.stage == 0:
+            return dispatch
+        return replace(dispatch, numbers={"c": float(state.server["centre"])})
+
+
+class Guarded(Centred):
+    def dispatch(self, state, ids):
+        dispatch = super().dispatch(state, ids)
+        number = {"c": 0.5} if "centre" in state.server else {}
+        return replace(dispatch, numbers=number)
+
+    def program(self, state):
+        program = super().program(state)
+        if state.stage == 0:
+            return program
+        return replace(program, steps=(self.phase(CrossEntropy(weight="c")),))
+
+
+class Computed(FedAvg):
+    """Names are computed, and tensors that may be missing are asked for."""
+
+    def program(self, state):
+        program = super().program(state)
+        steps = (*program.steps, Transform(Optional(4)))
+        return replace(program, steps=steps, sends=program.sends | set(map("x{}".format, range(4))))
+
+    def aggregate(self, state, results):
+        for k in range(4):
+            results.sent.values[f"x{k}"]
+        results.sent.values.get("another")
+        state.server.get("another")
+        return super().aggregate(state, results)
+
+
+@dataclass(frozen=True)
+class Optional:
+    count: int
+
+    def __call__(self, leaves, start, ctx, info):
+        return {f"x{k}": ctx.get(f"y{k}", torch.zeros(())) for k in range(self.count)}
+
+
+@pytest.mark.parametrize("kind", [Direct, Guarded, Computed])
+def test_a_name_that_is_computed_or_comes_later_is_no_error(tmp_path, kind):
+    with method_named("computed", kind):
+        small_run(tmp_path, "algorithm=computed")
 
 
 CALLS, HISTORY, DRAW = 0, [], np.random.default_rng(0)
