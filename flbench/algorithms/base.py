@@ -268,7 +268,9 @@ class Algorithm:
 
         Returns:
             The server's tree, in which leaves of the net have their own names, and the clients'
-            tree, with a leading axis N in every leaf. Both may have further entries.
+            tree, with a leading axis N in every leaf. Both may have further entries. Leaves of the
+            net in the server's tree that have other values than in `start` are sent in the first
+            round, as in the others.
         """
         keeps, sends = self.split()
         return only(start, sends), repeat(only(start, keeps), self.setting.clients)
@@ -478,6 +480,11 @@ def state_of(algorithm: Algorithm, start: Tree, own: Callable[[Tree], Tree] = co
     """
     server, clients = algorithm.init(start)
     clients = own(clients)
+    is_initial = all(
+        server[name] is leaf or torch.equal(server[name], leaf)
+        for name, leaf in start.items()
+        if name in server and _fits(server[name], leaf)
+    )
     participation_count = torch.zeros(algorithm.setting.clients, dtype=torch.int64)
     return State(
         stage=0,
@@ -486,4 +493,10 @@ def state_of(algorithm: Algorithm, start: Tree, own: Callable[[Tree], Tree] = co
         server=server,
         clients=clients,
         participation_count=participation_count,
+        is_initial=is_initial,
     )
+
+
+def _fits(one: Tensor, other: Tensor) -> bool:
+    """Return whether two tensors have the same shape and type."""
+    return one.shape == other.shape and one.dtype == other.dtype

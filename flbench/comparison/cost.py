@@ -10,7 +10,7 @@ from flbench.comparison.arrangement import VARIED
 from flbench.comparison.plan import Cell, Design
 from flbench.comparison.prepare import PreparedComparison
 from flbench.comparison.reuse import FoundRuns
-from flbench.core.errors import RunError
+from flbench.core.errors import MethodError, RunError
 from flbench.experiment import shared_engine
 from flbench.experiment.estimate import MEASURING, START, WORKERS
 from flbench.reports.tables import size
@@ -119,7 +119,10 @@ def measure(
             break
         try:
             measured = shared_engine.estimated(cell.config, prepared.samples.federation(cell))
-        except RunError:  # a method that diverges is not a reason to refuse the others
+        except (
+            RunError,
+            MethodError,
+        ):  # a method that diverges or fails is not a reason to refuse the others
             continue
         found[cell.method, cell.place] = START + measured.total
         memory = max(memory, measured.memory)

@@ -19,13 +19,7 @@ from flbench.callbacks.callback_list import CallbackList
 from flbench.callbacks.run_view import Memory
 from flbench.client.forward import is_buffer
 from flbench.client.program import Phase
-from flbench.config.schema import (
-    BestConfig,
-    Config,
-    OwnAlgorithmConfig,
-    OwnModelConfig,
-    WrittenConfig,
-)
+from flbench.config.schema import BestConfig, Config, OwnModelConfig, WrittenConfig
 from flbench.core.errors import ConfigError, DataError
 from flbench.core.rng import Draw
 from flbench.core.types import State, Tree
@@ -244,9 +238,7 @@ def build(
             the method gives.
     """
     _check_resolved(config)
-    if not isinstance(config.algorithm, OwnAlgorithmConfig):
-        return _built(config, federation, tried=tried)
-    with own_methods.named(config.algorithm.name):
+    with own_methods.named(config.algorithm):
         return _built(config, federation, tried=tried)
 
 

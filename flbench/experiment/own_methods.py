@@ -38,13 +38,13 @@ def is_own(algorithm: Algorithm) -> bool:
 
 
 @contextmanager
-def named(name: str) -> Iterator[None]:
-    """Return a context manager in which an exception of the user's code names the method.
+def named(config: AlgorithmConfig) -> Iterator[None]:
+    """Return a context manager in which an exception of a user's method names the method.
 
-    Errors of flbench, and of memory, stay as they are.
+    Errors of flbench and of memory, and those of runs with flbench's methods, stay as they are.
 
     Args:
-        name: Name of the method.
+        config: Section `algorithm`.
 
     Raises:
         MethodError: The user's code raised an exception. The message has the line of code.
@@ -54,10 +54,11 @@ def named(name: str) -> Iterator[None]:
     except PrintableError:
         raise
     except Exception as error:
-        if not is_raised_by_user(error) or "out of memory" in str(error):
+        is_own = isinstance(config, OwnAlgorithmConfig) and is_raised_by_user(error)
+        if not is_own or "out of memory" in str(error):
             raise
         raise MethodError(
-            f"the method `{name}` raised {type(error).__name__}: {error}{user_line(error)}."
+            f"the method `{config.name}` raised {type(error).__name__}: {error}{user_line(error)}."
             " Correct its code."
         ) from error
 

@@ -126,7 +126,7 @@ def seeded_method(algorithm: Algorithm, draw: Draw, *part: int) -> Iterator[None
         yield
         return
     # No client has this number.
-    with own_methods.named(algorithm.name), seeded(draw.module_seed(draw.clients, *part)):
+    with own_methods.named(algorithm.config), seeded(draw.module_seed(draw.clients, *part)):
         yield
 
 
