@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from flbench.core.installed import is_installed
 from flbench.core.ownership import PACKAGES
 
 MOST: Final = 2_000
@@ -168,7 +169,7 @@ class _Walk:
         if package in PACKAGES or package in sys.stdlib_module_names:
             return False
         file = str(getattr(sys.modules.get(package), "__file__", "") or "")
-        return package in self.packages or not ("site-packages" in file or "dist-packages" in file)
+        return package in self.packages or not file or not is_installed(file)
 
     def _function(self, function: types.FunctionType, place: str, depth: int) -> None:
         """Describe the variables that a function can reach."""

@@ -15,7 +15,7 @@ from torch import Tensor
 from flbench.algorithms.base import Algorithm
 from flbench.client.program import LocalProgram, Phase, Step
 from flbench.config.schema import Config
-from flbench.core.errors import UnknownNameError, did_you_mean
+from flbench.core.errors import ConfigError, UnknownNameError, did_you_mean
 from flbench.core.rng import Draw, seeded
 from flbench.core.tree import put_, take
 from flbench.core.types import Dispatch, Message, Results, Stage, State, Tree, Update
@@ -317,6 +317,7 @@ def of_server(algorithm: Algorithm, seen: State, results: Results) -> tuple[Tens
 
     Raises:
         UnknownNameError: A hook reads a tensor that the server does not have.
+        ConfigError: `aggregate` returned something else than an Update.
     """
     received = replace(
         results,
@@ -328,7 +329,13 @@ def of_server(algorithm: Algorithm, seen: State, results: Results) -> tuple[Tens
     with naming(algorithm, seen, "links"):
         links = algorithm.links(seen, results.ids)
     with naming(algorithm, seen, "aggregate"):
-        return links, algorithm.aggregate(seen, received)
+        update = algorithm.aggregate(seen, received)
+    if not isinstance(update, Update):
+        raise ConfigError(
+            f"`aggregate` of the method `{algorithm.name}` returned {type(update).__name__}. It"
+            " must return an Update, whose `server` has the entries that change."
+        )
+    return links, update
 
 
 def visible_to_server(state: State, program: LocalProgram) -> State:

@@ -173,8 +173,8 @@ def build(config: ModelConfig, shape: tuple[int, ...], classes: int | None, seed
     """Build a net with seeded random weights.
 
     The weights depend on the arguments alone, and the states of the global generators of PyTorch,
-    NumPy and Python are not changed. Pretrained weights are never used, so that server and clients all start from the same
-    seeded initial state.
+    NumPy and Python are not changed. Pretrained weights are never used, so that server and clients
+    all start from the same seeded initial state.
 
     Args:
         config: Name and options of the net.

@@ -170,10 +170,7 @@ def measure(prepared: PreparedStudy) -> StudyCost:
             break
         try:
             found = shared_engine.estimated(mine, prepared.federation)
-        except (
-            RunError,
-            MethodError,
-        ):  # a method that diverges or fails with default parameters is not a reason to refuse
+        except (RunError, MethodError):  # failing with default parameters is no reason to refuse
             continue
         seconds[method] = START + found.total
         memory = max(memory, found.memory)
