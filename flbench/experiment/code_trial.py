@@ -33,7 +33,7 @@ from flbench.core.raised import is_raised_by_user, user_line
 from flbench.core.remembered import changes, remembered
 from flbench.core.rng import Draw, seeded
 from flbench.core.tree import digest, take
-from flbench.core.types import Message, Results, Samples, State, StepContext, Tree
+from flbench.core.types import Dispatch, Message, Results, Samples, State, StepContext, Tree
 from flbench.data.federation import Federation
 from flbench.engine.base import Engine
 from flbench.experiment import own_methods, rounds
@@ -223,8 +223,9 @@ class CodeTrial:
         seen = rounds.visible_to_server(self.state, program)
         try:
             cohort = algorithm.cohort(seen, draw)
-            sent = replace(results, sent=apply_mask(results.sent))
-            links, update = rounds.of_server(algorithm, seen, sent)
+            links, update = rounds.of_server(
+                algorithm, seen, replace(results, sent=apply_mask(results.sent))
+            )
             after = rounds.advance(self.state, algorithm.stages(), update)
             after = replace(after, is_initial=False)
             models = algorithm.deploy(rounds.visible_to_server(after, program), ids)
@@ -335,7 +336,7 @@ class CodeTrial:
                     LocalProgram(steps),
                     ids[:1],
                     rows=partial(take, state.clients),
-                    dispatch=lambda ids, model=model: apply_masks(model.dispatch),
+                    dispatch=partial(_dispatched, model),
                     settings=settings,
                 )
             except UnknownNameError as error:
@@ -559,6 +560,11 @@ class CodeTrial:
                 yield
         finally:
             torch.set_num_threads(threads)
+
+
+def _dispatched(model: Deployment, _: Tensor) -> Dispatch:
+    """Return what the server sends for a deployed model, with its masks applied."""
+    return apply_masks(model.dispatch)
 
 
 def _repeated(results: Results, ids: Tensor) -> Results:

@@ -209,7 +209,7 @@ def test_a_client_does_not_depend_on_those_that_the_same_process_trains_before(
 ):
     results = {}
 
-    def check(self):
+    def check(self, anew):
         engine = self._engine("32-true")
         settings = rounds.settings_of(self.config, self.algorithm, self.state)
         for ids in ([0, 1, 2], [2]):

@@ -273,8 +273,8 @@ def test_reply_is_stored_inside_the_clients_own_mask_and_zero_outside(built):
 
 
 def test_mask_of_a_reply_must_be_kept():
-    with pytest.raises(UnknownNameError, match=r"`reply_masks`.*`inside`.*`insid`"):
-        LocalProgram((), frozenset({"a", "insid"}), reply_masks=(("a", "inside"),))
+    with pytest.raises(UnknownNameError, match=r"`reply_masks`.*`inside`.*`insides`"):
+        LocalProgram((), frozenset({"a", "insides"}), reply_masks=(("a", "inside"),))
 
 
 class Rowwise(Made):

@@ -149,12 +149,12 @@ class TestLocalCluster:
 
 
 def test_folder_of_a_killed_process_is_deleted_by_the_next(tmp_path, monkeypatch):
-    monkeypatch.setattr(ray_session, "_place", lambda: str(tmp_path))
+    monkeypatch.setattr(session, "_place", lambda: str(tmp_path))
     code = (
         "import sys\n"
-        "from flbench.engine import ray_session\n"
-        f"ray_session._place = lambda: {str(tmp_path)!r}\n"
-        "print(ray_session._Private().folder, flush=True)\n"
+        "from flbench.workers import session\n"
+        f"session._place = lambda: {str(tmp_path)!r}\n"
+        "print(session._Private().folder, flush=True)\n"
         "sys.stdin.read()\n"
     )
     processes = [
@@ -173,7 +173,7 @@ def test_folder_of_a_killed_process_is_deleted_by_the_next(tmp_path, monkeypatch
     processes[0].wait()
 
     try:
-        ray_session._remove_left_behind(tmp_path)
+        session._remove_left_behind(tmp_path)
 
         assert [folder.exists() for folder in folders] == [False, True]
         assert (tmp_path / "fl-of-another-program").exists()
