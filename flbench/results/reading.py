@@ -192,8 +192,8 @@ def check_run_folder(path: Path) -> None:
         raise UserError(f"{path} does not exist.")
     if path.is_file():
         raise UserError(
-            f"{path} is a file, not a run folder. `flbench show` and `flbench report` read archives"
-            " of flbench pack; for all else unpack it with `tar -xf`, and name a folder in it."
+            f"{path} is a file, not a run folder. Name a folder. Archives of flbench pack are read"
+            " by `flbench show` and `flbench report` alone."
         )
     for file, kind in (("study.json", "study"), ("comparison.json", "comparison")):
         if (path / file).is_file():
