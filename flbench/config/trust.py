@@ -167,7 +167,9 @@ def _write(digest: str, named: Sequence[NamedCode], modules: Mapping[str, str]) 
     content = {"code": [[one.key, one.path] for one in named], "modules": dict(modules)}
     folder = state_folder()
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for one in (folder.parent, folder):  # others may see neither, whatever the umask is
+            one.mkdir(mode=0o700, parents=True, exist_ok=True)
+            one.chmod(0o700)
         files.write(folder / f"{digest}.json", json.dumps(content, indent=1).encode())
     except OSError:
         return

@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("mlflow")
 
 from flbench.cli import app
-from flbench.comparison.plan import Design
+from flbench.comparison.plan import Design, LabelledLayer
 from flbench.config.schema import TrackingConfig
 from flbench.config.sources import Layer
 from flbench.core.errors import ConfigError, UserError
@@ -449,7 +449,7 @@ def test_resumed_comparison_sends_nothing_to_the_address_of_its_folder(tmp_path,
     with foreign_server() as (uri, requests):
         base = Layer({"tracking": {"uri": uri, "mlflow": True}})
         layers = {name: Layer({"algorithm": {"name": name}}) for name in ("fedavg", "local")}
-        design = Design(base, tuple(MethodEntry(name, one) for name, one in layers.items()))
+        design = Design(base, tuple(LabelledLayer(name, one) for name, one in layers.items()))
         path = tmp_path / "comparison"
         path.mkdir()
         about = {"format": 1, "id": "a", "created": "", "command": [], "cells": []}
