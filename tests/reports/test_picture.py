@@ -38,7 +38,7 @@ def drawn() -> dict[str, Picture]:
 
 
 def test_matplotlibrc_of_the_current_folder_has_no_effect_on_commands(tmp_path, monkeypatch):
-    """It can let LaTeX draw all texts, which reads files. In scripts and notebooks it keeps its effect."""
+    """It can let LaTeX draw all texts, which reads files. In scripts it keeps its effect."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "matplotlibrc").write_text("text.usetex: True\n")
     with mpl.rc_context({"text.usetex": True}):

@@ -411,11 +411,14 @@ def test_local_database_of_a_folder_keeps_files_below_itself(planted, tmp_path):
                 open_one.commit()
         [run] = others.client.search_runs([others.experiment("mine")])
 
-    with pytest.raises(UserError, match="link" if planted == "link" else "--uri"):
+    def send() -> None:
         if planted == "experiment":
             RunMirror(others, folder, "mine").send(None)
         else:
             MlflowRun(others, others.experiment("mine"), identity, run, SentCounts())
+
+    with pytest.raises(UserError, match="link" if planted == "link" else "--uri"):
+        send()
 
     assert (private / "config.yaml").read_text() == "mine"
     assert list(private.iterdir()) == [private / "config.yaml"]
