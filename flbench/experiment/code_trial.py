@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from flbench.algorithms import Algorithm, Deployment
+from flbench.client.logged import LOGGED
 from flbench.client.program import LocalProgram, Phase, Statistic, Step, shortened
 from flbench.config.schema import Config, OwnModelConfig
 from flbench.core.errors import ConfigError, RunError, UnknownNameError, UserError
@@ -540,13 +541,14 @@ class CodeTrial:
         """Return whether two trials have equal results: on a CPU bit for bit."""
         if self.config.engine.device.startswith("cuda"):
             return self._difference(one.results, other.results, 0.1) is None
-        digests = [
-            digest([results.kept, results.sent.values, results.observed, losses, *served])
-            for results, served, losses in (
-                (found.results, found.served, {"losses": found.results.losses})
-                for found in (one, other)
-            )
-        ]
+        digests = []
+        for found in (one, other):
+            results = found.results
+            # A module may log a clock.
+            kept = {k: x for k, x in results.observed.items() if not k.startswith(LOGGED)}
+            losses = {"losses": results.losses}
+            trees = [results.kept, results.sent.values, kept, losses, *found.served]
+            digests.append(digest(trees))
         return digests[0] == digests[1]
 
     @contextmanager

@@ -1,9 +1,11 @@
 """Code of the user gives results that depend on the run's seed alone, or is refused before them."""
 
+import logging
 import random
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import lightning.pytorch as lightning
 import numpy as np
@@ -11,14 +13,17 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
+from tqdm import tqdm
 
 import flbench as fl
 from flbench.algorithms import (
     ALGORITHMS,
+    Communication,
     Deployment,
     Dispatch,
     LocalProgram,
     Message,
+    Paper,
     Stage,
     Statistic,
     Transform,
@@ -676,3 +681,254 @@ def test_a_lightning_module_that_depends_on_something_outside_is_refused(tmp_pat
     with pytest.raises(ConfigError) as found:
         fl.federate(kind(), "digits", method="fedavg", **keys(tmp_path))
     assert word in str(found.value)
+
+
+PAPER = Paper("Own", "nobody", "invented")
+BYTES = Communication(down="w", up="w", keeps="nothing")
+
+
+class OwnMethod(FedAvg):
+    paper, communication = PAPER, BYTES
+
+    def scaled(self, update, factor):
+        return replace(update, server={k: v * factor for k, v in update.server.items()})
+
+
+class DrawsInAggregate(OwnMethod):
+    def aggregate(self, state, results):
+        factor = 1 + 0.1 * float(np.random.default_rng().random())
+        return self.scaled(super().aggregate(state, results), factor)
+
+
+class DrawsInWeights(OwnMethod):
+    def weights(self, results):
+        return super().weights(results) * (1 + random.SystemRandom().random() * results.ids)
+
+
+class DrawsInCohort(OwnMethod):
+    def cohort(self, state, draw):
+        return torch.tensor([random.SystemRandom().randrange(3)])
+
+
+class DrawsInDispatch(OwnMethod):
+    def dispatch(self, state, ids):
+        return replace(super().dispatch(state, ids), numbers={"mu": time.perf_counter()})
+
+    def deploy(self, state, ids):
+        models = super().deploy(state, ids)
+        return {k: replace(v, dispatch=self.dispatch(state, ids)) for k, v in models.items()}
+
+
+class DrawsInInit(OwnMethod):
+    def init(self, start):
+        server, clients = super().init(start)
+        return {k: v + random.SystemRandom().random() for k, v in server.items()}, clients
+
+
+class DrawsWhenMade(OwnMethod):
+    def __init__(self, config, setting):
+        super().__init__(config, setting)
+        self.factor = 1 + random.SystemRandom().random()
+
+    def aggregate(self, state, results):
+        return self.scaled(super().aggregate(state, results), self.factor)
+
+
+class CountsRounds(OwnMethod):
+    rounds = 0
+
+    def aggregate(self, state, results):
+        self.rounds += 1
+        return self.scaled(super().aggregate(state, results), 1 / self.rounds)
+
+
+class KeepsMomentum(OwnMethod):
+    before = None
+
+    def aggregate(self, state, results):
+        update = super().aggregate(state, results)
+        if self.before is not None:
+            update = replace(
+                update, server={k: v + 0.1 * self.before[k] for k, v in update.server.items()}
+            )
+        self.before = update.server
+        return self.scaled(update, 0.9)
+
+
+class KeepsInModule(OwnMethod):
+    def aggregate(self, state, results):
+        HISTORY.append(1)
+        return self.scaled(super().aggregate(state, results), 1 / len(HISTORY))
+
+
+@pytest.mark.parametrize(
+    ("method", "word"),
+    [
+        (DrawsInAggregate, "generator"),
+        (DrawsInWeights, "generator"),
+        (DrawsInCohort, "generator"),
+        (DrawsInDispatch, "clock"),
+        (DrawsInInit, "twice"),
+        (DrawsWhenMade, "twice"),
+        (CountsRounds, "`rounds`"),
+        (KeepsMomentum, "`before`"),
+        (KeepsInModule, "`HISTORY`"),
+    ],
+)
+def test_a_method_whose_server_depends_on_something_outside_its_state_is_refused(
+    tmp_path, method, word
+):
+    with pytest.raises(ConfigError) as found:
+        fl.run(method, data="digits", **keys(tmp_path / "out"))
+
+    assert word in str(found.value)
+    assert f"`{method.__name__.lower()}`" in str(found.value)
+    assert not (tmp_path / "out").exists()
+
+
+class Legitimate(OwnMethod):
+    """A log, a counter that is only written, a memo, a warning, and a clock for a diagnostic."""
+
+    def __init__(self, config, setting):
+        super().__init__(config, setting)
+        self.sizes, self.count, self.memo, self.begin = [], 0, {}, time.time()
+        self.told = False
+
+    @lru_cache  # noqa: B019
+    def power(self, number):
+        return 2**number
+
+    def aggregate(self, state, results):
+        self.sizes.append(len(results.ids))
+        self.count += 1
+        if not self.told:
+            self.told = True
+        if state.round not in self.memo:
+            self.memo[state.round] = self.power(state.round)
+        if self.memo[state.round] != self.power(state.round):  # pytest's `assert` reads locals
+            raise ValueError
+        for _ in tqdm(range(2), disable=True):
+            logging.getLogger(__name__).debug("round %d", state.round)
+        seconds = time.time() - self.begin
+        return replace(super().aggregate(state, results), metrics={"seconds": seconds})
+
+
+class NeedsAll(OwnMethod):
+    """A round of fewer clients fails."""
+
+    def aggregate(self, state, results):
+        assert len(results.ids) == self.setting.clients == 3
+        return super().aggregate(state, results)
+
+
+@pytest.mark.parametrize("method", [Legitimate, NeedsAll])
+def test_a_method_may_log_remember_what_it_computed_and_read_a_clock(tmp_path, method):
+    ours = fl.run(method, data="digits", **keys(tmp_path / "a"))
+
+    assert ours.digest == fl.run("fedavg", data="digits", **keys(tmp_path / "b")).digest
+
+
+class StartsElsewhere(OwnMethod):
+    def init(self, start):
+        server, clients = super().init(start)
+        return {k: v * 0 if v.is_floating_point() else v for k, v in server.items()}, clients
+
+
+def test_weights_that_init_changes_are_those_that_clients_begin_with(tmp_path):
+    """Clients with a learning rate near zero return what they were sent."""
+    short = keys(tmp_path)
+    short["train"] = {**short["train"], "rounds": 1, "optimizer": {"lr": 1e-12}}
+    ours = fl.run(StartsElsewhere, data="digits", **short)
+
+    assert all(float(one.detach().abs().max()) < 1e-6 for one in ours.model().parameters())
+
+
+class StepDraws(Module):
+    def training_step(self, batch, index):
+        return super().training_step(batch, index) * random.SystemRandom().random()
+
+
+class RateDraws(Module):
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), 0.1 + np.random.default_rng().random())
+
+
+class HookDraws(Module):
+    def on_train_end(self):
+        with torch.no_grad():
+            self.fc.bias += time.perf_counter()
+
+
+class WeightsDraw(Module):
+    def __init__(self):
+        super().__init__()
+        with torch.no_grad():
+            self.fc.weight += np.random.default_rng().random()
+
+
+class AttributeDraws(Module):
+    def __init__(self):
+        super().__init__()
+        self.factor = np.random.default_rng().random()
+
+    def between(self, h):
+        return h * self.factor
+
+
+@pytest.mark.parametrize("kind", [StepDraws, RateDraws, HookDraws, WeightsDraw, AttributeDraws])
+def test_a_class_of_lightning_modules_with_random_numbers_of_its_own_is_refused(tmp_path, kind):
+    with pytest.raises(ConfigError, match=f"`{kind.__name__}`.* random generator of its own"):
+        fl.federate(kind, "digits", method="fedavg", **keys(tmp_path))
+
+
+class Begun(Module):
+    """It logs the time since it was made, and draws weights from NumPy's global generator."""
+
+    def __init__(self):
+        super().__init__()
+        self.begin = time.time()
+        with torch.no_grad():
+            self.fc.weight += float(np.random.rand())
+
+    def training_step(self, batch, index):
+        self.log("elapsed", time.time() - self.begin)
+        return super().training_step(batch, index)
+
+
+def test_a_lightning_module_may_log_a_clock_and_draw_weights_from_numpy(tmp_path):
+    found = []
+    for seed in (1, 2):
+        np.random.seed(seed)  # as in another process
+        short = keys(tmp_path / str(seed))
+        found.append(fl.federate(Begun, "digits", method="fedavg", **short).digest)
+
+    assert found[0] == found[1]
+
+
+class Raises(OwnMethod):
+    def aggregate(self, state, results):
+        return super().aggregate(state, results) if state.round < 1 else {}["late"]
+
+
+class RaisesWhenMade(OwnMethod):
+    def __init__(self, config, setting):
+        super().__init__(config, setting)
+        raise ValueError("too early")
+
+
+class ReturnsNoUpdate(OwnMethod):
+    def aggregate(self, state, results):
+        return {"w": torch.zeros(1)}
+
+
+@pytest.mark.parametrize(
+    ("method", "words"),
+    [
+        (Raises, r"`raises` raised KeyError.*test_code_trial\.py:\d+"),
+        (RaisesWhenMade, r"`raiseswhenmade` raised ValueError.*test_code_trial\.py:\d+"),
+        (ReturnsNoUpdate, "`returnsnoupdate` returned dict.* Update"),
+    ],
+)
+def test_an_exception_of_a_method_names_the_method_and_its_line(tmp_path, method, words):
+    with pytest.raises(ConfigError, match=words):
+        fl.run(method, data="digits", **keys(tmp_path))
