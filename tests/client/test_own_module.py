@@ -211,9 +211,9 @@ KINDS = (
 def test_hooks_act_as_beside_a_trainer(tmp_path, kind):
     own, calls, batches = recording(kind)
     run = trained(tmp_path, made(own))
-    begin = max(k for k, call in enumerate(calls) if call[0] == "setup")
-    tried = sum(call[0] == "training_step" for call in calls[:begin])  # before the first round
-    calls, batches = calls[begin:], batches[tried:]
+    begins = [k for k, call in enumerate(calls) if call[0] == "setup"]
+    calls = calls[begins[-1] :]  # after the steps that are tried before a run
+    batches = batches[len(batches) - sum(call[0] == "training_step" for call in calls) :]
 
     beside, expected, _ = recording(kind)
     reference = fit(made(beside), batches, 3)
