@@ -6,15 +6,20 @@ from typing import ClassVar, Literal
 from pydantic import Field
 from torch import Tensor
 
-from flbench.algorithms.base import Communication, Paper
-from flbench.algorithms.registry import ALGORITHMS
+from flbench.algorithms import (
+    ALGORITHMS,
+    AlgorithmConfig,
+    Communication,
+    Message,
+    Paper,
+    Step,
+    Transform,
+    Tree,
+)
 from flbench.algorithms.shared.generation import HypernetworkConfig
 from flbench.algorithms.shared.gossip import Gossip, GossipConfig
 from flbench.algorithms.shared.hypernetwork import PHI, Write, Z
 from flbench.algorithms.shared.mixing import mix
-from flbench.client.program import Step, Transform
-from flbench.config.schema import AlgorithmConfig
-from flbench.core.types import Message, Tree
 
 
 class DFedHPConfig(HypernetworkConfig, GossipConfig):
