@@ -108,8 +108,7 @@ class TestLocalCluster:
         assert list(home.iterdir()) == []
 
     def test_files_of_the_session_are_private(self, cluster):
-        session = Path(ray._private.worker._global_node.get_session_dir_path())
-        private = session.parents[1]
+        private = Path(ray._private.worker._global_node.get_session_dir_path()).parents[1]
 
         assert private.stat().st_mode & 0o777 == 0o700
         assert private.stat().st_uid == os.getuid()
@@ -117,8 +116,8 @@ class TestLocalCluster:
 
     @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
     def test_another_user_does_not_reach_a_socket(self, cluster):
-        session = Path(ray._private.worker._global_node.get_session_dir_path())
-        command = ["setpriv", f"--reuid={OTHER}", "--clear-groups", "ls", str(session / "sockets")]
+        sockets = Path(ray._private.worker._global_node.get_session_dir_path()) / "sockets"
+        command = ["setpriv", f"--reuid={OTHER}", "--clear-groups", "ls", str(sockets)]
 
         assert subprocess.run(command, capture_output=True, check=False).returncode != 0
 
@@ -159,7 +158,11 @@ def test_folder_of_a_killed_process_is_deleted_by_the_next(tmp_path, monkeypatch
     )
     processes = [
         subprocess.Popen(
-            [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [sys.executable, "-c", code],
+            cwd=tmp_path,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
         )
         for _ in range(2)
     ]
