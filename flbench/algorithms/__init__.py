@@ -13,9 +13,6 @@ from flbench.algorithms.base import (
     Algorithm,
     Communication,
     Deployment,
-    Learned,
-    LearnedPoints,
-    LearnedTable,
     Paper,
     Setting,
 )
@@ -37,6 +34,7 @@ from flbench.config.schema import (
     UniformConfig,
     epochs,
 )
+from flbench.core.learned import Learned, LearnedPoints, LearnedTable
 from flbench.core.rng import Draw, generator, torch_seed
 from flbench.core.tree import nbytes, only, put_, repeat, take, weighted_mean
 from flbench.core.types import (

@@ -70,7 +70,7 @@ class Logits:
 
 
 @dataclass(frozen=True)
-class Scores:
+class ModelScores:
     """What a deployed model computes, as the function of a Statistic.
 
     Attributes:
@@ -330,7 +330,7 @@ class CodeTrial:
             return  # the server's tree may have further tensors after more rounds
         for name, model in models.items():
             program = model.program or LocalProgram(())
-            predict = Statistic("prediction", Scores(model), reduce="rows", samples=FEW)
+            predict = Statistic("prediction", ModelScores(model), reduce="rows", samples=FEW)
             steps = (*shortened(program, STEPS).steps, predict)
             try:
                 engine.run(
