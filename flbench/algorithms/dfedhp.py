@@ -104,7 +104,7 @@ class DFedHP(Gossip):
         # Step 1: theta_i = h(phi_i, z_i) is written once, and v_i <- v_i - lr_v dL/dv_i.
         write = Transform(Write(h, tuple(name for name, _ in h.tensors)))
         train_v = generation.phase(replace(loss, weights=None), v, k_v, c.lr_v)
-        step_1 = (write, *train_v) if train_v else ()
+        step_1: tuple[Step, ...] = (write, *train_v) if train_v else ()
 
         # Step 2: phi_i <- phi_i - lr_phi dL/dphi_i; theta_i is generated in every step.
         step_2 = generation.phase(loss, PHI, k_phi, c.lr_phi)
