@@ -42,11 +42,8 @@ from torch import Tensor
 
 from flbench.client.program import LocalProgram, LossTerm, Phase, Statistic
 from flbench.config.schema import AlgorithmConfig, TrainConfig
-<<<<<<< HEAD
 from flbench.core.learned import Learned
-=======
 from flbench.core.ownership import is_known
->>>>>>> 880560a (Only methods of the user are asked whether init changes the net's weights)
 from flbench.core.rng import Draw
 from flbench.core.tree import copied, only, repeat, weighted_mean
 from flbench.core.types import Dispatch, Message, Results, Stage, State, StepContext, Tree, Update
@@ -416,6 +413,12 @@ class Algorithm:
         return weighted_mean(only(results.sent.values, names), self.weights(results))
 
 
+def is_of_user(algorithm: Algorithm) -> bool:
+    """Return whether a method has code that is not flbench's own: of its class or a base of it."""
+    kinds = [kind for kind in type(algorithm).__mro__ if issubclass(kind, Algorithm)]
+    return not all(map(is_known, kinds))
+
+
 def state_of(algorithm: Algorithm, start: Tree, own: Callable[[Tree], Tree] = copied) -> State:
     """Return the state before the first round.
 
@@ -428,8 +431,7 @@ def state_of(algorithm: Algorithm, start: Tree, own: Callable[[Tree], Tree] = co
     server, clients = algorithm.init(start)
     clients = own(clients)
     # The methods of flbench send what they change in `init` by rules of their own.
-    kinds = [kind for kind in type(algorithm).__mro__ if issubclass(kind, Algorithm)]
-    is_initial = all(map(is_known, kinds)) or all(
+    is_initial = not is_of_user(algorithm) or all(
         server[name] is leaf or torch.equal(server[name], leaf)
         for name, leaf in start.items()
         if name in server and _fits(server[name], leaf)

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from flbench.algorithms import Algorithm, Deployment
+from flbench.algorithms.base import is_of_user
 from flbench.client.logged import LOGGED
 from flbench.client.program import LocalProgram, Phase, Statistic, Step, shortened
 from flbench.config.schema import Config, OwnModelConfig
@@ -37,7 +38,7 @@ from flbench.core.tree import digest, take
 from flbench.core.types import Dispatch, Message, Results, Samples, State, StepContext, Tree
 from flbench.data.federation import Federation
 from flbench.engine.base import Engine
-from flbench.experiment import own_methods, rounds
+from flbench.experiment import rounds
 from flbench.experiment.communication import apply_mask, apply_masks
 from flbench.experiment.evaluate import Predict
 from flbench.models.base import net_leaves
@@ -136,7 +137,7 @@ class CodeTrial:
         program = self._program()
         unknown = self._unknown(program)
         roots = {f"`{_name(part)}`": part for part in unknown}
-        has_own_method = own_methods.is_own(self.algorithm)
+        has_own_method = is_of_user(self.algorithm)
         if has_own_method:
             roots[f"the method `{self.algorithm.name}`"] = self.algorithm
         ids = self._clients(3 if has_own_method else 1)  # a mean of one client is its own value
@@ -205,7 +206,7 @@ class CodeTrial:
     def _round(self, engine: "SequentialEngine", ids: Tensor) -> Round:
         """Return the results of a few steps of some clients, and of the method's server."""
         program = self._program()
-        if not own_methods.is_own(self.algorithm):
+        if not is_of_user(self.algorithm):
             return Round(self._trained(engine, program, ids))
         # Methods modify no argument; one that does must not change the next trial.
         server = {name: value.clone() for name, value in self.state.server.items()}
@@ -260,7 +261,7 @@ class CodeTrial:
                 writes, or the program keeps, sends or masks one.
         """
         ids = self._clients(2)
-        if not own_methods.is_own(self.algorithm) or not len(ids):
+        if not is_of_user(self.algorithm) or not len(ids):
             return
         state = replace(self.state, stage=0)
         with self._alone():

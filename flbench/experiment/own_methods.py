@@ -9,7 +9,6 @@ from flbench.config.schema import UNRECORDED, Config, OwnAlgorithmConfig
 from flbench.core import imported
 from flbench.core.errors import ConfigError, MethodError, PrintableError
 from flbench.core.given import OBJECT
-from flbench.core.ownership import is_known
 from flbench.core.raised import is_raised_by_user, user_line
 
 
@@ -29,12 +28,6 @@ def find(config: AlgorithmConfig) -> type[Algorithm]:
             " method. Resolve it before an experiment is built from it."
         )
     return method
-
-
-def is_own(algorithm: Algorithm) -> bool:
-    """Return whether a method has code that is not flbench's own."""
-    kinds = [kind for kind in type(algorithm).__mro__ if issubclass(kind, Algorithm)]
-    return not all(map(is_known, kinds))
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from flbench.algorithms.base import Algorithm
+from flbench.algorithms.base import Algorithm, is_of_user
 from flbench.client.program import LocalProgram, Phase, Step
 from flbench.config.schema import Config
 from flbench.core.errors import ConfigError, UnknownNameError, did_you_mean
@@ -122,7 +122,7 @@ def seeded_method(algorithm: Algorithm, draw: Draw, *part: int) -> Iterator[None
         draw: Random streams of the round.
         part: Numbers >= 0 that separate the uses of a round; none for the round itself.
     """
-    if not own_methods.is_own(algorithm):
+    if not is_of_user(algorithm):
         yield
         return
     # No client has this number.
