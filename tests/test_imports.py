@@ -23,7 +23,7 @@ MAY_IMPORT = {
         "comparison/figures.py",
     },
     "ray": {
-        "comparison/on_ray.py",
+        "jobs/launchers/ray_actors.py",
         "engine/ray.py",
         *(f"workers/{name}.py" for name in ("cluster", "samples", "session", "shipping")),
         *(

@@ -14,13 +14,12 @@ from flbench.api.arguments import Section
 from flbench.api.caller import Caller, program
 from flbench.api.comparisons import PlannedComparison
 from flbench.api.process import preserved
-from flbench.comparison import cost, prepare, running
+from flbench.comparison import cost, prepare
 from flbench.comparison import reuse as reusing
 from flbench.comparison.cost import ComparisonCost
 from flbench.comparison.folder import MARKER, TUNING, ComparisonFolder, design_in, read_design
-from flbench.comparison.plan import DEFAULTS, Cell, Design, LabelledLayer
+from flbench.comparison.plan import DEFAULTS, Design, LabelledLayer
 from flbench.comparison.prepare import PreparedComparison
-from flbench.comparison.samples import LoadedSamples
 from flbench.config.resolve import resolve
 from flbench.config.sources import Layer, from_text, from_values, leaves, merge
 from flbench.config.trust import check as check_code
@@ -35,11 +34,13 @@ from flbench.core.registry import ALGORITHMS
 from flbench.core.wording import command_or_call, setting
 from flbench.data.own import is_own
 from flbench.experiment.lifecycle import CHANGEABLE_ON_RESUME
+from flbench.jobs import campaign
+from flbench.jobs.job import Job
+from flbench.jobs.samples import LoadedSamples
 from flbench.results import study_folder
 from flbench.tracking import mirror
 from flbench.tracking.mlflow_store import NamedBy
 from flbench.tuning.study import now
-from flbench.workers.orphans import wait_for_orphans
 from flbench.workers.supervisor import Supervisor
 
 FILES: Final = (".npz", ".zip", ".csv", ".tsv", ".parquet")  # ends of a data set's name in --data
@@ -353,9 +354,9 @@ def carry_on(
         named_by = _store_named_by(asked, begun=True)
         prepared = _prepared(design, jobs, caller, own, named_by, begun=True)
         prepare.check_existing(prepared, folder)
-        wait_for_orphans(map(folder.cell, running.unfinished(prepared, folder)), running.is_locked)
-        left = list(running.unfinished(prepared, folder))
-        new = [cell for cell in left if not (folder.cell(cell) / "config.yaml").is_file()]
+        folder.wait_for_orphans(prepared.cells)
+        left = list(folder.unfinished(prepared.cells))
+        new = [cell for cell in left if not (folder.run_folder(cell) / "config.yaml").is_file()]
         found = _reused(prepared, new, asked.reuse)
         if design != before:
             folder.save(design, prepared.cells, **(about | _about_tuning(prepared)))
@@ -756,7 +757,7 @@ def _paths(given: str | PathLike[str] | Sequence[str | PathLike[str]]) -> tuple[
 
 
 def _reused(
-    prepared: PreparedComparison, cells: Sequence[Cell], paths: Sequence[Path]
+    prepared: PreparedComparison, cells: Sequence[Job], paths: Sequence[Path]
 ) -> reusing.FoundRuns:
     """Return the finished runs that can stand for cells."""
     if not paths:
@@ -766,7 +767,7 @@ def _reused(
 
 
 def _tell_cost(
-    prepared: PreparedComparison, left: Sequence[Cell], found: reusing.FoundRuns, caller: Caller
+    prepared: PreparedComparison, left: Sequence[Job], found: reusing.FoundRuns, caller: Caller
 ) -> None:
     """Tell the caller what is trained, and what it will cost."""
     if caller.shown:
@@ -806,13 +807,14 @@ def _carry_out(
         config = prepared.cells[0].config
         mirrors.open(folder.path, config, lambda note: caller.tell([note]))
         try:
-            failures = running.carry_out(
-                prepared,
+            failures = campaign.carry_out(
+                prepared.cells,
                 folder,
+                prepared.samples,
+                prepared.resources,
                 supervisor,
                 changed=changed,
                 shown=caller.shown,
-                on_ray=_on_ray,
             )
         except KeyboardInterrupt as error:
             error.args = (f"interrupted. {supervisor.note}",)
@@ -837,13 +839,6 @@ def _carry_out(
     done = {cell.method for cell in prepared.cells if cell.name not in failures}
     lost = tuple(dict.fromkeys(one.method for one in prepared.cells if one.method not in done))
     return ComparisonEnding(folder.path, sentences, finished, comparison, is_reported, notes, lost)
-
-
-def _on_ray(work: running.Work, supervisor: Supervisor) -> None:
-    """Train cells at the same time; the import of Ray takes a second."""
-    from flbench.comparison import on_ray
-
-    on_ray.carry_out(work, supervisor)
 
 
 def _finished(ending: ComparisonEnding, caller: Caller) -> PlannedComparison:

@@ -13,7 +13,8 @@ from flbench.comparison import plan
 from flbench.comparison.analysis import Analysis, analyse
 from flbench.comparison.arrangement import arrange
 from flbench.comparison.collect import collect
-from flbench.comparison.folder import read_cells, read_design, read_failures
+from flbench.comparison.folder import read_cells, read_design
+from flbench.jobs.folder import read_failures
 from flbench.results.reading import is_finished
 
 CELLS: Final = {

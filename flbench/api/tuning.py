@@ -298,7 +298,7 @@ def carry_on(
         KeyboardInterrupt: A stop signal has arrived.
     """
     require_ray_tune()
-    from flbench.tuning import driver, prepare, study_page
+    from flbench.tuning import prepare, run, study_page
     from flbench.tuning.study import StudyFolder
     from flbench.workers.cluster import cluster
     from flbench.workers.shipping import pack
@@ -314,7 +314,7 @@ def carry_on(
         supervisor.note = _note(folder)
         prepared = prepare.reopen(folder, resources)
         prepared = replace(prepared, parcel=pack(objects, prepared.configs))
-        if driver.is_over(folder, prepared):
+        if run.is_over(folder, prepared):
             # The process may have been killed before it wrote the report.
             study_page.write(folder.path)
             caller.tell([f"{path} is finished: there is nothing to resume."])
@@ -364,7 +364,7 @@ def _carry_out(
     named_by: NamedBy,
 ) -> StudyEnding:
     """Train what is left of a study and write its report."""
-    from flbench.tuning import driver, study_page
+    from flbench.tuning import run, study_page
 
     request = prepared.request
     supervisor.note = _note(folder)
@@ -383,7 +383,7 @@ def _carry_out(
     with mirror.Mirrors(named_by) as mirrors:
         mirrors.open(folder.path, prepared.config, lambda note: caller.tell([note]))
         try:
-            driver.carry_out(folder, prepared, supervisor, shown=caller.shown)
+            run.carry_out(folder, prepared, supervisor, shown=caller.shown)
         except KeyboardInterrupt as error:
             error.args = (f"interrupted. {supervisor.note}",)
             caller.tell([str(error)])

@@ -7,16 +7,15 @@ from typing import Final
 
 from flbench.comparison.archive import Unpacked, archives
 from flbench.comparison.folder import (
-    FAILURES,
     MARKER,
     TUNING,
     is_cell,
     read_cells,
-    read_failures,
 )
 from flbench.core.documents import as_data_error, read_json
 from flbench.core.errors import UserError
 from flbench.core.names import checked
+from flbench.jobs.folder import FAILURES, read_failures
 from flbench.results import folders, reading, study_folder
 from flbench.results.left_out import LeftOut
 from flbench.results.reading import Run

@@ -1,18 +1,18 @@
 """What a comparison will train and what it will cost, estimated before it starts."""
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import fmean
 from typing import Any
 
 from flbench.comparison.arrangement import VARIED
-from flbench.comparison.plan import Cell, Design
+from flbench.comparison.plan import Design
 from flbench.comparison.prepare import PreparedComparison
 from flbench.comparison.reuse import FoundRuns
-from flbench.core.errors import MethodError, RunError
-from flbench.experiment import shared_engine
-from flbench.experiment.estimate import MEASURING, START, WORKERS
+from flbench.experiment.estimate import WORKERS
+from flbench.jobs import estimate
+from flbench.jobs.job import Job
 from flbench.reports.tables import size
 from flbench.reports.terminal import duration
 
@@ -91,44 +91,31 @@ class ComparisonCost:
             f"cost: about {duration(self.total)} with {_count(self.jobs, 'cell')} at once, and"
             f" {size(self.memory * self.jobs)} of memory. One cell takes: {each}."
         )
-        if guessed := [name for name in self.methods if name not in self.measured]:
-            found.append(f"cost: {', '.join(guessed)} not measured; the mean is assumed.")
+        found += estimate.assumed(self.methods, self.measured)
         return found
 
 
-def measure(
-    prepared: PreparedComparison, left: Sequence[Cell], reused: FoundRuns
-) -> ComparisonCost:
+def measure(prepared: PreparedComparison, left: Sequence[Job], reused: FoundRuns) -> ComparisonCost:
     """Estimate the cost of a comparison from a few training steps of each method.
 
-    It takes about `MEASURING` seconds at most, and one cell more. The state of PyTorch's random
-    generators and its number of threads may change.
+    See `jobs.estimate.measure`.
 
     Args:
         prepared: The comparison.
         left: Its cells that are to be trained.
         reused: Finished runs that are used again as cells.
     """
-    begin = time.monotonic()
-    found: dict[tuple[str, str], float] = {}
-    memory = 0
-    for cell in prepared.cells:
-        if cell.repetition:
-            continue
-        if found and time.monotonic() - begin > MEASURING:
-            break
-        try:
-            measured = shared_engine.estimated(cell.config, prepared.samples.federation(cell))
-        except (RunError, MethodError):  # a method that fails is no reason to refuse the others
-            continue
-        found[cell.method, cell.place] = START + measured.total
-        memory = max(memory, measured.memory)
+    measured = estimate.measure(
+        ((cell.method, cell.place), cell.config, partial(prepared.samples.federation, cell))
+        for cell in prepared.cells
+        if not cell.repetition
+    )
+    found = measured.seconds
     at_once = prepared.resources.concurrent
     methods = tuple(dict.fromkeys(cell.method for cell in prepared.cells))
     places = tuple(dict.fromkeys(cell.place for cell in prepared.cells))
-    mean = fmean(found.values()) if found else START
     seconds = {
-        method: fmean([found[key] for key in found if key[0] == method] or [mean])
+        method: fmean([found[key] for key in found if key[0] == method] or [measured.mean])
         for method in methods
     }
     each = [found.get((cell.method, cell.place), seconds[cell.method]) for cell in left]
@@ -144,7 +131,7 @@ def measure(
         seconds=seconds,
         measured=tuple(dict.fromkeys(method for method, _ in found)),
         total=total + (WORKERS if at_once > 1 and each else 0.0),
-        memory=memory,
+        memory=measured.memory,
         found=reused,
     )
 

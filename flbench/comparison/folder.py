@@ -7,17 +7,16 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from flbench.comparison import plan
-from flbench.comparison.plan import Cell, Design
+from flbench.comparison.plan import Design
 from flbench.config import trust
-from flbench.core.addresses import redact, redact_address
+from flbench.core.addresses import redact_address
 from flbench.core.documents import as_data_error, read_json
-from flbench.core.errors import DataError, UserError
-from flbench.core.locked_folder import LockedFolder
-from flbench.results.reading import is_finished
+from flbench.core.errors import DataError
+from flbench.jobs.folder import JobFolder
+from flbench.jobs.job import Job
 
 MARKER: Final = "comparison.json"
 FORMAT: Final = 1
-FAILURES: Final = "failures.json"
 TUNING: Final = "about_tuning"
 """Entry of comparison.json with sentences about the parameters that a study has found."""
 
@@ -43,7 +42,7 @@ class CellEntry:
     scheme: str
 
     @classmethod
-    def of(cls, cell: Cell) -> Self:
+    def of(cls, cell: Job) -> Self:
         """Return the entry of a cell."""
         config = cell.config
         data, scheme = cell.data or config.data.title, config.partition.title
@@ -61,59 +60,20 @@ def is_comparison(path: Path) -> bool:
     return (path / MARKER).is_file()
 
 
-class ComparisonFolder(LockedFolder):
-    """The folder of a comparison.
-
-    `create` makes a new folder, `reopen` opens an existing one. Both lock it against other
-    processes until `close`.
-
-    Args:
-        path: An existing folder.
-    """
+class ComparisonFolder(JobFolder):
+    """The folder of a comparison."""
 
     marker = MARKER
     option = "out"
+    inside = "cells"
+    what = "the folder of a comparison"
 
     @classmethod
     def command_to_resume(cls, path: Path) -> str:
         """Return the command that resumes a comparison."""
         return f"flbench compare --resume {path}"
 
-    @classmethod
-    def create(cls, root: Path, name: str) -> Self:
-        """Create and lock a new folder `root/name-DATE-TIME-xxxx/`.
-
-        Args:
-            root: Folder of all comparisons; created if it does not exist.
-            name: Beginning of the folder's name.
-
-        Raises:
-            UserError: The folder cannot be created or written to.
-            RunError: The disk is full or failed.
-        """
-        return cls.make(root.absolute(), name, "cells")
-
-    @classmethod
-    def reopen(cls, path: Path) -> Self:
-        """Open and lock the folder of an existing comparison.
-
-        Raises:
-            UserError: The folder is not that of a comparison, or another process writes to it.
-        """
-        check_is_comparison(path)
-        folder = cls(path.absolute())
-        folder.lock()
-        return folder
-
-    def cell(self, cell: Cell) -> Path:
-        """Return the run folder of a cell."""
-        return self.path / "cells" / cell.name
-
-    def is_done(self, cell: Cell) -> bool:
-        """Return whether a cell is finished."""
-        return is_finished(self.cell(cell))
-
-    def save(self, design: Design, cells: Sequence[Cell], **about: Any) -> None:
+    def save(self, design: Design, cells: Sequence[Job], **about: Any) -> None:
         """Write comparison.json.
 
         Args:
@@ -129,12 +89,6 @@ class ComparisonFolder(LockedFolder):
         self.write(MARKER, json.dumps(content, indent=1) + "\n")
         trust.record(design_in(read_json(self.path / MARKER)))
 
-    def save_failures(self, reasons: Mapping[str, str]) -> None:
-        """Write the reasons of the cells that failed, by name of the cell."""
-        self.write(
-            FAILURES, json.dumps({name: redact(why) for name, why in reasons.items()}) + "\n"
-        )
-
 
 def _without_secrets(tree: Mapping[str, Any]) -> dict[str, Any]:
     """Return a tree of values in which the address of MLflow has no user and password."""
@@ -142,14 +96,6 @@ def _without_secrets(tree: Mapping[str, Any]) -> dict[str, Any]:
     if not tracking.get("uri"):
         return dict(tree)
     return {**tree, "tracking": {**tracking, "uri": redact_address(str(tracking["uri"]))}}
-
-
-def check_is_comparison(path: Path) -> None:
-    """Raise a UserError if a path is not the folder of a comparison."""
-    if not path.exists():
-        raise UserError(f"{path} does not exist.")
-    if not is_comparison(path):
-        raise UserError(f"{path} is not the folder of a comparison: it has no {MARKER}.")
 
 
 def design_in(tree: Mapping[str, Any]) -> dict[str, Any]:
@@ -172,7 +118,7 @@ def read_design(path: Path) -> tuple[Design, dict[str, Any]]:
         UserError: The path is not the folder of a comparison.
         DataError: comparison.json is damaged.
     """
-    check_is_comparison(path)
+    ComparisonFolder.check(path)
     tree = read_json(path / MARKER)
     try:
         design = Design.from_tree(tree)
@@ -204,15 +150,3 @@ def read_cells(path: Path) -> list[CellEntry]:
         return [CellEntry.of(cell) for cell in plan.cells(design)]
     with as_data_error(path / MARKER):
         return [CellEntry(**entry) for entry in entries]
-
-
-def read_failures(path: Path) -> dict[str, str]:
-    """Return the reasons of the cells that failed when the comparison last ran, by their names.
-
-    Args:
-        path: Folder of the comparison.
-
-    Raises:
-        DataError: The file is damaged.
-    """
-    return read_json(path / FAILURES)

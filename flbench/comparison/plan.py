@@ -14,6 +14,7 @@ from flbench.config.schema import Config
 from flbench.config.sources import Layer, from_values, merge
 from flbench.core.errors import ConfigError, did_you_mean
 from flbench.core.wording import setting
+from flbench.jobs.job import Job
 
 Vary = Literal["training", "partition", "both"]
 ORIGIN: Final = "flbench compare"
@@ -102,39 +103,6 @@ class Design:
         )
 
 
-@dataclass(frozen=True)
-class Cell:
-    """One training of a comparison, which has an ordinary run folder.
-
-    Attributes:
-        name: Name of its folder below `cells/`.
-        method: Label of the method, such as `hfcd`, or `hfcd tau=1`.
-        data: Label of the data set; "" for the only one.
-        setting: Label of the setting, such as `alpha=0.1`; "" for the only one.
-        repetition: Number of the repetition, from 0.
-        config: Its configuration.
-        origins: Origin of each value by its dotted key.
-    """
-
-    name: str
-    method: str
-    data: str
-    setting: str
-    repetition: int
-    config: Config
-    origins: Mapping[str, str]
-
-    @property
-    def place(self) -> str:
-        """Label of data set and setting."""
-        return ", ".join(filter(None, (self.data or self.config.data.title, self.setting)))
-
-    @property
-    def title(self) -> str:
-        """The cell in words, for messages."""
-        return f"{self.method}, {self.place}, repetition {self.repetition + 1}"
-
-
 def check(design: Design) -> None:
     """Check what needs no data: numbers, names and the keys of the grid.
 
@@ -192,7 +160,7 @@ def _check_axis(key: str, values: Sequence[Any], design: Design) -> None:
             )
 
 
-def cells(design: Design) -> list[Cell]:
+def cells(design: Design) -> list[Job]:
     """Return the cells of a comparison, ordered by data set, setting, repetition and method.
 
     So the methods of a repetition are trained one after the other, and share its partition.
@@ -204,7 +172,7 @@ def cells(design: Design) -> list[Cell]:
         ConfigError: A configuration is wrong. All errors are reported together, each once.
     """
     methods = [one for method in design.methods for one in _variants(method, design.grid)]
-    found: list[Cell] = []
+    found: list[Job] = []
     errors: dict[str, None] = {}
     for data, (words, values) in product(design.data, _settings(design.grid)):
         row = []
@@ -219,7 +187,7 @@ def cells(design: Design) -> list[Cell]:
                 config, changed, last = _repetition(base, design.vary, repetition)
                 parts = (label, data.label or base.data.title, *words, last)
                 found.append(
-                    Cell(
+                    Job(
                         "-".join(map(_safe, parts)),
                         label,
                         data.label,

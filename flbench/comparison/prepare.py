@@ -9,16 +9,16 @@ from typing import Any, Final
 
 from flbench.comparison import plan, tuned
 from flbench.comparison.folder import ComparisonFolder
-from flbench.comparison.plan import Cell, Design
-from flbench.comparison.samples import LoadedSamples
+from flbench.comparison.plan import Design
 from flbench.config.resolve import read
 from flbench.config.schema import Config
 from flbench.config.sources import Layer, from_values, leaves, merge
-from flbench.core.documents import read_json
-from flbench.core.errors import ConfigError, DataError, UserError
+from flbench.core.errors import ConfigError, UserError
 from flbench.core.wording import setting
 from flbench.experiment import assembly, shared_engine
 from flbench.experiment.lifecycle import CHANGEABLE_ON_RESUME
+from flbench.jobs.job import Job
+from flbench.jobs.samples import LoadedSamples
 from flbench.results.differences import CODE, SOURCE
 from flbench.workers.resources import CELL, Resources
 
@@ -47,7 +47,7 @@ class PreparedComparison:
     """
 
     design: Design
-    cells: tuple[Cell, ...]
+    cells: tuple[Job, ...]
     built: Mapping[tuple[str, Place], Config]
     samples: LoadedSamples
     resources: Resources
@@ -160,7 +160,7 @@ def prepare(design: Design, samples: LoadedSamples, jobs: int | None) -> Prepare
     )
 
 
-def _about_partitions(design: Design, cells: Sequence[Cell], samples: LoadedSamples) -> list[str]:
+def _about_partitions(design: Design, cells: Sequence[Job], samples: LoadedSamples) -> list[str]:
     """Return a sentence if the partition is to vary between repetitions but does not.
 
     Raises:
@@ -248,9 +248,9 @@ def check_existing(prepared: PreparedComparison, folder: ComparisonFolder) -> No
         ConfigError: A key differs. The message names the first one.
         DataError: The samples of a finished cell differ from those that the others would have.
     """
-    begun = [cell for cell in prepared.cells if (folder.cell(cell) / "config.yaml").is_file()]
+    begun = [cell for cell in prepared.cells if (folder.run_folder(cell) / "config.yaml").is_file()]
     for cell in begun:
-        path = folder.cell(cell)
+        path = folder.run_folder(cell)
         now = _compared(prepared.built[cell.method, (cell.data, cell.setting)])
         written = _compared(read(path / "config.yaml"))
         for key, value in now.items():
@@ -265,17 +265,7 @@ def check_existing(prepared: PreparedComparison, folder: ComparisonFolder) -> No
     if all(map(folder.is_done, prepared.cells)):
         return
     for cell in begun:
-        path = folder.cell(cell)
-        was = read_json(path / "partition.json").get("data")
-        if was is None:  # written by an earlier version
-            continue
-        if (now_is := prepared.samples.data_hash(cell)) != was:
-            title = cell.data or cell.config.data.title
-            raise DataError(
-                f"`data`: the samples of {title} differ from those that {path} began with (hash"
-                f" {now_is[:12]}, not {str(was)[:12]}). Restore the old files, or start a new"
-                " comparison."
-            )
+        prepared.samples.check_unchanged(cell, folder.run_folder(cell))
 
 
 def _compared(config: Config) -> dict[str, Any]:

@@ -10,9 +10,7 @@ from typing import Any, Final
 
 from flbench import __version__
 from flbench.comparison.folder import ComparisonFolder
-from flbench.comparison.plan import Cell
 from flbench.comparison.prepare import PreparedComparison
-from flbench.comparison.samples import partition_key
 from flbench.config.resolve import read
 from flbench.config.schema import Config
 from flbench.config.sources import leaves
@@ -21,6 +19,8 @@ from flbench.core.documents import read_json
 from flbench.core.errors import UserError
 from flbench.experiment import provenance
 from flbench.experiment.lifecycle import CHANGEABLE_ON_RESUME
+from flbench.jobs.job import Job
+from flbench.jobs.samples import partition_key
 from flbench.results import folders, study_folder
 from flbench.results.differences import SOURCE
 from flbench.results.reading import is_finished
@@ -61,7 +61,7 @@ class FoundRuns:
         ]
 
 
-def find(prepared: PreparedComparison, cells: Sequence[Cell], paths: Sequence[Path]) -> FoundRuns:
+def find(prepared: PreparedComparison, cells: Sequence[Job], paths: Sequence[Path]) -> FoundRuns:
     """Find finished runs that have the results of cells.
 
     A run has the results of a cell if configuration, samples, partition and revision of flbench's
@@ -76,7 +76,7 @@ def find(prepared: PreparedComparison, cells: Sequence[Cell], paths: Sequence[Pa
         UserError: A path does not exist, or there is no run below it.
         DataError: A file in a folder is damaged.
     """
-    wanted: dict[str, list[Cell]] = {}
+    wanted: dict[str, list[Job]] = {}
     for cell in cells:
         wanted.setdefault(_complete(prepared, cell).hash(), []).append(cell)
     runs: dict[str, Path] = {}
@@ -161,7 +161,7 @@ def _run_folders(paths: Sequence[Path]) -> Iterator[Path]:
             raise UserError(f"{path} has no run below it.")
 
 
-def _complete(prepared: PreparedComparison, cell: Cell) -> Config:
+def _complete(prepared: PreparedComparison, cell: Job) -> Config:
     """Return the configuration of a cell with the values that follow from its data."""
     first = prepared.built[cell.method, (cell.data, cell.setting)]
     section = first.partition.model_copy(update={"seed": cell.config.partition.seed})
@@ -169,7 +169,7 @@ def _complete(prepared: PreparedComparison, cell: Cell) -> Config:
 
 
 def _difference(
-    prepared: PreparedComparison, cell: Cell, path: Path, hashes: dict[str, tuple[str, str]]
+    prepared: PreparedComparison, cell: Job, path: Path, hashes: dict[str, tuple[str, str]]
 ) -> str | None:
     """Return in what a run with the configuration hash of a cell differs from it; None if nothing.
 

@@ -5,12 +5,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from flbench.comparison.arrangement import SECTIONS, WITHOUT
-from flbench.comparison.plan import Cell, Design
-from flbench.comparison.samples import LoadedSamples
+from flbench.comparison.plan import Design
 from flbench.config.schema import Config
 from flbench.config.sources import leaves
 from flbench.core.documents import read_json
 from flbench.core.errors import UserError
+from flbench.jobs.job import Job
+from flbench.jobs.samples import LoadedSamples
 from flbench.results import reading, study_folder
 from flbench.results.differences import text_of
 from flbench.results.study_folder import PERSONAL, Study, Trial
@@ -25,7 +26,7 @@ Cells = Mapping[tuple[str, tuple[str, str]], Config]
 
 
 def sentences(
-    design: Design, cells: Sequence[Cell], built: Cells, samples: LoadedSamples
+    design: Design, cells: Sequence[Job], built: Cells, samples: LoadedSamples
 ) -> list[str]:
     """Return what a reader must know about parameters that a study has found.
 
@@ -47,7 +48,7 @@ def sentences(
 
 
 def _about_setting(
-    study: Study, cells: Sequence[Cell], built: Cells, samples: LoadedSamples
+    study: Study, cells: Sequence[Job], built: Cells, samples: LoadedSamples
 ) -> list[str]:
     """Return a sentence about the keys in which search and comparison differ, if there are any."""
     found: dict[str, dict[str, None]] = {}  # methods by difference
@@ -76,7 +77,7 @@ def _about_setting(
 
 
 def _differences(
-    study: Study, won: Trial, cell: Cell, here: Config, samples: LoadedSamples
+    study: Study, won: Trial, cell: Job, here: Config, samples: LoadedSamples
 ) -> list[str]:
     """Return the keys in which the best trial of a method and a cell differ, with both values."""
     config = _config(study, won)
@@ -115,7 +116,7 @@ def _config(study: Study, trial: Trial) -> Config | None:
         return None
 
 
-def _by_header(study: Study, cell: Cell, here: Config) -> list[str]:
+def _by_header(study: Study, cell: Job, here: Config) -> list[str]:
     """Return the differences that study.json shows, for a study without folders of trials."""
     header = study.header
     pairs = {
@@ -131,7 +132,7 @@ def _words(key: str, there: Any, here: Any) -> str:
     return f"{key}: {text_of(there)} there, {text_of(here)} here"
 
 
-def _about_partition(study: Study, cells: Sequence[Cell], samples: LoadedSamples) -> list[str]:
+def _about_partition(study: Study, cells: Sequence[Job], samples: LoadedSamples) -> list[str]:
     """Return a sentence for each place with repetitions on the partition of the search."""
     wanted = study.header.partition_hash
     won = study.winner(cells[0].config.algorithm.name)

@@ -46,12 +46,12 @@ class Supplied:
     """What a run gets that would otherwise load its data, and choose its folder, itself.
 
     Attributes:
-        path: The run folder.
+        path: The run folder; None for a new one below `output.dir`.
         federation: The samples that `data` and `partition` of the configuration describe.
         partition: Content of partition.npz and of partition.json; see `partition_files.encode`.
     """
 
-    path: Path
+    path: Path | None
     federation: Federation
     partition: tuple[bytes, bytes]
 
@@ -94,7 +94,7 @@ def run(
         for sentence in experiment.messages():
             told.on_note(sentence)
         config, samples = experiment.config, experiment.federation
-        if supplied is None:
+        if supplied is None or supplied.path is None:
             folder = RunFolder.create(
                 config.output.dir,
                 f"{files.short_name(samples.dataset.name)}-{files.short_name(config.partition.title)}",

@@ -82,11 +82,11 @@ def _line(item: PlannedCell, done: RunResults, reader: "_Reader") -> MeasuredCel
     splits: set[str] = set()
     missing = [] if item.absent is None else [(item.absent, item.lacks)]
     for seed, job in item.jobs.items():
-        if job.key not in done.folders:
+        if job.name not in done.folders:
             default = NOT_YET if item.wanted else "not requested (--algos)"
-            missing.append((done.failures.get(job.key, default), f"{cell.row} on {cell.dataset}"))
+            missing.append((done.failures.get(job.name, default), f"{cell.row} on {cell.dataset}"))
             continue
-        folder = done.folders[job.key]
+        folder = done.folders[job.name]
         result = reader.value(folder, item)
         splits |= {result.split} if result.split else set()
         if result.value is None:

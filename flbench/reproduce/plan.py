@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from flbench.algorithms import ALGORITHMS
-from flbench.config.schema import Config
 from flbench.config.sources import Layer
 from flbench.core.errors import ConfigError, did_you_mean
+from flbench.jobs.job import Job
 from flbench.reproduce import cells, library, request, supply
 from flbench.reproduce.cells import TableCell
 from flbench.reproduce.configurations import CellConfigs, Change, changes, fingerprint
@@ -16,28 +16,30 @@ from flbench.reproduce.supply import DataSource
 
 
 @dataclass(frozen=True)
-class PlannedRun:
+class PlannedRun(Job):
     """A run that cells of the tables need.
 
+    Its name is equal for runs with equal results, so that one of them is enough. Its method and
+    data are those of the paper. The folder of the reference run is not set in its configuration.
+
     Attributes:
-        key: Text that is equal for runs with equal results, so that one of them is enough.
-        title: Title of the run for the user.
-        config: Resolved configuration. The folder of the reference run is not set yet.
-        origins: Origin of each value of `config`, by dotted key.
+        table: The table, for the user.
         scaled: Changes of the small scale.
         changed: Further changes of the user's overrides.
         reference: Run that determines the confusable classes; None if no metric needs them.
         samples: Number of samples that the paper assigns to its clients; None if unknown.
     """
 
-    key: str
-    title: str
-    config: Config
-    origins: Mapping[str, str]
+    table: str
     scaled: tuple[Change, ...]
     changed: tuple[Change, ...]
     reference: "PlannedRun | None" = None
     samples: int | None = None
+
+    @property
+    def title(self) -> str:
+        """The run in words, for messages."""
+        return f"{self.table}: {self.method} on {self.place}, seed {self.config.seed}"
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,7 @@ class PaperPlan:
         paper: Facts of the paper.
         tables: Numbers of the requested tables.
         cells: Cells of these tables, without those of data sets that were not requested.
-        jobs: Requested runs by key. Reference runs come first.
+        jobs: Requested runs by name. Reference runs come first.
         seeds: Seeds of the runs.
         substitutes: Substitute of a data set, by the paper's name of the data set.
         notes: Notes for the user.
@@ -131,7 +133,7 @@ def _jobs(planned: Sequence[PlannedCell]) -> dict[str, PlannedRun]:
     first = [job for job in jobs if job.reference is None]
     found: dict[str, PlannedRun] = {}
     for job in (*first, *references, *jobs):
-        found.setdefault(job.key, job)
+        found.setdefault(job.name, job)
     return dict(sorted(found.items(), key=lambda item: item[1].reference is not None))
 
 
@@ -181,13 +183,17 @@ class _Planner:
             return PlannedCell(cell, {}, no_data, str(cell.dataset), wanted)
         case, jobs = self._cases.of(cell), {}
         scaled, changed = changes(case)
-        for seed in self._seeds:
+        for repetition, seed in enumerate(self._seeds):
             config = case.config.model_copy(update={"seed": seed})
             jobs[seed] = PlannedRun(
-                key=fingerprint(config),
-                title=self._title(cell, seed),
+                name=fingerprint(config),
+                method=cell.row,
+                data=self._data(cell),
+                setting=", ".join(f"{key}={value}" for key, value in cell.variant.items()),
+                repetition=repetition,
                 config=config,
                 origins={**case.origins, "seed": "--seeds"},
+                table=cells.named(cell.table).lower(),
                 scaled=scaled,
                 changed=changed,
                 samples=self._paper.datasets[str(cell.dataset)].samples,
@@ -212,20 +218,19 @@ class _Planner:
                 jobs[seed] = job
                 continue
             reference = _finding_its_own(of_row.jobs[seed])
-            key = f"{job.key} {reference.key}"
+            name = f"{job.name} {reference.name}"
             same = cell.row == row
-            jobs[seed] = reference if same else replace(job, reference=reference, key=key)
+            jobs[seed] = reference if same else replace(job, reference=reference, name=name)
         return replace(item, jobs=jobs)
 
-    def _title(self, cell: TableCell, seed: int) -> str:
+    def _data(self, cell: TableCell) -> str:
+        """Return the name of a cell's data set, with its substitute if there is one."""
         source = self._chosen[str(cell.dataset)]
-        data = f"{cell.dataset} ({source.substitute})" if source.substitute else str(cell.dataset)
-        variant = "".join(f", {key}={value}" for key, value in cell.variant.items())
-        return f"{cells.named(cell.table).lower()}: {cell.row} on {data}{variant}, seed {seed}"
+        return f"{cell.dataset} ({source.substitute})" if source.substitute else str(cell.dataset)
 
 
 def _finding_its_own(job: PlannedRun) -> PlannedRun:
     """Return a run that finds the confusable classes in its own validation parts."""
     evaluation = job.config.evaluation.model_copy(update={"confusable": "own"})
     config = job.config.model_copy(update={"evaluation": evaluation})
-    return replace(job, config=config, key=fingerprint(config))
+    return replace(job, config=config, name=fingerprint(config))

@@ -1,8 +1,8 @@
 """Carries out the runs of a plan: each is found, resumed or started, in an ordinary run folder."""
 
 import time
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal
@@ -11,8 +11,12 @@ from flbench.callbacks import Callback, RunView
 from flbench.config.resolve import read
 from flbench.config.schema import Config
 from flbench.config.sources import Layer
-from flbench.core.errors import UserError
+from flbench.core.errors import RunError, UserError
 from flbench.experiment import lifecycle
+from flbench.jobs import executor
+from flbench.jobs.job import Job, Outcome, Task, layer_of
+from flbench.jobs.launchers.this_process import ThisProcess
+from flbench.jobs.samples import LoadedSamples
 from flbench.reproduce.configurations import fingerprint
 from flbench.reproduce.plan import PaperPlan, PlannedRun
 from flbench.results.reading import is_finished
@@ -58,8 +62,8 @@ class RunResults:
     """Results of the planned runs.
 
     Attributes:
-        folders: Folders of the finished runs, by key of the planned run.
-        failures: Reasons why other runs have no folder, by key of the planned run.
+        folders: Folders of the finished runs, by name of the planned run.
+        failures: Reasons why other runs have no folder, by name of the planned run.
     """
 
     folders: dict[str, Path] = field(default_factory=dict)
@@ -117,41 +121,74 @@ class Quiet(Callback):
             self._display.on_note(text)
 
 
+@dataclass
+class _PaperJobs:
+    """The plan of a paper's runs, for the executor.
+
+    Attributes:
+        plan: Plan of the runs.
+        folders: Existing run folders.
+        samples: Data of the runs.
+        done: Results; failures are added.
+    """
+
+    plan: PaperPlan
+    folders: RunFolders
+    samples: LoadedSamples
+    done: RunResults
+
+    def left(self) -> Iterator[PlannedRun]:
+        """Yield the runs that have not finished when their turn comes."""
+        return (job for job in self.plan.jobs.values() if state_of(job, self.folders) != "finished")
+
+    def task(self, job: Job) -> Task:
+        config = config_of(self.plan.jobs[job.name], self.folders)
+        path = self.folders.find(config)
+        if path is not None:
+            self.samples.check_unchanged(job, path)
+        return Task(path, layer_of(config.tree(), job.origins), _engine(self.plan))
+
+    def begin(self, job: Job) -> None:
+        """Do nothing: the display of the run tells that it begins."""
+
+    def end(self, job: Job, outcome: Outcome) -> None:
+        if outcome.reason is None:
+            return
+        if not outcome.is_input:
+            raise RunError(outcome.reason)
+        self.done.failures[job.name] = outcome.reason
+
+
 def carry_out(
     plan: PaperPlan, folders: RunFolders, open_display: OpenDisplay, done: RunResults
 ) -> None:
     """Carry out the runs of a plan that have not finished.
 
     A run that fails because of the user's input is recorded as a failure, and the other runs
-    continue.
+    continue. `collect` adds the finished runs.
 
     Args:
         plan: Plan of the runs.
         folders: Existing run folders.
         open_display: Function that opens the display of progress for the title of a run.
-        done: Results. They are added one by one, so that an interrupt keeps them.
+        done: Results; failures are added.
 
     Raises:
         RunError: A run failed. Finished rounds are kept, and the next call resumes the run.
         KeyboardInterrupt: Ctrl-C was pressed; the same holds.
     """
     printed: set[str] = set()
-    for number, job in enumerate(plan.jobs.values(), start=1):
-        config = config_of(job, folders)
-        folder = folders.find(config)
-        if folder is None or not is_finished(folder):
-            try:
-                title = f"run {number} of {len(plan.jobs)}, {job.title}"
-                with open_display(title) as display:
-                    quiet = [Quiet(display, printed)]
-                    if folder is None:
-                        folder = lifecycle.run(config, dict(job.origins), quiet)
-                    else:
-                        folder = lifecycle.resume(folder, _engine(plan), quiet)
-            except UserError as error:
-                done.failures[job.key] = " ".join(str(error).split())
-                continue
-        done.folders[job.key] = folder
+    numbers = {name: number for number, name in enumerate(plan.jobs, start=1)}
+
+    @contextmanager
+    def display(job: Job) -> Iterator[Callback]:
+        title = f"run {numbers[job.name]} of {len(plan.jobs)}, {job.title}"
+        with open_display(title) as shown:
+            yield Quiet(shown, printed)
+
+    samples = LoadedSamples()
+    jobs = _PaperJobs(plan, folders, samples, done)
+    executor.carry_out(jobs.left(), jobs, ThisProcess(samples, display))
 
 
 def _engine(plan: PaperPlan) -> Layer:
@@ -169,8 +206,8 @@ def collect(plan: PaperPlan, folders: RunFolders, done: RunResults) -> None:
     """Add the finished runs of all cells to `done`, also of those that were not requested."""
     for item in plan.cells:
         for job in item.jobs.values():
-            if job.key in done.folders:
+            if job.name in done.folders:
                 continue
             folder = folders.find(config_of(job, folders))
             if folder is not None and is_finished(folder):
-                done.folders[job.key] = folder
+                done.folders[job.name] = folder

@@ -13,17 +13,16 @@ from pathlib import Path
 from typing import Any, Final
 
 from flbench.comparison.folder import (
-    FAILURES,
     MARKER,
     CellEntry,
     read_cells,
     read_design,
-    read_failures,
 )
 from flbench.config.sources import leaves
 from flbench.core.documents import as_data_error, read_json, unix_milliseconds
 from flbench.core.errors import DataError
 from flbench.core.printable import printable
+from flbench.jobs.folder import FAILURES, read_failures
 from flbench.tracking import mirror_run, mlflow_files, mlflow_names, mlflow_view
 from flbench.tracking.mirror_run import Outcome
 from flbench.tracking.mlflow_run import RUN_TAG, MlflowRun, RunIdentity, SentCounts

@@ -1,13 +1,11 @@
 """What a study will train and what it will cost, estimated before it starts."""
 
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from flbench.core.errors import MethodError, RunError
-from flbench.experiment import shared_engine
-from flbench.experiment.estimate import MEASURING, START, WORKERS
+from flbench.experiment.estimate import START, WORKERS
+from flbench.jobs import estimate
 from flbench.reports.tables import size
 from flbench.reports.terminal import duration
 from flbench.tuning.prepare import PreparedStudy
@@ -137,9 +135,7 @@ class StudyCost:
             f" {size(self.memory * self.concurrent)} of memory. A complete training with default"
             f" parameters takes: {each}."
         )
-        guessed = [name for name in self.methods if name not in self.measured]
-        if guessed:
-            sentences.append(f"cost: {', '.join(guessed)} not measured; the mean is assumed.")
+        sentences += estimate.assumed(self.methods, self.measured)
         if self.varying:
             sentences.append(
                 f"cost: the search varies {', '.join(self.varying)}, which changes these times."
@@ -155,26 +151,15 @@ class StudyCost:
 def measure(prepared: PreparedStudy) -> StudyCost:
     """Estimate the cost of a study from a few training steps of each method.
 
-    It takes about `MEASURING` seconds at most, and one method more. The state of PyTorch's random
-    generators and its number of threads may change.
+    See `jobs.estimate.measure`.
 
     Args:
         prepared: The study.
     """
-    begin = time.monotonic()
     request, config = prepared.request, prepared.config
-    seconds: dict[str, float] = {}
-    memory = 0
-    for method, mine in prepared.configs.items():
-        if seconds and time.monotonic() - begin > MEASURING:
-            break
-        try:
-            found = shared_engine.estimated(mine, prepared.federation)
-        except (RunError, MethodError):  # failing with default parameters is no reason to refuse
-            continue
-        seconds[method] = START + found.total
-        memory = max(memory, found.memory)
-    mean = sum(seconds.values()) / max(1, len(seconds))
+    measured = estimate.measure(
+        (method, mine, lambda: prepared.federation) for method, mine in prepared.configs.items()
+    )
     varying = {key for space in prepared.spaces.values() for key in space.parameters}
     return StudyCost(
         methods=request.methods,
@@ -183,9 +168,9 @@ def measure(prepared: PreparedStudy) -> StudyCost:
         seeds=request.seeds,
         concurrent=prepared.resources.concurrent,
         grace=prepared.settings.grace if request.scheduler == "asha" else None,
-        seconds={method: seconds.get(method, mean) for method in request.methods},
-        measured=tuple(seconds),
-        memory=memory,
+        seconds={method: measured.seconds.get(method, measured.mean) for method in request.methods},
+        measured=tuple(measured.seconds),
+        memory=measured.memory,
         engine=prepared.resources.engine.name,
         varying=tuple(sorted(key for key in varying if key.endswith(SHARES))),
     )

@@ -31,6 +31,34 @@ class Budget:
     concurrent: int
 
 
+@dataclass(frozen=True)
+class SearchSettings:
+    """Settings of a search.
+
+    Attributes:
+        metric: Metric on validation parts that scores a trial.
+        deployment: Name of the deployment that scores a trial.
+        scheduler: Name of the scheduler: asha, pbt or none.
+        rounds: Number of rounds of a complete trial.
+        every: Number of rounds between two evaluations.
+        seed: Seed of the explore step of population based training.
+    """
+
+    metric: str
+    deployment: str
+    scheduler: str
+    rounds: int
+    every: int
+    seed: int
+
+    @property
+    def grace(self) -> int:
+        """Rounds before successive halving may stop a trial: a ninth of all rounds, rounded up to
+        an evaluation.
+        """
+        return self.every * -(-max(1, self.rounds // 9) // self.every)
+
+
 class StudyPlan:
     """The jobs of a study in their order: first the trials, then the final trainings.
 

@@ -21,7 +21,7 @@ from flbench.metrics import ranking_names
 from flbench.metrics.own import SUFFIXES
 from flbench.results.study_folder import PERSONAL
 from flbench.tuning import deployments, fitting, library
-from flbench.tuning.plan import Budget
+from flbench.tuning.plan import Budget, SearchSettings
 from flbench.tuning.reading import parse
 from flbench.tuning.request import (
     TuneRequest,
@@ -30,7 +30,6 @@ from flbench.tuning.request import (
     resources_of,
     with_defaults,
 )
-from flbench.tuning.run import SearchSettings
 from flbench.tuning.samplers import Sampler
 from flbench.tuning.search_methods import sampler
 from flbench.tuning.search_space import Space

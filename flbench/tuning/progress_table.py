@@ -2,65 +2,50 @@
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Iterable
 from statistics import fmean
 
 from rich.console import Console
-from rich.live import Live
 from rich.table import Table
 
-from flbench.reports.terminal import duration, open_console
+from flbench.jobs.progress import LiveProgress
 from flbench.tuning.plan import ENDS, winner
 from flbench.tuning.study import Record, TrainingJob, job_from_record
 
 
-@dataclass
-class ProgressTable:
-    """Progress of a study. A thread of Rich reads the attributes while other threads write them.
+class ProgressTable(LiveProgress):
+    """Progress of a study.
 
-    Attributes:
+    Args:
         methods: Names of the methods, in the order of the table.
         metric: Metric that scores the trials.
         trials: Number of trials of each method's search.
         finals: Number of final trainings of each method, the default and the tuned ones together.
         rounds: Number of rounds of a complete trial.
         console: Console to print to; standard error by default.
+
+    Attributes:
         ended: Records of the trials that have ended, by job name.
         running: Rounds that each running trial has done, by job name.
         interrupted: Rounds that interrupted trials had done before the study was resumed.
     """
 
-    methods: tuple[str, ...]
-    metric: str
-    trials: int
-    finals: int
-    rounds: int
-    console: Console = field(default_factory=lambda: open_console(errors=True))
-    ended: dict[str, Record] = field(default_factory=dict)
-    running: dict[str, int] = field(default_factory=dict)
-    interrupted: dict[str, int] = field(default_factory=dict)
-    _live: Live | None = None
-    _began: float = 0.0  # time of the first report of a trial
-    _before: int = 0  # rounds that had been done by then
-
-    @contextmanager
-    def live(self) -> Iterator[None]:
-        """Show a live table for the duration of the `with` block, if the output is a terminal."""
-        if not self.console.is_terminal:
-            yield
-            return
-        with Live(
-            get_renderable=self.table, console=self.console, refresh_per_second=2, transient=True
-        ) as self._live:
-            yield
-        self._live = None
-
-    def close(self) -> None:
-        """End the live table, if there is one; the cursor of the terminal is visible again."""
-        if self._live is not None:
-            self._live.stop()
+    def __init__(
+        self,
+        methods: tuple[str, ...],
+        metric: str,
+        trials: int,
+        finals: int,
+        rounds: int,
+        console: Console | None = None,
+    ) -> None:
+        super().__init__(console)
+        self.ended: dict[str, Record] = {}
+        self.running: dict[str, int] = {}
+        self.interrupted: dict[str, int] = {}
+        self._methods, self._metric, self._rounds = methods, metric, rounds
+        self._trials, self._finals = trials, finals
+        self._before = 0  # rounds that had been done before the first report of a trial
 
     def add_ended(self, records: Iterable[Record]) -> None:
         """Add the records of trials that had ended before the study was resumed."""
@@ -74,7 +59,7 @@ class ProgressTable:
 
     def update(self, job: TrainingJob, done: int) -> None:
         """Set the number of rounds that a trial has done."""
-        if not self._began:  # the estimate of the time left excludes the start of processes
+        if self._began is None:  # the estimate of the time left excludes the start of processes
             self._began, self._before = time.monotonic(), self._done()
         self.running[job.name] = done
 
@@ -86,18 +71,14 @@ class ProgressTable:
         if self._live is None:
             self._print_ended(job, record)
 
-    def print_note(self, text: str) -> None:
-        """Print a note above the table."""
-        self.console.print(f"note: {text}", soft_wrap=True)
-
     def table(self) -> Table:
         """Return the table: trials by state, best score so far, rounds and time left."""
         done = self._done()
         rounds = f"{done} of about {done + self._to_do()} rounds, {self._left()}"
         table = Table(title=rounds, title_justify="left", box=None, pad_edge=False)
-        for name in ("method", "trials", "running", *ENDS[1:], f"best {self.metric}", "finals"):
+        for name in ("method", "trials", "running", *ENDS[1:], f"best {self._metric}", "finals"):
             table.add_column(name, justify="left" if name == "method" else "right")
-        for method in self.methods:
+        for method in self._methods:
             search = self._of(method, "search")
             states = Counter(record["state"] for record in search)
             running = [
@@ -107,7 +88,7 @@ class ProgressTable:
             ]
             table.add_row(
                 method,
-                f"{len(search)}/{self.trials}",
+                f"{len(search)}/{self._trials}",
                 ", ".join(running),
                 *(str(states[state] or "") for state in ENDS[1:]),
                 self._best(method),
@@ -118,9 +99,9 @@ class ProgressTable:
     def _print_ended(self, job: TrainingJob, record: Record) -> None:
         """Print a line for a trial that has ended."""
         score = record.get("score")
-        found = f"validation {self.metric} {score:.4f}" if score is not None else "no score"
+        found = f"validation {self._metric} {score:.4f}" if score is not None else "no score"
         why = f" ({record['reason']})" if record["state"] in ("failed", "diverged") else ""
-        trials = sum(self.trials + self._finals_of(method) for method in self.methods)
+        trials = sum(self._trials + self._finals_of(method) for method in self._methods)
         self.console.print(
             f"{job.name}  {record['state']}{why}  {found}  round {record.get('round', 0)}  "
             f" {len(self.ended)}/{trials} trials"
@@ -142,12 +123,12 @@ class ProgressTable:
         again; after one without a score there are none.
         """
         search = self._of(method, "search")
-        if len(search) < self.trials:
-            return self.finals
+        if len(search) < self._trials:
+            return self._finals
         won = winner(search)
         if won is None:
             return 0
-        return self.finals if won.index else self.finals // 2
+        return self._finals if won.index else self._finals // 2
 
     def _best(self, method: str) -> str:
         won = winner(self._of(method, "search"))
@@ -172,13 +153,13 @@ class ProgressTable:
             for record in ended
             if record["kind"] == "search" and record["state"] != "failed"
         ]
-        expected = round(fmean(lasted)) if lasted else self.rounds
+        expected = round(fmean(lasted)) if lasted else self._rounds
         begun = self.interrupted | dict(self.running)
         rest = 0
-        finals = sum(self._finals_of(method) for method in self.methods)
+        finals = sum(self._finals_of(method) for method in self._methods)
         for kind, planned, length in (
-            ("search", len(self.methods) * self.trials, expected),
-            ("final", finals, self.rounds),
+            ("search", len(self._methods) * self._trials, expected),
+            ("final", finals, self._rounds),
         ):
             done = [
                 count
@@ -188,13 +169,9 @@ class ProgressTable:
             over = sum(record["kind"] == kind for record in ended)
             waiting = max(0, planned - over - len(done))
             rest += waiting * length
-            rest += sum((length if count < length else self.rounds) - count for count in done)
+            rest += sum((length if count < length else self._rounds) - count for count in done)
         return rest
 
     def _left(self) -> str:
         """Return the estimated time left, as text."""
-        done = self._done() - self._before
-        if done <= 0 or not self._began:
-            return "starting"
-        left = (time.monotonic() - self._began) / done * self._to_do()
-        return f"{duration(max(0.0, left))} left"
+        return self.time_left(self._done() - self._before, self._to_do())

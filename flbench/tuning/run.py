@@ -1,7 +1,6 @@
-"""Runs the jobs of a study on Ray Tune."""
+"""Carries out a study, or the part of it that is left, on Ray Tune."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,82 +10,39 @@ from ray import tune
 
 from flbench.core.errors import RunError
 from flbench.core.imported import portable
-from flbench.data.federation import Federation
 from flbench.results import metrics_file
 from flbench.tuning.callbacks import TuneCallbacks
-from flbench.tuning.deployments import score_at
+from flbench.tuning.deployments import of_deployment, score_at
 from flbench.tuning.perturbing import perturbed
-from flbench.tuning.plan import StudyPlan
+from flbench.tuning.plan import ENDS, SearchSettings, StudyPlan
+from flbench.tuning.prepare import PreparedStudy
 from flbench.tuning.progress_table import ProgressTable
 from flbench.tuning.queue import JobQueue
-from flbench.tuning.ray_tune import bundles
+from flbench.tuning.ray_tune import bundles, quiet
 from flbench.tuning.schedulers import EarlierScore, HalvingByMethod, population
 from flbench.tuning.search_space import Space
-from flbench.tuning.study import Record, TrainingJob, job_from_record
+from flbench.tuning.study import Record, StudyFolder, TrainingJob, job_from_record
 from flbench.tuning.worker import TrialWorker
 from flbench.workers.orphans import wait_for_orphans
-from flbench.workers.resources import Resources
 from flbench.workers.samples import SharedSamples
-from flbench.workers.shipping import Parcel
 from flbench.workers.supervisor import Supervisor
 
 
-@dataclass(frozen=True)
-class SearchSettings:
-    """Settings of a search.
-
-    Attributes:
-        metric: Metric on validation parts that scores a trial.
-        deployment: Name of the deployment that scores a trial.
-        scheduler: Name of the scheduler: asha, pbt or none.
-        rounds: Number of rounds of a complete trial.
-        every: Number of rounds between two evaluations.
-        seed: Seed of the explore step of population based training.
-    """
-
-    metric: str
-    deployment: str
-    scheduler: str
-    rounds: int
-    every: int
-    seed: int
-
-    @property
-    def grace(self) -> int:
-        """Rounds before successive halving may stop a trial: a ninth of all rounds, rounded up to
-        an evaluation.
-        """
-        return self.every * -(-max(1, self.rounds // 9) // self.every)
+def is_over(folder: StudyFolder, prepared: PreparedStudy) -> bool:
+    """Whether every training of a study has ended."""
+    return StudyPlan(prepared.samplers(), prepared.budget, folder.records()).is_over()
 
 
 def carry_out(
-    study: Path,
-    plan: StudyPlan,
-    federation: Federation,
-    *,
-    spaces: dict[str, Space],
-    settings: SearchSettings,
-    resources: Resources,
-    parcel: Parcel,
-    resume: str,
-    progress: ProgressTable,
-    records: Sequence[Record],
-    supervisor: Supervisor,
+    folder: StudyFolder, prepared: PreparedStudy, supervisor: Supervisor, *, shown: bool = True
 ) -> None:
-    """Train the jobs of a plan that have not ended.
+    """Train the jobs of a study that have not ended, on a connected Ray cluster.
 
     Args:
-        study: Study folder.
-        plan: Plan of the study.
-        federation: Partitioned data set. Its samples are put into Ray's object store once.
-        spaces: Search spaces by method.
-        settings: Settings of the search.
-        resources: Resources that the study may use.
-        parcel: Objects of the user, which are put into Ray's object store once.
-        resume: What the user calls to resume the study, for messages.
-        progress: Progress table to update.
-        records: Contents of trial.json of the trials that began before the study was resumed.
+        folder: Study folder.
+        prepared: The study. `cluster.cluster(prepared.resources, supervisor)` must be active.
         supervisor: Stops the study after a stop signal or the loss of a server of Ray.
+        shown: Whether to show the progress.
 
     Raises:
         KeyboardInterrupt: A stop signal has arrived. Trainings that have ended are kept; the others
@@ -94,46 +50,72 @@ def carry_out(
         RunError: Ray Tune stopped before the end, a server of Ray was lost, or a trial changed the
             shared samples.
     """
+    settings = prepared.settings
+    records = list(folder.records())
+    progress = ProgressTable(
+        methods=tuple(prepared.spaces),
+        metric=of_deployment(settings.metric, settings.deployment),
+        trials=prepared.budget.trials,
+        finals=2 * prepared.budget.seeds,
+        rounds=settings.rounds,
+    )
+    progress.console.quiet = not shown
+    progress.add_ended(record for record in records if record["state"] in ENDS)
+    progress.add_interrupted(record for record in records if record["state"] not in ENDS)
+    supervisor.close_display = progress.close
+    with quiet(), progress.live():
+        _train(folder, prepared, records, progress, supervisor)
+
+
+def _train(
+    folder: StudyFolder,
+    prepared: PreparedStudy,
+    records: Sequence[Record],
+    progress: ProgressTable,
+    supervisor: Supervisor,
+) -> None:
+    """Train the jobs of a study that have not ended, pass by pass.
+
+    Args:
+        folder: Study folder.
+        prepared: The study.
+        records: Contents of trial.json of the trials that have begun.
+        progress: Progress table to update.
+        supervisor: Stops the study.
+    """
+    settings, federation = prepared.settings, prepared.federation
+    plan = StudyPlan(prepared.samplers(), prepared.budget, records)
     shared = SharedSamples.put(federation.x.numpy())
     trainable = tune.with_resources(
         tune.with_parameters(
             TrialWorker,
-            study=str(study),
+            study=str(folder.path),
             metric=settings.metric,
             deployment=settings.deployment,
             rounds=settings.rounds,
             samples=[shared.reference],
             rest=federation.without_samples(),
-            parcel=portable(parcel, ray.cloudpickle.dumps),
-            resume=resume,
+            parcel=portable(prepared.parcel, ray.cloudpickle.dumps),
+            resume=folder.resume_command,
         ),
-        bundles(resources),
+        bundles(prepared.resources),
     )
     pids = (record["pid"] for record in records if record["ended"] is None)
     wait_for_orphans(pids, _is_worker)
-    for wanted, schedule in _passes(study, spaces, settings, records):
+    for wanted, schedule in _passes(folder.path, prepared.spaces, settings, records):
         if plan.is_over(wanted):
             continue
         queue = JobQueue(
-            study,
+            folder.path,
             plan,
             wanted,
             progress.end,
             rounds=settings.rounds,
             is_over=supervisor.is_over,
         )
-        at_once = None if settings.scheduler == "pbt" else resources.concurrent
+        callbacks = TuneCallbacks(queue, progress, supervisor)
         with supervisor.waiting():
-            _fit(
-                trainable,
-                queue,
-                schedule(queue),
-                study,
-                resources,
-                TuneCallbacks(queue, progress, supervisor),
-                at_once,
-                resume,
-            )
+            _fit(trainable, queue, schedule(queue), callbacks, folder, prepared)
         if not plan.is_over(wanted):
             raise RunError(f"Ray Tune stopped before the end. {supervisor.note}")
     shared.check()
@@ -214,13 +196,13 @@ def _fit(
     trainable: Any,
     queue: JobQueue,
     scheduler: Any,
-    study: Path,
-    resources: Resources,
     callbacks: TuneCallbacks,
-    at_once: int | None,
-    resume: str,
+    folder: StudyFolder,
+    prepared: PreparedStudy,
 ) -> None:
     """Let Ray Tune train the queue's jobs."""
+    resources = prepared.resources
+    at_once = None if prepared.settings.scheduler == "pbt" else resources.concurrent
     tuner = tune.Tuner(
         trainable,
         tune_config=tune.TuneConfig(
@@ -232,7 +214,7 @@ def _fit(
         ),
         run_config=tune.RunConfig(
             name="tune",
-            storage_path=str(study / "ray"),
+            storage_path=str(folder.path / "ray"),
             failure_config=tune.FailureConfig(max_failures=resources.retries),
             # Population based training copies states from here, also the same one several times.
             checkpoint_config=tune.CheckpointConfig(num_to_keep=4),
@@ -244,4 +226,4 @@ def _fit(
         tuner.fit()
     except tune.TuneError as error:
         last = str(error).strip().splitlines()[-1]
-        raise RunError(f"Ray Tune failed ({last}). Resume with: {resume}") from error
+        raise RunError(f"Ray Tune failed ({last}). Resume with: {folder.resume_command}") from error

@@ -5,13 +5,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Final, Literal, Self
+from typing import Any, Final, Literal
 
 from flbench.core import files
 from flbench.core.documents import read_json
-from flbench.core.errors import UserError
-from flbench.core.locked_folder import LockedFolder
 from flbench.core.wording import in_shell
+from flbench.jobs.folder import CampaignFolder
 from flbench.results.study_folder import Variant
 
 Kind = Literal["search", "final"]
@@ -85,50 +84,18 @@ def job_from_record(record: Record) -> TrainingJob:
     return TrainingJob(**{key: record[key] for key in TrainingJob.__dataclass_fields__})
 
 
-class StudyFolder(LockedFolder):
-    """The folder of a study.
-
-    `create` makes a new folder, `reopen` opens an existing one. Both lock it against other
-    processes until `close`.
-
-    Args:
-        path: An existing folder.
-    """
+class StudyFolder(CampaignFolder):
+    """The folder of a study."""
 
     marker = "study.json"
     option = "out"
+    inside = "methods"
+    what = "a study folder"
 
     @classmethod
     def command_to_resume(cls, path: Path) -> str:
         """Return the command that resumes a study."""
         return f"flbench tune --resume {in_shell(path)}"
-
-    @classmethod
-    def create(cls, root: Path, name: str) -> Self:
-        """Create and lock a new folder `root/name-DATE-TIME-xxxx/`.
-
-        Args:
-            root: Folder of all studies; created if it does not exist.
-            name: Beginning of the study folder's name.
-
-        Raises:
-            UserError: The folder cannot be created or written to.
-            RunError: The disk is full or failed.
-        """
-        return cls.make(root.absolute(), name, "methods")
-
-    @classmethod
-    def reopen(cls, path: Path) -> Self:
-        """Open and lock the folder of an existing study.
-
-        Raises:
-            UserError: The folder is not a study folder, or another process writes to it.
-        """
-        if not (path / cls.marker).is_file():
-            raise UserError(f"{path} is not a study folder: it has no study.json.")
-        folder = cls(path.absolute())
-        folder.lock()
-        return folder
 
     def description(self) -> Record:
         """Return the content of study.json.

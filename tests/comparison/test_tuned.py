@@ -11,8 +11,8 @@ from flbench.comparison import tuned
 from flbench.comparison.folder import TUNING
 from flbench.comparison.plan import Design, LabelledLayer, cells
 from flbench.comparison.prepare import prepare
-from flbench.comparison.samples import LoadedSamples
 from flbench.config.sources import Layer, from_overrides, from_values, merge
+from flbench.jobs.samples import LoadedSamples
 from tests.support import SMALL, run, write_npz
 from tests.tuning import studies
 

@@ -155,7 +155,7 @@ def test_fedcpmds_statistics_are_printed_beside_each_other(monkeypatch):
             for label in beside:
                 other = by_row[table, label][column]
                 assert other.cell.published is None
-                assert other.jobs[0].key == item.jobs[0].key
+                assert other.jobs[0].name == item.jobs[0].name
     assert by_row["7", "FedCMD"]["FMNIST"].cell.metric.protocol == "personal"
 
 
@@ -170,7 +170,7 @@ def test_accuracies_right_after_local_training_are_beside_those_of_slapfls_table
             item, beside = (
                 items[row, column] for row in (method, f"{method}, right after local training")
             )
-            assert beside.jobs[0].key == item.jobs[0].key
+            assert beside.jobs[0].name == item.jobs[0].name
             assert beside.cell.published is None
             metric, other = item.cell.metric, beside.cell.metric
             assert (metric.protocol, other.protocol) == ("personal", "personal@local")
@@ -211,7 +211,7 @@ def test_dfedhps_tables_have_its_learning_rates_and_the_participation_of_its_bas
     # Accuracies and rounds to the target are read from the same runs.
     by_table = defaultdict(set)
     for item in made.cells:
-        by_table[item.cell.table].add(item.jobs[0].key)
+        by_table[item.cell.table].add(item.jobs[0].name)
     assert by_table["dirichlet"] == by_table["rounds-dirichlet"]
     assert by_table["pathological"] == by_table["rounds-pathological"]
     for claim in made.paper.claims:

@@ -10,6 +10,7 @@ from flbench.api import tuning
 from flbench.api.caller import Caller
 from flbench.cli import app
 from flbench.config.sources import Layer, from_overrides
+from flbench.jobs import estimate
 from flbench.tuning import cost
 from flbench.tuning.cost import StudyCost
 from tests.cli.test_json import document
@@ -81,7 +82,7 @@ def test_dry_run_prints_the_plan_and_writes_nothing(tmp_path, monkeypatch):
 
 
 def test_methods_beyond_the_time_for_measuring_have_the_mean(monkeypatch):
-    monkeypatch.setattr(cost, "MEASURING", 0.0)
+    monkeypatch.setattr(estimate, "MEASURING", 0.0)
     state, threads = torch.get_rng_state(), torch.get_num_threads()
 
     plan = tuning.plan(layers("local", "fedavg"), {"trials": 2}, QUIET)

@@ -1,0 +1,92 @@
+"""Carries out the jobs of a campaign that has a folder, with its progress."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from flbench.config.sources import Layer
+from flbench.jobs import executor
+from flbench.jobs.folder import JobFolder, why_nothing_was_trained
+from flbench.jobs.job import Job, Outcome, Task
+from flbench.jobs.launchers import launcher
+from flbench.jobs.progress import JobProgress
+from flbench.jobs.samples import LoadedSamples
+from flbench.workers.resources import Resources
+from flbench.workers.supervisor import Supervisor
+
+
+@dataclass
+class _Campaign:
+    """The plan of a campaign, for the executor.
+
+    Attributes:
+        folder: Its folder.
+        changed: New values of keys that may change when a job is resumed.
+        progress: Shows the progress.
+        failures: Reasons of the jobs that failed, by their names.
+    """
+
+    folder: JobFolder
+    changed: Layer
+    progress: JobProgress
+    failures: dict[str, str]
+
+    def task(self, job: Job) -> Task:
+        path = self.folder.run_folder(job)
+        return Task(path, job.layer, self.changed, self.folder.resume_command)
+
+    def begin(self, job: Job) -> None:
+        self.progress.begin(job)
+
+    def end(self, job: Job, outcome: Outcome) -> None:
+        reason = outcome.reason or why_nothing_was_trained(self.folder.run_folder(job))
+        if reason is not None:
+            self.failures[job.name] = reason
+            self.folder.save_failures(self.failures)
+        self.progress.end(job, reason, outcome)
+
+
+def carry_out(
+    jobs: Sequence[Job],
+    folder: JobFolder,
+    samples: LoadedSamples,
+    resources: Resources,
+    supervisor: Supervisor,
+    *,
+    changed: Layer,
+    shown: bool,
+) -> dict[str, str]:
+    """Train the jobs that are not finished.
+
+    Args:
+        jobs: All jobs of the campaign, in their order.
+        folder: Its folder, locked by this process.
+        samples: The data of the jobs.
+        resources: Number of jobs at the same time, and the resources of each.
+        supervisor: Stops the campaign after a stop signal or the loss of a server of Ray.
+        changed: New values of keys that may change when a job is resumed.
+        shown: Whether to show the progress.
+
+    Returns:
+        Why jobs failed, by their names. All others are finished.
+
+    Raises:
+        KeyboardInterrupt: A stop signal has arrived. Finished jobs are kept, and the others resume
+            from their checkpoints when the campaign is resumed.
+        RunError: A server of Ray was lost, or a job changed the shared samples.
+    """
+    left = list(folder.unfinished(jobs))
+    failures = {}
+    for job in jobs:  # a run that has trained nothing would train nothing again
+        if (reason := why_nothing_was_trained(folder.run_folder(job))) is not None:
+            failures[job.name] = reason
+    folder.save_failures(failures)
+    progress = JobProgress(jobs, folder, resources.kind)
+    progress.console.quiet = not shown
+    supervisor.close_display = progress.close
+    campaign = _Campaign(folder, changed, progress, failures)
+    with (
+        progress.live(),
+        launcher(left, samples, resources, supervisor, progress.note) as chosen,
+    ):
+        executor.carry_out(left, campaign, chosen)
+    return failures

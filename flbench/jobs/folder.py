@@ -1,0 +1,131 @@
+"""The folder of a campaign: a run folder for each job, and why jobs failed."""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import ClassVar, Final, Self
+
+from flbench.core import files
+from flbench.core.addresses import redact
+from flbench.core.documents import read_json
+from flbench.core.errors import UserError
+from flbench.core.locked_folder import LockedFolder
+from flbench.core.wording import lower_rate
+from flbench.jobs.job import Job
+from flbench.results import reading
+from flbench.results.summary import training_failure
+from flbench.workers.orphans import wait_for_orphans
+
+FAILURES: Final = "failures.json"
+
+
+class CampaignFolder(LockedFolder):
+    """The folder of a campaign, such as a study or a comparison.
+
+    `create` makes a new folder, `reopen` opens an existing one. Both lock it against other
+    processes until `close`.
+
+    Args:
+        path: An existing folder.
+
+    Attributes:
+        inside: Name of the folder within it that `create` makes.
+        what: What the folder is, for messages.
+    """
+
+    inside: ClassVar[str]
+    what: ClassVar[str]
+
+    @classmethod
+    def create(cls, root: Path, name: str) -> Self:
+        """Create and lock a new folder `root/name-DATE-TIME-xxxx/`.
+
+        Args:
+            root: Folder of all campaigns of this kind; created if it does not exist.
+            name: Beginning of the folder's name.
+
+        Raises:
+            UserError: The folder cannot be created or written to.
+            RunError: The disk is full or failed.
+        """
+        return cls.make(root.absolute(), name, cls.inside)
+
+    @classmethod
+    def reopen(cls, path: Path) -> Self:
+        """Open and lock the folder of an existing campaign.
+
+        Raises:
+            UserError: The folder is not of this kind, or another process writes to it.
+        """
+        cls.check(path)
+        folder = cls(path.absolute())
+        folder.lock()
+        return folder
+
+    @classmethod
+    def check(cls, path: Path) -> None:
+        """Raise a UserError if a path is not a folder of this kind."""
+        if not path.exists():
+            raise UserError(f"{path} does not exist.")
+        if not (path / cls.marker).is_file():
+            raise UserError(f"{path} is not {cls.what}: it has no {cls.marker}.")
+
+
+class JobFolder(CampaignFolder):
+    """The folder of a campaign whose jobs have run folders in the folder `inside`."""
+
+    def run_folder(self, job: Job) -> Path:
+        """Return the run folder of a job, which need not exist."""
+        return self.path / self.inside / job.name
+
+    def is_done(self, job: Job) -> bool:
+        """Return whether a job is finished."""
+        return reading.is_finished(self.run_folder(job))
+
+    def unfinished(self, jobs: Iterable[Job]) -> Iterator[Job]:
+        """Yield the jobs that are not finished, in their order."""
+        return (job for job in jobs if not self.is_done(job))
+
+    def wait_for_orphans(self, jobs: Iterable[Job]) -> None:
+        """Wait until no process of a killed driver trains one of these jobs."""
+        wait_for_orphans(map(self.run_folder, self.unfinished(jobs)), _is_locked)
+
+    def save_failures(self, reasons: Mapping[str, str]) -> None:
+        """Write the reasons of the jobs that failed, by name of the job."""
+        found = {name: redact(why) for name, why in reasons.items()}
+        self.write(FAILURES, json.dumps(found) + "\n")
+
+
+def read_failures(path: Path) -> dict[str, str]:
+    """Return the reasons of the jobs that failed when a campaign last ran, by their names.
+
+    Args:
+        path: Folder of the campaign.
+
+    Raises:
+        DataError: The file is damaged.
+    """
+    return read_json(path / FAILURES)
+
+
+def why_nothing_was_trained(path: Path) -> str | None:
+    """Return why a finished run has trained nothing; None if it has, or is not finished."""
+    if not reading.is_finished(path):
+        return None
+    run = reading.read(path)
+    reason = training_failure(run.summary)
+    lower = lower_rate(own_optimizer=run.config.has_own_optimizer)
+    return reason and (
+        f"{reason}. {lower}, set train.clip, or check train.batch_size and train.last_batch."
+    )
+
+
+def _is_locked(path: Path) -> bool:
+    """Return whether a process writes to a run folder, which need not exist."""
+    if not path.is_dir():
+        return False
+    try:
+        files.lock_folder(path).close()
+    except UserError:
+        return True
+    return False

@@ -1,0 +1,38 @@
+"""Where jobs are trained: a file for each kind of place, such as the processes of Ray.
+
+A launcher follows `base.Launcher`. A further one is a file beside the others and a case in
+`launcher`.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+
+from flbench.jobs.job import Job
+from flbench.jobs.launchers.base import Launcher
+from flbench.jobs.launchers.this_process import ThisProcess
+from flbench.jobs.samples import LoadedSamples
+from flbench.workers.resources import Resources
+from flbench.workers.supervisor import Supervisor
+
+
+def launcher(
+    jobs: Sequence[Job],
+    samples: LoadedSamples,
+    resources: Resources,
+    supervisor: Supervisor,
+    tell: Callable[[str], None],
+) -> AbstractContextManager[Launcher]:
+    """Return a context manager with the launcher for jobs.
+
+    Args:
+        jobs: The jobs that are left.
+        samples: Their data.
+        resources: Number of jobs at the same time, and what each of them needs.
+        supervisor: Stops the jobs after a stop signal or the loss of a server of Ray.
+        tell: Function that gets notes for the user.
+    """
+    if min(resources.concurrent, len(jobs)) > 1:
+        from flbench.jobs.launchers.ray_actors import ray_actors  # importing Ray takes a second
+
+        return ray_actors(jobs, samples, resources, supervisor, tell)
+    return nullcontext(ThisProcess(samples))

@@ -1,0 +1,172 @@
+"""Progress of jobs: a live table on a terminal, and a line for each job that ends."""
+
+import os
+import time
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Final
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from flbench.core.documents import read_json
+from flbench.jobs.folder import JobFolder
+from flbench.jobs.job import Job, Outcome
+from flbench.reports.terminal import duration, open_console
+from flbench.workers.resources import Kind
+
+TAIL: Final = 4096  # bytes at the end of metrics.csv in which the last round is searched
+
+
+class LiveProgress(ABC):
+    """Progress with a live table. A thread of Rich reads it while other threads change it.
+
+    Args:
+        console: Console to print to; standard error by default.
+    """
+
+    def __init__(self, console: Console | None = None) -> None:
+        self.console = console or open_console(errors=True)
+        self._live: Live | None = None
+        self._began: float | None = None  # without the time in which processes start
+
+    @abstractmethod
+    def table(self) -> Table:
+        """Return the table."""
+
+    @contextmanager
+    def live(self) -> Iterator[None]:
+        """Show a live table for the duration of the `with` block, if the output is a terminal."""
+        if not self.console.is_terminal or self.console.quiet:
+            yield
+            return
+        with Live(
+            get_renderable=self.table, console=self.console, refresh_per_second=2, transient=True
+        ) as self._live:
+            yield
+        self._live = None
+
+    def close(self) -> None:
+        """End the live table, if there is one; the cursor of the terminal is visible again."""
+        if self._live is not None:
+            self._live.stop()
+
+    def note(self, text: str) -> None:
+        """Print a note above the table."""
+        self.console.print(f"note: {text}", soft_wrap=True)
+
+    def time_left(self, done: int, to_do: int) -> str:
+        """Return the estimated time left, as text.
+
+        Args:
+            done: Rounds that were done since the first training of this process began.
+            to_do: Rounds that are left.
+        """
+        if done <= 0 or self._began is None:
+            return "starting"
+        left = (time.monotonic() - self._began) / done * to_do
+        return f"{duration(max(0.0, left))} left"
+
+
+class JobProgress(LiveProgress):
+    """Progress of the jobs of a campaign.
+
+    Args:
+        jobs: All jobs.
+        folder: Folder of the campaign.
+        kind: What the jobs are called.
+    """
+
+    def __init__(self, jobs: Sequence[Job], folder: JobFolder, kind: Kind) -> None:
+        super().__init__()
+        self._jobs, self._folder, self._kind = jobs, folder, kind
+        self._planned = Counter(job.method for job in jobs)
+        self._finished = Counter(job.method for job in jobs if folder.is_done(job))
+        self._failed: Counter[str] = Counter()
+        self._running: dict[str, Job] = {}
+        self._told: set[str] = set()
+        self._first = {job.name: self._round(job) for job in jobs}
+
+    def begin(self, job: Job) -> None:
+        """Note that a job is being trained."""
+        self._running[job.name] = job
+
+    def end(self, job: Job, reason: str | None, outcome: Outcome) -> None:
+        """Note that a job has ended, and print a line about it.
+
+        Args:
+            job: The job.
+            reason: Why it failed; None if it is finished.
+            outcome: Its time and its notes.
+        """
+        self._running.pop(job.name, None)
+        self._began = self._began or time.monotonic() - outcome.seconds
+        (self._finished if reason is None else self._failed)[job.method] += 1
+        for sentence in outcome.notes:
+            if sentence not in self._told:
+                self._told.add(sentence)
+                self.note(f"{job.title}: {sentence}")
+        found = f"failed: {reason}" if reason is not None else self._score(job)
+        self.console.print(
+            f"{self._ended}/{len(self._jobs)}  {job.title}  {found}  {duration(outcome.seconds)}"
+            f"  {self._left()}",
+            soft_wrap=True,
+        )
+
+    def table(self) -> Table:
+        """Return the table: finished, failed and running jobs of each method, and time left."""
+        title = f"{self._ended} of {len(self._jobs)} {self._kind.name}s, {self._left()}"
+        table = Table(title=title, title_justify="left", box=None, pad_edge=False)
+        for name in ("method", "finished", "failed", "running"):
+            table.add_column(name, justify="right" if name in ("finished", "failed") else "left")
+        for method, planned in self._planned.items():
+            running = [
+                f"{job.place}, repetition {job.repetition + 1}:"
+                f" {self._round(job)}/{job.config.train.rounds}"
+                for job in list(self._running.values())
+                if job.method == method
+            ]
+            finished, failed = self._finished[method], self._failed[method]
+            table.add_row(method, f"{finished}/{planned}", str(failed or ""), "; ".join(running))
+        return table
+
+    @property
+    def _ended(self) -> int:
+        """Number of jobs that have ended."""
+        return self._finished.total() + self._failed.total()
+
+    def _score(self, job: Job) -> str:
+        """Return the test accuracy of a finished job."""
+        best = read_json(self._folder.run_folder(job) / "summary.json").get("best", {})
+        accuracy = best.get("test", {}).get("accuracy")
+        return "finished" if accuracy is None else f"test accuracy {accuracy:.4f}"
+
+    def _left(self) -> str:
+        """Return the estimated time left, as text."""
+        rounds = sum(job.config.train.rounds for job in self._jobs)
+        done = sum(map(self._round, self._jobs))
+        return self.time_left(done - sum(self._first.values()), rounds - done)
+
+    def _round(self, job: Job) -> int:
+        """Return the number of rounds that a job has done."""
+        path = self._folder.run_folder(job)
+        if (path / "summary.json").is_file():
+            return job.config.train.rounds
+        return last_round(path / "metrics.csv")
+
+
+def last_round(file: Path) -> int:
+    """Return the round of the last whole line of a metrics.csv that may be growing; 0 without one.
+
+    Args:
+        file: The file.
+    """
+    with suppress(OSError, ValueError), file.open("rb") as opened:
+        opened.seek(max(0, opened.seek(0, os.SEEK_END) - TAIL))
+        lines = opened.read().split(b"\n")
+        return int(lines[-2].partition(b",")[0]) if len(lines) > 1 else 0
+    return 0

@@ -1,0 +1,75 @@
+"""The progress of jobs: a line for each that ends, a table of methods, and the time left."""
+
+import io
+import json
+from types import SimpleNamespace
+
+import pytest
+from rich.console import Console
+
+from flbench.jobs import progress as progresses
+from flbench.jobs.job import Job, Outcome
+from flbench.jobs.progress import JobProgress
+from flbench.workers.resources import CELL
+from tests.support import config_of
+
+
+@pytest.fixture
+def found(tmp_path, monkeypatch):
+    """The progress of four jobs of ten rounds, of which the first was finished before."""
+    clock = [100.0]
+    monkeypatch.setattr(progresses.time, "monotonic", lambda: clock[0])
+    config = config_of("train.rounds=10")
+    jobs = [
+        Job(f"{method}{k}", method, "digits", "", k, config, {})
+        for k in range(2)
+        for method in ("ft", "local")
+    ]
+    folder = SimpleNamespace(
+        run_folder=lambda job: tmp_path / job.name,
+        is_done=lambda job: (tmp_path / job.name / "summary.json").is_file(),
+    )
+    for job in jobs:
+        (tmp_path / job.name).mkdir()
+    finish(tmp_path / "ft0", 0.5)
+    made = JobProgress(jobs, folder, CELL)
+    made.console = Console(file=io.StringIO(), width=200)
+    return SimpleNamespace(progress=made, jobs=jobs, clock=clock, path=tmp_path)
+
+
+def finish(path, accuracy):
+    (path / "summary.json").write_text(json.dumps({"best": {"test": {"accuracy": accuracy}}}))
+
+
+def said(progress):
+    return progress.console.file.getvalue()
+
+
+def test_lines_say_how_jobs_ended_and_each_note_once(found):
+    progress, (_, one, two, _) = found.progress, found.jobs
+    progress.begin(one)
+    found.clock[0] += 30
+    finish(found.path / one.name, 0.75)
+    progress.end(one, None, Outcome(None, ("a note.",), 20.0))
+    progress.end(two, "no space", Outcome("no space", ("a note.",), 0.0))
+
+    lines = said(progress).splitlines()
+    assert lines[0] == "note: local, digits, repetition 1: a note."
+    # Ten rounds took 20 seconds, without the start of the process, and 20 are left.
+    assert lines[1] == "2/4  local, digits, repetition 1  test accuracy 0.7500  20.0 s  40.0 s left"
+    assert lines[2].startswith("3/4  ft, digits, repetition 2  failed: no space")
+    assert len(lines) == 3
+
+
+def test_the_table_counts_by_method_and_shows_the_rounds_of_running_jobs(found):
+    progress, (_, one, two, _) = found.progress, found.jobs
+    assert progress.table().title == "1 of 4 cells, starting"
+    progress.begin(one)
+    (found.path / one.name / "metrics.csv").write_text("round,x\n3,1\n4,1\n5,unfinished")
+    progress.end(two, "no space", Outcome("no space"))
+    progress.console.print(progress.table())
+
+    rows = [line.split() for line in said(progress).splitlines()[-2:]]
+    assert rows[0] == ["ft", "1/2", "1"]
+    assert rows[1][:2] == ["local", "0/2"]
+    assert rows[1][-1] == "4/10"
