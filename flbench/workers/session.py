@@ -33,7 +33,13 @@ _LONGEST_PLACE: Final = 29
 """Characters of the temporary folder. The names of Ray's sockets below it may have 107 in all."""
 
 
-def connect(address: str | None, *, key: str = "`engine.address`", cpus: int | None = None) -> bool:
+def connect(
+    address: str | None,
+    *,
+    key: str = "`engine.address`",
+    cpus: int | None = None,
+    gpus: int | None = None,
+) -> bool:
     """Join or start a Ray cluster, unless this process is already connected to one.
 
     Args:
@@ -41,6 +47,8 @@ def connect(address: str | None, *, key: str = "`engine.address`", cpus: int | N
             one on this machine.
         key: The key or option of the address, as error messages write it.
         cpus: Number of CPUs of a cluster that is started; None takes the available cores.
+        gpus: Number of GPUs that a cluster that is started declares, whether the machine has them
+            or not; None takes those that Ray finds.
 
     Returns:
         Whether this call joined or started the cluster, which `disconnect` ends then; False if the
@@ -55,6 +63,8 @@ def connect(address: str | None, *, key: str = "`engine.address`", cpus: int | N
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
     if address is None:
+        if gpus is not None:
+            options["num_gpus"] = gpus
         _start(options, len(os.sched_getaffinity(0)) if cpus is None else cpus)
     else:
         _join(options, address, key)
