@@ -20,7 +20,7 @@ from flbench.experiment.lifecycle import CHANGEABLE_ON_RESUME
 from flbench.jobs.job import Job
 from flbench.jobs.samples import LoadedSamples
 from flbench.results.differences import CODE, SOURCE
-from flbench.workers.resources import CELL, Resources
+from flbench.workers.resources import CELL, Resources, gpu_share
 
 RETRIES: Final = 2  # new attempts of a cell whose process dies
 MEASURED: Final = f"{plan.ORIGIN}, measured"
@@ -221,9 +221,8 @@ def _resources(config: Config, jobs: int | None, cells: int) -> Resources:
                 " pip install 'flbench[tune]'"
             )
         jobs = 1
-    gpus = devices / max(jobs, devices) if on_gpu else 0.0
     engine = config.engine.model_copy(update={"name": "sequential", "threads": threads})
-    resources = Resources(jobs, engine, gpus, RETRIES, kind=CELL)
+    resources = Resources(jobs, engine, gpu_share(jobs, devices), RETRIES, kind=CELL)
     resources.check_cores()
     return resources
 

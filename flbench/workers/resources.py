@@ -9,6 +9,7 @@ from flbench.core.errors import ConfigError
 from flbench.core.wording import setting
 
 PER_CORE: Final = 8  # processes that are started on each core of this machine, at most
+UNITS: Final = 10_000  # smallest parts of a GPU that Ray counts
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,22 @@ class Kind:
 
 TRIAL: Final = Kind("trial", "study", "concurrent", "gpus_per_trial")
 CELL: Final = Kind("cell", "comparison", "jobs")
+
+
+def gpu_share(at_once: int, devices: int) -> float:
+    """Return the number of GPUs of each training, so that all of them run at the same time.
+
+    Args:
+        at_once: Number of trainings at the same time.
+        devices: Number of GPUs.
+
+    >>> gpu_share(2, 2), gpu_share(1, 4), gpu_share(3, 2)  # the third one needs a half, too
+    (1.0, 1.0, 0.5)
+    """
+    if not devices:
+        return 0.0
+    on_one = -(-at_once // devices)
+    return UNITS // on_one / UNITS  # rounded down: seven times 0.1429 would be more than one GPU
 
 
 @dataclass(frozen=True)
