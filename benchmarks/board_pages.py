@@ -17,7 +17,7 @@ import pandas as pd
 from scipy.stats import kendalltau
 
 import flbench as fl
-from flbench.comparison.statistics import across, correct
+from flbench.analysis.statistics import across, correct
 from flbench.core.errors import UserError
 from flbench.core.markup import in_code, in_markdown
 from flbench.core.printable import one_line, printable

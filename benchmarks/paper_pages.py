@@ -32,8 +32,8 @@ import yaml
 from scipy.stats import kendalltau
 
 import flbench as fl
+from flbench.analysis import statistics
 from flbench.cli import app
-from flbench.comparison import statistics
 from flbench.comparison.archive import KNOWN
 from flbench.core import archives
 from flbench.reports.tables import grid

@@ -20,7 +20,7 @@ MAY_IMPORT = {
     "torchmetrics": {"client/own_module.py", "metrics/target_scores.py"},
     "matplotlib": {
         *("reports/figures.py", "reports/picture.py", "tuning/study_figures.py"),
-        "comparison/figures.py",
+        "analysis/figures.py",
     },
     "ray": {
         "jobs/launchers/ray_actors.py",

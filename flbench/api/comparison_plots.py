@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from flbench.comparison.analysis import Analysis
+from flbench.analysis.tables import Analysis
 from flbench.core.errors import UserError, did_you_mean
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ class ComparisonPlots:
         Raises:
             UserError: There is no such place, or several and none is named.
         """
-        from flbench.comparison import figures
+        from flbench.analysis import figures
 
         return figures.leaders(self._analysis, self._place(place))
 
@@ -43,7 +43,7 @@ class ComparisonPlots:
         Raises:
             UserError: There is no such place, or several and none is named.
         """
-        from flbench.comparison import figures
+        from flbench.analysis import figures
 
         return figures.recalls(self._analysis, self._place(place))
 
@@ -56,7 +56,7 @@ class ComparisonPlots:
         Raises:
             UserError: There is no such place, several and none is named, or only one method.
         """
-        from flbench.comparison import figures
+        from flbench.analysis import figures
 
         if len(self._analysis.comparison.methods) < 2:
             raise UserError("there is only the baseline: differences need two methods.")
@@ -71,7 +71,7 @@ class ComparisonPlots:
         Raises:
             UserError: There is no such place, or several and none is named.
         """
-        from flbench.comparison import figures
+        from flbench.analysis import figures
 
         return figures.client_accuracy(self._analysis, self._place(place))
 
@@ -87,7 +87,7 @@ class ComparisonPlots:
             UserError: There is no such place, several and none is named, or there are no runs
                 of `local` beside those of another method.
         """
-        from flbench.comparison import figures
+        from flbench.analysis import figures
 
         figure = figures.client_gains(self._analysis, self._place(place))
         if figure is None:
@@ -105,7 +105,7 @@ class ComparisonPlots:
         Raises:
             UserError: There is no such place, or several and none is named.
         """
-        from flbench.comparison import figures
+        from flbench.analysis import figures
 
         return figures.convergence(self._analysis, self._place(place))
 
@@ -118,7 +118,7 @@ class ComparisonPlots:
         Raises:
             UserError: There is no such place, or several and none is named.
         """
-        from flbench.comparison import figures
+        from flbench.analysis import figures
 
         return figures.prices(self._analysis, self._place(place))
 
@@ -128,7 +128,7 @@ class ComparisonPlots:
         Raises:
             UserError: There is only one place, or no two methods that all places have.
         """
-        from flbench.comparison import figures
+        from flbench.analysis import figures
 
         if self._analysis.across is None:
             raise UserError("ranks need two data sets or settings, and two methods that both have.")

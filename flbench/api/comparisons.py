@@ -7,11 +7,11 @@ from typing import Any, Final
 
 import pandas as pd
 
+from flbench.analysis.arrangement import arrange
+from flbench.analysis.tables import Analysis, analyse
 from flbench.api import arguments
 from flbench.api.reporting import Comparison
 from flbench.comparison import plan
-from flbench.comparison.analysis import Analysis, analyse
-from flbench.comparison.arrangement import arrange
 from flbench.comparison.collect import collect
 from flbench.comparison.folder import read_cells, read_design
 from flbench.jobs.folder import read_failures

@@ -7,15 +7,16 @@ from typing import Any, Final
 
 import pandas as pd
 
+from flbench.analysis import report as written
+from flbench.analysis import text
+from flbench.analysis.arrangement import arrange
+from flbench.analysis.tables import Analysis, analyse
 from flbench.api import arguments, html
 from flbench.api.comparison_plots import ComparisonPlots
 from flbench.api.runs import Run
 from flbench.api.studies import Study
-from flbench.comparison import archive, text
-from flbench.comparison import report as written
-from flbench.comparison.analysis import Analysis, analyse
+from flbench.comparison import archive
 from flbench.comparison.archive import Unpacked
-from flbench.comparison.arrangement import arrange
 from flbench.comparison.collect import collect
 from flbench.core.errors import UserError
 from flbench.reports.tables import Block

@@ -3,7 +3,7 @@
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import pandas as pd
 
@@ -11,7 +11,6 @@ from flbench.api import arguments, html
 from flbench.api.study_plots import StudyPlots
 from flbench.config.sources import leaves
 from flbench.core.errors import UserError, did_you_mean
-from flbench.reports.statistics import CLAIM_FROM, PairedDifference
 from flbench.results import metrics_file, study_folder
 from flbench.results.study_folder import Trial
 from flbench.results.summary import evaluated_rounds
@@ -198,21 +197,17 @@ class Study:
         """What the final trainings say, by paired t-tests over seeds on test parts.
 
         There is a row for each method, its tuned against its default parameters, and one for each
-        pair of tuned methods. Columns: `first` and `second` str, such as `hfcd (tuned)`;
-        `difference` float64, the mean of first minus second, and `low` and `high`, the ends of its
-        95 % interval (NaN for fewer than three seeds); `seeds` int64; `p`, `p_holm` (corrected for
-        all pairs of methods; NaN for the gain of one method) and `p_wilcoxon` float64; `verdict`
-        str, about `first`.
+        pair of tuned methods. Columns: `first` and `second` str, such as `hfcd tuned` and `hfcd`; a
+        method whose default parameters won the search has no tuned ones; `difference` float64, the
+        mean of first minus second, and `low` and `high`, the ends of its 95 % interval (NaN for
+        fewer than three seeds, and for differences that are all equal); `seeds` int64; `p`,
+        `p_holm` (corrected for all pairs of tuned methods; `p` itself for the gain of one method)
+        and `p_wilcoxon` float64; `verdict` str, about `first`.
         """
-        rows = []
-        for tuning in self._report.tunings:
-            if tuning.gain is not None and tuning.verdict is not None:
-                names = f"{tuning.method} (tuned)", f"{tuning.method} (default)"
-                rows.append(_verdict(*names, tuning.gain, None, tuning.verdict))
-        for pair in self._report.pairs:
-            names = f"{pair.first} (tuned)", f"{pair.second} (tuned)"
-            rows.append(_verdict(*names, pair.gap, pair.p, pair.verdict))
-        return pd.DataFrame(rows, columns=list(VERDICTS)).astype(VERDICTS)
+        names = {"n": "seeds", "wilcoxon": "p_wilcoxon"}
+        analysis = self._report.analysis
+        found = pd.DataFrame(columns=list(VERDICTS)) if analysis is None else analysis.pairs
+        return found.rename(columns=names)[list(VERDICTS)].astype(VERDICTS)
 
     def best(self, method: str) -> Trial:
         """Return the best finished trial of a method.
@@ -256,35 +251,15 @@ class Study:
         )
 
     def _repr_html_(self) -> str:
-        blocks = [tables.gains(self._report), tables.comparisons(self._report)]
         winners = [tables.winner(self._report, method) for method in self.methods]
         facts = {key: self._report.facts[key] for key in ("data", "budget", "metric", "search")}
         return html.card(
             self._report.heading,
             html.facts(facts | {"folder": str(self.path)}),
-            *(html.block(block) for block in blocks if block is not None),
+            html.prose("\n\n".join(self._report.answer)),
+            *map(html.block, tables.comparison(self._report)),
             html.heading("Best parameters"),
             html.notes([winner for winner in winners if winner]),
             html.heading("Notes") if self.notes else "",
             html.notes(self.notes),
         )
-
-
-def _verdict(
-    first: str, second: str, gap: PairedDifference, p: float | None, verdict: str
-) -> dict[str, Any]:
-    """Return a row of `Study.verdicts`."""
-    sample = gap.sample
-    half = float("nan") if sample.half is None or sample.n < CLAIM_FROM else sample.half
-    return {
-        "first": first,
-        "second": second,
-        "difference": sample.mean,
-        "low": sample.mean - half,
-        "high": sample.mean + half,
-        "seeds": len(gap.seeds),
-        "p": gap.p,
-        "p_holm": p,
-        "p_wilcoxon": gap.wilcoxon,
-        "verdict": verdict,
-    }

@@ -3,7 +3,6 @@
 from typing import TYPE_CHECKING
 
 from flbench.core.errors import UserError, did_you_mean
-from flbench.results.study_folder import Variant
 from flbench.tuning.report import StudyReport
 
 if TYPE_CHECKING:
@@ -84,31 +83,17 @@ class StudyPlots:
     def comparison(self) -> "Figure":
         """Draw the study's metric on test parts, of the default and of the tuned parameters.
 
-        Each seed of the final trainings is a dot. The bars are 95 % intervals of the mean. A method
-        whose defaults won the search has no tuned parameters.
+        Each seed of the final trainings is a dot. The lines are 95 % intervals of the mean. A
+        method whose defaults won the search has no tuned parameters.
 
         Raises:
             UserError: No final training has finished.
         """
-        from flbench.tuning import study_figures
+        from flbench.analysis import figures
 
-        study, metric = self._report.study, self._report.study.header.metric
-        shown = {}
-        for tuning in self._report.tunings:
-            variants: tuple[Variant, ...] = ("default", "tuned") if tuning.won else ("default",)
-            sides = {
-                variant: (
-                    list(study.values(tuning.method, variant, metric).values()),
-                    tuning.sides[variant].test[metric],
-                )
-                for variant in variants
-                if metric in tuning.sides[variant].test
-            }
-            if sides:
-                shown[tuning.method] = sides
-        if not shown:
+        if self._report.analysis is None:
             raise UserError(self._missing("no final training has finished"))
-        return study_figures.comparison(shown, self._report.metric)
+        return figures.leaders(self._report.analysis, self._report.study.header.dataset)
 
     def _drawable(self, method: str | None) -> str:
         """Return the name of a method with a trial that has a score, and a searched parameter."""

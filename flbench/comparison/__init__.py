@@ -1,1 +1,1 @@
-"""Comparisons of methods over repetitions: arrangement of runs, statistics, and the report."""
+"""Comparisons of methods over repetitions: their plan, training and folders."""

@@ -19,7 +19,7 @@ from flbench.jobs.folder import FAILURES, read_failures
 from flbench.results import folders, reading, study_folder
 from flbench.results.left_out import LeftOut
 from flbench.results.reading import Run
-from flbench.results.study_folder import VARIANTS, Study
+from flbench.results.study_folder import Study
 
 MOST_SENTENCES: Final = 20  # of a comparison about its parameters
 
@@ -189,12 +189,8 @@ def _tuned_cells(file: Path) -> dict[str, str]:
 def _finals(study: Study, runs: list[Run], left_out: LeftOut) -> dict[Path, str]:
     """Add the finished final trainings of a study to the runs, and return their labels."""
     labels = {}
-    for method in study.methods:
-        for variant in VARIANTS:
-            label = method if variant == "default" else f"{method} {variant}"
-            for final in study.finals_of(method, variant).values():
-                if final.run is not None and final.path not in labels:
-                    with left_out.catching(final.path):
-                        runs.append(_checked(final.run))
-                        labels[final.path] = label
+    for label, _, run in study.finished_finals():
+        with left_out.catching(run.path):
+            runs.append(_checked(run))
+            labels[run.path] = label
     return labels

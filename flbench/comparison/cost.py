@@ -6,7 +6,7 @@ from functools import partial
 from statistics import fmean
 from typing import Any
 
-from flbench.comparison.arrangement import VARIED
+from flbench.analysis.arrangement import VARIED
 from flbench.comparison.plan import Design
 from flbench.comparison.prepare import PreparedComparison
 from flbench.comparison.reuse import FoundRuns

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from flbench.comparison.arrangement import SECTIONS, WITHOUT
+from flbench.analysis.arrangement import SECTIONS, WITHOUT
 from flbench.comparison.plan import Design
 from flbench.config.schema import Config
 from flbench.config.sources import leaves

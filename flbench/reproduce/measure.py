@@ -8,8 +8,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Final
 
+from flbench.analysis.statistics import sample_std
 from flbench.core.errors import UserError
-from flbench.reports.statistics import sample_std
 from flbench.reports.tables import target_text
 from flbench.reproduce.plan import PaperPlan, PlannedCell
 from flbench.reproduce.runs import RunResults

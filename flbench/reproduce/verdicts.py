@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import Literal
 
-from flbench.reports.statistics import sample_std
+from flbench.analysis.statistics import sample_std
 from flbench.reproduce.cells import named, of_table
 from flbench.reproduce.measure import MeasuredCell
 from flbench.reproduce.schema import Claim, Paper

@@ -42,6 +42,8 @@ if TYPE_CHECKING:
     import pandas as pd
     from numpy.typing import NDArray
 
+    from flbench.results.tables import Moment
+
 HASHES: Final = ("partition_hash", "config_hash", "weights_digest")
 CURE: Final = "Restore it from a copy, or start the run again."
 NO_COUNTS: Final = "it has no array `train_counts` of integers [clients, classes]."
@@ -100,27 +102,35 @@ class Run:
                 " metrics.csv and clients.csv (fl.load(PATH).metrics and .clients)."
             )
 
-    @cached_property
-    def class_table(self) -> "pd.DataFrame":
-        """Rows of per_class.csv at the best round; see `flbench.results.tables.PER_CLASS`.
+    def class_table(self, moment: "Moment" = "best") -> "pd.DataFrame":
+        """Return the rows of per_class.csv for the best or for the last round.
 
         Raises:
             DataError: The file is damaged.
         """
-        from flbench.results import tables
+        return self._class_tables[self._class_tables["moment"] == moment]
 
-        return tables.class_table(self.path / "per_class.csv")
+    def client_table(self, moment: "Moment" = "best") -> "pd.DataFrame":
+        """Return the rows of clients.csv for the best or for the last round.
 
-    @cached_property
-    def client_table(self) -> "pd.DataFrame":
-        """Rows of clients.csv at the best round, with names if the clients have any.
+        There are names if the clients have any.
 
         Raises:
             DataError: The file is damaged.
         """
+        return self._client_tables[self._client_tables["moment"] == moment]
+
+    @cached_property
+    def _class_tables(self) -> "pd.DataFrame":
         from flbench.results import tables
 
-        return tables.client_table(self.path / "clients.csv")
+        return tables.class_tables(self.path / "per_class.csv")
+
+    @cached_property
+    def _client_tables(self) -> "pd.DataFrame":
+        from flbench.results import tables
+
+        return tables.client_tables(self.path / "clients.csv")
 
     @cached_property
     def client_counts(self) -> "NDArray[np.int64] | None":
@@ -132,7 +142,10 @@ class Run:
         counts = read_counts(self.path / "partition.npz")
         if counts is None:
             return None
-        for table, key, axis in ((self.client_table, "client", 0), (self.class_table, "class", 1)):
+        for table, key, axis in (
+            (self.client_table(), "client", 0),
+            (self.class_table(), "class", 1),
+        ):
             if len(table) and table[key].max() >= counts.shape[axis]:
                 raise DataError(
                     f"{self.path / 'partition.npz'} is damaged: its `train_counts` have the shape"
@@ -151,9 +164,9 @@ class Run:
         for key in HASHES:
             if key not in self.summary:
                 raise DataError(f"{self.path / 'summary.json'} is damaged (no `{key}`). {CURE}")
-        for name in ("class_table", "client_table"):
-            if not len(getattr(self, name)):
-                raise DataError(f"{self.path} has no {name.replace('_', ' ')}. {CURE}")
+        for name, table in (("class", self.class_table()), ("client", self.client_table())):
+            if not len(table):
+                raise DataError(f"{self.path} has no {name} table. {CURE}")
         if not any(isinstance(value, float) for value in self.summary["best"]["test"].values()):
             raise UserError(f"{self.path} has no test metrics, so it cannot be compared.")
         _ = self.client_counts

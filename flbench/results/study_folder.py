@@ -4,7 +4,7 @@ A study can be read while `flbench tune` is still writing it. A trial whose tria
 yet is left out.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from math import isfinite
@@ -233,15 +233,26 @@ class Study:
             for final in self.finals
             if (final.trial.method, final.trial.variant) == (method, variant) and final.run
         }
-        if variant == "tuned" and not found and self._default_has_won(method):
+        if variant == "tuned" and not found and self.default_has_won(method):
             return self.finals_of(method, "default")
         return found
 
-    def _default_has_won(self, method: str) -> bool:
+    def default_has_won(self, method: str) -> bool:
         """Return whether the search of a method has ended and its default trial is the best."""
         ended = [trial for trial in self.trials_of(method) if trial.state != "running"]
         winner = self.winner(method)
         return len(ended) >= self.header.trials and winner is not None and winner.index == 0
+
+    def finished_finals(self) -> Iterator[tuple[str, int, reading.Run]]:
+        """Yield the label that each finished final training has in a comparison, its seed and run.
+
+        `METHOD` has the default parameters, and `METHOD tuned` the tuned ones.
+        """
+        for final in self.finals:
+            if final.run is not None:
+                method, variant = final.trial.method, final.trial.variant
+                label = method if variant == "default" else f"{method} {variant}"
+                yield label, final.trial.seed, final.run
 
     def values(
         self, method: str, variant: Variant, name: str, *, split: str = "test"

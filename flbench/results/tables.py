@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import pandas as pd
 
@@ -12,6 +12,9 @@ from flbench.core.documents import as_data_error
 from flbench.core.names import as_written
 from flbench.results.metrics_file import HEADER, Row
 from flbench.results.summary import is_share
+
+Moment = Literal["best", "last"]
+"""The best round of a run by validation, or its last round."""
 
 MOST: Final = 10**12
 """Largest number of a class, a client or of samples in a table."""
@@ -83,8 +86,8 @@ def read(path: Path, columns: Mapping[str, str], optional: Sequence[str] = ()) -
         return frame
 
 
-def class_table(path: Path) -> pd.DataFrame:
-    """Return the rows of a per_class.csv for the best round.
+def class_tables(path: Path) -> pd.DataFrame:
+    """Return the rows of a per_class.csv for the best and for the last round.
 
     Args:
         path: The file.
@@ -95,14 +98,17 @@ def class_table(path: Path) -> pd.DataFrame:
     table = read(path, PER_CLASS)
     with as_data_error(path):
         _check(table, "class", ("train_support", "test_support"), ("precision", "recall", "f1"))
-    return _at_best(table)
+    return both_moments(table)
 
 
-def client_table(path: Path) -> pd.DataFrame:
-    """Return the rows of a clients.csv for the best round, with names if the clients have any.
+def client_tables(path: Path) -> pd.DataFrame:
+    """Return the rows of a clients.csv for the best and for the last round.
 
     Args:
         path: The file.
+
+    Returns:
+        The rows, with names if the clients have any.
 
     Raises:
         DataError: The file is damaged: a client is there twice, or a number is out of range.
@@ -115,7 +121,7 @@ def client_table(path: Path) -> pd.DataFrame:
         if "accuracy" not in shares:
             raise ValueError("it has no column accuracy")
         _check(table, "client", sizes, shares)
-    return _at_best(table)
+    return both_moments(table)
 
 
 def _check(table: pd.DataFrame, key: str, counts: Sequence[str], shares: Sequence[str]) -> None:
@@ -129,12 +135,6 @@ def _check(table: pd.DataFrame, key: str, counts: Sequence[str], shares: Sequenc
             raise ValueError(f"a value of `{name}` is not in [0, 1]")
     if table.duplicated(["moment", key]).any():
         raise ValueError(f"a {key} is there twice")
-
-
-def _at_best(table: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows of a table for the best round."""
-    both = both_moments(table)
-    return both[both["moment"] == "best"]
 
 
 def both_moments(table: pd.DataFrame) -> pd.DataFrame:

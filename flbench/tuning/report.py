@@ -1,25 +1,25 @@
-"""Results of a study: comparisons, axes, importances, and notes for the reader."""
+"""Results of a study: comparison of its methods, axes, importances, and notes for the reader."""
 
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from flbench.reports.statistics import CLAIM_FROM
+from flbench.analysis import answer, arrangement
+from flbench.analysis.statistics import CLAIM_FROM
+from flbench.analysis.tables import Analysis, analyse
 from flbench.results.study_folder import PERSONAL, Study
 from flbench.tuning.axes import Axis, axes_of
-from flbench.tuning.comparison import Pair, Tuning, pairs, tunings
 from flbench.tuning.deployments import of_deployment
 from flbench.tuning.importance import Importance, importance
 
-TITLES = {
-    "accuracy": "accuracy",
-    "balanced_accuracy": "balanced accuracy",
-    "macro_f1": "macro F1",
-    "rare_recall": "rare-class recall",
-    "worst10_accuracy": "worst 10 % of clients",
-    "auroc": "AUROC",
+GAINS = {
+    "better": "tuning helped {}",
+    "worse": "tuning harmed {}",
+    "no significant difference": "tuning made no significant difference for {}",
+    "no claim": "there is no claim about tuning for {}",
 }
+"""What the test of the tuned against the default parameters says, by its verdict."""
 
 
 @dataclass(frozen=True)
@@ -33,14 +33,29 @@ class StudyReport:
     study: Study
 
     @cached_property
-    def tunings(self) -> list[Tuning]:
-        """Default beside tuned hyper-parameters of each method."""
-        return tunings(self.study)
+    def analysis(self) -> Analysis | None:
+        """Comparison of the final trainings, in which `METHOD tuned` has the tuned parameters.
+
+        None while there are none.
+        """
+        comparison = arrangement.of_study(self.study)
+        return None if comparison is None else analyse(comparison)
 
     @cached_property
-    def pairs(self) -> list[Pair]:
-        """Comparisons between the tuned methods."""
-        return pairs(self.study)
+    def answer(self) -> tuple[str, ...]:
+        """What tuning changed for each method, and which method is best, in sentences."""
+        if self.analysis is None:
+            return ()
+        said: dict[str, list[str]] = {text: [] for text in GAINS.values()}
+        rows = self.analysis.pairs[["first", "second", "verdict"]]
+        for first, second, verdict in rows.itertuples(index=False):
+            if first == f"{second} tuned":
+                said[GAINS[verdict]].append(second)
+        kept = [name for name in self.study.methods if self.study.default_has_won(name)]
+        said["no trial was better than the default parameters of {}"] = kept
+        parts = [text.format(answer.listing(names)) for text, names in said.items() if names]
+        gains = f"On this one partition: {'; '.join(parts)}."
+        return (*([gains] if parts else []), *self.analysis.answer)
 
     @cached_property
     def axes(self) -> Mapping[str, list[Axis]]:
@@ -62,12 +77,6 @@ class StudyReport:
             for method in self.study.methods
         }
 
-    @cached_property
-    def has_rare_classes(self) -> bool:
-        """Whether tables show rare-class metrics; see `flbench.results.reading.Run`."""
-        runs = [final.run for final in self.study.finals if final.run is not None]
-        return not runs or any(run.has_rare_classes for run in runs)
-
     @property
     def heading(self) -> str:
         """Title of the report."""
@@ -76,7 +85,7 @@ class StudyReport:
     @property
     def metric(self) -> str:
         """Name of the study's metric, as text, with the deployment unless it is `personal`."""
-        return of_deployment(title(self.study.header.metric), self.study.header.deployment)
+        return of_deployment(answer.words(self.study.header.metric), self.study.header.deployment)
 
     @property
     def facts(self) -> dict[str, str]:
@@ -92,7 +101,7 @@ class StudyReport:
             "partition": header.partition_hash or "-",
             "budget": f"{count(header.trials, 'trial')} of {count(header.rounds, 'round')} for"
             f" each method, then {count(header.seeds, 'seed')} of the defaults and of the winner",
-            "metric": f"{title(header.metric)} of {models}, after the last round",
+            "metric": f"{answer.words(header.metric)} of {models}, after the last round",
             "search": f"{header.search}, scheduler {header.scheduler}, seed {header.seed}",
             "begun": header.created,
             "git revision": header.git_revision or "-",
@@ -145,30 +154,25 @@ class StudyReport:
             notes.append("One seed: there is no interval, and no difference is claimed.")
         elif seeds < CLAIM_FROM:
             notes.append("Two seeds: too few for an interval, and no difference is claimed.")
-        for tuning in self.tunings:
-            notes += self._stale(tuning)
+        for method in study.methods:
+            notes += self._stale(method)
+        if self.analysis is not None:
+            notes += self.analysis.comparison.warnings
         return notes
 
-    def _stale(self, tuning: Tuning) -> list[str]:
+    def _stale(self, method: str) -> list[str]:
         """Return a note if tuned final trainings use another trial than the best one."""
-        finals = self.study.finals_of(tuning.method, "tuned").values()
-        others = sorted({final.trial.of for final in finals} - {tuning.won, None}, key=str)
+        won = self.study.winner(method)
+        number = None if won is None else won.index
+        finals = self.study.finals_of(method, "tuned").values()
+        others = sorted({final.trial.of for final in finals} - {number, None}, key=str)
         if not others:
             return []
         numbers = ", ".join(map(str, others))
         return [
-            f"{tuning.method}: trial {tuning.won} is the best one, but the final trainings use"
-            f" trial {numbers}."
+            f"{method}: trial {number} is the best one, but the final trainings use trial"
+            f" {numbers}."
         ]
-
-
-def title(metric: str) -> str:
-    """Return the name of a metric as text.
-
-    >>> title("balanced_accuracy")
-    'balanced accuracy'
-    """
-    return TITLES.get(metric, metric.replace("_", " "))
 
 
 def count(number: int, what: str) -> str:

@@ -15,8 +15,7 @@ from matplotlib.ticker import LogLocator, MaxNLocator
 
 from flbench.reports import figures
 from flbench.reports.picture import Picture, in_legend
-from flbench.reports.statistics import CLAIM_FROM, Sample
-from flbench.results.study_folder import Trial, Variant, best_trial
+from flbench.results.study_folder import Trial, best_trial
 from flbench.tuning.axes import Axis, shown
 
 UNSET = -0.14  # position on an axis of a trial that lacks the parameter
@@ -149,57 +148,6 @@ def progress(methods: Mapping[str, Sequence[Trial]], metric: str) -> Figure:
         plot.legend(
             frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5), ncols=columns
         )
-    return figure
-
-
-def comparison(
-    methods: Mapping[str, Mapping[Variant, tuple[list[float], Sample]]], metric: str
-) -> Figure:
-    """Draw a test metric of the final trainings: a dot for each seed, their mean and its interval.
-
-    Fewer than three seeds have no interval.
-
-    Args:
-        methods: By method and variant (`default`, `tuned`), the values of the seeds and what
-            follows from them.
-        metric: Name of the metric.
-    """
-    figure = Picture(figsize=(max(4.5, min(WIDTH, 1.6 + 1.1 * len(methods))), 3.6))
-    figure.set_layout_engine("constrained")
-    plot = figure.add_subplot()
-    styles: dict[Variant, tuple[str, str]] = {
-        "default": ("#8a8a8a", "s"),
-        "tuned": ("#3b6ea5", "o"),
-    }
-    labelled = set()
-    for k, (_, variants) in enumerate(methods.items()):
-        for n, (variant, (values, about)) in enumerate(variants.items()):
-            x = k + (0.0 if len(variants) == 1 else 0.36 * n - 0.18)
-            colour, marker = styles[variant]
-            plot.plot([x + 0.09] * len(values), values, ".", color=colour, markersize=4, zorder=2)
-            label = None if variant in labelled else variant
-            labelled.add(variant)
-            half = 0.0 if about.half is None or about.n < CLAIM_FROM else about.half
-            plot.errorbar(
-                x,
-                about.mean,
-                yerr=[[min(half, about.mean)], [min(half, max(0.0, 1 - about.mean))]],
-                fmt=marker,
-                color=colour,
-                capsize=4 if half else 0,
-                label=label,
-                zorder=3,
-            )
-    plot.set_xticks(range(len(methods)), list(methods))
-    plot.set_xlim(-0.6, len(methods) - 0.4)
-    plot.set_ylabel(f"test {metric}")
-    _plain(plot, 9)
-    if len(methods) > 6 or max(map(len, methods), default=0) > 9:
-        plot.tick_params(axis="x", rotation=40)
-        for tick in plot.get_xticklabels():
-            tick.set(ha="right", rotation_mode="anchor")
-    if labelled:
-        plot.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
     return figure
 
 

@@ -11,8 +11,9 @@ from time import sleep
 import pytest
 
 import flbench as fl
+from flbench.analysis import learned
 from flbench.cli import app
-from flbench.comparison import archive, learned
+from flbench.comparison import archive
 from flbench.comparison.collect import collect
 from flbench.core.errors import DataError, UserError
 from tests.comparison.made import run_folder

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import flbench as fl
+from flbench.analysis import text
 from flbench.cli import app
-from flbench.comparison import text
 from flbench.core.errors import DataError, UserError
 from flbench.results import reading, study_folder
 from flbench.tuning import study_page

@@ -15,11 +15,12 @@ import pytest
 import torch
 
 import flbench as fl
+from flbench.analysis import report, text
+from flbench.analysis.arrangement import arrange
+from flbench.analysis.tables import analyse
 from flbench.api import comparing
 from flbench.cli import app
-from flbench.comparison import plan, report, text
-from flbench.comparison.analysis import analyse
-from flbench.comparison.arrangement import arrange
+from flbench.comparison import plan
 from flbench.comparison.collect import collect
 from flbench.comparison.plan import Design, LabelledLayer
 from flbench.config.resolve import resolve
@@ -73,7 +74,7 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("both")
     words = ["local", "fedavg", "--seeds", "2", "--jobs", "1", "--grid", "partition.alpha=0.2,5"]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("flbench.comparison.page.pictures", lambda *_: [])
+        patch.setattr("flbench.analysis.page.pictures", lambda *_: [])
         assert compare(out, *words, *ONE) == 0
     return comparison_in(out)
 

@@ -28,7 +28,7 @@ TABLES = ("leaderboard", "pairs", "classes", "clients", "curves", "targets")
 def _no_pictures():
     """Leave the files of the pictures out, which take seconds; test_page.py tests them."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("flbench.comparison.page.pictures", lambda *_: [])
+        patch.setattr("flbench.analysis.page.pictures", lambda *_: [])
         yield
 
 

@@ -25,8 +25,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import flbench as fl
+from flbench.analysis import text
 from flbench.cli import app
-from flbench.comparison import text
 from flbench.core.errors import UserError
 from flbench.tuning import study_page
 from tests.comparison.made import run_folder

@@ -11,7 +11,7 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.text import Text
 
-from flbench.comparison import figures as comparison_figures
+from flbench.analysis import figures as comparison_figures
 from flbench.core.wording import for_command_line
 from flbench.reports import figures
 from flbench.reports.picture import Picture, forget_file_of_current_folder

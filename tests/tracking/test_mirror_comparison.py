@@ -11,8 +11,8 @@ import pytest
 pytest.importorskip("mlflow")
 
 import flbench as fl
+from flbench.analysis import text
 from flbench.cli import app
-from flbench.comparison import text
 from flbench.tracking import follow, mlflow_models, mlflow_store, mlflow_ui, mlflow_view
 from tests.support import SMALL
 from tests.tracking.reading import entries, history

@@ -309,7 +309,7 @@ def test_study_of_another_deployment_is_scored_and_compared_by_it(tmp_path):
 
     for name, record in records(study).items():
         assert record["score"] == of(name, "noft", "validation")
-    results = json.loads((study / "results.json").read_text())["methods"]["ft"]["seeds"]
+    board = json.loads((study / "results.json").read_text())["comparison"]["leaderboard"]
     test = of("finals/ft/default-seed1", "noft", "test")
-    assert results["default"] == {"1": test}
+    assert {row["method"]: row["mean"] for row in board}["ft"] == test
     assert test != of("finals/ft/default-seed1", "personal", "test")

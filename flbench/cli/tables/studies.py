@@ -12,9 +12,10 @@ def print_study(study: Study) -> None:
 
     report = StudyReport(study)
     line(f"{report.heading} ({report.facts['budget']})\n")
-    for table in (tables.gains(report), tables.comparisons(report), tables.trials(report)):
-        if table is not None:
-            block(table)
+    for table in (*tables.comparison(report), tables.trials(report)):
+        block(table)
+    for sentence in report.answer:
+        line(sentence)
     for method in study.methods:
         if sentence := tables.winner(report, method):
             line(sentence)

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 from numpy.typing import NDArray
 
-from flbench.comparison.analysis import CLASS_SCORES, Analysis
+from flbench.analysis.tables import CLASS_SCORES, Analysis
 from flbench.core.learned import Learned, LearnedPoints, LearnedTable
 from flbench.core.printable import one_line
 from flbench.reports import figures
@@ -43,8 +43,7 @@ def leaders(analysis: Analysis, place: str) -> Figure:
     for k, method in enumerate(rows["method"]):
         row, style = rows.loc[k], _style(analysis, method)
         values = [
-            one.run.summary["best"]["test"][analysis.comparison.metric]
-            for one in analysis.comparison.at(place, method)
+            one.test[analysis.comparison.metric] for one in analysis.comparison.at(place, method)
         ]
         axes.plot(values, [k] * len(values), ".", color=style["color"], markersize=5, zorder=3)
         if not np.isnan(row["low"]):

@@ -11,7 +11,7 @@ from scipy import stats
 from statsmodels.stats.multitest import multipletests
 from statsmodels.stats.power import TTestPower
 
-from flbench.comparison import statistics
+from flbench.analysis import statistics
 
 # Demsar, JMLR 2006, table 6: areas under the ROC curve of C4.5 and three variants on 14 data sets.
 # The third and fourth variant are printed as 0.975 on one data set, but ranked second and third.
@@ -112,6 +112,13 @@ def test_profile_is_the_share_of_runs_above_a_value():
     assert falls.all()
 
 
+def test_std_is_the_sample_deviation():
+    values = [3.0, 4.5, 9.0]
+
+    assert statistics.sample_std(values) == pytest.approx(np.std(values, ddof=1))
+    assert statistics.sample_std([1.0]) is None
+
+
 @pytest.mark.parametrize("n", [3, 5, 12])
 def test_mean_has_the_interval_of_scipy(n):
     values = np.random.default_rng(n).normal(size=n)
@@ -189,6 +196,21 @@ def test_only_shared_repetitions_are_paired():
     assert math.isnan(found.p)
     assert math.isnan(found.needed)
     assert statistics.difference({0: 1.0}, {1: 1.0}) is None
+
+
+def test_wilcoxon_needs_six_repetitions():
+    """With all six differences above 0, p = 2 / 2^6."""
+    first = {k: k / 10 for k in range(1, 7)}
+
+    assert statistics.difference(first, dict.fromkeys(first, 0.0)).wilcoxon == pytest.approx(2 / 64)
+    assert math.isnan(statistics.difference(first, first).wilcoxon)
+
+
+def test_holm_by_hand():
+    """Sorted 0.01, 0.02, 0.03, 0.6: 4 x 0.01, 3 x 0.02, 2 x 0.03, 1 x 0.6, made ascending."""
+    assert statistics.correct([0.03, 0.01, 0.6, 0.02]) == pytest.approx([0.06, 0.04, 0.6, 0.06])
+    assert statistics.correct([0.9, 0.8]) == [1.0, 1.0]
+    assert statistics.correct([]) == []
 
 
 def test_equal_differences_have_no_p_value():

@@ -18,17 +18,21 @@ partition and the version of the code.
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import combinations
 from math import isfinite
 from pathlib import Path
 from typing import Any, Final, Literal
 
+from flbench.analysis.statistics import CLAIM_FROM
 from flbench.config.sources import leaves
 from flbench.core.documents import read_json
 from flbench.core.errors import UserError
 from flbench.metrics.own import SUFFIXES
-from flbench.reports.statistics import CLAIM_FROM, ON_ONE_PARTITION
 from flbench.results.differences import CODE, SAMPLES, SOURCE, short_hashes, short_names, text_of
+from flbench.results.left_out import LeftOut
 from flbench.results.reading import Run
+from flbench.results.study_folder import PERSONAL, Study
+from flbench.results.tables import Moment
 
 SECTIONS: Final = ("data.", "partition.", "model.", "train.")
 ALONE: Final = (*("engine.precision", "evaluation.every", "evaluation.rare", "evaluation.metrics"),)
@@ -50,7 +54,7 @@ VARIED: Final[Mapping[Vary, str]] = {
 """What differs between repetitions, in words."""
 POPULATIONS: Final[Mapping[Vary, str]] = {
     "nothing": "",
-    "training": ON_ONE_PARTITION,
+    "training": "on this one partition",
     "partition": "for this one seed of the training",
     "both": "",
 }
@@ -71,6 +75,8 @@ class Entry:
             seeds and partition.
         run: The run.
         folder: The run folder as users know it.
+        moment: Round whose metrics are compared: `best` by validation, or `last`.
+        deployment: Name of the deployment whose metrics are compared.
     """
 
     method: str
@@ -78,6 +84,15 @@ class Entry:
     repetition: int
     run: Run
     folder: str
+    moment: Moment = "best"
+    deployment: str = PERSONAL
+
+    @property
+    def test(self) -> Mapping[str, Any]:
+        """Test metrics of the run."""
+        found: Mapping[str, Any] = self.run.summary[self.moment]["test"]
+        # The metrics of another deployment are in a dict of its name.
+        return found if self.deployment == PERSONAL else found.get(self.deployment, {})
 
     @property
     def is_packed(self) -> bool:
@@ -103,6 +118,9 @@ class Comparison:
         is_baseline_given: Whether the user has named the baseline.
         vary_by_place: What differs between the repetitions of each place; a place that is missing
             has `vary`.
+        families: The pairs of methods that are tested, in groups whose p-values are corrected
+            together; empty for all pairs in one group.
+        corrected_for: Those pairs in words.
     """
 
     entries: tuple[Entry, ...]
@@ -116,6 +134,24 @@ class Comparison:
     apart: str | None = None
     is_baseline_given: bool = False
     vary_by_place: Mapping[str, Vary] = field(default_factory=dict)
+    families: tuple[tuple[tuple[str, str], ...], ...] = ()
+    corrected_for: str = "for all pairs"
+
+    @property
+    def measured(self) -> str:
+        """Which models are compared, after which round."""
+        first = self.entries[0]
+        if first.moment == "best":
+            return (
+                "the models that are deployed to the clients, at the best round by validation"
+                " accuracy, or at the last round without validation parts"
+            )
+        models = (
+            "the models that are deployed to the clients"
+            if first.deployment == PERSONAL
+            else f"the deployment `{first.deployment}`"
+        )
+        return f"{models}, after the last round"
 
     def at(self, place: str, method: str | None = None) -> list[Entry]:
         """Return the entries of a place, of one method or of all, ordered by repetition."""
@@ -212,6 +248,59 @@ def arrange(
         vary_by_place={
             place: _vary([entry for entry in entries if entry.place == place]) for place in held
         },
+    )
+
+
+def of_study(study: Study) -> Comparison | None:
+    """Arrange the final trainings of a study as a comparison of one place.
+
+    The default and the tuned parameters of a method are two methods, `METHOD` and `METHOD tuned`.
+    The repetitions are the seeds, on the one partition of the study. Metrics are those of the
+    study's deployment after the last round, as in the search. Two kinds of questions are tested:
+    what tuning changes for each method, a test by itself; and how the tuned methods differ, whose
+    p-values are corrected together. Where the default parameters have won the search, they are the
+    tuned ones too.
+
+    Args:
+        study: The study. Final trainings that are damaged, or that lack the study's metric, are
+            left out.
+
+    Returns:
+        The comparison; None if there is no final training.
+    """
+    header, left_out = study.header, LeftOut()
+    found: dict[tuple[str, int], Run] = {}
+    for label, seed, run in study.finished_finals():
+        with left_out.catching(run.path):
+            run.check_comparable()
+            found.setdefault((label, seed), run)
+    seeds = sorted({seed for _, seed in found})
+    place, deployment = header.dataset, header.deployment
+    entries = [
+        Entry(label, place, seeds.index(seed), run, str(run.path), "last", deployment)
+        for (label, seed), run in found.items()
+    ]
+    entries = [entry for entry in entries if _is_number(entry.test.get(header.metric))]
+    if not entries:
+        return None
+    methods = tuple(dict.fromkeys(entry.method for entry in entries))
+    tuned = {name: f"{name} tuned" for name in study.methods}
+    gains = [(tuned[name], name) for name in tuned if {tuned[name], name} <= {*methods}]
+    best = [name if study.default_has_won(name) else tuned[name] for name in tuned]
+    return Comparison(
+        entries=tuple(entries),
+        methods=methods,
+        places=(place,),
+        repetitions=max(_counts(entries).values()),
+        vary="training",
+        metric=header.metric,
+        baseline=_baseline(entries),
+        warnings=tuple(left_out.sentences),
+        families=(
+            *((gain,) for gain in gains),
+            tuple(combinations([one for one in best if one in methods], 2)),
+        ),
+        corrected_for="for all pairs of tuned methods (the gain of a method is one test)",
     )
 
 
@@ -535,6 +624,11 @@ def _is_undefined(run: Run, metric: str) -> bool:
     """Return whether a run has a test metric that is NaN or infinite, so that it has no mean."""
     value = run.summary["best"]["test"].get(metric)
     return isinstance(value, float) and not isfinite(value)
+
+
+def _is_number(value: Any) -> bool:
+    """Return whether a metric has a finite value."""
+    return isinstance(value, int | float) and isfinite(value)
 
 
 def _check_metric(runs: Sequence[Run], metric: str) -> None:

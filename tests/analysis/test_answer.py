@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pandas as pd
 import pytest
 
-from flbench.comparison import answer, statistics
-from flbench.comparison.arrangement import Comparison
+from flbench.analysis import answer, statistics
+from flbench.analysis.arrangement import Comparison
 
 NAN = float("nan")
 OPPOSITE = {"better": "worse", "worse": "better"}

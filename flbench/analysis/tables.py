@@ -1,13 +1,14 @@
 """The tables of a comparison, from which its report is written.
 
 All metrics are those of the models that are deployed to the clients, on their test parts, at the
-best round by validation; without validation parts at the last round.
+best round by validation; without validation parts at the last round. For a study they are those of
+its deployment after the last round.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from math import comb, inf, isinf, nan
+from math import inf, isinf, nan
 from statistics import fmean, median
 from typing import Any, Final
 
@@ -15,9 +16,9 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from flbench.comparison import answer, statistics
-from flbench.comparison.arrangement import Comparison, Entry
-from flbench.comparison.statistics import Across, Difference
+from flbench.analysis import answer, statistics
+from flbench.analysis.arrangement import Comparison, Entry
+from flbench.analysis.statistics import Across, Difference
 from flbench.results.summary import SHARES, best_round, ended_after
 
 TRAFFIC: Final = ("up_bytes", "down_bytes", "peer_bytes", "setup_bytes")
@@ -47,6 +48,8 @@ TARGETS: Final = (
     *("place", "method", "target", "split", "reached", "n", "rounds", "bytes", "seconds"),
     *("least_rounds", "least_bytes", "least_seconds"),
 )
+Pair = tuple[str, str]
+"""Labels of two methods."""
 COSTS: Final = ("rounds", "bytes", "seconds")
 """Costs of the table of targets."""
 
@@ -62,7 +65,8 @@ class Analysis:
             bootstrap interval; `rank`: 1 for the best mean, NaN for a method that lacks
             repetitions of the place, because its mean is over others; such methods are the last
             ones, unless none has all repetitions; `groups`: methods without a common
-            letter differ significantly, and a method that was not tested has none; means of
+            letter differ significantly; a method that was not tested has none, nor has any if only
+            some pairs are tested; means of
             `macro_f1`, `rare_recall` (NaN without rare classes), `worst10_accuracy`, `bytes` (of
             all clients and rounds, set-up included) and `seconds` (training and evaluation);
             `better_than`: tuple of methods that this one is significantly better than.
@@ -112,9 +116,8 @@ def analyse(comparison: Comparison) -> Analysis:
     Raises:
         DataError: A file of a run is damaged.
     """
-    gaps = {place: _gaps(comparison, place) for place in comparison.places}
     pairs = pd.DataFrame(
-        [row for place, some in gaps.items() for row in _pair_rows(place, some)],
+        [row for place in comparison.places for row in _pair_rows(comparison, place)],
         columns=list(PAIRS),
     )
     leaderboard = _leaderboard(comparison, pairs)
@@ -151,7 +154,7 @@ def analyse(comparison: Comparison) -> Analysis:
 
 def _metric(entry: Entry, name: str) -> float:
     """Return a test metric of a run; NaN if it has none."""
-    value = entry.run.summary["best"]["test"].get(name)
+    value = entry.test.get(name)
     if name.startswith("rare") and not entry.run.has_rare_classes:
         return nan
     return float(value) if isinstance(value, int | float) else nan
@@ -177,43 +180,44 @@ def _overlap(entries: Sequence[Entry]) -> float:
     """Return n_test / n_train of a place whose repetitions differ in the partition; otherwise 0."""
     if len({entry.run.summary["partition_hash"] for entry in entries}) == 1:
         return 0.0
-    table = entries[0].run.client_table
+    table = entries[0].run.client_table()
     return float(table["test_size"].sum() / max(1, table["train_size"].sum()))
 
 
-def _gaps(comparison: Comparison, place: str) -> dict[tuple[str, str], Difference]:
-    """Return the differences of every two methods of a place that share repetitions."""
-    entries = comparison.at(place)
-    overlap = _overlap(entries)
+def _families(comparison: Comparison, methods: Sequence[str]) -> Sequence[Sequence[Pair]]:
+    """Return the pairs of methods that are tested, in groups that are corrected together."""
+    if comparison.families:
+        return comparison.families
+    # A baseline that the user names is what the others are subtracted from.
+    is_base = comparison.is_baseline_given and comparison.baseline in methods
+    others = [method for method in methods if not (is_base and method == comparison.baseline)]
+    beside = [(method, comparison.baseline) for method in others] if is_base else []
+    return [[*beside, *combinations(others, 2)]]
+
+
+def _pair_rows(comparison: Comparison, place: str) -> Iterator[tuple[Any, ...]]:
+    """Yield the rows of PAIRS of one place: pairs of methods that share repetitions."""
+    overlap = _overlap(comparison.at(place))
     values = {
         method: _values(mine, comparison.metric)
         for method in comparison.methods
         if (mine := comparison.at(place, method))
     }
-    # A baseline that the user names is what the others are subtracted from.
-    is_base = comparison.is_baseline_given and comparison.baseline in values
-    others = [method for method in values if not (is_base and method == comparison.baseline)]
-    beside = [(method, comparison.baseline) for method in others] if is_base else []
-    found = {
-        (first, second): statistics.difference(
-            values[first], values[second], overlap=overlap, tests=comb(len(values), 2)
-        )
-        for first, second in (*beside, *combinations(others, 2))
-    }
-    return {pair: gap for pair, gap in found.items() if gap is not None}
-
-
-def _pair_rows(place: str, gaps: Mapping[tuple[str, str], Difference]) -> list[tuple[Any, ...]]:
-    """Return the rows of PAIRS of one place."""
-    corrected = statistics.correct([gap.decisive for gap in gaps.values()])
-    return [
-        (
-            *(place, first, second, gap.n, gap.mean, gap.low, gap.high, gap.decisive, p, gap.p),
-            *(gap.corrected, gap.wilcoxon, gap.probability, statistics.verdict(gap.mean, p)),
-            *(gap.needed, gap.is_limited),
-        )
-        for ((first, second), gap), p in zip(gaps.items(), corrected, strict=True)
-    ]
+    for pairs in _families(comparison, list(values)):
+        gaps: dict[Pair, Difference] = {}
+        for first, second in pairs:
+            gap = statistics.difference(
+                values[first], values[second], overlap=overlap, tests=len(pairs)
+            )
+            if gap is not None:
+                gaps[first, second] = gap
+        corrected = statistics.correct([gap.decisive for gap in gaps.values()])
+        for ((first, second), gap), p in zip(gaps.items(), corrected, strict=True):
+            yield (
+                *(place, first, second, gap.n, gap.mean, gap.low, gap.high, gap.decisive, p, gap.p),
+                *(gap.corrected, gap.wilcoxon, gap.probability, statistics.verdict(gap.mean, p)),
+                *(gap.needed, gap.is_limited),
+            )
 
 
 def _leaderboard(comparison: Comparison, pairs: pd.DataFrame) -> pd.DataFrame:
@@ -237,7 +241,7 @@ def _leaderboard(comparison: Comparison, pairs: pd.DataFrame) -> pd.DataFrame:
                 better[first].append(second)
             elif said == "worse":
                 better[second].append(first)
-        letters = statistics.letters(p)
+        letters = dict.fromkeys(order, "") if comparison.families else statistics.letters(p)
         for method in order:
             entries = comparison.at(place, method)
             values = list(_values(entries, comparison.metric).values())
@@ -275,7 +279,9 @@ def _classes(comparison: Comparison) -> pd.DataFrame:
         parts = []
         holders: dict[int, NDArray[np.int64]] = {}  # [C] by repetition
         for entry in entries:
-            table = entry.run.class_table.assign(method=entry.method, repetition=entry.repetition)
+            table = entry.run.class_table(entry.moment).assign(
+                method=entry.method, repetition=entry.repetition
+            )
             table["rare"] &= entry.run.has_rare_classes
             parts.append(table)
             if (counts := entry.run.client_counts) is not None:
@@ -326,7 +332,7 @@ def _recall_gaps(rows: pd.DataFrame, baseline: str) -> pd.DataFrame:
 def _clients(comparison: Comparison) -> pd.DataFrame:
     frames = []
     for entry in comparison.entries:
-        table, counts = entry.run.client_table, entry.run.client_counts
+        table, counts = entry.run.client_table(entry.moment), entry.run.client_counts
         frames.append(
             table.assign(
                 place=entry.place,
@@ -378,7 +384,7 @@ def _curves(comparison: Comparison) -> pd.DataFrame:
         total = dict(zip(rounds, np.cumsum([sent[k] for k in rounds]).tolist(), strict=True))
         each = seconds_of(entry) / max(1, ended_after(entry.run.summary))
         for row in entry.run.rows:
-            if row.protocol != "personal" or row.metric != comparison.metric:
+            if row.protocol != entry.deployment or row.metric != comparison.metric:
                 continue
             if row.split in ("validation", "test"):
                 spent = total[max(k for k in rounds if k <= row.round)]

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from flbench.comparison import page, text
-from flbench.comparison.analysis import Analysis
+from flbench.analysis import page, text
+from flbench.analysis.tables import Analysis
 from flbench.core import files
 from flbench.reports import figures
 

@@ -11,9 +11,8 @@ from typing import Final, cast
 import numpy as np
 import pandas as pd
 
-from flbench.comparison.arrangement import POPULATIONS, Comparison
-from flbench.comparison.statistics import Across
-from flbench.reports.statistics import ALPHA, CLAIM_FROM, Verdict
+from flbench.analysis.arrangement import POPULATIONS, Comparison
+from flbench.analysis.statistics import ALPHA, CLAIM_FROM, Across, Verdict
 from flbench.reports.tables import size
 
 MOST_NAMES: Final = 5  # more methods are counted, not named
@@ -77,7 +76,7 @@ def _beside_baseline(
         ]
         if those:
             end = " no significant difference" if verdict == "no significant difference" else ""
-            parts.append(f"{_and(those)} {one if len(those) == 1 else more}{end}")
+            parts.append(f"{listing(those)} {one if len(those) == 1 else more}{end}")
     where = ", ".join(filter(None, [place, POPULATIONS[comparison.vary_at(place)]]))
     return f"Beside the baseline {baseline} on {where}: {'; '.join(parts)}."
 
@@ -97,7 +96,7 @@ def _over_places(
     first = (
         f"Over {across.places} data sets or settings{one_each}, {_like(best, like)} has the best"
         f" mean rank by"
-        f" test {_words(comparison.metric)}, {across.ranks.iloc[0]:.2g} on the scale from 1 to"
+        f" test {words(comparison.metric)}, {across.ranks.iloc[0]:.2g} on the scale from 1 to"
         f" {len(names)}"
     )
     beside = across.nemenyi[best].to_dict()
@@ -126,7 +125,7 @@ def _over_places(
         what = "repetitions" if has_all == left_out else "a place or repetitions"
         if not has_all and all(held.get(name) == there.get(name) for name in left_out):
             what = "a place"
-        first += f" {_and(left_out)} {is_are} not ranked, because {lack} {what}."
+        first += f" {listing(left_out)} {is_are} not ranked, because {lack} {what}."
     costs = {name: float(ranked.loc[ranked["method"] == name, "bytes"].sum()) for name in names}
     sent = _price(costs, [best, *like], comparison.baseline, "with one run in each")
     return first, f"Over all places, {sent}"
@@ -137,7 +136,7 @@ def _at_place(
 ) -> tuple[str, str]:
     """Return the sentences about one place: about the metric, and about the bytes."""
     clients = comparison.at(place)[0].run.summary["clients"]
-    what = f"test {_words(comparison.metric)}"
+    what = f"test {words(comparison.metric)}"
     row = rows.iloc[0]
     best, value = str(row["method"]), _value(row)
     costs = dict(zip(map(str, rows["method"]), rows["bytes"], strict=True))
@@ -170,7 +169,7 @@ def _at_place(
             f" {_listed(equal, len(others), all_others='any other method')}."
         )
     elif _is_group(tests, top, beaten) and not like:
-        whole = _and(top) if len(top) <= MOST_NAMES else f"the first {len(top)} methods"
+        whole = listing(top) if len(top) <= MOST_NAMES else f"the first {len(top)} methods"
         first = (
             f"{where}, {whole} show no significant difference in {what} ({best}: {value}), and are"
             f" better than {_listed(beaten, len(others) + 1 - len(top))}."
@@ -181,13 +180,13 @@ def _at_place(
             f" difference from {_listed(equal, len(others))}."
         )
     if above:
-        first += f" Over the repetitions that both have, it is worse than {_and(above)}."
+        first += f" Over the repetitions that both have, it is worse than {listing(above)}."
     if unknown:
         which = _listed(unknown, len(others), all_others="any other method")
         first += f" No test compares it with {which}."
     if unranked := [str(name) for name in rows.loc[rows["rank"].isna(), "method"]]:
         is_are, lack = ("is", "it lacks") if len(unranked) == 1 else ("are", "they lack")
-        first += f" {_and(unranked)} {is_are} not ranked, because {lack} repetitions."
+        first += f" {listing(unranked)} {is_are} not ranked, because {lack} repetitions."
     return first, _upper(_price(costs, top, comparison.baseline))
 
 
@@ -197,7 +196,7 @@ def _like(best: str, others: Sequence[str]) -> str:
     >>> _like("a", []), _like("a", ["b", "c"])
     ('a', 'a, like b and c,')
     """
-    return f"{best}, like {_and(others)}," if others else best
+    return f"{best}, like {listing(others)}," if others else best
 
 
 def _price(
@@ -212,7 +211,7 @@ def _price(
     """  # noqa: E501
     silent = [name for name in top if not costs[name]]
     loud = [name for name in top if costs[name]]
-    which = _and(top) if len(top) <= MOST_NAMES else f"these {len(top)} methods"
+    which = listing(top) if len(top) <= MOST_NAMES else f"these {len(top)} methods"
     if len(top) == 1 or not loud:
         known = [name for name in costs if name not in top and costs[name]]
         other = baseline if baseline in known else next(iter(known), None)
@@ -223,17 +222,17 @@ def _price(
     dear = next(name for name in loud if costs[name] == most)
     if silent and least == most:
         return (
-            f"{_and(silent)} {_send(silent)} nothing {per}, while {_and(loud)} {_send(loud)}"
+            f"{listing(silent)} {_send(silent)} nothing {per}, while {listing(loud)} {_send(loud)}"
             f" {_sent(least)}{' each' if len(loud) > 1 else ''}."
         )
     if least == most:
         return f"{which} send {_sent(least)} each {per}."
     first = f"of {which}, "
     if silent:
-        first += f"{_and(silent)} {_send(silent)} nothing; of the others, "
+        first += f"{listing(silent)} {_send(silent)} nothing; of the others, "
     each = " each" if len(cheap) > 1 else ""
     return (
-        f"{first}{_and(cheap)} {_send(cheap)} the fewest bytes: {_sent(least)}{each} {per},"
+        f"{first}{listing(cheap)} {_send(cheap)} the fewest bytes: {_sent(least)}{each} {per},"
         f" {_ratio(least, most, dear)}."
     )
 
@@ -311,10 +310,10 @@ def _sent(count: float) -> str:
     return "nothing" if count == 0 else size(count)
 
 
-def _words(metric: str) -> str:
+def words(metric: str) -> str:
     """Return the name of a metric in words.
 
-    >>> _words("macro_f1"), _words("worst10_accuracy"), _words("rare_recall")
+    >>> words("macro_f1"), words("worst10_accuracy"), words("rare_recall")
     ('macro F1', 'accuracy of the worst tenth of the clients', 'rare class recall')
     """
     known = {
@@ -341,13 +340,13 @@ def _listed(names: Sequence[str], of: int, all_others: str | None = None) -> str
         if all_others is not None:
             return all_others
         return "both others" if of == 2 else f"the other {of}"
-    return _and(names) if len(names) <= MOST_NAMES else f"{len(names)} of the {of} others"
+    return listing(names) if len(names) <= MOST_NAMES else f"{len(names)} of the {of} others"
 
 
-def _and(names: Sequence[str]) -> str:
+def listing(names: Sequence[str]) -> str:
     """Return names as a list in a sentence.
 
-    >>> _and(["a"]), _and(["a", "b", "c"])
+    >>> listing(["a"]), listing(["a", "b", "c"])
     ('a', 'a, b and c')
     """
     return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))

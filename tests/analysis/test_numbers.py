@@ -10,10 +10,10 @@ import pytest
 from scipy import stats
 
 import flbench as fl
+from flbench.analysis import page, statistics, text
+from flbench.analysis.arrangement import arrange
+from flbench.analysis.tables import analyse
 from flbench.cli import app
-from flbench.comparison import page, statistics, text
-from flbench.comparison.analysis import analyse
-from flbench.comparison.arrangement import arrange
 from flbench.comparison.collect import collect
 from tests.comparison.made import matrix, run_folder
 from tests.support import pictures_in_pages

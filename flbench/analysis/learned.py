@@ -5,7 +5,7 @@ from typing import Final
 
 from flbench.algorithms.base import Algorithm
 from flbench.algorithms.registry import ALGORITHMS
-from flbench.comparison.arrangement import Comparison, Entry
+from flbench.analysis.arrangement import Comparison, Entry
 from flbench.config.resolve import resolve_written
 from flbench.core.errors import UserError
 from flbench.core.learned import Learned

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Final
 from zlib import crc32
 
 from flbench.algorithms.registry import ALGORITHMS
-from flbench.comparison import figures, learned, text
-from flbench.comparison.analysis import CLASS_SCORES, Analysis
-from flbench.comparison.arrangement import Comparison
+from flbench.analysis import figures, learned, text
+from flbench.analysis.arrangement import Comparison
+from flbench.analysis.tables import CLASS_SCORES, Analysis
 from flbench.config.resolve import resolve
 from flbench.config.schema import Config
 from flbench.config.sources import from_values, leaves
@@ -107,8 +107,14 @@ def _drawn_learned(analysis: Analysis, place: str, findings: learned.Findings) -
         )
 
 
-def drawn(analysis: Analysis, place: str) -> Iterator[Drawn]:
-    """Yield the pictures of a place but for what methods learned, in the order of the page."""
+def drawn(analysis: Analysis, place: str, only: Sequence[str] = ()) -> Iterator[Drawn]:
+    """Yield the pictures of a place but for what methods learned, in the order of the page.
+
+    Args:
+        analysis: The tables.
+        place: Label of the place.
+        only: Names of the pictures; empty for all.
+    """
     metric = analysis.comparison.metric.replace("_", " ")
     several = len(analysis.leaderboard[analysis.leaderboard["place"] == place]) > 1
     baseline = one_line(analysis.comparison.baseline)
@@ -191,7 +197,7 @@ def drawn(analysis: Analysis, place: str) -> Iterator[Drawn]:
         ),
     ]
     for name, title, about, draw in candidates:
-        figure = draw()
+        figure = draw() if not only or name in only else None
         if figure is not None:
             warned = _warned(figure, analysis.comparison)
             yield Drawn(name, title, about, warned, is_map=name in MAPS)
@@ -249,21 +255,30 @@ def render(analysis: Analysis, drawings: Drawings | None = None) -> str:
         analysis: The tables.
         drawings: The pictures, if they are drawn already.
     """
-    comparison = analysis.comparison
     drawings = draw(analysis) if drawings is None else drawings
     shared = Shared()
-    sections = {
-        place: {one.name: _svg(one, f"p{k + 1}", shared) for one in drawings.places[place]}
-        for k, place in enumerate(comparison.places)
-    }
-    across = {one.name: _svg(one, "all", shared) for one in drawings.across}
-    return _template().render(
+    return template("analysis/page.html").render(
         shared=shared,
-        heading=one_line(text.heading(comparison)),
+        heading=one_line(text.heading(analysis.comparison)),
         answer=analysis.answer,
-        warnings=comparison.warnings,
-        about=text.about(comparison),
-        places=[
+        warnings=analysis.comparison.warnings,
+        are_pairs_open=False,
+        **content(analysis, drawings, shared),
+    )
+
+
+def content(analysis: Analysis, drawings: Drawings, shared: "Shared") -> dict[str, Any]:
+    """Return what the page shows of the tables, by the names in its template.
+
+    Args:
+        analysis: The tables.
+        drawings: The pictures.
+        shared: Takes what the pictures of the page share.
+    """
+    comparison = analysis.comparison
+    return {
+        "about": text.about(comparison),
+        "places": [
             {
                 "name": one_line(place),
                 "id": f"place-{k + 1}",
@@ -273,28 +288,37 @@ def render(analysis: Analysis, drawings: Drawings | None = None) -> str:
                 "classes": {
                     score: text.classes_block(analysis, place, score) for score in CLASS_SCORES
                 },
-                "pictures": sections[place],
-                "missing": drawings.missing[place],
+                "pictures": {
+                    one.name: placed(one, f"p{k + 1}", shared) for one in drawings.places[place]
+                },
+                "missing": drawings.missing.get(place, ()),
             }
             for k, place in enumerate(comparison.places)
         ],
-        scores=CLASS_SCORES,
-        ranks=None if analysis.across is None else text.ranks_block(analysis.across),
-        across=across,
+        "scores": CLASS_SCORES,
+        "ranks": None if analysis.across is None else text.ranks_block(analysis.across),
+        "across": {one.name: placed(one, "all", shared) for one in drawings.across},
         **_how(comparison),
-    )
+    }
 
 
 @cache  # compiling it takes longer than filling it
-def _template() -> "Template":
-    """Return the template of the page."""
-    from jinja2 import Environment, StrictUndefined
+def template(name: str) -> "Template":
+    """Return the template of a page; it may extend another one.
+
+    Args:
+        name: Path of the file below the package.
+    """
+    from jinja2 import Environment, FunctionLoader, StrictUndefined
 
     environment = Environment(
-        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        loader=FunctionLoader(lambda path: files("flbench").joinpath(path).read_text("utf-8")),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
-    source = files("flbench.comparison").joinpath("page.html").read_text(encoding="utf-8")
-    return environment.from_string(source)
+    return environment.get_template(name)
 
 
 @dataclass
@@ -330,8 +354,14 @@ class Shared:
         return ID.sub(lambda found: found[0] if found[1] in used else "", element)
 
 
-def _svg(one: Drawn, where: str, shared: Shared) -> dict[str, Any]:
-    """Return a picture with what the page says about it."""
+def placed(one: Drawn, where: str, shared: Shared) -> dict[str, Any]:
+    """Return a picture with what the page says about it.
+
+    Args:
+        one: The picture.
+        where: Section of the page, which is a part of the picture's id.
+        shared: Takes what the pictures of the page share.
+    """
     element = shared.leave(encoding.svg(one.figure))
     label = f"{where}-{one.name}"
     width = round(96 * one.figure.get_size_inches()[0])  # in pixels of CSS

@@ -1,7 +1,7 @@
-"""Statistics of a comparison over repetitions and over places.
+"""Statistics over repetitions and over places.
 
 The unit of repetition is the run: the clients of one run are not independent of each other. With
-fewer than three repetitions there is no p-value and no claim.
+fewer than three repetitions there is no interval, no p-value and no claim.
 """
 
 from bisect import bisect_left
@@ -9,19 +9,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations, islice
 from math import nan, sqrt
+from statistics import stdev
 from string import ascii_letters
-from typing import Final
+from typing import Final, Literal
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from flbench.reports.statistics import ALPHA, CLAIM_FROM, Verdict
+Verdict = Literal["better", "worse", "no significant difference", "no claim"]
 
+ALPHA: Final = 0.05  # significance level; intervals have the confidence level 1 - ALPHA
+CLAIM_FROM: Final = 3  # repetitions
 POWER: Final = 0.8  # probability to see a difference that is there
 MOST_NEEDED: Final = 1000  # repetitions; more are not counted
 RESAMPLES: Final = 5000  # of a bootstrap
-WILCOXON_FROM: Final = 6  # repetitions
+WILCOXON_FROM: Final = 6  # repetitions; with fewer, the p-value is always above 0.05
 TINY: Final = 1e-12  # a relative deviation that is no more than a rounding error
 MULTIPLE: Final = "holm"  # correction for several tests
 
@@ -82,6 +85,15 @@ class Difference:
         otherwise that of the paired t-test. It decides after the correction for all pairs.
         """
         return self.p if np.isnan(self.corrected) else self.corrected
+
+
+def sample_std(values: Sequence[float]) -> float | None:
+    """Return the standard deviation with the divisor n - 1; None for fewer than two values.
+
+    >>> sample_std([1.0, 3.0]), sample_std([1.0])
+    (1.4142135623730951, None)
+    """
+    return stdev(values) if len(values) > 1 else None
 
 
 def mean(values: Sequence[float]) -> MeanInterval:

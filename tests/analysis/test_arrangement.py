@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from flbench.comparison.arrangement import arrange
+from flbench.analysis.arrangement import arrange
 from flbench.comparison.collect import collect
 from flbench.core.errors import UserError
 from tests.comparison.made import matrix, run_folder

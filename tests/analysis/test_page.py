@@ -6,9 +6,9 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 
-from flbench.comparison import figures, page, report, text
-from flbench.comparison.analysis import analyse
-from flbench.comparison.arrangement import arrange
+from flbench.analysis import figures, page, report, text
+from flbench.analysis.arrangement import arrange
+from flbench.analysis.tables import analyse
 from flbench.comparison.collect import collect
 from flbench.core.errors import UserError
 from flbench.reports import figures as encoding

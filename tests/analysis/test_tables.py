@@ -12,8 +12,8 @@ from scipy.spatial.distance import cityblock
 from sklearn import metrics
 from statsmodels.stats.multitest import multipletests
 
-from flbench.comparison.analysis import analyse
-from flbench.comparison.arrangement import arrange
+from flbench.analysis.arrangement import arrange
+from flbench.analysis.tables import analyse
 from flbench.comparison.collect import collect
 from flbench.results import reading
 from tests.comparison.made import matrix, run_folder

@@ -10,9 +10,9 @@ import torch
 from flbench.algorithms.base import Algorithm
 from flbench.algorithms.registry import ALGORITHMS
 from flbench.algorithms.shared.gossip import Gossip
-from flbench.comparison import figures, page
-from flbench.comparison.analysis import analyse
-from flbench.comparison.arrangement import arrange
+from flbench.analysis import figures, page
+from flbench.analysis.arrangement import arrange
+from flbench.analysis.tables import analyse
 from flbench.comparison.collect import collect
 from flbench.core.learned import LearnedPoints, LearnedTable
 from flbench.experiment import trained

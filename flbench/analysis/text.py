@@ -9,9 +9,9 @@ import numpy as np
 import pandas as pd
 
 from flbench import __version__
-from flbench.comparison.analysis import CLASS_SCORES, COSTS, Analysis, given_target
-from flbench.comparison.arrangement import POPULATIONS, VARIED, Comparison
-from flbench.comparison.statistics import MOST_NEEDED, Across
+from flbench.analysis.arrangement import POPULATIONS, VARIED, Comparison
+from flbench.analysis.statistics import MOST_NEEDED, Across
+from flbench.analysis.tables import CLASS_SCORES, COSTS, Analysis, given_target
 from flbench.core.csv_text import csv_text
 from flbench.core.markup import in_latex, in_markdown
 from flbench.core.printable import one_line
@@ -78,7 +78,7 @@ def tree_of(analysis: Analysis) -> dict[str, Any]:
             for entry in comparison.entries
         ],
     }
-    found: dict[str, Any] = _finite(tree)
+    found: dict[str, Any] = finite(tree)
     return found
 
 
@@ -104,8 +104,7 @@ def about(comparison: Comparison) -> str:
         varied = "; ".join(f"{one_line(place)}: {VARIED[kind]}" for place, kind in kinds.items())
     return (
         f"{count} {'repetition' if count == 1 else 'repetitions'} at most: {varied}. All figures"
-        " are test metrics of the models that are deployed to the clients, at the best round by"
-        " validation accuracy, or at the last round without validation parts. Intervals have a"
+        f" are test metrics of {comparison.measured}. Intervals have a"
         " confidence level of 95 % and are taken over repetitions, never over the clients of one"
         " run. Bytes are those of all clients and rounds, set-up included; seconds are those of"
         " training and evaluation."
@@ -209,9 +208,10 @@ def pairs_block(analysis: Analysis, place: str) -> Block | None:
             *("verdict", "repetitions needed"),
         ),
         tuple(lines),
-        f"p: {test}. p (Holm): corrected for all pairs; it decides. P(improvement): that a run of"
-        " the first method is better than one of the second. Repetitions needed: to see a"
-        " difference of this size with a probability of 80 %, where it is not significant."
+        f"p: {test}. p (Holm): corrected {analysis.comparison.corrected_for}; it decides."
+        " P(improvement): that a run of the first method is better than one of the second."
+        " Repetitions needed: to see a difference of this size with a probability of 80 %, where it"
+        " is not significant."
         f"{FLOOR if NO_NUMBER in shown else ''}",
         texts=(0, 6),
     )
@@ -494,12 +494,12 @@ def _across_tree(across: Across) -> dict[str, Any]:
     }
 
 
-def _finite(tree: Any) -> Any:
-    """Return a tree of JSON values: keys are text, NaN and infinity are null."""
+def finite(tree: Any) -> Any:
+    """Return a tree as values of JSON: keys are text, NaN and infinity are null."""
     if isinstance(tree, Mapping):
-        return {str(key): _finite(value) for key, value in tree.items()}
+        return {str(key): finite(value) for key, value in tree.items()}
     if isinstance(tree, Sequence) and not isinstance(tree, str):
-        return [_finite(value) for value in tree]
+        return [finite(value) for value in tree]
     if isinstance(tree, np.generic):
-        return _finite(tree.item())
+        return finite(tree.item())
     return None if isinstance(tree, float) and not isfinite(tree) else tree
