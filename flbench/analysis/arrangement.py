@@ -276,8 +276,10 @@ def of_study(study: Study) -> Comparison | None:
             found.setdefault((label, seed), run)
     seeds = sorted({seed for _, seed in found})
     place, deployment = header.dataset, header.deployment
+    # Names within the study, whose folder may be moved.
+    folders = {run.path: "/".join(run.path.parts[-3:]) for run in found.values()}
     entries = [
-        Entry(label, place, seeds.index(seed), run, str(run.path), "last", deployment)
+        Entry(label, place, seeds.index(seed), run, folders[run.path], "last", deployment)
         for (label, seed), run in found.items()
     ]
     entries = [entry for entry in entries if _is_number(entry.test.get(header.metric))]

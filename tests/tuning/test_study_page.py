@@ -189,10 +189,10 @@ def test_score_of_a_stopped_default_trial_is_not_compared(tmp_path):
 def test_final_trainings_without_the_metric_or_that_are_damaged_are_left_out(
     tmp_path, finished_run
 ):
-    folder = begin(tmp_path / "study", "hfcd", metric="macro_f1")
+    folder = begin(tmp_path / "study", "hfcd", metric="gain")
     trial(folder, "hfcd", 1, 0.5)
-    for seed, value in ((1, None), (2, 0.5), (3, 0.6)):
-        path = final(folder, finished_run, "hfcd", "default", seed, {"macro_f1": value})
+    for seed, test in ((1, {}), (2, {"gain": 0.5}), (3, {"gain": 0.6})):
+        path = final(folder, finished_run, "hfcd", "default", seed, test)
     (path / "clients.csv").write_text("moment,client\n")
 
     report = report_of(folder)
@@ -406,7 +406,7 @@ def test_show_prints_a_study(written, capsys):
 
     printed = capsys.readouterr().out
     assert "digits: leaderboard" in printed
-    assert "+0.0520 [+0.0495, +0.0545]" in printed
+    assert "+0.0520" in printed
     assert "tuning helped" in printed
     assert str(written / "report.html") in printed
 
