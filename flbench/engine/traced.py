@@ -3,9 +3,7 @@
 A step runs the Python code of a method, autograd, and `torch.vmap` where clients are stacked. On a
 small net this costs more than the arithmetic, and it is the same in every step. A trace contains
 only the tensor operations below autograd and vmap, in their order, including those of the backward
-pass. A replay executes them on other inputs and gives the same results, bit for bit. Max pooling
-over 2 x 2 pixels is replaced by operations that give the same results in less time (see
-`flbench.engine.pooling` for the sign of zeros and for NaN).
+pass. A replay executes the same operations on other inputs and gives the same results, bit for bit.
 
 Steps with code that flbench does not own, of a net, a loss term or a method, are never traced:
 nothing is known of what that code remembers from call to call (see `flbench.core.ownership`).
@@ -27,7 +25,6 @@ tensors. Three checks keep a trace from giving other results than the step:
 A trace that differs in a comparison is dropped, and the results of the step itself are used.
 """
 
-import re
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -37,7 +34,7 @@ from hashlib import sha256
 from itertools import count
 from operator import getitem
 from time import perf_counter
-from types import EllipsisType, SimpleNamespace
+from types import EllipsisType
 from typing import Any, TypeVar
 
 import torch
@@ -50,7 +47,6 @@ from flbench.client.program import Phase, Statistic
 from flbench.core.ownership import is_known
 from flbench.core.printable import warn
 from flbench.core.types import Tree
-from flbench.engine import pooling
 
 LOOKS = 3
 """Steps of a kind, at least, that run as they are, to measure their time."""
@@ -62,8 +58,14 @@ PATIENCE = 1.0
 """A kind is traced when its steps have taken this many times the seconds of recording a trace."""
 NODES = 50_000
 """Largest number of operations in all stored traces together."""
-NODE = 1_500
+NODE = 2_000
 """Approximate bytes of memory per stored operation."""
+RECORDED = 500_000
+"""Number of recorded operations, those of removed traces included, after which no step is recorded.
+
+`torch.fx` keeps the source text of each compiled graph until the process ends: about 100 bytes for
+each operation.
+"""
 KINDS = 1_000
 """Largest number of kinds that are remembered."""
 LARGEST = 10_000
@@ -242,6 +244,7 @@ class Traces:
         self._numbers = count()
         self._cost = FIRST
         self._size = 0
+        self._recorded = 0  # operations of all traces so far, forgotten ones included
 
     def gather(self, step: Phase | Statistic, *trees: Tree, what: Hashable = None) -> Inputs:
         """Return the inputs of the steps of a phase, or of a Statistic.
@@ -320,14 +323,15 @@ class Traces:
         elif known.count < LOOKS or (known.best <= LONGEST and known.total < PATIENCE * self._cost):
             found = step()
             known.count_step(perf_counter() - begin)
-        elif known.best > LONGEST:
+        elif known.best > LONGEST or self._recorded >= RECORDED:
             known.trusted = False
             found = step()
         else:
             found, known.trace = run_and_record(step, *given)
             known.trusted = False if known.trace is None else None
             self._cost = perf_counter() - begin
-            self._size += 0 if known.trace is None else known.trace.size
+            size = 0 if known.trace is None else known.trace.size
+            self._size, self._recorded = self._size + size, self._recorded + size
         self._forget()
         return found
 
@@ -667,19 +671,15 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return None
         self._fold()
         self._graph.eliminate_dead_code(_has_effect)
-        self._replace_pooling()
         kept = {node.target for node in self._graph.nodes if node.op == "get_attr"}
-        constants = SimpleNamespace(**{k: v for k, v in self._constants.items() if k in kept})
-        code = self._graph.python_code("self")
-        scope = dict(code.globals)
-        exec(_bound(code.src, scope), scope)
-        forward = scope["forward"]
+        constants = {name: value for name, value in self._constants.items() if name in kept}
+        module = fx.GraphModule(constants, self._graph)
 
         def replay(*inputs: Tensor) -> Any:
             with torch.no_grad():
-                return forward(constants, *inputs)
+                return module.forward(*inputs)
 
-        constant_bytes = sum(value.nbytes for value in vars(constants).values())
+        constant_bytes = sum(value.nbytes for value in constants.values())
         return Trace(replay, len(self._graph.nodes) + constant_bytes // NODE, self.unknown)
 
     def _remember(self, value: Tensor, node: fx.Node) -> None:
@@ -755,26 +755,6 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 for user in users:
                     user.replace_input_with(node, constant)
 
-    def _replace_pooling(self) -> None:
-        """Replace max pooling by functions that give the same results in less time on a CPU."""
-        for node in list(self._graph.nodes):
-            x = self._values.get(node.args[0]) if node.target is pooling.POOLING else None
-            if x is None or not pooling.is_replaceable(node, x):
-                continue
-            parts = {user.args[1]: user for user in node.users}  # by position in the result
-            with self._graph.inserting_before(node):
-                if 1 in parts:
-                    corners = self._constant(pooling.window_corners(*x.shape[2:]))
-                    arguments = (node.args[0], corners)
-                    node.replace_all_uses_with(
-                        self._graph.call_function(pooling.max_pool, arguments)
-                    )
-                else:
-                    values = self._graph.call_function(pooling.max_pool_values, (node.args[0],))
-                    parts[0].replace_all_uses_with(values)
-                    self._graph.erase_node(parts[0])
-            self._graph.erase_node(node)
-
     def _is_fixed(self, node: fx.Node, fixed: set[fx.Node]) -> bool:
         """Return whether a tensor is the same for all inputs.
 
@@ -785,19 +765,3 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if node.op != "call_function" or node.target in FILLED:
             return node.op != "placeholder"
         return all(before in fixed for before in node.all_input_nodes)
-
-
-def _bound(source: str, scope: dict[str, Any]) -> str:
-    """Return source text that calls operations by short global names.
-
-    Args:
-        source: Source text with names such as `torch.ops.aten.add.Tensor`.
-        scope: The globals of the source; the operations are added under their short names.
-    """
-
-    def name(found: re.Match[str]) -> str:
-        operation = getattr(getattr(getattr(torch.ops, found[1]), found[2]), found[3])
-        scope[short := "_".join(found.groups())] = getattr(operation, "_op", operation)
-        return short
-
-    return re.sub(r"torch\.ops\.(\w+)\.(\w+)\.(\w+)(?=\()", name, source)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.nn.functional import batch_norm
+from torch.nn.functional import batch_norm, max_pool2d
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from flbench.algorithms import ALGORITHMS
@@ -282,6 +282,20 @@ def test_long_steps_stay_as_they_are(monkeypatch):
 
 
 @pytest.mark.usefixtures("soon")
+def test_recording_ends_after_a_number_of_operations(monkeypatch):
+    monkeypatch.setattr(traced, "RECORDED", 1)
+    traces = Traces()
+    for kind in ("first", "second"):
+        for seed in range(traced.LOOKS + 2):
+            take(traces, kind, step, inputs(seed))
+
+    assert {kind: known.trusted for kind, known in known_of(traces).items()} == {
+        "first": True,
+        "second": False,
+    }
+
+
+@pytest.mark.usefixtures("soon")
 def test_the_least_recently_used_traces_are_removed(monkeypatch):
     trace = trace_of(step, inputs(0))
     monkeypatch.setattr(traced, "NODES", 2 * trace.size)
@@ -446,6 +460,24 @@ def test_batchnorm_writes_to_its_statistics_in_a_replay(train):
 
     assert all(torch.equal(one, two) for one, two in zip(mine, other, strict=True))
     assert mine[1].any() == train
+
+
+def test_max_pooling_gives_the_same_zeros_and_the_same_positions_of_nan():
+    """Windows with zeros of both signs, and with several NaN, in images of many entries."""
+    made = torch.Generator().manual_seed(0)
+    values = torch.tensor([0.0, -0.0, -1.0, float("nan")])
+    first, second = (
+        values[torch.randint(4, (4, 2, 96, 96), generator=made)].requires_grad_() for _ in range(2)
+    )
+
+    def step(x):
+        pooled, positions = max_pool2d(x, 2, return_indices=True)
+        return [pooled.detach(), positions, *torch.autograd.grad(pooled.sum(), [x])]
+
+    found = trace_of(step, [first]).replay(second)
+
+    for mine, other in zip(found, step(second), strict=True):
+        assert mine.numpy().tobytes() == other.numpy().tobytes()
 
 
 CALLS = []
