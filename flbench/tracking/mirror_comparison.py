@@ -6,8 +6,7 @@ of the report.
 """
 
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final
@@ -19,20 +18,17 @@ from flbench.comparison.folder import (
     read_design,
 )
 from flbench.config.sources import leaves
-from flbench.core.documents import as_data_error, read_json, unix_milliseconds
-from flbench.core.errors import DataError
-from flbench.core.printable import printable
+from flbench.core.documents import as_data_error, read_json
 from flbench.jobs.folder import FAILURES, read_failures
 from flbench.tracking import mirror_run, mlflow_files, mlflow_names, mlflow_view
 from flbench.tracking.mirror_run import Outcome
-from flbench.tracking.mlflow_run import RUN_TAG, MlflowRun, RunIdentity, SentCounts
+from flbench.tracking.mirror_tree import TreeMirror, file_versions
+from flbench.tracking.mlflow_run import MlflowRun
 from flbench.tracking.mlflow_store import Store
 from flbench.tracking.study_folder import mean_metrics
 
 COMPARISON_TAG: Final = "flbench.comparison"
 """Tag with the id of the comparison, on all of its runs and models."""
-VIEW_TAG: Final = "mlflow.flbench.view"
-"""Tag with the digest of the views that were set."""
 REPORTS: Final = (MARKER, FAILURES, "report.html", "report.md", "report.tex", "report.json")
 TABLES: Final = ("leaderboard", "pairs", "classes", "clients", "targets")
 """Tables of the report that MLflow's pages show as tables; the curves are those of the cells."""
@@ -40,7 +36,7 @@ ACCURACY: Final = "best/test/accuracy"
 LONGEST: Final = 500  # characters of a parameter or a tag
 
 
-class ComparisonMirror:
+class ComparisonMirror(TreeMirror):
     """Sends the folder of a comparison to MLflow, as far as it is written.
 
     Args:
@@ -50,7 +46,10 @@ class ComparisonMirror:
         only: Names of the cells to send; None for all, with the report.
     """
 
-    finished = False  # only the process that trains the cells knows when they are finished
+    kind = "comparison"
+    tag = COMPARISON_TAG
+    marker = MARKER
+    changing = "cells/*/metrics.csv"
 
     def __init__(
         self,
@@ -59,40 +58,23 @@ class ComparisonMirror:
         experiment: str | None = None,
         only: Collection[str] | None = None,
     ) -> None:
-        self.sent = SentCounts()
-        self._store, self._folder, self._only = store, folder, only
+        self._only = only
         self._design, about = read_design(folder)
         self._cells = read_cells(folder)
         with as_data_error(folder / MARKER):
-            self._started = unix_milliseconds(about["created"])
-        self._name = str(about["id"])
-        self._id = mlflow_names.identifier(self._name)
-        self._experiment = store.experiment(experiment or self._experiment_name())
-        self._existing = {
-            run.data.tags.get(RUN_TAG): run
-            for run in store.runs(self._experiment, COMPARISON_TAG, self._id)
-        }
-        self._runs: dict[str, MlflowRun] = {}
+            name, created = str(about["id"]), str(about["created"])
+        super().__init__(
+            store,
+            folder,
+            name=name,
+            created=created,
+            experiment=experiment or self._experiment_name(),
+        )
         self._sent_versions: dict[str, tuple[Any, ...]] = {}
         self._sent_means: dict[str, tuple[int, dict[str, float]]] = {}
-        self._errors: list[DataError] = []
 
-    def send(self, outcome: Outcome | None) -> None:
-        """Send what MLflow does not have yet. The attribute `sent` counts it.
-
-        Args:
-            outcome: How the process that trains the cells ended; None while it runs.
-
-        Raises:
-            DataError: Files of the comparison are damaged. Everything else was sent before.
-        """
-        self._errors = []
+    def _send_tree(self, root: MlflowRun, unfinished: str) -> None:
         failures = read_failures(self._folder)
-        is_live = outcome is None or (
-            outcome == "unknown" and mirror_run.is_being_written(self._folder)
-        )
-        unfinished = "RUNNING" if is_live else mirror_run.MLFLOW_STATUS.get(outcome or "", "KILLED")
-        root = self._run("", self._name, None, "comparison")
         root.log_parameters(self._parameters())
         means = {}
         for method in dict.fromkeys(cell.method for cell in self._cells):
@@ -101,16 +83,9 @@ class ComparisonMirror:
                 means[method] = self._send_method(method, mine, root, failures, unfinished)
         if self._only is None:
             self._send_root(root, means, failures, unfinished)
-        if self._errors:
-            raise DataError("\n".join(dict.fromkeys(map(str, self._errors))))
 
-    @contextmanager
-    def _collect_errors(self) -> Iterator[None]:
-        """Keep a DataError for the end of `send`, so that the rest is sent."""
-        try:
-            yield
-        except DataError as error:
-            self._errors.append(error)
+    def _shared_tags(self) -> dict[str, str | None]:
+        return {"objective": "validation/accuracy"}
 
     def _send_method(
         self,
@@ -130,9 +105,7 @@ class ComparisonMirror:
             unfinished: MLflow's status of what is not over.
         """
         methods = list(dict.fromkeys(cell.method for cell in self._cells))
-        colour = mlflow_view.COLOURS[methods.index(method) % len(mlflow_view.COLOURS)]
-        tags = {"method": method, mlflow_view.COLOUR_TAG: colour}
-        run = self._run(f"methods/{method}", method, root.id, "method", tags)
+        run, tags = self._method_run(method, methods.index(method), "method", root)
         for cell in cells:
             begun = (self._path(cell) / "config.yaml").is_file()
             if begun and (self._only is None or cell.name in self._only):
@@ -195,7 +168,8 @@ class ComparisonMirror:
             status = unfinished
         else:  # it waits to be continued
             status = "KILLED"
-        version = (_version(path), status, reason)
+        files = file_versions(path, "config.yaml", "metrics.csv", "summary.json")
+        version = (files, status, reason)
         if self._sent_versions.get(cell.name) == version:
             return
         about = mirror_run.describe(path)
@@ -261,7 +235,8 @@ class ComparisonMirror:
             }
         )
         self._set_status(root, _status(self._cells, finished, failures, unfinished))
-        self._set_views(root, means, [name for name in shown if "/mean" in name] or list(shown))
+        accuracies_shown = [name for name in shown if "/mean" in name] or list(shown)
+        self._set_views(root, self._views(means, accuracies_shown))
 
     def _send_report(self, root: MlflowRun) -> None:
         """Send the files of the report, as far as they are written."""
@@ -307,75 +282,21 @@ class ComparisonMirror:
             return next(iter(found.values()))
         return json.dumps(found) if found else None
 
-    def _set_views(
-        self,
-        root: MlflowRun,
-        means: Mapping[str, Mapping[str, float]],
-        accuracies: Sequence[str],
-    ) -> None:
-        """Set the views of the comparison's runs, of its methods, and of its cells.
+    def _views(
+        self, means: Mapping[str, Mapping[str, float]], accuracies: Sequence[str]
+    ) -> dict[str, str]:
+        """Return the views of the comparison's runs, of its methods, and of its cells.
 
         Args:
-            root: Run of the comparison.
             means: Means of each method.
             accuracies: Metrics of the root, the accuracy of each method.
         """
         names = {name for found in means.values() for name in found}
-        views = {
+        return {
             "": mlflow_view.comparison_view(self._id, accuracies, names),
             "methods": mlflow_view.compared_methods_view(self._id, names),
             "cells": mlflow_view.cells_view(self._id, names),
         }
-        digest = sha256("".join(views.values()).encode()).hexdigest()
-        if root.tags.get(VIEW_TAG) != digest:
-            for part, view in views.items():
-                name = mlflow_view.view_name(self._id, part)
-                self._store.set_view(self._experiment, name, view)
-            root.set_tags({VIEW_TAG: digest})
-
-    def _run(
-        self,
-        key: str,
-        name: str,
-        parent: str | None,
-        kind: str,
-        tags: Mapping[str, str | None] | None = None,
-        started: int | None = None,
-    ) -> MlflowRun:
-        """Return the run of a part of the comparison; it is made if it does not exist.
-
-        Args:
-            key: `cells/NAME`, `methods/LABEL`, or "" for the comparison itself.
-            name: Name that MLflow's pages show.
-            parent: MLflow's id of the run above.
-            kind: comparison, method or cell.
-            tags: Tags beside those that all runs of the comparison have.
-            started: Start time in ms since 1970; None for that of the comparison.
-        """
-        if key not in self._runs:
-            tag = f"{self._id}/{mlflow_names.identifier(key)}" if key else self._id
-            known = {
-                COMPARISON_TAG: self._id,
-                "kind": kind,
-                "objective": "validation/accuracy",
-                **{name: value for name, value in (tags or {}).items() if value is not None},
-            }
-            identity = RunIdentity(tag, printable(name), started or self._started, parent, known)
-            existing = self._existing.pop(tag, None)
-            self._runs[key] = MlflowRun(
-                self._store, self._experiment, identity, existing, self.sent
-            )
-        return self._runs[key]
-
-    def _set_status(self, run: MlflowRun, status: str) -> None:
-        """Set the status of the run of the comparison or of a method."""
-        run.set_status(status, None if status == "RUNNING" else self._last_change())
-        run.set_tags({"state": status.lower()})
-
-    def _last_change(self) -> int:
-        """Return when a file of the comparison was last written, in ms since 1970."""
-        files = [self._folder / MARKER, *self._folder.glob("cells/*/metrics.csv")]
-        return max(int(file.stat().st_mtime * 1000) for file in files)
 
     def _path(self, cell: CellEntry) -> Path:
         return self._folder / "cells" / cell.name
@@ -447,13 +368,6 @@ def _of_places(means: Mapping[str, float]) -> dict[str, float]:
         for name, value in means.items()
         if name.startswith("places/")
     }
-
-
-def _version(path: Path) -> tuple[tuple[int, int] | None, ...]:
-    """Return modification time and size of the files of a cell that change while it is trained."""
-    files = (path / name for name in ("config.yaml", "metrics.csv", "summary.json"))
-    stats = (file.stat() if file.exists() else None for file in files)
-    return tuple(stat and (stat.st_mtime_ns, stat.st_size) for stat in stats)
 
 
 def _digest(value: object) -> str:

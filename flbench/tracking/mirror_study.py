@@ -5,29 +5,23 @@ of its best trial and the mean metrics of its final trainings, and the study's r
 of the best method. They are sent when the search is over, because MLflow cannot delete them.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final
 
-from flbench.core.documents import as_data_error, read_yaml, unix_milliseconds
-from flbench.core.errors import DataError
-from flbench.core.printable import printable
+from flbench.core.documents import as_data_error, read_yaml
 from flbench.results.metrics_file import Row
 from flbench.results.study_folder import read_header
 from flbench.tracking import mirror_run, mlflow_files, mlflow_metrics, mlflow_names, mlflow_view
-from flbench.tracking.mirror_run import Outcome
-from flbench.tracking.mlflow_run import RUN_TAG, MlflowRun, RunIdentity, SentCounts
+from flbench.tracking.mirror_tree import TreeMirror
+from flbench.tracking.mlflow_run import MlflowRun
 from flbench.tracking.mlflow_store import Store
 from flbench.tracking.parent_runs import mean_final_metrics, send_best_trial, send_scores
 from flbench.tracking.study_folder import TrialFolder, best_folder, trial_folders
 
 STUDY_TAG: Final = "flbench.study"
 """Tag with the id of the study, on all of its runs."""
-VIEW_TAG: Final = "mlflow.flbench.view"
-"""Tag with the digest of the view that was set."""
 REPORTS: Final = ("study.json", "trials.csv", "study.md", "results.json", "report.html")
 TRIAL_FILES: Final = ("config.yaml", "trial.json")
 TRIAL_STATUS: Final = {
@@ -64,7 +58,7 @@ class SentMethod:
     is_over: bool
 
 
-class StudyMirror:
+class StudyMirror(TreeMirror):
     """Sends a study folder to MLflow, as far as it is written.
 
     Args:
@@ -73,39 +67,23 @@ class StudyMirror:
         experiment: Name of the experiment; None for the one that the configuration names.
     """
 
-    finished = False  # only the process that runs the study knows when it is finished
+    kind = "study"
+    tag = STUDY_TAG
+    marker = "study.json"
+    changing = "*/*/*/trial.json"
 
     def __init__(self, store: Store, folder: Path, experiment: str | None = None) -> None:
-        self.sent = SentCounts()
-        self._store, self._folder = store, folder
         self._header = read_header(folder)
-        with as_data_error(folder / "study.json"):
-            self._started = unix_milliseconds(self._header.created)
-        self._id = mlflow_names.identifier(self._header.id)
-        self._experiment = store.experiment(experiment or self._experiment_name())
-        self._existing = {
-            run.data.tags.get(RUN_TAG): run
-            for run in store.runs(self._experiment, STUDY_TAG, self._id)
-        }
-        self._runs: dict[str, MlflowRun] = {}
-        self._sent_versions: dict[Path, tuple[Any, ...]] = {}
-        self._errors: list[DataError] = []
-
-    def send(self, outcome: Outcome | None) -> None:
-        """Send what MLflow does not have yet. The attribute `sent` counts it.
-
-        Args:
-            outcome: How the process that runs the study ended; None while it runs.
-
-        Raises:
-            DataError: Files of the study are damaged. Everything else was sent before.
-        """
-        self._errors = []
-        is_live = outcome is None or (
-            outcome == "unknown" and mirror_run.is_being_written(self._folder)
+        super().__init__(
+            store,
+            folder,
+            name=self._header.id,
+            created=self._header.created,
+            experiment=experiment or self._experiment_name(folder),
         )
-        unfinished = "RUNNING" if is_live else mirror_run.MLFLOW_STATUS.get(outcome or "", "KILLED")
-        root = self._run("", self._header.id, None, "study")
+        self._sent_versions: dict[Path, tuple[Any, ...]] = {}
+
+    def _send_tree(self, root: MlflowRun, unfinished: str) -> None:
         root.log_parameters(
             {key: mlflow_names.text(getattr(self._header, key)) for key in SETTINGS}
         )
@@ -115,17 +93,19 @@ class StudyMirror:
         self._send_best_method(root, methods)
         all_over = all(method.is_over for method in methods)
         self._set_status(root, "FINISHED" if all_over else unfinished)
-        self._set_views(root, methods)
-        if self._errors:
-            raise DataError("\n".join(dict.fromkeys(map(str, self._errors))))
+        self._set_views(root, self._views(methods))
 
-    @contextmanager
-    def _collect_errors(self) -> Iterator[None]:
-        """Keep a DataError for the end of `send`, so that the rest of the study is sent."""
-        try:
-            yield
-        except DataError as error:
-            self._errors.append(error)
+    def _shared_tags(self) -> dict[str, str | None]:
+        header = self._header
+        objective = Row(0, "validation", header.deployment, header.metric, 0.0)
+        return {
+            "dataset": header.dataset,
+            "partition": header.partition_hash,
+            "objective": mlflow_names.metric_name(objective),
+            "git_revision": header.git_revision,
+            "mlflow.source.git.commit": header.git_revision,
+            "seed": str(header.seed),
+        }
 
     def _send_best_method(self, root: MlflowRun, methods: Sequence[SentMethod]) -> None:
         """Send trial and means of the method with the highest score to the run of the study.
@@ -150,9 +130,7 @@ class StudyMirror:
             unfinished: MLflow's status of what is not over.
         """
         number = list(self._header.methods).index(method)
-        colour = mlflow_view.COLOURS[number % len(mlflow_view.COLOURS)]
-        tags = {"algorithm": method, mlflow_view.COLOUR_TAG: colour}
-        run = self._run(f"methods/{method}", method, root.id, "method", tags)
+        run, _ = self._method_run(method, number, "algorithm", root)
         trials, trial_errors = trial_folders(self._folder / "trials" / method)
         finals, final_errors = trial_folders(self._folder / "finals" / method)
         self._errors += [*trial_errors, *final_errors]
@@ -223,50 +201,6 @@ class StudyMirror:
         run.set_tags({"state": state, "reason": trial.reason, "variant": trial.variant})
         self._sent_versions[path] = version
 
-    def _run(
-        self,
-        key: str,
-        name: str,
-        parent: str | None,
-        kind: str,
-        tags: Mapping[str, str] | None = None,
-        started: int | None = None,
-    ) -> MlflowRun:
-        """Return the run of a part of the study; it is made if it does not exist.
-
-        Args:
-            key: Path of the part in the study folder; "" for the study itself.
-            name: Name that MLflow's pages show.
-            parent: MLflow's id of the run above.
-            kind: study, method, trial or final.
-            tags: Tags beside those that all runs of the study have.
-            started: Start time in ms since 1970; None for that of the study.
-        """
-        if key not in self._runs:
-            header = self._header
-            objective = Row(0, "validation", header.deployment, header.metric, 0.0)
-            tag = f"{self._id}/{mlflow_names.identifier(key)}" if key else self._id
-            all_tags = {
-                STUDY_TAG: self._id,
-                "kind": kind,
-                "dataset": header.dataset,
-                "partition": header.partition_hash,
-                "objective": mlflow_names.metric_name(objective),
-                "git_revision": header.git_revision,
-                "mlflow.source.git.commit": header.git_revision,
-                "seed": str(header.seed),
-                **(tags or {}),
-            }
-            known_tags = {name: value for name, value in all_tags.items() if value is not None}
-            identity = RunIdentity(
-                tag, printable(name), started or self._started, parent, known_tags
-            )
-            existing = self._existing.pop(tag, None)
-            self._runs[key] = MlflowRun(
-                self._store, self._experiment, identity, existing, self.sent
-            )
-        return self._runs[key]
-
     def _send_report(self, root: MlflowRun) -> None:
         """Send the files of the study itself, and the partition that all of its runs share."""
         mlflow_files.send(root, self._folder, REPORTS)
@@ -285,8 +219,8 @@ class StudyMirror:
         """Return pictures of the study's report: parameters against score for each method."""
         return sorted((self._folder / PICTURES).glob(pattern))
 
-    def _set_views(self, root: MlflowRun, methods: Sequence[SentMethod]) -> None:
-        """Set the views of the study's runs, of its methods, and of each method's trials."""
+    def _views(self, methods: Sequence[SentMethod]) -> dict[str, str]:
+        """Return the views of the study's runs, of its methods, and of each method's trials."""
         searched = {name for method in self._header.methods.values() for name in method.defaults}
         names = {name for sent in methods for name in sent.means}
         views = {
@@ -295,31 +229,16 @@ class StudyMirror:
         }
         for sent in methods:
             views[sent.name] = mlflow_view.trials_view(self._id, sent.name, sent.parameters)
-        digest = sha256("".join(views.values()).encode()).hexdigest()
-        if root.tags.get(VIEW_TAG) != digest:
-            for part, view in views.items():
-                name = mlflow_view.view_name(self._id, part)
-                self._store.set_view(self._experiment, name, view)
-            root.set_tags({VIEW_TAG: digest})
+        return views
 
     def _configuration(self, folder: TrialFolder) -> dict[str, Any]:
         """Return a trial's configuration, or that of its method if the trial's is missing."""
         method = self._folder / "methods" / f"{folder.trial.method}.yaml"
         return read_yaml(folder.path / "config.yaml") or read_yaml(method)
 
-    def _set_status(self, run: MlflowRun, status: str) -> None:
-        """Set the status of the run of a study or a method."""
-        run.set_status(status, None if status == "RUNNING" else self._last_change())
-        run.set_tags({"state": status.lower()})
-
-    def _last_change(self) -> int:
-        """Return when a file of the study was last written, in ms since 1970."""
-        files = [self._folder / "study.json", *self._folder.glob("*/*/*/trial.json")]
-        return max(int(file.stat().st_mtime * 1000) for file in files)
-
-    def _experiment_name(self) -> str:
+    def _experiment_name(self, folder: Path) -> str:
         """Return the name of the experiment that the study belongs to."""
-        for file in sorted(self._folder.glob("methods/*.yaml")):
+        for file in sorted(folder.glob("methods/*.yaml")):
             tracking = read_yaml(file).get("tracking")
             with as_data_error(file):
                 if name := (tracking or {}).get("experiment"):

@@ -9,6 +9,7 @@ from flbench.core.documents import as_data_error, unix_milliseconds
 from flbench.core.errors import DataError
 from flbench.results.study_folder import Trial, best_trial, read_trial
 from flbench.tracking.mirror_run import summary_metrics
+from flbench.tracking.mirror_tree import file_versions
 
 
 @dataclass(frozen=True)
@@ -61,9 +62,7 @@ class TrialFolder:
 
     def file_versions(self) -> tuple[tuple[int, int] | None, ...]:
         """Return modification time and size of the files that change while the trial runs."""
-        files = (self.path / name for name in ("trial.json", "metrics.csv", "summary.json"))
-        stats = (file.stat() if file.exists() else None for file in files)
-        return tuple(stat and (stat.st_mtime_ns, stat.st_size) for stat in stats)
+        return file_versions(self.path, "trial.json", "metrics.csv", "summary.json")
 
 
 def trial_folders(parent: Path) -> tuple[list[TrialFolder], list[DataError]]:
