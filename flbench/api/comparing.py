@@ -354,7 +354,7 @@ def carry_on(
         named_by = _store_named_by(asked, begun=True)
         prepared = _prepared(design, jobs, caller, own, named_by, begun=True)
         prepare.check_existing(prepared, folder)
-        folder.wait_for_orphans(prepared.cells)
+        folder.wait_for_orphans(prepared.cells, lambda note: caller.tell([note]))
         left = list(folder.unfinished(prepared.cells))
         new = [cell for cell in left if not (folder.run_folder(cell) / "config.yaml").is_file()]
         found = _reused(prepared, new, asked.reuse)

@@ -1,7 +1,7 @@
 """The folder of a campaign: a run folder for each job, and why jobs failed."""
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import ClassVar, Final, Self
 
@@ -66,7 +66,7 @@ class CampaignFolder(LockedFolder):
     def check(cls, path: Path) -> None:
         """Raise a UserError if a path is not a folder of this kind."""
         if not path.exists():
-            raise UserError(f"{path} does not exist.")
+            raise UserError(f"{path} does not exist. Name {cls.what}, which has a {cls.marker}.")
         if not (path / cls.marker).is_file():
             raise UserError(f"{path} is not {cls.what}: it has no {cls.marker}.")
 
@@ -86,9 +86,14 @@ class JobFolder(CampaignFolder):
         """Yield the jobs that are not finished, in their order."""
         return (job for job in jobs if not self.is_done(job))
 
-    def wait_for_orphans(self, jobs: Iterable[Job]) -> None:
-        """Wait until no process of a killed driver trains one of these jobs."""
-        wait_for_orphans(map(self.run_folder, self.unfinished(jobs)), _is_locked)
+    def wait_for_orphans(self, jobs: Iterable[Job], tell: Callable[[str], None]) -> None:
+        """Wait until no process of a killed driver trains one of these jobs.
+
+        Args:
+            jobs: The jobs.
+            tell: Function that is told of a long wait.
+        """
+        wait_for_orphans(map(self.run_folder, self.unfinished(jobs)), _is_locked, tell)
 
     def save_failures(self, reasons: Mapping[str, str]) -> None:
         """Write the reasons of the jobs that failed, by name of the job."""

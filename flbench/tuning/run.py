@@ -101,7 +101,7 @@ def _train(
         bundles(prepared.resources),
     )
     pids = (record["pid"] for record in records if record["ended"] is None)
-    wait_for_orphans(pids, _is_worker)
+    wait_for_orphans(pids, _is_worker, progress.note)
     for wanted, schedule in _passes(folder.path, prepared.spaces, settings, records):
         if plan.is_over(wanted):
             continue

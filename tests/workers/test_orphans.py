@@ -11,9 +11,11 @@ def test_each_place_is_waited_for_until_it_is_free(monkeypatch):
         busy[place] -= 1
         return busy[place] >= 0
 
-    orphans.wait_for_orphans(busy, is_busy)
+    told = []
+    orphans.wait_for_orphans(busy, is_busy, told.append)
 
     assert set(busy.values()) == {-1}
+    assert not told
 
 
 def test_the_limit_holds_for_all_places_together(monkeypatch):
@@ -21,6 +23,9 @@ def test_the_limit_holds_for_all_places_together(monkeypatch):
     monkeypatch.setattr(orphans.time, "monotonic", lambda: now[0])
     monkeypatch.setattr(orphans.time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
 
-    orphans.wait_for_orphans(range(5), lambda place: True)
+    told = []
+    orphans.wait_for_orphans(range(5), lambda place: True, told.append)
 
     assert orphans.LIMIT <= now[0] < orphans.LIMIT + 1
+    assert len(told) == 1
+    assert "waiting for processes" in told[0]

@@ -1,0 +1,50 @@
+"""A campaign with a folder: its jobs are trained in their run folders, here in this process."""
+
+from flbench.comparison.folder import ComparisonFolder
+from flbench.config.sources import Layer
+from flbench.core import files
+from flbench.experiment import assembly
+from flbench.jobs import campaign
+from flbench.jobs.job import Job
+from flbench.jobs.samples import LoadedSamples
+from flbench.workers import orphans
+from flbench.workers.resources import CELL, Resources
+from flbench.workers.supervisor import Supervisor
+from tests.support import SMALL, config_of
+
+
+def test_a_job_that_a_worker_of_a_killed_driver_begins_late_is_waited_for(
+    tmp_path, monkeypatch, capsys
+):
+    """The worker locks the second job's run folder when the campaign has begun already."""
+    monkeypatch.setattr(orphans, "PATIENCE", 0.0)
+    monkeypatch.setattr(files, "LOCK_SECONDS", 0.0)
+    monkeypatch.setattr(orphans.time, "sleep", lambda seconds: held[0].close())
+    config = config_of(*SMALL, "train.rounds=1")
+    jobs = [Job(name, name, "", "", 0, config, {}) for name in ("first", "second")]
+    folder = ComparisonFolder.create(tmp_path, "late")
+    held, unfinished = [], folder.is_done
+
+    def is_done(job):
+        if job.name == "second" and folder.run_folder(jobs[0]).is_dir() and not held:
+            folder.run_folder(job).mkdir()
+            held.append(files.lock_folder(folder.run_folder(job)))
+        return unfinished(job)
+
+    monkeypatch.setattr(folder, "is_done", is_done)
+    with Supervisor() as supervisor:
+        failures = campaign.carry_out(
+            jobs,
+            folder,
+            LoadedSamples(),
+            Resources(1, assembly.fill_defaults(config).engine, 0, 0, kind=CELL),
+            supervisor,
+            changed=Layer({}),
+            shown=True,
+        )
+    folder.close()
+
+    assert held
+    assert not failures
+    assert all(map(unfinished, jobs))
+    assert "waiting for processes" in capsys.readouterr().err
