@@ -230,6 +230,7 @@ def report(
         labels=found.labels,
         shown=found.names,
         notes=found.notes,
+        reference=found.reference,
     )
     return Comparison(analyse(comparison), found.unpacked)
 

@@ -66,7 +66,7 @@ def with_aliases(*names: str) -> Callable[[Callable[..., Any]], Callable[..., No
             texts = {name: given.pop(_parameter(name)) for name in names}
             command(**given, aliases={key: text for key, text in texts.items() if text is not None})
 
-        kept = [one for one in signature(command).parameters.values() if one.name != "aliases"]
+        kept = _without(command, "aliases")
         added = [
             Parameter(
                 _parameter(name),
@@ -76,12 +76,45 @@ def with_aliases(*names: str) -> Callable[[Callable[..., Any]], Callable[..., No
             )
             for name in names
         ]
-        changed: Any = called  # Typer reads both
-        changed.__signature__ = signature(command).replace(parameters=[*kept, *added])
-        changed.__annotations__ = {one.name: one.annotation for one in [*kept, *added]}
+        _declare(called, [*kept, *added])
         return called
 
     return add
+
+
+def with_options_of(
+    other: Callable[..., Any], *names: str
+) -> Callable[[Callable[..., Any]], Callable[..., None]]:
+    """Return a decorator that adds options of another command to a command.
+
+    The command has a parameter `shared`, which gets their values by name.
+
+    Args:
+        other: The other command.
+        names: Names of its parameters, in the order of the help text.
+    """
+
+    def add(command: Callable[..., Any]) -> Callable[..., None]:
+        @wraps(command)
+        def called(**given: Any) -> None:
+            command(shared={name: given.pop(name) for name in names}, **given)
+
+        kept = _without(command, "shared")
+        _declare(called, [*kept, *(signature(other).parameters[name] for name in names)])
+        return called
+
+    return add
+
+
+def _without(command: Callable[..., Any], name: str) -> list[Parameter]:
+    """Return the parameters of a command, but one."""
+    return [one for one in signature(command).parameters.values() if one.name != name]
+
+
+def _declare(command: Any, parameters: list[Parameter]) -> None:
+    """Give a command the parameters that Typer makes options of. Typer reads both places."""
+    command.__signature__ = signature(command).replace(parameters=parameters)
+    command.__annotations__ = {one.name: one.annotation for one in parameters}
 
 
 def key_of(option: str) -> str | None:

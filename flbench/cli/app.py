@@ -21,7 +21,7 @@ from typer.core import TyperGroup
 
 from flbench import __version__
 from flbench.cli import completion, suggestions
-from flbench.cli.aliases import ALIASES, DATA, with_aliases
+from flbench.cli.aliases import ALIASES, DATA, with_aliases, with_options_of
 from flbench.core import consent, files
 from flbench.core.errors import RunError, UserError, shortened
 from flbench.core.expected import as_flbench_errors
@@ -925,7 +925,7 @@ def compare(
     else:
         command.compare(
             given,
-            data=[name.strip() for name in ",".join(data or []).split(",")] if data else [],
+            data=data or [],
             grid=grid or [],
             options={
                 "seeds": seeds,
@@ -938,6 +938,78 @@ def compare(
             dry_run=dry_run,
             as_json=as_json,
         )
+
+
+@app.command(no_args_is_help=True)
+@with_aliases(*ALIASES)
+@with_options_of(
+    compare,
+    *("algo", "seeds", "vary", "data", "tuned", "reuse", "config", "run_code", "jobs", "resume"),
+    *("dry_run", "as_json"),
+)
+def ablate(
+    method_and_overrides: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[METHOD] [key=value ...]",
+            help="A method, and overrides of configuration keys for all variants, for example"
+            " train.local_epochs=2.",
+            show_default=False,
+            autocompletion=lambda incomplete: completion.words(incomplete),
+        ),
+    ] = None,
+    *,
+    keys: Annotated[
+        str | None,
+        typer.Option(
+            "--keys",
+            metavar="KEY[,KEY ...]",
+            help="Keys of the method that are changed (default: each on/off or choice key).",
+            show_default=False,
+        ),
+    ] = None,
+    values: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--values",
+            metavar="KEY=VALUE,VALUE",
+            help="Values of a further key, such as tau=0.5,2 or train.optimizer.lr=0.1, or the only"
+            " ones of an on/off or choice key. Can be given several times.",
+            show_default=False,
+        ),
+    ] = None,
+    grid: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--grid",
+            metavar="KEY=VALUE,VALUE",
+            help="Values of a key, such as partition.alpha=0.1,1. Each combination of values is a"
+            " setting, in which all variants are trained. Can be given several times.",
+            show_default=False,
+            autocompletion=lambda incomplete: completion.keys(incomplete),
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out", metavar="DIR", help="Folder for the folders of ablations (default ablations)."
+        ),
+    ] = None,
+    shared: dict[str, Any],
+    aliases: dict[str, str],
+) -> None:
+    """Compare a method with variants of itself, each with another value of one key.
+
+    Each on/off or choice key of the method has a variant for each of its other values. Method and
+    variants are trained over repetitions, and each variant is compared with the method.
+    """
+    from flbench.cli import ablate as command
+    from flbench.cli import layers
+
+    algo, config = _joined(shared.pop("algo")), shared.pop("config")
+    methods, origin, overrides = layers.methods(method_and_overrides or [], algo)
+    given = layers.CommandLine(overrides, aliases, config, None, methods, origin)
+    command.ablate(given, keys, values or [], grid=grid, out=out, **shared)
 
 
 @app.command(no_args_is_help=True)

@@ -180,16 +180,17 @@ def wrong_word(
     return None
 
 
-def kind_of(path: Sequence[str]) -> Kind:
+def kind_of(path: Sequence[str], root: type[BaseModel] = Config) -> Kind:
     """Return what a key accepts.
 
     Args:
         path: Parts of the dotted key.
+        root: Class of the configuration, or of the section, that the key belongs to.
 
     >>> kind_of(["train", "clip"]).types == {float, NoneType}
     True
     """
-    options: tuple[Any, ...] = (Config,)
+    options: tuple[Any, ...] = (root,)
     for depth, key in enumerate(path):
         if TermConfig in options and key not in TermConfig.model_fields:
             return ARGUMENT if depth == len(path) - 1 else Kind()
