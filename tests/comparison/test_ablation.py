@@ -170,13 +170,12 @@ def test_finished_runs_are_used_again(small: Path, tmp_path: Path, capsys: Any):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ([], ["flbench ablate hfcd"]),
         (["seed=1"], ["flbench ablate hfcd"]),
         (["hfcd", "fedavg"], ["one method"]),
         (["hfcd", "--keys", "contrats"], ["--keys", "Did you mean `contrast`?"]),
-        (["hfcd", "--keys", "tau"], ["--keys", "`tau`", "--values"]),
+        (["hfcd", "--keys", "tau"], ["--keys", "`algorithm.tau`", "--values"]),
         (["hfcd", "--keys", "name"], ["--keys", "`name`"]),
-        (["hfcd", "--keys", "contrast,contrast"], ["--keys", "`contrast`", "once"]),
+        (["hfcd", "--keys", "contrast,contrast"], ["--keys", "`algorithm.contrast`", "once"]),
         (["hfcd", "--keys", "contrast,"], ["--keys", "empty"]),
         (["hfcd", "--values", "tau"], ["--values", "KEY=VALUE"]),
         (["hfcd", "--values", "tao=1"], ["--values", "Did you mean `tau`?"]),
@@ -197,10 +196,10 @@ def test_wrong_arguments_are_named_with_a_cure(
     tmp_path: Path, words: Any, said: list[str], monkeypatch: Any, capsys: Any
 ):
     monkeypatch.chdir(tmp_path)
-    assert app.main(["ablate", *words]) == (0 if not words else 2)
-    printed = capsys.readouterr()
+    assert app.main(["ablate", *words]) == 2
+    printed = capsys.readouterr().err
     for part in said:
-        assert part in (printed.err if words else printed.out)
+        assert part in printed
     assert not list(tmp_path.iterdir())
 
 
@@ -313,7 +312,7 @@ def test_python_and_command_line_plan_the_same(tmp_path: Path, monkeypatch: pyte
             train={"rounds": 2},
         )
     one, other = designs
-    labels = ["contrast=false", "share=body", "share=full", "tau=0.5", "tau=2"]
+    labels = ["share=body", "share=full", "contrast=false", "tau=0.5", "tau=2"]
     assert [method.label for method in one.methods] == ["hfcd", *(f"hfcd {one}" for one in labels)]
     for first, second in zip(one.methods, other.methods, strict=True):
         assert (first.label, first.layer.tree) == (second.label, second.layer.tree)
@@ -332,7 +331,7 @@ def test_python_and_command_line_plan_the_same(tmp_path: Path, monkeypatch: pyte
         ("hfcd", {"keys": ["contrasts"]}, "Did you mean `contrast`"),
         ("hfcd", {"values": ["tau"]}, "`values`"),
         ("hfcd", {"values": {"tau": "high"}}, "algorithm.tau"),
-        ("hfcd", {"values": {"tau": []}}, "`tau` has no value"),
+        ("hfcd", {"values": {"tau": []}}, "tau` has no value"),
         ({"tau": 1}, {}, "name"),
     ],
     ids=str,
