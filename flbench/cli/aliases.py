@@ -10,6 +10,7 @@ import typer
 
 from flbench.cli import completion
 
+SHORT_FORM: Final = "alias_"  # beginning of the names of their parameters
 PANEL: Final = "Short forms of configuration keys"
 
 
@@ -83,24 +84,28 @@ def with_aliases(*names: str) -> Callable[[Callable[..., Any]], Callable[..., No
 
 
 def with_options_of(
-    other: Callable[..., Any], *names: str
+    other: Callable[..., Any],
 ) -> Callable[[Callable[..., Any]], Callable[..., None]]:
-    """Return a decorator that adds options of another command to a command.
+    """Return a decorator that adds the arguments and options of another command to a command.
 
-    The command has a parameter `shared`, which gets their values by name.
+    The command has a parameter `shared`, which gets their values by name. Short forms are not
+    among them.
 
     Args:
         other: The other command.
-        names: Names of its parameters, in the order of the help text.
     """
+    added = [
+        one for one in signature(other).parameters.values() if not one.name.startswith(SHORT_FORM)
+    ]
 
     def add(command: Callable[..., Any]) -> Callable[..., None]:
         @wraps(command)
         def called(**given: Any) -> None:
-            command(shared={name: given.pop(name) for name in names}, **given)
+            command(shared={one.name: given.pop(one.name) for one in added}, **given)
 
-        kept = _without(command, "shared")
-        _declare(called, [*kept, *(signature(other).parameters[name] for name in names)])
+        # Python demands that arguments come before options.
+        every = [*_without(command, "shared"), *added]
+        _declare(called, sorted(every, key=lambda one: one.kind))
         return called
 
     return add
@@ -134,7 +139,7 @@ def origins(aliases: Mapping[str, str]) -> list[tuple[str, str, str]]:
 
 def _parameter(name: str) -> str:
     """Return the name of the parameter of a short form, which no other parameter has."""
-    return f"alias_{name}"
+    return f"{SHORT_FORM}{name}"
 
 
 def _option(name: str, alias: Alias) -> Any:

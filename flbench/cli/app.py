@@ -12,7 +12,7 @@ import select
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -905,111 +905,42 @@ def compare(
     Each training is a cell of the matrix methods x data sets x settings x repetitions, and an
     ordinary run folder. The methods of a repetition have the same seeds.
     """
+    given = locals().copy()
     from flbench.cli import compare as command
-    from flbench.cli import layers
 
-    methods, origin, overrides = layers.methods(methods_and_overrides or [], _joined(algo))
-    given = layers.CommandLine(overrides, aliases, config, None, methods, origin)
-    if resume is not None:
-        command.refuse_with_resume(
-            {
-                "vary": vary,
-                "data": data,
-                "grid": grid,
-                "tuned": tuned,
-                "out": out,
-                "dry-run": dry_run,
-            }
-        )
-        command.resume(resume, given, seeds=seeds, reuse=reuse or [], jobs=jobs, as_json=as_json)
-    else:
-        command.compare(
-            given,
-            data=data or [],
-            grid=grid or [],
-            options={
-                "seeds": seeds,
-                "vary": vary,
-                "tuned": tuned,
-                "reuse": tuple(reuse or ()),
-            },
-            out=out or Path("comparisons"),
-            jobs=jobs,
-            dry_run=dry_run,
-            as_json=as_json,
-        )
+    command.called(given)
 
 
 @app.command(no_args_is_help=True)
 @with_aliases(*ALIASES)
-@with_options_of(
-    compare,
-    *("algo", "seeds", "vary", "data", "tuned", "reuse", "config", "run_code", "jobs", "resume"),
-    *("dry_run", "as_json"),
-)
+@with_options_of(compare)
 def ablate(
-    method_and_overrides: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[METHOD] [key=value ...]",
-            help="A method, and overrides of configuration keys for all variants, for example"
-            " train.local_epochs=2.",
-            show_default=False,
-            autocompletion=lambda incomplete: completion.words(incomplete),
-        ),
-    ] = None,
     *,
     keys: Annotated[
         str | None,
         typer.Option(
-            "--keys",
             metavar="KEY[,KEY ...]",
             help="Keys of the method that are changed (default: each on/off or choice key).",
-            show_default=False,
         ),
     ] = None,
     values: Annotated[
         list[str] | None,
         typer.Option(
-            "--values",
             metavar="KEY=VALUE,VALUE",
             help="Values of a further key, such as tau=0.5,2 or train.optimizer.lr=0.1, or the only"
             " ones of an on/off or choice key. Can be given several times.",
-            show_default=False,
-        ),
-    ] = None,
-    grid: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--grid",
-            metavar="KEY=VALUE,VALUE",
-            help="Values of a key, such as partition.alpha=0.1,1. Each combination of values is a"
-            " setting, in which all variants are trained. Can be given several times.",
-            show_default=False,
-            autocompletion=lambda incomplete: completion.keys(incomplete),
-        ),
-    ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            "--out", metavar="DIR", help="Folder for the folders of ablations (default ablations)."
         ),
     ] = None,
     shared: dict[str, Any],
     aliases: dict[str, str],
 ) -> None:
-    """Compare a method with variants of itself, each with another value of one key.
+    """Compare one METHOD with variants of itself, each with another value of one key."""
+    from flbench.api import ablating, comparing
+    from flbench.cli import compare as command
 
-    Each on/off or choice key of the method has a variant for each of its other values. Method and
-    variants are trained over repetitions, and each variant is compared with the method.
-    """
-    from flbench.cli import ablate as command
-    from flbench.cli import layers
-
-    algo, config = _joined(shared.pop("algo")), shared.pop("config")
-    methods, origin, overrides = layers.methods(method_and_overrides or [], algo)
-    given = layers.CommandLine(overrides, aliases, config, None, methods, origin)
-    command.ablate(given, keys, values or [], grid=grid, out=out, **shared)
+    own = {"keys": keys, "values": comparing.grid_of(values or [], "values")}
+    plan = partial(ablating.ablated, **own)
+    command.called({**shared, "aliases": aliases}, "ablate", plan, own)
 
 
 @app.command(no_args_is_help=True)

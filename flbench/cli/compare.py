@@ -4,10 +4,11 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from flbench.api.caller import Caller
-from flbench.cli import console
+from flbench.cli import console, layers
 from flbench.cli.layers import CommandLine
 from flbench.cli.report import print_report
 from flbench.core.errors import RunError, UserError
@@ -15,6 +16,62 @@ from flbench.core.wording import how_to_resume
 
 if TYPE_CHECKING:
     from flbench.api.comparing import Asked, ComparisonEnding
+
+
+def called(
+    options: Mapping[str, Any],
+    command: str = "compare",
+    plan: Callable[["Asked"], "Asked"] = lambda asked: asked,
+    own: Mapping[str, Any] = MappingProxyType({}),
+) -> None:
+    """Carry out `flbench compare`, or a command that takes its options and plans otherwise.
+
+    Args:
+        options: The arguments and options of `flbench compare`, by the names of its parameters.
+        command: Name of the command.
+        plan: Function from what the user asked for to the comparison that is carried out.
+        own: Options that only this command has. A resumed comparison takes none of them.
+
+    Raises:
+        UserError: The comparison cannot be carried out or resumed.
+        RunError: Cells failed.
+    """
+    one = SimpleNamespace(**options)
+    algo = None if one.algo is None else ",".join(one.algo)
+    methods, origin, overrides = layers.methods(one.methods_and_overrides or [], algo)
+    given = CommandLine(overrides, one.aliases, one.config, None, methods, origin)
+    if one.resume is None:
+        compare(
+            given,
+            data=one.data or [],
+            grid=one.grid or [],
+            options={
+                "seeds": one.seeds,
+                "vary": one.vary,
+                "tuned": one.tuned,
+                "reuse": tuple(one.reuse or ()),
+            },
+            out=one.out or Path("comparisons"),
+            jobs=one.jobs,
+            dry_run=one.dry_run,
+            as_json=one.as_json,
+            plan=plan,
+            command=command,
+        )
+        return
+    refused = {name: options[name] for name in ("vary", "data", "grid", "tuned", "out", "dry_run")}
+    refuse_with_resume(
+        {name.replace("_", "-"): value for name, value in {**own, **refused}.items()}
+    )
+    resume(
+        one.resume,
+        given,
+        seeds=one.seeds,
+        reuse=one.reuse or [],
+        jobs=one.jobs,
+        as_json=one.as_json,
+        command=command,
+    )
 
 
 def refuse_with_resume(options: Mapping[str, object]) -> None:
