@@ -69,7 +69,8 @@ class Analysis:
             all clients and rounds, set-up included) and `seconds` (training and evaluation);
             `better_than`: tuple of methods that this one is significantly better than.
         pairs: A row for every two methods of a place; see `statistics.Difference`. A baseline that
-            the user has named is always the second method, and its pairs come first. `p` is the
+            the user has named is always the second method, and its pairs come first. With a
+            reference there are only the pairs with it. `p` is the
             p-value of the test that the interval belongs to: `corrected` where it applies,
             otherwise `paired_t`. `p_holm` is `p` after the correction for all pairs of the place,
             and decides the verdict. `limited`: whether no number of repetitions suffices to see the

@@ -101,7 +101,7 @@ def test_the_report_has_the_differences_from_the_method_and_no_others(small: Pat
     half = stats.t.ppf(0.975, 2) * error
     assert [row["low"], row["high"]] == pytest.approx([gaps.mean() - half, gaps.mean() + half])
     assert row["p_holm"] == row["p"]  # a difference of zero in each repetition is not tested
-    assert pairs.loc[EQUAL, FULL, "difference"] == 0
+    assert pairs.loc[(EQUAL, FULL), "difference"] == 0
 
 
 @pytest.mark.slow
@@ -115,8 +115,8 @@ def test_what_is_left_out_and_what_has_no_effect_is_said(small: Path):
     assert "2 methods compared with slapfl on digits" in (small / "report.md").read_text()
     beside, price = found.answer
     assert FULL in beside
-    assert f"{EQUAL} (" in price
-    assert RATE not in price
+    assert f"{EQUAL} has the same accuracy in each repetition" in beside
+    assert "about as many bytes" in price  # 3 % more
 
 
 @pytest.mark.slow
@@ -349,7 +349,8 @@ def test_holm_is_for_the_pairs_of_each_place_with_the_reference(tmp_path: Path):
         for method, score in scores.items():
             for seed, noise in enumerate((0.0, 0.02, 0.05, 0.01)):
                 if (method, alpha) != ("ditto", 1):
-                    found = score + noise + (0.01 * seed if method == "ditto" else 0)
+                    own = (seed + len(method)) ** 2 % 7 / 100 * (method != "fedavg")
+                    found = score + noise + own
                     folder = tmp_path / f"{method}-{alpha}-{seed}"
                     keys = (f"partition.alpha={alpha}", "partition.seed=0")
                     same = "a" * 64
@@ -363,6 +364,12 @@ def test_holm_is_for_the_pairs_of_each_place_with_the_reference(tmp_path: Path):
         "digits, alpha=0.1": ["ditto", "fedper", "ft"],
         "digits, alpha=1": ["fedper", "ft"],
     }
+    for _, rows in by_place:  # Holm's correction by its definition
+        p, largest = rows.loc[rows["p"].notna(), "p"].sort_values(), 0.0
+        for k, (row, value) in enumerate(p.items()):
+            largest = max(largest, min(1.0, (len(p) - k) * value))
+            assert rows.loc[row, "p_holm"] == pytest.approx(largest)
+    assert found.pairs["p"].notna().any()
     assert set(found.pairs["second"]) == {"fedavg"}
     assert found.comparison.baseline == found.comparison.reference == "fedavg"
     assert all(sentence for sentence in found.answer)
