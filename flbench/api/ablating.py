@@ -43,7 +43,7 @@ def ablate(
     """
     bound = signature(comparing.compare).bind([method], **options)
     bound.apply_defaults()
-    given = {"keys": keys, "values": values}
+    given: dict[str, Any] = {"keys": keys, "values": values}
     plan = partial(ablated, **given)
     return comparing.call(ablate, bound.arguments, bound.arguments["keys"], plan, given)
 

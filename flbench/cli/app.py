@@ -938,7 +938,7 @@ def ablate(
     from flbench.api import ablating, comparing
     from flbench.cli import compare as command
 
-    own = {"keys": keys, "values": comparing.grid_of(values or [], "values")}
+    own: dict[str, Any] = {"keys": keys, "values": comparing.grid_of(values or [], "values")}
     plan = partial(ablating.ablated, **own)
     command.called({**shared, "aliases": aliases}, "ablate", plan, own)
 
