@@ -19,6 +19,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from flbench import tuning
+    from flbench.api.ablating import ablate
     from flbench.api.comparing import compare
     from flbench.api.diff import Diff, diff
     from flbench.api.federating import federate
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     from flbench.data.own import Data
 
 _PLACES: Final = {
+    "flbench.api.ablating": ("ablate",),
     "flbench.api.comparing": ("compare",),
     "flbench.api.diff": ("Diff", "diff"),
     "flbench.api.federating": ("federate",),
@@ -91,6 +93,7 @@ __all__ = [
     "Study",
     "UserError",
     "__version__",
+    "ablate",
     "compare",
     "diff",
     "federate",

@@ -16,6 +16,7 @@ from flbench.analysis.statistics import ALPHA, CLAIM_FROM, Across, Verdict
 from flbench.reports.tables import size
 
 MOST_NAMES: Final = 5  # more methods are counted, not named
+NEAR: Final = 0.05  # numbers of bytes that differ by a smaller share are about equal
 MOST_PLACES: Final = 4  # of more places, the sentences are about all places together
 
 
@@ -33,12 +34,17 @@ def sentences(
     Returns:
         Of one place two sentences, about the metric and about the bytes. Of several places the same
         two over all places, and one about the metric for each place unless there are many. If the
-        user has named the baseline, also one for each place about the others beside it.
+        user has named the baseline, also one for each place about the others beside it. Of a
+        comparison with a reference, a sentence for each place about the others beside it, and one
+        about the bytes.
     """
     places = [
         (place, leaderboard[leaderboard["place"] == place], pairs[pairs["place"] == place])
         for place in comparison.places
     ]
+    if comparison.reference is not None:
+        beside = [_beside_reference(comparison, *each) for each in places]
+        return tuple(filter(None, [*beside, _reference_price(comparison, leaderboard)]))
     if len(places) == 1:
         found = [*_at_place(comparison, *places[0])]
     else:
@@ -50,6 +56,49 @@ def sentences(
     return tuple(found)
 
 
+def _beside_reference(
+    comparison: Comparison, place: str, rows: pd.DataFrame, tests: pd.DataFrame
+) -> str:
+    """Return the metric of the reference in a place, and what the tests say about the others.
+
+    Returns:
+        The sentences; "" if the place does not have the reference.
+    """
+    mine = rows[rows["method"] == comparison.baseline]
+    if mine.empty:
+        return ""
+    clients = comparison.at(place)[0].run.summary["clients"]
+    where = ", ".join(
+        filter(None, [f"On {place} with {clients} clients", POPULATIONS[comparison.vary_at(place)]])
+    )
+    value = f"a test {words(comparison.metric)} of {_value(mine.iloc[0])}"
+    beside = _verdicts(comparison, rows, tests, counted=True)
+    end = f". Beside it, {beside}." if beside else "."
+    return f"{where}, {comparison.baseline} has {value}{end}"
+
+
+def _reference_price(comparison: Comparison, leaderboard: pd.DataFrame) -> str:
+    """Return what the others send beside the reference, in all places together."""
+    held = leaderboard.groupby("method", sort=False)["bytes"].agg(["sum", "count"])
+    costs = held.loc[held["count"] == len(comparison.places), "sum"].to_dict()
+    if (mine := costs.pop(comparison.baseline, None)) is None:
+        return ""
+    reference = comparison.baseline
+    alike = [name for name, cost in costs.items() if abs(cost - mine) <= NEAR * mine]
+    different = [
+        f"{name} ({_ratio(cost, mine, reference) if mine and cost else _sent(cost)})"
+        for name, cost in costs.items()
+        if name not in alike
+    ]
+    per = "in a run" if len(comparison.places) == 1 else "with one run in each place"
+    first = f"{reference} sends {_sent(mine)} {per}"
+    if not alike:
+        return f"{first}; beside it: {listing(different)}." if different else f"{first}."
+    is_equal = all(costs[name] == mine for name in alike)
+    others = "and so do the others" if is_equal else "and the others send about as many bytes"
+    return f"{first}, {others}{f', except {listing(different)}' if different else ''}."
+
+
 def _beside_baseline(
     comparison: Comparison, place: str, rows: pd.DataFrame, tests: pd.DataFrame
 ) -> str:
@@ -58,27 +107,59 @@ def _beside_baseline(
     Returns:
         The sentence; "" if the place does not have the baseline, or has nothing else.
     """
+    said = _verdicts(comparison, rows, tests)
+    where = ", ".join(filter(None, [place, POPULATIONS[comparison.vary_at(place)]]))
+    return f"Beside the baseline {comparison.baseline} on {where}: {said}." if said else ""
+
+
+def _verdicts(
+    comparison: Comparison, rows: pd.DataFrame, tests: pd.DataFrame, *, counted: bool = False
+) -> str:
+    """Return the others of a place, grouped by the verdict of their test against the baseline.
+
+    Args:
+        comparison: The runs.
+        rows: Rows of the leaderboard of the place.
+        tests: Its pairs.
+        counted: Whether many methods without a significant difference are counted, not named. Those
+            that are equal to the baseline in each repetition are then a group of their own.
+
+    Returns:
+        The groups in words; "" if the place does not have the baseline, or has nothing else.
+    """
     baseline, names = comparison.baseline, [str(name) for name in rows["method"]]
-    if baseline not in names or len(names) == 1:
+    if baseline not in names:
         return ""
-    words: dict[Verdict, tuple[str, str]] = {
+    phrases: dict[Verdict, tuple[str, str]] = {
         "better": ("is better", "are better"),
         "worse": ("is worse", "are worse"),
         "no significant difference": ("shows", "show"),
         "no claim": ("was not tested", "were not tested"),
     }
     parts = []
-    for verdict, (one, more) in words.items():
+    equal = _equal(tests, baseline) if counted else []
+    for verdict, (one, more) in phrases.items():
         those = [
             name
             for name in names
-            if name != baseline and _verdict(tests, name, baseline) == verdict
+            if name not in (baseline, *equal) and _verdict(tests, name, baseline) == verdict
         ]
         if those:
             end = " no significant difference" if verdict == "no significant difference" else ""
-            parts.append(f"{listing(those)} {one if len(those) == 1 else more}{end}")
-    where = ", ".join(filter(None, [place, POPULATIONS[comparison.vary_at(place)]]))
-    return f"Beside the baseline {baseline} on {where}: {'; '.join(parts)}."
+            is_counted = counted and verdict in ("no significant difference", "no claim")
+            which = _listed(those, len(names) - 1) if is_counted else listing(those)
+            parts.append(f"{which} {one if len(those) == 1 else more}{end}")
+    if equal:
+        has = "has" if len(equal) == 1 else "have"
+        which = _listed(equal, len(names) - 1)
+        parts.append(f"{which} {has} the same {words(comparison.metric)} in each repetition")
+    return "; ".join(parts)
+
+
+def _equal(tests: pd.DataFrame, baseline: str) -> list[str]:
+    """Return the methods whose difference from the baseline is 0 in each of three repetitions."""
+    zero = (tests["difference"] == 0) & tests["p"].isna() & (tests["n"] >= CLAIM_FROM)
+    return [str(name) for name in tests.loc[zero & (tests["second"] == baseline), "first"]]
 
 
 def _over_places(
@@ -248,7 +329,7 @@ def _ratio(cost: float, other_cost: float, other: str) -> str:
     if cost == 0:
         return f"while {other} sends {_sent(other_cost)}"
     share = cost / other_cost
-    if 0.95 < share < 1.05:
+    if 1 - NEAR < share < 1 + NEAR:
         return f"{'' if cost == other_cost else 'about '}as many bytes as {other}"
     if share <= 0.5:
         return f"1/{_rounded(1 / share)} of the bytes of {other}"

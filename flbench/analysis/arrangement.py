@@ -42,6 +42,7 @@ METHOD: Final = ("algorithm.", "train.optimizer.", "train.schedule.", "train.ter
 BASELINE: Final = "fedavg"  # the method to which others are compared, if it is there
 DATA: Final = "data"  # stands for the name of the data set
 SPREADS: Final = ("client_std",)  # metrics that rank no methods: less is not better, nor is more
+UNKNOWN: Final = "-"  # digest of a run of an earlier version
 HARDWARE: Final = ("processor", "gpus", "threads")
 
 Vary = Literal["nothing", "training", "partition", "both"]
@@ -60,6 +61,8 @@ POPULATIONS: Final[Mapping[Vary, str]] = {
 }
 """What a claim is restricted to by what differs between repetitions; "" for no such words."""
 Setting = tuple[tuple[str, str], ...]
+Pair = tuple[str, str]
+"""Labels of two methods."""
 Seeds = tuple[int, int]
 """Seed of the partition, and seed of everything else."""
 
@@ -121,6 +124,8 @@ class Comparison:
         families: The pairs of methods that are tested, in groups whose p-values are corrected
             together; empty for all pairs in one group.
         corrected_for: Those pairs in words.
+        reference: Method with which each of the others is compared, if no other pair is tested; it
+            is the baseline. None if pairs are tested otherwise.
     """
 
     entries: tuple[Entry, ...]
@@ -134,8 +139,9 @@ class Comparison:
     apart: str | None = None
     is_baseline_given: bool = False
     vary_by_place: Mapping[str, Vary] = field(default_factory=dict)
-    families: tuple[tuple[tuple[str, str], ...], ...] = ()
+    families: tuple[tuple[Pair, ...], ...] = ()
     corrected_for: str = "for all pairs"
+    reference: str | None = None
 
     @property
     def measured(self) -> str:
@@ -180,6 +186,7 @@ def arrange(
     labels: Mapping[Path, str] | None = None,
     shown: Mapping[Path, str] | None = None,
     notes: Sequence[str] = (),
+    reference: str | None = None,
 ) -> Comparison:
     """Arrange runs for a comparison.
 
@@ -194,6 +201,9 @@ def arrange(
         shown: Name for users by run folder, for runs of archives.
         notes: Sentences about where the runs come from, and about what was left out, which become
             warnings.
+        reference: Label of the method with which each of the others is compared, and no other pair
+            is tested; None for all pairs. It is the baseline, and has no effect if the user names
+            another one, or if it has no finished run.
 
     Raises:
         UserError: There is no finished run, the runs are not comparable, or the metric or the
@@ -233,6 +243,10 @@ def arrange(
         raise UserError(f"the baseline {baseline} is not one of the methods: {', '.join(order)}.")
     _check_metric(finished, metric)
     warnings += [*_about_missing(entries, order), *_about_direction(finished, metric), *notes]
+    beside = reference if reference in order and baseline in (None, reference) else None
+    if beside is not None:
+        warnings += _about_equal(entries, beside)
+    baseline = baseline or beside
     held = tuple(dict.fromkeys(entry.place for entry in entries))
     return Comparison(
         entries=tuple(entries),
@@ -248,6 +262,9 @@ def arrange(
         vary_by_place={
             place: _vary([entry for entry in entries if entry.place == place]) for place in held
         },
+        families=_beside(order, beside),
+        corrected_for="for all pairs" if beside is None else f"for all differences from {beside}",
+        reference=beside,
     )
 
 
@@ -551,6 +568,33 @@ def _about_missing(entries: Sequence[Entry], methods: Sequence[str]) -> list[str
             " support no claim that a method is better."
         )
     return sentences
+
+
+def _beside(methods: Sequence[str], reference: str | None) -> tuple[tuple[Pair, ...], ...]:
+    """Return the pairs of each other method with the reference, as the only family of tests."""
+    others = [method for method in methods if method != reference]
+    return () if reference is None or not others else (tuple((one, reference) for one in others),)
+
+
+def _about_equal(entries: Sequence[Entry], reference: str) -> list[str]:
+    """Return a sentence about the methods all of whose runs have the weights of the reference's."""
+    weights: dict[str, dict[tuple[str, int], str]] = {}
+    for entry in entries:
+        mine = weights.setdefault(entry.method, {})
+        mine[entry.place, entry.repetition] = entry.run.summary.get("weights_digest", UNKNOWN)
+    known = weights.pop(reference)
+    equal = [
+        name
+        for name, mine in weights.items()
+        if mine.items() <= known.items() and UNKNOWN not in mine.values()
+    ]
+    if not equal:
+        return []
+    have = "has" if len(equal) == 1 else "have"
+    return [
+        f"{', '.join(equal)} {have} the weights of {reference} in each repetition: what differs in"
+        " the configuration has no effect on the training here."
+    ]
 
 
 def _baseline(entries: Sequence[Entry]) -> str:

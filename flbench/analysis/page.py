@@ -262,7 +262,7 @@ def render(analysis: Analysis, drawings: Drawings | None = None) -> str:
         heading=one_line(text.heading(analysis.comparison)),
         answer=analysis.answer,
         warnings=analysis.comparison.warnings,
-        are_pairs_open=False,
+        are_pairs_open=analysis.comparison.reference is not None,
         **content(analysis, drawings, shared),
     )
 

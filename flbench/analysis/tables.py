@@ -17,7 +17,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from flbench.analysis import answer, statistics
-from flbench.analysis.arrangement import Comparison, Entry
+from flbench.analysis.arrangement import Comparison, Entry, Pair
 from flbench.analysis.statistics import Across, Difference
 from flbench.results.summary import SHARES, best_round, ended_after
 
@@ -48,8 +48,6 @@ TARGETS: Final = (
     *("place", "method", "target", "split", "reached", "n", "rounds", "bytes", "seconds"),
     *("least_rounds", "least_bytes", "least_seconds"),
 )
-Pair = tuple[str, str]
-"""Labels of two methods."""
 COSTS: Final = ("rounds", "bytes", "seconds")
 """Costs of the table of targets."""
 
@@ -71,7 +69,8 @@ class Analysis:
             all clients and rounds, set-up included) and `seconds` (training and evaluation);
             `better_than`: tuple of methods that this one is significantly better than.
         pairs: A row for every two methods of a place; see `statistics.Difference`. A baseline that
-            the user has named is always the second method, and its pairs come first. `p` is the
+            the user has named is always the second method, and its pairs come first. With a
+            reference there are only the pairs with it. `p` is the
             p-value of the test that the interval belongs to: `corrected` where it applies,
             otherwise `paired_t`. `p_holm` is `p` after the correction for all pairs of the place,
             and decides the verdict. `limited`: whether no number of repetitions suffices to see the
@@ -187,7 +186,9 @@ def _overlap(entries: Sequence[Entry]) -> float:
 def _families(comparison: Comparison, methods: Sequence[str]) -> Sequence[Sequence[Pair]]:
     """Return the pairs of methods that are tested, in groups that are corrected together."""
     if comparison.families:
-        return comparison.families
+        return [
+            [pair for pair in family if {*pair} <= {*methods}] for family in comparison.families
+        ]
     # A baseline that the user names is what the others are subtracted from.
     is_base = comparison.is_baseline_given and comparison.baseline in methods
     others = [method for method in methods if not (is_base and method == comparison.baseline)]

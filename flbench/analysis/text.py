@@ -92,6 +92,10 @@ def heading(comparison: Comparison) -> str:
     """Return the title of the report."""
     if len(comparison.methods) == 1:
         return f"{comparison.methods[0]} on {'; '.join(comparison.places)}"
+    if comparison.reference is not None:
+        count, where = len(comparison.methods) - 1, "; ".join(comparison.places)
+        noun = "method" if count == 1 else "methods"
+        return f"{count} {noun} compared with {comparison.reference} on {where}"
     return f"{len(comparison.methods)} methods on {'; '.join(comparison.places)}"
 
 

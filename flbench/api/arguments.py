@@ -76,7 +76,9 @@ def sections(values: Mapping[str, Any], keys: Mapping[str, Any]) -> dict[str, An
     return {name: values[name] for name in Config.model_fields if name in values} | dict(keys)
 
 
-def check_names(function: Callable[..., Any], keys: Iterable[str]) -> None:
+def check_names(
+    function: Callable[..., Any], keys: Iterable[str], *others: Callable[..., Any]
+) -> None:
     """Refuse further keys of a call that look like misspelt arguments of the function.
 
     Unknown keys that look like sections are refused when the configuration is resolved.
@@ -84,6 +86,7 @@ def check_names(function: Callable[..., Any], keys: Iterable[str]) -> None:
     Args:
         function: The function that the user called, such as `fl.tune`.
         keys: Names of its further keyword arguments.
+        others: Functions whose arguments it takes besides its own.
 
     Raises:
         ConfigError: A key is not a section of the configuration, and an argument has a similar
@@ -98,7 +101,8 @@ def check_names(function: Callable[..., Any], keys: Iterable[str]) -> None:
     sections = set(Config.model_fields)
     names = [
         name
-        for name, parameter in signature(function).parameters.items()
+        for one in (function, *others)
+        for name, parameter in signature(one).parameters.items()
         if parameter.kind is not Parameter.VAR_KEYWORD
     ]
     for key in keys:

@@ -2,8 +2,9 @@
 
 import re
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
+from dataclasses import replace
 from os import PathLike, sep
 from pathlib import Path
 from types import MappingProxyType
@@ -62,6 +63,9 @@ class Asked(NamedTuple):
         vary: What differs between repetitions; None for the default.
         tuned: Study whose best parameters the methods take; None for none.
         reuse: Folders of finished runs that are used again as cells.
+        reference: Label of the method with which each of the others is compared; None to compare
+            all pairs.
+        optional: Labels of the methods that are left out with a note if they cannot be trained.
     """
 
     layers: Mapping[str, Sequence[Layer]]
@@ -72,6 +76,8 @@ class Asked(NamedTuple):
     vary: str | None = None
     tuned: Path | None = None
     reuse: tuple[Path, ...] = ()
+    reference: str | None = None
+    optional: frozenset[str] = frozenset()
 
 
 class ComparisonEnding(NamedTuple):
@@ -173,29 +179,54 @@ def compare(
             server of Ray was lost.
         KeyboardInterrupt: The comparison was interrupted; `fl.resume` continues it.
     """
-    given = arguments.sections(locals(), keys)
-    arguments.check_names(compare, keys)
+    return call(compare, locals(), keys)
+
+
+def call(
+    function: Callable[..., Any],
+    values: Mapping[str, Any],
+    keys: Mapping[str, Any],
+    plan: Callable[[Asked], Asked] = lambda asked: asked,
+    shown: Mapping[str, Any] = NOTHING,
+) -> PlannedComparison:
+    """Carry out a call of `compare`, or of a function that takes its arguments and plans otherwise.
+
+    Args:
+        function: The function that the user called.
+        values: The arguments of `compare`, by name.
+        keys: Keys by their dotted names.
+        plan: Function from what the arguments ask for to what is carried out.
+        shown: Further arguments of the function, for comparison.json.
+
+    Returns:
+        See `compare`, as for the errors.
+    """
+    name = function.__name__
+    given = arguments.sections(values, keys)
+    arguments.check_names(function, keys, compare)
     sets, own_data = _data_sets(given.pop("data", None))
     plain, objects = parts.split(given)
-    with run_code(trust):
-        layers, own = _methods(methods, config, plain)
-    asked = Asked(
-        layers,
-        own,
-        sets,
-        grid,
-        seeds,
-        vary,
-        None if tuned is None else arguments.path_of(tuned, "tuned"),
-        _paths(reuse),
+    tuned, out = (
+        None if values[path] is None else arguments.path_of(values[path], path)
+        for path in ("tuned", "out")
     )
-    folder = Path("comparisons") if out is None else arguments.path_of(out, "out")
-    shown = {"methods": methods, "seeds": seeds, "vary": vary, "grid": grid, **plain}
-    call = ", ".join(f"{name}={value!r}" for name, value in shown.items() if value is not None)
-    caller = program(shown=progress, again=_again(given, objects, own_data))
-    command = (f"fl.compare({call})",)
-    with run_code(trust):
-        ending = start(asked, folder, jobs, command=command, caller=caller, own=(objects, own_data))
+    options = {key: values[key] for key in ("seeds", "vary", "grid")}
+    with run_code(values["trust"]):
+        layers, own = _methods(values["methods"], values["config"], plain, name)
+        reuse = _paths(values["reuse"])
+        asked = plan(Asked(layers, own, sets, **options, tuned=tuned, reuse=reuse))
+    written = {"methods": values["methods"], **shown, **options, **plain}
+    text = ", ".join(f"{key}={value!r}" for key, value in written.items() if value is not None)
+    caller = program(shown=values["progress"], again=_again(given, objects, own_data))
+    with run_code(values["trust"]):
+        ending = start(
+            asked,
+            Path("comparisons") if out is None else out,
+            values["jobs"],
+            command=(f"fl.{name}({text})",),
+            caller=caller,
+            own=(objects, own_data),
+        )
     return _finished(ending, caller)
 
 
@@ -276,22 +307,24 @@ def start(
         found = _reused(prepared, prepared.cells, asked.reuse)
         left = [cell for cell in prepared.cells if cell.name not in found.runs]
         _tell_cost(prepared, left, found, caller)
-        methods = list(dict.fromkeys(one.label for one in prepared.design.methods))
-        names = [*methods[:3], *dict.fromkeys(cell.config.data.title for cell in prepared.cells)]
+        design = prepared.design
+        methods = [design.reference or one.label for one in design.methods]
+        titles = (cell.config.data.title for cell in prepared.cells)
+        names = [*dict.fromkeys(methods[:3]), *dict.fromkeys(titles)]
         name = re.sub(r"[^\w=.-]+", "_", "-".join(names), flags=re.ASCII)[:80]
         with closing(_addressed(ComparisonFolder.create(out, name), caller)) as folder:
             printed = [redact(argument) for argument in command]
             about = {"id": folder.path.name, "created": now(), "command": printed}
-            about |= _about_tuning(prepared)
-            folder.save(prepared.design, prepared.cells, **about)
+            about |= _repeated(prepared)
+            folder.save(design, prepared.cells, **about)
             reusing.take(found, folder)
             _tell_start(folder, prepared, caller)
             return _carry_out(folder, prepared, Layer({}), supervisor, caller, named_by)
 
 
-def _about_tuning(prepared: PreparedComparison) -> dict[str, Any]:
-    """Return what comparison.json keeps for the report about parameters of a study, if any."""
-    return {TUNING: prepared.about_tuning} if prepared.about_tuning else {}
+def _repeated(prepared: PreparedComparison) -> dict[str, Any]:
+    """Return what comparison.json keeps of the notes for the report, if any."""
+    return {TUNING: prepared.repeated} if prepared.repeated else {}
 
 
 def plan(
@@ -359,7 +392,7 @@ def carry_on(
         new = [cell for cell in left if not (folder.run_folder(cell) / "config.yaml").is_file()]
         found = _reused(prepared, new, asked.reuse)
         if design != before:
-            folder.save(design, prepared.cells, **(about | _about_tuning(prepared)))
+            folder.save(design, prepared.cells, **(about | _repeated(prepared)))
         if left:
             left = [cell for cell in left if cell.name not in found.runs]
             _tell_cost(prepared, left, found, caller)
@@ -386,7 +419,8 @@ def design_of(asked: Asked) -> Design:
         "seeds": asked.seeds,
         "vary": asked.vary,
         "tuned": None if asked.tuned is None else str(asked.tuned),
-        "grid": {key: tuple(_listed(key, values)) for key, values in (asked.grid or {}).items()},
+        "reference": asked.reference,
+        "grid": {key: tuple(listed(key, values)) for key, values in (asked.grid or {}).items()},
     }
     given = {name: value for name, value in options.items() if value is not None}
     if asked.data:
@@ -394,11 +428,12 @@ def design_of(asked: Asked) -> Design:
     return Design(base, methods, **given)
 
 
-def grid_of(items: Sequence[str]) -> dict[str, list[Any]]:
+def grid_of(items: Sequence[str], option: str = "grid") -> dict[str, list[Any]]:
     """Return a grid that is written as `KEY=VALUE,VALUE`, with values as in `key=value`.
 
     Args:
         items: One item for each key.
+        option: Name of the setting that has the items.
 
     Raises:
         ConfigError: An item has another form, or a key is given twice.
@@ -411,12 +446,12 @@ def grid_of(items: Sequence[str]) -> dict[str, list[Any]]:
         key, sign, text = (part.strip() for part in item.partition("="))
         if not sign or not key or not text:
             raise ConfigError(
-                f"{setting('grid')}: `{item}` must have the form KEY=VALUE,VALUE, for example"
+                f"{setting(option)}: `{item}` must have the form KEY=VALUE,VALUE, for example"
                 " partition.alpha=0.1,1."
             )
         if key in found:
-            raise ConfigError(f"{setting('grid')}: `{key}` is given twice. Give it once.")
-        found[key] = [from_text(key, one, setting("grid")) for one in items_of(text)]
+            raise ConfigError(f"{setting(option)}: `{key}` is given twice. Give it once.")
+        found[key] = [from_text(key, one, setting(option)) for one in items_of(text)]
     return found
 
 
@@ -508,7 +543,7 @@ def _choice(label: str, section: Mapping[str, Any]) -> LabelledLayer:
     )
 
 
-def _listed(key: str, values: Any) -> list[Any]:
+def listed(key: str, values: Any) -> list[Any]:
     """Return the values of a key of the grid as a list of values of YAML."""
     if isinstance(values, str) or not isinstance(values, Sequence):
         values = [values]
@@ -516,11 +551,14 @@ def _listed(key: str, values: Any) -> list[Any]:
 
 
 def _methods(
-    methods: Any, config: str | PathLike[str] | None, given: Mapping[str, Any]
+    methods: Any,
+    config: str | PathLike[str] | None,
+    given: Mapping[str, Any],
+    function: str = "compare",
 ) -> tuple[dict[str, list[Layer]], dict[str, Layer]]:
     """Return the layers of each method, and the values that it alone has, by its label."""
     if methods is None:
-        return {"": arguments.layers("compare", config, given)}, {}
+        return {"": arguments.layers(function, config, given)}, {}
     entries = methods.split(",") if isinstance(methods, str) else list(methods)
     named = [{"name": one} if isinstance(one, str | type) else dict(one) for one in entries]
     sections = [_section(one.get("name", "")) for one in named]
@@ -530,8 +568,8 @@ def _methods(
     common = given.get("algorithm") or {}
     if not isinstance(common, Mapping):
         raise ConfigError(
-            f"`algorithm` must be a dict of keys, got {common!r}: fl.compare takes the methods as"
-            " its first argument."
+            f"`algorithm` must be a dict of keys, got {common!r}: fl.{function} takes the methods"
+            " as its first argument."
         )
     layers, own = {}, {}
     for name, own_section, entry in zip(names, sections, named, strict=True):
@@ -545,8 +583,8 @@ def _methods(
         others = arguments.keys_of_others(name, names, common)
         kept = {key: value for key, value in common.items() if key not in others}
         section = {**kept, **mine, **own_section}
-        layers[label] = arguments.layers("compare", config, {**given, "algorithm": section})
-        origin = "argument of fl.compare"
+        layers[label] = arguments.layers(function, config, {**given, "algorithm": section})
+        origin = f"argument of fl.{function}"
         if alone:
             own[label] = from_values(
                 {key: arguments.plain(value, key, origin) for key, value in alone.items()}, origin
@@ -571,7 +609,7 @@ def _split(asked: Asked) -> tuple[Layer, tuple[LabelledLayer, ...]]:
         mine = Layer({"algorithm": algorithm}, of_method)
         if label in asked.own:
             mine = Layer(*merge([mine, asked.own[label]]))
-        methods.append(LabelledLayer(label, mine))
+        methods.append(LabelledLayer(label, mine, label in asked.optional))
     if asked.data:
         _check_data(base)
     if "" in asked.data:  # the only data set, which is given as an argument
@@ -623,7 +661,7 @@ def _tuned(methods: Sequence[LabelledLayer], base: Layer, path: Path) -> tuple[L
                     f" {method.label}. Leave one of the two out."
                 )
         layer = Layer(*merge([method.layer, from_values(won.params, str(path))]))
-        found.append(LabelledLayer(method.label, layer))
+        found.append(replace(method, layer=layer))
     if missing:
         raise ConfigError(
             f"{setting('tuned', str(path))}: the study has no best parameters of"
@@ -678,6 +716,7 @@ def _added(before: Design, asked: Asked, path: Path) -> tuple[Design, Layer]:
         seeds,
         before.vary,
         before.tuned,
+        before.reference,
     ), changed
 
 
@@ -857,5 +896,5 @@ def _finished(ending: ComparisonEnding, caller: Caller) -> PlannedComparison:
             + f"\nAll cells of {', '.join(ending.lost)} failed.{kept if ending.finished else ''}"
         )
     if ending.failures:
-        warnings.warn("\n".join(ending.failures), UserWarning, stacklevel=3)
+        warnings.warn("\n".join(ending.failures), UserWarning, stacklevel=4)
     return ending.comparison

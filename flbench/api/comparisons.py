@@ -56,7 +56,15 @@ class PlannedComparison(Comparison):
         # Cells can differ in the version of the code, if the comparison was resumed with another
         # one. The report then has a warning everywhere.
         found = collect([self.path])
-        return analyse(arrange(found.runs, force=True, notes=found.notes))
+        return analyse(
+            arrange(
+                found.runs,
+                force=True,
+                labels=found.labels,
+                notes=found.notes,
+                reference=found.reference,
+            )
+        )
 
     @property
     def methods(self) -> tuple[str, ...]:

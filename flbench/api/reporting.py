@@ -68,7 +68,8 @@ class Comparison:
     @property
     def pairs(self) -> pd.DataFrame:
         """A row for every two methods of a place. If `report` was given a baseline, the pairs with
-        it come first, and it is their second method.
+        it come first, and it is their second method. Of an ablation, a row for each variant, and
+        the full method is the second one.
 
         Columns: `place`, `first`, `second`, `n`; `difference` of the metric, first minus second,
         with its 95 % interval `low`, `high`; `p`, the p-value of the test that the interval belongs
@@ -230,6 +231,7 @@ def report(
         labels=found.labels,
         shown=found.names,
         notes=found.notes,
+        reference=found.reference,
     )
     return Comparison(analyse(comparison), found.unpacked)
 

@@ -10,6 +10,7 @@ import typer
 
 from flbench.cli import completion
 
+SHORT_FORM: Final = "alias_"  # beginning of the names of their parameters
 PANEL: Final = "Short forms of configuration keys"
 
 
@@ -66,7 +67,7 @@ def with_aliases(*names: str) -> Callable[[Callable[..., Any]], Callable[..., No
             texts = {name: given.pop(_parameter(name)) for name in names}
             command(**given, aliases={key: text for key, text in texts.items() if text is not None})
 
-        kept = [one for one in signature(command).parameters.values() if one.name != "aliases"]
+        kept = _without(command, "aliases")
         added = [
             Parameter(
                 _parameter(name),
@@ -76,12 +77,49 @@ def with_aliases(*names: str) -> Callable[[Callable[..., Any]], Callable[..., No
             )
             for name in names
         ]
-        changed: Any = called  # Typer reads both
-        changed.__signature__ = signature(command).replace(parameters=[*kept, *added])
-        changed.__annotations__ = {one.name: one.annotation for one in [*kept, *added]}
+        _declare(called, [*kept, *added])
         return called
 
     return add
+
+
+def with_options_of(
+    other: Callable[..., Any],
+) -> Callable[[Callable[..., Any]], Callable[..., None]]:
+    """Return a decorator that adds the arguments and options of another command to a command.
+
+    The command has a parameter `shared`, which gets their values by name. Short forms are not
+    among them.
+
+    Args:
+        other: The other command.
+    """
+    added = [
+        one for one in signature(other).parameters.values() if not one.name.startswith(SHORT_FORM)
+    ]
+
+    def add(command: Callable[..., Any]) -> Callable[..., None]:
+        @wraps(command)
+        def called(**given: Any) -> None:
+            command(shared={one.name: given.pop(one.name) for one in added}, **given)
+
+        # Python demands that arguments come before options.
+        every = [*_without(command, "shared"), *added]
+        _declare(called, sorted(every, key=lambda one: one.kind))
+        return called
+
+    return add
+
+
+def _without(command: Callable[..., Any], name: str) -> list[Parameter]:
+    """Return the parameters of a command, but one."""
+    return [one for one in signature(command).parameters.values() if one.name != name]
+
+
+def _declare(command: Any, parameters: list[Parameter]) -> None:
+    """Give a command the parameters that Typer makes options of. Typer reads both places."""
+    command.__signature__ = signature(command).replace(parameters=parameters)
+    command.__annotations__ = {one.name: one.annotation for one in parameters}
 
 
 def key_of(option: str) -> str | None:
@@ -101,7 +139,7 @@ def origins(aliases: Mapping[str, str]) -> list[tuple[str, str, str]]:
 
 def _parameter(name: str) -> str:
     """Return the name of the parameter of a short form, which no other parameter has."""
-    return f"alias_{name}"
+    return f"{SHORT_FORM}{name}"
 
 
 def _option(name: str, alias: Alias) -> Any:

@@ -12,7 +12,7 @@ import select
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -21,7 +21,7 @@ from typer.core import TyperGroup
 
 from flbench import __version__
 from flbench.cli import completion, suggestions
-from flbench.cli.aliases import ALIASES, DATA, with_aliases
+from flbench.cli.aliases import ALIASES, DATA, with_aliases, with_options_of
 from flbench.core import consent, files
 from flbench.core.errors import RunError, UserError, shortened
 from flbench.core.expected import as_flbench_errors
@@ -905,39 +905,42 @@ def compare(
     Each training is a cell of the matrix methods x data sets x settings x repetitions, and an
     ordinary run folder. The methods of a repetition have the same seeds.
     """
+    given = locals().copy()
     from flbench.cli import compare as command
-    from flbench.cli import layers
 
-    methods, origin, overrides = layers.methods(methods_and_overrides or [], _joined(algo))
-    given = layers.CommandLine(overrides, aliases, config, None, methods, origin)
-    if resume is not None:
-        command.refuse_with_resume(
-            {
-                "vary": vary,
-                "data": data,
-                "grid": grid,
-                "tuned": tuned,
-                "out": out,
-                "dry-run": dry_run,
-            }
-        )
-        command.resume(resume, given, seeds=seeds, reuse=reuse or [], jobs=jobs, as_json=as_json)
-    else:
-        command.compare(
-            given,
-            data=[name.strip() for name in ",".join(data or []).split(",")] if data else [],
-            grid=grid or [],
-            options={
-                "seeds": seeds,
-                "vary": vary,
-                "tuned": tuned,
-                "reuse": tuple(reuse or ()),
-            },
-            out=out or Path("comparisons"),
-            jobs=jobs,
-            dry_run=dry_run,
-            as_json=as_json,
-        )
+    command.called(given)
+
+
+@app.command(no_args_is_help=True)
+@with_aliases(*ALIASES)
+@with_options_of(compare)
+def ablate(
+    *,
+    keys: Annotated[
+        str | None,
+        typer.Option(
+            metavar="KEY[,KEY ...]",
+            help="Keys of the method that are changed (default: each on/off or choice key).",
+        ),
+    ] = None,
+    values: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=VALUE,VALUE",
+            help="Values of a further key, such as tau=0.5,2 or train.optimizer.lr=0.1, or the only"
+            " ones of an on/off or choice key. Can be given several times.",
+        ),
+    ] = None,
+    shared: dict[str, Any],
+    aliases: dict[str, str],
+) -> None:
+    """Compare one METHOD with variants of itself, each with another value of one key."""
+    from flbench.api import ablating, comparing
+    from flbench.cli import compare as command
+
+    own: dict[str, Any] = {"keys": keys, "values": comparing.grid_of(values or [], "values")}
+    plan = partial(ablating.ablated, **own)
+    command.called({**shared, "aliases": aliases}, "ablate", plan, own)
 
 
 @app.command(no_args_is_help=True)

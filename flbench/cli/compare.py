@@ -1,18 +1,77 @@
 """`flbench compare`: train methods over data sets, settings and repetitions."""
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from types import MappingProxyType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from flbench.api.caller import Caller
-from flbench.cli import console
+from flbench.cli import console, layers
 from flbench.cli.layers import CommandLine
 from flbench.cli.report import print_report
 from flbench.core.errors import RunError, UserError
+from flbench.core.wording import how_to_resume
 
 if TYPE_CHECKING:
     from flbench.api.comparing import Asked, ComparisonEnding
+
+
+def called(
+    options: Mapping[str, Any],
+    command: str = "compare",
+    plan: Callable[["Asked"], "Asked"] = lambda asked: asked,
+    own: Mapping[str, Any] = MappingProxyType({}),
+) -> None:
+    """Carry out `flbench compare`, or a command that takes its options and plans otherwise.
+
+    Args:
+        options: The arguments and options of `flbench compare`, by the names of its parameters.
+        command: Name of the command.
+        plan: Function from what the user asked for to the comparison that is carried out.
+        own: Options that only this command has. A resumed comparison takes none of them.
+
+    Raises:
+        UserError: The comparison cannot be carried out or resumed.
+        RunError: Cells failed.
+    """
+    one = SimpleNamespace(**options)
+    algo = None if one.algo is None else ",".join(one.algo)
+    methods, origin, overrides = layers.methods(one.methods_and_overrides or [], algo)
+    given = CommandLine(overrides, one.aliases, one.config, None, methods, origin)
+    if one.resume is None:
+        compare(
+            given,
+            data=one.data or [],
+            grid=one.grid or [],
+            options={
+                "seeds": one.seeds,
+                "vary": one.vary,
+                "tuned": one.tuned,
+                "reuse": tuple(one.reuse or ()),
+            },
+            out=one.out or Path("comparisons"),
+            jobs=one.jobs,
+            dry_run=one.dry_run,
+            as_json=one.as_json,
+            plan=plan,
+            command=command,
+        )
+        return
+    refused = {name: options[name] for name in ("vary", "data", "grid", "tuned", "out", "dry_run")}
+    refuse_with_resume(
+        {name.replace("_", "-"): value for name, value in {**own, **refused}.items()}
+    )
+    resume(
+        one.resume,
+        given,
+        seeds=one.seeds,
+        reuse=one.reuse or [],
+        jobs=one.jobs,
+        as_json=one.as_json,
+        command=command,
+    )
 
 
 def refuse_with_resume(options: Mapping[str, object]) -> None:
@@ -34,12 +93,15 @@ def compare(
     jobs: int | None,
     dry_run: bool,
     as_json: bool,
+    plan: Callable[["Asked"], "Asked"] = lambda asked: asked,
+    command: str = "compare",
 ) -> None:
     """Check a comparison, make its folder, and carry it out.
 
     Args:
         given: What the user gave on the command line for the configuration.
-        data: Names and files of data sets; empty for the data of the configuration.
+        data: Names and files of data sets, also several separated by commas; empty for the data of
+            the configuration.
         grid: Items `KEY=VALUE,VALUE`.
         options: Fields `seeds`, `vary`, `tuned` and `reuse` of `flbench.api.comparing.Asked`.
         out: Folder for the folders of comparisons.
@@ -47,13 +109,16 @@ def compare(
         dry_run: Whether to print the plan and its estimated cost, and train nothing.
         as_json: Whether to print JSON: what `flbench report --json` prints of the cells, or with
             `dry_run` the plan, see `flbench.comparison.cost.ComparisonCost.tree`.
+        plan: Function from what the user asked for to the comparison that is carried out.
+        command: Command that resumes the comparison.
     """
     from flbench.api import comparing
 
     asked = _asked(given, **options)
     first = given.layers()
-    asked = asked._replace(grid=comparing.grid_of(grid), data=comparing.data_of(data, first))
-    caller = Caller(shown=not as_json)
+    sets = [name.strip() for name in ",".join(data).split(",")] if data else []
+    asked = asked._replace(grid=comparing.grid_of(grid), data=comparing.data_of(sets, first))
+    asked, caller = plan(asked), _caller(command, as_json)
     if dry_run:
         cost = comparing.plan(asked, jobs, caller)
         if as_json:
@@ -62,8 +127,8 @@ def compare(
             for sentence in cost.sentences():
                 console.line(sentence)
         return
-    command = ["flbench", *sys.argv[1:]]
-    _finish(comparing.start(asked, out, jobs, command=command, caller=caller), as_json=as_json)
+    called = ["flbench", *sys.argv[1:]]
+    _finish(comparing.start(asked, out, jobs, command=called, caller=caller), as_json=as_json)
 
 
 def resume(
@@ -74,6 +139,7 @@ def resume(
     reuse: Sequence[Path],
     jobs: int | None,
     as_json: bool,
+    command: str = "compare",
 ) -> None:
     """Resume an interrupted comparison, or add methods and repetitions to one.
 
@@ -84,14 +150,20 @@ def resume(
         reuse: Folders of finished runs that are used again as cells.
         jobs: Cells at the same time; None for one per core.
         as_json: Whether to print JSON, as `compare` does.
+        command: Command that resumes the comparison.
     """
     from flbench.api import comparing
 
-    caller = Caller(shown=not as_json)
+    caller = _caller(command, as_json)
     ending = comparing.carry_on(
         path, _asked(given, seeds=seeds, reuse=tuple(reuse)), jobs, caller=caller
     )
     _finish(ending, as_json=as_json)
+
+
+def _caller(command: str, as_json: bool) -> Caller:
+    """Return the caller of a comparison that a command resumes."""
+    return Caller(shown=not as_json, how_to_resume=partial(how_to_resume, command=command))
 
 
 def _asked(given: CommandLine, **options: Any) -> "Asked":

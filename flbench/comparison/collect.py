@@ -11,6 +11,7 @@ from flbench.comparison.folder import (
     TUNING,
     is_cell,
     read_cells,
+    read_design,
 )
 from flbench.core.documents import as_data_error, read_json
 from flbench.core.errors import UserError
@@ -36,6 +37,8 @@ class Collection:
         unpacked: The archives; the folders of their runs exist as long as these objects.
         notes: Sentences about what is left out, about where the runs come from, which limits what
             they show, and about methods some of whose cells failed.
+        reference: Label of the method with which each of the others is compared, if all runs are
+            cells of one comparison that has one; or None.
     """
 
     runs: tuple[Run, ...]
@@ -43,6 +46,7 @@ class Collection:
     names: dict[Path, str]
     unpacked: tuple[Unpacked, ...]
     notes: tuple[str, ...] = ()
+    reference: str | None = None
 
 
 def collect(paths: Sequence[Path]) -> Collection:
@@ -98,10 +102,13 @@ def collect(paths: Sequence[Path]) -> Collection:
     if not runs:
         left_out.raise_first()
     labels |= _tuned(runs, left_out)
+    reference, more = _beside_reference(runs, left_out)
+    labels |= more
     comparisons = dict.fromkeys(run.path.absolute().parents[1] for run in runs if is_cell(run.path))
     notes += _about_tuning(comparisons, left_out)
     notes += _failed(comparisons, left_out)
-    return Collection(tuple(runs), labels, names, tuple(unpacked), (*left_out.sentences, *notes))
+    sentences = (*left_out.sentences, *notes)
+    return Collection(tuple(runs), labels, names, tuple(unpacked), sentences, reference)
 
 
 def _checked(run: Run) -> Run:
@@ -114,7 +121,7 @@ def _checked(run: Run) -> Run:
 
 
 def _about_tuning(comparisons: Iterable[Path], left_out: LeftOut) -> list[str]:
-    """Return what comparisons say about the parameters that a study has found for their cells."""
+    """Return the sentences that the reports of comparisons repeat."""
     found: dict[str, None] = {}
     for folder in comparisons:
         with left_out.catching(folder):
@@ -184,6 +191,25 @@ def _tuned_cells(file: Path) -> dict[str, str]:
             cell["name"]: f"{checked(cell['method'], 'the name of a method')} tuned"
             for cell in (tree.get("cells", []) if tree.get("tuned") else [])
         }
+
+
+def _beside_reference(runs: Sequence[Run], left_out: LeftOut) -> tuple[str | None, dict[Path, str]]:
+    """Return the reference of the comparison that all runs are cells of, and the runs' labels.
+
+    The labels are those of the plan, which name what differs from the reference. Beside other runs,
+    methods are named by all keys in which their runs differ.
+    """
+    folders = {run.path.absolute().parents[1] if is_cell(run.path) else None for run in runs}
+    folder = folders.pop()
+    if folder is None or folders:
+        return None, {}
+    with left_out.catching(folder), as_data_error(folder / MARKER):
+        design, _ = read_design(folder)
+        if design.reference is not None:
+            labels = {cell.name: checked(cell.method, "a method") for cell in read_cells(folder)}
+            if all(run.path.name in labels for run in runs):
+                return design.reference, {run.path: labels[run.path.name] for run in runs}
+    return None, {}
 
 
 def _finals(study: Study, runs: list[Run], left_out: LeftOut) -> dict[Path, str]:

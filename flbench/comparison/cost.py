@@ -56,6 +56,7 @@ class ComparisonCost:
             "places": list(self.places),
             "repetitions": self.design.seeds,
             "vary": self.design.vary,
+            "reference": self.design.reference,
             "cells": self.cells,
             "left": self.left,
             "reused": len(self.found.runs),
@@ -83,6 +84,8 @@ class ComparisonCost:
                 f"plan: {VARIED[self.design.vary]}. All methods of a repetition have the same"
                 " seeds."
             )
+        if self.design.reference is not None:
+            found.append(f"plan: the others are compared with {self.design.reference}.")
         found += self.found.sentences(self.cells)
         if self.design.tuned is not None:
             found.append(f"plan: the methods have the best parameters of {self.design.tuned}.")

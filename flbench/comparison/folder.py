@@ -18,7 +18,8 @@ from flbench.jobs.job import Job
 MARKER: Final = "comparison.json"
 FORMAT: Final = 1
 TUNING: Final = "about_tuning"
-"""Entry of comparison.json with sentences about the parameters that a study has found."""
+"""Entry of comparison.json with the sentences that its report repeats, such as those about the
+parameters that a study has found."""
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,8 @@
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any, Final, Literal, Self, get_args
 
@@ -37,10 +37,13 @@ class LabelledLayer:
     Attributes:
         label: Its name in the comparison.
         layer: What it sets in the configuration.
+        is_optional: Whether a method that cannot be trained is left out with a note, instead of an
+            error that refuses the comparison.
     """
 
     label: str
     layer: Layer
+    is_optional: bool = False
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,8 @@ class Design:
         vary: What differs between repetitions: the seed of the training (`training`), that of the
             partition (`partition`), or both (`both`).
         tuned: Study whose best parameters the methods have; None for none.
+        reference: Label of the method with which each of the others is compared; None to compare
+            all pairs of methods.
     """
 
     base: Layer
@@ -67,6 +72,7 @@ class Design:
     seeds: int = 5
     vary: Vary = "both"
     tuned: str | None = None
+    reference: str | None = None
 
     def tree(self) -> dict[str, Any]:
         """Return the design as values of JSON."""
@@ -78,6 +84,7 @@ class Design:
             "seeds": self.seeds,
             "vary": self.vary,
             "tuned": self.tuned,
+            "reference": self.reference,
         }
 
     @classmethod
@@ -100,6 +107,7 @@ class Design:
             seeds=int(tree["seeds"]),
             vary=tree["vary"],
             tuned=tree["tuned"],
+            reference=tree.get("reference"),  # an earlier version did not write it
         )
 
 
@@ -202,6 +210,30 @@ def cells(design: Design) -> list[Job]:
     for cell in found:
         _check_cell(cell.config)
     return found
+
+
+def without_invalid(design: Design) -> tuple[Design, dict[str, str]]:
+    """Leave out the optional methods whose configuration is wrong.
+
+    Args:
+        design: The design.
+
+    Returns:
+        The design, and why methods are left out, by label.
+    """
+    reasons: dict[str, str] = {}
+    for method in design.methods:
+        if method.is_optional:
+            try:
+                cells(replace(design, methods=(method,), seeds=1))
+            except ConfigError as error:
+                reasons[method.label] = str(error)
+    return without(design, reasons), reasons
+
+
+def without(design: Design, labels: Container[str]) -> Design:
+    """Return a design without the methods that have these labels."""
+    return replace(design, methods=tuple(one for one in design.methods if one.label not in labels))
 
 
 def seeds_of(design: Design, repetition: int) -> tuple[int, int]:

@@ -42,8 +42,9 @@ class PreparedComparison:
         samples: Data sets and partitions.
         resources: Cells at the same time, and the resources of each of them.
         notes: Sentences about configuration and data.
-        about_tuning: Those of the notes that the report repeats: how the setting in which a study
-            has found the parameters differs from that of the comparison.
+        repeated: Those of the notes that the report repeats: which methods are left out, and how
+            the setting in which a study has found the parameters differs from that of the
+            comparison.
     """
 
     design: Design
@@ -52,7 +53,7 @@ class PreparedComparison:
     samples: LoadedSamples
     resources: Resources
     notes: tuple[str, ...]
-    about_tuning: tuple[str, ...] = ()
+    repeated: tuple[str, ...] = ()
 
 
 def with_fastest_engine(
@@ -77,6 +78,7 @@ def with_fastest_engine(
     if is_elsewhere or named not in (None, "auto"):
         return prepare(design, samples, jobs)
     prepared = prepare(_with_engine(design, {"engine.name": "sequential"}), samples, jobs)
+    design = replace(design, methods=prepared.design.methods)  # some may be left out
     firsts = [cell for cell in prepared.cells if not cell.repetition]
     # One method of each place comes first: nets and data decide more than methods.
     order = {cell.place: cell for cell in reversed(firsts)}.values()
@@ -118,7 +120,9 @@ def prepare(design: Design, samples: LoadedSamples, jobs: int | None) -> Prepare
         UserError: The comparison cannot be carried out.
     """
     plan.check(design)
+    design, left_out = plan.without_invalid(design)
     cells = plan.cells(design)
+    optional = {one.label for one in design.methods if one.is_optional}
     config = assembly.fill_defaults(cells[0].config)
     notes: dict[str, None] = {}
     if design.seeds < 3:
@@ -138,7 +142,10 @@ def prepare(design: Design, samples: LoadedSamples, jobs: int | None) -> Prepare
             simple = assembly.altered(cell.config, "engine", name="sequential")
             experiment = assembly.build(simple, federation)
         except UserError as error:
-            errors |= dict.fromkeys(str(error).splitlines())
+            if cell.method in optional:
+                left_out.setdefault(cell.method, str(error))
+            else:
+                errors |= dict.fromkeys(str(error).splitlines())
             continue
         if not experiment.config.has_classes:
             errors[
@@ -151,12 +158,20 @@ def prepare(design: Design, samples: LoadedSamples, jobs: int | None) -> Prepare
         notes |= dict.fromkeys(experiment.notes)
     if errors:
         raise ConfigError("\n".join(errors))
+    design = plan.without(design, left_out)
+    cells = [cell for cell in cells if cell.method not in left_out]
+    about_left_out = [
+        f"{label} is left out: {' '.join(reason.splitlines())}"
+        for label, reason in left_out.items()
+    ]
+    if left_out and len(design.methods) == 1:
+        raise ConfigError("\n".join([*about_left_out, "No other method is left to compare."]))
     notes |= dict.fromkeys(_about_partitions(design, cells, samples))
-    about_tuning = tuple(tuned.sentences(design, cells, built, samples))
-    notes |= dict.fromkeys(about_tuning)
+    repeated = (*about_left_out, *tuned.sentences(design, cells, built, samples))
+    notes |= dict.fromkeys(repeated)
     resources = _resources(config, jobs, len(cells))
     return PreparedComparison(
-        design, tuple(cells), built, samples, resources, tuple(notes), about_tuning
+        design, tuple(cells), built, samples, resources, tuple(notes), repeated
     )
 
 

@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
+from enum import Enum
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Final, Literal, Union, get_args, get_origin
@@ -54,6 +55,17 @@ class Kind:
 
     types: frozenset[type] | None = None
     choices: tuple[Any, ...] = ()
+
+    @property
+    def values(self) -> list[Any]:
+        """All values, of a key that is on/off or a choice; none of any other key."""
+        types = self.types or frozenset()
+        found = [*self.choices]
+        found += [member.value for one in types if issubclass(one, Enum) for member in one]
+        # A choice that is not a text adds its type to the types of the key.
+        if bool in types and not any(isinstance(choice, bool) for choice in found):
+            found += [True, False]
+        return [*found, None] if found and NoneType in types else found
 
     def accepts(self, *types: type) -> bool:
         """Return whether values may have one of these types; true if the types are not known."""
@@ -180,16 +192,17 @@ def wrong_word(
     return None
 
 
-def kind_of(path: Sequence[str]) -> Kind:
+def kind_of(path: Sequence[str], root: type[BaseModel] = Config) -> Kind:
     """Return what a key accepts.
 
     Args:
         path: Parts of the dotted key.
+        root: Class of the configuration, or of the section, that the key belongs to.
 
     >>> kind_of(["train", "clip"]).types == {float, NoneType}
     True
     """
-    options: tuple[Any, ...] = (Config,)
+    options: tuple[Any, ...] = (root,)
     for depth, key in enumerate(path):
         if TermConfig in options and key not in TermConfig.model_fields:
             return ARGUMENT if depth == len(path) - 1 else Kind()

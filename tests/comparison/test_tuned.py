@@ -42,7 +42,7 @@ def design(study, *keys, **options):
 
 
 def notes(one):
-    return prepare(one, LoadedSamples(), 1).about_tuning
+    return prepare(one, LoadedSamples(), 1).repeated
 
 
 def test_the_setting_of_the_search_is_known_only_by_its_partition(study):

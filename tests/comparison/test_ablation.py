@@ -1,0 +1,378 @@
+"""`flbench ablate` and `fl.ablate`: the variants of a method, and their differences from it."""
+
+import json
+import shutil
+from enum import Enum
+from math import sqrt
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
+
+import pandas as pd
+import pytest
+import yaml
+from scipy import stats
+
+import flbench as fl
+from flbench.algorithms import ALGORITHMS, Paper
+from flbench.algorithms.fedavg import FedAvg
+from flbench.analysis.arrangement import arrange
+from flbench.analysis.tables import analyse
+from flbench.api import comparing
+from flbench.cli import app
+from flbench.comparison.ablation import variants
+from flbench.config.resolve import resolve
+from flbench.config.schema import AlgorithmConfig
+from flbench.config.sources import from_overrides, from_values, leaves
+from flbench.core.errors import ConfigError
+from flbench.results import reading
+from flbench.results.differences import text_of
+from tests.comparison import made
+from tests.support import SMALL
+
+TINY = [item for item in SMALL if not item.startswith(("engine.", "tracking.", "train.rounds"))]
+ONE = [*TINY, "train.rounds=1", "algorithm.last_only=true"]
+FULL = "slapfl"
+LEFT_OUT = "slapfl last_only=false"  # all layers of the net are linear, so nothing is exchanged
+EQUAL = "slapfl count_full_upload=true"  # another number of bytes, and the same weights
+RATE = "slapfl lr=0.3"
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An ablation of two of SLAPFL's keys and of the learning rate, with three repetitions."""
+    out = tmp_path_factory.mktemp("ablations")
+    words = ["--keys", "last_only,count_full_upload", "--values", "train.optimizer.lr=0.3"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("flbench.analysis.page.pictures", lambda *_: [])
+        code = app.main(
+            ["ablate", FULL, *words, "--seeds", "3", "--jobs", "1", *ONE, "--out", str(out)]
+        )
+    assert code == 0
+    (path,) = out.iterdir()
+    assert path.name.startswith("slapfl-digits-")
+    return path
+
+
+@pytest.mark.slow
+def test_each_variant_differs_from_the_method_in_one_key(small: Path):
+    trees = {}
+    for row in fl.load(small).cells.itertuples():
+        tree = leaves(yaml.safe_load((Path(row.path) / "config.yaml").read_text()))
+        trees[row.method, row.repetition] = {
+            key: value for key, value in tree.items() if not key.startswith("output.")
+        }
+    assert {method for method, _ in trees} == {FULL, EQUAL, RATE}
+    expected = {
+        FULL: set(),
+        EQUAL: {("algorithm.count_full_upload", True)},
+        RATE: {("train.optimizer.lr", 0.3)},
+    }
+    for (method, repetition), tree in trees.items():
+        full = trees[FULL, repetition]
+        assert {(key, tree[key]) for key in tree if tree[key] != full[key]} == expected[method]
+
+
+def accuracies(path: Path) -> "pd.Series[float]":
+    """Return the test accuracy of each cell by method and repetition, from its metrics.csv."""
+    found = {}
+    for row in fl.load(path).cells.itertuples():
+        table = pd.read_csv(Path(row.path) / "metrics.csv")
+        test = table.query("split == 'test' and protocol == 'personal' and metric == 'accuracy'")
+        found[row.method, row.repetition] = test["value"].item()
+    return pd.Series(found)
+
+
+@pytest.mark.slow
+def test_the_report_has_the_differences_from_the_method_and_no_others(small: Path):
+    """The statistics are calculated by SciPy from the metrics of the cells."""
+    pairs = fl.report(small).pairs.set_index(["first", "second"])
+    assert set(pairs.index) == {(EQUAL, FULL), (RATE, FULL)}
+    measured = accuracies(small)
+    gaps = measured[RATE] - measured[FULL]
+    row = pairs.loc[RATE, FULL]
+    assert row["difference"] == pytest.approx(gaps.mean())
+    assert row["paired_t"] == pytest.approx(stats.ttest_rel(measured[RATE], measured[FULL]).pvalue)
+
+    clients = pd.read_csv(small / "cells" / "slapfl-digits-seed0" / "clients.csv")
+    clients = clients[clients["moment"] == clients["moment"].iloc[0]]
+    overlap = clients["test_size"].sum() / clients["train_size"].sum()
+    error = sqrt((1 / 3 + overlap) * gaps.var(ddof=1))
+    assert row["p"] == pytest.approx(2 * stats.t.sf(abs(gaps.mean()) / error, 2))
+    half = stats.t.ppf(0.975, 2) * error
+    assert [row["low"], row["high"]] == pytest.approx([gaps.mean() - half, gaps.mean() + half])
+    assert row["p_holm"] == row["p"]  # a difference of zero in each repetition is not tested
+    assert pairs.loc[(EQUAL, FULL), "difference"] == 0
+
+
+@pytest.mark.slow
+def test_what_is_left_out_and_what_has_no_effect_is_said(small: Path):
+    found = fl.load(small)
+    (left_out,) = (one for one in found.warnings if LEFT_OUT in one)
+    assert "model.name" in left_out
+    (equal,) = (one for one in found.warnings if EQUAL in one)
+    assert RATE not in equal
+    assert "1 method compared" not in (small / "report.md").read_text()
+    assert "2 methods compared with slapfl on digits" in (small / "report.md").read_text()
+    beside, price = found.answer
+    assert FULL in beside
+    assert f"{EQUAL} has the same accuracy in each repetition" in beside
+    assert "about as many bytes" in price  # 3 % more
+
+
+@pytest.mark.slow
+def test_an_archive_has_the_same_pairs(small: Path, tmp_path: Path):
+    archive = fl.pack(small, tmp_path / "one.tar.xz")
+    pd.testing.assert_frame_equal(fl.report(archive).pairs, fl.report(small).pairs)
+    with pytest.raises(AssertionError):  # the user names another baseline: all pairs are tested
+        pd.testing.assert_frame_equal(fl.report(small, baseline=RATE).pairs, fl.report(small).pairs)
+    assert len(fl.report(small, baseline=RATE).pairs) == 3
+
+
+@pytest.mark.slow
+def test_beside_other_runs_methods_are_named_by_their_keys(small: Path, tmp_path: Path):
+    """A label of the ablation could stand for a run of another configuration."""
+    made.run_folder(tmp_path / "other", FULL, 0.5, keys=("algorithm.agg_weights=samples",))
+    found = fl.report([small, tmp_path / "other"], force=True)
+    assert FULL not in set(found.runs["method"])
+    assert len(set(found.runs["method"])) == 4
+
+
+@pytest.mark.slow
+def test_a_resumed_ablation_keeps_its_variants(
+    small: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("flbench.api.reporting.written.write", lambda folder, analysis: None)
+    path = shutil.copytree(small, tmp_path / "copy")
+    shutil.rmtree(path / "cells" / "slapfl-digits-seed1")
+    assert app.main(["ablate", "--resume", str(path), "--jobs", "1"]) == 0
+    capsys.readouterr()
+    found, before = fl.load(path), fl.load(small)
+    pd.testing.assert_frame_equal(found.pairs, before.pairs)
+    assert any(LEFT_OUT in one for one in found.warnings)
+    for words in (["--keys", "delta"], ["--values", "sharpen=2"], ["--dry-run"]):
+        assert app.main(["ablate", "--resume", str(path), *words]) == 2
+        assert f"{words[0]} cannot be used with --resume" in capsys.readouterr().err
+    added = fl.resume(path, seeds=4, jobs=1, progress=False)
+    assert set(added.leaderboard["n"]) == {4}
+    assert set(added.pairs["second"]) == {FULL}
+
+
+@pytest.mark.slow
+def test_finished_runs_are_used_again(small: Path, tmp_path: Path, capsys: Any):
+    words = ["--keys", "count_full_upload", "--seeds", "2", "--jobs", "1", "--dry-run"]
+    assert app.main(["ablate", FULL, *words, *ONE, "--reuse", str(small), "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["reference"] == FULL
+    assert printed["methods"] == [FULL, EQUAL]
+    assert printed["cells"] == 4
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["seed=1"], ["flbench ablate hfcd"]),
+        (["hfcd", "fedavg"], ["one method"]),
+        (["hfcd", "--keys", "contrats"], ["--keys", "Did you mean `contrast`?"]),
+        (["hfcd", "--keys", "tau"], ["--keys", "`algorithm.tau`", "--values"]),
+        (["hfcd", "--keys", "name"], ["--keys", "`name`"]),
+        (["hfcd", "--keys", "contrast,contrast"], ["--keys", "`algorithm.contrast`", "once"]),
+        (["hfcd", "--keys", "contrast,"], ["--keys", "``"]),
+        (["hfcd", "--values", "tau"], ["--values", "KEY=VALUE"]),
+        (["hfcd", "--values", "tao=1"], ["--values", "Did you mean `tau`?"]),
+        (["hfcd", "--values", "tau=2,2"], ["--values", "tau=2", "twice"]),
+        (["hfcd", "--values", "tau=2", "--values", "algorithm.tau=2"], ["--values", "twice"]),
+        (["hfcd", "--values", "tau=minus"], ["algorithm.tau", "minus"]),
+        (["hfcd", "--values", "partition.alpha=1"], ["`partition.alpha`", "--grid"]),
+        (["hfcd", "--values", "train.optimizer.lrr=1"], ["Did you mean `lr`?"]),
+        (["hfcd", "--grid", "algorithm.tau=1,2"], ["--grid", "`algorithm.tau`", "--values"]),
+        (["hfcd", "--keys", "tau", "--values", "tau=0.5", "algorithm.tau=0.5"], ["--values"]),
+        (["hfcd", "--seeds", "2", "--vary", "all"], ["--vary"]),
+        (["hfcd", "--resume", "no_such"], ["no_such does not exist"]),
+        (["slapfl", *TINY], ["algorithm.last_only=true"]),
+    ],
+    ids=" ".join,
+)
+def test_wrong_arguments_are_named_with_a_cure(
+    tmp_path: Path, words: Any, said: list[str], monkeypatch: Any, capsys: Any
+):
+    monkeypatch.chdir(tmp_path)
+    assert app.main(["ablate", *words]) == 2
+    printed = capsys.readouterr().err
+    for part in said:
+        assert part in printed
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ALGORITHMS.names())
+def test_every_method_has_variants_with_one_other_value_each(name: str):
+    layers = [from_overrides([f"algorithm={name}"])]
+    section = resolve(layers)[0].algorithm
+    full = section.model_dump()
+    found = variants(name, layers, None, {})
+    assert len({one.label for one in found}) == len(found)
+    tried: dict[str, list[Any]] = {}
+    for one in found:
+        assert one.is_optional
+        ((key, value),) = one.layer.tree["algorithm"].items()
+        tried.setdefault(key, []).append(value)
+        assert one.label == f"{name} {key}={text_of(value)}"
+        assert value != full[key]
+    for key, field in type(section).model_fields.items():
+        if field.annotation is bool:
+            assert tried[key] == [not full[key]]
+        if get_origin(field.annotation) is Literal:
+            assert {full[key], *tried.get(key, [])} == {*get_args(field.annotation)}
+
+
+class Mode(Enum):
+    """A choice of a method of the user."""
+
+    SOFT = "soft"
+    HARD = "hard"
+
+
+class Choices(FedAvg):
+    """FedAvg with keys of many types."""
+
+    paper = Paper("Choices", "nobody", "invented")
+
+    class Config(AlgorithmConfig):
+        """Keys that are choices, and others that are not."""
+
+        flag: bool | None = None
+        word: Literal["a", "b"] | None = "a"
+        mixed: Literal["auto"] | int = 3
+        number: Literal[1, 2] = 2
+        fixed: Literal[True] = True
+        scale: float | None = None
+        mode: Mode = Mode.SOFT
+
+
+class Fixed(FedAvg):
+    """FedAvg without a choice."""
+
+    paper = Paper("Fixed", "nobody", "invented")
+
+    class Config(AlgorithmConfig):
+        """Without a choice."""
+
+        agg_weights: Literal["samples"] = "samples"
+        scale: float = 1.0
+
+
+def section_of(method: type) -> Any:
+    return [from_values({"algorithm": ALGORITHMS.section(method)}, "test")]
+
+
+def test_types_of_keys_of_a_method_of_the_user():
+    found = variants("choices", section_of(Choices), None, {})
+    assert [one.label.removeprefix("choices ") for one in found] == [
+        *("agg_weights=uniform", "flag=true", "flag=false", "word=b", "word=-", "mixed=auto"),
+        *("number=1", "mode=hard"),
+    ]
+
+
+def test_given_values_replace_those_of_the_types_and_must_be_right():
+    found = variants("choices", section_of(Choices), ["flag", "scale"], {"scale": [0.5, None]})
+    assert [(one.label, one.is_optional) for one in found] == [
+        ("choices flag=true", True),
+        ("choices flag=false", True),
+        ("choices scale=0.5", False),
+    ]
+    found = variants("choices", section_of(Choices), ["word"], {"algorithm.word": ["b"]})
+    assert [(one.label, one.is_optional) for one in found] == [("choices word=b", False)]
+
+
+def test_a_method_without_a_choice_is_refused_with_what_can_be_given():
+    with pytest.raises(ConfigError, match=r"fixed.*`values`"):
+        variants("fixed", section_of(Fixed), None, {})
+    (found,) = variants("fixed", section_of(Fixed), None, {"scale": [1, 2.0]})
+    assert found.label == "fixed scale=2"
+
+
+def test_python_and_command_line_plan_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    designs = []
+
+    def start(asked: comparing.Asked, *given: Any, **options: Any) -> Any:
+        designs.append(comparing.design_of(asked))
+        raise ConfigError("planned")
+
+    monkeypatch.setattr(comparing, "start", start)
+    words = ["--keys", "contrast,share", "--values", "tau=0.5,2", "--seeds", "4", "--vary"]
+    words += ["training", "--grid", "partition.alpha=0.1,1", "train.rounds=2"]
+    assert app.main(["ablate", "hfcd", *words]) == 2
+    with pytest.raises(ConfigError, match="planned"):
+        fl.ablate(
+            "hfcd",
+            keys=["contrast", "share"],
+            values={"tau": [0.5, 2]},
+            seeds=4,
+            vary="training",
+            grid={"partition.alpha": [0.1, 1]},
+            train={"rounds": 2},
+        )
+    one, other = designs
+    labels = ["share=body", "share=full", "contrast=false", "tau=0.5", "tau=2"]
+    assert [method.label for method in one.methods] == ["hfcd", *(f"hfcd {one}" for one in labels)]
+    for first, second in zip(one.methods, other.methods, strict=True):
+        assert (first.label, first.layer.tree) == (second.label, second.layer.tree)
+        assert first.is_optional == second.is_optional
+    assert (one.grid, one.seeds, one.vary, one.reference) == (
+        *(other.grid, other.seeds, other.vary),
+        "hfcd",
+    )
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "said"),
+    [
+        (["hfcd", "ft"], {}, "one method"),
+        ("hfcd", {"seds": 3}, "`seds` is not an argument of fl.ablate. Did you mean `seeds`"),
+        ("hfcd", {"keys": ["contrasts"]}, "Did you mean `contrast`"),
+        ("hfcd", {"values": ["tau"]}, "`values`"),
+        ("hfcd", {"values": {"tau": "high"}}, "algorithm.tau"),
+        ("hfcd", {"keys": "tau", "values": {"tau": []}}, "another value"),
+        ({"tau": 1}, {}, "name"),
+    ],
+    ids=str,
+)
+def test_wrong_arguments_of_python_are_named(tmp_path, method, options, said):
+    with pytest.raises(fl.UserError, match=said):
+        fl.ablate(method, out=tmp_path / "out", progress=False, **options)
+    assert not (tmp_path / "out").exists()
+
+
+def test_holm_is_for_the_pairs_of_each_place_with_the_reference(tmp_path: Path):
+    """Without training: also methods that lack a place, and one without the reference."""
+    scores = {"fedavg": 0.5, "fedper": 0.7, "ditto": 0.52, "ft": 0.5}
+    for alpha in (0.1, 1):
+        for method, score in scores.items():
+            for seed, noise in enumerate((0.0, 0.02, 0.05, 0.01)):
+                if (method, alpha) != ("ditto", 1):
+                    own = (seed + len(method)) ** 2 % 7 / 100 * (method != "fedavg")
+                    found = score + noise + own
+                    folder = tmp_path / f"{method}-{alpha}-{seed}"
+                    keys = (f"partition.alpha={alpha}", "partition.seed=0")
+                    same = "a" * 64
+                    made.run_folder(
+                        folder, method, found, repetition=seed, keys=keys, partition_hash=same
+                    )
+    runs = [reading.read(path) for path in sorted(tmp_path.iterdir())]
+    found = analyse(arrange(runs, reference="fedavg"))
+    by_place = found.pairs.groupby("place")
+    assert {place: [*rows["first"]] for place, rows in by_place} == {
+        "digits, alpha=0.1": ["ditto", "fedper", "ft"],
+        "digits, alpha=1": ["fedper", "ft"],
+    }
+    for _, rows in by_place:  # Holm's correction by its definition
+        p, largest = rows.loc[rows["p"].notna(), "p"].sort_values(), 0.0
+        for k, (row, value) in enumerate(p.items()):
+            largest = max(largest, min(1.0, (len(p) - k) * value))
+            assert rows.loc[row, "p_holm"] == pytest.approx(largest)
+    assert found.pairs["p"].notna().any()
+    assert set(found.pairs["second"]) == {"fedavg"}
+    assert found.comparison.baseline == found.comparison.reference == "fedavg"
+    assert all(sentence for sentence in found.answer)
+    assert [sentence.count("fedavg") > 0 for sentence in found.answer] == [True] * 3
+    assert arrange(runs, reference="nobody").reference is None
+    assert arrange(runs, reference="fedavg", baseline="ft").reference is None
