@@ -13,7 +13,7 @@ from rich.table import Table
 from flbench.comparison.folder import ComparisonFolder
 from flbench.comparison.plan import Cell
 from flbench.comparison.training import Outcome
-from flbench.core.documents import read_json
+from flbench.core.documents import as_data_error, read_json
 from flbench.reports.terminal import duration, open_console
 
 TAIL: Final = 4096  # bytes at the end of metrics.csv in which the last round is searched
@@ -115,9 +115,11 @@ class ComparisonProgress:
 
     def _score(self, cell: Cell) -> str:
         """Return the test accuracy of a finished cell."""
-        best = read_json(self._folder.cell(cell) / "summary.json").get("best", {})
-        accuracy = best.get("test", {}).get("accuracy")
-        return "finished" if accuracy is None else f"test accuracy {accuracy:.4f}"
+        file = self._folder.cell(cell) / "summary.json"
+        summary = read_json(file)
+        with as_data_error(file):
+            accuracy = summary.get("best", {}).get("test", {}).get("accuracy")
+            return "finished" if accuracy is None else f"test accuracy {accuracy:.4f}"
 
     def _left(self) -> str:
         """Return the estimated time left, as text."""

@@ -227,6 +227,9 @@ def classes(report: StudyReport) -> Block | None:
     columns = {method: values for method, values in found.items() if values is not None}
     if not columns:
         return None
+    most = max(len(values.lines) for values in columns.values())
+    # A damaged table that lacks classes has no place beside the others.
+    columns = {method: one for method, one in columns.items() if len(one.lines) == most}
     rows = tuple(
         (
             line["name"] + (RARE if report.has_rare_classes and line["rare"] == "1" else ""),
@@ -366,6 +369,8 @@ def _classes(study: Study, method: str) -> _Classes | None:
     ]
     if not tables:
         return None
+    most = max(map(len, tables))
+    tables = [lines for lines in tables if len(lines) == most]
     f1, recall = (
         tuple(_mean_of(lines, key) for lines in zip(*tables, strict=True))
         for key in ("f1", "recall")
