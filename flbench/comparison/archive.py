@@ -35,6 +35,8 @@ KEPT: Final = (
 )
 """Files of the folders of runs, studies and trials that an archive has. Checkpoints and pages are
 left out."""
+MOST_RUNS: Final = 10_000
+"""Largest number of runs and studies of an archive."""
 KNOWN: Final = frozenset({*KEPT, MARKER})
 """Names of the files that an archive may have."""
 SHARED: Final = ("partition.json", "partition.npz")
@@ -172,7 +174,8 @@ class Unpacked:
         path: The folder.
 
     Raises:
-        DataError: The archive is damaged, or has what an archive of results does not have.
+        UserError: The archive is damaged, has what an archive of results does not have, or has more
+            than `MOST_RUNS` runs.
     """
 
     def __init__(self, file: Path) -> None:
@@ -183,7 +186,12 @@ class Unpacked:
         _unpacked.add(self)
         try:
             unpack(file, self.path, KNOWN.__contains__)
-        except DataError:
+            if (count := len(folders.below(self.path))) > MOST_RUNS:
+                raise DataError(
+                    f"{file} has {count:,} runs; the limit is {MOST_RUNS:,}. Pack them into several"
+                    " archives."
+                )
+        except UserError:
             self._delete()
             raise
 

@@ -71,7 +71,8 @@ def read(path: Path) -> WrittenConfig:
     Raises:
         ConfigError: The file cannot be read, or keys of flbench itself are wrong.
     """
-    return as_data([from_file(path)])
+    written = _written_method, _written_net, _written_term, WrittenConfig
+    return _checked([from_file(path)], *written, is_from_file=True)[0]
 
 
 def as_data(layers: Sequence[Layer]) -> WrittenConfig:
@@ -155,6 +156,8 @@ def _checked(
     nets: Callable[[dict[str, Any]], Kind],
     term: Callable[[str], type[TermConfig]],
     base: type[Whole],
+    *,
+    is_from_file: bool = False,
 ) -> tuple[Whole, dict[str, str]]:
     """Merge and check layers; see `resolve`.
 
@@ -164,6 +167,8 @@ def _checked(
         nets: Function from the section `model` to the class of its keys.
         term: Function from the name of a loss term to the class of its keys.
         base: Class of the configuration, to which the keys of method and net are added.
+        is_from_file: Whether the layers are one file that flbench has written, which therefore can
+            be read again.
     """
     problems: list[str] = []
     tree, origins = merge(layers)
@@ -184,7 +189,7 @@ def _checked(
         problems += [
             f"{line} ({_origin(path, origins)})." for path, line in _contradictions(config)
         ]
-        if (found := unreadable(config.tree(), origins)) is not None:
+        if not is_from_file and (found := unreadable(config.tree(), origins)) is not None:
             problems.append(f"{found[1]} ({_origin(found[0], origins)}).")
     if problems or config is None:
         raise ConfigError("\n".join(problems))

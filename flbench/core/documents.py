@@ -19,6 +19,8 @@ from flbench.core.printable import one_line
 
 LARGEST_JSON: Final = 64 * 2**20
 """Largest size of a JSON file in bytes."""
+MOST_VALUES: Final = 2_000_000
+"""Largest number of values of a JSON file: each takes some 100 bytes of memory."""
 MAX_DIGITS: Final = 40
 """Largest number of digits of an integer in a JSON file."""
 
@@ -34,13 +36,16 @@ def read_json(path: Path) -> dict[str, Any]:
 
     Raises:
         DataError: The file cannot be read, is not JSON, or its top level is not an object; or it
-            exceeds a limit: `LARGEST_JSON` bytes, `MAX_DIGITS` digits of an integer, `MAX_DEPTH`
-            values within each other; or a text contains NUL or half of a surrogate pair.
+            exceeds a limit: `LARGEST_JSON` bytes, `MOST_VALUES` values, `MAX_DIGITS` digits of an
+            integer, `MAX_DEPTH` values within each other; or a text contains NUL or half of a
+            surrogate pair.
     """
     with as_data_error(path):
         if not path.exists():
             return {}
         text = files.read_text(path, LARGEST_JSON)
+        if sum(map(text.count, "{[,")) > MOST_VALUES:
+            raise ValueError(f"it has more than {MOST_VALUES:,} values")
         content = json.loads(text, parse_int=_integer)
         # Most files cannot be deep, and have no characters that are written as escapes.
         if text.count("{") + text.count("[") > MAX_DEPTH or "\\u" in text:

@@ -414,8 +414,15 @@ def client_of(path: Path, client: int | str) -> int:
 
 
 def _client_names(path: Path) -> list[str]:
-    """Return the names of the clients of a run; empty if they have none."""
-    return [str(name) for name in read_json(path / "partition.json").get("client_names") or ()]
+    """Return the names of the clients of a run; empty if they have none.
+
+    Raises:
+        DataError: partition.json is damaged.
+    """
+    file = path / "partition.json"
+    names = read_json(file).get("client_names")
+    with as_data_error(file):
+        return [str(name) for name in names or ()]
 
 
 def _numbers_of(name: str) -> set[int]:
@@ -878,7 +885,8 @@ def _metrics(
     if name != "personal" or not file.is_file():
         return {}
     summary = read_json(path / "summary.json")
-    moment = "last" if summary.get("last", {}).get("round") == state.round else "best"
+    with as_data_error(path / "summary.json"):
+        moment = "last" if summary.get("last", {}).get("round") == state.round else "best"
     with as_data_error(file):
         for row in csv.DictReader(StringIO(files.read_text(file)), strict=True):
             if row["moment"] == moment and int(row["client"]) == client:

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from flbench.core.documents import read_json
+from flbench.core.documents import as_data_error, read_json
 from flbench.jobs.folder import JobFolder
 from flbench.jobs.job import Job, Outcome
 from flbench.reports.terminal import duration, open_console
@@ -141,9 +141,11 @@ class JobProgress(LiveProgress):
 
     def _score(self, job: Job) -> str:
         """Return the test accuracy of a finished job."""
-        best = read_json(self._folder.run_folder(job) / "summary.json").get("best", {})
-        accuracy = best.get("test", {}).get("accuracy")
-        return "finished" if accuracy is None else f"test accuracy {accuracy:.4f}"
+        file = self._folder.run_folder(job) / "summary.json"
+        summary = read_json(file)
+        with as_data_error(file):
+            accuracy = summary.get("best", {}).get("test", {}).get("accuracy")
+            return "finished" if accuracy is None else f"test accuracy {accuracy:.4f}"
 
     def _left(self) -> str:
         """Return the estimated time left, as text."""

@@ -11,7 +11,9 @@ round,split,protocol,metric,value
 """
 
 import csv
+import sys
 from collections.abc import Iterable, Sequence
+from io import StringIO
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -21,6 +23,8 @@ from flbench.core.printable import one_line
 
 HEADER: Final = ("round", "split", "protocol", "metric", "value")
 EXACT: Final = 2.0**53  # integers below it are exact in float64
+MOST_ROWS: Final = 3_000_000
+"""Largest number of rows of a file; a file of the largest size with the usual names has fewer."""
 MOST_ROUNDS: Final = 10**12
 MOST_BYTES: Final = 10**36
 """Largest number of bytes that a run has sent."""
@@ -95,7 +99,8 @@ def read(path: Path) -> list[Row]:
         path: The file.
 
     Raises:
-        DataError: The file cannot be read, is damaged, or is not a metrics.csv.
+        DataError: The file cannot be read, is damaged, is not a metrics.csv, or has more than
+            `MOST_ROWS` rows.
     """
     try:
         text = files.read_text(path)
@@ -104,11 +109,20 @@ def read(path: Path) -> list[Row]:
     except UnicodeDecodeError as error:
         raise DataError(f"{path} is damaged: it is not a text in UTF-8. {CURE}") from error
     complete = text[: text.rfind("\n") + 1]
+    if (count := complete.count("\n")) > MOST_ROWS:
+        raise DataError(
+            f"{path} has {count:,} rows; the limit is {MOST_ROWS:,}. Evaluate less often"
+            f" (`evaluation.every`). {CURE}"
+        )
     try:
-        lines = list(csv.reader(complete.split("\n")[:-1]))
-        if not lines or tuple(lines[0]) != HEADER:
+        lines = csv.reader(StringIO(complete, newline="\n"))
+        if tuple(next(lines, ())) != HEADER:
             raise DataError(f"{path} is not a metrics.csv of flbench. {CURE}")
-        rows = [Row(int(line[0]), line[1], line[2], line[3], float(line[4])) for line in lines[1:]]
+        # The names of all rows are few, so that equal ones are one object in memory.
+        rows = [
+            Row(int(line[0]), *map(sys.intern, line[1:4]), float(line[4]))  # type: ignore[call-arg]
+            for line in lines
+        ]
         _check(rows)
     except (ValueError, IndexError, csv.Error) as error:
         raise DataError(f"{path} is damaged ({one_line(shortened(str(error)))}). {CURE}") from error

@@ -57,7 +57,9 @@ def sync(folder: Path, uri: str | None) -> tuple[SentCounts, str]:
     mirror_class = kind_of(folder)
     files.check_no_linked_folders(folder)
     named_by: NamedBy = "user" if uri else "folder"
-    address = mlflow_store.address(uri or _configured_uri(folder), named_by)
+    asked = uri or _configured_uri(folder)
+    address = mlflow_store.address(asked, named_by)
+    named_by = mlflow_store.who_names(asked, named_by)
     shown = redact_address(address)
     os.environ.setdefault(mlflow_store.TIMEOUT_VARIABLE, SYNC_TIMEOUT)
     with _lock(folder) as is_locked:

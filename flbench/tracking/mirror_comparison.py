@@ -246,8 +246,11 @@ class ComparisonMirror(TreeMirror):
         tables = [self._folder / "tables" / f"{name}.csv" for name in TABLES]
         mlflow_files.send_shown(root, tables)
         # MLflow's page of the run shows the answer as its description.
-        if answer := read_json(self._folder / "report.json").get("answer"):
-            root.set_tags({"mlflow.note.content": _short(" ".join(answer), 4000)})
+        file = self._folder / "report.json"
+        if answer := read_json(file).get("answer"):
+            with as_data_error(file):
+                note = _short(" ".join(answer), 4000)
+            root.set_tags({"mlflow.note.content": note})
 
     def _parameters(self) -> dict[str, str]:
         """Return the design, and the values that all cells share."""

@@ -9,6 +9,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Final, Literal
 
+from flbench.core import files
 from flbench.core.documents import as_data_error, read_json, read_yaml, unix_milliseconds
 from flbench.core.printable import printable
 from flbench.metrics import rare_names
@@ -179,6 +180,7 @@ def summary_metrics(folder: Path) -> dict[str, float]:
     if not classes.is_file():
         return found
     with as_data_error(classes), classes.open(newline="", encoding="utf-8") as lines:
+        files.check_regular(classes, files.LARGEST)
         if rare_names.has_rare(csv.DictReader(lines)):
             return found
     return {

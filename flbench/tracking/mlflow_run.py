@@ -16,6 +16,8 @@ RUN_TAG: Final = "flbench.run"
 """Tag with the name of the folder that a run is a copy of; see `mlflow_names.identifier`."""
 FILES_TAG: Final = "mlflow.flbench.files"
 """Tag with the digests of the files that were sent. MLflow's pages hide tags named `mlflow.*`."""
+MAX_FILE_BYTES: Final = 2 * 2**30
+"""Largest size of a file that is sent, in bytes."""
 MAX_METRICS_PER_CALL: Final = 1000  # MLflow's limits
 MAX_PARAMETERS_PER_CALL: Final = 100
 
@@ -209,6 +211,8 @@ class MlflowRun:
     def upload_files(self, paths: Iterable[Path], folder: str | None = None) -> None:
         """Send files, but for those that MLflow has with the same content.
 
+        A file above `MAX_FILE_BYTES` is not sent; the tag `file.NAME` says so.
+
         Args:
             paths: The files.
             folder: Folder among the run's artifacts; None for the top.
@@ -222,6 +226,10 @@ class MlflowRun:
         there, sent = self.uploaded_files, {}
         for path in paths:
             name = path.name if folder is None else f"{folder}/{path.name}"
+            if (size := path.stat().st_size) > MAX_FILE_BYTES:
+                reason = f"not sent: {size:,} bytes (more than {MAX_FILE_BYTES:,})"
+                self.set_tags({f"file.{path.name}": reason})
+                continue
             digest = digest_of(path)
             if there.get(name) == digest:
                 continue

@@ -8,6 +8,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
 from importlib import metadata
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, Literal
 from urllib.parse import unquote, urlsplit
@@ -19,8 +20,16 @@ from flbench.tracking import mlflow_view
 
 NOT_INSTALLED: Final = "MLflow is not installed. Install it: pip install 'flbench[mlflow]'"
 ADDRESS_VARIABLE: Final = "MLFLOW_TRACKING_URI"
-NamedBy = Literal["user", "file", "folder"]
-"""Who names an address: the user in a command or call, a configuration file, or a folder."""
+NamedBy = Literal["user", "file", "folder", "nobody"]
+"""Who names an address: the user in a command or call, a configuration file, a folder of results,
+or nobody: it is the database in the current folder, which may be somebody else's."""
+OWN_FOLDERS: Final = ("mlflow", "artifacts")
+"""Folders of the files of a database that nobody has named."""
+_WHO: Final = {
+    "file": "a file names it",
+    "folder": "a folder names it",
+    "nobody": "you have not named it",
+}
 TIMEOUT_VARIABLE: Final = "MLFLOW_HTTP_REQUEST_TIMEOUT"
 UPLOAD_SECONDS: Final = "60"
 ENVIRONMENT: Final = {
@@ -33,6 +42,16 @@ ENVIRONMENT: Final = {
     "GIT_PYTHON_REFRESH": "quiet",
 }
 """Variables that configure MLflow. A value in the user's environment has precedence."""
+
+
+def who_names(uri: str | None, named_by: NamedBy) -> NamedBy:
+    """Return who names the store at `address(uri, named_by)`.
+
+    Args:
+        uri: What was asked for.
+        named_by: Who names it.
+    """
+    return named_by if uri or os.environ.get(ADDRESS_VARIABLE) else "nobody"
 
 
 def installed() -> bool:
@@ -212,10 +231,13 @@ class Store:
         if self.named_by == "user":
             return
         folder = _path(location)
+        # The folder of a project may have been moved or copied with its database.
+        if self.named_by == "nobody" and folder is not None and _is_own(folder):
+            return
         if folder is None or not folder.resolve().is_relative_to(_folder(self.uri).resolve()):
             raise ConfigError(
-                f"{self.uri} keeps files at {shown}, which is not below its own folder, and a"
-                f" {self.named_by} names it. If it is yours, give it yourself: --uri ADDRESS for"
+                f"{self.uri} keeps files at {shown}, which is not below its own folder, and"
+                f" {_WHO[self.named_by]}. If it is yours, give it yourself: --uri ADDRESS for"
                 " flbench sync, tracking.uri=ADDRESS for flbench run, compare and tune."
             )
 
@@ -264,6 +286,12 @@ def _path(location: str) -> Path | None:
     return Path(unquote(location.removeprefix("file:")))
 
 
+def _is_own(folder: Path) -> bool:
+    """Return whether a path is that of the files of a database `mlflow/flbench.db`."""
+    parts = folder.resolve().parts
+    return any(pair == OWN_FOLDERS for pair in pairwise(parts))
+
+
 def _folder(uri: str) -> Path:
     """Return the folder of a local store: that of its database, or the one with its files."""
     file = database_file(uri)
@@ -289,8 +317,8 @@ def _check_is_store(uri: str, named_by: NamedBy) -> None:
         tables = set()
     if "experiments" not in tables:
         raise UserError(
-            f"{file} is not a database of MLflow, and a {named_by} names it as tracking.uri. Name"
-            " the store yourself: --uri ADDRESS for flbench sync, tracking.uri=ADDRESS for flbench"
+            f"{file} is not a database of MLflow, and {_WHO[named_by]}. Name the"
+            "  store yourself: --uri ADDRESS for flbench sync, tracking.uri=ADDRESS for flbench"
             " run, compare and tune."
         )
 

@@ -66,7 +66,7 @@ def serve(uri: str | None, port: int, write: Callable[[str], None]) -> None:
         )
     _refuse_taken_port(port)
     try:
-        mlflow_store.open_store(address)
+        mlflow_store.open_store(address, mlflow_store.who_names(uri, "user"))
     except mlflow_store.connection_errors() as error:
         raise UserError(
             f"{shown} cannot be opened ({mlflow_store.reason(error)}). Give another --uri, or start"

@@ -8,6 +8,7 @@ and keeps its files in a folder that only this user can read. A cluster of anoth
 import fcntl
 import os
 import pwd
+import re
 import secrets
 import shutil
 import socket
@@ -28,6 +29,9 @@ from flbench.core.imported import is_searched_early
 
 ADDRESS_VARIABLE: Final = "RAY_ADDRESS"
 _ONE_MACHINE: Final = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"  # false: Ray uses the loopback interface
+CLIENT_PORT: Final = "10001"
+"""Port of an address `ray://HOST` without one."""
+_PORT: Final = re.compile("[0-9]{1,5}")
 _PREFIX: Final = "fl-"
 _LONGEST_PLACE: Final = 29
 """Characters of the temporary folder. The names of Ray's sockets below it may have 107 in all."""
@@ -43,8 +47,8 @@ def connect(
     """Join or start a Ray cluster, unless this process is already connected to one.
 
     Args:
-        address: Address of a running cluster, `auto` to find one of this user, or None to start
-            one on this machine.
+        address: Address of a running cluster, `HOST:PORT` or `ray://HOST:PORT`; `auto` to find one
+            of this user; None or `local` to start one on this machine.
         key: The key or option of the address, as error messages write it.
         cpus: Number of CPUs of a cluster that is started; None takes the available cores.
         gpus: Number of GPUs that a cluster that is started declares, whether the machine has them
@@ -62,7 +66,7 @@ def connect(
         return False
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
-    if address is None:
+    if address in (None, "local"):
         if gpus is not None:
             options["num_gpus"] = gpus
         _start(options, len(os.sched_getaffinity(0)) if cpus is None else cpus)
@@ -258,14 +262,18 @@ def _check(address: str, key: str) -> None:
     Ray itself would wait for minutes if nothing listens.
 
     Raises:
-        ConfigError: Nothing listens at HOST:PORT, or it is a port of this machine at which a
-            process of another user listens.
+        ConfigError: It is no address, nothing listens at HOST:PORT, or it is a port of this machine
+            at which a process of another user listens.
     """
     host, port = _host_and_port(address)
-    if port is None:
-        return  # another form that Ray resolves
+    # Ray imports the module that another scheme names, and reads ports that `_owners` cannot read.
+    if address.partition("://")[0] not in ("ray", address) or not _PORT.fullmatch(port or ""):
+        raise ConfigError(
+            f"{key}: {address!r} is not an address of a Ray cluster. Write HOST:PORT,"
+            " ray://HOST:PORT or auto, or leave it out."
+        )
     try:
-        socket.create_connection((host, int(port)), timeout=10).close()
+        socket.create_connection((host, int(port or "")), timeout=10).close()
     except (OSError, ValueError, OverflowError) as error:
         raise ConfigError(
             f"{key}: no Ray cluster answers at {address} ({error}). Start one with"
@@ -280,8 +288,11 @@ def _check(address: str, key: str) -> None:
 
 def _host_and_port(address: str) -> tuple[str, str | None]:
     """Return the host and the port of an address; None as the port if it has none."""
-    host, colon, port = address.rpartition("://")[2].rpartition(":")
-    return (host.strip("[]"), port.partition("/")[0]) if colon else (address, None)
+    place = address.rpartition("://")[2]
+    host, colon, port = place.rpartition(":")
+    if colon:
+        return host.strip("[]"), port.partition("/")[0]
+    return place, CLIENT_PORT if address.startswith("ray://") else None
 
 
 def _owners(address: str) -> set[int]:

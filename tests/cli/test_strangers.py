@@ -148,14 +148,16 @@ def test_reports_and_archives_import_nothing(kind, evil, finished, tmp_path, cap
     assert main(["report", str(path), "theirs.tar.xz"]) == 0, capsys.readouterr().err
 
 
-def test_a_study_in_an_archive_runs_no_shell_command(evil, finished, tmp_path, capsys):
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_study_in_an_archive_runs_no_code(kind, evil, finished, tmp_path, capsys):
     study = studies.begin(tmp_path / "study", "fedproto", seeds=2, trials=1)
     studies.trial(study, "fedproto", 0, 0.5)
     for seed in (0, 1):
         studies.final(study, finished, "fedproto", "default", seed, {"accuracy": 0.5})
     for config in study.glob("finals/*/*/config.yaml"):
         tree = yaml.safe_load(config.read_text())
-        tree["model"] = {"name": "subprocess:run", "lightning": True, "args": SHELL}
+        for name, keys in naming(f"{evil}:Net")[kind].items():
+            tree[name] = keys if name in ("model", "algorithm") else {**tree[name], **keys}
         config.write_text(yaml.safe_dump(tree))
     archive.pack([study], tmp_path / "study.tar.xz")
 

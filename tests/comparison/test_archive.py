@@ -141,6 +141,21 @@ def test_unpacked_files_are_deleted_when_the_process_is_ended(packed, tmp_path):
     assert not path.exists()
 
 
+def test_archive_of_too_many_runs_is_refused(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(archive, "MOST_RUNS", 2)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    file = tmp_path / "x.tar.xz"
+    with tarfile.open(file, "w:xz") as new:
+        for k in range(3):
+            new.addfile(tarfile.TarInfo(f"r/{k}/config.yaml"))
+
+    for command in ("report", "show"):
+        assert app.main([command, str(file)]) == 2
+        assert f"{file} has 3 runs" in capsys.readouterr().err
+    assert not list(tmp_path.glob("flbench-*"))
+
+
 def test_link_in_a_run_is_not_packed(tmp_path):
     secret = tmp_path / "secret"
     secret.write_text("of the user")

@@ -50,3 +50,23 @@ def test_what_is_missing_is_named(tmp_path):
         as_data_error(tmp_path / "x.json"),
     ):
         {}["seed"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"a":' + "[" * 10**6 + "]" * 10**6 + "}",
+        '{"a":' * 100 + "1" + "}" * 100,
+        '{"a":' + "9" * 10**6 + "}",
+        '{"a":[' + "[]," * 2_000_000 + "[]]}",
+        '{"a":"' + "x" * 64 * 2**20 + '"}',
+        '{"a":"\\ud800"}',
+        "\ufeff{}",
+    ],
+    ids=["closed", "deep", "digits", "values", "bytes", "surrogate", "mark"],
+)
+def test_json_beyond_a_limit_is_an_error(text, tmp_path):
+    (tmp_path / "x.json").write_text(text)
+
+    with pytest.raises(DataError, match=r"x\.json"):
+        read_json(tmp_path / "x.json")

@@ -3,6 +3,7 @@
 import csv
 import json
 import pickle
+import shutil
 
 import numpy as np
 import pytest
@@ -10,13 +11,14 @@ import torch
 from torch import nn
 
 from flbench.algorithms import ALGORITHMS
+from flbench.cli import app
 from flbench.config.resolve import resolve
 from flbench.config.sources import from_file
 from flbench.core.errors import DataError, UserError
 from flbench.core.tree import digest
-from flbench.experiment import trained
+from flbench.experiment import checkpoint, trained
 from flbench.experiment.assembly import load_federation
-from flbench.testing import run, with_method, write_npz
+from flbench.testing import run, summary_of, with_method, write_npz
 from tests.support import SMALL, interrupted_run
 
 pytestmark = pytest.mark.slow
@@ -318,3 +320,71 @@ def test_a_run_without_a_checkpoint_and_other_data(tmp_path):
     write_npz(data)
     with pytest.raises(UserError, match="no round was saved"):
         trained.load(path, 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "value"),
+    [
+        ("partition.json", "client_names", 1),
+        ("partition.json", "client_names", {"a": [1]}),
+        ("summary.json", "last", "x"),
+        ("summary.json", "last", [1]),
+        ("summary.json", "last", None),
+    ],
+)
+def test_values_of_a_damaged_file_are_an_error_that_names_it(
+    finished_run, tmp_path, name, key, value, capsys
+):
+    folder = shutil.copytree(finished_run, tmp_path / "run")
+    tree = json.loads((folder / name).read_text())
+    (folder / name).write_text(json.dumps(tree | {key: value}))
+
+    code = app.main(
+        ["export", str(folder), "--client", "0", "--out", str(tmp_path / "x.safetensors")]
+    )
+
+    said = capsys.readouterr().err
+    assert code in (0, 2)
+    assert code == 0 or str(folder) in said
+
+
+def with_header(file, change):
+    """Change the header of a safetensors file: its tree, its tensors and its metadata."""
+    content = file.read_bytes()
+    length = int.from_bytes(content[:8], "little")
+    tree = json.loads(content[8 : 8 + length])
+    tensors = [name for name in tree if name != "__metadata__"]
+    header = change(tree, tree[tensors[0]], tree["__metadata__"]) or json.dumps(tree).encode()
+    claimed = header if isinstance(header, int) else len(header)
+    header = content[8 : 8 + length] if isinstance(header, int) else header
+    file.write_bytes(claimed.to_bytes(8, "little") + header + content[8 + length :])
+
+
+BOMBS = {
+    "length 2^63": lambda tree, tensor, about: 2**63,
+    "length": lambda tree, tensor, about: 10**8,
+    "deep": lambda tree, tensor, about: b'{"a":' * 10**6,
+    "overlap": lambda tree, tensor, about: tensor.update(data_offsets=[0, 8]),
+    "negative": lambda tree, tensor, about: tensor.update(data_offsets=[-8, 0]),
+    "shape": lambda tree, tensor, about: tensor.update(shape=[2**62, 4]),
+    "no elements": lambda tree, tensor, about: tensor.update(shape=[0, 2**62]),
+    "type": lambda tree, tensor, about: tensor.update(dtype="O"),
+    "deep names": lambda tree, tensor, about: about.update(names="[" * 10**6),
+    "names": lambda tree, tensor, about: about.update(names="5"),
+    "unknown name": lambda tree, tensor, about: about.update(names='["server/nothing"]'),
+    "deep extra": lambda tree, tensor, about: about.update(extra="[" * 10**6 + "]" * 10**6),
+    "digits of extra": lambda tree, tensor, about: about.update(extra=f'{{"a":{"9" * 10**6}}}'),
+    "digits of position": lambda tree, tensor, about: about.update(
+        position=f'{{"stage": {"9" * 10**6}}}'
+    ),
+}
+
+
+@pytest.mark.parametrize("bomb", BOMBS)
+def test_checkpoint_of_a_stranger_is_an_error(bomb, finished_run, tmp_path, capsys):
+    folder = shutil.copytree(finished_run, tmp_path / "run")
+    last = folder / "checkpoints" / "last.safetensors"
+    with_header(last, BOMBS[bomb])
+
+    with pytest.raises(DataError, match=r"last\.safetensors"):
+        checkpoint.load(last, summary_of(folder)["config_hash"])

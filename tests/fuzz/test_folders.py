@@ -1,43 +1,51 @@
 """Mutated folders and archives of runs, comparisons and studies, read by all commands that read.
 
 Each command succeeds, or ends with a message: there is no traceback, no file outside of the folder
-of the output is made or changed, no module that a folder names is imported, no control character
-reaches the terminal, and memory and time are bounded.
+of the output is made or changed, no module that a folder names is imported, no process is started,
+no connection is made, nothing is unpickled, no control character reaches the terminal, no name
+becomes an element of a page, and memory and time are bounded.
 
 By default a few examples are drawn, the same ones each time. With `FLBENCH_FUZZ_SECONDS` new ones
 are drawn for that time.
 """
 
+import gc
 import json
 import os
+import re
 import resource
 import shutil
 import signal
 import sys
 import tarfile
-from contextlib import contextmanager
+from collections import Counter
+from contextlib import contextmanager, suppress
+from html.parser import HTMLParser
 from itertools import count
-from pathlib import Path
 from time import monotonic
 
+import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 import flbench as fl
 from flbench.analysis import text
 from flbench.cli import app
 from flbench.core.errors import UserError
+from flbench.core.printable import is_printable
+from flbench.testing import run
 from flbench.tuning import study_page
 from tests.comparison.made import run_folder
 from tests.fuzz import mutations
 from tests.tuning import studies
 
 SECONDS = float(os.environ.get("FLBENCH_FUZZ_SECONDS", "0"))
-FEW = 12  # examples of a test that does not run for a time
+FEW = 8  # examples of a test that does not run for a time
 LIMIT = 60  # seconds of the processor for an example; most take less than one
 MEMORY = 2**30  # bytes by which an example may raise the memory of the process
 WITH_PICTURES = 20  # one of so many examples draws the pictures of the report
+TESTS = 5  # tests that share the time
 
 pytestmark = pytest.mark.timeout(300 + 4 * SECONDS)
 
@@ -54,10 +62,15 @@ def fuzzed(test):
         if not SECONDS:
             settings(max_examples=FEW, derandomize=True, **shared)(test)(*args, **kwargs)
             return
-        end = monotonic() + SECONDS / 3
-        drawn = settings(max_examples=50, **shared)(test)
-        while monotonic() < end:
+        begin = monotonic()
+        drawn = settings(max_examples=50, phases=[Phase.generate], **shared)(test)
+        while monotonic() < begin + SECONDS / TESTS:
             drawn(*args, **kwargs)
+        name = test.hypothesis.inner_test.__qualname__.partition(".")[0]
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+        said = f"{name}: {ended['examples']} examples, {monotonic() - begin:.0f} s, {peak} MiB"
+        print(said, dict(ended), file=sys.__stdout__, flush=True)
+        ended.clear()
 
     return repeated
 
@@ -79,13 +92,16 @@ def intact(tmp_path_factory):
     tree = {"command": ["flbench", "/home/me/x"], "tuned": "/home/me/study", "cells": cells}
     (folder / "comparison" / "comparison.json").write_text(json.dumps(tree))
     file = fl.pack(folder, root / "x.tar.xz")
+    (folder / "real").mkdir()
+    for method in ("fedavg", "fedproto"):
+        trained, _ = run(root, f"algorithm={method}")
+        shutil.move(trained, folder / "real" / method)
     study = studies.begin(folder / "study", "fedavg", "hfcd", trials=2, seeds=1)
     for method in ("fedavg", "hfcd"):
         for index in (0, 1):
             studies.trial(study, method, index, 0.5 + index / 10)
         for variant in ("default", "tuned"):
-            run = folder / "runs" / method
-            studies.final(study, run, method, variant, 1, {"accuracy": 0.6})
+            studies.final(study, folder / "runs" / method, method, variant, 1, {"accuracy": 0.6})
     return folder, file
 
 
@@ -97,12 +113,40 @@ def module(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path / "modules")
 
 
-@contextmanager
-def bounded(root, allowed):
-    """Check what an example does: files that it makes, modules, memory and time."""
+ended = Counter()
+"""Number of calls by the way in which they ended."""
 
-    def ended(*_):
-        raise AssertionError(f"longer than {LIMIT} s")
+happened = []
+"""What an example has done that reading must not do; None while nobody watches."""
+allowed_folder = []
+
+WATCHED = (
+    *("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.fork", "socket.connect"),
+    *("socket.getaddrinfo", "socket.bind", "pickle.find_class"),
+)
+
+
+def _watch(event, arguments):
+    if allowed_folder:
+        if event in WATCHED and "git" not in str(arguments[0]):
+            happened.append((event, str(arguments)[:200]))
+        elif event == "open" and isinstance(arguments[0], str) and arguments[2] is not None:
+            writes = arguments[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
+            path = os.path.abspath(arguments[0])
+            if writes and not path.startswith((*allowed_folder, "/dev/", CACHE)):
+                happened.append((event, path))
+
+
+CACHE = os.path.expanduser("~/.cache/")
+sys.addaudithook(_watch)
+
+
+@contextmanager
+def bounded(root, allowed, *, limit=LIMIT):
+    """Check what an example does: files that it makes, modules, processes, memory and time."""
+
+    def too_long(*_):
+        raise AssertionError(f"longer than {limit} s")
 
     def files():
         return {
@@ -112,32 +156,68 @@ def bounded(root, allowed):
         }
 
     before, memory = files(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    handler = signal.signal(signal.SIGPROF, ended)
-    signal.setitimer(signal.ITIMER_PROF, LIMIT)
+    handler = signal.signal(signal.SIGPROF, too_long)
+    signal.setitimer(signal.ITIMER_PROF, limit)
+    happened.clear()
+    allowed_folder.append(str(allowed))
     try:
         yield
     finally:
+        allowed_folder.clear()
         signal.setitimer(signal.ITIMER_PROF, 0)
         signal.signal(signal.SIGPROF, handler)
     assert files() == before
     assert mutations.MODULE not in sys.modules
+    assert not happened
     used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - memory
     assert used < MEMORY / 1024 or sys.platform != "linux"  # in KiB
+    ended["examples"] += 1
+
+
+class Page(HTMLParser):
+    """What could run in a page: the tests' names try to become such elements."""
+
+    def __init__(self, content):
+        super().__init__()
+        self.found = []
+        self.inside = ""
+        self.feed(content)
+
+    def handle_starttag(self, tag, attributes):
+        self.inside = tag
+        for name, value in attributes:
+            if name.startswith("on") and "alert" in (value or ""):
+                self.found.append((tag, name, value))
+            if name in ("href", "src", "action") and re.match(
+                r"\s*(javascript|x\b)", value or "", re.IGNORECASE
+            ):
+                self.found.append((tag, name, value))
+
+    def handle_endtag(self, tag):
+        self.inside = ""
+
+    def handle_data(self, data):
+        if self.inside in ("script", "style") and data.strip().startswith(("alert", "*{}")):
+            self.found.append((self.inside, data[:50]))
+
+
+def check_page(content):
+    """Check that no name of a page or a Markdown text has become an element."""
+    assert Page(content).found == []
+    assert is_printable(content)
 
 
 def called(capsys, *arguments):
     """Call a command; check how it ends, and what it prints."""
     code = app.main([str(one) for one in arguments])
+    ended[arguments[0], code] += 1
     said = capsys.readouterr()
     printed = said.out + said.err
-    assert code in (0, 2), (arguments, code, said.err)
+    assert code in ((0, 1, 2) if arguments[0] == "run" else (0, 2)), (arguments, code, said.err)
     assert "Traceback" not in printed
-    assert not [sign for sign in printed if sign not in "\n\t" and not _is_shown(sign)]
+    assert is_printable(printed)
     assert code == 0 or said.err.strip()
-
-
-def _is_shown(sign):
-    return ord(sign) >= 32 and not 127 <= ord(sign) < 160 and sign not in "\u2028\u2029\u202e"
+    assert len(printed) < 10**6
 
 
 def reported(paths, out, pictures):
@@ -154,8 +234,18 @@ def reported(paths, out, pictures):
         written = text.markdown_of(analysis) + found._repr_html_()
         written += text.latex_of(analysis) + text.json_of(analysis)
         written += "".join(text.csv_of(analysis, name) for name in text.TABLES[:1])
-    assert "<img" not in written.replace(text.json_of(analysis), "")
-    assert "\x1b" not in written
+    check_page(written.replace(text.json_of(analysis), ""))
+
+
+def shown(*runs):
+    """Make the pages of runs and of their difference."""
+    for one in runs:
+        with suppress(UserError):
+            check_page(fl.load(one)._repr_html_())
+    with suppress(UserError):
+        check_page(fl.diff(runs[0], runs[-1])._repr_html_())
+    with suppress(UserError):
+        fl.runs(runs)
 
 
 numbers = count()
@@ -187,6 +277,7 @@ def test_commands_read_mutated_folders(intact, tmp_path, capsys, module, monkeyp
             called(capsys, "show", mine, "--json")
             runs = sorted(path for path in (mine / "runs").iterdir())
             called(capsys, "diff", runs[0], runs[-1])
+            shown(*runs)
             called(capsys, "pack", mine, "--out", out / "x.tar.xz")
             reported([mine], out, SECONDS and next(numbers) % WITH_PICTURES == 0)
             if (out / "x.tar.xz").is_file():
@@ -212,9 +303,8 @@ def test_studies_are_shown_after_mutations(intact, tmp_path, capsys, module, mon
                 found = fl.load(mine)
                 repr(found)
                 if isinstance(found, fl.Study):
-                    assert "<img" not in found._repr_html_()
-                    written = study_page.markdown(found._report)
-                    assert "<img" not in written
+                    check_page(found._repr_html_())
+                    check_page(study_page.markdown(found._report))
                     study_page.trials_csv(found._report)
                     study_page.as_json(found._report)
             except UserError:
@@ -224,10 +314,11 @@ def test_studies_are_shown_after_mutations(intact, tmp_path, capsys, module, mon
 
 
 def test_archives_are_read_after_mutations(intact, tmp_path, capsys, module, monkeypatch):
-    _, file = intact
+    folder, file = intact
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
     (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", None)
     content = file.read_bytes()
 
     @fuzzed
@@ -235,37 +326,65 @@ def test_archives_are_read_after_mutations(intact, tmp_path, capsys, module, mon
     def test(data):
         mine = tmp_path / "in" / "x.tar.xz"
         mine.parent.mkdir(exist_ok=True)
-        if data.draw(st.booleans()):
+        if data.draw(st.integers(0, 9)) == 0:
             changed = bytearray(content)
             for _ in range(data.draw(st.integers(1, 3))):
                 where = data.draw(st.integers(0, len(changed) - 1))
                 changed[where : where + 1] = data.draw(st.binary(max_size=3))
             mine.write_bytes(changed)
         else:
-            _repacked(data.draw, file, mine)
-        with bounded(tmp_path / "in", tmp_path / "temporary"):
+            theirs = mutated(data, folder, tmp_path, most=2)
+            mutations.archive(data.draw, theirs, mine)
+        with bounded(tmp_path, tmp_path / "temporary"):
             reported([mine], tmp_path / "in", False)
             called(capsys, "show", mine)
+        gc.collect()  # errors hold frames that hold archives
+        assert not list((tmp_path / "temporary").iterdir())
 
     test()
 
 
-def _repacked(draw, file, mine):
-    """Write the members of an archive again, with one of them changed."""
-    kinds = (tarfile.REGTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE, tarfile.DIRTYPE)
-    with tarfile.open(file) as old, tarfile.open(mine, "w:xz", preset=0) as new:
-        members = old.getmembers()
-        chosen = draw(st.integers(0, len(members) - 1))
-        for k, member in enumerate(members):
-            content = old.extractfile(member)
-            if k == chosen:
-                member.type = draw(st.sampled_from(kinds))
-                member.linkname = draw(st.sampled_from(("/etc/passwd", "../../secret", "x")))
-                name = (
-                    draw(st.sampled_from(mutations.NAMES)).replace("\0", "").replace("\ud800", "")
-                )
-                where = Path(member.name)
-                member.name = draw(
-                    st.sampled_from((member.name, f"{name[:90]}/{where.name}", f"../{where.name}"))
-                )
-            new.addfile(member, content)
+def test_models_are_loaded_after_mutations(intact, tmp_path, capsys, module, monkeypatch):
+    """Checkpoints of strangers are read by predict, export and --resume."""
+    folder, _ = intact
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    np.savez(tmp_path / "new.npz", x=np.zeros((2, 1, 8, 8), np.float32))
+
+    @fuzzed
+    @given(st.data())
+    def test(data):
+        name = data.draw(st.sampled_from(["fedavg", "fedproto"]))
+        mine = mutated(data, folder / "real" / name, tmp_path, most=2)
+        out = tmp_path / "out"
+        shutil.rmtree(out, ignore_errors=True)
+        out.mkdir()
+        with bounded(tmp_path, out):
+            called(capsys, "predict", mine, "new.npz", "--client", "0", "--out", out / "x.csv")
+            called(capsys, "export", mine, "--client", "0", "--out", out / "x.safetensors")
+
+    test()
+
+
+def test_runs_are_resumed_after_mutations(intact, tmp_path, capsys, module, monkeypatch):
+    """Only files besides the configuration change: another one is another training."""
+    folder, _ = intact
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+
+    @fuzzed
+    @given(st.data())
+    def test(data):
+        name = data.draw(st.sampled_from(["fedavg", "fedproto"]))
+        config = (folder / "real" / name / "config.yaml").read_bytes()
+        mine = mutated(data, folder / "real" / name, tmp_path, most=2)
+        with suppress(OSError):
+            (mine / "summary.json").unlink(missing_ok=True)
+        mine.mkdir(exist_ok=True)
+        if not (mine / "config.yaml").is_symlink() and (mine / "config.yaml").is_file():
+            (mine / "config.yaml").write_bytes(config)
+        with bounded(tmp_path, mine):
+            called(capsys, "run", "--resume", mine)
+        assert (tmp_path / "secret").read_text() == "of the user"
+
+    test()

@@ -7,6 +7,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from flbench.core.errors import DataError
+from flbench.results import metrics_file
 from flbench.results.metrics_file import Row, header_line, read, to_text
 
 VALUES = [0.1, 3.0, -0.0, 1.7e24, 1e16, 2.0**53, -(2.0**63), 1e300, 5e-324, inf, -inf, nan, 1 / 3]
@@ -30,3 +32,22 @@ def test_values_come_back_and_are_floats_in_pandas(tmp_path):
 )
 def test_ordinary_numbers_have_the_bytes_of_old_runs(value, written):
     assert to_text([Row(1, "train", "", "loss", value)]) == f"1,train,,loss,{written}\n"
+
+
+def test_rows_are_limited_before_they_are_read(tmp_path, monkeypatch):
+    """A file of 64 MB with short names, 17 kB in an archive, would need 2 GB of memory."""
+    file = tmp_path / "metrics.csv"
+    file.write_text(header_line() + "1,a,,b,1\n" * 9)
+    assert len(read(file)) == 9
+
+    monkeypatch.setattr(metrics_file, "MOST_ROWS", 9)
+    with pytest.raises(DataError, match=r"metrics\.csv has 10 rows.*limit"):
+        read(file)
+
+
+def test_equal_names_of_rows_are_one_object(tmp_path):
+    (tmp_path / "metrics.csv").write_text(header_line() + "1,test,personal,accuracy,1\n" * 2)
+
+    first, second = read(tmp_path / "metrics.csv")
+
+    assert all(first[k] is second[k] for k in (1, 2, 3))

@@ -30,6 +30,16 @@ def descendants(pid: int) -> list[int]:
 
 def listening(pids: list[int]) -> set[str]:
     """Return the local addresses, in hexadecimal numbers, at which processes listen."""
+    return {place.partition(":")[0] for place in _listening(pids)}
+
+
+def listening_ports(pids: list[int]) -> set[int]:
+    """Return the TCP ports at which processes listen."""
+    return {int(place.partition(":")[2], 16) for place in _listening(pids)}
+
+
+def _listening(pids: list[int]) -> set[str]:
+    """Return the local addresses and ports, in hexadecimal numbers, at which processes listen."""
     links = set()
     for pid in pids:
         try:
@@ -41,7 +51,7 @@ def listening(pids: list[int]) -> set[str]:
         for line in Path(table).read_text().splitlines()[1:]:
             fields = line.split()
             if fields[3] == "0A" and f"socket:[{fields[9]}]" in links:
-                found.add(fields[1].partition(":")[0])
+                found.add(fields[1])
     return found
 
 
@@ -146,6 +156,38 @@ class TestLocalCluster:
 
         assert "AuthenticationError" in done.stdout
 
+    def test_no_service_answers_without_the_token(self, cluster):
+        """Each server has one or the other of these services."""
+        grpc = pytest.importorskip("grpc")
+        calls = (
+            *("NodeManagerService/GetNodeStats", "NodeManagerService/RequestWorkerLease"),
+            *("CoreWorkerService/PushTask", "CoreWorkerService/KillActor", "JobInfoGcsService/x"),
+            *("InternalKVGcsService/InternalKVGet", "JobInfoGcsService/GetAllJobInfo"),
+            *("ObjectManagerService/Push", "ObjectManagerService/Pull"),
+        )
+        own = [os.getpid(), *descendants(os.getpid())]
+        ports = [port for port in listening_ports(own) if hosts.users_at(port) == {os.getuid()}]
+        answers = set()
+        for port in ports:
+            with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+                for call in calls:
+                    with pytest.raises(grpc.RpcError) as raised:
+                        channel.unary_unary(f"/ray.rpc.{call}")(b"", timeout=5)
+                    answers.add(raised.value.code().name)
+
+        assert len(ports) >= 5
+        assert answers <= {"UNAUTHENTICATED", "UNIMPLEMENTED", "UNAVAILABLE"}
+        assert "UNAUTHENTICATED" in answers
+
+
+def test_local_starts_a_private_cluster(monkeypatch):
+    started = []
+    monkeypatch.setattr(session, "_start", lambda options, cpus: started.append(cpus))
+
+    session.connect("local", cpus=1)
+
+    assert started == [1]
+
 
 def test_folder_of_a_killed_process_is_deleted_by_the_next(tmp_path, monkeypatch):
     monkeypatch.setattr(session, "_place", lambda: str(tmp_path))
@@ -220,6 +262,33 @@ class TestClusterOfAnotherUser:
 
         with pytest.raises(ConfigError, match=f"the user with the id {OTHER}"):
             session.connect(f"127.0.0.1:{port}")
+
+        assert joined == []
+
+    @pytest.mark.parametrize(
+        "form",
+        [
+            *("127.0.0.1: {}", "127.0.0.1:{} ", "127.0.0.1:+{}", "127.0.0.1:0_{}", "127.0.0.1"),
+            *("http://127.0.0.1:{}", "module_of_ray_address://127.0.0.1:{}", "127.0.0.1:", ""),
+        ],
+    )
+    def test_other_forms_are_refused_by_name(self, form, port, joined, tmp_path, monkeypatch):
+        """Ray reads some of these numbers, and imports the module that a scheme names."""
+        monkeypatch.setattr(os, "getuid", lambda: OTHER)
+        (tmp_path / "module_of_ray_address.py").write_text("raise RuntimeError")
+        monkeypatch.syspath_prepend(tmp_path)
+
+        with pytest.raises(ConfigError, match=r"--address.*ray://HOST:PORT"):
+            session.connect(form.format(port), key="--address")
+
+        assert joined == []
+
+    def test_address_without_a_port_is_checked_at_the_port_of_ray(self, joined, monkeypatch):
+        monkeypatch.setattr(socket, "create_connection", lambda place, timeout: socket.socket())
+        monkeypatch.setattr(hosts, "users_at", {10001: {OTHER}}.__getitem__)
+
+        with pytest.raises(ConfigError, match=f"the user with the id {OTHER}"):
+            session.connect("ray://127.0.0.1")
 
         assert joined == []
 
