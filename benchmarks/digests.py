@@ -26,6 +26,7 @@ Row = dict[str, str]
 SMALL: Final = (
     *("partition.clients=5", "partition.alpha=0.5", "partition.samples=600"),
     *("train.rounds=3", "train.local_epochs=1", "engine.name=sequential", "engine.threads=1"),
+    "tracking.mlflow=false",
 )
 CAMPAIGNS: Final = {
     "comparison": (
