@@ -9,7 +9,7 @@ engine, and some further settings, each with the version of flbench that Python 
 the digest of the weights, `config_hash`, and the SHA-256 of `metrics.csv` of each run. Then they
 carry out a comparison, a study and a part of a paper's table by the command line, and write the
 same for each of their runs, and the numbers of their reports. The last command names the runs and
-the numbers that differ, and its exit code is 1 if there are any. Six minutes on two cores.
+the numbers that differ, and its exit code is 1 if there are any.
 """
 
 import hashlib

@@ -72,11 +72,11 @@ def cluster(tmp_path_factory):
         patch.setenv("HOME", str(home))
         patch.setenv("RAY_AUTH_MODE", "disabled")  # of the user, for another cluster
         assert ray_session.connect(None, cpus=1)
+        # The class travels by value: the worker has no path to the modules of the tests.
+        ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
         try:
             own = imported.find("own_module_of_test:Own")()
             sent = ray.put(imported.portable(own, ray.cloudpickle.dumps))
-            # The class travels by value: the worker has no path to the modules of the tests.
-            ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
             actor = ray.remote(Seen).remote(sent)
             yield executed, home, ray.get(actor.look.remote(), timeout=100)
         finally:
