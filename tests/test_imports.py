@@ -25,12 +25,12 @@ MAY_IMPORT = {
     "ray": {
         "comparison/on_ray.py",
         "engine/ray.py",
-        "engine/ray_session.py",
+        *(f"workers/{name}.py" for name in ("cluster", "samples", "session", "shipping")),
         *(
             f"tuning/{name}.py"
             for name in (
-                *("cluster", "queue", "run", "schedulers", "callbacks", "worker"),
-                *("ray_space", "shipping", "trainable_function"),
+                *("queue", "run", "schedulers", "callbacks", "worker"),
+                *("ray_space", "ray_tune", "trainable_function"),
             )
         ),
     },

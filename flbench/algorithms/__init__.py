@@ -1,55 +1,102 @@
 """Methods of personalized federated learning, one file each, and what is needed to write one.
 
 A method is a subclass of `Algorithm`, registered under a name. `flbench.algorithms.base` documents
-its hooks. The names below are what most methods need, `flbench.losses` has loss terms, and
-`flbench.algorithms.shared` has code that two or more methods use.
+its hooks. The methods of flbench import the names below from this package, loss terms from
+`flbench.losses`, and code that two or more methods use from `flbench.algorithms.shared`.
 
 >>> from flbench.algorithms import ALGORITHMS
 >>> ALGORITHMS.find("fedprox").paper.venue
 'MLSys 2020'
 """
 
-from flbench.algorithms.base import Algorithm, Communication, Deployment, Paper, Setting
+from flbench.algorithms.base import (
+    Algorithm,
+    Communication,
+    Deployment,
+    Paper,
+    Setting,
+)
 from flbench.algorithms.registry import ALGORITHMS
-from flbench.client.program import LocalProgram, LossTerm, Phase, Statistic, Transform
-from flbench.config.schema import AlgorithmConfig, UniformConfig
-from flbench.core.tree import only, repeat, weighted_mean
+from flbench.client.program import (
+    GradFn,
+    LocalProgram,
+    LossTerm,
+    Phase,
+    Reduce,
+    Statistic,
+    Step,
+    Transform,
+)
+from flbench.config.schema import (
+    AlgorithmConfig,
+    OptimizerConfig,
+    TrainConfig,
+    UniformConfig,
+    epochs,
+)
+from flbench.core.learned import Learned, LearnedPoints, LearnedTable
+from flbench.core.rng import Draw, generator, torch_seed
+from flbench.core.tree import nbytes, only, put_, repeat, take, weighted_mean
 from flbench.core.types import (
+    Batch,
     Dispatch,
     Info,
     Message,
+    Outputs,
     Results,
+    Samples,
     Stage,
     State,
     StepContext,
     Tree,
     Update,
 )
+from flbench.models.base import LayerSpec, NetSpec
 
 __all__ = [
     "ALGORITHMS",
     "Algorithm",
     "AlgorithmConfig",
+    "Batch",
     "Communication",
     "Deployment",
     "Dispatch",
+    "Draw",
+    "GradFn",
     "Info",
+    "LayerSpec",
+    "Learned",
+    "LearnedPoints",
+    "LearnedTable",
     "LocalProgram",
     "LossTerm",
     "Message",
+    "NetSpec",
+    "OptimizerConfig",
+    "Outputs",
     "Paper",
     "Phase",
+    "Reduce",
     "Results",
+    "Samples",
     "Setting",
     "Stage",
     "State",
     "Statistic",
+    "Step",
     "StepContext",
+    "TrainConfig",
     "Transform",
     "Tree",
     "UniformConfig",
     "Update",
+    "epochs",
+    "generator",
+    "nbytes",
     "only",
+    "put_",
     "repeat",
+    "take",
+    "torch_seed",
     "weighted_mean",
 ]

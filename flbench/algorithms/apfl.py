@@ -9,14 +9,25 @@ from typing import ClassVar
 from pydantic import Field
 from torch import Tensor
 
-from flbench.algorithms.base import Algorithm, Communication, Deployment, Paper
-from flbench.algorithms.registry import ALGORITHMS
+from flbench.algorithms import (
+    ALGORITHMS,
+    Algorithm,
+    Communication,
+    Deployment,
+    LocalProgram,
+    LossTerm,
+    Outputs,
+    Paper,
+    Phase,
+    State,
+    StepContext,
+    Tree,
+    UniformConfig,
+    only,
+    repeat,
+)
 from flbench.algorithms.shared.prefixes import prefixed, prefixed_names
 from flbench.client.batchnorm import recalibrate
-from flbench.client.program import LocalProgram, LossTerm, Phase
-from flbench.config.schema import UniformConfig
-from flbench.core.tree import only, repeat
-from flbench.core.types import Outputs, State, StepContext, Tree
 from flbench.losses.cross_entropy import mean_cross_entropy
 
 V = "v."  # prefix of the local model's parameters

@@ -42,6 +42,8 @@ from torch import Tensor
 
 from flbench.client.program import LocalProgram, LossTerm, Phase, Statistic
 from flbench.config.schema import AlgorithmConfig, TrainConfig
+from flbench.core.learned import Learned
+from flbench.core.ownership import is_known
 from flbench.core.rng import Draw
 from flbench.core.tree import copied, only, repeat, weighted_mean
 from flbench.core.types import Dispatch, Message, Results, Stage, State, StepContext, Tree, Update
@@ -135,64 +137,6 @@ class Deployment:
     predict: Callable[[StepContext], Tensor] | None = None
 
 
-@dataclass(frozen=True)
-class LearnedTable:
-    """A table of what a method has learned besides the models, for reports.
-
-    Attributes:
-        name: Short name, a part of the names of files.
-        about: One sentence or two: what rows, columns and values are.
-        values: [R, Q], NaN where there is no value.
-        rows: What the R rows are: `class`, `client`, `group`, `layer` or another word.
-        columns: What the Q columns are, as `rows`.
-        labels: Names of the columns, if they are neither classes nor clients; () for numbers.
-        limits: Smallest and largest value that there can be; None for those of `values`.
-    """
-
-    name: str
-    about: str
-    values: Tensor
-    rows: str
-    columns: str
-    labels: tuple[str, ...] = ()
-    limits: tuple[float, float] | None = None
-
-    @classmethod
-    def of_groups(cls, name: str, about: str, group: Tensor, groups: int) -> "LearnedTable":
-        """Return the table of the groups of clients: 1 where a client is in a group, otherwise 0.
-
-        Args:
-            name: Short name, a part of the names of files.
-            about: What the groups are.
-            group: Group [N] of each client, counted from 0.
-            groups: Number of groups.
-        """
-        members = group == torch.arange(groups)[:, None]  # [groups, N]
-        return cls(name, about, members.double(), "group", "client", limits=(0.0, 1.0))
-
-
-@dataclass(frozen=True)
-class LearnedPoints:
-    """Vectors that a method has learned, one per class and place, for a map of them in reports.
-
-    Attributes:
-        name: Short name, a part of the names of files.
-        about: One sentence or two: what a point is.
-        values: [P, D], the points.
-        classes: [P] int64, the class of each point.
-        is_shared: [P] bool: the points of the server, or of a group; the others are of clients.
-    """
-
-    name: str
-    about: str
-    values: Tensor
-    classes: Tensor
-    is_shared: Tensor
-
-
-Learned = LearnedTable | LearnedPoints
-
-
 class Algorithm:
     """Base class of all methods. Its defaults are FedAvg, with `personal` leaves kept by clients.
 
@@ -268,7 +212,9 @@ class Algorithm:
 
         Returns:
             The server's tree, in which leaves of the net have their own names, and the clients'
-            tree, with a leading axis N in every leaf. Both may have further entries.
+            tree, with a leading axis N in every leaf. Both may have further entries. Leaves of the
+            net in the server's tree that have other values than in `start` are sent in the first
+            round, as in the others.
         """
         keeps, sends = self.split()
         return only(start, sends), repeat(only(start, keeps), self.setting.clients)
@@ -467,6 +413,12 @@ class Algorithm:
         return weighted_mean(only(results.sent.values, names), self.weights(results))
 
 
+def is_of_user(algorithm: Algorithm) -> bool:
+    """Return whether a method has code that is not flbench's own: of its class or a base of it."""
+    kinds = [kind for kind in type(algorithm).__mro__ if issubclass(kind, Algorithm)]
+    return not all(map(is_known, kinds))
+
+
 def state_of(algorithm: Algorithm, start: Tree, own: Callable[[Tree], Tree] = copied) -> State:
     """Return the state before the first round.
 
@@ -478,6 +430,12 @@ def state_of(algorithm: Algorithm, start: Tree, own: Callable[[Tree], Tree] = co
     """
     server, clients = algorithm.init(start)
     clients = own(clients)
+    # The methods of flbench send what they change in `init` by rules of their own.
+    is_initial = not is_of_user(algorithm) or all(
+        server[name] is leaf or torch.equal(server[name], leaf)
+        for name, leaf in start.items()
+        if name in server and _fits(server[name], leaf)
+    )
     participation_count = torch.zeros(algorithm.setting.clients, dtype=torch.int64)
     return State(
         stage=0,
@@ -486,4 +444,10 @@ def state_of(algorithm: Algorithm, start: Tree, own: Callable[[Tree], Tree] = co
         server=server,
         clients=clients,
         participation_count=participation_count,
+        is_initial=is_initial,
     )
+
+
+def _fits(one: Tensor, other: Tensor) -> bool:
+    """Return whether two tensors have the same shape and type."""
+    return one.shape == other.shape and one.dtype == other.dtype

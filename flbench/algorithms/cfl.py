@@ -10,20 +10,28 @@ from scipy.cluster.hierarchy import cut_tree, linkage
 from scipy.spatial.distance import squareform
 from torch import Tensor
 
-from flbench.algorithms.base import (
+from flbench.algorithms import (
+    ALGORITHMS,
     Algorithm,
+    AlgorithmConfig,
     Communication,
     Deployment,
+    Dispatch,
     Learned,
     LearnedTable,
+    Message,
     Paper,
+    Results,
+    State,
+    Tree,
+    UniformConfig,
+    Update,
+    only,
+    take,
+    weighted_mean,
 )
-from flbench.algorithms.registry import ALGORITHMS
 from flbench.algorithms.shared.mixing import pairwise_cosines
 from flbench.algorithms.shared.prefixes import prefixed, stripped
-from flbench.config.schema import AlgorithmConfig, UniformConfig
-from flbench.core.tree import only, take, weighted_mean
-from flbench.core.types import Dispatch, Message, Results, State, Tree, Update
 
 THRESHOLDS = {"absolute": (0.4, 1.6), "relative": (0.1, 0.5)}  # defaults of eps1 and eps2
 

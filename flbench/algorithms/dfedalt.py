@@ -6,12 +6,18 @@ from typing import ClassVar, Literal
 import torch
 from pydantic import Field
 
-from flbench.algorithms.base import Communication, Paper
-from flbench.algorithms.registry import ALGORITHMS
+from flbench.algorithms import (
+    ALGORITHMS,
+    AlgorithmConfig,
+    Batch,
+    Communication,
+    GradFn,
+    Paper,
+    Step,
+    Tree,
+    epochs,
+)
 from flbench.algorithms.shared.gossip import Gossip, GossipConfig
-from flbench.client.program import GradFn, Step
-from flbench.config.schema import AlgorithmConfig, epochs
-from flbench.core.types import Batch, Tree
 
 
 class DFedAltConfig(GossipConfig):

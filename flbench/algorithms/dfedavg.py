@@ -5,11 +5,8 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from flbench.algorithms.base import Communication, Paper
-from flbench.algorithms.registry import ALGORITHMS
+from flbench.algorithms import ALGORITHMS, AlgorithmConfig, Communication, LossTerm, Paper, Phase
 from flbench.algorithms.shared.gossip import Gossip, GossipConfig
-from flbench.client.program import LossTerm, Phase
-from flbench.config.schema import AlgorithmConfig
 
 
 class DFedAvgConfig(GossipConfig):

@@ -4,9 +4,8 @@ from typing import ClassVar
 
 from pydantic import Field
 
+from flbench.algorithms import ALGORITHMS, AlgorithmConfig
 from flbench.algorithms.dfedavg import DFedAvg, DFedAvgConfig
-from flbench.algorithms.registry import ALGORITHMS
-from flbench.config.schema import AlgorithmConfig
 
 
 class DFedAvgMConfig(DFedAvgConfig):

@@ -1,14 +1,25 @@
 """DFedHP: clients generate weights and mix the generator's parameters (Li et al., IJCAI 2025)."""
 
+from dataclasses import replace
 from typing import ClassVar, Literal
 
 from pydantic import Field
+from torch import Tensor
 
-from flbench.algorithms.base import Communication, Paper
-from flbench.algorithms.registry import ALGORITHMS
+from flbench.algorithms import (
+    ALGORITHMS,
+    AlgorithmConfig,
+    Communication,
+    Message,
+    Paper,
+    Step,
+    Transform,
+    Tree,
+)
 from flbench.algorithms.shared.generation import HypernetworkConfig
 from flbench.algorithms.shared.gossip import Gossip, GossipConfig
-from flbench.config.schema import AlgorithmConfig
+from flbench.algorithms.shared.hypernetwork import PHI, Write, Z
+from flbench.algorithms.shared.mixing import mix
 
 
 class DFedHPConfig(HypernetworkConfig, GossipConfig):
@@ -42,9 +53,9 @@ class DFedHP(Gossip):
         phi_i  <- sum_l w_il phi_l
         z_i    <- sum_l w_il z_l
 
-    The code of these steps is in `shared/`, because every decentralized method can use it with
-    `hypernetwork=true`: `Hypernetwork` in `hypernetwork.py` is h, `Generation.steps` in
-    `generation.py` makes the three steps of local training, and `Gossip` in `gossip.py` mixes.
+    `Hypernetwork` in `shared/hypernetwork.py` is h. Every other decentralized method can generate
+    its weights with `hypernetwork=true`: `Generation` in `shared/generation.py` then replaces each
+    of its training phases by the three steps of this file.
 
     Deviations. The available text of the paper gives no widths of h, no learning rates, no k_v,
     k_phi and k_z, and no weights w. The widths are chosen such that a message has the printed size
@@ -77,3 +88,43 @@ class DFedHP(Gossip):
         up="phi and z of its hypernetwork to each neighbour",
         keeps="phi, z and head",
     )
+
+    # Algorithm 1, local training. L(theta, v): cross entropy; z [chunks, embedding]; phi: two
+    # linear layers, [hidden, embedding] and [chunk, hidden]; h(phi, z) [chunks, chunk] fills the
+    # tensors of theta one after the other.
+
+    def local_steps(self) -> tuple[Step, ...]:
+        c, generation = self.config, self.generation
+        assert generation is not None  # the key `hypernetwork` is always true
+        h, v = generation.hypernetwork, generation.own
+        loss = self.phase(*self.terms())  # L(h(phi, z), v) with the optimizer of train.*
+        k_v = c.k_v if v else 0
+        k_phi = c.k_phi or max(1, self.setting.train.local_epochs - k_v - c.k_z)
+
+        # Step 1: theta_i = h(phi_i, z_i) is written once, and v_i <- v_i - lr_v dL/dv_i.
+        write = Transform(Write(h, tuple(name for name, _ in h.tensors)))
+        train_v = generation.phase(replace(loss, weights=None), v, k_v, c.lr_v)
+        step_1: tuple[Step, ...] = (write, *train_v) if train_v else ()
+
+        # Step 2: phi_i <- phi_i - lr_phi dL/dphi_i; theta_i is generated in every step.
+        step_2 = generation.phase(loss, PHI, k_phi, c.lr_phi)
+
+        # Step 3: z_i <- z_i - lr_z dL/dz_i; theta_i is generated in every step.
+        step_3 = generation.phase(loss, Z, c.k_z, c.lr_z, c.weight_decay_z)
+
+        return (*step_1, *step_2, *step_3)
+
+    # Algorithm 1, exchange: a client sends phi_i and z_i, and keeps v_i.
+
+    def split(self) -> tuple[frozenset[str], frozenset[str]]:
+        keeps, _ = super().split()
+        return keeps, PHI | Z
+
+    def mixed(self, sent: Message, links: Tensor) -> Tree:
+        """Return phi_i <- sum_l w_il phi_l and z_i <- sum_l w_il z_l, [K, ...] each.
+
+        Args:
+            sent: phi_l and z_l of the K clients, [K, ...] per leaf.
+            links: [K, K] weights w, row i for client i; each row sums to one.
+        """
+        return mix(sent.values, links)

@@ -6,18 +6,28 @@ from typing import ClassVar, Literal
 from pydantic import Field
 from torch import Tensor
 
-from flbench.algorithms.base import Communication, Paper
-from flbench.algorithms.registry import ALGORITHMS
+from flbench.algorithms import (
+    ALGORITHMS,
+    AlgorithmConfig,
+    Communication,
+    Info,
+    LocalProgram,
+    Message,
+    Paper,
+    Samples,
+    State,
+    Statistic,
+    Step,
+    Transform,
+    Tree,
+    only,
+)
 from flbench.algorithms.shared import sparse
 from flbench.algorithms.shared.gossip import LOCAL, Gossip, GossipConfig
 from flbench.algorithms.shared.memory import Copy
 from flbench.algorithms.shared.mixing import mix_overlap
 from flbench.algorithms.shared.prefixes import prefixed, prefixed_names
 from flbench.algorithms.shared.sparse import MASK, TRAINED, Called, Masked
-from flbench.client.program import LocalProgram, Statistic, Step, Transform
-from flbench.config.schema import AlgorithmConfig
-from flbench.core.tree import only
-from flbench.core.types import Info, Message, Samples, State, Tree
 
 
 class DisPFLConfig(GossipConfig):

@@ -4,12 +4,10 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from flbench.algorithms.base import Communication
+from flbench.algorithms import ALGORITHMS, AlgorithmConfig, Communication
 from flbench.algorithms.dfedhp import DFedHP, DFedHPConfig
 from flbench.algorithms.dispfl import DisPFL, DisPFLConfig
-from flbench.algorithms.registry import ALGORITHMS
 from flbench.algorithms.shared.sparse import Masked
-from flbench.config.schema import AlgorithmConfig
 
 MATRICES = ("hyper.in.weight", "hyper.out.weight")
 """The two matrices of phi, which are masked with `mask_phi`."""

@@ -8,15 +8,32 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from flbench.algorithms.base import Algorithm, Communication, Deployment, Paper, Setting
-from flbench.algorithms.registry import ALGORITHMS
+from flbench.algorithms import (
+    ALGORITHMS,
+    Algorithm,
+    AlgorithmConfig,
+    Communication,
+    Deployment,
+    Dispatch,
+    Info,
+    LocalProgram,
+    Paper,
+    Phase,
+    Samples,
+    Setting,
+    State,
+    Statistic,
+    Step,
+    StepContext,
+    Transform,
+    Tree,
+    epochs,
+    only,
+    repeat,
+)
 from flbench.algorithms.shared.batchnorm import reestimate_batchnorm
 from flbench.algorithms.shared.memory import Copy
 from flbench.algorithms.shared.prefixes import prefixed
-from flbench.client.program import LocalProgram, Phase, Statistic, Step, Transform
-from flbench.config.schema import AlgorithmConfig, epochs
-from flbench.core.tree import only, repeat
-from flbench.core.types import Dispatch, Info, Samples, State, StepContext, Tree
 from flbench.losses import CrossEntropy, Proximal
 from flbench.losses.cross_entropy import sum_cross_entropy
 

@@ -7,15 +7,29 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from flbench.algorithms.base import Algorithm, Communication, Deployment, Paper
-from flbench.algorithms.registry import ALGORITHMS
+from flbench.algorithms import (
+    ALGORITHMS,
+    Algorithm,
+    AlgorithmConfig,
+    Communication,
+    Deployment,
+    Info,
+    LocalProgram,
+    OptimizerConfig,
+    Paper,
+    Phase,
+    Samples,
+    State,
+    Statistic,
+    Step,
+    StepContext,
+    Transform,
+    Tree,
+    repeat,
+)
 from flbench.algorithms.shared.batchnorm import reestimate_batchnorm
 from flbench.algorithms.shared.memory import LastModel
 from flbench.algorithms.shared.prefixes import prefixed_names
-from flbench.client.program import LocalProgram, Phase, Statistic, Step, Transform
-from flbench.config.schema import AlgorithmConfig, OptimizerConfig
-from flbench.core.tree import repeat
-from flbench.core.types import Info, Samples, State, StepContext, Tree
 from flbench.losses import CrossEntropy
 
 OWN = "own."  # prefix of the client's model of its last participation, theta_i

@@ -8,27 +8,35 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from flbench.algorithms.base import Algorithm, Communication, Deployment, Paper, Setting
-from flbench.algorithms.registry import ALGORITHMS
+from flbench.algorithms import (
+    ALGORITHMS,
+    Algorithm,
+    AlgorithmConfig,
+    Communication,
+    Deployment,
+    Dispatch,
+    Draw,
+    Info,
+    LocalProgram,
+    Message,
+    Paper,
+    Results,
+    Samples,
+    Setting,
+    Stage,
+    State,
+    Statistic,
+    Step,
+    StepContext,
+    Transform,
+    Tree,
+    Update,
+    only,
+    repeat,
+)
 from flbench.algorithms.shared.batchnorm import reestimate_batchnorm
 from flbench.algorithms.shared.mixing import mix_latest
 from flbench.client.batchnorm import channel_sums
-from flbench.client.program import LocalProgram, Statistic, Step, Transform
-from flbench.config.schema import AlgorithmConfig
-from flbench.core.rng import Draw
-from flbench.core.tree import only, repeat
-from flbench.core.types import (
-    Dispatch,
-    Info,
-    Message,
-    Results,
-    Samples,
-    Stage,
-    State,
-    StepContext,
-    Tree,
-    Update,
-)
 
 
 class FedApConfig(AlgorithmConfig):

@@ -5,11 +5,17 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from flbench.algorithms.base import Algorithm, Communication, Deployment, Paper
-from flbench.algorithms.registry import ALGORITHMS
-from flbench.client.program import LocalProgram
-from flbench.config.schema import AlgorithmConfig, epochs
-from flbench.core.types import State
+from flbench.algorithms import (
+    ALGORITHMS,
+    Algorithm,
+    AlgorithmConfig,
+    Communication,
+    Deployment,
+    LocalProgram,
+    Paper,
+    State,
+    epochs,
+)
 
 
 class FedAvgConfig(AlgorithmConfig):

@@ -9,10 +9,17 @@ from typing import ClassVar
 import torch
 from pydantic import Field
 
-from flbench.algorithms.base import Algorithm, Communication, Paper
-from flbench.algorithms.registry import ALGORITHMS
-from flbench.config.schema import AlgorithmConfig
-from flbench.core.types import Results, State, Tree, Update
+from flbench.algorithms import (
+    ALGORITHMS,
+    Algorithm,
+    AlgorithmConfig,
+    Communication,
+    Paper,
+    Results,
+    State,
+    Tree,
+    Update,
+)
 
 
 class FedAvgMConfig(AlgorithmConfig):

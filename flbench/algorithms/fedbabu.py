@@ -6,11 +6,18 @@ from typing import ClassVar, Literal
 from pydantic import Field
 from torch import Tensor
 
-from flbench.algorithms.base import Algorithm, Communication, Deployment, Paper
-from flbench.algorithms.registry import ALGORITHMS
-from flbench.client.program import LocalProgram, Phase
-from flbench.config.schema import AlgorithmConfig, epochs
-from flbench.core.types import State
+from flbench.algorithms import (
+    ALGORITHMS,
+    Algorithm,
+    AlgorithmConfig,
+    Communication,
+    Deployment,
+    LocalProgram,
+    Paper,
+    Phase,
+    State,
+    epochs,
+)
 
 
 class FedBABUConfig(AlgorithmConfig):

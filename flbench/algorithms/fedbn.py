@@ -4,9 +4,7 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from flbench.algorithms.base import Algorithm, Communication, Paper
-from flbench.algorithms.registry import ALGORITHMS
-from flbench.config.schema import AlgorithmConfig
+from flbench.algorithms import ALGORITHMS, Algorithm, AlgorithmConfig, Communication, Paper
 
 
 class FedBNConfig(AlgorithmConfig):

@@ -7,8 +7,28 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from flbench.algorithms.base import Communication, Deployment, Learned, LearnedTable, Paper
-from flbench.algorithms.registry import ALGORITHMS
+from flbench.algorithms import (
+    ALGORITHMS,
+    AlgorithmConfig,
+    Communication,
+    Deployment,
+    Dispatch,
+    LayerSpec,
+    Learned,
+    LearnedTable,
+    LocalProgram,
+    Message,
+    Paper,
+    Results,
+    State,
+    Statistic,
+    StepContext,
+    Transform,
+    Tree,
+    Update,
+    only,
+    repeat,
+)
 from flbench.algorithms.shared.election import (
     BallotConfig,
     LayerElection,
@@ -20,11 +40,6 @@ from flbench.algorithms.shared.election import (
 from flbench.algorithms.shared.mixing import mix, pairwise_cosines
 from flbench.algorithms.shared.shift import Gaussian, Shift, shift_scores
 from flbench.algorithms.shared.simplex import softmax_among
-from flbench.client.program import LocalProgram, Statistic, Transform
-from flbench.config.schema import AlgorithmConfig
-from flbench.core.tree import only, repeat
-from flbench.core.types import Dispatch, Message, Results, State, StepContext, Tree, Update
-from flbench.models.base import LayerSpec
 
 
 class FedCmdConfig(BallotConfig):

@@ -9,8 +9,34 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from flbench.algorithms.base import Communication, Deployment, Learned, LearnedTable, Paper
-from flbench.algorithms.registry import ALGORITHMS
+from flbench.algorithms import (
+    ALGORITHMS,
+    AlgorithmConfig,
+    Communication,
+    Deployment,
+    Dispatch,
+    Draw,
+    Info,
+    LayerSpec,
+    Learned,
+    LearnedTable,
+    LocalProgram,
+    Message,
+    Paper,
+    Results,
+    Samples,
+    State,
+    Statistic,
+    Step,
+    Transform,
+    Tree,
+    Update,
+    nbytes,
+    only,
+    repeat,
+    take,
+    weighted_mean,
+)
 from flbench.algorithms.shared.batchnorm import reestimate_batchnorm
 from flbench.algorithms.shared.election import (
     BallotConfig,
@@ -21,12 +47,6 @@ from flbench.algorithms.shared.election import (
 )
 from flbench.algorithms.shared.mixing import mix, pairwise_cosines
 from flbench.algorithms.shared.shift import REDUCE, Distance, Gaussian, Shift, shift_scores
-from flbench.client.program import LocalProgram, Statistic, Step, Transform
-from flbench.config.schema import AlgorithmConfig
-from flbench.core.rng import Draw
-from flbench.core.tree import nbytes, only, repeat, take, weighted_mean
-from flbench.core.types import Dispatch, Info, Message, Results, Samples, State, Tree, Update
-from flbench.models.base import LayerSpec
 
 Layers = tuple[LayerSpec, ...]
 Mixing = Literal["similarity", "raw", "mean"]

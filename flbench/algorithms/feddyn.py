@@ -7,13 +7,26 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from flbench.algorithms.base import Algorithm, Communication, Deployment, Paper
-from flbench.algorithms.registry import ALGORITHMS
+from flbench.algorithms import (
+    ALGORITHMS,
+    Algorithm,
+    AlgorithmConfig,
+    Communication,
+    Deployment,
+    Info,
+    LocalProgram,
+    LossTerm,
+    Paper,
+    Results,
+    State,
+    Transform,
+    Tree,
+    UniformConfig,
+    Update,
+    only,
+    repeat,
+)
 from flbench.algorithms.shared.prefixes import prefixed, prefixed_names, stripped
-from flbench.client.program import LocalProgram, LossTerm, Transform
-from flbench.config.schema import AlgorithmConfig, UniformConfig
-from flbench.core.tree import only, repeat
-from flbench.core.types import Info, Results, State, Tree, Update
 from flbench.losses import CrossEntropy, Dynamic
 
 DUAL = "dual."  # prefix of a client's dual h_i; on the server, of the mean of all h_i

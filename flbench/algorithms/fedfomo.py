@@ -7,31 +7,33 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from flbench.algorithms.base import (
+from flbench.algorithms import (
+    ALGORITHMS,
     Algorithm,
+    AlgorithmConfig,
     Communication,
     Deployment,
+    Dispatch,
+    Draw,
+    Info,
     Learned,
     LearnedTable,
-    Paper,
-)
-from flbench.algorithms.registry import ALGORITHMS
-from flbench.algorithms.shared.batchnorm import reestimate_batchnorm
-from flbench.client.program import LocalProgram, Statistic, Step, Transform
-from flbench.config.schema import AlgorithmConfig
-from flbench.core.rng import Draw
-from flbench.core.tree import only, repeat
-from flbench.core.types import (
-    Dispatch,
-    Info,
+    LocalProgram,
     Message,
+    Paper,
     Results,
     Samples,
     State,
+    Statistic,
+    Step,
     StepContext,
+    Transform,
     Tree,
     Update,
+    only,
+    repeat,
 )
+from flbench.algorithms.shared.batchnorm import reestimate_batchnorm
 
 
 class FedFomoConfig(AlgorithmConfig):

@@ -7,21 +7,32 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from flbench.algorithms.base import (
+from flbench.algorithms import (
+    ALGORITHMS,
     Algorithm,
+    AlgorithmConfig,
     Communication,
     Deployment,
+    Dispatch,
+    Info,
     Learned,
     LearnedTable,
+    LocalProgram,
+    LossTerm,
+    Message,
     Paper,
+    Results,
+    State,
+    StepContext,
+    Tree,
+    UniformConfig,
+    Update,
+    generator,
+    only,
+    repeat,
+    weighted_mean,
 )
-from flbench.algorithms.registry import ALGORITHMS
 from flbench.algorithms.shared import prototypes
-from flbench.client.program import LocalProgram, LossTerm
-from flbench.config.schema import AlgorithmConfig, UniformConfig
-from flbench.core.rng import generator
-from flbench.core.tree import only, repeat, weighted_mean
-from flbench.core.types import Dispatch, Info, Message, Results, State, StepContext, Tree, Update
 from flbench.losses import CosineCrossEntropy
 from flbench.losses.cosine_cross_entropy import cosine_logits
 from flbench.losses.similarity import unit

@@ -11,36 +11,40 @@ from numpy.typing import NDArray
 from pydantic import Field, PositiveInt
 from torch import Tensor
 
-from flbench.algorithms.base import (
+from flbench.algorithms import (
+    ALGORITHMS,
     Algorithm,
+    AlgorithmConfig,
     Communication,
     Deployment,
+    Dispatch,
     Learned,
     LearnedTable,
+    LocalProgram,
+    LossTerm,
+    Message,
     Paper,
+    Results,
+    Samples,
     Setting,
+    Stage,
+    State,
+    Statistic,
+    StepContext,
+    Tree,
+    UniformConfig,
+    Update,
+    generator,
+    nbytes,
+    only,
+    repeat,
+    weighted_mean,
 )
-from flbench.algorithms.registry import ALGORITHMS
 from flbench.algorithms.shared import prototypes
 from flbench.algorithms.shared.mixing import mix
 from flbench.algorithms.shared.prefixes import prefixed, stripped
 from flbench.algorithms.shared.prototypes import NearestPrototype
 from flbench.algorithms.shared.simplex import simplex, softmax_among
-from flbench.client.program import LocalProgram, LossTerm, Statistic
-from flbench.config.schema import AlgorithmConfig, UniformConfig
-from flbench.core.rng import generator
-from flbench.core.tree import nbytes, only, repeat, weighted_mean
-from flbench.core.types import (
-    Dispatch,
-    Message,
-    Results,
-    Samples,
-    Stage,
-    State,
-    StepContext,
-    Tree,
-    Update,
-)
 from flbench.losses import ClassPull, CrossEntropy, PrototypeL2, class_pull
 from flbench.losses.cross_entropy import sum_cross_entropy
 from flbench.losses.similarity import EPSILON, class_sums

@@ -6,12 +6,22 @@ from typing import ClassVar
 from pydantic import Field
 from torch import Tensor
 
-from flbench.algorithms.base import Algorithm, Communication, Deployment, Paper
-from flbench.algorithms.registry import ALGORITHMS
-from flbench.client.program import LocalProgram, Phase
-from flbench.config.schema import AlgorithmConfig, epochs
-from flbench.core.tree import only
-from flbench.core.types import Dispatch, Message, State, Tree
+from flbench.algorithms import (
+    ALGORITHMS,
+    Algorithm,
+    AlgorithmConfig,
+    Communication,
+    Deployment,
+    Dispatch,
+    LocalProgram,
+    Message,
+    Paper,
+    Phase,
+    State,
+    Tree,
+    epochs,
+    only,
+)
 
 
 class FedPerConfig(AlgorithmConfig):

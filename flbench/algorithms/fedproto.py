@@ -6,14 +6,26 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from flbench.algorithms.base import Algorithm, Communication, Deployment, Learned, Paper
-from flbench.algorithms.registry import ALGORITHMS
+from flbench.algorithms import (
+    ALGORITHMS,
+    Algorithm,
+    AlgorithmConfig,
+    Communication,
+    Deployment,
+    Dispatch,
+    Learned,
+    LocalProgram,
+    Paper,
+    Results,
+    State,
+    Tree,
+    UniformConfig,
+    Update,
+    only,
+    repeat,
+)
 from flbench.algorithms.shared import prototypes
 from flbench.algorithms.shared.prototypes import NearestPrototype
-from flbench.client.program import LocalProgram
-from flbench.config.schema import AlgorithmConfig, UniformConfig
-from flbench.core.tree import only, repeat
-from flbench.core.types import Dispatch, Results, State, Tree, Update
 from flbench.losses import CrossEntropy, PrototypeL2
 
 

@@ -4,11 +4,8 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from flbench.algorithms.base import Paper
+from flbench.algorithms import ALGORITHMS, AlgorithmConfig, LossTerm, Paper
 from flbench.algorithms.fedavg import FedAvg, FedAvgConfig
-from flbench.algorithms.registry import ALGORITHMS
-from flbench.client.program import LossTerm
-from flbench.config.schema import AlgorithmConfig
 from flbench.losses import CrossEntropy, Proximal
 
 

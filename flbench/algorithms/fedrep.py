@@ -5,13 +5,17 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from flbench.algorithms.base import Paper
+from flbench.algorithms import (
+    ALGORITHMS,
+    AlgorithmConfig,
+    LocalProgram,
+    Paper,
+    Phase,
+    State,
+    epochs,
+)
 from flbench.algorithms.fedper import FedPer, FedPerConfig
-from flbench.algorithms.registry import ALGORITHMS
 from flbench.algorithms.shared.batchnorm import reestimate_batchnorm
-from flbench.client.program import LocalProgram, Phase
-from flbench.config.schema import AlgorithmConfig, epochs
-from flbench.core.types import State
 
 
 class FedRepConfig(FedPerConfig):

@@ -8,14 +8,29 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from flbench.algorithms.base import Algorithm, Communication, Learned, LearnedTable, Paper
-from flbench.algorithms.registry import ALGORITHMS
+from flbench.algorithms import (
+    ALGORITHMS,
+    Algorithm,
+    AlgorithmConfig,
+    Communication,
+    Dispatch,
+    Info,
+    Learned,
+    LearnedTable,
+    LocalProgram,
+    LossTerm,
+    Message,
+    Paper,
+    Results,
+    State,
+    Transform,
+    Tree,
+    Update,
+    only,
+    repeat,
+)
 from flbench.algorithms.shared import prototypes
 from flbench.algorithms.shared.simplex import simplex, softmax_among
-from flbench.client.program import LocalProgram, LossTerm, Transform
-from flbench.config.schema import AlgorithmConfig
-from flbench.core.tree import only, repeat
-from flbench.core.types import Dispatch, Info, Message, Results, State, Tree, Update
 from flbench.losses import CrossEntropy, PrototypeContrast, PrototypeDistillation, SemanticKL
 from flbench.losses.similarity import cosines, unit
 

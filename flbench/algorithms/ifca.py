@@ -7,21 +7,33 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from flbench.algorithms.base import (
+from flbench.algorithms import (
+    ALGORITHMS,
     Algorithm,
+    AlgorithmConfig,
     Communication,
     Deployment,
+    Dispatch,
+    Info,
     Learned,
     LearnedTable,
+    LocalProgram,
+    Message,
     Paper,
+    Results,
+    State,
+    Statistic,
+    Step,
+    StepContext,
+    Transform,
+    Tree,
+    UniformConfig,
+    Update,
+    generator,
+    only,
+    weighted_mean,
 )
-from flbench.algorithms.registry import ALGORITHMS
 from flbench.algorithms.shared.batchnorm import reestimate_batchnorm
-from flbench.client.program import LocalProgram, Statistic, Step, Transform
-from flbench.config.schema import AlgorithmConfig, UniformConfig
-from flbench.core.rng import generator
-from flbench.core.tree import only, weighted_mean
-from flbench.core.types import Dispatch, Info, Message, Results, State, StepContext, Tree, Update
 from flbench.losses.cross_entropy import sum_cross_entropy
 
 

@@ -6,11 +6,18 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from flbench.algorithms.base import Algorithm, Communication, Paper
-from flbench.algorithms.registry import ALGORITHMS
-from flbench.config.schema import AlgorithmConfig
-from flbench.core.rng import Draw
-from flbench.core.types import Dispatch, Results, State, Update
+from flbench.algorithms import (
+    ALGORITHMS,
+    Algorithm,
+    AlgorithmConfig,
+    Communication,
+    Dispatch,
+    Draw,
+    Paper,
+    Results,
+    State,
+    Update,
+)
 
 
 class LocalConfig(AlgorithmConfig):

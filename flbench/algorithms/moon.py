@@ -8,15 +8,29 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from flbench.algorithms.base import Algorithm, Communication, Deployment, Paper, Setting
-from flbench.algorithms.registry import ALGORITHMS
+from flbench.algorithms import (
+    ALGORITHMS,
+    Algorithm,
+    AlgorithmConfig,
+    Communication,
+    Deployment,
+    LocalProgram,
+    LossTerm,
+    Outputs,
+    Paper,
+    Results,
+    Setting,
+    State,
+    StepContext,
+    Transform,
+    Tree,
+    Update,
+    repeat,
+    torch_seed,
+    weighted_mean,
+)
 from flbench.algorithms.shared.batchnorm import reestimate_batchnorm
 from flbench.algorithms.shared.memory import Copy, LastModel
-from flbench.client.program import LocalProgram, LossTerm, Transform
-from flbench.config.schema import AlgorithmConfig
-from flbench.core.rng import torch_seed
-from flbench.core.tree import repeat, weighted_mean
-from flbench.core.types import Outputs, Results, State, StepContext, Tree, Update
 from flbench.losses import CrossEntropy, ModelContrast
 
 PREVIOUS = "prev."  # prefix of the client's model of its last participation

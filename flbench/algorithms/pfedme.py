@@ -7,13 +7,26 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from flbench.algorithms.base import Algorithm, Communication, Deployment, Paper
-from flbench.algorithms.registry import ALGORITHMS
+from flbench.algorithms import (
+    ALGORITHMS,
+    Algorithm,
+    AlgorithmConfig,
+    Batch,
+    Communication,
+    Deployment,
+    Dispatch,
+    GradFn,
+    LocalProgram,
+    OptimizerConfig,
+    Paper,
+    Phase,
+    Results,
+    State,
+    Tree,
+    Update,
+)
 from flbench.algorithms.shared.memory import LastModel
 from flbench.algorithms.shared.prefixes import prefixed_names
-from flbench.client.program import GradFn, LocalProgram, Phase
-from flbench.config.schema import AlgorithmConfig, OptimizerConfig
-from flbench.core.types import Batch, Dispatch, Results, State, Tree, Update
 
 THETA = "theta."  # prefix of the personal model's leaves
 

@@ -7,30 +7,32 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from flbench.algorithms.base import (
+from flbench.algorithms import (
+    ALGORITHMS,
     Algorithm,
+    AlgorithmConfig,
     Communication,
     Deployment,
-    Learned,
-    LearnedTable,
-    Paper,
-)
-from flbench.algorithms.registry import ALGORITHMS
-from flbench.algorithms.shared.mixing import mix_latest
-from flbench.algorithms.shared.prototypes import CountClasses
-from flbench.client.program import LocalProgram, Statistic, Step, Transform
-from flbench.config.schema import AlgorithmConfig
-from flbench.core.tree import only, repeat
-from flbench.core.types import (
     Dispatch,
     Info,
+    Learned,
+    LearnedTable,
+    LocalProgram,
     Message,
+    Paper,
     Results,
     Stage,
     State,
+    Statistic,
+    Step,
+    Transform,
     Tree,
     Update,
+    only,
+    repeat,
 )
+from flbench.algorithms.shared.mixing import mix_latest
+from flbench.algorithms.shared.prototypes import CountClasses
 from flbench.losses.similarity import unit
 
 LEAST = 1e-4  # smallest value of 1 - similarity: -ln(1 - similarity) has no limit

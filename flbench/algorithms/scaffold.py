@@ -7,15 +7,32 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from flbench.algorithms.base import Algorithm, Communication, Paper
-from flbench.algorithms.registry import ALGORITHMS
+from flbench.algorithms import (
+    ALGORITHMS,
+    Algorithm,
+    AlgorithmConfig,
+    Communication,
+    Dispatch,
+    Info,
+    LocalProgram,
+    LossTerm,
+    Message,
+    Paper,
+    Results,
+    State,
+    Statistic,
+    Step,
+    Transform,
+    Tree,
+    UniformConfig,
+    Update,
+    only,
+    repeat,
+    weighted_mean,
+)
 from flbench.algorithms.shared.batchnorm import reestimate_batchnorm
 from flbench.algorithms.shared.gradients import SampleGradient
 from flbench.algorithms.shared.prefixes import prefixed_names
-from flbench.client.program import LocalProgram, LossTerm, Statistic, Step, Transform
-from flbench.config.schema import AlgorithmConfig, UniformConfig
-from flbench.core.tree import only, repeat, weighted_mean
-from flbench.core.types import Dispatch, Info, Message, Results, State, Tree, Update
 from flbench.losses import CrossEntropy, Linear
 
 # Prefixes of control variates, one per parameter

@@ -6,14 +6,28 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from flbench.algorithms.base import Algorithm, Communication, Learned, LearnedTable, Paper
-from flbench.algorithms.registry import ALGORITHMS
+from flbench.algorithms import (
+    ALGORITHMS,
+    Algorithm,
+    AlgorithmConfig,
+    Communication,
+    Dispatch,
+    Learned,
+    LearnedTable,
+    Message,
+    Paper,
+    Results,
+    State,
+    Tree,
+    UniformConfig,
+    Update,
+    only,
+    put_,
+    repeat,
+)
 from flbench.algorithms.shared.mixing import mix, pairwise_cosines
 from flbench.algorithms.shared.prefixes import prefixed
 from flbench.algorithms.shared.simplex import simplex, softmax_among
-from flbench.config.schema import AlgorithmConfig, UniformConfig
-from flbench.core.tree import only, put_, repeat
-from flbench.core.types import Dispatch, Message, Results, State, Tree, Update
 
 ANCHOR = "anchor."  # prefix of the server's copies that changes are measured from (`delta`)
 

@@ -39,7 +39,8 @@ from flbench.results import study_folder
 from flbench.tracking import mirror
 from flbench.tracking.mlflow_store import NamedBy
 from flbench.tuning.study import now
-from flbench.tuning.supervisor import Supervisor
+from flbench.workers.orphans import wait_for_orphans
+from flbench.workers.supervisor import Supervisor
 
 FILES: Final = (".npz", ".zip", ".csv", ".tsv", ".parquet")  # ends of a data set's name in --data
 RESUMED: Final = "flbench compare --resume"  # origin of values that changed on resume
@@ -352,7 +353,7 @@ def carry_on(
         named_by = _store_named_by(asked, begun=True)
         prepared = _prepared(design, jobs, caller, own, named_by, begun=True)
         prepare.check_existing(prepared, folder)
-        running.wait_for_orphans(folder, list(running.unfinished(prepared, folder)))
+        wait_for_orphans(map(folder.cell, running.unfinished(prepared, folder)), running.is_locked)
         left = list(running.unfinished(prepared, folder))
         new = [cell for cell in left if not (folder.cell(cell) / "config.yaml").is_file()]
         found = _reused(prepared, new, asked.reuse)
@@ -775,7 +776,8 @@ def _tell_cost(
 
 def _tell_start(folder: ComparisonFolder, prepared: PreparedComparison, caller: Caller) -> None:
     """Tell the caller where the comparison is."""
-    at_once = f", {prepared.jobs} at once" if prepared.jobs > 1 else ""
+    concurrent = prepared.resources.concurrent
+    at_once = f", {concurrent} at once" if concurrent > 1 else ""
     caller.tell([f"{folder.path}: {len(prepared.cells)} cells{at_once}."])
 
 

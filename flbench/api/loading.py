@@ -16,6 +16,7 @@ from flbench.config.schema import OutputConfig
 from flbench.config.sources import leaves
 from flbench.core.errors import UserError
 from flbench.core.printable import warn
+from flbench.core.wording import in_shell
 from flbench.results import folders, reading, study_folder
 from flbench.results.differences import differing_keys
 
@@ -51,8 +52,8 @@ def load(path: str | PathLike[str], *, trust: bool = False) -> Run | Study | Pla
         return PlannedComparison(folder)
     if is_archive(folder):
         raise UserError(
-            f"{folder} is an archive: fl.report({str(folder)!r}) compares its runs. To load one of"
-            " them, unpack it with `tar -xf`, and name its folder."
+            f"{folder} is an archive: fl.report({str(folder)!r}) compares its runs, and flbench"
+            f" show {in_shell(folder)} shows them. To load one, name the folder that was packed."
         )
     if not folders.is_one(folder):
         there = folders.below(folder)

@@ -98,9 +98,11 @@ def trainable(
     from ray import cloudpickle, tune
 
     from flbench.tuning import prepare
+    from flbench.tuning.ray_tune import bundles
     from flbench.tuning.request import TuneRequest, resources_of, with_defaults
-    from flbench.tuning.shipping import pack
-    from flbench.tuning.trainable_function import Base, digest, request_resources, train_trial
+    from flbench.tuning.trainable_function import Base, request_resources, train_trial
+    from flbench.workers.samples import digest
+    from flbench.workers.shipping import pack
 
     arguments.check_names(trainable, keys)
     given, objects = parts.split(given)
@@ -156,7 +158,7 @@ def trainable(
         train_trial, base=base, samples=samples, rest=federation.without_samples()
     )
     function.__name__ = method
-    request = partial(request_resources, base=layer, bundles=resources.bundles())
+    request = partial(request_resources, base=layer, bundles=bundles(resources))
     found: Callable[[dict[str, Any]], None] = tune.with_resources(function, request)
     return found
 

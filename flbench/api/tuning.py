@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from flbench.tuning.cost import StudyCost
     from flbench.tuning.prepare import PreparedStudy
     from flbench.tuning.study import StudyFolder
-    from flbench.tuning.supervisor import Supervisor
+    from flbench.workers.supervisor import Supervisor
 
 
 def tune(
@@ -222,8 +222,8 @@ def start(
     """
     require_ray_tune()
     from flbench.tuning import cost, prepare
-    from flbench.tuning.cluster import cluster
-    from flbench.tuning.supervisor import Supervisor
+    from flbench.workers.cluster import cluster
+    from flbench.workers.supervisor import Supervisor
 
     with (
         as_flbench_errors(),
@@ -268,7 +268,7 @@ def _prepared(
     """Check a study, and tell the caller the notes about it."""
     from flbench.tuning import prepare
     from flbench.tuning.request import TuneRequest
-    from flbench.tuning.shipping import pack
+    from flbench.workers.shipping import pack
 
     parcel = pack(objects, layers)
     prepared = prepare.prepare(TuneRequest(tuple(layers), **options), layers, parcel)
@@ -299,10 +299,10 @@ def carry_on(
     """
     require_ray_tune()
     from flbench.tuning import driver, prepare, study_page
-    from flbench.tuning.cluster import cluster
-    from flbench.tuning.shipping import pack
     from flbench.tuning.study import StudyFolder
-    from flbench.tuning.supervisor import Supervisor
+    from flbench.workers.cluster import cluster
+    from flbench.workers.shipping import pack
+    from flbench.workers.supervisor import Supervisor
 
     with (
         as_flbench_errors(),

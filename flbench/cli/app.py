@@ -6,7 +6,9 @@ not wait for PyTorch.
 
 import atexit
 import gc
+import os
 import re
+import select
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -153,10 +155,19 @@ def _exit_codes() -> Iterator[None]:
     """Print an expected error as a message, and exit without a traceback.
 
     Exit codes: 2 for an error in the user's input, 1 for an error during the run, 130 after Ctrl-C.
+    If standard output is a pipe that nobody reads any more, such as that to `head`, the exit code
+    is 1 and nothing is said.
     """
     try:
         with as_flbench_errors():
-            yield
+            try:
+                yield
+            except BrokenPipeError:
+                if not _is_output_closed():
+                    raise
+                # Python writes what is left when it ends, which would fail again.
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+                raise typer.Exit(1) from None
     except UserError as error:
         _print_error(error)
         raise typer.Exit(2) from None
@@ -166,6 +177,16 @@ def _exit_codes() -> Iterator[None]:
     except KeyboardInterrupt:
         typer.echo("interrupted", err=True)
         raise typer.Exit(130) from None
+
+
+def _is_output_closed() -> bool:
+    """Return whether standard output is a pipe whose reader has closed it."""
+    poll = select.poll()
+    try:
+        poll.register(sys.stdout.fileno(), 0)
+    except (OSError, ValueError):  # it is no file, or is closed here
+        return False
+    return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
 
 
 def _print_error(error: object) -> None:

@@ -27,6 +27,7 @@ from flbench.client.forward import (
 from flbench.client.program import Phase, most_epochs
 from flbench.client.recording import Recording
 from flbench.client.step import local_loss, make_optimizer
+from flbench.client.tensor_names import untrained
 from flbench.client.trainer_checks import check_trainer
 from flbench.core.types import Batch, Outputs, StepContext, Tree
 from flbench.models import fixed
@@ -145,7 +146,7 @@ class ClientModule(LightningModule):
         A frozen leaf is not part of the optimizer: weight decay and momentum do not move it.
 
         Raises:
-            ValueError: `phase.train` names no parameter of the client.
+            UnknownNameError: `phase.train` names no parameter of the client.
         """
         others = never_trained(self.net)
         self.trained = {}
@@ -158,9 +159,7 @@ class ClientModule(LightningModule):
             if wanted:
                 self.trained[name] = leaf
         if not self.trained:
-            raise ValueError(
-                f"the phase trains {self.phase.train!r}, which names no parameter of the client"
-            )
+            raise untrained(self.phase, self.leaves)
         return make_optimizer(self.phase.optimizer, list(self.trained.values()), self.lr)
 
     def train(self, mode: bool = True) -> Self:

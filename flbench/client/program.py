@@ -13,6 +13,7 @@ from typing import Literal, Protocol, runtime_checkable
 from torch import Tensor
 
 from flbench.config.schema import OptimizerConfig
+from flbench.core.errors import UnknownNameError, did_you_mean
 from flbench.core.types import Batch, Info, Outputs, Samples, StepContext, Tree
 
 Reduce = Literal["sum", "min", "max", "rows"]
@@ -80,8 +81,20 @@ class Statistic:
     samples: Samples = Samples()
 
     def reduction(self, key: str) -> Reduce:
-        """Return how the tensors of one key are reduced."""
-        return self.reduce if isinstance(self.reduce, str) else dict(self.reduce)[key]
+        """Return how the tensors of one key are reduced.
+
+        Raises:
+            UnknownNameError: `reduce` has pairs, none of which is for the key.
+        """
+        if isinstance(self.reduce, str):
+            return self.reduce
+        pairs = dict(self.reduce)
+        if key not in pairs:
+            raise UnknownNameError(
+                f"`reduce` of the Statistic `{self.name}` has no pair for `{key}`, which its `fn`"
+                f" returns.{did_you_mean(key, pairs)} It has pairs for {', '.join(pairs)}."
+            )
+        return pairs[key]
 
 
 @dataclass(frozen=True)
@@ -180,7 +193,8 @@ class LocalProgram:
             does not see these masks.
 
     Raises:
-        ValueError: A mask belongs to a leaf that is not sent, or the mask of a reply is not kept.
+        UnknownNameError: A mask belongs to a leaf that is not sent, or the mask of a reply is not
+            kept.
     """
 
     steps: tuple[Step, ...]
@@ -190,12 +204,18 @@ class LocalProgram:
     reply_masks: tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self) -> None:
-        unsent = [name for name, _ in self.masks if name not in self.sends]
-        if unsent:
-            raise ValueError(f"masks are given for leaves that are not sent: {unsent}")
-        unkept = [mask for _, mask in self.reply_masks if mask not in self.keeps]
-        if unkept:
-            raise ValueError(f"masks of replies are not kept: {unkept}")
+        for name, mask in self.masks:
+            if name not in self.sends:
+                raise UnknownNameError(
+                    f"`masks` of the local program has the pair (`{name}`, `{mask}`), but `{name}`"
+                    f" is not sent.{did_you_mean(name, self.sends)} Add it to `sends`."
+                )
+        for name, mask in self.reply_masks:
+            if mask not in self.keeps:
+                raise UnknownNameError(
+                    f"`reply_masks` of the local program has the pair (`{name}`, `{mask}`), but"
+                    f" `{mask}` is not kept.{did_you_mean(mask, self.keeps)} Add it to `keeps`."
+                )
 
 
 def most_epochs(phase: Phase) -> int:

@@ -56,8 +56,8 @@ def pack(paths: Sequence[Path], file: Path) -> int:
 
     Raises:
         UserError: The name of the archive ends otherwise, a path does not exist, there is no
-            finished run or trial below it, two have the same name, a file of a run is a link, or
-            the archive cannot be written.
+            finished run or trial below it, two have the same name, a file of a run or a folder of
+            a study is a link, or the archive cannot be written.
         DataError: A file of a run is damaged.
     """
     if not file.name.endswith(SUFFIX):
@@ -72,6 +72,8 @@ def pack(paths: Sequence[Path], file: Path) -> int:
         runs = [run for run in there if _can_be_packed(run)]
         trainings = {one: _trainings(one) for one in there if study_folder.is_study(one)}
         studies = [one for one, found_there in trainings.items() if found_there]
+        for study in studies:
+            files.check_no_linked_folders(study)
         if not (runs or studies):
             raise UserError(f"{given} has no finished run below it, nor a trial of a study.")
         runs += [one for study in studies for one in trainings[study]]

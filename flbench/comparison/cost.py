@@ -10,7 +10,7 @@ from flbench.comparison.arrangement import VARIED
 from flbench.comparison.plan import Cell, Design
 from flbench.comparison.prepare import PreparedComparison
 from flbench.comparison.reuse import FoundRuns
-from flbench.core.errors import RunError
+from flbench.core.errors import MethodError, RunError
 from flbench.experiment import shared_engine
 from flbench.experiment.estimate import MEASURING, START, WORKERS
 from flbench.reports.tables import size
@@ -119,10 +119,11 @@ def measure(
             break
         try:
             measured = shared_engine.estimated(cell.config, prepared.samples.federation(cell))
-        except RunError:  # a method that diverges is not a reason to refuse the others
+        except (RunError, MethodError):  # a method that fails is no reason to refuse the others
             continue
         found[cell.method, cell.place] = START + measured.total
         memory = max(memory, measured.memory)
+    at_once = prepared.resources.concurrent
     methods = tuple(dict.fromkeys(cell.method for cell in prepared.cells))
     places = tuple(dict.fromkeys(cell.place for cell in prepared.cells))
     mean = fmean(found.values()) if found else START
@@ -131,7 +132,7 @@ def measure(
         for method in methods
     }
     each = [found.get((cell.method, cell.place), seconds[cell.method]) for cell in left]
-    total = max(sum(each) / prepared.jobs, *each) if each else 0.0
+    total = max(sum(each) / at_once, *each) if each else 0.0
     return ComparisonCost(
         methods=methods,
         places=places,
@@ -139,10 +140,10 @@ def measure(
         cells=len(prepared.cells),
         left=len(left),
         rounds=sum(cell.config.train.rounds for cell in left),
-        jobs=prepared.jobs,
+        jobs=at_once,
         seconds=seconds,
         measured=tuple(dict.fromkeys(method for method, _ in found)),
-        total=total + (WORKERS if prepared.jobs > 1 and each else 0.0),
+        total=total + (WORKERS if at_once > 1 and each else 0.0),
         memory=memory,
         found=reused,
     )

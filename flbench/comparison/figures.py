@@ -14,8 +14,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 from numpy.typing import NDArray
 
-from flbench.algorithms.base import Learned, LearnedPoints, LearnedTable
 from flbench.comparison.analysis import CLASS_SCORES, Analysis
+from flbench.core.learned import Learned, LearnedPoints, LearnedTable
 from flbench.core.printable import one_line
 from flbench.reports import figures
 from flbench.reports.picture import Picture, in_legend, short, width

@@ -3,11 +3,12 @@
 from dataclasses import dataclass
 from typing import Final
 
-from flbench.algorithms.base import Algorithm, Learned
+from flbench.algorithms.base import Algorithm
 from flbench.algorithms.registry import ALGORITHMS
 from flbench.comparison.arrangement import Comparison, Entry
 from flbench.config.resolve import resolve_written
 from flbench.core.errors import UserError
+from flbench.core.learned import Learned
 from flbench.data.federation import Federation
 from flbench.experiment import trained
 from flbench.experiment.assembly import load_federation

@@ -1,7 +1,7 @@
 """Trains several cells of a comparison at the same time, in processes of Ray."""
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import ray
@@ -11,16 +11,15 @@ from flbench.comparison.plan import Cell
 from flbench.comparison.running import Work
 from flbench.comparison.samples import PartitionFiles, partition_key
 from flbench.comparison.training import Outcome, Task, train
-from flbench.config.schema import EngineConfig
-from flbench.core.errors import RunError, UserError
+from flbench.core.errors import UserError
 from flbench.core.imported import portable
 from flbench.data.federation import Federation
-from flbench.tuning.cluster import Resources, cluster
-from flbench.tuning.shipping import Parcel, pack
-from flbench.tuning.supervisor import Supervisor
-from flbench.tuning.trainable_function import digest
+from flbench.workers.cluster import cluster
+from flbench.workers.resources import Resources
+from flbench.workers.samples import SharedSamples
+from flbench.workers.shipping import Parcel, pack
+from flbench.workers.supervisor import Supervisor
 
-RETRIES: Final = 2  # new attempts of a cell whose process dies
 PERIOD: Final = 0.3  # seconds between two looks for stop signals and progress
 
 
@@ -67,27 +66,13 @@ class _Shared:
 
     Attributes:
         array: The samples in this process; the address of this array identifies them.
-        reference: Reference of the samples.
-        sha256: Their hash.
+        stored: The stored samples.
         users: Keys of the partitions that use them.
     """
 
     array: NDArray[Any]
-    reference: Any
-    sha256: str
-    users: set[str]
-
-    def check(self) -> None:
-        """Raise a RunError if a cell has changed the samples.
-
-        PyTorch ignores the read-only flag of shared memory.
-        """
-        if digest(ray.get(self.reference)) != self.sha256:
-            raise RunError(
-                "the samples that all cells share changed during the comparison: a loss or a"
-                " method writes to its inputs. The results are not valid. Correct it, and start a"
-                " new comparison."
-            )
+    stored: SharedSamples
+    users: set[str] = field(default_factory=set)
 
 
 class _Store:
@@ -112,9 +97,9 @@ class _Store:
             array = found.x.numpy()
             address = array.__array_interface__["data"][0]
             if address not in self._shared:
-                self._shared[address] = _Shared(array, ray.put(array), digest(array), set())
+                self._shared[address] = _Shared(array, SharedSamples.put(array))
             self._shared[address].users.add(key)
-            samples = self._shared[address].reference
+            samples = self._shared[address].stored.reference
             self._shipped[key] = _Shipped(samples, ray.put(found.without_samples()), partition)
         return self._shipped[key]
 
@@ -132,7 +117,7 @@ class _Store:
         for address, shared in list(self._shared.items()):
             shared.users.discard(key)
             if not shared.users:
-                shared.check()
+                shared.stored.check()
                 del self._shared[address]
 
     def close(self) -> None:
@@ -155,8 +140,7 @@ def carry_out(work: Work, supervisor: Supervisor) -> None:
     prepared = work.prepared
     methods = {cell.config.algorithm.name for cell in prepared.cells}
     parcel = pack(prepared.samples.objects, sorted(methods))
-    engine = EngineConfig(name="sequential", threads=prepared.threads)
-    resources = Resources(prepared.jobs, engine, prepared.gpus, RETRIES, None)
+    resources = prepared.resources
     with cluster(resources, supervisor):
         crew = _Crew(work, _Store(work), parcel, resources, supervisor)
         try:
@@ -244,14 +228,16 @@ class _Crew:
             if self._supervisor.is_over():
                 self._supervisor.check()
             self._deaths[cell.name] += 1
-            if self._deaths[cell.name] <= RETRIES:
+            if self._deaths[cell.name] <= self._resources.retries:
                 self._work.progress.note(
                     f"{cell.title}: its process has died, and is started again."
                 )
                 self._work.left.appendleft(cell)
                 return
             last = str(error).strip().splitlines()[0]
-            outcome = Outcome(f"its process has died {RETRIES + 1} times ({last}).", (), 0.0)
+            outcome = Outcome(
+                f"its process has died {self._deaths[cell.name]} times ({last}).", (), 0.0
+            )
         else:
             self._idle.append(worker)
         self._store.release(cell)

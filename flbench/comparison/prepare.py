@@ -20,9 +20,9 @@ from flbench.core.wording import setting
 from flbench.experiment import assembly, shared_engine
 from flbench.experiment.lifecycle import CHANGEABLE_ON_RESUME
 from flbench.results.differences import CODE, SOURCE
+from flbench.workers.resources import CELL, Resources
 
-PER_CORE: Final = 8  # processes that a comparison starts on each core of this machine, at most
-
+RETRIES: Final = 2  # new attempts of a cell whose process dies
 MEASURED: Final = f"{plan.ORIGIN}, measured"
 """Origin of the engine's keys if the comparison has chosen it."""
 SEEDS: Final = ("seed", "partition.seed", "partition.sha256")  # what differs between repetitions
@@ -40,9 +40,7 @@ class PreparedComparison:
         cells: Its cells, in the order in which they are trained.
         built: Complete configuration of the first repetition, by method and place.
         samples: Data sets and partitions.
-        jobs: Number of cells that are trained at the same time.
-        threads: Threads of each of them.
-        gpus: Number of GPUs of each of them, which may be a fraction.
+        resources: Cells at the same time, and the resources of each of them.
         notes: Sentences about configuration and data.
         about_tuning: Those of the notes that the report repeats: how the setting in which a study
             has found the parameters differs from that of the comparison.
@@ -52,9 +50,7 @@ class PreparedComparison:
     cells: tuple[Cell, ...]
     built: Mapping[tuple[str, Place], Config]
     samples: LoadedSamples
-    jobs: int
-    threads: int
-    gpus: float
+    resources: Resources
     notes: tuple[str, ...]
     about_tuning: tuple[str, ...] = ()
 
@@ -90,7 +86,7 @@ def with_fastest_engine(
             for cell in (*order, *(cell for cell in firsts if cell not in order))
         ),
         len(prepared.cells),
-        prepared.jobs,
+        prepared.resources.concurrent,
         asked=named == "auto",
     )
     if choice.note is not None:
@@ -158,9 +154,9 @@ def prepare(design: Design, samples: LoadedSamples, jobs: int | None) -> Prepare
     notes |= dict.fromkeys(_about_partitions(design, cells, samples))
     about_tuning = tuple(tuned.sentences(design, cells, built, samples))
     notes |= dict.fromkeys(about_tuning)
-    count, threads, gpus = _resources(config, jobs, len(cells))
+    resources = _resources(config, jobs, len(cells))
     return PreparedComparison(
-        design, tuple(cells), built, samples, count, threads, gpus, tuple(notes), about_tuning
+        design, tuple(cells), built, samples, resources, tuple(notes), about_tuning
     )
 
 
@@ -195,8 +191,8 @@ def _about_partitions(design: Design, cells: Sequence[Cell], samples: LoadedSamp
     return sentences
 
 
-def _resources(config: Config, jobs: int | None, cells: int) -> tuple[int, int, float]:
-    """Return the number of cells at the same time, and the threads and GPUs of each.
+def _resources(config: Config, jobs: int | None, cells: int) -> Resources:
+    """Return the number of cells at the same time, and the resources of each.
 
     Raises:
         ConfigError: The machine has not enough cores, Ray is missing, or the engine starts workers
@@ -225,13 +221,11 @@ def _resources(config: Config, jobs: int | None, cells: int) -> tuple[int, int, 
                 " pip install 'flbench[tune]'"
             )
         jobs = 1
-    if jobs * threads > PER_CORE * cores:
-        raise ConfigError(
-            f"{jobs} cells at once with {threads} threads each would need {jobs * threads:,} CPUs,"
-            f" but this machine has {cores} cores, and a comparison starts at most {PER_CORE}"
-            f" processes on each. Lower {setting('jobs')} or engine.threads."
-        )
-    return jobs, threads, devices / max(jobs, devices) if on_gpu else 0.0
+    gpus = devices / max(jobs, devices) if on_gpu else 0.0
+    engine = config.engine.model_copy(update={"name": "sequential", "threads": threads})
+    resources = Resources(jobs, engine, gpus, RETRIES, kind=CELL)
+    resources.check_cores()
+    return resources
 
 
 def _gpus() -> int:

@@ -21,8 +21,12 @@ def write(folder: Path, analysis: Analysis) -> None:
         analysis: The tables.
 
     Raises:
+        UserError: One of its folders is a link.
         OSError: A file cannot be written.
     """
+    parts = ("tables", "pictures")
+    for name in parts:
+        files.check_no_link(folder / name)
     drawings = page.draw(analysis)
     texts = {
         "report.html": page.render(analysis, drawings),
@@ -31,8 +35,8 @@ def write(folder: Path, analysis: Analysis) -> None:
         "report.json": text.json_of(analysis),
         **{f"tables/{name}.csv": text.csv_of(analysis, name) for name in text.TABLES},
     }
-    (folder / "tables").mkdir(parents=True, exist_ok=True)
-    (folder / "pictures").mkdir(exist_ok=True)
+    for name in parts:
+        (folder / name).mkdir(parents=True, exist_ok=True)
     for name, content in texts.items():
         files.write(folder / name, content.encode())
     for one in page.pictures(analysis, drawings):

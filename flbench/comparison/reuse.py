@@ -109,7 +109,7 @@ def take(found: FoundRuns, folder: ComparisonFolder) -> None:
         folder: Folder of the comparison, locked by this process.
 
     Raises:
-        UserError: A file of a run is a link.
+        UserError: A file or folder of a run is a link.
         RunError: A file cannot be written.
     """
     for name, source in found.runs.items():
@@ -118,6 +118,7 @@ def take(found: FoundRuns, folder: ComparisonFolder) -> None:
             part = target.with_name(f".{name}")
             shutil.rmtree(part, ignore_errors=True)
             ignored = shutil.ignore_patterns(*LEFT_OUT)
+            files.check_no_linked_folders(source)
             shutil.copytree(source, part, copy_function=_copy, ignore=ignored)
             files.write(part / ORIGIN, (json.dumps({"path": str(source)}) + "\n").encode())
             if target.is_dir():  # of a cell that was killed before it was trained
@@ -127,6 +128,7 @@ def take(found: FoundRuns, folder: ComparisonFolder) -> None:
 
 def _copy(source: str, target: str) -> str:
     """Copy a file of a run; link a checkpoint. What a symbolic link leads to is not copied."""
+    files.check_no_link(Path(source))
     if source.endswith(".safetensors"):
         try:
             os.link(source, target)
@@ -134,7 +136,6 @@ def _copy(source: str, target: str) -> str:
             pass
         else:
             return target
-    files.check_no_link(Path(source))
     return shutil.copy2(source, target)
 
 

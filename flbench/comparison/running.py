@@ -1,11 +1,9 @@
 """Carries out a comparison, or the part of it that is left."""
 
-import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
 
 from flbench.comparison.folder import ComparisonFolder
 from flbench.comparison.plan import Cell
@@ -18,9 +16,7 @@ from flbench.core.errors import UserError
 from flbench.core.wording import lower_rate
 from flbench.results import reading
 from flbench.results.summary import training_failure
-from flbench.tuning.supervisor import Supervisor
-
-ORPHANS: Final = 30.0  # seconds to wait for the processes of a driver that was killed
+from flbench.workers.supervisor import Supervisor
 
 
 @dataclass
@@ -94,7 +90,7 @@ def carry_out(
             work.failures[cell.name] = reason
     folder.save_failures(work.failures)
     with progress.live():
-        if min(prepared.jobs, len(left)) > 1:
+        if min(prepared.resources.concurrent, len(left)) > 1:
             on_ray(work, supervisor)
         else:
             _here(work)
@@ -120,24 +116,10 @@ def unfinished(prepared: PreparedComparison, folder: ComparisonFolder) -> Iterat
     return (cell for cell in prepared.cells if not folder.is_done(cell))
 
 
-def wait_for_orphans(folder: ComparisonFolder, cells: Sequence[Cell]) -> None:
-    """Wait until the processes of a killed driver have ended: they write to the same folders.
-
-    Ray ends them within seconds. A folder that is still locked after that is left to the cell,
-    which fails and names it.
-
-    Args:
-        folder: Folder of the comparison.
-        cells: Cells that are not finished.
-    """
-    end = time.monotonic() + ORPHANS
-    for cell in cells:
-        path = folder.cell(cell)
-        while path.is_dir() and _is_locked(path) and time.monotonic() < end:
-            time.sleep(0.1)
-
-
-def _is_locked(path: Path) -> bool:
+def is_locked(path: Path) -> bool:
+    """Return whether a process writes to a run folder, which need not exist."""
+    if not path.is_dir():
+        return False
     try:
         files.lock_folder(path).close()
     except UserError:

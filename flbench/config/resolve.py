@@ -210,9 +210,20 @@ def _schema(
 
 @lru_cache(maxsize=256)
 def _with_source(kind: type[AlgorithmConfig]) -> type[AlgorithmConfig]:
-    """Return the keys of a method that is not flbench's own, with those of its source."""
+    """Return the keys of a method that is not flbench's own, with those of its source.
+
+    Raises:
+        ConfigError: The method has a key of the name of one of these.
+    """
     if issubclass(kind, OwnAlgorithmConfig):
         return kind
+    of_source = OwnAlgorithmConfig.model_fields.keys() - AlgorithmConfig.model_fields.keys()
+    if taken := sorted(of_source & kind.model_fields.keys()):
+        raise ConfigError(
+            f"`algorithm.{taken[0]}`: {kind.__module__}.{kind.__qualname__} has a key"
+            f" `{taken[0]}`, which is flbench's key for the source of the method. Give the key of"
+            " the method another name."
+        )
     if kind is AlgorithmConfig:
         return OwnAlgorithmConfig
     return create_model(kind.__name__, __base__=(kind, OwnAlgorithmConfig))

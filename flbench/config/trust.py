@@ -30,10 +30,13 @@ from flbench.core.errors import ConfigError
 from flbench.core.given import OBJECT
 
 PLACES: Final = (
+    ("model",),
     ("model", "name"),
+    ("algorithm",),
     ("algorithm", "name"),
     ("algorithm", "source"),
     ("data", "source"),
+    ("partition",),
     ("partition", "scheme"),
     ("terms",),
     ("terms", "name"),
@@ -41,8 +44,9 @@ PLACES: Final = (
     ("metrics", "*", "source"),
     ("engine", "address"),
 )
-"""Last parts of the dotted keys whose values can name code; `*` stands for a name of the user. The
-address of a Ray cluster is among them: its answers are unpickled, which executes code."""
+"""Last parts of the dotted keys whose values can name code; `*` stands for a name of the user. A
+section can be given by its name alone. The address of a Ray cluster is among them: its answers are
+unpickled, which executes code."""
 ADDRESS: Final = "engine.address"
 SPACE: Final = ("choice", "fixed")
 """Words of a search space below a key."""
@@ -91,7 +95,7 @@ def _is_known(code: NamedCode) -> bool:
         return code.path == os.environ.get("RAY_ADDRESS")
     module, _, name = code.path.rpartition(":")
     is_net = f"{module}.".startswith(KNOWN_NETS) and name.isidentifier()
-    return is_net and code.key.endswith("model.name")
+    return is_net and code.key.endswith(("model", "model.name"))
 
 
 def _is_address(code: NamedCode) -> bool:
@@ -115,10 +119,18 @@ def check(file: Path, *trees: Any, is_input: bool = False) -> None:
     """
     imported.search_here()
     named = [one for one in named_code(trees) if _is_there(one)]
-    if not named:
-        return
     for one in named:
         _check_sha256(one)
+    _ask(file, trees, named, is_input=is_input)
+    # The import compares: what has been overlooked here, or appears later, is not imported.
+    known = [one for one in _found(trees, (), None) if _is_known(one)]
+    consent.note_texts(_texts(trees), [one.path for one in (*named, *known)])
+
+
+def _ask(file: Path, trees: Sequence[Any], named: Sequence[NamedCode], *, is_input: bool) -> None:
+    """Raise a ConfigError if code that a file names may not run; see `check`."""
+    if not named:
+        return
     if consent.is_allowed():
         record(*trees)
         if is_input:
@@ -155,7 +167,9 @@ def _write(digest: str, named: Sequence[NamedCode], modules: Mapping[str, str]) 
     content = {"code": [[one.key, one.path] for one in named], "modules": dict(modules)}
     folder = state_folder()
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for one in (folder.parent, folder):  # others may see neither, whatever the umask is
+            one.mkdir(mode=0o700, parents=True, exist_ok=True)
+            one.chmod(0o700)
         files.write(folder / f"{digest}.json", json.dumps(content, indent=1).encode())
     except OSError:
         return
@@ -181,9 +195,11 @@ def state_folder() -> Path:
 def _found(value: Any, place: tuple[str, ...], sha256: str | None) -> Iterator[NamedCode]:
     """Yield the code that a value at a place names, and what it contains."""
     if isinstance(value, str):
-        # An entry of a list has a number, and a search space has a word, after the key.
+        # An entry of a list has a number, and a search space has a word, after the key. A metric
+        # can have such a word as its name.
         key = tuple(part for part in place if not part.isdecimal() and part not in SPACE)
-        if _is_path(value, key) and any(_matches(key, last) for last in PLACES):
+        keys = (key, place)
+        if _is_path(value, key) and any(_matches(one, last) for one in keys for last in PLACES):
             yield NamedCode(".".join(place), value, sha256)
     elif isinstance(value, Mapping):
         for name, inner in value.items():
@@ -193,6 +209,20 @@ def _found(value: Any, place: tuple[str, ...], sha256: str | None) -> Iterator[N
     elif isinstance(value, list | tuple):
         for inner in value:
             yield from _found(inner, place, sha256)
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Yield the keys and values of a tree that may contain an import path."""
+    if isinstance(value, str):
+        if ":" in value:
+            yield value
+    elif isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from _texts(str(key))
+            yield from _texts(inner)
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            yield from _texts(inner)
 
 
 def _matches(place: tuple[str, ...], last: tuple[str, ...]) -> bool:

@@ -30,6 +30,34 @@ class ConfigError(UserError):
     """One or more configuration keys are wrong. The message has one line for each of them."""
 
 
+class MethodError(ConfigError):
+    """The code of a user's method raised an exception, which is chained to this one."""
+
+
+class UnknownNameError(ConfigError):
+    """A method names a tensor that nothing writes.
+
+    Attributes:
+        is_placed: Whether the message says already to which method and hook the name belongs.
+        is_of_server: Whether a hook has read it in the server's tree.
+    """
+
+    is_placed = False
+    is_of_server = False
+
+    def placed(self, place: str) -> "UnknownNameError":
+        """Return the error with a place at its beginning, unless it has one.
+
+        Args:
+            place: The place, such as the method and a stage of it.
+        """
+        if self.is_placed:
+            return self
+        error = UnknownNameError(f"{place}: {self}")
+        error.is_placed, error.is_of_server = True, self.is_of_server
+        return error
+
+
 class DataError(UserError):
     """A file that flbench reads is missing, damaged, malicious or of an unknown layout.
 

@@ -94,6 +94,20 @@ def check_no_link(path: Path) -> None:
         )
 
 
+def check_no_linked_folders(folder: Path) -> None:
+    """Check that no folder below a folder of results is a link; see `check_no_link`.
+
+    Args:
+        folder: The folder, which may be a link itself.
+
+    Raises:
+        UserError: A folder below it is a symbolic link.
+    """
+    for above, names, _ in os.walk(folder):
+        for name in names:
+            check_no_link(Path(above, name))
+
+
 def not_a_link(path: str, flags: int) -> int:
     """Open a file for writing, unless it is a symbolic link: the argument `opener` of `open`.
 

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from torch import nn
 
-from flbench.core import user_code
+from flbench.core import consent, user_code
 from flbench.core.errors import ConfigError, did_you_mean
 from flbench.core.given import OBJECT
 
@@ -47,14 +47,16 @@ _text_hashes: ContextVar[Mapping[int, "TextHashes | None"] | None] = ContextVar(
 def find(path: str) -> Any:
     """Return the object at an import path. The current folder is searched after `sys.path`.
 
-    The folder stays at the end of `sys.path`, for imports within functions of the module.
+    The folder stays at the end of `sys.path`, for imports within functions of the module. A path
+    from a file is imported only if `flbench.config.trust` has found it there and asked about it.
 
     Args:
         path: `package.module:name`, with dots in `name` for an attribute of an object. The file of
             a module, `FILE.py:name`, stands for the module; see `module_of`.
 
     Raises:
-        ConfigError: There is no such module or name, or the module cannot be imported.
+        ConfigError: There is no such module or name, the module cannot be imported, or a file
+            names it that may be a stranger's.
 
     >>> find("torchvision.models:resnet18").__name__
     'resnet18'
@@ -67,6 +69,11 @@ def find(path: str) -> Any:
         raise ConfigError(
             f"`{path}` is in Python's standard library, which has no parts of an experiment. Name a"
             " class or function of a module of your own."
+        )
+    if consent.is_unasked(path) and user_code.spec_of(module_name.partition(".")[0]) is not None:
+        raise ConfigError(
+            f"`{path}` is code that a file names, and you have not allowed it. Code can do all that"
+            " you can do. Read it, and if you trust it, add --run-code (in Python: trust=True)."
         )
     try:
         found: Any = importlib.import_module(module_name)

@@ -87,8 +87,10 @@ class LockedFolder:
         """Lock the folder against other processes.
 
         Raises:
-            UserError: Another process has locked the folder, or it cannot be written to.
+            UserError: Another process has locked the folder, it cannot be written to, or a folder
+                in it is a link.
         """
+        files.check_no_linked_folders(self.path)
         self._lock = files.lock_folder(self.path)
 
     def close(self) -> None:

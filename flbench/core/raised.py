@@ -3,6 +3,8 @@
 import traceback
 from pathlib import Path
 
+from flbench.core.installed import is_installed
+
 HERE = str(Path(__file__).parent.parent)
 
 
@@ -31,9 +33,10 @@ def is_raised_by_user(error: Exception) -> bool:
 
 
 def _own_frames(error: Exception) -> list[traceback.FrameSummary]:
-    """Return the frames of a traceback outside of installed packages and of generated code."""
+    """Return the frames outside of installed packages and generated code, and those of flbench."""
     return [
         frame
         for frame in traceback.extract_tb(error.__traceback__)
-        if "site-packages" not in frame.filename and not frame.filename.startswith("<")
+        if frame.filename.startswith(HERE)
+        or not (frame.filename.startswith("<") or is_installed(frame.filename))
     ]

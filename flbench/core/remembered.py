@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from flbench.core.installed import is_installed
 from flbench.core.ownership import PACKAGES
 
 MOST: Final = 2_000
@@ -159,7 +160,7 @@ class _Walk:
                 self._iterator(value, place, depth)
             case _ if hasattr(value, "__wrapped__") and callable(value):
                 self.visit(value.__wrapped__, place, depth + 1)
-            case _ if self._is_own(type(value)):
+            case _ if any(self._is_own(kind) for kind in type(value).__mro__[:-1]):
                 self._object(value, place, depth)
 
     def _is_own(self, thing: object) -> bool:
@@ -168,7 +169,7 @@ class _Walk:
         if package in PACKAGES or package in sys.stdlib_module_names:
             return False
         file = str(getattr(sys.modules.get(package), "__file__", "") or "")
-        return package in self.packages or not ("site-packages" in file or "dist-packages" in file)
+        return package in self.packages or not file or not is_installed(file)
 
     def _function(self, function: types.FunctionType, place: str, depth: int) -> None:
         """Describe the variables that a function can reach."""
@@ -304,8 +305,15 @@ class _Walk:
                     self._named(value, where, key, depth, is_own=is_own)
 
     def _has_own_code(self, kind: type) -> bool:
-        """Return whether only code of the user reads the attributes of objects of a class."""
-        return all(self._is_own(one) for one in kind.__mro__ if one not in (object, nn.Module))
+        """Return whether only code of the user reads the attributes of objects of a class.
+
+        The base classes of flbench read no attributes but their own.
+        """
+        return all(
+            self._is_own(one) or _package(one) == "flbench"
+            for one in kind.__mro__
+            if one not in (object, nn.Module)
+        )
 
     def _iterator(self, value: object, place: str, depth: int) -> None:
         """Describe an iterator or a random generator by what is needed to copy it."""

@@ -10,22 +10,26 @@ import dis
 import enum
 import hashlib
 import inspect
+import json
 import linecache
 import sys
-import sysconfig
 import textwrap
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from functools import cache, lru_cache, partial
 from importlib.machinery import ModuleSpec
-from importlib.metadata import entry_points, packages_distributions, version
+from importlib.metadata import distributions, entry_points, packages_distributions, version
 from itertools import chain, count
 from pathlib import Path
 from types import CodeType, FunctionType, MappingProxyType, MethodType, ModuleType, SimpleNamespace
 from typing import Any, Final
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
 import numpy as np
 from torch import Tensor, nn
+
+from flbench.core.installed import is_installed
 
 OURS: Final = "flbench"
 PUBLIC: Final = frozenset(
@@ -88,7 +92,10 @@ def versions(names: Iterable[str]) -> dict[str, str]:
         return {}
     owners = _owners()
     found = {owner for top in tops for owner in owners.get(top, ())}
-    for group in POINTS:  # a package that was installed as editable may list no modules
+    folders = {folder for top in tops - owners.keys() if (folder := _folder(top)) is not None}
+    for folder, name in _editable() if folders else ():  # its metadata may list no modules
+        found |= {name} if any(one.is_relative_to(folder) for one in folders) else set()
+    for group in POINTS:
         for point in entry_points(group=group):
             if point.dist is not None and point.module.partition(".")[0] in tops:
                 found.add(point.dist.name)
@@ -232,23 +239,24 @@ def is_own(name: str, of: str) -> bool:
 
 
 @cache
-def _owners() -> Mapping[str, list[str]]:
-    """Return the names of the installed packages by the modules of the top level."""
-    return packages_distributions()
-
-
-def is_installed(folder: Path) -> bool:
-    """Return whether a folder is within one of Python's folders for modules and packages."""
-    return any(folder.is_relative_to(one) for one in _python_folders())
+def _editable() -> tuple[tuple[Path, str], ...]:
+    """Return the folders and names of the packages that are installed as editable."""
+    found = []
+    for one in distributions():
+        try:
+            origin = json.loads(one.read_text("direct_url.json") or "{}")
+            if origin.get("dir_info", {}).get("editable"):
+                place = url2pathname(urlsplit(origin["url"]).path)
+                found.append((Path(place).resolve(), one.name))
+        except (ValueError, AttributeError, KeyError, OSError):  # not what pip writes
+            continue
+    return tuple(found)
 
 
 @cache
-def _python_folders() -> tuple[Path, ...]:
-    import site
-
-    paths = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
-    paths |= {*site.getsitepackages(), site.getusersitepackages()}
-    return tuple(Path(path).resolve() for path in paths)
+def _owners() -> Mapping[str, list[str]]:
+    """Return the names of the installed packages by the modules of the top level."""
+    return packages_distributions()
 
 
 def _closure(name: str, of: str) -> tuple[dict[str, Path], set[str]]:

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from flbench.core.errors import DataError
+from flbench.core.errors import DataError, shortened
 from flbench.core.files import is_text
+from flbench.core.names import as_written
 
 MAX_CLASSES = 10_000
 NO_CLASSES = (
@@ -170,8 +171,8 @@ def check_classes(dataset: Dataset, path: Path | str) -> None:
 
     Raises:
         DataError: The samples have a single class, there are too many classes, or more classes
-            than samples, or the name of a class is empty, is that of another class, or is not UTF-8
-            text.
+            than samples, or the name of a class is empty, is that of another class, is not UTF-8
+            text, or is too long.
     """
     names = dataset.classes
     if dataset.targets is not None:
@@ -195,7 +196,23 @@ def check_classes(dataset: Dataset, path: Path | str) -> None:
         raise DataError(
             f"{path}: the class name {wrong[0]!r} contains NUL or is not UTF-8 text. Rename it."
         )
+    check_lengths(names, "class", path)
     check_names(names, path)
+
+
+def check_lengths(names: Sequence[str], what: str, path: Path | str) -> None:
+    """Raise a DataError if the name of a class or client is too long for the files of results.
+
+    Args:
+        names: The names.
+        what: What they name, `class` or `client`.
+        path: The file or folder, or what the data are, for the message.
+    """
+    for k, name in enumerate(names):
+        try:
+            as_written(name, f"the name of {what} {k}, {shortened(name, 60)!r},")
+        except ValueError as error:
+            raise DataError(f"{path}: {error}. Shorten it.") from error
 
 
 def check_names(names: Sequence[str], path: Path | str) -> None:

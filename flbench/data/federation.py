@@ -16,7 +16,7 @@ from flbench.core.errors import DataError
 from flbench.core.rng import Draw, generator, uniform
 from flbench.core.types import Samples
 from flbench.data.dataset import Dataset
-from flbench.data.partition import PARTS, Partition
+from flbench.data.partition import PARTS, ClientParts
 from flbench.data.partitioning import make_partition, split_client
 from flbench.data.schemes import Indices
 
@@ -67,7 +67,7 @@ class Federation:
     dataset: Dataset
     x: Tensor
     y: Tensor
-    partition: Partition
+    partition: ClientParts
     common: Indices
     shift: Tensor
     scale: Tensor
@@ -271,7 +271,7 @@ def build(dataset: Dataset, data: DataConfig, partition: PartitionConfig, seed: 
 
 
 def _encode_words(
-    dataset: Dataset, partition: Partition
+    dataset: Dataset, partition: ClientParts
 ) -> tuple[NDArray[np.float32], Indices, Indices, list[str]]:
     """Replace each column of words by one column of 0 and 1 for each word (one-hot encoding).
 
@@ -345,7 +345,7 @@ def _encode_words(
 
 
 def _impute(
-    x: NDArray[np.float32], partition: Partition, source: Indices
+    x: NDArray[np.float32], partition: ClientParts, source: Indices
 ) -> tuple[NDArray[np.float32], NDArray[np.float32], list[str]]:
     """Fill missing values of tables with the column's mean over the client's training part.
 
@@ -393,7 +393,7 @@ def _impute(
 
 
 def _normalization(
-    x: NDArray[Any], partition: Partition, kind: str, dataset: Dataset
+    x: NDArray[Any], partition: ClientParts, kind: str, dataset: Dataset
 ) -> tuple[NDArray[np.float32], NDArray[Any]]:
     """Return shift and width of the normalization (x - shift) / width; width 0 counts as 1.
 

@@ -8,7 +8,7 @@ validation part of its own; `train_groups` [n] (likewise `val_` and `test_`), na
 natural clients; and `class_names` [C].
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import prod
 from pathlib import Path
 from typing import Any, Final
@@ -129,12 +129,15 @@ def _class_names(names: NDArray[Any]) -> list[str]:
     return ["" if text is None else str(text) for text in texts]
 
 
-def read_arrays(path: Path, limit: int | None = None) -> dict[str, NDArray[Any]]:
+def read_arrays(
+    path: Path, limit: int | None = None, names: Sequence[str] | None = None
+) -> dict[str, NDArray[Any]]:
     """Return the arrays of an NPZ file by name.
 
     Args:
         path: The file.
         limit: Largest number of bytes of all arrays; None for 16 GiB.
+        names: Arrays to read, as far as they are there; None for all.
 
     Raises:
         DataError: The file is damaged, would unpack to more than the limit, or contains pickled
@@ -151,7 +154,8 @@ def read_arrays(path: Path, limit: int | None = None) -> dict[str, NDArray[Any]]
         _check_headers(archive, path)
     try:
         with np.load(path, allow_pickle=False) as arrays:
-            found = {key: arrays[key] for key in arrays.files}
+            kept = arrays.files if names is None else [key for key in names if key in arrays.files]
+            found = {key: arrays[key] for key in kept}
     except DAMAGED as error:
         if "pickle" in str(error):
             raise DataError(

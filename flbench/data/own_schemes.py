@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from flbench.config.schema import PartitionConfig
 from flbench.core import given, imported
 from flbench.core.errors import ConfigError
+from flbench.core.rng import seeded
 
 Indices = NDArray[np.int64]
 
@@ -41,18 +42,31 @@ def assign(
     if config.scheme != given.OBJECT:
         _unchanged_source(config)
     what = f"`partition.scheme={config.scheme}`"
-    arguments = deepcopy(config.args or {})  # the function may change a list
-    imported.check_arguments(scheme, TAKES, arguments, what, "partition.args.")
+    imported.check_arguments(scheme, TAKES, config.args or {}, what, "partition.args.")
+    again = deepcopy(rng)
+
+    def made(rng: np.random.Generator) -> list[Any]:
+        arguments = deepcopy(config.args or {})  # the function may change a list
+        with seeded((config.seed or 0) % 2**32):
+            return list(scheme(y.copy(), clients, rng, **arguments))
+
     try:
-        found = scheme(y.copy(), clients, rng, **arguments)
-        parts = list(found)
+        parts, others = made(rng), made(again)
     except Exception as error:
         raise ConfigError(
             f"{what} raised {type(error).__name__}: {error}. It must be a function of labels,"
             " number of clients and random generator that returns the positions of each client's"
             " samples."
         ) from error
-    return _checked(parts, len(y), clients, config, what)
+    found = _checked(parts, len(y), clients, config, what)
+    same = map(np.array_equal, found, _checked(others, len(y), clients, config, what))
+    if not all(same):
+        raise ConfigError(
+            f"{what}: two calls with the same labels and random generator return other samples of"
+            " the clients. The function may draw from a random generator of its own, read a clock,"
+            " or remember earlier calls. Draw from the generator that it gets."
+        )
+    return found
 
 
 def sha256(config: PartitionConfig, partition_hash: str) -> str | None:

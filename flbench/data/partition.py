@@ -14,7 +14,7 @@ PARTS: Final = ("train", "validation", "test")
 
 
 @dataclass(frozen=True)
-class Partition:
+class ClientParts:
     """The samples of every client.
 
     Attributes:
@@ -28,7 +28,7 @@ class Partition:
     >>> def rows(*of_clients):
     ...     return [np.array(of_client, dtype=np.int64) for of_client in of_clients]
     >>> parts = {"train": rows([0, 1], [4]), "validation": rows([2], []), "test": rows([3], [5])}
-    >>> Partition(parts, labels="").clients
+    >>> ClientParts(parts, labels="").clients
     2
     """
 
@@ -45,7 +45,7 @@ class Partition:
     def called(self, client: int) -> str:
         """Return the id of a client for sentences, with its name behind it if it has one.
 
-        >>> Partition({"train": [], "validation": [], "test": []}, "", names=("a", "b")).called(1)
+        >>> ClientParts({"train": [], "validation": [], "test": []}, "", names=("a", "b")).called(1)
         '1 (b)'
         """
         return f"{client} ({one_line(self.names[client])})" if self.names else str(client)

@@ -15,10 +15,12 @@ from flbench.core.errors import DataError
 from flbench.core.wording import command_or_call
 from flbench.data.dataset import Dataset
 from flbench.data.npz_files import read_arrays
-from flbench.data.partition import PARTS, Partition, label_hash
+from flbench.data.partition import PARTS, ClientParts, label_hash
 
 
-def encode(partition: Partition, dataset: Dataset, config: PartitionConfig) -> tuple[bytes, bytes]:
+def encode(
+    partition: ClientParts, dataset: Dataset, config: PartitionConfig
+) -> tuple[bytes, bytes]:
     """Return the content of the two files of a partition.
 
     Args:
@@ -80,7 +82,7 @@ def data_hash(dataset: Dataset) -> str:
 
 
 def check_unchanged(
-    folder: Path, partition: Partition, dataset: Dataset, cure: str, *, has_samples: bool = True
+    folder: Path, partition: ClientParts, dataset: Dataset, cure: str, *, has_samples: bool = True
 ) -> None:
     """Check that samples and partition are those that the partition.json of a folder describes.
 
@@ -106,7 +108,7 @@ def check_unchanged(
             )
 
 
-def save(partition: Partition, dataset: Dataset, config: PartitionConfig, path: Path) -> None:
+def save(partition: ClientParts, dataset: Dataset, config: PartitionConfig, path: Path) -> None:
     """Save a partition to an NPZ file and a JSON file beside it.
 
     Args:
@@ -123,7 +125,7 @@ def save(partition: Partition, dataset: Dataset, config: PartitionConfig, path: 
     files.write(path.with_suffix(".json"), description)
 
 
-def load(path: Path, dataset: Dataset) -> Partition:
+def load(path: Path, dataset: Dataset) -> ClientParts:
     """Read a saved partition.
 
     Args:
@@ -205,7 +207,7 @@ def load(path: Path, dataset: Dataset) -> Partition:
             f"{beside} has {len(names)} `client_names` for {clients} clients. Save the partition"
             " again."
         )
-    partition = Partition(parts, labels, notes, names)
+    partition = ClientParts(parts, labels, notes, names)
     if partition.hash() != expected:
         raise DataError(
             f"{path} and {beside.name} do not belong together: their hashes differ. Save it again."

@@ -17,7 +17,7 @@ from flbench.core.errors import ConfigError
 from flbench.core.rng import generator
 from flbench.data import own_schemes, partition_files
 from flbench.data.dataset import Dataset
-from flbench.data.partition import PARTS, Partition, label_hash
+from flbench.data.partition import PARTS, ClientParts, label_hash
 from flbench.data.schemes import SCHEMES, Indices, by_class, largest_remainder, natural
 
 DEFAULT_CLIENTS: Final = 20
@@ -26,7 +26,7 @@ TRIES: Final = 100  # draws of a scheme before samples are moved to clients with
 MOST_SHARES: Final = 10**8  # clients times classes times draws, so that all draws take seconds
 
 
-def make_partition(dataset: Dataset, config: PartitionConfig, seed: int) -> Partition:
+def make_partition(dataset: Dataset, config: PartitionConfig, seed: int) -> ClientParts:
     """Distribute the samples of a data set to clients and split each client's samples.
 
     Args:
@@ -63,7 +63,7 @@ def make_partition(dataset: Dataset, config: PartitionConfig, seed: int) -> Part
     ]
     parts = {part: [client[k] for client in split] for k, part in enumerate(PARTS)}
     names = _natural_names(dataset, assigned) if config.scheme == "natural" else ()
-    return Partition(parts, label_hash(dataset), tuple(notes), names)
+    return ClientParts(parts, label_hash(dataset), tuple(notes), names)
 
 
 def _natural_names(dataset: Dataset, assigned: list[Indices]) -> tuple[str, ...]:

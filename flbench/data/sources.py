@@ -18,7 +18,7 @@ from flbench.core import given, imported
 from flbench.core.errors import DataError, did_you_mean
 from flbench.data import image_files, npz_files, table_files
 from flbench.data.archive import Archive, SingleFile, check_format
-from flbench.data.dataset import Dataset, check_classes
+from flbench.data.dataset import Dataset, check_classes, check_lengths
 from flbench.data.known_sets import known
 from flbench.data.own import Data
 from flbench.data.partition_files import data_hash
@@ -139,6 +139,7 @@ def _own(config: DataConfig) -> Dataset:
 def _checked(dataset: Dataset, path: Path | str, config: DataConfig) -> Dataset:
     """Return a data set of the user if its classes and `data.augment` are right."""
     check_classes(dataset, path)
+    check_lengths(dataset.group_names, "client", path)
     if config.augment and dataset.is_table:
         raise DataError(
             f"`data.augment`={list(config.augment)} is for images, but {path} has tables. Leave it"

@@ -30,9 +30,9 @@ from flbench.engine.base import (
     find_device,
     open_device,
 )
-from flbench.engine.ray_session import connect, disconnect
 from flbench.engine.traced import TraceWarning
 from flbench.models.lightning_net import LightningNet
+from flbench.workers.session import connect, disconnect
 
 RESTARTS: Final = 3
 """Restarts of an actor before the run fails."""

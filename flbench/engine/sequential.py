@@ -11,7 +11,9 @@ from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 
 from flbench.client.program import LocalProgram, Statistic, Step
+from flbench.client.tensor_names import check_ends, unknown_read
 from flbench.config.schema import EngineConfig
+from flbench.core.errors import UnknownNameError
 from flbench.core.ownership import is_known
 from flbench.core.tree import is_finite
 from flbench.core.types import Failure, Message, Results
@@ -91,11 +93,14 @@ class SequentialEngine:
                 self._environment, client, settings, rows(one), dispatch(one), has_own=has_own
             )
             for step in program.steps:
-                run.execute(step)
+                try:
+                    run.execute(step)
+                except (KeyError, UnknownNameError) as error:
+                    if unknown := unknown_read(error, step, program.steps, run.leaves, run.ctx):
+                        raise unknown from error
+                    raise
             leaves = run.leaves
-            unknown = sorted((program.keeps | program.sends) - set(leaves))
-            if unknown:
-                raise ValueError(f"the program keeps or sends {unknown}, which no client has")
+            check_ends(program, leaves.keys())
             bounded = {
                 name: leaves[name] for name in leaves if name in program.keeps | program.sends
             }

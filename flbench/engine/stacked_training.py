@@ -25,6 +25,7 @@ from flbench.client.forward import freeze_statistics, is_buffer, mode, never_tra
 from flbench.client.program import Phase, Statistic, most_epochs
 from flbench.client.recording import REDUCTIONS
 from flbench.client.step import local_loss, make_optimizer
+from flbench.client.tensor_names import untrained
 from flbench.config.schema import OptimizerConfig
 from flbench.core.types import Batch, Tree
 from flbench.data.batches import PIECE
@@ -40,15 +41,14 @@ def train(stack: Stack, phase: Phase) -> tuple[int, int]:
         The number of rows of all batches, and how many of them are samples, not padding.
 
     Raises:
-        ValueError: The phase trains no parameter, or records a Statistic with `reduce=rows`.
+        UnknownNameError: The phase trains no parameter.
+        ValueError: The phase records a Statistic with `reduce=rows`.
     """
     env = stack.environment
     stack.lr = phase.optimizer.lr * stack.settings.lr_factor
     names = _trained(stack, phase)
     if not names:
-        raise ValueError(
-            f"the phase trains {phase.train!r}, which names no parameter of the client"
-        )
+        raise untrained(phase, stack.leaves.names)
     skip = env.needs_two or (env.has_batchnorm and phase.batchnorm == "train")
     plan = make_plan(env.federation, phase, stack.ids, stack.settings, skip_single=skip)
     moving = [name for name in env.start if name in env.buffers]

@@ -8,8 +8,9 @@ import torch._dynamo  # `torch.vmap` imports it in its first call, which would c
 from torch import Tensor, nn
 
 from flbench.client.program import LocalProgram, Phase, Statistic, Step, Transform
+from flbench.client.tensor_names import check_ends, unknown_read
 from flbench.config.schema import EngineConfig
-from flbench.core.errors import ConfigError
+from flbench.core.errors import ConfigError, UnknownNameError
 from flbench.core.ownership import is_known
 from flbench.core.tree import nbytes
 from flbench.core.types import Failure, Message, Results, Tree
@@ -126,10 +127,14 @@ class VectorizedEngine:
     def _run(self, program: LocalProgram, stack: Stack, observe: tuple[Step, ...]) -> Results:
         """Run a local program for one block of clients; see `Engine.run`."""
         for step in program.steps:
-            self._execute(stack, step)
-        unknown = sorted((program.keeps | program.sends) - set(stack.leaves.names))
-        if unknown:
-            raise ValueError(f"the program keeps or sends {unknown}, which no client has")
+            try:
+                self._execute(stack, step)
+            except (KeyError, UnknownNameError) as error:
+                leaves, ctx = stack.leaves.names, stack.ctx.names
+                if unknown := unknown_read(error, step, program.steps, leaves, ctx):
+                    raise unknown from error
+                raise
+        check_ends(program, frozenset(stack.leaves.names))
         names = [name for name in stack.leaves.names if name in program.keeps | program.sends]
         stack.leaves.stack([*names, *(mask for _, mask in program.masks)], len(stack))
         finite = _are_finite(stack, names)

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Mapping
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib import import_module
@@ -34,13 +35,18 @@ from flbench.experiment import (
     own_methods,
     own_metrics,
 )
-from flbench.experiment.code_trial import CodeTrial, changed_outside
+from flbench.experiment.code_trial import CodeTrial
 from flbench.experiment.evaluate import PARTS, Evaluator, Judge, positive_class
 from flbench.experiment.evaluation_tables import ClassGroups
 from flbench.experiment.judging import ClassJudge
 from flbench.experiment.loop import FederatedLoop, Seconds
 from flbench.experiment.notes import configuration_notes
-from flbench.experiment.rounds import programs, seeded_method, training_state
+from flbench.experiment.rounds import (
+    check_programs,
+    programs,
+    seeded_method,
+    training_state,
+)
 from flbench.experiment.run_folder import RunFolder
 from flbench.metrics.classes import confusable_classes, rare_classes, read_confusion
 from flbench.models import fixed, own
@@ -232,6 +238,12 @@ def build(
             the method gives.
     """
     _check_resolved(config)
+    with own_methods.named(config.algorithm):
+        return _built(config, federation, tried=tried)
+
+
+def _built(config: Config, federation: Federation | None, *, tried: bool) -> Experiment:
+    """Build all objects of an experiment; see `build`."""
     asked, config = config, fill_defaults(config)
     torch.set_num_threads(config.engine.threads or 1)
     federation = load_federation(config) if federation is None else federation
@@ -267,14 +279,14 @@ def build(
         algorithm = method(config.algorithm, setting)
         unmet = algorithm.requires()
         if not unmet:
-            # The clients' rows may share memory here: nothing writes to them.
-            before = state_of(algorithm, _start_values(config, net), lambda rows: rows)
+            before = _shared_start(config, net, algorithm)
             if setting.net.fixed:
                 unmet = _without_training(algorithm, before)
     except ConfigError as error:  # the head of the net is not known, or frozen
         unmet = [str(error)]
     if unmet:
-        if frozen := len(fixed.of(net).parameters):
+        frozen = len(fixed.of(net).parameters)
+        if frozen and _is_unmet_by_freezing(unmet, method, config, setting, net, federation.shape):
             unmet.append(
                 f"The method sees neither the {frozen} frozen parameters of the net"
                 " (requires_grad=False) nor layers without other parameters."
@@ -282,17 +294,17 @@ def build(
         raise ConfigError(
             "\n".join(f"`algorithm.name={config.algorithm.name}`: {sentence}" for sentence in unmet)
         )
+    check_programs(algorithm, before)
     about_terms: list[str] = []
     about_module: list[str] = []
     module: dict[str, Any] = {}
-    outside: list[str] = []
     if terms is not None:
         about_terms = local_terms.notes(config, algorithm, replace(before, clients={}))
     if isinstance(net, LightningNet):
         has_classes = federation.dataset.targets is None
         own_training.check_method(algorithm, before, net.title, has_classes=has_classes)
         step = partial(own_training.try_step, net, config, federation, algorithm, before)
-        outside, (about_module, module) = changed_outside(net, step)
+        about_module, module = step()
     notes = [
         *federation.notes,
         *about_classes,
@@ -303,9 +315,16 @@ def build(
     ]
     reason = None
     trial = CodeTrial(config, algorithm, net, federation, training_state(algorithm, before))
-    # The hooks of a LightningModule are called once more only where that may tell something.
-    if tried and (outside or not isinstance(net, LightningNet)):
-        notes += trial.check()
+    if tried:
+
+        def anew() -> CodeTrial:
+            other = _made_again(config, net, federation)
+            its = method(config.algorithm, setting)
+            start = training_state(its, _shared_start(config, other, its))
+            return CodeTrial(config, its, other, federation, start)
+
+        trial.check_names()
+        notes += trial.check(anew)
     if config.engine.name == "auto":
 
         def make(name: str) -> Engine:
@@ -327,6 +346,34 @@ def build(
     return Experiment(
         config, federation, net, algorithm, engine, judge, tuple(notes), reason, module
     )
+
+
+def _is_unmet_by_freezing(
+    unmet: list[str],
+    method: type[Algorithm],
+    config: Config,
+    setting: Setting,
+    net: nn.Module,
+    shape: tuple[int, ...],
+) -> bool:
+    """Return whether a method would be content with one of its requirements if nothing was frozen.
+
+    Args:
+        unmet: Sentences on the requirements that are not met.
+        method: The method.
+        config: Configuration of the run.
+        setting: What the method knows.
+        net: The net, with frozen parameters.
+        shape: Shape of one sample.
+    """
+    whole = deepcopy(net)
+    fixed.write(whole, fixed.NOTHING)
+    try:
+        spec = describe(whole, shape)
+        others = method(config.algorithm, replace(setting, net=spec)).requires()
+    except ConfigError as error:
+        others = [str(error)]
+    return not set(unmet) <= set(others)
 
 
 def _without_training(algorithm: Algorithm, start: State) -> list[str]:
@@ -423,10 +470,27 @@ def _check_resolved(config: Config) -> None:
         raise TypeError("nothing is built from a configuration that was read as data: resolve it")
 
 
+def _made_again(config: Config, net: nn.Module, federation: Federation) -> nn.Module:
+    """Return the net once more if code of the user makes it, and otherwise the net itself."""
+    if not isinstance(config.model, OwnModelConfig) or not own.is_made(config.model):
+        return net
+    return build_net(config.model, federation.shape, federation.output, config.seed)
+
+
+def _shared_start(config: Config, net: nn.Module, algorithm: Algorithm) -> State:
+    """Return the state before the first round, to read: rows of clients may share memory."""
+    with seeded_method(algorithm, _first_draw(config, algorithm), 2):
+        return state_of(algorithm, _start_values(config, net), lambda rows: rows)
+
+
+def _first_draw(config: Config, algorithm: Algorithm) -> Draw:
+    """Return the random streams before the first round."""
+    return Draw(config.seed, (0,), algorithm.setting.clients)
+
+
 def _start(config: Config, net: nn.Module, algorithm: Algorithm) -> State:
     """Return the state before the first round, in the precision of the engine."""
-    draw = Draw(config.seed, (0,), algorithm.setting.clients)
-    with seeded_method(algorithm, draw, 2):
+    with seeded_method(algorithm, _first_draw(config, algorithm), 2):
         return state_of(algorithm, _start_values(config, net), partial(_owned, config))
 
 

@@ -11,39 +11,47 @@ The vectorized engine calls code once for many clients. Code that it may call so
 of the sequential engine, up to rounding.
 """
 
+import copy
 import random
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from flbench.algorithms import Algorithm
+from flbench.algorithms import Algorithm, Deployment
+from flbench.algorithms.base import is_of_user
+from flbench.client.logged import LOGGED
 from flbench.client.program import LocalProgram, Phase, Statistic, Step, shortened
 from flbench.config.schema import Config, OwnModelConfig
-from flbench.core.errors import ConfigError, RunError, UserError
+from flbench.core.errors import ConfigError, RunError, UnknownNameError, UserError
 from flbench.core.ownership import unknown_parts
 from flbench.core.raised import is_raised_by_user, user_line
 from flbench.core.remembered import changes, remembered
-from flbench.core.rng import seeded
-from flbench.core.tree import digest
-from flbench.core.types import Results, Samples, State, StepContext, Tree
+from flbench.core.rng import Draw, seeded
+from flbench.core.tree import digest, take
+from flbench.core.types import Dispatch, Message, Results, Samples, State, StepContext, Tree
 from flbench.data.federation import Federation
 from flbench.engine.base import Engine
 from flbench.experiment import rounds
+from flbench.experiment.communication import apply_mask, apply_masks
+from flbench.experiment.evaluate import Predict
 from flbench.models.base import net_leaves
 from flbench.models.lightning_net import LightningNet
 from flbench.models.module_state import random_layers
 
-T = TypeVar("T")
-
 if TYPE_CHECKING:  # it imports Lightning, which takes a second
     from flbench.engine.sequential import SequentialEngine
 
+CURE: Final = (
+    "Draw from PyTorch's, NumPy's or Python's global generator, which flbench seeds for each client"
+    " and round."
+)
 STEPS: Final = 3
 """Optimizer steps in each phase."""
 SAMPLES: Final = 8
@@ -62,7 +70,36 @@ class Logits:
         return {"logits": context.out.logits}
 
 
-OBSERVE: Final = (Statistic("trial", Logits(), reduce="rows", samples=Samples("train", limit=2)),)
+@dataclass(frozen=True)
+class ModelScores:
+    """What a deployed model computes, as the function of a Statistic.
+
+    Attributes:
+        model: The deployment.
+    """
+
+    model: Deployment
+
+    def __call__(self, context: StepContext) -> Tree:
+        """Return the scores [B, C] of a batch."""
+        return {"scores": Predict(self.model.weights, self.model.predict).scores(context)}
+
+
+FEW: Final = Samples("train", limit=2)
+OBSERVE: Final = (Statistic("trial", Logits(), reduce="rows", samples=FEW),)
+
+
+@dataclass(frozen=True)
+class Round:
+    """What a trial of a round gives.
+
+    Attributes:
+        results: Results of the clients.
+        served: Tensors that the server of a user's method has computed.
+    """
+
+    results: Results
+    served: Sequence[Tree] = ()
 
 
 @dataclass(frozen=True)
@@ -84,10 +121,14 @@ class CodeTrial:
     federation: Federation
     state: State
 
-    def check(self) -> list[str]:
-        """Train a client twice; return notes on what the net's modules remember.
+    def check(self, anew: "Callable[[], CodeTrial]") -> list[str]:
+        """Train a client twice, and with parts that are made anew; return notes on the net.
 
-        Nothing is done for a run that has no code but that of PyTorch and flbench.
+        The server of a user's method computes what it does with the client, too. Nothing is done
+        for a run that has no code but that of PyTorch and flbench.
+
+        Args:
+            anew: Function that makes the net and the method anew, from the same seed.
 
         Raises:
             ConfigError: The code remembers something from one training to the next, its results
@@ -95,40 +136,52 @@ class CodeTrial:
         """
         program = self._program()
         unknown = self._unknown(program)
-        if not unknown:
-            return []
-        ids = self._clients(1)
-        if not len(ids):
-            return []
         roots = {f"`{_name(part)}`": part for part in unknown}
+        has_own_method = is_of_user(self.algorithm)
+        if has_own_method:
+            roots[f"the method `{self.algorithm.name}`"] = self.algorithm
+        ids = self._clients(3 if has_own_method else 1)  # a mean of one client is its own value
+        if not roots or not len(ids):
+            return []
         with self._alone():
             engine = self._engine(self.config.engine.precision)
             engine.changed_attributes()
             try:
-                first = self._trained(engine, program, ids)
+                first = self._round(engine, ids)
                 before = remembered(roots)
-                second = self._trained(engine, program, ids)
+                second = self._round(engine, ids)
                 changed = changes(before, remembered(roots))
-            except (UserError, RunError):
+                attributes = engine.changed_attributes()
+                other = anew()
+                starts = [self._start(ids), other._start(ids)]
+                third = other._round(other._engine(self.config.engine.precision), ids)
+            except (UserError, RunError) as error:
+                if isinstance(error, UnknownNameError) and error.is_of_server and self.state.stage:
+                    return []  # the rounds of an earlier stage may give the server the tensor
                 raise
             except Exception as error:
                 if sentence := _raised(error):
                     raise ConfigError(sentence) from error
                 return []  # the first round says what is wrong
-            attributes = engine.changed_attributes()
         if changed:
             raise ConfigError(
                 f"{_listed(changed)} changes from call to call, so the results would depend on the"
                 " order of clients, on the number of workers and on a resume. Compute it from"
-                " `context.batch.step`, or keep it in a registered buffer of the net, which clients"
-                " keep and send as they do parameters."
+                f" {self._cures(changed)}."
             )
+        parts = _listed(list(roots))
         if not self._are_equal(first, second):
             raise ConfigError(
-                f"two trainings of client {int(ids[0])} from the same state, with the same batches"
-                f" and seeds, differ. {_listed(list(roots))} may draw from a random generator of"
-                " its own, read a clock, or remember earlier calls. Draw from PyTorch's, NumPy's or"
-                " Python's global generator, which flbench seeds for each client and round."
+                f"two rounds of client {int(ids[0])} from the same state, with the same batches"
+                f" and seeds, differ. {parts} may draw from a random generator of its own, read a"
+                f" clock, or remember earlier calls. {CURE}"
+            )
+        if digest(starts[0]) != digest(starts[1]) or not self._are_equal(first, third):
+            raise ConfigError(
+                f"the net and the method were made twice from the same seed, and their weights or"
+                f" results differ. What makes {parts} (`__init__`, or a function that is given) may"
+                " draw from a random generator of its own, read a clock, or remember earlier calls."
+                f" {CURE}"
             )
         if attributes and not isinstance(self.net, LightningNet):
             return [
@@ -137,6 +190,161 @@ class CodeTrial:
                 " buffer for what must last."
             ]
         return []
+
+    def _cures(self, changed: list[str]) -> str:
+        """Return what code may use instead of what it remembers."""
+        if any("the method `" in place for place in changed):
+            return (
+                "`state.round`, or keep it in `state.server`: `init` returns its first value, and"
+                " `aggregate` the next ones"
+            )
+        return (
+            "`context.batch.step`, or keep it in a registered buffer of the net, which clients keep"
+            " and send as they do parameters"
+        )
+
+    def _round(self, engine: "SequentialEngine", ids: Tensor) -> Round:
+        """Return the results of a few steps of some clients, and of the method's server."""
+        program = self._program()
+        if not is_of_user(self.algorithm):
+            return Round(self._trained(engine, program, ids))
+        # Methods modify no argument; one that does must not change the next trial.
+        server = {name: value.clone() for name, value in self.state.server.items()}
+        one = replace(self, state=replace(self.state, server=server))
+        draw = rounds.settings_of(one.config, one.algorithm, one.state).draw
+        with rounds.seeded_method(one.algorithm, draw):
+            results = one._trained(engine, program, ids)
+            return Round(results, one._served(program, results, draw))
+
+    def _served(self, program: LocalProgram, results: Results, draw: Draw) -> list[Tree]:
+        """Return the tensors that the server of a method computes in a round and an evaluation.
+
+        They are none if it does not accept a round of these clients alone.
+        """
+        algorithm, ids = self.algorithm, results.ids
+        seen = rounds.visible_to_server(self.state, program)
+        try:
+            cohort = algorithm.cohort(seen, draw)
+            links, update = rounds.of_server(
+                algorithm, seen, replace(results, sent=apply_mask(results.sent))
+            )
+            after = rounds.advance(self.state, algorithm.stages(), update)
+            after = replace(after, is_initial=False)
+            models = algorithm.deploy(rounds.visible_to_server(after, program), ids)
+        except Exception:  # noqa: BLE001 a round of all clients may be accepted, or says what is wrong
+            return []
+        found = [{"cohort": cohort}, update.server, {} if links is None else {"links": links}]
+        if update.reply is not None:
+            found += [update.reply.values, update.reply.mask]
+        for model in models.values():
+            for sent in (model.dispatch.shared, model.dispatch.rows):
+                found += [sent.values, sent.mask]
+            found.append({name: torch.tensor(x) for name, x in model.dispatch.numbers.items()})
+        return [{name: torch.as_tensor(x) for name, x in tree.items()} for tree in found]
+
+    def _start(self, ids: Tensor) -> list[Tree]:
+        """Return the tensors before the first round: of the net, the server, and some clients."""
+        net = {name: leaf.detach() for name, leaf in net_leaves(self.net).items()}
+        return [net, dict(self.state.server), take(self.state.clients, ids)]
+
+    def check_names(self) -> None:
+        """Execute a short round of each stage to find names of tensors that nothing writes.
+
+        All code that reads or writes a name runs, so names may be computed in any way. Two clients
+        train for a few steps, and the server gets their results once for each client of the cohort.
+        Hooks of the server are called on a copy of the method. Nothing is done for the methods of
+        flbench, which the contract tests run. An exception other than for a name ends the trial
+        without an error: the first round says what is wrong.
+
+        Raises:
+            UnknownNameError: A step, `aggregate` or a deployment reads a tensor that nothing
+                writes, or the program keeps, sends or masks one.
+        """
+        ids = self._clients(2)
+        if not is_of_user(self.algorithm) or not len(ids):
+            return
+        state = replace(self.state, stage=0)
+        with self._alone():
+            try:
+                engine = self._engine(self.config.engine.precision)
+                for number in range(len(self.algorithm.stages())):
+                    state = self._after_stage(engine, replace(state, stage=number), ids)
+                self._check_models(engine, state, ids)
+            except UnknownNameError as error:
+                # Earlier stages of the run may give the server tensors that the trial does not.
+                if not error.is_of_server or state.is_initial:
+                    raise
+            except Exception:  # noqa: BLE001 the first round says what is wrong
+                return
+
+    def _after_stage(self, engine: Engine, state: State, ids: Tensor) -> State:
+        """Return a state like the one after a stage, in which only the server's tree is new.
+
+        Args:
+            engine: A sequential engine.
+            state: State at the beginning of the stage.
+            ids: The clients that train.
+        """
+        stage, program = self.algorithm.stages()[state.stage], self._program(state)
+        trained = self._trained(engine, program, ids, observe=(), state=state)
+        if not len(trained.ids):
+            raise RunError("the clients of the trial diverged")
+        settings = rounds.settings_of(self.config, self.algorithm, state, setup=stage.setup)
+        seen = rounds.visible_to_server(state, program)
+        cohort = self.algorithm.cohort(seen, settings.draw)
+        results = _repeated(replace(trained, sent=apply_mask(trained.sent)), cohort)
+        method = copy.deepcopy(self.algorithm)
+        _, update = rounds.of_server(method, seen, results)
+        with rounds.naming(method, state, "aggregate"):
+            rounds.check_reply(update, state)
+        server = {**state.server, **update.server}
+        state = replace(
+            state,
+            round=state.round + (0 if stage.setup else stage.rounds),
+            server=server,
+            participation_count=state.participation_count + 1,
+            is_initial=False,
+        )
+        if stage.rounds > 1:  # its last round may be special
+            last = replace(seen, server=server, stage_round=stage.rounds - 1, is_initial=False)
+            last = replace(last, round=state.round - (not stage.setup))
+            with suppress(Exception):
+                server = server | rounds.of_server(method, rounds.named(last), results)[1].server
+        return replace(state, server=server)
+
+    def _check_models(self, engine: Engine, state: State, ids: Tensor) -> None:
+        """Compute what the deployed models predict, as the evaluation does.
+
+        Args:
+            engine: A sequential engine.
+            state: State after the last stage.
+            ids: The clients.
+
+        Raises:
+            UnknownNameError: A model reads a tensor that nothing writes.
+        """
+        seen = rounds.visible_to_server(state, self._program(state))
+        settings = rounds.settings_of(self.config, self.algorithm, state)
+        try:
+            models = copy.deepcopy(self.algorithm).deploy(seen, ids[:1])
+        except UnknownNameError:
+            return  # the server's tree may have further tensors after more rounds
+        for name, model in models.items():
+            program = model.program or LocalProgram(())
+            predict = Statistic("prediction", ModelScores(model), reduce="rows", samples=FEW)
+            steps = (*shortened(program, STEPS).steps, predict)
+            try:
+                engine.run(
+                    LocalProgram(steps),
+                    ids[:1],
+                    rows=partial(take, state.clients),
+                    dispatch=partial(_dispatched, model),
+                    settings=settings,
+                )
+            except UnknownNameError as error:
+                raise error.placed(
+                    f"`algorithm.name={self.algorithm.name}`, the model `{name}` of `deploy`"
+                ) from error
 
     def check_stacked(self) -> None:
         """Train a few clients by the sequential and the vectorized engine.
@@ -267,10 +475,11 @@ class CodeTrial:
                 return name
         return None
 
-    def _program(self) -> LocalProgram:
-        """Return the local program of the state."""
-        seen = rounds.visible_to_server(self.state, LocalProgram(()))
-        return self.algorithm.program(seen)
+    def _program(self, state: State | None = None) -> LocalProgram:
+        """Return the local program of a state; that of the trial without an argument."""
+        state = self.state if state is None else state
+        with rounds.naming(self.algorithm, state):
+            return self.algorithm.program(rounds.visible_to_server(state, LocalProgram(())))
 
     def _unknown(self, program: LocalProgram) -> list[object]:
         """Return the parts of net, programs and deployments whose code is not known."""
@@ -309,33 +518,39 @@ class CodeTrial:
         program: LocalProgram,
         ids: Tensor,
         observe: tuple[Step, ...] = OBSERVE,
+        state: State | None = None,
     ) -> Results:
-        """Return the results of a few steps of some clients."""
+        """Return the results of a few steps of some clients, from the trial's state or another."""
+        state = self.state if state is None else state
         size = min(SAMPLES, self.config.train.batch_size)
         sizes = self.federation.sizes[ids].tolist()
         while size > 2 and any(count % size == 1 for count in sizes):
             size -= 1  # some layers cannot train on a single sample
-        settings = rounds.settings_of(self.config, self.algorithm, self.state)
+        settings = rounds.settings_of(self.config, self.algorithm, state)
         train = settings.train.model_copy(update={"batch_size": size})
         return rounds.train(
             self.algorithm,
             engine,
-            self.state,
+            state,
             replace(settings, train=train),
             ids=ids,
             program=shortened(program, STEPS),
             observe=() if isinstance(self.net, LightningNet) else observe,
         ).results
 
-    def _are_equal(self, one: Results, other: Results) -> bool:
-        """Return whether two trainings have equal results: on a CPU bit for bit."""
+    def _are_equal(self, one: Round, other: Round) -> bool:
+        """Return whether two trials have equal results: on a CPU bit for bit."""
         if self.config.engine.device.startswith("cuda"):
-            return self._difference(one, other, 0.1) is None
-        trees = [
-            [found.kept, found.sent.values, found.observed, {"losses": found.losses}]
-            for found in (one, other)
-        ]
-        return digest(trees[0]) == digest(trees[1])
+            return self._difference(one.results, other.results, 0.1) is None
+        digests = []
+        for found in (one, other):
+            results = found.results
+            # A module may log a clock.
+            kept = {k: x for k, x in results.observed.items() if not k.startswith(LOGGED)}
+            losses = {"losses": results.losses}
+            trees = [results.kept, results.sent.values, kept, losses, *found.served]
+            digests.append(digest(trees))
+        return digests[0] == digests[1]
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
@@ -350,21 +565,27 @@ class CodeTrial:
             torch.set_num_threads(threads)
 
 
-def changed_outside(net: nn.Module, call: Callable[[], T]) -> tuple[list[str], T]:
-    """Return what a call changes of what the code of a net reaches outside of its modules.
+def _dispatched(model: Deployment, _: Tensor) -> Dispatch:
+    """Return what the server sends for a deployed model, with its masks applied."""
+    return apply_masks(model.dispatch)
+
+
+def _repeated(results: Results, ids: Tensor) -> Results:
+    """Return results of clients in which the rows of a few clients are repeated.
 
     Args:
-        net: The net.
-        call: Calls the code of the net.
-
-    Returns:
-        The places of the values, as `flbench.core.remembered.changes` returns them, and what the
-        call returns.
+        results: Results of the few clients.
+        ids: Ids [K] int64 of the clients.
     """
-    roots = {f"`{_name(part)}`": part for part in unknown_parts(net)}
-    before = remembered(roots)
-    found = call()
-    return changes(before, remembered(roots)), found
+    rows = torch.arange(len(ids)) % len(results.ids)  # [K]
+    return replace(
+        results,
+        ids=ids,
+        steps=results.steps[rows],
+        losses=results.losses[rows],
+        kept={},
+        sent=Message(take(results.sent.values, rows), take(results.sent.mask, rows)),
+    )
 
 
 def _with_sgd(program: LocalProgram) -> LocalProgram:

@@ -8,16 +8,26 @@ are set to zero, so that no receiver can use values that were not paid for.
 import torch
 from torch import Tensor
 
+from flbench.core.errors import UnknownNameError, did_you_mean
 from flbench.core.tree import broadcast
 from flbench.core.types import Dispatch, Message
 
 
 def apply_mask(message: Message) -> Message:
-    """Return a message with every entry outside its mask set to zero, even if it is NaN."""
+    """Return a message with every entry outside its mask set to zero, even if it is NaN.
+
+    Raises:
+        UnknownNameError: A mask has a name that no value has.
+    """
     if not message.mask:
         return message
     values = dict(message.values)
     for name, mask in message.mask.items():
+        if name not in values:
+            raise UnknownNameError(
+                f"a Message has a mask for `{name}`, but no value of this name."
+                f"{did_you_mean(name, values)} Its values are {', '.join(values) or 'none'}."
+            )
         values[name] = torch.where(
             broadcast(mask, values[name]), values[name], torch.zeros_like(values[name])
         )

@@ -1,12 +1,15 @@
 """Methods that are not flbench's own: their classes, and the hashes of their source."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from flbench.algorithms import ALGORITHMS, Algorithm, AlgorithmConfig
 from flbench.config.schema import UNRECORDED, Config, OwnAlgorithmConfig
 from flbench.core import imported
-from flbench.core.errors import ConfigError
+from flbench.core.errors import ConfigError, MethodError, PrintableError
 from flbench.core.given import OBJECT
+from flbench.core.raised import is_raised_by_user, user_line
 
 
 def find(config: AlgorithmConfig) -> type[Algorithm]:
@@ -25,6 +28,32 @@ def find(config: AlgorithmConfig) -> type[Algorithm]:
             " method. Resolve it before an experiment is built from it."
         )
     return method
+
+
+@contextmanager
+def named(config: AlgorithmConfig) -> Iterator[None]:
+    """Return a context manager in which an exception of a user's method names the method.
+
+    Errors of flbench and of memory, and those of runs with flbench's methods, stay as they are.
+
+    Args:
+        config: Section `algorithm`.
+
+    Raises:
+        MethodError: The user's code raised an exception. The message has the line of code.
+    """
+    try:
+        yield
+    except PrintableError:
+        raise
+    except Exception as error:
+        is_own = isinstance(config, OwnAlgorithmConfig) and is_raised_by_user(error)
+        if not is_own or "out of memory" in str(error):
+            raise
+        raise MethodError(
+            f"the method `{config.name}` raised {type(error).__name__}: {error}{user_line(error)}."
+            " Correct its code."
+        ) from error
 
 
 def with_sha256(config: Config, method: type[Algorithm]) -> Config:

@@ -1,13 +1,16 @@
 """The metrics of `evaluation.metrics`, which are functions of the user."""
 
 from collections.abc import Callable, Sequence
+from math import isnan
 from typing import Any, Final
 
 import torch
+from torch import Tensor
 
 from flbench.config.schema import Config, OwnMetricConfig
 from flbench.core import given, imported
 from flbench.core.errors import ConfigError
+from flbench.core.remembered import changes, remembered
 from flbench.metrics import ranking_names
 from flbench.metrics.classification import per_client, pooled
 from flbench.metrics.confusion import ConfusionCounts
@@ -30,8 +33,38 @@ def make(config: Config, classes: int) -> tuple[Config, tuple[OwnMetric, ...]]:
     Raises:
         ConfigError: A function is not there, has changed since the run began, or is not a metric.
     """
-    one_each = torch.ones(classes, classes, dtype=torch.int64)
-    return _made(config, lambda metric: metric(one_each))
+    cells = torch.arange(classes * classes).reshape(classes, classes)
+    confusion = 1 + cells % 3 + 2 * torch.eye(classes, dtype=torch.int64)  # not symmetric
+    return _made(config, lambda metric: _try(metric, confusion))
+
+
+def _try(metric: OwnMetric, confusion: Tensor) -> None:
+    """Raise a ConfigError if values of a metric depend on earlier calls, a clock or random numbers.
+
+    Args:
+        metric: The metric.
+        confusion: Confusion matrix [C, C] to call it with.
+    """
+    what = f"`evaluation.metrics.{metric.name}`"
+    roots = {f"`{metric.path}`": metric.function}
+    first = metric(confusion)
+    before = remembered(roots)
+    second = metric(confusion)
+    # A metric of torchmetrics sets itself back, and is judged by its values.
+    changed = [] if hasattr(metric.function, "update") else changes(before, remembered(roots))
+    if changed:
+        raise ConfigError(
+            f"{what}: {changed[0]} changes from call to call, so its values would depend on the"
+            " number of evaluations and on a resume. Compute the metric from the confusion matrix"
+            " alone."
+        )
+    if first != second and not (isnan(first) and isnan(second)):
+        raise ConfigError(
+            f"{what}: `{metric.path}` returned {first} and {second} for the same confusion matrix."
+            " It may draw from a random generator of its own, read a clock, or remember earlier"
+            " calls. Draw from a generator with a seed, such as np.random.default_rng(0), in the"
+            " function."
+        )
 
 
 def of_targets(config: Config) -> tuple[Config, tuple[OwnMetric, ...]]:

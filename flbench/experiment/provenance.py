@@ -2,12 +2,8 @@
 
 import os
 import platform
-import shlex
 import subprocess
-import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -18,7 +14,7 @@ import torch
 
 from flbench import __version__
 from flbench.core import user_code
-from flbench.core.addresses import redact
+from flbench.core.command import command
 
 PACKAGES: Final = (
     *("torch", "torchvision", "lightning", "torchmetrics", "numpy", "scipy", "scikit-learn"),
@@ -42,7 +38,7 @@ def now(modules: Sequence[str] = (), module: Mapping[str, Any] | None = None) ->
         - `python` and `packages`: versions; packages that are not installed are left out;
         - `platform`: operating system and machine; `processor`, its `cores` that this process may
           use, `threads` of PyTorch, and the names of the `gpus` that PyTorch sees;
-        - `command`: see the function of this name;
+        - `command`: see `flbench.core.command`;
         - `module`, only with a LightningModule of the user: its `optimizer` (class and arguments)
           and its `hyperparameters`.
     """
@@ -62,36 +58,6 @@ def now(modules: Sequence[str] = (), module: Mapping[str, Any] | None = None) ->
     }
 
 
-_started_by: ContextVar[str | None] = ContextVar("started_by", default=None)
-
-
-def command() -> str:
-    """Return how the user started what runs here, as a command of the shell without passwords.
-
-    In a worker process it is how the process was started for which the worker works; see
-    `started_by`.
-    """
-    return _started_by.get() or shlex.join(redact(word) for word in sys.argv)
-
-
-@contextmanager
-def started_by(text: str | None) -> Iterator[None]:
-    """Return a context manager in which `command` returns a text.
-
-    Args:
-        text: The command of the process that a worker process works for; None for this process.
-
-    >>> with started_by("flbench compare hfcd ft"):
-    ...     command()
-    'flbench compare hfcd ft'
-    """
-    token = _started_by.set(text)
-    try:
-        yield
-    finally:
-        _started_by.reset(token)
-
-
 def git_revision() -> str | None:
     """Return the Git revision of flbench's source code.
 
@@ -102,10 +68,10 @@ def git_revision() -> str | None:
     checkout = Path(__file__).resolve().parents[2]
     if not (checkout / ".git").exists():
         return None
-    command = ["git", "describe", "--always", "--dirty", "--exclude=*", "--abbrev=12"]
+    describe = ["git", "describe", "--always", "--dirty", "--exclude=*", "--abbrev=12"]
     try:
         finished = subprocess.run(
-            command, cwd=checkout, capture_output=True, text=True, check=True, timeout=10
+            describe, cwd=checkout, capture_output=True, text=True, check=True, timeout=10
         )
     except (OSError, subprocess.SubprocessError):
         return None

@@ -4,7 +4,7 @@ This module writes no files and evaluates no models.
 """
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
@@ -12,15 +12,15 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from flbench.algorithms.base import Algorithm
+from flbench.algorithms.base import Algorithm, is_of_user
 from flbench.client.program import LocalProgram, Phase, Step
 from flbench.config.schema import Config
-from flbench.core.errors import ConfigError
-from flbench.core.ownership import is_known
+from flbench.core.errors import ConfigError, UnknownNameError, did_you_mean
 from flbench.core.rng import Draw, seeded
 from flbench.core.tree import put_, take
 from flbench.core.types import Dispatch, Message, Results, Stage, State, Tree, Update
 from flbench.engine.base import Engine, RoundSettings
+from flbench.experiment import own_methods
 from flbench.experiment.communication import apply_mask, apply_masks, row_bytes, shared_bytes
 
 
@@ -71,12 +71,14 @@ class Seen(dict[str, Tensor]):
         self._cure = cure
 
     def __missing__(self, name: str) -> Tensor:
-        """Raise a ConfigError: there is no tensor of this name."""
+        """Raise an UnknownNameError: there is no tensor of this name."""
         known = ", ".join(list(self)[:5]) + (", ..." if len(self) > 5 else "")
-        raise ConfigError(
+        error = UnknownNameError(
             f"the method reads `{name}` in `{self._what}`, which has {known or 'no tensor'}."
-            f" {self._cure}"
+            f"{did_you_mean(str(name), self)} {self._cure}"
         )
+        error.is_of_server = self._cure == SERVER
+        raise error
 
     def __reduce__(self) -> tuple[type[Tree], tuple[Tree]]:
         return dict, (dict(self),)
@@ -108,20 +110,24 @@ def settings_of(
     return RoundSettings(config.train, Draw(config.seed, key, algorithm.setting.clients), factor)
 
 
-def seeded_method(algorithm: Algorithm, draw: Draw, *part: int) -> AbstractContextManager[None]:
+@contextmanager
+def seeded_method(algorithm: Algorithm, draw: Draw, *part: int) -> Iterator[None]:
     """Return a context manager in which the code of a user's method draws from the run's seed.
 
-    The methods of flbench draw from streams of their own (`Draw.method_generator`).
+    An exception of this code becomes a MethodError. The methods of flbench draw from streams of
+    their own (`Draw.method_generator`).
 
     Args:
         algorithm: The method.
         draw: Random streams of the round.
         part: Numbers >= 0 that separate the uses of a round; none for the round itself.
     """
-    kinds = [kind for kind in type(algorithm).__mro__ if issubclass(kind, Algorithm)]
-    if all(map(is_known, kinds)):
-        return nullcontext()
-    return seeded(draw.module_seed(draw.clients, *part))  # no client has this number
+    if not is_of_user(algorithm):
+        yield
+        return
+    # No client has this number.
+    with own_methods.named(algorithm.config), seeded(draw.module_seed(draw.clients, *part)):
+        yield
 
 
 def training_state(algorithm: Algorithm, start: State) -> State:
@@ -158,20 +164,38 @@ def train(
         program: Local program to run; None for the method's own.
         observe: Steps after the program whose results the method never sees, for metrics.
     """
-    program = program or algorithm.program(visible_to_server(state, LocalProgram(())))
-    seen = visible_to_server(state, program)
-    if ids is None:
-        ids = algorithm.cohort(seen, settings.draw)
-    meter = DispatchMeter(algorithm, seen)
-    results = engine.run(
-        program,
-        ids,
-        rows=partial(take, state.clients),
-        dispatch=meter,
-        settings=settings,
-        observe=observe,
-    )
+    with naming(algorithm, state):
+        program = program or algorithm.program(visible_to_server(state, LocalProgram(())))
+        seen = visible_to_server(state, program)
+        if ids is None:
+            ids = algorithm.cohort(seen, settings.draw)
+        meter = DispatchMeter(algorithm, seen)
+        results = engine.run(
+            program,
+            ids,
+            rows=partial(take, state.clients),
+            dispatch=meter,
+            settings=settings,
+            observe=observe,
+        )
     return Trained(program, results, meter.total())
+
+
+@contextmanager
+def naming(algorithm: Algorithm, state: State, hook: str | None = None) -> Iterator[None]:
+    """Return a context manager that adds method, stage and hook to an `UnknownNameError`.
+
+    Args:
+        algorithm: The method.
+        state: State before the round.
+        hook: The hook that is called; None if the message says what reads the tensor.
+    """
+    try:
+        yield
+    except UnknownNameError as error:
+        name = getattr(algorithm, "name", type(algorithm).__name__)
+        place = f"`algorithm.name={name}`, stage `{algorithm.stages()[state.stage].name}`"
+        raise error.placed(place + (f", `{hook}`" if hook else "")) from error
 
 
 def exchange(algorithm: Algorithm, state: State, trained: Trained) -> Exchange:
@@ -186,7 +210,9 @@ def exchange(algorithm: Algorithm, state: State, trained: Trained) -> Exchange:
         trained: Results of the cohort.
 
     Raises:
-        ValueError: The program keeps a leaf for which the method's `init` returned no rows.
+        UnknownNameError: The program keeps a leaf for which the method's `init` returned no rows, a
+            hook reads a tensor that the server does not have, or the reply has a name that no
+            client has.
     """
     stage = algorithm.stages()[state.stage]
     program, results = trained.program, trained.results
@@ -194,24 +220,15 @@ def exchange(algorithm: Algorithm, state: State, trained: Trained) -> Exchange:
     if len(results.ids):
         sent = apply_mask(results.sent)
         stored = {name: value for name, value in sent.values.items() if name in program.keeps}
-        strange = sorted((set(results.kept) | set(stored)) - set(state.clients))
-        if strange:
-            raise ValueError(f"the program keeps {strange}, for which `init` returned no rows")
+        with naming(algorithm, state):
+            check_kept(program, state)
         put_(state.clients, results.ids, {**results.kept, **stored})
         if len(algorithm.stages()) > 1:
             _mark_stale(state, results, stored)
         seen = visible_to_server(state, program)
-        links = algorithm.links(seen, results.ids)
-        # The server sees only what clients send. Training losses are not sent.
-        hidden_losses = torch.full_like(results.losses, torch.nan)
-        received = replace(
-            results,
-            sent=replace(sent, values=Seen(sent.values, "results.sent.values", SENT)),
-            kept={},
-            observed={},
-            losses=hidden_losses,
-        )
-        update = algorithm.aggregate(seen, received)
+        links, update = of_server(algorithm, seen, replace(results, sent=sent))
+        with naming(algorithm, state, "aggregate"):
+            check_reply(update, state)
     reply = Message() if update.reply is None else apply_mask(update.reply)
     update = replace(update, reply=reply)
     put_(state.clients, results.ids, reply.values, reply.mask)
@@ -225,6 +242,100 @@ def exchange(algorithm: Algorithm, state: State, trained: Trained) -> Exchange:
         dict(update.metrics),
         _costs(stage, trained, sent, update, links),
     )
+
+
+def check_kept(program: LocalProgram, state: State) -> None:
+    """Check that there are rows for all leaves that a program keeps.
+
+    Args:
+        program: The local program.
+        state: A state of the run; `init` decides which rows there are.
+
+    Raises:
+        UnknownNameError: There are no rows for one of them.
+    """
+    if strange := sorted(program.keeps - state.clients.keys()):
+        others = f" (and {len(strange) - 1} others)" if len(strange) > 1 else ""
+        raise UnknownNameError(
+            f"`keeps` of the local program names `{strange[0]}`{others}, for which `init` returned"
+            f" no rows.{did_you_mean(strange[0], state.clients)} The clients' tree that `init`"
+            " returns needs a tensor [N, ...] of this name."
+        )
+
+
+def check_reply(update: Update, state: State) -> None:
+    """Check that there are rows for all tensors of a reply.
+
+    Args:
+        update: Result of `aggregate`.
+        state: The complete state.
+
+    Raises:
+        UnknownNameError: There are no rows for one of them, or a mask belongs to none of them.
+    """
+    values = {} if update.reply is None else apply_mask(update.reply).values
+    for name in values:
+        if name not in state.clients:
+            raise UnknownNameError(
+                f"the reply names `{name}`, for which `init` returned no rows."
+                f"{did_you_mean(name, state.clients)} A reply has names of the clients' tree."
+            )
+
+
+def check_programs(algorithm: Algorithm, start: State) -> None:
+    """Check the names in the local programs of all stages, as far as they are known without a run.
+
+    Args:
+        algorithm: The method.
+        start: State before the first round.
+
+    Raises:
+        UnknownNameError: A program masks a leaf that it does not send, or keeps one for which
+            `init` returned no rows.
+    """
+    for number in range(len(algorithm.stages())):
+        state = replace(start, stage=number)
+        with naming(algorithm, state):
+            try:
+                program = algorithm.program(replace(state, clients={}))
+            except UnknownNameError:
+                raise
+            except Exception:  # noqa: BLE001 the state that a later stage needs is not known yet
+                continue
+            check_kept(program, start)
+
+
+def of_server(algorithm: Algorithm, seen: State, results: Results) -> tuple[Tensor | None, Update]:
+    """Return what the server computes after the local programs: mixing weights and update.
+
+    The server sees only what clients send. Training losses are not sent.
+
+    Args:
+        algorithm: The method.
+        seen: State as the server sees it, with what the cohort keeps.
+        results: Results of the cohort, with the masks applied.
+
+    Raises:
+        UnknownNameError: A hook reads a tensor that the server does not have.
+        ConfigError: `aggregate` returned something else than an Update.
+    """
+    received = replace(
+        results,
+        sent=replace(results.sent, values=Seen(results.sent.values, "results.sent.values", SENT)),
+        kept={},
+        observed={},
+        losses=torch.full_like(results.losses, torch.nan),
+    )
+    with naming(algorithm, seen, "links"):
+        links = algorithm.links(seen, results.ids)
+    with naming(algorithm, seen, "aggregate"):
+        update = algorithm.aggregate(seen, received)
+    if not isinstance(update, Update):
+        raise ConfigError(
+            f"`aggregate` of the method `{algorithm.name}` returned {type(update).__name__}. It"
+            " must return an Update, whose `server` has the entries that change."
+        )
+    return links, update
 
 
 def visible_to_server(state: State, program: LocalProgram) -> State:

@@ -93,8 +93,8 @@ class RunFolder(LockedFolder):
             path: The folder.
 
         Raises:
-            UserError: The path is not a run folder, its metrics.csv is a link, or another process
-                writes to it.
+            UserError: The path is not a run folder, its metrics.csv or a folder in it is a link, or
+                another process writes to it.
         """
         check_run_folder(path)
         files.check_no_link(path / "metrics.csv")

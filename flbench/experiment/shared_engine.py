@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterable
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
@@ -9,10 +10,10 @@ from typing import Final
 from torch import nn
 
 from flbench.config.schema import Config
-from flbench.core.errors import ConfigError, RunError
+from flbench.core.errors import ConfigError, MethodError, RunError
 from flbench.data.federation import Federation
 from flbench.engine.base import Engine
-from flbench.experiment import assembly, engine_choice, estimate
+from flbench.experiment import assembly, engine_choice, estimate, own_methods
 from flbench.experiment.code_trial import CodeTrial
 from flbench.experiment.estimate import Estimate
 from flbench.experiment.rounds import training_state
@@ -71,19 +72,22 @@ def choose(
         simple = _sequential(config)
         built = assembly.build(simple, samples())
         try:
-            if not asked and not slow and estimate.measure(built).total * trainings < SHORT:
-                return EngineChoice("sequential")
-            make = partial(_engine, simple, built.net, built.federation)
-            state = training_state(built.algorithm, built.start())
-            trial = CodeTrial(built.config, built.algorithm, built.net, built.federation, state)
-            trial.check_stacked()
-            one, other = (
-                engine_choice.measured(name, built.config, built.algorithm, state, make)
-                for name in ("sequential", "vectorized")
-            )
-            slow, fast = slow + one.total, fast + other.total
-            size = _block(make("vectorized"), built.config, at_once)
-            block = size if block is None else min(size, block)
+            with own_methods.named(config.algorithm):
+                if not asked and not slow and estimate.measure(built).total * trainings < SHORT:
+                    return EngineChoice("sequential")
+                make = partial(_engine, simple, built.net, built.federation)
+                state = training_state(built.algorithm, built.start())
+                trial = CodeTrial(built.config, built.algorithm, built.net, built.federation, state)
+                trial.check_stacked()
+                one, other = (
+                    engine_choice.measured(name, built.config, built.algorithm, state, make)
+                    for name in ("sequential", "vectorized")
+                )
+                slow, fast = slow + one.total, fast + other.total
+                size = _block(make("vectorized"), built.config, at_once)
+                block = size if block is None else min(size, block)
+        except MethodError:  # its own training reports it
+            continue
         except ConfigError:  # the precision, the net, or an operation in a loss term
             return EngineChoice(
                 "sequential",
@@ -117,18 +121,17 @@ def estimated(config: Config, federation: Federation) -> Estimate:
 
     Raises:
         ConfigError: The method or the engine does not accept the configuration.
+        MethodError: The code of a user's method raised an exception.
         RunError: The models diverge in the first steps.
     """
     built = assembly.build(_sequential(config), federation)
-    try:
+    with closing(built.engine), own_methods.named(config.algorithm):
         found = estimate.measure(built)
         if config.engine.name != "vectorized":
             return found
         make = partial(_engine, config, built.net, federation)
         state = training_state(built.algorithm, built.start())
         fast = engine_choice.measured("vectorized", built.config, built.algorithm, state, make)
-    finally:
-        built.engine.close()
     training = config.train.rounds * fast.round
     return replace(found, training=training, total=found.total - found.training + training)
 

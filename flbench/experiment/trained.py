@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from flbench import __version__
-from flbench.algorithms.base import Deployment, Learned
+from flbench.algorithms.base import Deployment
 from flbench.client.forward import apply
 from flbench.client.program import Statistic
 from flbench.config.resolve import resolve_written
@@ -31,6 +31,7 @@ from flbench.config.schema import Config
 from flbench.core import files
 from flbench.core.documents import as_data_error, read_json
 from flbench.core.errors import DataError, UserError, did_you_mean
+from flbench.core.learned import Learned
 from flbench.core.printable import one_line
 from flbench.core.types import Batch, Outputs, Samples, State, StepContext, Tree
 from flbench.core.wording import how_to_resume

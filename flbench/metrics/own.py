@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from flbench.core.errors import ConfigError
+from flbench.core.rng import seeded
 
 SUFFIXES: Final = ("_mean", "_worst10")
 """What `OwnMetric.pooled` adds to the name: mean over clients, and mean of the worst tenth."""
@@ -44,7 +45,8 @@ class OwnMetric:
         if not bool(confusion.sum()):
             return nan
         try:
-            found = self._value(confusion.to(torch.int64))
+            with seeded(0):
+                found = self._value(confusion.to(torch.int64))
         except Exception as error:
             raise ConfigError(
                 f"`evaluation.metrics.{self.name}`: `{self.path}` raised {type(error).__name__}:"

@@ -10,7 +10,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from flbench.config.schema import ModelConfig, OwnModelConfig
 from flbench.core.errors import ConfigError
 from flbench.core.registry import MODELS
-from flbench.core.rng import torch_seed
+from flbench.core.rng import seeded, torch_seed
 from flbench.core.types import Outputs, Tree
 from flbench.models import fixed, own
 from flbench.models.lightning_net import LightningNet
@@ -172,9 +172,9 @@ class NetSpec:
 def build(config: ModelConfig, shape: tuple[int, ...], classes: int | None, seed: int) -> nn.Module:
     """Build a net with seeded random weights.
 
-    The weights depend on the arguments alone, and the state of PyTorch's global generator is not
-    changed. Pretrained weights are never used, so that server and clients all start from the same
-    seeded initial state.
+    The weights depend on the arguments alone, and the states of the global generators of PyTorch,
+    NumPy and Python are not changed. Pretrained weights are never used, so that server and clients
+    all start from the same seeded initial state.
 
     Args:
         config: Name and options of the net.
@@ -186,11 +186,14 @@ def build(config: ModelConfig, shape: tuple[int, ...], classes: int | None, seed
     Raises:
         ConfigError: There is no such net, or it does not accept such samples or targets.
     """
+    first = torch_seed(seed, "model")
+    if isinstance(config, OwnModelConfig):
+        with seeded(first % 2**32):
+            torch.default_generator.manual_seed(first)
+            return own.make(config, shape, classes)
     with torch.random.fork_rng(devices=[]):
         # Seed the CPU generator alone: `torch.manual_seed` would reseed all GPUs as well.
-        torch.default_generator.manual_seed(torch_seed(seed, "model"))
-        if isinstance(config, OwnModelConfig):
-            return own.make(config, shape, classes)
+        torch.default_generator.manual_seed(first)
         if classes is None:
             raise own.needs_classes(config.name)
         net: Net = MODELS.find(config.name)(config, shape, classes)

@@ -148,6 +148,17 @@ def _write_fixed(net: nn.Module, config: OwnModelConfig, what: str) -> None:
     fixed.write(net, found)
 
 
+def is_made(config: OwnModelConfig) -> bool:
+    """Return whether a function or class of the user makes a net, not of an installed package.
+
+    Args:
+        config: Section `model`.
+    """
+    is_object = config.name == given.OBJECT
+    source = given.find("model") if is_object else imported.find(config.name)
+    return not isinstance(source, nn.Module) and not user_code.is_of_package(source)
+
+
 def recorded(config: OwnModelConfig, net: nn.Module) -> dict[str, str | None]:
     """Return the keys of the section `model` that describe a net of the user.
 

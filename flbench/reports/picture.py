@@ -1,5 +1,7 @@
 """The figures of flbench: figures of matplotlib that a notebook shows, and the texts in them."""
 
+import os
+import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from io import BytesIO
@@ -8,12 +10,14 @@ from textwrap import wrap
 from typing import Any, Final
 from unicodedata import combining, east_asian_width
 
+import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 from matplotlib.ticker import LogFormatter, LogitFormatter, ScalarFormatter
 
 from flbench.core.printable import one_line
+from flbench.core.wording import is_for_command_line
 
 DOTS: Final = 144  # per inch, twice the size at which a notebook shows the picture
 MOST_CHARACTERS: Final = 24  # of a name beside an axis
@@ -22,6 +26,21 @@ LINE: Final = 1.25  # height of a line, as a share of the font's size
 WIDE: Final = "@MWmw%"  # letters that need almost twice the mean width
 NUMBERS: Final = (LogFormatter, LogitFormatter, ScalarFormatter)
 """Formatters that write numbers, with powers of ten as formulas."""
+
+
+def forget_file_of_current_folder() -> None:
+    """Let matplotlib have its defaults if it has read a `matplotlibrc` of the current folder.
+
+    Such a file has precedence over the user's own. The commands of flbench are used in folders of
+    others, and the file can let LaTeX draw all texts, with a preamble that reads any file. In a
+    script or notebook the current folder is the user's own, and the file keeps its effect.
+    """
+    is_command = is_for_command_line() or sys.flags.safe_path
+    if is_command and os.path.dirname(os.path.abspath(mpl.matplotlib_fname())) == os.getcwd():
+        mpl.rcdefaults()
+
+
+forget_file_of_current_folder()
 
 
 class Picture(Figure):

@@ -19,7 +19,7 @@ Pair = tuple[Any, Any]
 
 
 @dataclass(frozen=True)
-class Diff:
+class RunDiff:
     """What differs between two runs.
 
     Attributes:
@@ -40,7 +40,7 @@ class Diff:
     warnings: tuple[str, ...]
 
 
-def diff(first: Run, second: Run) -> Diff:
+def diff(first: Run, second: Run) -> RunDiff:
     """Compare two runs, finished or not.
 
     Args:
@@ -74,7 +74,7 @@ def diff(first: Run, second: Run) -> Diff:
             warnings.append(f"the runs have the same configuration and {same} weights.")
     if unfinished := [str(run.path) for run in (first, second) if not run.finished]:
         warnings.append(f"not finished: {', '.join(unfinished)}.")
-    return Diff(
+    return RunDiff(
         configuration,
         _unequal(_origin(first), _origin(second)),
         _pairs(_results(first), _results(second)),

@@ -47,6 +47,8 @@ CURE: Final = "Restore it from a copy, or start the run again."
 NO_COUNTS: Final = "it has no array `train_counts` of integers [clients, classes]."
 LARGEST_PARTITION: Final = 2**30
 """Largest size of the arrays of a partition.npz of a run folder, in bytes."""
+MOST_COUNTS: Final = 10**8
+"""Largest number of entries of `train_counts`: each takes 8 bytes of memory."""
 MOST_SAMPLES: Final = 10**12
 """Largest number of samples of a client and a class."""
 
@@ -127,7 +129,7 @@ class Run:
         Raises:
             DataError: The file is damaged, or does not fit to the tables.
         """
-        counts = _client_counts(self.path / "partition.npz")
+        counts = read_counts(self.path / "partition.npz")
         if counts is None:
             return None
         for table, key, axis in ((self.client_table, "client", 0), (self.class_table, "class", 1)):
@@ -192,8 +194,8 @@ def check_run_folder(path: Path) -> None:
         raise UserError(f"{path} does not exist.")
     if path.is_file():
         raise UserError(
-            f"{path} is a file, not a run folder. `flbench show` and `flbench report` read archives"
-            " of flbench pack; for all else unpack it with `tar -xf`, and name a folder in it."
+            f"{path} is a file, not a run folder. Name a folder. Archives of flbench pack are read"
+            " by `flbench show` and `flbench report` alone."
         )
     for file, kind in (("study.json", "study"), ("comparison.json", "comparison")):
         if (path / file).is_file():
@@ -279,7 +281,7 @@ def _data_hash(path: Path) -> str | None:
 def _train_counts(path: Path) -> list[int] | None:
     """Return the training samples [C] by class over all clients; None without a partition.npz."""
     file = path / "partition.npz"
-    counts = _client_counts(file)
+    counts = read_counts(file)
     if counts is None:
         if not file.is_file():
             return None
@@ -287,17 +289,29 @@ def _train_counts(path: Path) -> list[int] | None:
     return [int(count) for count in counts.sum(axis=0)]
 
 
-def _client_counts(file: Path) -> "NDArray[np.int64] | None":
-    """Return the training samples [N, C] by client and class; None if the file lacks them."""
+def read_counts(file: Path) -> "NDArray[np.int64] | None":
+    """Return the training samples [N, C] by client and class; None if the file lacks them.
+
+    Args:
+        file: The partition.npz of a run folder.
+
+    Raises:
+        DataError: The file is damaged, or larger than that of any run.
+    """
     if not file.is_file():
         return None
     with as_data_error(file):
         files.check_regular(file, LARGEST_PARTITION)
-    counts = read_arrays(file, LARGEST_PARTITION).get("train_counts")
+    counts = read_arrays(file, LARGEST_PARTITION, ("train_counts",)).get("train_counts")
     if counts is None:
         return None
     if counts.ndim != 2 or counts.dtype.kind not in "iu":
         raise DataError(f"{file} is damaged: {NO_COUNTS} Start the run again.")
+    if counts.size > MOST_COUNTS:
+        raise DataError(
+            f"{file} is damaged: `train_counts` has {counts.size:,} entries; the limit is"
+            f" {MOST_COUNTS:,}. Start the run again."
+        )
     if counts.size and not 0 <= counts.min() <= counts.max() <= MOST_SAMPLES:
         raise DataError(
             f"{file} is damaged: a number of samples in `train_counts` is not in"

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final, get_args
 
 from flbench.comparison.folder import is_cell, is_comparison, read_design
+from flbench.core import files
 from flbench.core.addresses import redact_address
 from flbench.core.documents import as_data_error, read_yaml
 from flbench.core.errors import DataError, UserError
@@ -47,13 +48,14 @@ def sync(folder: Path, uri: str | None) -> tuple[SentCounts, str]:
 
     Raises:
         UserError: The path is neither a run nor a study nor a comparison, another process sends
-            it, the store cannot be reached, the environment lacks the password of its address, or
-            the folder names an address that is not the user's own.
+            it, the store cannot be reached, the environment lacks the password of its address, a
+            file or folder in it is a link, or it names an address that is not the user's own.
         DataError: A file of the folder is damaged.
     """
     mlflow_store.require()
     folder = folder.resolve()  # the name of the folder finds the run in MLflow
     mirror_class = kind_of(folder)
+    files.check_no_linked_folders(folder)
     named_by: NamedBy = "user" if uri else "folder"
     address = mlflow_store.address(uri or _configured_uri(folder), named_by)
     shown = redact_address(address)
@@ -62,7 +64,7 @@ def sync(folder: Path, uri: str | None) -> tuple[SentCounts, str]:
         if not is_locked:
             raise UserError(f"another process is sending {folder} to MLflow. Wait for it.")
         try:
-            mirror = mirror_class(mlflow_store.open_store(address), folder)
+            mirror = mirror_class(mlflow_store.open_store(address, named_by), folder)
             mirror.send("unknown")
         except mlflow_store.connection_errors() as error:
             reason = mlflow_store.reason(error)
@@ -113,6 +115,7 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="flbench.tracking.follow")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--experiment")
+    parser.add_argument("--named-by", choices=get_args(NamedBy), default="user")
     options = parser.parse_args(arguments)
     os.nice(NICENESS)
     folder, writer = options.folder.resolve(), _WritingProcess()
@@ -120,19 +123,31 @@ def main(arguments: Sequence[str]) -> int:
     while True:
         with _lock(folder) as is_locked:
             if is_locked:
-                return _follow(folder, uri, options.experiment, writer)
+                return _follow(folder, (uri, options.named_by), options.experiment, writer)
         time.sleep(PAUSE / 10)  # a mirror that was started earlier still sends the folder
 
 
-def _follow(folder: Path, uri: str, experiment: str | None, writer: "_WritingProcess") -> int:
-    """Send a folder again and again until it is complete; return the exit code."""
+def _follow(
+    folder: Path, address: tuple[str, NamedBy], experiment: str | None, writer: "_WritingProcess"
+) -> int:
+    """Send a folder again and again until it is complete.
+
+    Args:
+        folder: The folder.
+        address: Address of the store, and who names it.
+        experiment: Name of the experiment; None for the default.
+        writer: The process that writes the folder.
+
+    Returns:
+        The exit code.
+    """
     mirror: AnyMirror | None = None
     pause, last_problem = 0.0, ""
     while True:
         outcome, problem = writer.wait(pause), ""
         try:
             if mirror is None:
-                mirror = kind_of(folder)(mlflow_store.open_store(uri), folder, experiment)
+                mirror = kind_of(folder)(mlflow_store.open_store(*address), folder, experiment)
             mirror.send(outcome)
         except DataError as error:
             # The file may be complete or repaired the next time.

@@ -84,6 +84,7 @@ def start(folder: Path, config: TrackingConfig, named_by: NamedBy = "user") -> "
     uri = mlflow_store.address(config.uri, named_by)
     # The path is resolved because the name of the folder finds the run in MLflow.
     command = [sys.executable, "-m", "flbench.tracking.follow", str(folder.resolve())]
+    command += ["--named-by", named_by]
     if config.experiment is not None:
         command += ["--experiment", config.experiment]
     with open(folder / LOG, "ab", opener=files.not_a_link) as log:

@@ -204,7 +204,8 @@ def end_time(folder: Path, started: int) -> int:
     if summary := read_json(folder / "summary.json"):
         with as_data_error(folder / "summary.json"):
             return started + int(1000 * summary["seconds"]["total"])
-    return int((folder / "metrics.csv").stat().st_mtime * 1000)
+    there = [file for name in ("metrics.csv", "config.yaml") if (file := folder / name).is_file()]
+    return int(there[0].stat().st_mtime * 1000)
 
 
 def is_being_written(folder: Path) -> bool:

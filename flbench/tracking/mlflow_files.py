@@ -10,6 +10,7 @@ from typing import Final
 
 from flbench.core.csv_text import read_cell
 from flbench.core.documents import as_data_error, read_json
+from flbench.core.files import LARGEST, check_regular
 from flbench.tracking import mlflow_names
 from flbench.tracking.mlflow_run import MlflowRun, digest_of
 
@@ -69,6 +70,7 @@ def send_shown(run: MlflowRun, tables: Iterable[Path]) -> None:
         if not table.is_file():
             continue
         with as_data_error(table), table.open(newline="", encoding="utf-8") as lines:
+            check_regular(table, LARGEST)
             header, *rows = csv.reader(lines)
             data = [[_cell(*cell) for cell in zip(header, row, strict=True)] for row in rows]
         name = table.with_suffix(".json").name
@@ -133,15 +135,12 @@ def send_partition(run: MlflowRun, folder: Path) -> None:
 
 def _picture(folder: Path) -> bytes | None:
     """Return a picture of a partition as PNG; None if its file has no counts."""
-    import numpy as np
-
     from flbench.reports import figures
+    from flbench.results.reading import read_counts
 
-    file = folder / "partition.npz"
-    with as_data_error(file), np.load(file, allow_pickle=False) as arrays:
-        if "train_counts" not in arrays:  # written by an earlier version
-            return None
-        counts = arrays["train_counts"]  # [N, C]
+    counts = read_counts(folder / "partition.npz")
+    if counts is None:  # written by an earlier version
+        return None
     about = read_json(folder / "partition.json")
     with as_data_error(folder / "partition.json"):
         names = about.get("client_names", ())  # descriptions of version 0.1 have none

@@ -116,6 +116,7 @@ class MlflowRun:
             )
             sent.runs += 1
         store.check_artifacts(record.info.artifact_uri)
+        store.check_no_links(record.info.artifact_uri)
         self.experiment, self.name = experiment, identity.name
         self.id: str = record.info.run_id
         self.start: int = record.info.start_time

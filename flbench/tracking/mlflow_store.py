@@ -4,13 +4,13 @@ import fcntl
 import os
 import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Final, Literal
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from flbench.core import addresses, files
 from flbench.core.errors import ConfigError, UserError
@@ -152,10 +152,12 @@ class Store:
     Attributes:
         client: MLflow's client.
         uri: Address of the store.
+        named_by: Who names the address.
     """
 
     client: Any
     uri: str
+    named_by: NamedBy = "user"
 
     def experiment(self, name: str) -> str:
         """Return the id of an experiment, which is made if it does not exist.
@@ -186,24 +188,51 @@ class Store:
         return str(experiment.experiment_id)
 
     def check_artifacts(self, location: str) -> None:
-        """Check that a local database does not name a server for the files of its runs.
+        """Check where a local database keeps the files of its runs.
 
-        MLflow sends its credentials to this server, and the database may be somebody else's.
+        The database may be somebody else's. MLflow sends its credentials to a server, and
+        overwrites files in a folder that the database names.
 
         Args:
             location: Address of the files of an experiment or a run.
 
         Raises:
-            ConfigError: The store is local, and the location is not.
+            ConfigError: The store is local, and the location is a server; or the user has not named
+                the store, and the location is not a folder below that of the database.
         """
-        remote = (*addresses.HTTP, "mlflow-artifacts")
-        if addresses.is_of_this_machine(self.uri) and addresses.scheme(location) in remote:
+        if not addresses.is_of_this_machine(self.uri):
+            return
+        shown = addresses.redact_address(location)
+        if addresses.scheme(location) in (*addresses.HTTP, "mlflow-artifacts"):
             raise ConfigError(
-                f"{self.uri} keeps files at {addresses.redact_address(location)}, a server that"
-                " would get MLflow's credentials. Choose another experiment:"
-                " tracking.experiment=NAME, or give the server: --uri ADDRESS or"
-                " tracking.uri=ADDRESS."
+                f"{self.uri} keeps files at {shown}, a server that would get MLflow's credentials."
+                " Choose another experiment: tracking.experiment=NAME, or give the server: --uri"
+                " ADDRESS or tracking.uri=ADDRESS."
             )
+        if self.named_by == "user":
+            return
+        folder = _path(location)
+        if folder is None or not folder.resolve().is_relative_to(_folder(self.uri).resolve()):
+            raise ConfigError(
+                f"{self.uri} keeps files at {shown}, which is not below its own folder, and a"
+                f" {self.named_by} names it. If it is yours, give it yourself: --uri ADDRESS for"
+                " flbench sync, tracking.uri=ADDRESS for flbench run, compare and tune."
+            )
+
+    def check_no_links(self, location: str) -> None:
+        """Check that no file of a run is a link, in a local store that the user has not named.
+
+        Args:
+            location: Address of the files of the run.
+
+        Raises:
+            UserError: A file or folder is a link.
+        """
+        folder = _path(location)
+        if self.named_by != "user" and folder is not None:
+            for above, names, others in os.walk(folder):
+                for name in (*names, *others):
+                    files.check_no_link(Path(above, name))
 
     def set_view(self, experiment: str, name: str, view: str) -> None:
         """Set a view of an experiment's table; see `flbench.tracking.mlflow_view`."""
@@ -226,12 +255,58 @@ class Store:
                 return
 
 
-def open_store(uri: str) -> Store:
-    """Open a store. A database that does not exist is made.
+def _path(location: str) -> Path | None:
+    """Return the path of a location on this machine; None for any other."""
+    if addresses.scheme(location):
+        parts = urlsplit(location)
+        is_path = parts.scheme == "file" and parts.netloc in ("", "localhost")
+        return Path(unquote(parts.path)) if is_path else None
+    return Path(unquote(location.removeprefix("file:")))
+
+
+def _folder(uri: str) -> Path:
+    """Return the folder of a local store: that of its database, or the one with its files."""
+    file = database_file(uri)
+    return file.absolute().parent if file is not None else _path(uri) or Path.cwd()
+
+
+def _check_is_store(uri: str, named_by: NamedBy) -> None:
+    """Check that a file which the user has not named is a database of MLflow, or does not exist.
+
+    Opening a database makes MLflow's tables in it.
 
     Raises:
+        UserError: The file is a link, or something else.
+    """
+    file = database_file(uri)
+    if named_by == "user" or file is None or not (file.exists() or file.is_symlink()):
+        return
+    files.check_no_link(file)
+    try:
+        with closing(sqlite3.connect(f"{file.absolute().as_uri()}?mode=ro", uri=True)) as database:
+            tables = {name for (name,) in database.execute("SELECT name FROM sqlite_master")}
+    except sqlite3.Error:
+        tables = set()
+    if "experiments" not in tables:
+        raise UserError(
+            f"{file} is not a database of MLflow, and a {named_by} names it as tracking.uri. Name"
+            " the store yourself: --uri ADDRESS for flbench sync, tracking.uri=ADDRESS for flbench"
+            " run, compare and tune."
+        )
+
+
+def open_store(uri: str, named_by: NamedBy = "user") -> Store:
+    """Open a store. A database that does not exist is made.
+
+    Args:
+        uri: Address of the store.
+        named_by: Who names it.
+
+    Raises:
+        UserError: The user has not named it, and it is not a database of MLflow.
         Exception: The store cannot be reached: one of `connection_errors`.
     """
+    _check_is_store(uri, named_by)
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     from mlflow import MlflowClient
@@ -239,7 +314,7 @@ def open_store(uri: str) -> Store:
     with _exclusive(uri):
         client = MlflowClient(tracking_uri=uri)
         client.search_experiments(max_results=1)  # makes the tables
-    return Store(client, uri)
+    return Store(client, uri, named_by)
 
 
 def connection_errors() -> tuple[type[Exception], ...]:

@@ -8,7 +8,7 @@ from ray import tune
 
 from flbench.tuning.progress_table import ProgressTable
 from flbench.tuning.queue import JobQueue
-from flbench.tuning.supervisor import Supervisor
+from flbench.workers.supervisor import Supervisor
 
 
 class TuneCallbacks(tune.Callback):  # type: ignore[misc]

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from flbench.core.errors import RunError
+from flbench.core.errors import MethodError, RunError
 from flbench.experiment import shared_engine
 from flbench.experiment.estimate import MEASURING, START, WORKERS
 from flbench.reports.tables import size
@@ -170,7 +170,7 @@ def measure(prepared: PreparedStudy) -> StudyCost:
             break
         try:
             found = shared_engine.estimated(mine, prepared.federation)
-        except RunError:  # a method that diverges with default parameters is not a reason to refuse
+        except (RunError, MethodError):  # failing with default parameters is no reason to refuse
             continue
         seconds[method] = START + found.total
         memory = max(memory, found.memory)

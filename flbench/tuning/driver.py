@@ -4,9 +4,10 @@ from flbench.tuning.deployments import of_deployment
 from flbench.tuning.plan import ENDS, StudyPlan
 from flbench.tuning.prepare import PreparedStudy
 from flbench.tuning.progress_table import ProgressTable
+from flbench.tuning.ray_tune import quiet
 from flbench.tuning.run import carry_out as train
 from flbench.tuning.study import StudyFolder
-from flbench.tuning.supervisor import Supervisor
+from flbench.workers.supervisor import Supervisor
 
 
 def is_over(folder: StudyFolder, prepared: PreparedStudy) -> bool:
@@ -42,7 +43,7 @@ def carry_out(
     progress.add_ended(record for record in records if record["state"] in ENDS)
     progress.add_interrupted(record for record in records if record["state"] not in ENDS)
     supervisor.close_display = progress.close
-    with progress.live():
+    with quiet(), progress.live():
         train(
             folder.path,
             plan,

@@ -21,7 +21,6 @@ from flbench.metrics import ranking_names
 from flbench.metrics.own import SUFFIXES
 from flbench.results.study_folder import PERSONAL
 from flbench.tuning import deployments, fitting, library
-from flbench.tuning.cluster import Resources
 from flbench.tuning.plan import Budget
 from flbench.tuning.reading import parse
 from flbench.tuning.request import (
@@ -35,8 +34,9 @@ from flbench.tuning.run import SearchSettings
 from flbench.tuning.samplers import Sampler
 from flbench.tuning.search_methods import sampler
 from flbench.tuning.search_space import Space
-from flbench.tuning.shipping import NOTHING, Parcel
 from flbench.tuning.study import Record, StudyFolder, now
+from flbench.workers.resources import Resources
+from flbench.workers.shipping import NOTHING, Parcel
 
 KEPT = (
     *("trials", "search", "scheduler", "metric", "deployment"),

@@ -14,7 +14,7 @@ from flbench.core.wording import setting
 from flbench.metrics import ranking_names
 from flbench.metrics.own import SUFFIXES
 from flbench.results.study_folder import PERSONAL
-from flbench.tuning.cluster import Resources
+from flbench.workers.resources import Resources
 
 Search = Literal["random", "grid", "optuna"]
 Scheduler = Literal["asha", "pbt", "none"]
@@ -23,7 +23,6 @@ METRICS: Final = (
     *("rare_recall", "rare_f1", "confusable_f1", "worst10_accuracy"),
     *ranking_names.NAMES_WITH_MEANS,
 )
-PER_CORE: Final = 8  # processes that a study starts on each core of this machine, at most
 TRIAL_EVALUATIONS: Final = 15  # evaluations of a trial, unless the user sets `evaluation.every`
 
 
@@ -157,14 +156,9 @@ def resources_of(request: TuneRequest, engine: EngineConfig) -> Resources:
     gpus = float(on_gpu) if request.gpus is None else request.gpus
     resources = Resources(1, engine, gpus, request.retries, request.address)
     at_once = request.concurrent or max(1, cores // resources.cpus)
-    if request.address is None and at_once * resources.cpus > PER_CORE * cores:
-        raise ConfigError(
-            f"{at_once} trials at once with {resources.cpus} CPUs each would need"
-            f" {at_once * resources.cpus:,} CPUs, but this machine has {cores} cores, and a study"
-            f" starts at most {PER_CORE} processes on each. Lower {setting('concurrent')},"
-            " engine.workers or engine.threads."
-        )
-    return replace(resources, concurrent=at_once)
+    resources = replace(resources, concurrent=at_once)
+    resources.check_cores()
+    return resources
 
 
 def _check_gpus(gpus: float, engine: EngineConfig, *, on_gpu: bool) -> None:

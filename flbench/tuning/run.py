@@ -1,12 +1,10 @@
 """Runs the jobs of a study on Ray Tune."""
 
-import hashlib
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import ray
 from ray import tune
@@ -16,20 +14,21 @@ from flbench.core.imported import portable
 from flbench.data.federation import Federation
 from flbench.results import metrics_file
 from flbench.tuning.callbacks import TuneCallbacks
-from flbench.tuning.cluster import Resources
 from flbench.tuning.deployments import score_at
 from flbench.tuning.perturbing import perturbed
 from flbench.tuning.plan import StudyPlan
 from flbench.tuning.progress_table import ProgressTable
 from flbench.tuning.queue import JobQueue
+from flbench.tuning.ray_tune import bundles
 from flbench.tuning.schedulers import EarlierScore, HalvingByMethod, population
 from flbench.tuning.search_space import Space
-from flbench.tuning.shipping import Parcel
 from flbench.tuning.study import Record, TrainingJob, job_from_record
-from flbench.tuning.supervisor import Supervisor
 from flbench.tuning.worker import TrialWorker
-
-ORPHANS: Final = 30.0  # seconds to wait for the workers of a driver that was killed
+from flbench.workers.orphans import wait_for_orphans
+from flbench.workers.resources import Resources
+from flbench.workers.samples import SharedSamples
+from flbench.workers.shipping import Parcel
+from flbench.workers.supervisor import Supervisor
 
 
 @dataclass(frozen=True)
@@ -95,8 +94,7 @@ def carry_out(
         RunError: Ray Tune stopped before the end, a server of Ray was lost, or a trial changed the
             shared samples.
     """
-    shared = ray.put(federation.x.numpy())
-    before = _digest(shared)
+    shared = SharedSamples.put(federation.x.numpy())
     trainable = tune.with_resources(
         tune.with_parameters(
             TrialWorker,
@@ -104,14 +102,15 @@ def carry_out(
             metric=settings.metric,
             deployment=settings.deployment,
             rounds=settings.rounds,
-            samples=[shared],
+            samples=[shared.reference],
             rest=federation.without_samples(),
             parcel=portable(parcel, ray.cloudpickle.dumps),
             resume=resume,
         ),
-        resources.bundles(),
+        bundles(resources),
     )
-    _wait_for_orphans(records)
+    pids = (record["pid"] for record in records if record["ended"] is None)
+    wait_for_orphans(pids, _is_worker)
     for wanted, schedule in _passes(study, spaces, settings, records):
         if plan.is_over(wanted):
             continue
@@ -137,34 +136,14 @@ def carry_out(
             )
         if not plan.is_over(wanted):
             raise RunError(f"Ray Tune stopped before the end. {supervisor.note}")
-    if _digest(shared) != before:
-        # PyTorch ignores the read-only flag of shared memory.
-        raise RunError(
-            "the samples that all trials share changed during the study: a loss or a method writes"
-            " to its inputs. The results of this study are not valid. Correct it, and start a new"
-            " study."
-        )
-
-
-def _digest(shared: Any) -> str:
-    """Return a hash of the samples in Ray's object store."""
-    return hashlib.sha256(ray.get(shared).data).hexdigest()
-
-
-def _wait_for_orphans(records: Sequence[Record]) -> None:
-    """Wait until the workers of a killed driver have ended: they would write to the same folders.
-
-    Ray ends them within seconds. The process id of a worker that has ended may belong to another
-    process by now; only processes that Ray started are waited for.
-    """
-    end = time.monotonic() + ORPHANS
-    for record in records:
-        while record["ended"] is None and _is_worker(record["pid"]) and time.monotonic() < end:
-            time.sleep(0.1)
+    shared.check()
 
 
 def _is_worker(pid: int | None) -> bool:
-    """Whether a process id belongs to a worker of Ray."""
+    """Whether a process id belongs to a worker of Ray.
+
+    The id of a worker that has ended may belong to another process by now.
+    """
     try:
         return b"ray::" in Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:

@@ -57,10 +57,11 @@ def write(path: Path) -> None:
     """Read a study folder and write its results into it. Each file is written atomically.
 
     Raises:
-        UserError: The folder is not a study folder.
+        UserError: The folder is not a study folder, or its folder `pictures` is a link.
         DataError: A file of the study is damaged.
         OSError: A file cannot be written.
     """
+    files.check_no_link(path / "pictures")
     report = StudyReport(study_folder.read(path, lenient=True))
     texts = {
         "trials.csv": trials_csv(report),

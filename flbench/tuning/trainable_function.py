@@ -4,7 +4,6 @@ It is `TrialTraining`, the training of a study's trials, in a folder of the work
 a trial needs to continue is in the checkpoints that it reports.
 """
 
-import hashlib
 import shutil
 from collections.abc import Mapping
 from contextlib import closing
@@ -23,9 +22,10 @@ from flbench.core.errors import ConfigError, RunError
 from flbench.data.federation import Federation
 from flbench.tuning.reading import SECTIONS
 from flbench.tuning.reported import reported
-from flbench.tuning.shipping import Parcel
 from flbench.tuning.study import TrainingJob
 from flbench.tuning.training import TrialTraining
+from flbench.workers.samples import check_unchanged
+from flbench.workers.shipping import Parcel
 
 FOLDER: Final = "flbench"  # in the working directory of the trial
 BLOCK: Final = "engine.block"
@@ -56,11 +56,6 @@ class Base:
     test: bool
     samples_sha256: str
     parcel: Parcel
-
-
-def digest(samples: NDArray[Any]) -> str:
-    """Return the SHA-256 (hex) of the bytes of samples."""
-    return hashlib.sha256(np.ascontiguousarray(samples).data).hexdigest()
 
 
 def parameters(config: Mapping[str, Any], base: Layer) -> dict[str, Any]:
@@ -155,7 +150,7 @@ def train_trial(
         RunError: The models diverged, or a trial has changed the shared samples.
     """
     params = parameters(config, base.config)
-    _check_samples(samples, base)
+    check_unchanged(samples, base.samples_sha256)
     context = tune.get_context()
     study = Path(context.get_storage().trial_working_directory) / FOLDER
     shutil.rmtree(study, ignore_errors=True)  # of an attempt that failed; the checkpoint has it all
@@ -187,7 +182,7 @@ def train_trial(
                 if training.record["round"] >= rounds:
                     return
             _train(training, base, rounds)
-    _check_samples(samples, base)
+    check_unchanged(samples, base.samples_sha256)
 
 
 def _train(training: TrialTraining, base: Base, rounds: int) -> None:
@@ -219,12 +214,3 @@ def _block(saved: Path) -> dict[str, Any]:
     """Return `engine.block` of a checkpoint: the order of sums over a stack depends on its size."""
     config = read(saved / "config.yaml")
     return {} if config.engine.block is None else {BLOCK: config.engine.block}
-
-
-def _check_samples(samples: NDArray[Any], base: Base) -> None:
-    """Raise a RunError if the shared samples have changed: PyTorch ignores their read-only flag."""
-    if digest(samples) != base.samples_sha256:
-        raise RunError(
-            "the samples that all trials share have changed: a loss or a method writes to its"
-            " inputs. The results of these trials are not valid. Correct it, and start again."
-        )

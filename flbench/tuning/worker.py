@@ -7,9 +7,9 @@ import ray
 from ray import tune
 
 from flbench.data.federation import Federation
-from flbench.tuning.shipping import Parcel
 from flbench.tuning.study import load_job
 from flbench.tuning.training import TrialTraining
+from flbench.workers.shipping import Parcel
 
 WORST = -1.0  # score of a trial without one, for the scheduler; metrics are in [0, 1]
 

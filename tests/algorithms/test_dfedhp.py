@@ -149,6 +149,19 @@ def test_phases_have_the_epochs_rates_and_decay_of_their_keys():
     assert [k for k, *_ in told("algorithm.k_v=0", "algorithm.k_z=0", FOUR)] == [4]
 
 
+@pytest.mark.parametrize(
+    "keys",
+    [(), ("algorithm.k_v=0",), ("algorithm.private=none",), ("algorithm.k_z=0", "algorithm.k_v=2")],
+)
+def test_steps_are_those_that_replace_a_phase_of_another_method(keys):
+    algorithm = build(METHOD, FOUR, *ROUGH, *keys).algorithm
+    replaced = algorithm.generation.steps(
+        (algorithm.phase(*algorithm.terms()),), algorithm.called()
+    )
+
+    assert algorithm.local_steps() == replaced
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["dfedavg", "dfedalt"])
 def test_plugged_into_methods_that_train_likewise_it_is_dfedhp(method, small_chunks):

@@ -126,9 +126,9 @@ def test_one_client_equals_the_trainer_bit_for_bit(tmp_path, kind, clip):
     module = made(Recorded)
     run = short(tmp_path, module, rounds=2, partition=ALL, train={"clip": clip})
 
-    # The first step is the one that is tried on a copy before the run. An epoch begins at 0.
+    # The first steps are those that are tried before the run. An epoch begins at 0.
     epochs = []
-    for index, batch in seen[1:]:
+    for index, batch in seen[-12:]:
         epochs += [[]] if index == 0 else []
         epochs[-1].append(batch)
     assert [len(epoch) for epoch in epochs] == [3] * 4  # 90 samples, 2 rounds of 2 epochs

@@ -16,7 +16,7 @@ from flbench.config.resolve import resolve_written
 from flbench.core import imported
 from flbench.core.errors import ConfigError
 from flbench.experiment import lifecycle, own_methods
-from flbench.tuning.shipping import pack
+from flbench.workers.shipping import pack
 
 FEW = fl.Dirichlet(alpha=1.0, clients=3, samples=120)
 KEYS = {"partition": FEW, "train": {"rounds": 1}, "progress": False}

@@ -3,6 +3,7 @@
 import json
 import math
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -11,7 +12,7 @@ from torchmetrics.classification import MulticlassAUROC, MulticlassCohenKappa
 
 import flbench as fl
 from flbench.metrics.own import OwnMetric
-from tests.api.own_parts import error_rate
+from tests.api.own_parts import accuracy, error_rate
 
 FEW = fl.Dirichlet(alpha=1.0, clients=4, samples=400)
 
@@ -132,6 +133,44 @@ def test_what_is_not_a_metric_is_refused_before_a_run(tmp_path, metrics, words):
     with pytest.raises(fl.ConfigError, match=words):
         short(tmp_path, metrics)
     assert not list(tmp_path.glob("*/*/metrics.csv"))
+
+
+def with_noise(confusion):
+    return float(np.random.default_rng().random())
+
+
+def from_numpy(confusion):
+    return float(np.random.rand())
+
+
+def counted(confusion, calls=[0]):  # noqa: B006
+    calls[0] += 1
+    return accuracy(confusion) * min(calls[0], 100)
+
+
+class Mean:
+    """The mean of all values so far."""
+
+    def __init__(self):
+        self.values = []
+
+    def __call__(self, confusion):
+        self.values.append(accuracy(confusion))
+        return sum(self.values) / len(self.values)
+
+
+@pytest.mark.parametrize(
+    ("metric", "word"), [(with_noise, "generator"), (counted, "default"), (Mean(), "`values`")]
+)
+def test_a_metric_that_depends_on_more_than_the_matrix_is_refused(tmp_path, metric, word):
+    with pytest.raises(fl.ConfigError, match=f"`evaluation.metrics.own`.*{word}"):
+        short(tmp_path / "out", {"own": metric})
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_metric_that_draws_from_a_global_generator_has_one_value():
+    metric = OwnMetric("own", from_numpy, "object")
+    assert metric(torch.eye(2)) == metric(torch.eye(2))
 
 
 def test_a_matrix_without_samples_has_no_value():

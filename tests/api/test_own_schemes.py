@@ -56,7 +56,9 @@ def test_positions_are_those_of_the_pool_and_labels_are_theirs():
     first, again = dealt(scheme, seed=1), dealt(scheme, seed=1)
     dealt(scheme, seed=2)
 
-    (y, clients, draw), (_, _, same), (_, _, other) = seen
+    # Each partition calls the function twice.
+    (y, clients, draw), (_, _, same), (_, _, other) = seen[::2]
+    assert [draw for _, _, draw in seen[::2]] == [draw for _, _, draw in seen[1::2]]
     assert (len(y), y.dtype, clients) == (90, np.int64, 3)
     assert first.hash == again.hash
     assert draw == same != other
@@ -80,6 +82,23 @@ def test_positions_are_those_of_the_pool_and_labels_are_theirs():
 def test_what_is_not_a_partition_is_refused(result, sentence):
     with pytest.raises(fl.ConfigError, match=sentence):
         dealt(lambda y, clients, rng: result)
+
+
+def by_clock(y, clients, rng):
+    return np.array_split(np.random.default_rng().permutation(len(y)), clients)
+
+
+def test_a_scheme_draws_from_its_generator_or_a_global_one():
+    def by_numpy(y, clients, rng):
+        return np.array_split(np.random.permutation(len(y)), clients)
+
+    with pytest.raises(fl.ConfigError, match=r"two calls .* Draw from the generator"):
+        dealt(by_clock)
+    hashes = []
+    for seed in (1, 2):
+        np.random.seed(seed)  # as in another process
+        hashes.append(dealt(by_numpy).hash)
+    assert hashes[0] == hashes[1]
 
 
 def test_functions_that_cannot_be_called_are_refused():

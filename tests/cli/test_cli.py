@@ -755,3 +755,13 @@ def test_data_topology_of_a_wrong_name_is_an_error_with_a_suggestion(flbench):
     code, _, error = flbench("data", "digits", "--topology", "ring", "algorithm=fedavg")
     assert code == 2
     assert "`algorithm.topology` is not a key of `algorithm` (--topology)" in error
+
+
+def test_a_closed_pipe_ends_quietly():
+    """As with `flbench --help | head -1`."""
+    command = [sys.executable, "-m", "flbench", "--help"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process.stdout.close()
+
+    assert process.communicate()[1] == b""
+    assert process.returncode == 1

@@ -163,6 +163,43 @@ def test_a_study_in_an_archive_runs_no_shell_command(evil, finished, tmp_path, c
     assert main(["show", "study.tar.xz"]) == 0
 
 
+@pytest.mark.parametrize("linked", ["finals", "trials/fedproto", "trials/fedproto/000"])
+def test_folders_that_links_lead_to_are_not_packed(linked, finished, tmp_path, capsys):
+    """The link of a stranger's study may lead to results which this user does not publish."""
+    private, theirs = (tmp_path / name for name in ("private", "theirs"))
+    for one in (private, theirs):
+        studies.begin(one, "fedproto", seeds=1, trials=1)
+        studies.trial(one, "fedproto", 0, 0.5)
+        studies.final(one, finished, "fedproto", "default", 0, {"accuracy": 0.5})
+    shutil.rmtree(theirs / linked)
+    (theirs / linked).symlink_to(private / linked)
+
+    assert main(["pack", str(theirs), "--out", str(tmp_path / "theirs.tar.xz")]) == 2
+    assert str(theirs / linked) in capsys.readouterr().err
+    assert not (tmp_path / "theirs.tar.xz").exists()
+
+
+@pytest.mark.parametrize("linked", ["tables", "pictures"])
+def test_reports_are_not_written_through_links(linked, finished, tmp_path, capsys):
+    (tmp_path / "private").mkdir()
+    (tmp_path / "report").mkdir()
+    (tmp_path / "report" / linked).symlink_to(tmp_path / "private")
+
+    assert main(["report", str(finished), "--out", str(tmp_path / "report")]) == 2
+    assert linked in capsys.readouterr().err
+    assert not list((tmp_path / "private").iterdir())
+
+
+def test_checkpoints_are_not_written_through_links(finished, tmp_path, capsys):
+    (tmp_path / "private").mkdir()
+    path = strangers(finished, tmp_path / "theirs", {}, ended=False)
+    shutil.rmtree(path / "checkpoints")
+    (path / "checkpoints").symlink_to(tmp_path / "private")
+
+    assert main(["run", "--resume", str(path)]) == 2
+    assert str(path / "checkpoints") in capsys.readouterr().err
+
+
 def test_comparisons_and_studies_of_strangers_ask(evil, tmp_path, capsys):
     comparison = tmp_path / "comparison"
     comparison.mkdir()
@@ -268,6 +305,16 @@ def test_what_is_called_is_a_part(path, own, capsys):
         assert "your own" in capsys.readouterr().err, key
 
 
+def test_others_cannot_see_the_state_folder(own, tmp_path, monkeypatch):
+    state = tmp_path / "state"
+    (state / "flbench").mkdir(parents=True, mode=0o755)
+    monkeypatch.setenv("XDG_STATE_HOME", str(state))
+    trust.record({"model": {"name": f"{own}:Net"}})
+
+    modes = [one.stat().st_mode & 0o777 for one in (state / "flbench", trust.state_folder())]
+    assert modes == [0o700, 0o700]
+
+
 def test_records_of_others_do_not_count(own, tmp_path, monkeypatch):
     tree = {"model": {"name": f"{own}:Net"}}
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
@@ -290,11 +337,50 @@ def test_records_of_others_do_not_count(own, tmp_path, monkeypatch):
         {"train.terms.0.name": "m:f"},
         {"train": {"terms": {"0": "m:f"}}},
         {"train.terms.0.name": {"choice": ["focal", "m:f"]}},
+        {"evaluation": {"metrics": {"choice": "m:f"}}},
+        {"evaluation": {"metrics": {"fixed": "m:f"}}},
+        {"evaluation": {"metrics": {"7": "m:f"}}},
+        {"grid": {"algorithm": ["m:f"]}},
+        {"grid": {"model": ["m:f"]}},
+        {"grid": {"partition": ["m:f"]}},
+        {"methods": [{"algorithm": "m:f"}]},
     ],
     ids=str,
 )
 def test_code_is_found_wherever_a_file_names_it(tree):
     assert len(trust.named_code(tree)) == 1
+
+
+@pytest.mark.parametrize("name", ["choice", "fixed"])
+def test_a_metric_with_the_name_of_a_word_of_search_spaces_is_asked_about(
+    name, evil, finished, tmp_path, capsys
+):
+    metrics = {"evaluation": {"metrics": {name: f"{evil}:load"}}}
+    path = strangers(finished, tmp_path / "theirs", metrics)
+
+    for command in (["run", "--dry-run", "--config"], ["data", "--config"]):
+        assert main([*command, str(path / "config.yaml")]) == 2
+        assert "--run-code" in capsys.readouterr().err
+
+
+def test_the_import_asks_where_the_search_for_code_has_overlooked_it(
+    evil, finished, tmp_path, monkeypatch, capsys
+):
+    """Also for a module that is not there at the time of the search."""
+    path = strangers(finished, tmp_path / "theirs", naming(f"{evil}:Net")["net"])
+    command = ["run", "--dry-run", "--config", str(path / "config.yaml")]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(trust, "PLACES", ())
+        assert main(command) == 2
+        assert "--run-code" in capsys.readouterr().err
+    with monkeypatch.context() as patch:
+        patch.setattr(trust, "_is_there", lambda code: False)
+        assert main(command) == 2
+        assert "--run-code" in capsys.readouterr().err
+    Path(f"{evil}.py").rename("elsewhere")
+    assert main(command) == 2
+    assert "no module" in capsys.readouterr().err
 
 
 def test_a_module_that_appears_beside_recorded_code_is_asked_about(tmp_path, monkeypatch):
@@ -317,6 +403,7 @@ def test_nets_of_pytorch_and_torchvision_need_no_trust():
         "torch.nn.modules.linear:Linear",
     ):
         assert trust.named_code({"model": {"name": path}}) == []
+        assert trust.named_code({"model": path}) == []
         assert len(trust.named_code({"data": {"source": path}})) == 1
     for path in ("torchvision.models._api:sys.modules", "torchvision.modelsx:net", "torch:load"):
         assert len(trust.named_code({"model": {"name": path}})) == 1

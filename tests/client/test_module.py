@@ -14,6 +14,7 @@ from flbench.client.forward import apply, mode
 from flbench.client.module import ClientModule
 from flbench.client.program import LocalProgram, Phase, Statistic, Transform
 from flbench.config.schema import OptimizerConfig, TrainConfig
+from flbench.core.errors import UnknownNameError
 from flbench.core.rng import Draw
 from flbench.core.types import Dispatch, Samples
 from flbench.engine.base import RoundSettings
@@ -397,5 +398,5 @@ def test_a_phase_that_trains_nothing_is_refused():
     net, leaves = lenet()
     module = ClientModule(net, phase(train="nothing.*"), net_leaves(net), leaves, {})
 
-    with pytest.raises(ValueError, match=r"trains 'nothing.\*', which names no parameter"):
+    with pytest.raises(UnknownNameError, match=r"`train`.*`nothing\.\*`"):
         module.configure_optimizers()

@@ -7,13 +7,14 @@ import numpy as np
 import pytest
 import torch
 
-from flbench.algorithms.base import Algorithm, LearnedPoints, LearnedTable
+from flbench.algorithms.base import Algorithm
 from flbench.algorithms.registry import ALGORITHMS
 from flbench.algorithms.shared.gossip import Gossip
 from flbench.comparison import figures, page
 from flbench.comparison.analysis import analyse
 from flbench.comparison.arrangement import arrange
 from flbench.comparison.collect import collect
+from flbench.core.learned import LearnedPoints, LearnedTable
 from flbench.experiment import trained
 from flbench.experiment.trained import load
 from tests.support import pictures_in_pages, run

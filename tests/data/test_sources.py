@@ -1227,3 +1227,17 @@ def test_byte_strings_are_texts(tmp_path):
 
     assert data.group_names == ("b", "wärd a")
     assert data.classes == ("a", "b", "cät", "d")
+
+
+@pytest.mark.parametrize("array", ["class_names", "train_groups"])
+def test_names_that_results_cannot_have_are_refused_before_training(array, tmp_path):
+    """A report leaves out runs whose classes or clients have longer names."""
+    long = "x" * 1001
+    arrays = {"class_names": np.array(["a", "b"]), "train_groups": np.array(["c", "d", "c", "d"])}
+    arrays[array] = np.array([long if one in ("b", "d") else one for one in arrays[array]])
+    file = tmp_path / "long.npz"
+    images = np.zeros((4, 2, 2), np.uint8)
+    np.savez(file, train_images=images, train_labels=np.array([0, 1, 0, 1]), **arrays)
+
+    with pytest.raises(DataError, match=r"1,001 characters.*1,000"):
+        sources.load(DataConfig(path=file))

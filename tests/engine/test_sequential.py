@@ -12,7 +12,7 @@ import torch
 from flbench.client.forward import apply
 from flbench.client.program import LocalProgram, Phase, Statistic, Transform
 from flbench.config.schema import OptimizerConfig, TrainConfig
-from flbench.core.errors import ConfigError
+from flbench.core.errors import ConfigError, UnknownNameError
 from flbench.core.rng import Draw
 from flbench.core.types import Dispatch, Message, Samples
 from flbench.data import batches
@@ -554,7 +554,7 @@ def test_engine_leaves_its_net_and_data_alone(lenet):
 
 
 def test_phase_that_trains_nothing_is_a_mistake(mlp):
-    with pytest.raises(ValueError, match="names no parameter"):
+    with pytest.raises(UnknownNameError, match=r"step 1 \(Phase\).*nothing"):
         go(mlp, LocalProgram((phase(train="nothing.*"),)))
 
 
@@ -651,5 +651,5 @@ def test_bf16_on_a_cpu_trains_and_stays_finite():
 
 
 def test_program_that_keeps_what_no_client_has_is_a_mistake(mlp):
-    with pytest.raises(ValueError, match="no client has"):
+    with pytest.raises(UnknownNameError, match=r"`keeps`.*`misspelt`"):
         go(mlp, LocalProgram((phase(),), frozenset({"misspelt"})))

@@ -1,8 +1,11 @@
 """Code of the user gives results that depend on the run's seed alone, or is refused before them."""
 
+import logging
 import random
 import time
-from dataclasses import replace
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import lightning.pytorch as lightning
 import numpy as np
@@ -10,14 +13,33 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
+from tqdm import tqdm
 
 import flbench as fl
+from flbench.algorithms import (
+    ALGORITHMS,
+    Communication,
+    Deployment,
+    Dispatch,
+    LocalProgram,
+    Message,
+    Paper,
+    Stage,
+    Statistic,
+    Transform,
+    Update,
+    only,
+    repeat,
+)
 from flbench.algorithms.fedavg import FedAvg
-from flbench.core.errors import ConfigError
+from flbench.core.errors import ConfigError, UnknownNameError
 from flbench.core.tree import digest
 from flbench.experiment import rounds
 from flbench.experiment.code_trial import CodeTrial
+from flbench.losses import CrossEntropy
 from flbench.losses.cross_entropy import mean_cross_entropy
+from tests.support import build
+from tests.support import run as small_run
 
 pytestmark = pytest.mark.slow
 
@@ -192,7 +214,7 @@ def test_a_client_does_not_depend_on_those_that_the_same_process_trains_before(
 ):
     results = {}
 
-    def check(self):
+    def check(self, anew):
         engine = self._engine("32-true")
         settings = rounds.settings_of(self.config, self.algorithm, self.state)
         for ids in ([0, 1, 2], [2]):
@@ -333,6 +355,206 @@ def test_a_method_of_the_user_draws_from_the_seed_of_the_run(tmp_path):
     assert found[0] != run(tmp_path / "plain", "mlp").digest
 
 
+@contextmanager
+def method_named(name, kind):
+    """Within it, a method is registered under a name."""
+    ALGORITHMS.register(name)(kind)
+    try:
+        yield
+    finally:
+        del ALGORITHMS[name]
+
+
+@dataclass(frozen=True)
+class Sum:
+    """The number of samples, under a key."""
+
+    key: str
+
+    def __call__(self, context):
+        return {self.key: context.batch.mask.sum().double()}
+
+
+@dataclass(frozen=True)
+class Copy:
+    """Writes an entry of ctx to a leaf."""
+
+    entry: str
+    leaf: str
+
+    def __call__(self, leaves, start, ctx, info):
+        return {self.leaf: ctx[self.entry]}
+
+
+class Named(FedAvg):
+    """A method of two stages whose names agree; a subclass changes one of them."""
+
+    statistic, key, entry, leaf, sent, read = "sizes", "n", "sizes.n", "size", "size", "size"
+    weight, number, kept, masks, mask, reply = "mu", "mu", "old", (("old", "held"),), "old", "old"
+    server, client, train, reduce, model = "momentum", "old", None, "sum", "old"
+    stage = 0  # the stage that has the names of the subclass
+
+    def stages(self):
+        return (Stage("warm", 1, setup=True), Stage("main", self.setting.rounds))
+
+    def names(self, state):
+        return self if state.stage == self.stage else Named
+
+    def init(self, start):
+        server, clients = super().init(start)
+        held = {"old": torch.zeros(3), "held": torch.ones(3, dtype=torch.bool)}
+        return server | {"momentum": torch.ones(())}, clients | repeat(held, self.setting.clients)
+
+    def program(self, state):
+        names = self.names(state)
+        steps = (
+            Statistic(names.statistic, Sum(names.key), reduce=names.reduce),
+            Transform(Copy(names.entry, names.leaf)),
+            self.phase(CrossEntropy(weight=names.weight), train=names.train),
+        )
+        program = super().program(state)
+        keeps, sends = {names.kept, "held"}, program.sends | {names.sent, "old"}
+        return LocalProgram(steps, frozenset(keeps), frozenset(sends), names.masks)
+
+    def dispatch(self, state, ids):
+        names = self.names(state)
+        mask = {names.mask: torch.ones(3, dtype=torch.bool)}
+        shared = Message(only(state.server, self.split()[1]) | {"old": torch.zeros(3)}, mask)
+        return Dispatch(shared, numbers={names.number: 1.0})
+
+    def aggregate(self, state, results):
+        names = self.names(state)
+        size = results.sent.values[names.read]
+        mean = super().aggregate(state, results).server
+        changed = {"momentum": state.server[names.server] + state.clients[names.client].sum()}
+        reply = Message({names.reply: size[:, None].expand(-1, 3)})
+        return Update(mean | changed, reply)
+
+    def deploy(self, state, ids):
+        return {"personal": Deployment(self.dispatch(state, ids), predict=self.scores)}
+
+    def scores(self, context):
+        return context.out.logits + context.leaves[self.model].sum()
+
+
+WRONG = {  # names of a subclass: the name that the error has, and the place
+    "statistic": ({"statistic": "size"}, "sizes.n", "step 2 (Transform `Copy`)"),
+    "key of a statistic": ({"key": "m"}, "sizes.n", "step 2 (Transform `Copy`)"),
+    "entry of ctx": ({"entry": "sizes.k"}, "sizes.k", "step 2 (Transform `Copy`)"),
+    "entry for a weight": ({"weight": "mus"}, "mus", "step 3 (Phase)"),
+    "number of the dispatch": ({"number": "mus"}, "mu", "step 3 (Phase)"),
+    "leaf": ({"leaf": "sized"}, "size", "`sends`"),
+    "sends": ({"sent": "sized"}, "sized", "`sends`"),
+    "values": ({"read": "sized"}, "sized", "`aggregate`"),
+    "keeps": ({"kept": "olds"}, "olds", "`keeps`"),
+    "masks": ({"masks": (("old", "helt"),)}, "helt", "`masks`"),
+    "masked leaf": ({"masks": (("olds", "held"),)}, "olds", "`masks`"),
+    "mask of a message": ({"mask": "olds"}, "olds", "a Message has a mask"),
+    "reply": ({"reply": "olds"}, "olds", "`aggregate`"),
+    "server": ({"server": "momenta"}, "momenta", "`aggregate`"),
+    "client": ({"client": "olds"}, "olds", "`aggregate`"),
+    "train": ({"train": "back.*"}, "back.*", "step 3 (Phase)"),
+    "reduce": ({"reduce": (("m", "sum"),)}, "n", "step 1 (Statistic `sizes`)"),
+    "model": ({"model": "olds"}, "olds", "the model `personal`"),
+}
+LATER = {"statistic", "sends", "values", "keeps", "masks"}  # they are tried in the second stage too
+
+
+@pytest.mark.parametrize(
+    ("case", "stage"), [(case, 0) for case in WRONG] + [(case, 1) for case in sorted(LATER)]
+)
+def test_a_name_that_nothing_writes_is_an_error_before_the_first_round(case, stage):
+    values, name, place = WRONG[case]
+    kind = type("Misspelt", (Named,), {**values, "stage": stage})
+
+    with pytest.raises(UnknownNameError) as caught, method_named("misspelt", kind):
+        build("algorithm=misspelt", "train.rounds=2")
+
+    assert f"`{name}`" in str(caught.value)
+    assert place in str(caught.value)
+    assert "`algorithm.name=misspelt`" in str(caught.value)
+    assert case == "model" or ("`main`" if stage else "`warm`") in str(caught.value)
+
+
+def test_the_error_suggests_a_name_that_exists():
+    kind = type("Misspelt", (Named,), {"entry": "size.n"})
+
+    with method_named("misspelt", kind), pytest.raises(UnknownNameError, match=r"`sizes\.n`\?"):
+        build("algorithm=misspelt")
+
+
+@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
+def test_names_that_agree_train(tmp_path, engine):
+    with method_named("agreeing", Named):
+        _, summary = small_run(tmp_path, "algorithm=agreeing", f"engine.name={engine}")
+
+    assert summary["rounds"] == 3
+
+
+class Centred(FedAvg):
+    """Its server gets a tensor in the last round of the first stage from at least three clients."""
+
+    def stages(self):
+        return (Stage("first", 2), Stage("second", self.setting.rounds - 2))
+
+    def aggregate(self, state, results):
+        update = super().aggregate(state, results)
+        if state.stage_round < 1 or len(results.ids) < 3:
+            return update
+        return replace(update, server=update.server | {"centre": torch.ones(())})
+
+
+class Direct(Centred):
+    def dispatch(self, state, ids):
+        dispatch = super().dispatch(state, ids)
+        if state.stage == 0:
+            return dispatch
+        return replace(dispatch, numbers={"c": float(state.server["centre"])})
+
+
+class Guarded(Centred):
+    def dispatch(self, state, ids):
+        dispatch = super().dispatch(state, ids)
+        number = {"c": 0.5} if "centre" in state.server else {}
+        return replace(dispatch, numbers=number)
+
+    def program(self, state):
+        program = super().program(state)
+        if state.stage == 0:
+            return program
+        return replace(program, steps=(self.phase(CrossEntropy(weight="c")),))
+
+
+class Computed(FedAvg):
+    """Names are computed, and tensors that may be missing are asked for."""
+
+    def program(self, state):
+        program = super().program(state)
+        steps = (*program.steps, Transform(Optional(4)))
+        return replace(program, steps=steps, sends=program.sends | set(map("x{}".format, range(4))))
+
+    def aggregate(self, state, results):
+        for k in range(4):
+            results.sent.values[f"x{k}"]
+        results.sent.values.get("another")
+        state.server.get("another")
+        return super().aggregate(state, results)
+
+
+@dataclass(frozen=True)
+class Optional:
+    count: int
+
+    def __call__(self, leaves, start, ctx, info):
+        return {f"x{k}": ctx.get(f"y{k}", torch.zeros(())) for k in range(self.count)}
+
+
+@pytest.mark.parametrize("kind", [Direct, Guarded, Computed])
+def test_a_name_that_is_computed_or_comes_later_is_no_error(tmp_path, kind):
+    with method_named("computed", kind):
+        small_run(tmp_path, "algorithm=computed")
+
+
 CALLS, HISTORY, DRAW = 0, [], np.random.default_rng(0)
 
 
@@ -459,3 +681,254 @@ def test_a_lightning_module_that_depends_on_something_outside_is_refused(tmp_pat
     with pytest.raises(ConfigError) as found:
         fl.federate(kind(), "digits", method="fedavg", **keys(tmp_path))
     assert word in str(found.value)
+
+
+PAPER = Paper("Own", "nobody", "invented")
+BYTES = Communication(down="w", up="w", keeps="nothing")
+
+
+class OwnMethod(FedAvg):
+    paper, communication = PAPER, BYTES
+
+    def scaled(self, update, factor):
+        return replace(update, server={k: v * factor for k, v in update.server.items()})
+
+
+class DrawsInAggregate(OwnMethod):
+    def aggregate(self, state, results):
+        factor = 1 + 0.1 * float(np.random.default_rng().random())
+        return self.scaled(super().aggregate(state, results), factor)
+
+
+class DrawsInWeights(OwnMethod):
+    def weights(self, results):
+        return super().weights(results) * (1 + random.SystemRandom().random() * results.ids)
+
+
+class DrawsInCohort(OwnMethod):
+    def cohort(self, state, draw):
+        return torch.tensor([random.SystemRandom().randrange(3)])
+
+
+class DrawsInDispatch(OwnMethod):
+    def dispatch(self, state, ids):
+        return replace(super().dispatch(state, ids), numbers={"mu": time.perf_counter()})
+
+    def deploy(self, state, ids):
+        models = super().deploy(state, ids)
+        return {k: replace(v, dispatch=self.dispatch(state, ids)) for k, v in models.items()}
+
+
+class DrawsInInit(OwnMethod):
+    def init(self, start):
+        server, clients = super().init(start)
+        return {k: v + random.SystemRandom().random() for k, v in server.items()}, clients
+
+
+class DrawsWhenMade(OwnMethod):
+    def __init__(self, config, setting):
+        super().__init__(config, setting)
+        self.factor = 1 + random.SystemRandom().random()
+
+    def aggregate(self, state, results):
+        return self.scaled(super().aggregate(state, results), self.factor)
+
+
+class CountsRounds(OwnMethod):
+    rounds = 0
+
+    def aggregate(self, state, results):
+        self.rounds += 1
+        return self.scaled(super().aggregate(state, results), 1 / self.rounds)
+
+
+class KeepsMomentum(OwnMethod):
+    before = None
+
+    def aggregate(self, state, results):
+        update = super().aggregate(state, results)
+        if self.before is not None:
+            update = replace(
+                update, server={k: v + 0.1 * self.before[k] for k, v in update.server.items()}
+            )
+        self.before = update.server
+        return self.scaled(update, 0.9)
+
+
+class KeepsInModule(OwnMethod):
+    def aggregate(self, state, results):
+        HISTORY.append(1)
+        return self.scaled(super().aggregate(state, results), 1 / len(HISTORY))
+
+
+@pytest.mark.parametrize(
+    ("method", "word"),
+    [
+        (DrawsInAggregate, "generator"),
+        (DrawsInWeights, "generator"),
+        (DrawsInCohort, "generator"),
+        (DrawsInDispatch, "clock"),
+        (DrawsInInit, "twice"),
+        (DrawsWhenMade, "twice"),
+        (CountsRounds, "`rounds`"),
+        (KeepsMomentum, "`before`"),
+        (KeepsInModule, "`HISTORY`"),
+    ],
+)
+def test_a_method_whose_server_depends_on_something_outside_its_state_is_refused(
+    tmp_path, method, word
+):
+    with pytest.raises(ConfigError) as found:
+        fl.run(method, data="digits", **keys(tmp_path / "out"))
+
+    assert word in str(found.value)
+    assert f"`{method.__name__.lower()}`" in str(found.value)
+    assert not (tmp_path / "out").exists()
+
+
+class Legitimate(OwnMethod):
+    """A log, a counter that is only written, a memo, a warning, and a clock for a diagnostic."""
+
+    def __init__(self, config, setting):
+        super().__init__(config, setting)
+        self.sizes, self.count, self.memo, self.begin = [], 0, {}, time.time()
+        self.told = False
+
+    @lru_cache  # noqa: B019
+    def power(self, number):
+        return 2**number
+
+    def aggregate(self, state, results):
+        self.sizes.append(len(results.ids))
+        self.count += 1
+        if not self.told:
+            self.told = True
+        if state.round not in self.memo:
+            self.memo[state.round] = self.power(state.round)
+        if self.memo[state.round] != self.power(state.round):  # pytest's `assert` reads locals
+            raise ValueError
+        for _ in tqdm(range(2), disable=True):
+            logging.getLogger(__name__).debug("round %d", state.round)
+        seconds = time.time() - self.begin
+        return replace(super().aggregate(state, results), metrics={"seconds": seconds})
+
+
+class NeedsAll(OwnMethod):
+    """A round of fewer clients fails."""
+
+    def aggregate(self, state, results):
+        assert len(results.ids) == self.setting.clients == 3
+        return super().aggregate(state, results)
+
+
+@pytest.mark.parametrize("method", [Legitimate, NeedsAll])
+def test_a_method_may_log_remember_what_it_computed_and_read_a_clock(tmp_path, method):
+    ours = fl.run(method, data="digits", **keys(tmp_path / "a"))
+
+    assert ours.digest == fl.run("fedavg", data="digits", **keys(tmp_path / "b")).digest
+
+
+class StartsElsewhere(OwnMethod):
+    def init(self, start):
+        server, clients = super().init(start)
+        return {k: v * 0 if v.is_floating_point() else v for k, v in server.items()}, clients
+
+
+def test_weights_that_init_changes_are_those_that_clients_begin_with(tmp_path):
+    """Clients with a learning rate near zero return what they were sent."""
+    short = keys(tmp_path)
+    short["train"] = {**short["train"], "rounds": 1, "optimizer": {"lr": 1e-12}}
+    ours = fl.run(StartsElsewhere, data="digits", **short)
+
+    assert all(float(one.detach().abs().max()) < 1e-6 for one in ours.model().parameters())
+
+
+class StepDraws(Module):
+    def training_step(self, batch, index):
+        return super().training_step(batch, index) * random.SystemRandom().random()
+
+
+class RateDraws(Module):
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), 0.1 + np.random.default_rng().random())
+
+
+class HookDraws(Module):
+    def on_train_end(self):
+        with torch.no_grad():
+            self.fc.bias += time.perf_counter()
+
+
+class WeightsDraw(Module):
+    def __init__(self):
+        super().__init__()
+        with torch.no_grad():
+            self.fc.weight += np.random.default_rng().random()
+
+
+class AttributeDraws(Module):
+    def __init__(self):
+        super().__init__()
+        self.factor = np.random.default_rng().random()
+
+    def between(self, h):
+        return h * self.factor
+
+
+@pytest.mark.parametrize("kind", [StepDraws, RateDraws, HookDraws, WeightsDraw, AttributeDraws])
+def test_a_class_of_lightning_modules_with_random_numbers_of_its_own_is_refused(tmp_path, kind):
+    with pytest.raises(ConfigError, match=f"`{kind.__name__}`.* random generator of its own"):
+        fl.federate(kind, "digits", method="fedavg", **keys(tmp_path))
+
+
+class Begun(Module):
+    """It logs the time since it was made, and draws weights from NumPy's global generator."""
+
+    def __init__(self):
+        super().__init__()
+        self.begin = time.time()
+        with torch.no_grad():
+            self.fc.weight += float(np.random.rand())
+
+    def training_step(self, batch, index):
+        self.log("elapsed", time.time() - self.begin)
+        return super().training_step(batch, index)
+
+
+def test_a_lightning_module_may_log_a_clock_and_draw_weights_from_numpy(tmp_path):
+    found = []
+    for seed in (1, 2):
+        np.random.seed(seed)  # as in another process
+        short = keys(tmp_path / str(seed))
+        found.append(fl.federate(Begun, "digits", method="fedavg", **short).digest)
+
+    assert found[0] == found[1]
+
+
+class Raises(OwnMethod):
+    def aggregate(self, state, results):
+        return super().aggregate(state, results) if state.round < 1 else {}["late"]
+
+
+class RaisesWhenMade(OwnMethod):
+    def __init__(self, config, setting):
+        super().__init__(config, setting)
+        raise ValueError("too early")
+
+
+class ReturnsNoUpdate(OwnMethod):
+    def aggregate(self, state, results):
+        return {"w": torch.zeros(1)}
+
+
+@pytest.mark.parametrize(
+    ("method", "words"),
+    [
+        (Raises, r"`raises` raised KeyError.*test_code_trial\.py:\d+"),
+        (RaisesWhenMade, r"`raiseswhenmade` raised ValueError.*test_code_trial\.py:\d+"),
+        (ReturnsNoUpdate, "`returnsnoupdate` returned dict.* Update"),
+    ],
+)
+def test_an_exception_of_a_method_names_the_method_and_its_line(tmp_path, method, words):
+    with pytest.raises(ConfigError, match=words):
+        fl.run(method, data="digits", **keys(tmp_path))

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from flbench.core.command import command
 from flbench.experiment import provenance
-from flbench.tuning.shipping import pack
+from flbench.workers.shipping import pack
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -50,4 +51,4 @@ def test_a_worker_records_the_command_of_the_user(monkeypatch):
         inside = provenance.now()["command"]
 
     assert inside == "flbench compare hfcd 'tracking.uri=http://***@host'"
-    assert provenance.command().startswith("default_worker.py")
+    assert command().startswith("default_worker.py")

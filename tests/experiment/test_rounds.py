@@ -7,7 +7,7 @@ import torch
 
 from flbench.algorithms.base import Algorithm, state_of
 from flbench.client.program import LocalProgram, Statistic, Transform
-from flbench.core.errors import ConfigError
+from flbench.core.errors import ConfigError, UnknownNameError
 from flbench.core.types import Dispatch, Message, Results, Stage, State, Update
 from flbench.experiment import checkpoint, rounds
 from flbench.experiment.rounds import visible_to_server
@@ -273,8 +273,8 @@ def test_reply_is_stored_inside_the_clients_own_mask_and_zero_outside(built):
 
 
 def test_mask_of_a_reply_must_be_kept():
-    with pytest.raises(ValueError, match=r"masks of replies are not kept: \['inside'\]"):
-        LocalProgram((), frozenset({"a"}), reply_masks=(("a", "inside"),))
+    with pytest.raises(UnknownNameError, match=r"`reply_masks`.*`inside`.*`insides`"):
+        LocalProgram((), frozenset({"a", "insides"}), reply_masks=(("a", "inside"),))
 
 
 class Rowwise(Made):
@@ -359,7 +359,7 @@ class Invent:
 def test_leaf_without_rows_is_named(built):
     algorithm = made(built, Forgetful)
 
-    with pytest.raises(ValueError, match=r"\['c'\], for which `init` returned no rows"):
+    with pytest.raises(UnknownNameError, match=r"`keeps`.*`c`.*`init`"):
         play(built, algorithm, start_of(algorithm))
 
 

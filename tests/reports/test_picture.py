@@ -4,6 +4,7 @@ from io import BytesIO
 from itertools import pairwise
 from types import SimpleNamespace
 
+import matplotlib as mpl
 import numpy as np
 import pandas as pd
 import pytest
@@ -11,8 +12,9 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.text import Text
 
 from flbench.comparison import figures as comparison_figures
+from flbench.core.wording import for_command_line
 from flbench.reports import figures
-from flbench.reports.picture import Picture
+from flbench.reports.picture import Picture, forget_file_of_current_folder
 from flbench.results.metrics_file import Row
 
 UGLY = [
@@ -33,6 +35,18 @@ def drawn() -> dict[str, Picture]:
         "clients": figures.clients(np.arange(N), values, UGLY, "$metric_{", "$_{" * 40),
         "curves": figures.curves([(name, ROWS) for name in UGLY]),
     }
+
+
+def test_matplotlibrc_of_the_current_folder_has_no_effect_on_commands(tmp_path, monkeypatch):
+    """It can let LaTeX draw all texts, which reads files. In scripts it keeps its effect."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "matplotlibrc").write_text("text.usetex: True\n")
+    with mpl.rc_context({"text.usetex": True}):
+        forget_file_of_current_folder()
+        assert mpl.rcParams["text.usetex"]
+        with for_command_line():
+            forget_file_of_current_folder()
+        assert not mpl.rcParams["text.usetex"]
 
 
 def place_labels(figure) -> list:

@@ -39,3 +39,14 @@ def test_unfinished_run_without_a_partition_shows_rare_classes(tmp_path):
 def test_damaged_partition_of_an_unfinished_run_is_an_error(tmp_path):
     with pytest.raises(DataError, match=r"partition.npz is damaged: .*train_counts"):
         reading.read(unfinished(tmp_path, counts=[1, 2]))
+
+
+def test_counts_of_a_small_file_do_not_fill_the_memory(tmp_path, monkeypatch):
+    """Zeros of one byte are compressed, and each would take eight bytes here."""
+    monkeypatch.setattr(reading, "MOST_COUNTS", 1000)
+    counts = np.zeros((1001, 1), np.int8)
+    folder = unfinished(tmp_path)
+    np.savez_compressed(folder / "partition.npz", train_counts=counts)
+
+    with pytest.raises(DataError, match=r"partition.npz is damaged: .*1,001 entries"):
+        reading.read(folder)

@@ -340,8 +340,9 @@ def test_damaged_file_is_an_error_without_a_traceback(finished, tmp_path, capsys
 
     said = capsys.readouterr().err
     assert code == 2
-    assert f"{path / name} is damaged (" in said
-    assert "Repair it" in said
+    fault = "is not an intact NPZ file (" if name.endswith(".npz") else "is damaged ("
+    assert f"{path / name} {fault}" in said
+    assert ("create it again" if name.endswith(".npz") else "Repair it") in said
     assert "Traceback" not in said
 
 

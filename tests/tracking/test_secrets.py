@@ -6,18 +6,20 @@ import sqlite3
 import subprocess
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
 pytest.importorskip("mlflow")
 
 from flbench.cli import app
-from flbench.comparison.plan import Design
+from flbench.comparison.plan import Design, LabelledLayer
 from flbench.config.schema import TrackingConfig
 from flbench.config.sources import Layer
-from flbench.core.errors import ConfigError
+from flbench.core.errors import ConfigError, UserError
 from flbench.tracking import mirror, mlflow_store, mlflow_ui
 from flbench.tracking.mirror_run import RunMirror
+from flbench.tracking.mlflow_run import MlflowRun, RunIdentity, SentCounts
 from tests.support import SMALL, interrupted_run
 
 pytestmark = pytest.mark.mlflow
@@ -379,6 +381,88 @@ def test_local_database_does_not_lead_to_a_server(is_planted, tmp_path, uri):
         with pytest.raises(ConfigError, match="credentials"):
             RunMirror(store, folder, "mine").send(None)
 
+        assert not requests()
+
+
+@pytest.mark.parametrize("planted", ["experiment", "run", "link"])
+def test_local_database_of_a_folder_keeps_files_below_itself(planted, tmp_path):
+    """Otherwise `flbench sync` would overwrite a config.yaml in any folder of the user."""
+    database = tmp_path / "downloaded" / "runs.db"
+    database.parent.mkdir()
+    uri = f"sqlite:///{database}"
+    private = tmp_path / "private"
+    private.mkdir()
+    (private / "config.yaml").write_text("mine")
+    own_one, others = (mlflow_store.open_store(uri, named_by) for named_by in ("user", "folder"))
+    folder = folder_that_names("run", uri, tmp_path / "downloaded")
+    place = private if planted == "experiment" else database.parent / "files"
+    own_one.client.create_experiment("mine", place.as_uri())
+    if planted != "experiment":
+        identity = RunIdentity("key", "name", 0)
+        MlflowRun(others, others.experiment("mine"), identity, None, SentCounts())
+        [run] = others.client.search_runs([others.experiment("mine")])
+        place = Path(urlsplit(run.info.artifact_uri).path)
+        if planted == "link":
+            place.mkdir(parents=True, exist_ok=True)
+            (place / "config.yaml").symlink_to(private / "config.yaml")
+        else:
+            with closing(sqlite3.connect(database)) as open_one:
+                open_one.execute("UPDATE runs SET artifact_uri = ?", (str(private),))
+                open_one.commit()
+        [run] = others.client.search_runs([others.experiment("mine")])
+
+    def send() -> None:
+        if planted == "experiment":
+            RunMirror(others, folder, "mine").send(None)
+        else:
+            MlflowRun(others, others.experiment("mine"), identity, run, SentCounts())
+
+    with pytest.raises(UserError, match="link" if planted == "link" else "--uri"):
+        send()
+
+    assert (private / "config.yaml").read_text() == "mine"
+    assert list(private.iterdir()) == [private / "config.yaml"]
+    if planted == "experiment":
+        assert own_one.experiment("mine")  # whom the user names may keep files anywhere
+
+
+@pytest.mark.parametrize("kind", ["database", "text", "link"])
+def test_sync_changes_no_file_that_is_no_database_of_mlflow(kind, tmp_path, capsys):
+    file = tmp_path / "mine.sqlite"
+    if kind == "text":
+        file.write_text("mine")
+    else:
+        with closing(sqlite3.connect(file)) as database:
+            database.execute("CREATE TABLE mine (a)")
+            database.commit()
+    before = file.read_bytes()
+    named = file
+    if kind == "link":
+        named = tmp_path / "link.sqlite"
+        named.symlink_to(file)
+    folder = folder_that_names("run", f"sqlite:///{named}", tmp_path)
+
+    assert app.main(["sync", str(folder)]) == 2
+    assert str(named) in capsys.readouterr().err
+    assert file.read_bytes() == before
+
+
+@pytest.mark.usefixtures("own")
+def test_resumed_comparison_sends_nothing_to_the_address_of_its_folder(tmp_path, capsys):
+    with foreign_server() as (uri, requests):
+        base = Layer({"tracking": {"uri": uri, "mlflow": True}})
+        layers = {name: Layer({"algorithm": {"name": name}}) for name in ("fedavg", "local")}
+        design = Design(base, tuple(LabelledLayer(name, one) for name, one in layers.items()))
+        path = tmp_path / "comparison"
+        path.mkdir()
+        about = {"format": 1, "id": "a", "created": "", "command": [], "cells": []}
+        (path / "comparison.json").write_text(json.dumps(about | design.tree()))
+
+        code = app.main(["compare", "--resume", str(path)])
+
+        said = capsys.readouterr().err
+        assert code == 2, said
+        assert uri in said
         assert not requests()
 
 

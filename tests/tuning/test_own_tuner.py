@@ -22,8 +22,8 @@ from flbench.config.sources import Layer
 from flbench.core import imported
 from flbench.core.tree import digest
 from flbench.tuning import library
-from flbench.tuning.shipping import pack
 from flbench.tuning.trainable_function import parameters, rounds_of, train_trial
+from flbench.workers.shipping import pack
 
 RATE, MU = "train.optimizer.lr", "algorithm.mu"
 SETTING = {

@@ -207,12 +207,12 @@ class Generation:
         k_phi = keys.k_phi or max(1, (step.epochs or 0) - k_v - keys.k_z)
 
         # Algorithm 1: v with theta fixed, then phi and z with the gradient through h.
-        train_v = self._phase(ordinary, own, k_v, keys.lr_v)
-        train_phi = self._phase(step, PHI, k_phi, keys.lr_phi)
-        train_z = self._phase(step, Z, keys.k_z, keys.lr_z, keys.weight_decay_z)
+        train_v = self.phase(ordinary, own, k_v, keys.lr_v)
+        train_phi = self.phase(step, PHI, k_phi, keys.lr_phi)
+        train_z = self.phase(step, Z, keys.k_z, keys.lr_z, keys.weight_decay_z)
         return train_v, (*train_phi, *train_z)
 
-    def _phase(
+    def phase(
         self,
         step: Phase,
         train: frozenset[str],
@@ -220,7 +220,15 @@ class Generation:
         lr: float | None,
         weight_decay: float | None = None,
     ) -> tuple[Phase, ...]:
-        """Return a phase that trains other leaves; none if it trains nothing or has length 0."""
+        """Return a phase that trains other leaves; none if it trains nothing or has length 0.
+
+        Args:
+            step: The phase.
+            train: Names of the leaves to train.
+            length: Number of epochs or steps, by the key `unit`, >= 0.
+            lr: Learning rate; None for that of the phase.
+            weight_decay: Weight decay; None for that of the phase.
+        """
         if not train or not length:
             return ()
         changed: dict[str, float] = {}

@@ -11,7 +11,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from flbench.algorithms.base import Algorithm, Deployment, Learned, LearnedTable
+from flbench.algorithms.base import Algorithm, Deployment
 from flbench.algorithms.shared.generation import Generation, HypernetworkConfig
 from flbench.algorithms.shared.memory import Copy
 from flbench.algorithms.shared.mixing import mix
@@ -26,6 +26,7 @@ from flbench.algorithms.shared.topology import (
 )
 from flbench.client.program import LocalProgram, LossTerm, Phase, Step, Transform
 from flbench.config.schema import AlgorithmConfig
+from flbench.core.learned import Learned, LearnedTable
 from flbench.core.rng import Draw, generator
 from flbench.core.tree import only, repeat
 from flbench.core.types import Dispatch, Message, Results, State, Tree, Update

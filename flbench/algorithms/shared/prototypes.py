@@ -11,9 +11,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from flbench.algorithms.base import LearnedPoints, Setting
+from flbench.algorithms.base import Setting
 from flbench.algorithms.shared.batchnorm import reestimate_batchnorm
 from flbench.client.program import Statistic, Step, Transform
+from flbench.core.learned import LearnedPoints
 from flbench.core.types import Info, Message, State, StepContext, Tree
 from flbench.losses.similarity import class_sums, membership
 

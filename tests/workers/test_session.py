@@ -13,7 +13,7 @@ from flbench.core import hosts, imported
 from flbench.core.errors import ConfigError
 
 ray = pytest.importorskip("ray")
-ray_session = pytest.importorskip("flbench.engine.ray_session")
+session = pytest.importorskip("flbench.workers.session")
 
 ATTACK = "import pathlib; pathlib.Path({place!r}).touch()\n"
 OTHER = 54321  # a user who is not this one
@@ -71,7 +71,7 @@ def cluster(tmp_path_factory):
         patch.chdir(folder)
         patch.setenv("HOME", str(home))
         patch.setenv("RAY_AUTH_MODE", "disabled")  # of the user, for another cluster
-        assert ray_session.connect(None, cpus=1)
+        assert session.connect(None, cpus=1)
         # The class travels by value: the worker has no path to the modules of the tests.
         ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
         try:
@@ -81,7 +81,7 @@ def cluster(tmp_path_factory):
             yield executed, home, ray.get(actor.look.remote(), timeout=100)
         finally:
             ray.cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
-            ray_session.disconnect()
+            session.disconnect()
             sys.modules.pop("own_module_of_test", None)
     assert os.environ.get("RAY_AUTH_TOKEN") is None
 
@@ -108,17 +108,16 @@ class TestLocalCluster:
         assert list(home.iterdir()) == []
 
     def test_files_of_the_session_are_private(self, cluster):
-        session = Path(ray._private.worker._global_node.get_session_dir_path())
-        private = session.parents[1]
+        private = Path(ray._private.worker._global_node.get_session_dir_path()).parents[1]
 
         assert private.stat().st_mode & 0o777 == 0o700
         assert private.stat().st_uid == os.getuid()
-        assert private.parent in (Path("/tmp"), Path(ray_session._place()))
+        assert private.parent in (Path("/tmp"), Path(session._place()))
 
     @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
     def test_another_user_does_not_reach_a_socket(self, cluster):
-        session = Path(ray._private.worker._global_node.get_session_dir_path())
-        command = ["setpriv", f"--reuid={OTHER}", "--clear-groups", "ls", str(session / "sockets")]
+        sockets = Path(ray._private.worker._global_node.get_session_dir_path()) / "sockets"
+        command = ["setpriv", f"--reuid={OTHER}", "--clear-groups", "ls", str(sockets)]
 
         assert subprocess.run(command, capture_output=True, check=False).returncode != 0
 
@@ -148,6 +147,47 @@ class TestLocalCluster:
         assert "AuthenticationError" in done.stdout
 
 
+def test_folder_of_a_killed_process_is_deleted_by_the_next(tmp_path, monkeypatch):
+    monkeypatch.setattr(session, "_place", lambda: str(tmp_path))
+    code = (
+        "import sys\n"
+        "from flbench.workers import session\n"
+        f"session._place = lambda: {str(tmp_path)!r}\n"
+        "print(session._Private().folder, flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", code],
+            cwd=tmp_path,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(2)
+    ]
+    folders = [Path(process.stdout.readline().strip()) for process in processes]
+    for folder in (*folders, tmp_path / "fl-of-another-program"):
+        folder.mkdir(exist_ok=True)
+        os.utime(folder, (0, 0))
+    (tmp_path / "fl-file").write_text("")
+    (tmp_path / "fl-link").symlink_to(tmp_path)
+    processes[0].kill()
+    processes[0].wait()
+
+    try:
+        session._remove_left_behind(tmp_path)
+
+        assert [folder.exists() for folder in folders] == [False, True]
+        assert (tmp_path / "fl-of-another-program").exists()
+        assert (tmp_path / "fl-file").exists()
+        assert (tmp_path / "fl-link").is_symlink()
+    finally:
+        processes[1].kill()
+        for process in processes:
+            process.communicate()
+
+
 class TestClusterOfAnotherUser:
     @pytest.fixture
     def port(self):
@@ -170,7 +210,7 @@ class TestClusterOfAnotherUser:
         monkeypatch.setattr(os, "getuid", lambda: OTHER)
 
         with pytest.raises(ConfigError, match=r"--address.*belongs to the user .*ray start"):
-            ray_session.connect(form.format(port), key="--address")
+            session.connect(form.format(port), key="--address")
 
         assert joined == []
 
@@ -179,7 +219,7 @@ class TestClusterOfAnotherUser:
         monkeypatch.setattr(hosts, "users_at", lambda port: {OTHER})
 
         with pytest.raises(ConfigError, match=f"the user with the id {OTHER}"):
-            ray_session.connect(f"127.0.0.1:{port}")
+            session.connect(f"127.0.0.1:{port}")
 
         assert joined == []
 
@@ -198,7 +238,7 @@ class TestClusterOfAnotherUser:
             monkeypatch.setattr("ray._private.services.find_gcs_addresses", lambda: {address})
 
         with pytest.raises(ConfigError, match="ray start --head"):
-            ray_session.connect("auto")
+            session.connect("auto")
 
         assert joined == []
 
@@ -208,7 +248,7 @@ class TestClusterOfAnotherUser:
         monkeypatch.setattr("ray._private.services.find_gcs_addresses", lambda: {address})
         before = os.environ.get("RAY_AUTH_TOKEN")
 
-        assert ray_session.connect("auto")
+        assert session.connect("auto")
 
         assert [call["address"] for call in joined] == [address]
         assert os.environ.get("RAY_AUTH_TOKEN") == before

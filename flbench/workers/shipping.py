@@ -9,11 +9,11 @@ from typing import Any, Final
 import ray
 
 from flbench.core import consent
+from flbench.core.command import command, started_by
 from flbench.core.errors import ConfigError
 from flbench.core.given import METRICS, OBJECT, TERMS, offered
 from flbench.core.imported import TextHashes, net_hashes, text_hashes, with_text_hashes
 from flbench.core.registry import ALGORITHMS
-from flbench.experiment.provenance import command, started_by
 
 PREPARED: Final = ("data", "partition")
 """Sections whose objects workers do not need: they get the samples of all clients."""

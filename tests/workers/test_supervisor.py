@@ -9,14 +9,14 @@ import time
 import pytest
 
 from flbench.core.errors import RunError
-from flbench.tuning.supervisor import StudyStopped, Supervisor
+from flbench.workers.supervisor import StudyStopped, Supervisor
 
 SCRIPT = """
 import ctypes, signal, sys, time
 from pathlib import Path
 from flbench.core.errors import RunError
-from flbench.tuning import supervisor
-from flbench.tuning.supervisor import Supervisor
+from flbench.workers import supervisor
+from flbench.workers.supervisor import Supervisor
 
 supervisor.STOP_SECONDS, supervisor.PATIENCE, supervisor.IMPATIENCE = 1.5, 0.5, 0.3
 
@@ -283,7 +283,7 @@ def test_server_of_another_machine_may_be_silent_for_a_while(monkeypatch):
     """A server that is started again keeps the study; one that stays away does not."""
     now = [100.0]
     supervisor = Supervisor()
-    monkeypatch.setattr("flbench.tuning.supervisor.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("flbench.workers.supervisor.time.monotonic", lambda: now[0])
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = server.getsockname()
         supervisor.watch([address], is_local=False)

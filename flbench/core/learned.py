@@ -1,0 +1,68 @@
+"""What a method has learned besides models, as data for reports: tables and points.
+
+Methods return these types and reports draw them. They belong to neither, because methods import
+nothing of reports.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class LearnedTable:
+    """A table of what a method has learned besides the models, for reports.
+
+    Attributes:
+        name: Short name, a part of the names of files.
+        about: One sentence or two: what rows, columns and values are.
+        values: [R, Q], NaN where there is no value.
+        rows: What the R rows are: `class`, `client`, `group`, `layer` or another word.
+        columns: What the Q columns are, as `rows`.
+        labels: Names of the columns, if they are neither classes nor clients; () for numbers.
+        limits: Smallest and largest value that there can be; None for those of `values`.
+    """
+
+    name: str
+    about: str
+    values: Tensor
+    rows: str
+    columns: str
+    labels: tuple[str, ...] = ()
+    limits: tuple[float, float] | None = None
+
+    @classmethod
+    def of_groups(cls, name: str, about: str, group: Tensor, groups: int) -> "LearnedTable":
+        """Return the table of the groups of clients: 1 where a client is in a group, otherwise 0.
+
+        Args:
+            name: Short name, a part of the names of files.
+            about: What the groups are.
+            group: Group [N] of each client, counted from 0.
+            groups: Number of groups.
+        """
+        members = group == torch.arange(groups)[:, None]  # [groups, N]
+        return cls(name, about, members.double(), "group", "client", limits=(0.0, 1.0))
+
+
+@dataclass(frozen=True)
+class LearnedPoints:
+    """Vectors that a method has learned, one per class and place, for a map of them in reports.
+
+    Attributes:
+        name: Short name, a part of the names of files.
+        about: One sentence or two: what a point is.
+        values: [P, D], the points.
+        classes: [P] int64, the class of each point.
+        is_shared: [P] bool: the points of the server, or of a group; the others are of clients.
+    """
+
+    name: str
+    about: str
+    values: Tensor
+    classes: Tensor
+    is_shared: Tensor
+
+
+Learned = LearnedTable | LearnedPoints

@@ -1,0 +1,1 @@
+"""Processes of Ray: start of a cluster, resources, supervision, and what is sent to workers."""

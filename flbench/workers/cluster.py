@@ -1,0 +1,69 @@
+"""The Ray cluster of a study or of a comparison."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import ray
+
+from flbench.core.errors import ConfigError
+from flbench.core.wording import setting
+from flbench.workers.resources import Resources
+from flbench.workers.session import connect, disconnect
+from flbench.workers.supervisor import Server, Supervisor
+
+
+@contextmanager
+def cluster(resources: Resources, supervisor: Supervisor) -> Iterator[None]:
+    """Connect to a Ray cluster, or start a local one, for the duration of the `with` block.
+
+    A cluster that this call started is shut down at the end; one that was already connected stays.
+
+    Args:
+        resources: Resources of all trainings.
+        supervisor: Watches the servers of the cluster that this process calls.
+
+    Raises:
+        ConfigError: No cluster answers at the address, or no node has the resources of one
+            training.
+    """
+    # A local cluster declares as many cores as the trainings at once need, which limits them.
+    owns = connect(
+        resources.address, key=setting("address"), cpus=resources.concurrent * resources.cpus
+    )
+    supervisor.catch_signals()
+    try:
+        supervisor.watch(_servers(), is_local=owns and resources.address is None)
+        _check(resources)
+        yield
+    finally:
+        if owns and not supervisor.is_lost():
+            supervisor.watch((), is_local=True)
+            disconnect()
+
+
+def _servers() -> list[Server]:
+    """Return the servers that this process calls: the cluster's and that of its node."""
+    context = ray.get_runtime_context()
+    host, _, port = context.gcs_address.rpartition(":")
+    nodes = [node for node in ray.nodes() if node["NodeID"] == context.get_node_id()]
+    return [
+        (host.strip("[]"), int(port)),
+        *((node["NodeManagerAddress"], node["NodeManagerPort"]) for node in nodes),
+    ]
+
+
+def _check(resources: Resources) -> None:
+    """Raise a ConfigError if no node has the resources of a training: Ray would wait forever."""
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    needs = {"CPU": float(resources.cpus), "GPU": resources.gpus}
+    if resources.engine.name == "ray":  # workers may run on any node, each with its own GPU
+        nodes = [ray.cluster_resources()]
+        needs["GPU"] *= resources.cpus
+    if not any(all(node.get(key, 0.0) >= needs[key] for key in needs) for node in nodes):
+        there = "; ".join(
+            f"{node.get('CPU', 0):g} CPUs and {node.get('GPU', 0):g} GPUs" for node in nodes
+        )
+        raise ConfigError(
+            f"a {resources.kind.name} needs {resources.cpus} CPUs and {needs['GPU']:g} GPUs, but"
+            f" Ray has {there}. Lower {' or '.join(resources.keys)}."
+        )
