@@ -216,7 +216,10 @@ def of_a_gradient(net):
     ],
 )
 def test_what_copies_of_a_net_would_not_have_is_refused(change, words):
-    for net in (lambda shape, classes: Scaled(shape, classes, change), Scaled((1, 8, 8), 10, change)):
+    for net in (
+        lambda shape, classes: Scaled(shape, classes, change),
+        Scaled((1, 8, 8), 10, change),
+    ):
         with pytest.raises(fl.ConfigError) as error:
             made(net, shape=(1, 8, 8))
         assert all(word in str(error.value) for word in words)
@@ -291,8 +294,12 @@ def test_frozen_parameters_are_not_sent_and_methods_without_work_are_refused(tmp
     run = short(tmp_path, adapter(), "fedavg")
     assert run.summary["communication"]["up_bytes"] == 3 * 4 * 330
     for method in ("fedbabu", "fedrep", "dfedalt"):
-        with pytest.raises(fl.ConfigError, match="frozen"):
+        with pytest.raises(fl.ConfigError, match="frozen") as error:
             short(tmp_path, adapter(), method)
+    assert "neither the 2 frozen parameters" in str(error.value)
+    with pytest.raises(fl.ConfigError, match="BatchNorm") as error:
+        short(tmp_path, adapter(), "fedbn")  # it misses the same layers if nothing is frozen
+    assert "frozen" not in str(error.value)
     headless = adapter().requires_grad_(True)
     headless[3].requires_grad_(False)
     for method in ("fedper", "fedpc", "fednh"):
