@@ -9,14 +9,14 @@ import dis
 import types
 from collections.abc import Iterator, Mapping, Set
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 from torch import nn
 
 from flbench.core.installed import is_installed
 from flbench.core.ownership import HOOKS
 
-PLAIN = bool | int | float | complex | str | bytes | tuple | type(None)
+PLAIN: Final = (bool, int, float, complex, str, bytes, tuple, type(None))
 """Types of attributes that the original and its copies have in common."""
 
 

@@ -220,6 +220,12 @@ def test_a_method_that_raises_while_costs_are_estimated_is_left_out_of_them_and_
     [folder] = tmp_path.iterdir()
     assert set(fl.load(folder / "cells" / "fedavg-digits-seed0").metrics["round"]) >= {1}
 
+    spaces = tmp_path / "spaces"
+    spaces.mkdir()
+    for name in ("raises", "fedavg"):
+        (spaces / f"{name}.yaml").write_text(
+            f"method: {name}\nspace:\n  train.optimizer.lr: {{choice: [0.1, 0.2]}}\n"
+        )
     layers = {
         name: [
             from_overrides([*SMALL, "train.batch_size=16"]),
@@ -227,7 +233,7 @@ def test_a_method_that_raises_while_costs_are_estimated_is_left_out_of_them_and_
         ]
         for name, section in (("raises", ALGORITHMS.section(Raises)), ("fedavg", "fedavg"))
     }
-    plan = tuning.plan(layers, {"trials": 2}, Caller(shown=False))
+    plan = tuning.plan(layers, {"trials": 2, "space": spaces}, Caller(shown=False))
     assert plan.measured == ("fedavg",)
     assert any("raises not measured" in sentence for sentence in plan.sentences())
 
