@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Callable, Iterator
 from copy import deepcopy
-from typing import Any, Final, Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -11,13 +11,9 @@ from torch import Tensor, nn
 from flbench.config.schema import OwnModelConfig
 from flbench.core.errors import ConfigError
 from flbench.core.types import Outputs
+from flbench.models.copies import bound_functions, hooked_parameters, sentence_on
 from flbench.models.lightning_hooks import REFUSED_HOOKS, base_of, overrides, without_effect
 from flbench.models.module_state import isolated
-
-HOOKS_OF_LAYERS: Final = (
-    *("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks"),
-)
-"""Where PyTorch keeps the hooks of a module."""
 
 
 class LightningNet(nn.Module):
@@ -181,32 +177,13 @@ def _reasons(module: nn.Module) -> Iterator[str]:
 
 
 def _hooked(module: nn.Module) -> Iterator[str]:
-    """Yield a reason for each parameter that has a hook, which copies of the module lose."""
-    for name, parameter in module.named_parameters():
-        if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
-            yield (
-                f"has registered a hook of the parameter `{name}` (register_hook), which copies of"
-                " the module lose. Register it in on_fit_start, which each client calls."
-            )
-    own = {id(one) for one in module.modules()}
-    for name, one in module.named_modules():
-        for kind in HOOKS_OF_LAYERS:
-            hooks = getattr(one, kind).values()
-            if any(id(cell) in own for hook in hooks for cell in _enclosed(hook)):
-                yield (
-                    f"has registered a hook of `{name or type(one).__name__}` that is a function"
-                    " with a reference to the module, such as a lambda with `self`. Copies of the"
-                    " module would call it with the original: register a method, self.NAME."
-                )
-
-
-def _enclosed(function: Any) -> Iterator[Any]:
-    """Yield the objects that a function refers to by its closure."""
-    for cell in getattr(function, "__closure__", None) or ():
-        try:
-            yield cell.cell_contents
-        except ValueError:  # a variable that is not set yet
-            continue
+    """Yield a reason for each hook and function that copies of the module would not have."""
+    for name in hooked_parameters(module):
+        yield (
+            f"has registered a hook of the parameter `{name}` (register_hook), which copies of the"
+            " module lose. Register it in on_fit_start, which each client calls."
+        )
+    yield from map(sentence_on, bound_functions(module))
 
 
 def check_output(net: LightningNet, shape: tuple[int, ...], classes: int | None, what: str) -> None:

@@ -16,6 +16,7 @@ from flbench.core import given, imported, user_code
 from flbench.core.errors import ConfigError
 from flbench.core.types import Outputs
 from flbench.models import fixed, lightning_net, trial
+from flbench.models.copies import bound_functions, hooked_parameters, sentence_on
 from flbench.models.module_state import isolated
 
 
@@ -73,6 +74,7 @@ def make(config: OwnModelConfig, shape: tuple[int, ...], classes: int | None) ->
         raise needs_classes(config.name)
     net = _built(source, deepcopy(config.args or {}), shape, classes, what)
     _check_leaves(net, what)
+    _check_functions(source if isinstance(source, nn.Module) else net, what)
     given_in_eval_mode = not any(module.training for module in net.modules())
     if given_in_eval_mode:
         net.train()
@@ -341,6 +343,19 @@ def _check_leaves(net: nn.Module, what: str) -> None:
                 f"{what}: the buffer `{name}` is {buffer.dtype}, which has no mean or maximum in"
                 " the order of numbers. Store real and imaginary parts as two buffers."
             )
+
+
+def _check_functions(net: nn.Module, what: str) -> None:
+    """Raise a ConfigError if a net has hooks or functions that its copies would not have."""
+    name = type(net).__name__
+    for parameter in hooked_parameters(net):
+        raise ConfigError(
+            f"{what}: {name} has registered a hook of the parameter `{parameter}` (register_hook),"
+            " which copies of the net lose, so the clients would train without it. Register it in"
+            " `forward`, for a tensor that is computed there."
+        )
+    for place in bound_functions(net):
+        raise ConfigError(f"{what}: {name} {sentence_on(place)}")
 
 
 def _check_repeats(net: nn.Module, x: Tensor, what: str) -> None:

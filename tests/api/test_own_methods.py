@@ -5,18 +5,24 @@ import linecache
 import pickle
 import sys
 import warnings
+from dataclasses import dataclass
 
 import cloudpickle
 import pytest
+from pydantic import Field
 
 import flbench as fl
-from flbench.algorithms import ALGORITHMS, Algorithm, Communication, Paper
+from flbench.algorithms import ALGORITHMS, Algorithm, AlgorithmConfig, Communication, Paper
 from flbench.algorithms.fedavg import FedAvg
+from flbench.api import tuning
+from flbench.api.caller import Caller
 from flbench.config.resolve import resolve_written
+from flbench.config.sources import from_overrides, from_values
 from flbench.core import imported
 from flbench.core.errors import ConfigError
 from flbench.experiment import lifecycle, own_methods
 from flbench.workers.shipping import pack
+from tests.support import SMALL
 
 FEW = fl.Dirichlet(alpha=1.0, clients=3, samples=120)
 KEYS = {"partition": FEW, "train": {"rounds": 1}, "progress": False}
@@ -152,6 +158,84 @@ class Bare(Algorithm):
 def test_what_is_no_method_is_refused(given, named):
     with pytest.raises(ConfigError, match=named):
         ALGORITHMS.section(given)
+
+
+class SourceKeys(AlgorithmConfig):
+    """A key of a method that flbench itself writes."""
+
+    source: str = Field("all", description="clients that are heard")
+
+
+class HashKeys(AlgorithmConfig):
+    """A key of a method that flbench itself writes."""
+
+    sha256: int = Field(0, description="number of hashes")
+
+
+@pytest.mark.parametrize(("keys", "key"), [(SourceKeys, "source"), (HashKeys, "sha256")])
+def test_keys_of_a_method_cannot_be_those_of_its_source(keys, key):
+    class Keyed(FedAvg):
+        """A method with a key whose name is taken."""
+
+        Config = keys
+        paper = Paper("Keyed", "nobody", "invented")
+        communication = Communication(down="w", up="w", keeps="nothing")
+
+    try:
+        with pytest.raises(ConfigError, match=rf"`algorithm\.{key}`.*another name"):
+            fl.run(Keyed, **KEYS)
+    finally:
+        ALGORITHMS.pop("keyed", None)
+
+
+@dataclass(frozen=True)
+class OfFew:
+    """A term that cannot be computed for the batches of the run."""
+
+    weight: float | str = 1.0
+
+    def __call__(self, context):
+        if len(context.batch.y) > 8:
+            raise ValueError("no such layer")
+        return context.out.logits.sum() * 0
+
+
+class Raises(FedAvg):
+    """A method with a mistake that shows in the training of a round."""
+
+    paper = Paper("Raises", "nobody", "invented")
+    communication = Communication(down="w", up="w", keeps="nothing")
+
+    def terms(self):
+        return (*super().terms(), OfFew())
+
+
+def test_a_method_that_raises_while_costs_are_estimated_is_left_out_of_them_and_fails_by_name(
+    tmp_path,
+):
+    keys = {**KEYS, "train": {"rounds": 1, "batch_size": 16}}
+    with pytest.raises(fl.RunError, match=r"raises.*ValueError: no such layer") as error:
+        fl.compare([Raises, "fedavg"], seeds=1, jobs=1, out=tmp_path, **keys)
+    assert "Correct its code" in str(error.value)
+    [folder] = tmp_path.iterdir()
+    assert set(fl.load(folder / "cells" / "fedavg-digits-seed0").metrics["round"]) >= {1}
+
+    spaces = tmp_path / "spaces"
+    spaces.mkdir()
+    for name in ("raises", "fedavg"):
+        (spaces / f"{name}.yaml").write_text(
+            f"method: {name}\nspace:\n  train.optimizer.lr: {{choice: [0.1, 0.2]}}\n"
+        )
+    layers = {
+        name: [
+            from_overrides([*SMALL, "train.batch_size=16"]),
+            from_values({"algorithm": section}, "test"),
+        ]
+        for name, section in (("raises", ALGORITHMS.section(Raises)), ("fedavg", "fedavg"))
+    }
+    plan = tuning.plan(layers, {"trials": 2, "space": spaces}, Caller(shown=False))
+    assert plan.measured == ("fedavg",)
+    assert any("raises not measured" in sentence for sentence in plan.sentences())
 
 
 def test_two_methods_of_one_name_are_refused():

@@ -1,5 +1,6 @@
 """Nets of the user's own as objects, and by import path."""
 
+from functools import partial
 from itertools import pairwise
 
 import pytest
@@ -175,6 +176,67 @@ def test_nets_that_cannot_be_used_are_refused(net, sentence):
         made(net)
 
 
+class Scaled(Two):
+    """A net with a parameter that a hook or a function uses."""
+
+    def __init__(self, shape, classes, change):
+        super().__init__(shape, classes)
+        self.scale = nn.Parameter(torch.ones(()))
+        self.width = 3.0
+        change(self)
+
+    def times(self, layer, x, out):
+        return out * self.scale
+
+
+def hooked(net):
+    net.features.register_forward_hook(lambda layer, x, out: out * net.scale)
+
+
+def held(net):
+    scale = net.scale
+    net.features.register_forward_hook(lambda layer, x, out: out * scale)
+
+
+def assigned(net):
+    net.tools = {"times": partial(lambda one, out: out * net.scale, 1)}
+
+
+def of_a_gradient(net):
+    net.scale.register_hook(lambda gradient: 0 * gradient)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (hooked, ("a hook of `features`", "self.NAME")),
+        (held, ("a hook of `features`", "self.NAME")),
+        (assigned, ("the attribute `tools`", "self.NAME")),
+        (of_a_gradient, ("`scale`", "register_hook", "forward")),
+    ],
+)
+def test_what_copies_of_a_net_would_not_have_is_refused(change, words):
+    for net in (
+        lambda shape, classes: Scaled(shape, classes, change),
+        Scaled((1, 8, 8), 10, change),
+    ):
+        with pytest.raises(fl.ConfigError) as error:
+            made(net, shape=(1, 8, 8))
+        assert all(word in str(error.value) for word in words)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda net: net.features.register_forward_hook(net.times),
+        lambda net: net.features.register_forward_hook(lambda layer, x, out: out * net.width),
+        lambda net: setattr(net, "act", lambda out: out.relu()),
+    ],
+)
+def test_hooks_that_copies_of_a_net_have_are_accepted(change):
+    assert made(Scaled((1, 8, 8), 10, change))
+
+
 def test_wrong_head_is_refused():
     with pytest.raises(fl.ConfigError, match="has no submodule `top`"):
         made(Two, head="top")
@@ -232,8 +294,12 @@ def test_frozen_parameters_are_not_sent_and_methods_without_work_are_refused(tmp
     run = short(tmp_path, adapter(), "fedavg")
     assert run.summary["communication"]["up_bytes"] == 3 * 4 * 330
     for method in ("fedbabu", "fedrep", "dfedalt"):
-        with pytest.raises(fl.ConfigError, match="frozen"):
+        with pytest.raises(fl.ConfigError, match="frozen") as error:
             short(tmp_path, adapter(), method)
+    assert "neither the 2 frozen parameters" in str(error.value)
+    with pytest.raises(fl.ConfigError, match="BatchNorm") as error:
+        short(tmp_path, adapter(), "fedbn")  # it misses the same layers if nothing is frozen
+    assert "frozen" not in str(error.value)
     headless = adapter().requires_grad_(True)
     headless[3].requires_grad_(False)
     for method in ("fedper", "fedpc", "fednh"):
