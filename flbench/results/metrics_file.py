@@ -120,8 +120,8 @@ def read(path: Path) -> list[Row]:
             raise DataError(f"{path} is not a metrics.csv of flbench. {CURE}")
         # The names of all rows are few, so that equal ones are one object in memory.
         rows = [
-            Row(int(line[0]), *map(sys.intern, line[1:4]), float(line[4]))  # type: ignore[call-arg]
-            for line in lines
+            Row(int(number), sys.intern(split), sys.intern(model), sys.intern(name), float(value))
+            for number, split, model, name, value in lines
         ]
         _check(rows)
     except (ValueError, IndexError, csv.Error) as error:
