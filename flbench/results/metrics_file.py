@@ -11,10 +11,10 @@ round,split,protocol,metric,value
 """
 
 import csv
-import sys
 from collections.abc import Iterable, Sequence
 from io import StringIO
 from pathlib import Path
+from sys import intern
 from typing import Final, NamedTuple
 
 from flbench.core import files, names
@@ -120,7 +120,7 @@ def read(path: Path) -> list[Row]:
             raise DataError(f"{path} is not a metrics.csv of flbench. {CURE}")
         # The names of all rows are few, so that equal ones are one object in memory.
         rows = [
-            Row(int(line[0]), *map(sys.intern, line[1:4]), float(line[4]))  # type: ignore[call-arg]
+            Row(int(line[0]), intern(line[1]), intern(line[2]), intern(line[3]), float(line[4]))
             for line in lines
         ]
         _check(rows)

