@@ -36,7 +36,7 @@ KEPT: Final = (
 """Files of the folders of runs, studies and trials that an archive has. Checkpoints and pages are
 left out."""
 MOST_RUNS: Final = 10_000
-"""Largest number of runs and studies of an archive."""
+"""Largest number of runs of an archive."""
 KNOWN: Final = frozenset({*KEPT, MARKER})
 """Names of the files that an archive may have."""
 SHARED: Final = ("partition.json", "partition.npz")
@@ -174,26 +174,30 @@ class Unpacked:
         path: The folder.
 
     Raises:
-        UserError: The archive is damaged, has what an archive of results does not have, or has more
+        DataError: The archive is damaged, has what an archive of results does not have, or has more
             than `MOST_RUNS` runs.
     """
 
     def __init__(self, file: Path) -> None:
-        self._file = file
+        self._file, self._runs = file, 0
         _delete_after_sigterm()
         self.path = Path(tempfile.mkdtemp(prefix="flbench-"))
         self._delete = weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)
         _unpacked.add(self)
         try:
-            unpack(file, self.path, KNOWN.__contains__)
-            if (count := len(folders.below(self.path))) > MOST_RUNS:
-                raise DataError(
-                    f"{file} has {count:,} runs; the limit is {MOST_RUNS:,}. Pack them into several"
-                    " archives."
-                )
-        except UserError:
+            unpack(file, self.path, self._is_known)
+        except DataError:
             self._delete()
             raise
+
+    def _is_known(self, name: str) -> bool:
+        """Return whether the archive may have one more file of a name."""
+        self._runs += name == "config.yaml"
+        if self._runs > MOST_RUNS:
+            raise DataError(
+                f"{self._file} has more than {MOST_RUNS:,} runs. Pack them into several archives."
+            )
+        return name in KNOWN
 
     def name(self, path: Path) -> str:
         """Return the name of a folder of the archive for users: `ARCHIVE/FOLDER`."""

@@ -182,6 +182,7 @@ class TestLocalCluster:
 
 def test_local_starts_a_private_cluster(monkeypatch):
     started = []
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setattr(session, "_start", lambda options, cpus: started.append(cpus))
 
     session.connect("local", cpus=1)
