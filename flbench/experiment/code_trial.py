@@ -621,7 +621,13 @@ def _raised(error: Exception) -> str | None:
     """Return a sentence on an exception of the user's code; None if it is not the user's."""
     if not is_raised_by_user(error) or "out of memory" in str(error):
         return None
+    about_types = (
+        " Engines give parameters, buffers and samples one type, that of `engine.precision`:"
+        " convert to the type of a parameter instead of a fixed one."
+        if "dtype" in str(error)
+        else ""
+    )
     return (
         f"training a client for a few steps raised {type(error).__name__}:"
-        f" {error}{user_line(error)}. Correct the code."
+        f" {error}{user_line(error)}. Correct the code.{about_types}"
     )

@@ -314,6 +314,21 @@ def test_an_attribute_that_changes_is_noted(tmp_path, kind, name):
     assert any(name in note for note in run(tmp_path, kind).notes)
 
 
+class Half(Net):
+    """A net with a layer of a type of its own, which engines do not keep."""
+
+    def make(self):
+        self.body.half()
+
+    def forward(self, x):
+        return self.fc(self.body(x.flatten(1).half()).relu().float())
+
+
+def test_a_fixed_type_of_a_net_is_an_error_that_names_the_precision(tmp_path):
+    text = refusal(tmp_path, Half, "sequential")
+    assert all(word in text for word in ("Half", "engine.precision", "type of a parameter"))
+
+
 class Flag(Net):
     """Warns once."""
 
