@@ -392,7 +392,7 @@ def _check_order(x: Any, other: Any, what: str) -> None:
         row = int(np.flatnonzero(places != np.arange(len(x)))[0])
         raise DataError(
             f"{what} has the rows of `x` in another order: row {row} (counted from 0) has the index"
-            f" {other.index[row]!r} there and {x.index[row]!r} in `x`. Bring both to one order, for"
+            f" `{other.index[row]}` there and `{x.index[row]}` in `x`. Bring both to one order, for"
             " example by y.loc[x.index]; or reset both indices (reset_index(drop=True)) if the"
             " positions are right."
         )

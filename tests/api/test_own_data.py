@@ -10,7 +10,9 @@ from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 import flbench as fl
 from flbench.cli.app import main
-from flbench.data import npz_files, table_files
+from flbench.config.schema import DataConfig
+from flbench.core.given import offered
+from flbench.data import dataset, npz_files, sources, table_files
 from flbench.data.archive import Archive
 from flbench.data.partition_files import data_hash
 from tests.api.own_parts import arrays
@@ -266,6 +268,15 @@ def test_rows_of_pandas_belong_together_by_position_where_their_indices_differ()
         assert data_hash(fl.Data(x, labels).dataset) == data_hash(expected)
 
 
+@pytest.mark.parametrize(("one", "other"), [("x", "x "), ("caf\u00e9", "cafe\u0301")])
+def test_a_note_names_clients_and_classes_that_look_the_same(one, other):
+    data = fl.Data(X[:6], ["a", "b"] * 3, clients=[one, other, "z"] * 2)
+    with offered({"data": data}):
+        notes = sources.load(DataConfig(source="object")).notes
+    assert any("0 and 1" in note and ascii(other) in note for note in notes)
+    assert any("0 and 1" in note for note in dataset.notes_on_names([one, other], "class"))
+
+
 def levels():
     return FRAME.set_axis(pd.MultiIndex.from_tuples([("a", 0), ("a", 1), ("b", 0)]), axis=1)
 
@@ -301,7 +312,7 @@ def levels():
         (lambda: fl.Data(ROWS.assign(b=[1, np.inf, 3, 4])[["b", "a"]]), "rows as CSV, line 3.*`b`"),
         (
             lambda: fl.Data(ROWS.assign(b=["x", "y", "x", 3]), label="a", client="c"),
-            "rows of the client `s` as CSV, line 2.*`b`",
+            "rows of the client `r` as CSV, line 2.*`b`.*client `s`.*line 3",
         ),
     ],
 )
