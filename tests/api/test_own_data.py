@@ -304,7 +304,7 @@ def levels():
         (lambda: fl.Data(X, Y, clients=np.ma.masked_equal(Y, Y[2])), "`clients` .* is masked"),
         (lambda: fl.Data(torch.rand(4, 3).to_sparse(), [0, 1] * 2), "dense"),
         (lambda: fl.Data(sparse.csr_matrix(np.eye(4)), [0, 1] * 2), r"`x` .*sparse.*toarray"),
-        (lambda: fl.Data((ROWS.iloc[::-1], ROWS["a"])), r"`y` .* row 0 .* 3 .* y\.loc\[x\.index"),
+        (lambda: fl.Data((ROWS.iloc[::-1], ROWS["a"])), r"`y` .* row 0 .*`3` .* y\.loc\[x\.index"),
         (
             lambda: fl.Data(ROWS, [0, 1] * 2, clients=ROWS["a"].iloc[[0, 2, 1, 3]]),
             "`clients`.*row 1",

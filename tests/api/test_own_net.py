@@ -308,7 +308,7 @@ def test_a_note_says_that_parameters_are_cast(tmp_path):
 @pytest.mark.parametrize(
     ("method", "keys", "is_cause"),
     [
-        ("fedper", {"algorithm": {"layers": 2}}, True),  # the frozen layer would be the second one
+        ("fedper", {"algorithm.layers": 2}, True),  # the frozen layer would be the second one
         ("pfedme", {"train": {"optimizer": {"momentum": 0.9}}}, False),
     ],
 )
